@@ -62,9 +62,9 @@ class SyncChunkStream:
         return next(self._pieces)
 
     def close(self) -> None:
-        """Close the stream and wait until its connection is closed. In ``on_result`` the connection is closed soon after the call.
+        """Close the stream and wait until its connection is closed. Further calls do nothing.
 
-        Further calls do nothing.
+        If the function ``on_result`` of a batch calls this method, the method does not wait: the connection is closed soon after the call.
         """
         leave(self._pieces, self._chunks.close)
 
@@ -76,10 +76,10 @@ class SyncChunkStream:
 
 
 class Completions:
-    """``client.chat.completions``.
+    """The object ``client.chat.completions``. Its method ``create`` requests a chat completion.
 
     Args:
-        chat_completion, stream_chat_completion: the methods of the client.
+        chat_completion, stream_chat_completion: the methods of the client that have these names.
     """
 
     def __init__(self, chat_completion: Callable[..., Awaitable[ChatCompletion]], stream_chat_completion: Callable[..., Stream]) -> None:
@@ -102,7 +102,7 @@ class Completions:
 
         Args:
             messages, model: as in :meth:`QRewardClient.chat_completion`.
-            stream: True returns the response in chunks, once the first token was received.
+            stream: True returns the response in chunks. The call then ends when the first token is received.
             params: ``timeout``, ``extra_headers``, ``extra_body``, ``priority``, ``hedge`` and ``tenant``, as in
                 :meth:`QRewardClient.chat_completion`. Other parameters go into the JSON body. Parameters set to the SDK's ``NOT_GIVEN`` or
                 ``omit`` are left out. If ``timeout`` is an ``httpx.Timeout``, its read timeout is used.
@@ -127,7 +127,7 @@ class Completions:
 
 
 class SyncCompletions:
-    """``client.chat.completions`` of the blocking client."""
+    """The object ``client.chat.completions`` of the blocking client."""
 
     def __init__(self, completions: Completions) -> None:
         self._completions = completions
@@ -150,21 +150,21 @@ class SyncCompletions:
 
 
 class ChatNamespace:
-    """``client.chat``."""
+    """The object ``client.chat``, which holds ``completions``."""
 
     def __init__(self, chat_completion: Callable[..., Awaitable[ChatCompletion]], stream_chat_completion: Callable[..., Stream]) -> None:
         self.completions = Completions(chat_completion, stream_chat_completion)
 
 
 class SyncChatNamespace:
-    """``client.chat`` of the blocking client."""
+    """The object ``client.chat`` of the blocking client, which holds ``completions``."""
 
     def __init__(self, chat: ChatNamespace) -> None:
         self.completions = SyncCompletions(chat.completions)
 
 
 def _given(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters that have a value, as arguments of the client. Raises ``ConfigError``."""
+    """Return the parameters that have a value, as arguments of the client. Raises ``ConfigError`` if ``extra_query`` has a value."""
     if params.get("extra_query"):
         raise ConfigError("extra_query is not supported; put parameters of the server into extra_body")
     given = {name: value for name, value in params.items() if name != "extra_query" and not _is_blank(value)}

@@ -1,9 +1,9 @@
-"""The address of the documentation, for messages that name one of its pages. Imports no other module."""
+"""The address of the documentation, for messages that name one of its pages. This module imports no other module of the package."""
 
 from __future__ import annotations
 
 DOCUMENTATION = "docs/"
-"""The folder of the pages in the repository. When a site is published, its URL, ending with a slash."""
+"""The folder of the pages in the repository. Once a site is published, set this to its URL, with a slash at the end."""
 
 
 def page(path: str, anchor: str = "") -> str:

@@ -1,6 +1,6 @@
 """Exceptions of the package. Every message says what happened, where, and what to change. No message contains a key.
 
-This module knows nothing of HTTP, asyncio or the configuration.
+This module does not depend on HTTP, asyncio or the configuration.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ class QRewardError(Exception):
     """Base class of all exceptions that this package raises on purpose.
 
     Attributes:
-        usage: tokens of responses that were received although there is no result, such as judge responses that could not be parsed. None
-            if there were none, or if no server reported usage.
+        usage: tokens of the responses that were received, although none of them became a result. An example is a judge response that could
+            not be parsed. None if there were no such responses, or if no server reported usage.
         help_url: the section of the documentation about this class of errors: causes and remedies. It is not part of the message, so that
             a log of many failures does not repeat it.
     """
@@ -90,7 +90,7 @@ class RequestError(QRewardError):
 
 
 class RequestTimeout(RequestError, TimeoutError):
-    """A time limit passed: that of the whole request, queueing included, or that of one attempt."""
+    """A time limit passed: either the limit of the whole request, which includes the time in the queue, or the limit of one attempt."""
 
 
 class ConnectionFailed(RequestError):
@@ -102,13 +102,13 @@ class RateLimited(RequestError):
 
 
 class ServerError(RequestError):
-    """The endpoint failed while it processed the request (other 5xx; also 408, 409, 424, 425 and 499)."""
+    """The endpoint failed while it processed the request (5xx except 503 and 529; also 408, 409, 424, 425 and 499)."""
 
 
 class BadRequest(RequestError):
-    """The request itself is wrong; sending it again cannot help (400, 413, 422, or refused before it was sent).
+    """The request itself is wrong, and sending it again cannot help. Either the server refused it (400, 413, 422), or it was not sent.
 
-    Also raised for 404, 405 and 410, where the ``base_url`` of the endpoint or the name of the model is probably wrong.
+    Also raised for 404, 405 and 410. In this case, the ``base_url`` of the endpoint or the name of the model is probably wrong.
     """
 
 

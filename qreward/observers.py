@@ -4,8 +4,9 @@ Observers are passed to a client: ``QRewardClient(..., observers=[mine])``. The 
 they must be fast and must not block. If an observer raises, a warning is logged and the observer is not called again; the call is not
 affected.
 
-The events of one call are ``call_started``; for each attempt ``attempt_started``, ``first_chunk`` if the response is streamed, and
-``attempt_ended``; and finally ``call_ended``. A losing hedge may end after its call.
+The first event of a call is ``call_started``, and the last is ``call_ended``. Between them, each attempt has the events ``attempt_started``
+and ``attempt_ended``. A streamed response also has the event ``first_chunk``. If a request was hedged (sent to a second endpoint while the
+first attempt was in flight), the attempt that loses may end after the call.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from qreward.errors import QRewardError
 
 AttemptType = Literal["original", "retry", "hedge"]
 AttemptOutcome = Literal["won", "failed", "cancelled", "discarded"]
-"""``cancelled``: stopped by the caller, or by the client, as a losing hedge. ``discarded``: answered after another attempt had won."""
+"""Outcome of an attempt. ``won``: its response is the result of the call. ``failed``: it has an error. ``cancelled``: the caller stopped
+it, or the client stopped it because another attempt had won. ``discarded``: it was answered after another attempt had won."""
 CallOutcome = Literal["ok", "failed", "cancelled"]
-"""``cancelled``: the caller cancelled the call."""
+"""Outcome of a call. ``cancelled`` means that the caller cancelled the call."""
 
 
 class CallStarted(msgspec.Struct, frozen=True, gc=False):
@@ -30,7 +32,7 @@ class CallStarted(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         call: number of the call, unique in this process and the same in all events of the call.
-        operation: ``chat``, ``embeddings``, ...
+        operation: name of the operation, such as ``chat`` or ``embeddings``.
         model: the requested model.
         route: pattern of the route.
         streamed: True if the response is streamed.
@@ -104,7 +106,7 @@ class CallEnded(msgspec.Struct, frozen=True, gc=False):
         seconds: seconds from start to end, including the time in the queue and all attempts.
         queued: seconds before the first attempt; equal to ``seconds`` if there was no attempt.
         attempts: number of attempts.
-        hedges: number of attempts that were sent while another was in flight.
+        hedges: number of attempts that were sent while another attempt of the call was in flight.
         prompt_tokens, completion_tokens: tokens, as reported by the server.
         error: the exception that the caller receives, or None.
     """
@@ -151,8 +153,8 @@ class Observer:
 
 
 class MetricsCallback(Observer):
-    """Calls a function at the end of each call with a mapping of the fields of :class:`CallEnded`. In the mapping, the error is the name of
-    its class.
+    """Calls a function at the end of each call with a mapping of the fields of :class:`CallEnded`. The value of ``error`` in the mapping is
+    the name of the error's class.
 
     Args:
         callback: function that receives the mapping. The return value is ignored.

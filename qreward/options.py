@@ -1,4 +1,4 @@
-"""The options of calls, and their validation. Everything here runs before anything is sent.
+"""The options of calls, and their validation. The functions of this module run before a request is sent.
 
 Each option is declared once, in a ``TypedDict``. Methods take them as ``**options: Unpack[...]``.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from qreward.telemetry import Telemetry
 
 DEFAULT: Any = object()
-"""Marks an argument that was not passed, where None has a meaning of its own: no timeout, or a missing response."""
+"""Marks an argument that was not passed. It is used where None has a meaning of its own, such as no timeout or a missing response."""
 
 
 class Watching(TypedDict, total=False):
@@ -51,7 +51,10 @@ class ClientSettings(Watching, total=False):
 
 
 class ModelParams(TypedDict, total=False):
-    """Members of the JSON body that type checkers know. At run time a call accepts any other name too; ``extra_body`` takes any name."""
+    """Members of the JSON body that are declared for type checkers. At run time, a call also accepts names that are not declared here.
+
+    :func:`check_params` refuses a few names. ``extra_body`` accepts every name.
+    """
 
     add_generation_prompt: bool
     chat_template_kwargs: Mapping[str, Any]
@@ -94,12 +97,13 @@ class ModelParams(TypedDict, total=False):
 
 
 class SchedulingOptions(TypedDict, total=False):
-    """When a request is sent.
+    """Options that decide when a request is sent, and how long it may take.
 
     Attributes:
-        timeout: total seconds of a call, queueing included. Of a batch: seconds of one item, measured from when an endpoint takes it; if no
-            endpoint of the route responds for this long, all waiting items fail with ``RequestTimeout``. Of a stream: seconds of the whole
-            stream, including time in which the caller does not read. The default is the client's timeout; None sets no limit.
+        timeout: seconds. In a call, this is the limit of the whole call, which includes the time in the queue. In a batch, it is the limit
+            of one item, measured from when an endpoint takes the item. If no endpoint of the route responds for ``timeout`` seconds, all
+            waiting items of the batch fail with ``RequestTimeout``. In a stream, it is the limit of the whole stream, which includes time
+            in which the caller does not read. The default is the client's timeout; None sets no limit.
         priority: 0 (most urgent) to 9, or ``"high"``, ``"normal"``, ``"low"``.
         tenant: name of the party that the request is made for. Tenants that wait at the same priority receive equal shares of
             the endpoints.
@@ -125,23 +129,23 @@ class CallOptions(SchedulingOptions, ModelParams, total=False):
 
 
 class ChatOptions(CallOptions, total=False):
-    """Options of a chat completion: those of one call, and one more.
+    """Options of a chat completion: the options of one call, and ``group``.
 
     Attributes:
-        group: what the beginning of the prompt is shared with, such as the id of a question: requests of one group go to the same endpoint,
-            which has their common beginning in its prefix cache. A tuple is nested groups, the outermost first, such as
-            ``(rubric, question)``. A function receives the messages and returns the group, or None. Without it, prompts that begin alike
-            are found by their text; see :class:`~qreward.settings.policies.PrefixAffinity`.
+        group: name of a group of requests whose prompts begin with the same text, such as the id of a question. Requests of one group go to
+            the same endpoint, because its prefix cache holds this text. A tuple contains the names of nested groups, the outermost first,
+            such as ``(rubric, question)``. A function receives the messages and returns the group, or None. Without a group, prompts that
+            begin alike are found by their text; see :class:`~qreward.settings.policies.PrefixAffinity`.
     """
 
     group: object
 
 
 class CollectingOptions(TypedDict, total=False):
-    """How the results of many items are collected.
+    """Options that decide how the results of many items are collected.
 
     Attributes:
-        deadline: seconds of the whole batch. Items without a result by then fail with ``DeadlineExceeded``.
+        deadline: seconds of the whole batch. Items that have no result after this time fail with ``DeadlineExceeded``.
         progress: True shows a progress bar, or writes lines to the log. A function is called repeatedly with a
             :class:`~qreward.progress.Progress`. See :func:`~qreward.progress.start_progress`.
         keep_results: False returns only the statistics, so that memory does not grow with the number of items.
@@ -153,7 +157,7 @@ class CollectingOptions(TypedDict, total=False):
 
 
 class ResultOptions(CollectingOptions, total=False):
-    """How the results of a batch are collected.
+    """Options that decide how the results of a batch are collected.
 
     Attributes:
         on_result: function called in the event loop with each ``Result`` as soon as it is known.
@@ -163,11 +167,11 @@ class ResultOptions(CollectingOptions, total=False):
 
 
 class BatchOptions(CallOptions, ResultOptions, total=False):
-    """Options of a batch: those of one call, and how the results are collected."""
+    """Options of a batch: the options of one call, and the options that decide how results are collected."""
 
 
 class ChatBatchOptions(ChatOptions, ResultOptions, total=False):
-    """Options of a batch of chat completions: those of one, and how the results are collected."""
+    """Options of a batch of chat completions: the options of one completion, and the options that decide how results are collected."""
 
 
 class JudgeBatchOptions(SchedulingOptions, ResultOptions, total=False):
@@ -198,23 +202,23 @@ class BulkOptions(TypedDict, total=False):
 
 
 class StreamOptions(ChatOptions, total=False):
-    """Options of a stream: those of one call, and one more.
+    """Options of a stream: the options of one chat completion, and ``on_interrupt``.
 
     Attributes:
-        on_interrupt: what happens if the stream breaks off after the first token. ``"raise"`` ends it with ``StreamInterrupted``.
-            ``"restart"`` starts the answer over, within the limits of :class:`Retry`; read it with ``events()`` or ``final()``.
+        on_interrupt: what happens if the stream breaks off after the first token. ``"raise"`` ends the stream with ``StreamInterrupted``.
+            ``"restart"`` starts the answer over, within the limits of :class:`Retry`. Read such a stream with ``events()`` or ``final()``.
     """
 
     on_interrupt: Literal["raise", "restart"]
 
 
 class BatchStreamOptions(StreamOptions, CollectingOptions, total=False):
-    """Options of a batch of streams: those of one stream, how the results are collected, and two more.
+    """Options of a batch of streams: the options of one stream, those that decide how results are collected, and two more.
 
     Attributes:
         max_concurrent_streams: maximum number of concurrent streams; 0 for as many as the endpoints accept.
-        on_stream_error: called with the index and error of each failed stream after its last token was read. The other streams
-            continue. An exception that it raises ends the iteration.
+        on_stream_error: function called with the index and the error of each failed stream after its last token was read. The other
+            streams continue. An exception that the function raises ends the iteration.
     """
 
     max_concurrent_streams: int
@@ -233,7 +237,7 @@ class Arguments(NamedTuple):
     params: dict[str, Any]
 
     def preparer(self, codec: Codec, model: str) -> Callable[[Any], WireRequest]:
-        """See :func:`preparer`."""
+        """Return a function that makes a ``WireRequest`` of one item with these arguments. See :func:`preparer`."""
         options = self.options
         return preparer(codec, model, self.params, options.get("extra_headers"), options.get("extra_body"), options.get("group"))
 
@@ -265,7 +269,7 @@ def preparer(
     body: Mapping[str, Any] | None,
     group: object = None,
 ) -> Callable[[Any], WireRequest]:
-    """Return a function that makes a ``WireRequest`` of one item. What the items of a batch share is checked here, once.
+    """Return a function that makes a ``WireRequest`` of one item. Values that all items of a batch share are checked once, by this call.
 
     Raises:
         ConfigError: the model, the parameters, the headers or the body are invalid.
@@ -298,8 +302,8 @@ def preparer(
 def check_params(params: Mapping[str, Any]) -> None:
     """Raise ``ConfigError`` for a parameter that is an option of another call, or a misspelled option.
 
-    It would go into the JSON body, where most servers ignore it; so would an argument of LiteLLM or of the openai client. ``extra_body``
-    accepts any name.
+    Without this check, the parameter would go into the JSON body, and most servers would ignore it. Well-known arguments of LiteLLM and of
+    the openai client are refused for the same reason. ``extra_body`` accepts any name.
     """
     for name in params:
         if fault := _fault_of(name):
@@ -329,7 +333,7 @@ _ELSEWHERE = {
     "drop_params": "no parameter is dropped; leave out what the server does not take",
     "caching": "responses are not cached; a judge caches its verdicts: Judge(client, cache=...)",
 }
-"""Well-known arguments of LiteLLM and options of the openai client -> what does the same here."""
+"""Well-known argument of LiteLLM or of the openai client -> the part of an error message that says what to use in this package."""
 
 
 @lru_cache(maxsize=1024)  # comparing names is the slowest part of a call, and a program uses few names
@@ -365,14 +369,17 @@ def client_settings(endpoints: object, settings: Mapping[str, Any]) -> tuple[Cli
 
 
 def batch_items(name: str, given: object) -> Iterable[Any] | AsyncIterable[Any]:
-    """Return the input of a batch: any iterable or async iterable except strings, bytes and mappings."""
+    """Return ``given`` if it can be the input of a batch, or raise ``ConfigError``.
+
+    Any iterable or async iterable can be the input, except strings, bytes and mappings.
+    """
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable | AsyncIterable):
         raise ConfigError(f"{name} must be a list, an iterator or an async iterator of items, not a {type(given).__name__}")
     return given
 
 
 def callback(name: str, given: Callable[..., object] | None) -> Callable[..., object] | None:
-    """Return a function that is called and not awaited, or None."""
+    """Return ``given`` if it is None or a function that is not async, or raise ``ConfigError``."""
     if given is not None and (not callable(given) or iscoroutinefunction(given)):
         raise ConfigError(f"{name} must be a plain function, not {given!r}")
     return given
@@ -397,7 +404,7 @@ def endpoint_of(given: Endpoint | Mapping[str, Any] | str) -> Endpoint:
 
 
 def seconds(name: str, value: float | None) -> float | None:
-    """Return a positive number of seconds, or None for no limit."""
+    """Return ``value`` if it is a positive number of seconds, or None for no limit. Raises ``ConfigError`` for other values."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value <= 0:
@@ -406,7 +413,7 @@ def seconds(name: str, value: float | None) -> float | None:
 
 
 def count(name: str, value: int) -> int:
-    """Return a non-negative integer; 0 means no limit."""
+    """Return ``value`` if it is an integer of at least 0, where 0 means no limit. Raises ``ConfigError`` for other values."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ConfigError(f"{name} must be a whole number, 0 for no limit, not {value!r}")
     return value
@@ -430,7 +437,7 @@ def request_options(options: Mapping[str, Any], default_timeout: float | None) -
 
 
 def level(priority: int | str) -> int:
-    """Return a priority as a number from 0 to 9. A name is that of a :class:`~qreward.settings.policies.Priority`."""
+    """Return a priority as a number from 0 to 9. A priority may also be the name of a :class:`~qreward.settings.policies.Priority`."""
     try:
         return priority_level(priority)
     except ValueError as error:

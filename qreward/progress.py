@@ -1,7 +1,7 @@
 """Progress of a batch: a bar, lines in the log, or calls of a function.
 
-A ``ProgressMeter`` counts results and shows the counts at most a few times a second. This module must know neither the engine nor asyncio.
-tqdm is an optional dependency, imported only for a bar.
+A ``ProgressMeter`` counts results and shows the counts at most a few times a second. This module must not depend on the engine or on
+asyncio. tqdm is an optional dependency, which is imported only for a bar.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class Progress:
         failed: items that failed.
         total: number of items, or None if the input has no length.
         in_flight: requests in flight at the endpoints of the route, including those of other batches.
-        window: requests that the endpoints in service may have in flight now.
-        retried: items that were sent again after a failure. A 429 or another rejection for overload does not count.
+        window: maximum number of requests that the endpoints in service may have in flight now.
+        retried: items that were sent again after a failure. A 429 or another rejection for overload does not count as a failure.
         hedged: items sent to two endpoints at once.
         rejected: items that an overloaded endpoint rejected (429, 503, 529) before they had a result.
         prompt_tokens, completion_tokens: tokens, as reported by the servers.
         elapsed: seconds since the batch began.
-        p95: 95th percentile of the latency of about the last thousand responses in seconds, or None without responses.
+        p95: 95th percentile of the latency in seconds, over about the last thousand responses. None if there are no responses.
         cost: US dollars for the responses of endpoints that have a price, or None if no endpoint has a price.
         down: number of endpoints of the route that are out of service now.
         endpoints: number of endpoints of the route.
@@ -71,7 +71,7 @@ class Progress:
 
 
 class ProgressView(Protocol):
-    """Shows progress. ``show`` is called every ``interval`` seconds, ``close`` at the end. ``show`` may change ``interval``."""
+    """Shows progress. ``show`` is called every ``interval`` seconds, and ``close`` at the end. ``show`` may change ``interval``."""
 
     interval: float
 
@@ -100,7 +100,7 @@ def start_progress(
         title: label of the progress, such as the model.
         load: function that returns the load of the batch's route.
         prices: endpoint name -> US dollars for a million prompt tokens and a million completion tokens.
-        clock: returns monotonic seconds.
+        clock: function that returns monotonic seconds.
 
     Raises:
         ConfigError: ``wanted`` has another type, or is an async function.
@@ -142,7 +142,7 @@ class ProgressMeter:
         self._began = self._due = clock()
 
     def add(self, result: Result[Any]) -> None:
-        """Count an item that has a result, and show the counts if they are due."""
+        """Count an item that has a result. Show the counts if ``interval`` seconds have passed since they were last shown."""
         counts = self._counts
         if result.error is None:
             counts["ok"] += 1
@@ -168,9 +168,9 @@ class ProgressMeter:
         self._total = total
 
     def refresh(self) -> None:
-        """Show the counts if they are due.
+        """Show the counts if ``interval`` seconds have passed since they were last shown.
 
-        Called regularly, because the number of requests in flight changes even when no item finishes.
+        The meter's owner calls this regularly, because the number of requests in flight changes even when no item finishes.
         """
         if (now := self._clock()) >= self._due:
             if not self._closed:
@@ -224,7 +224,7 @@ def _view(wanted: object, title: str) -> ProgressView | None:
 
 
 class _Plain:
-    """Passes the counts to a function, either the user's or one that displays them."""
+    """Passes the progress to a function: the user's function, or a function that displays the progress."""
 
     def __init__(self, interval: float, function: Callable[[Progress], object]) -> None:
         self.interval, self._function = interval, function
@@ -236,7 +236,7 @@ class _Plain:
 
 
 class _Lines:
-    """Writes a line 2 seconds after the start, then every 10 seconds: to the log, or to standard error if logging is not configured.
+    """Writes a line 2 seconds after the start, then every 10 seconds. It goes to the log, or to standard error if no log is configured.
 
     Args:
         title: label of the progress.
@@ -290,7 +290,7 @@ class _Bar:
         self._bar: Any = None
 
     def show(self, progress: Progress) -> None:
-        if self._bar is None:  # with mininterval and miniters 0 it draws on each update
+        if self._bar is None:  # if mininterval and miniters are 0, tqdm draws on each update
             self._bar = self._kind(total=progress.total, desc=self._title, unit="req", dynamic_ncols=True, mininterval=0, miniters=0)
             self._bar.leave = not self._bar.pos
         self._bar.total = progress.total

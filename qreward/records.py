@@ -29,7 +29,7 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
 
 
 def added(one: Usage | None, other: Usage | None) -> Usage | None:
-    """Return the sum of two usages. A count that only one of them has is taken from this one."""
+    """Return the sum of two usages. If only one usage has a count, the sum has this count."""
     if one is None or other is None:
         return one or other
     prompt, completion, total, cached = (
@@ -47,11 +47,11 @@ class AttemptRecord(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         endpoint: name of the endpoint.
-        outcome: ``ok``, or the kind of failure (``overloaded``, ``transient``, ``timeout``, ``cancelled``, ...).
+        outcome: ``ok``, or the kind of failure, such as ``overloaded``, ``transient``, ``timeout`` or ``cancelled``.
         latency: seconds from sending to the outcome.
         status_code: HTTP status of a failure, if there was a response.
         detail: message of the failure, without secrets.
-        hedge: True for a second attempt that was sent while another was in flight.
+        hedge: True for an attempt that was sent while another attempt of the request was in flight.
     """
 
     endpoint: str

@@ -1,7 +1,7 @@
 """Results: one ``Result`` per item, one ``BatchResult`` per batch, and their statistics.
 
-A failed item is a ``Result`` with an error, never ``None`` or 0. This module must not know HTTP or the scheduler. It accesses responses
-through the ``Answered`` protocol.
+A failed item is a ``Result`` with an error, never ``None`` or 0. This module must not depend on HTTP or on the scheduler. It accesses
+responses through the ``Answered`` protocol.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from qreward.records import Usage as Usage  # noqa: PLC0414
 T = TypeVar("T")
 
 _RAISE: Any = object()
-"""The default of ``default``: a failed item raises its error."""
+"""The default value of the argument ``default`` of :meth:`BatchResult.scores`. With this value, failed items raise their errors."""
 
 
 class RouteLoad(NamedTuple):
@@ -39,7 +39,7 @@ class RouteLoad(NamedTuple):
 class Answered(Protocol):
     """A decoded response. ``build`` returns the object for the caller. ``text`` returns the text of the response."""
 
-    usage: Usage | None  # generated responses also have ``finish_reason: str | None``
+    usage: Usage | None  # responses with generated text also have ``finish_reason: str | None``
 
     def build(self) -> Any: ...
     def text(self) -> str: ...
@@ -55,7 +55,7 @@ class Result(Generic[T]):
     Attributes:
         index: index of the item in the batch, from 0.
         error: the error, or None if the item succeeded.
-        endpoint: name of the endpoint that responded, or of the last one that failed.
+        endpoint: name of the endpoint that responded. For a failed item, name of the endpoint of the last attempt, or None.
         latency: seconds that the successful attempt took; 0.0 for a failed item.
         queued: seconds in the queue before the first attempt.
         attempts: all attempts, the oldest first.
@@ -93,8 +93,8 @@ class Result(Generic[T]):
     def extra(self) -> Mapping[str, Any]:
         """The fields of an item that are not judged, such as an ``id``.
 
-        Batches of judges, cascades and ``RewardModelScorer`` fill it from items that are mappings. It is empty for other items, and for
-        items that were never read.
+        Batches of judges, cascades and ``RewardModelScorer`` take these fields from items that are mappings. There are no such fields for
+        other items, and for items that were never read.
         """
         return {} if self._extra is None else self._extra
 
@@ -113,7 +113,7 @@ class Result(Generic[T]):
 
     @property
     def body(self) -> bytes:
-        """The JSON of the response as bytes; ``b""`` for an item that shared its request. Raises the error of a failed item."""
+        """The JSON of the response as bytes; ``b""`` for an item that shared its request with others. Raises the error of a failed item."""
         body: bytes = getattr(self._answered(), "body", b"")
         return body
 
@@ -127,7 +127,7 @@ class Result(Generic[T]):
 
     @property
     def usage(self) -> Usage | None:
-        """Tokens of the response. For a failed item of a judge, tokens of all its responses. None if no server reported usage."""
+        """Tokens of the response. For a failed item of a judge, the tokens of all its responses. None if no server reported usage."""
         paid = self._answer if self._answer is not None else self.error
         return paid.usage if paid is not None else None
 
@@ -174,7 +174,8 @@ class EndpointState:
         why_window: the reason for the last change of ``window``.
         obstacle: the reason why no request can be sent to the endpoint now; ``ready`` if a request can be sent.
         ready_in: seconds until a request can be sent, 0.0 for now. None if the endpoint waits for an event, such as a response.
-        sharing: the share of this process in limits that processes share, and whether other processes use them; None for other limits.
+        sharing: text about limits that processes share: the share of this process, and whether other processes use the limits too. None if
+            the limits of the endpoint are not shared.
     """
 
     in_flight: int
@@ -191,15 +192,16 @@ class EndpointStats:
 
     Attributes:
         sent: requests sent.
-        answered: requests that succeeded; also ``won``.
+        answered: requests that succeeded. ``won`` is another name of this count.
         rejected: requests that the endpoint rejected because of a rate limit or overload.
         retried: requests sent again after a failure. A request sent again after a 429 is not counted.
-        hedged: copies of requests that were in flight at another endpoint.
+        hedged: copies that hedging sent to this endpoint, of requests that were in flight at another endpoint.
         failed: requests that failed for another reason than a rate limit or overload.
         cancelled: requests cancelled by the client or the caller.
         prompt_tokens, completion_tokens: tokens, as reported by the server.
         cached_tokens: prompt tokens that the server read from its prefix cache, as reported by the server.
-        predicted_tokens: cached tokens that prefix affinity expected for the same answers; 0 in the statistics of a batch.
+        predicted_tokens: prompt tokens that prefix affinity expected to be in the prefix cache, summed over the responses that report
+            cached tokens. 0 in the statistics of a batch.
         p50, p95, p99: quantiles of the latency of successful attempts in seconds; None if there were none.
         state: the current state of the endpoint; None in the statistics of a batch.
     """
@@ -271,7 +273,7 @@ class BatchStats:
         seconds: time in seconds from the start of the batch to its last result.
         endpoints: endpoint name -> its statistics for this batch.
         cost: US dollars; see :attr:`BatchResult.cost`.
-        decided_by: name of a stage of a cascade -> number of items with a verdict or error of this stage; empty for other batches.
+        decided_by: name of a stage of a cascade -> number of items whose verdict or error comes from this stage. Empty for other batches.
     """
 
     items: int = 0
@@ -284,7 +286,7 @@ class BatchStats:
 
     @property
     def escalated(self) -> float:
-        """The share of items that went beyond the first stage of a cascade, from 0 to 1; 0.0 for other batches."""
+        """The share (0 to 1) of items that went beyond the first stage of a cascade; 0.0 for batches without a cascade."""
         counts = list(self.decided_by.values())
         return sum(counts[1:]) / sum(counts) if any(counts) else 0.0
 
@@ -369,15 +371,15 @@ class BatchResult(Sequence[Result[T]]):
 
     @property
     def cost(self) -> float | None:
-        """US dollars for the responses of endpoints with a price, from the tokens that the servers reported. None if no endpoint has a
-        price.
+        """US dollars for the responses of endpoints with a price, computed from the tokens that the servers reported. None if no endpoint
+        has a price.
 
-        Unused responses are not included, such as the response to a hedge that came second.
+        The cost of unused responses is not included. An example is the later one of the two responses to a hedged request.
         """
         return self.stats.cost
 
     def priced(self, prices: Mapping[str, tuple[float, float]]) -> BatchResult[T]:
-        """Compute the cost of the batch. Returns this batch.
+        """Compute the cost of the batch, set it in ``stats``, and return the batch.
 
         Args:
             prices: endpoint name -> US dollars for a million prompt tokens and a million completion tokens.
@@ -423,7 +425,7 @@ class BatchInterrupted(QRewardError):
 
     Attributes:
         results: the results of all items that were read before the exception.
-        __cause__: the exception.
+        __cause__: the exception that the input or ``on_result`` raised.
     """
 
     def __init__(self, message: str, results: BatchResult[Any] | None = None) -> None:

@@ -61,8 +61,8 @@ class Runtime:
     Attributes:
         engine: the asyncio engine, for all event loops in which the client is used.
         fleet: the endpoints and routes.
-        dialects: the dialects of decisions that the endpoints speak.
-        prices: endpoint name -> US dollars for a million prompt and completion tokens.
+        dialects: finds and keeps the dialect (request format) in which each endpoint answers decisions.
+        prices: endpoint name -> US dollars for a million prompt tokens, and for a million completion tokens.
     """
 
     def __init__(
@@ -100,9 +100,9 @@ class Runtime:
             self.telemetry.observe(self, Runtime.state)
 
     def _restart(self) -> object:
-        """Start anew in a forked child process. Returns the objects that belong to the parent."""
+        """Start anew in a forked child process. Returns the objects of the parent process, which this runtime no longer uses."""
         inherited = self.engine, self.fleet, self._sharing
-        self._sharing.close_transports()  # the open files are copies of the parent's
+        self._sharing.close_transports()  # the child's open files are copies of the parent's files
         self._start(self.config)
         return inherited
 
@@ -189,7 +189,7 @@ class Runtime:
         deadline = options.seconds("deadline", given.get("deadline"))
         on_result = options.callback("on_result", given.get("on_result"))
         total = len(items) if isinstance(items, Sized) else None
-        # the prices of all endpoints, including those added later; none if no endpoint of the pool has a price
+        # all prices, because an endpoint may be added while the batch runs; no prices if no endpoint of the pool has one
         prices = self.prices if any(source.name in self.prices for source in pool.sources) else {}
         progress = start_progress(given.get("progress"), total, title=title, load=partial(load_of, pool), prices=prices, clock=self.clock)
         keep = given.get("keep_results", True)
@@ -206,7 +206,7 @@ class Runtime:
         return await waiter.run()
 
     async def decide(self, call: WireRequest, request_options: RequestOptions) -> Decision:
-        """Send one decision, in several requests if needed. If all requests fail, raises the error of the first."""
+        """Send one decision, in several requests if needed. If all requests fail, raises the error of the first request."""
         model, began = call.model, self.clock()
         pool, dialects = self.pool(model), self.dialects
         if model not in dialects.most:
@@ -278,7 +278,7 @@ class Runtime:
         return await waiter.run()
 
     def _merger(self, driver: LoopDriver, pool: Pool, spec: MergeSpec, tenant: str | None, key: Hashable) -> RequestMerger:
-        """Return the merger of items that may share a request. A merger is created for the first item and removed after the last."""
+        """Return the merger of items that may share a request. It is created for the first item and removed when no item is left."""
         mergers, place = self._mergers, (driver, pool, tenant, key)
         if place in mergers:
             return mergers[place]

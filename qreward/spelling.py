@@ -6,8 +6,8 @@ import difflib
 from collections.abc import Iterable
 
 TYPO = 0.85
-"""Minimum similarity of a misspelling where unknown names are allowed too. ``time_out`` then counts as a misspelling of ``timeout``, but
-``store`` does not count as one of ``score``."""
+"""Minimum similarity (0 to 1) of two names at which one counts as a misspelling of the other. It is used where unknown names are allowed.
+``time_out`` then counts as a misspelling of ``timeout``, but ``store`` does not count as a misspelling of ``score``."""
 
 
 def closest(name: object, known: Iterable[str], *, most: int = 1, cutoff: float = 0.6) -> list[str]:

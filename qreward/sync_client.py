@@ -28,9 +28,9 @@ class SyncQRewardClient(BlockingTwin[QRewardClient]):
     of the process share. A client may be used from many threads at once. A client may also be used where an event loop runs, such as in a
     notebook; that loop is blocked during the call. The requests see the caller's context variables.
 
-    Ctrl-C cancels the request. For a batch, a note on the ``KeyboardInterrupt`` contains the number of finished items, whose results were
-    passed to ``on_result``. ``on_result`` and the input of a batch run in the background thread, so they should be fast. A blocking call
-    that they make raises ``RuntimeError``.
+    Ctrl-C cancels the request. For a batch, a note on the ``KeyboardInterrupt`` contains the number of finished items. Their results were
+    passed to ``on_result``. ``on_result`` and the input of a batch run in the background thread, so they should be fast. They must not
+    call a blocking client: such a call raises ``RuntimeError``.
 
     Example:
         >>> from qreward import Endpoint, SyncQRewardClient

@@ -1,4 +1,4 @@
-"""Calls of OpenAI's Batch API at one endpoint. A failed call is not repeated here; the caller decides.
+"""Calls of OpenAI's Batch API at one endpoint. This module does not repeat a failed call; the caller decides whether to repeat it.
 
 Files are sent and read in pieces, through the endpoint's transport. This module does not depend on runs or journals.
 """
@@ -18,9 +18,10 @@ from qreward.settings.policies import Endpoint
 from qreward.transport.connection import EndpointConnection, failure_of
 
 PAGE = 100
-"""Batches per page of the provider's list; OpenAI allows no more."""
+"""Number of batches on a page of the provider's list. OpenAI allows no more."""
 PAGES = 20
-"""Most pages that are searched for a batch. It is among the newest, because it was created just before the run ended."""
+"""Maximum number of pages that are searched for a batch. They suffice, because such a batch was created recently, and the newest batches
+are listed first."""
 
 
 class CallFailed(Exception):
@@ -35,7 +36,7 @@ class BatchApi:
     """The Batch API of one endpoint. Every method raises ``CallFailed`` if its call fails. A cancelled call closes its connection.
 
     Args:
-        endpoint: the endpoint, whose address, key, proxy and TLS settings are used as for any request.
+        endpoint: the endpoint. The calls use its address, key, proxy and TLS settings, like any request.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -63,7 +64,7 @@ class BatchApi:
         return self._read(FileObject, body, model).id
 
     async def create(self, file: str, url: str, tag: str, model: str) -> BatchObject:
-        """Create a batch from an uploaded file. If the call fails, the batch may still have been created; ``find`` tells."""
+        """Create a batch from an uploaded file. If the call fails, the batch may still have been created: search for it with ``find``."""
         wanted = {"input_file_id": file, "endpoint": url, "completion_window": WINDOW, "metadata": {METADATA: tag}}
         return self._read(BatchObject, await self._call("POST", "/batches", model, msgspec.json.encode(wanted)), model)
 
@@ -85,7 +86,7 @@ class BatchApi:
         return None
 
     async def lines(self, file: str, model: str) -> AsyncGenerator[bytes, None]:
-        """Yield the lines of a file, as they arrive."""
+        """Yield each line of a file as soon as it arrives."""
         path, most = f"/files/{file}/content", self.endpoint.max_response_bytes
         try:
             stream = await self.connection.transport.begin("GET", path, None, None)

@@ -1,4 +1,4 @@
-"""The batches of a bulk run: one per model, or one for a scorer. Each takes lines from a queue when it can send them.
+"""The batches of a bulk run: one per model, or one for a scorer. Each batch takes lines from its queue when it can send them.
 
 ``LineRun`` is the base class of :class:`~qreward.bulk.run.BulkRun` and :class:`~qreward.bulk.keyed.KeyedRun`.
 """
@@ -27,11 +27,11 @@ from qreward.scheduler.outcome import Failure, FailureKind, Outcome
 from qreward.scheduler.state import Attempt, BatchFeed, Pool
 
 WAITING = 1024
-"""Most lines in a queue. The input is not read further while a queue is full."""
+"""Maximum number of lines in a queue. The input is not read further while a line has to wait for room in its queue."""
 ALL_FAILED = 100
-"""The run stops after this many failed lines if none has succeeded, because the cause is probably not in the lines."""
+"""Number of failed lines after which the run stops if no line has succeeded. The cause is then probably not in the lines."""
 SCORING = 2048
-"""Most lines that a scorer has at once. They count as sent, so the run after a killed one may send them again."""
+"""Maximum number of lines that a scorer has at once. They count as sent. If the run is killed, the next run may send them again."""
 
 
 class Entry:
@@ -42,8 +42,8 @@ class Entry:
         digest, place: as in :class:`~qreward.bulk.inputs.InputLine`.
         custom_id: its identifier in the output.
         content: the request, or the item for a scorer.
-        reserved: the most that all of its attempts can cost.
-        started: True if the journal has recorded it as sent.
+        reserved: maximum cost of all attempts of the line together.
+        started: True if the journal has recorded the line as sent.
     """
 
     __slots__ = ("content", "custom_id", "digest", "ordinal", "place", "reserved", "started")
@@ -73,16 +73,16 @@ class LineQueue:
 
     @property
     def is_complete(self) -> bool:
-        """True if no further lines will come and all were taken."""
+        """True if no further lines will be added and all lines were taken."""
         return self._is_complete and not self._waiting
 
     def complete(self) -> None:
-        """Declare that no further lines will come."""
+        """Declare that no further lines will be added."""
         self._is_complete = True
         self._changed.set()
 
     def close(self) -> None:
-        """Drop the waiting lines, and declare that no further ones will come."""
+        """Drop the waiting lines, and declare that no further lines will be added."""
         self._waiting.clear()
         self.complete()
 
@@ -118,7 +118,7 @@ class ModelBatch(BatchWaiter):
         if entry is not None and not entry.started:
             may_send = self._bulk.start(entry)
             if may_send:
-                await asyncio.sleep(0)  # so that all lines of one turn of the event loop are written together: 5 to 20 % less CPU time
+                await asyncio.sleep(0)  # all lines of one turn of the event loop are then written together: 5 to 20 % less CPU time
                 may_send = self._bulk.write(entry)
             if not may_send:
                 return Failure(FailureKind.UNSENDABLE, QRewardError("the run has stopped"))
@@ -127,7 +127,7 @@ class ModelBatch(BatchWaiter):
     def stop(self) -> None:
         """Send no further lines. Lines in flight are finished, with their retries."""
         self.queue.close()
-        if self in self.driver.waiters:  # otherwise the batch has not begun, and ends at once
+        if self in self.driver.waiters:  # a batch that has not begun ends at once
             self._feed.ended = True
             self._drop_unstarted()
             self._end_if_done()
@@ -153,7 +153,7 @@ class ScorerBatch:
         self._stats = batch.stats.endpoints
 
     def stop(self) -> None:
-        """Give the scorer no further lines. It finishes those that it has."""
+        """Give the scorer no further lines. The scorer finishes the lines that it has."""
         self.queue.close()
 
     async def _items(self) -> AsyncIterator[Mapping[str, Any]]:
@@ -183,8 +183,8 @@ class LineRun(ABC):
         runtime: runtime of the client.
         journal: the journal; the run closes it.
         settings: settings of the run.
-        reader: turns lines into requests.
-        scorer: scores each line; None sends each line as a request.
+        reader: object that turns lines into requests.
+        scorer: judge or reward model that scores each line; None sends each line as a request.
         done_before: number of lines that were done before this run.
 
     Attributes:
@@ -192,7 +192,7 @@ class LineRun(ABC):
         scheduling: options of each request, as keyword arguments of a call.
         request_options: the same options, for the scheduler.
         read_on: event that is set when a line was taken from a queue or is done, so that the run may read more lines.
-        errors: kind of error -> number of lines of this run that failed with it, and the first message.
+        errors: kind of error -> number of lines of this run that failed with it, and the message of the first of these errors.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class LineRun(ABC):
         self.runtime, self._journal, self._settings, self._scorer = runtime, journal, settings, scorer
         self._reader = reader
         self.scheduling: Mapping[str, Any] = settings.scheduling()
-        hedge = {"hedge": False} if settings.is_limited else {}  # the cost of a hedge is not reserved
+        hedge = {"hedge": False} if settings.is_limited else {}  # no hedges with a budget, because their cost is not reserved
         self.request_options = runtime.request_options({**self.scheduling, **hedge})
         self.read_on = asyncio.Event()
         self._batches: dict[Pool | None, ModelBatch | ScorerBatch] = {}
@@ -225,7 +225,7 @@ class LineRun(ABC):
 
     @abstractmethod
     def _ended(self, task: asyncio.Task[Any]) -> None:
-        """A task of the run has ended."""
+        """Handle the end of a task of the run."""
 
     def start(self, entry: Entry) -> bool:
         """Record that a line is about to be sent. Returns False if it must not be sent."""
@@ -251,7 +251,10 @@ class LineRun(ABC):
         return True
 
     def _batch_of(self, entry: Entry, pool: Pool | None) -> ModelBatch | ScorerBatch:
-        """Return the batch of a pool, or without a pool the batch of the scorer. It is created for its first line, ``entry``."""
+        """Return the batch of a pool. If ``pool`` is None, return the batch of the scorer. If there is no batch yet, create it.
+
+        A new batch sends requests for the model of ``entry``.
+        """
         batch = self._batches.get(pool)
         if batch is None:
             if pool is not None:

@@ -1,6 +1,6 @@
 """The budget of a bulk run, in tokens and US dollars.
 
-Before a request is sent, the most that it can cost is reserved, so the run never exceeds its limits. This module does no I/O.
+Before a request is sent, its maximum cost is reserved. The run therefore never exceeds its limits. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from qreward.errors import ConfigError
 from qreward.results import Usage, dollars
 
 MESSAGE_TOKENS = 16
-"""Most tokens that a chat template adds to a message. OpenAI's adds 3, Llama 3's 5; names and special tokens can double that."""
+"""Maximum number of tokens that a chat template is assumed to add to a message. The template of OpenAI adds 3 and the template of Llama 3
+adds 5. Names and special tokens can double these numbers."""
 
 MEDIA = ("image_url", "image", "input_image", "audio_url", "input_audio", "video_url", "video", "file")
 MEDIA_TOKENS = 16_384
-"""Most tokens that are counted for an image, a sound or a video: the limit of Qwen2-VL for one image. A long video can use more."""
+"""Number of tokens that are counted for an image, a sound or a video. It is the limit of Qwen2-VL for one image. A long video can use
+more tokens."""
 TEXTS = ("text", "input_text", "function")
 WITHOUT_OUTPUT = ("score", "rerank", "classify", "pooling", "embed", "embeddings", "moderations", "reward", "similarity", "tokenize")
-"""Last parts of the routes that generate no text."""
+"""Last parts of the URL paths of requests that generate no text."""
 LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "max_new_tokens")
 
 Price = tuple[float, float]
@@ -78,11 +80,11 @@ class SpendingLimit:
 
     @property
     def is_idle(self) -> bool:
-        """True if nothing is reserved. A request that does not fit now will then never fit."""
+        """True if nothing is reserved. If a request exceeds a limit while nothing is reserved, it will always exceed the limit."""
         return self._reserved.tokens <= 0
 
     def reserve(self, most: Spent) -> bool:
-        """Reserve the most that a request can cost. Returns False and reserves nothing if that could exceed a limit."""
+        """Reserve the maximum cost of a request, and return True. If it could exceed a limit, reserve nothing and return False."""
         wanted = self.spent + self._reserved + most
         too_many = self._max_tokens is not None and wanted.tokens > self._max_tokens
         if too_many or (self._max_cost is not None and wanted.cost > self._max_cost):
@@ -91,7 +93,7 @@ class SpendingLimit:
         return True
 
     def hold(self, most: Spent) -> None:
-        """Reserve the cost of a request that was already sent, even if that exceeds a limit."""
+        """Reserve the maximum cost of a request that was already sent, even if it exceeds a limit."""
         self._reserved += most
 
     def settle(self, reserved: Spent, spent: Spent) -> None:
@@ -106,7 +108,7 @@ def highest(prices: Iterable[Price]) -> Price | None:
 
 
 def upper_bound(call: WireRequest, price: Price | None) -> Spent:
-    """Return the most that one attempt of a request can cost. Each byte of text counts as a token, because no token is shorter.
+    """Return the maximum cost of one attempt of a request. Each byte of text counts as a token, because no token is shorter.
 
     Raises:
         ConfigError: the request does not limit its output.
@@ -130,9 +132,10 @@ def _most_output(call: WireRequest) -> int:
 
 
 def _of_lists(params: Mapping[str, Any]) -> int:
-    """Return the most prompt tokens of a request with lists, such as a query and its documents.
+    """Return the maximum number of prompt tokens of a request with lists, such as a query with a list of documents.
 
-    A server may repeat every other value for each item of a list, so these values are counted once per item.
+    A server may repeat each value that is not a list, such as the query, for every item of a list. Such a value is therefore counted once
+    per item of the longest list.
     """
     longest = max((len(value) for value in params.values() if isinstance(value, list)), default=1) or 1
     return MESSAGE_TOKENS * longest + sum(_tokens(value) * (1 if isinstance(value, list) else longest) for value in params.values())

@@ -1,4 +1,7 @@
-"""Dry run of a bulk: reads the whole input and reports the requests that a run would send. No request is sent and no journal opened."""
+"""The dry run of a bulk run reads the whole input and reports the requests that the run would send.
+
+No request is sent, and no journal is opened.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from qreward.errors import ConfigError, QRewardError
 from qreward.runtime import Client, Runtime, runtime_of
 
 SHOWN = 20
-"""Number of bad lines whose error messages are kept."""
+"""Maximum number of bad lines whose error messages are kept."""
 
 
 @dataclass(slots=True)
@@ -26,9 +29,9 @@ class ModelPlan:
     Attributes:
         endpoints: names of the endpoints that serve the model.
         requests: number of requests.
-        prompt_tokens: their prompt tokens, estimated from the number of characters.
-        output_tokens: the sum of their ``max_tokens``.
-        cost: the most that they can cost in US dollars, if each is sent once; None if no endpoint has a price.
+        prompt_tokens: prompt tokens of these requests, estimated from the number of characters.
+        output_tokens: sum of the ``max_tokens`` of these requests.
+        cost: maximum cost of these requests in US dollars, if each request is sent once. None if no endpoint has a price.
         unlimited: number of requests without ``max_tokens``, whose cost has no limit.
     """
 
@@ -69,7 +72,7 @@ class DryRun:
         bad: number of lines that would fail without being sent.
         faults: error messages of the first 20 bad lines, each with file and line number.
         items: number of lines that a scorer would receive.
-        models: model -> the requests that it would receive.
+        models: model -> the requests that the model would receive.
     """
 
     lines: int = 0
@@ -93,7 +96,7 @@ def dry_run(client: Client, source: Inputs, settings: Mapping[str, Any], *, is_s
     """Read the whole input and return a report of the requests that a run would send.
 
     Args:
-        client: the client that would send them.
+        client: the client that would send the requests.
         source, settings: as in :meth:`QRewardClient.run`.
         is_scored: True if each line is an item for a scorer.
 

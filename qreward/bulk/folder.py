@@ -1,7 +1,8 @@
-"""The journals of a bulk that several processes work on: ``part-00000.jsonl.journal``, ``part-00001.jsonl.journal``, ... in one folder.
+"""The journals of a bulk run that several processes share.
 
-Each process writes one journal and reads all of them to see which rows are done. A row is identified by its content instead of its
-position, so any process may receive it, in any order. This module sends no requests.
+The journals are in one folder, under the names ``part-00000.jsonl.journal``, ``part-00001.jsonl.journal`` and so on. Each process writes
+one journal, and reads all journals to see which rows are done. A row is identified by its content instead of its position, so any process
+may receive the row, in any order. This module sends no requests.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ class KeyedLine(NamedTuple):
     """A row that is identified by its content.
 
     Attributes:
-        digest: 64-bit hash of its content, as in the journal.
-        identifier: ``qreward-`` and a 128-bit hash of its content. It is the ``id`` of the row's line in the output.
+        digest: 64-bit hash of the row's content, as in the journal.
+        identifier: ``qreward-`` and a 128-bit hash of the row's content. It is the ``id`` of the row's line in the output.
         line: the row as a line of the input. If it has neither ``custom_id`` nor ``id``, the identifier becomes its ``custom_id``.
     """
 
@@ -66,13 +67,13 @@ class JournalFolder:
     Args:
         path: the folder. If the processes run on several machines, it must be on a file system that they share.
         settings: the settings that all runs in the folder must share, as JSON values.
-        force: accept journals of other settings.
-        retry_failed: rows that failed before this object was created count as not done.
+        force: True accepts journals of other settings.
+        retry_failed: True counts rows that failed before this object was created as not done.
 
     Attributes:
         sent: number of times that any row was sent.
-        sent_again: number of times that a row was sent although it had been sent before: by an earlier run that received no result, or by
-            another process at the same time.
+        sent_again: number of times that a row was sent although it had been sent before. Either an earlier run had sent the row and
+            received no result, or another process sent it at the same time.
 
     Raises:
         ConfigError: the folder does not exist, or holds journals of other settings.
@@ -93,11 +94,11 @@ class JournalFolder:
     # reading
 
     def refresh(self) -> None:
-        """Read what was written since the last time.
+        """Read the records that were written since the last call.
 
         Raises:
             ConfigError: a journal has other settings.
-            OSError: one cannot be read.
+            OSError: a journal cannot be read.
         """
         for path in sorted(self.path.glob("part-*.jsonl.journal")):
             if (number := path.name[5:].partition(".")[0]).isdecimal():
@@ -131,7 +132,7 @@ class JournalFolder:
             self._started.add(digest)
 
     def put(self, digest: int, part: int, place: int, *, ok: bool) -> None:
-        """Note where the result of a row is stored. A success is never replaced; a failure is replaced by any later result."""
+        """Remember where the result of a row is stored. A success is never replaced; a failure is replaced by any later result."""
         had = self._answers.get(digest)
         if had is None or not had & 1:
             self._answers[digest] = part << 48 | place << 1 | ok
@@ -144,7 +145,7 @@ class JournalFolder:
         with self._part(entry >> 48).open("rb") as file:
             file.seek((entry & (1 << 48) - 1) >> 1)
             result = result_of(file.readline()[:-1])
-        # two rows may have the same 64-bit digest, however unlikely; the identifier has 128 bits
+        # the 128-bit identifier is compared, because two rows may have the same 64-bit digest, although this is unlikely
         return Line(bool(entry & 1), result) if result.startswith(b'{"id":"%b"' % row.identifier.encode()) else None
 
     @property
@@ -178,7 +179,7 @@ class JournalFolder:
         raise AssertionError
 
     def write(self) -> int:
-        """Write the results of each journal to ``part-00000.jsonl`` and its failures to ``part-00000.failed.jsonl``, and so on.
+        """Write the results of each journal to a file such as ``part-00000.jsonl``, and its failures to ``part-00000.failed.jsonl``.
 
         Each row is written once. Returns the number of files with results.
 
@@ -202,7 +203,7 @@ class JournalFolder:
 
 
 def make_folder(path: Path) -> Path:
-    """Create a folder if it does not exist, and return its path. Raises ``ConfigError`` if that fails."""
+    """Create a folder if it does not exist, and return its path. Raises ``ConfigError`` if it cannot be created."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

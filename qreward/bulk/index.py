@@ -1,4 +1,7 @@
-"""The index of a journal: for each line, the offset of its result and whether it succeeded. Ten million lines need little memory."""
+"""The index of a journal. It holds the offset of each line's result, and whether the line succeeded.
+
+Most of the index is in a file, so it needs little memory for ten million lines.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,8 @@ from qreward.errors import QRewardError
 NONE, OK, FAILED, AGAIN = range(4)
 """States of a line: no result, succeeded, failed, or failed in an earlier run and to be sent again."""
 ENTRY = 16
-"""Bytes of an entry, which has two numbers: twice the offset of the record, plus 1 if the line succeeded; and the digest."""
+"""Number of bytes of an entry. An entry has two numbers. The first is twice the offset of the record, plus 1 if the line succeeded. The
+second is the digest."""
 
 
 class JournalFull(QRewardError):
@@ -35,7 +39,7 @@ class Index:
         self.size = 0
 
     def put(self, ordinal: int, place: int, digest: int, *, ok: bool) -> None:
-        """Set the result of a line. It replaces an earlier one."""
+        """Set the result of a line. It replaces an earlier result."""
         self.make_room(ordinal)
         entries = self._entries
         entries[2 * ordinal], entries[2 * ordinal + 1] = 2 * place + ok, digest
@@ -66,13 +70,13 @@ class Index:
         return ordinal < self.size and self._states[ordinal] in (OK, FAILED)
 
     def count(self, ordinals: range | None = None) -> tuple[int, int]:
-        """Return the number of lines that are done, and the number of those that failed. None counts all lines."""
+        """Return the number of lines that are done, and the number of done lines that failed. If ``ordinals`` is None, count all lines."""
         states = self._states if ordinals is None else self._states[ordinals.start : ordinals.stop : ordinals.step]
         failed = states.count(FAILED)
         return states.count(OK) + failed, failed
 
     def send_failed_again(self) -> None:
-        """Mark all lines that failed as to be sent again."""
+        """Mark all failed lines as ``AGAIN``, so that they are sent again."""
         self._states = self._states.replace(bytes([FAILED]), bytes([AGAIN]))
 
     def forget(self, ordinal: int) -> None:
@@ -92,7 +96,7 @@ class Index:
         room = max(1 << 16, 2 * len(self._states), ordinal + 1)
         try:
             self._file.truncate(room * ENTRY)
-            allocate(self._file.fileno(), 0, room * ENTRY)  # otherwise a write to the map would kill the process on a full disk
+            allocate(self._file.fileno(), 0, room * ENTRY)  # without this, a write to the map would kill the process if the disk is full
         except OSError as error:
             what = f"no space is left in {tempfile.gettempdir()!r} for the index of the journal ({error.strerror})"
             raise JournalFull(f"{what}; make room, or set TMPDIR to another folder, and run the same command again") from None

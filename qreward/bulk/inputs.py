@@ -1,7 +1,7 @@
-"""Input of a bulk run: lines of files, rows of tables, or the caller's own items, as a stream.
+"""Input of a bulk run: lines of files, rows of tables, or items from the caller's program. The input is read as a stream.
 
-Every line has a place, such as ``requests.jsonl:17``, for error messages. It also has a digest, so that a later run notices when the line
-has changed. This module does not interpret the content of lines.
+Every line has a place, such as ``requests.jsonl:17``, for error messages. Every line also has a digest (a hash of its content). The digest
+shows a later run whether the line has changed. This module does not interpret the content of lines.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from qreward.errors import ConfigError
 
 STANDARD_INPUT = "-"
 LONGEST_LINE = 1 << 27
-"""Bytes of the longest line that is read. A longer line means that the file has no line breaks or is not text."""
+"""Maximum number of bytes of a line. If a line is longer, the file has no line breaks or is not text."""
 NEWLINE = b"\n"
 CHUNK = 1 << 20
-"""Bytes of a file that are read at once."""
+"""Number of bytes of a file that are read at once."""
 ROWS = 1024
-"""Rows of a table that are read or written at once."""
+"""Number of rows of a table that are read or written at once."""
 
 Inputs = str | Path | Sequence[str | Path] | Iterable[Mapping[str, Any]]
 
@@ -43,9 +43,9 @@ class InputLine(NamedTuple):
 
     Attributes:
         place: file and line number, such as ``requests.jsonl:17``.
-        digest: 64-bit hash of its content.
-        content: its content, as JSON.
-        fault: for a row that cannot be written as JSON, the reason; otherwise ``""``.
+        digest: 64-bit hash of the line's content.
+        content: content of the line, as JSON.
+        fault: reason why a row cannot be written as JSON; ``""`` for all other lines.
     """
 
     place: str
@@ -54,7 +54,7 @@ class InputLine(NamedTuple):
     fault: str = ""
 
     def fields(self) -> dict[str, Any]:
-        """Return the line as a mapping. Raises ``ValueError`` if it is not a JSON object; the message says what it is."""
+        """Return the line as a mapping. If the line is not a JSON object, raise ``ValueError`` with the reason."""
         if self.fault:
             raise ValueError(self.fault)
         try:
@@ -71,9 +71,9 @@ class Block(NamedTuple):
 
     Attributes:
         length: number of lines.
-        lines: the lines; None if all of them are done, so that they were not parsed.
-        mark: position and hash of the block. If they are unchanged, a later run need not parse its lines. None for blocks that every run
-            must parse.
+        lines: the lines; None if they were not parsed because all of them are done.
+        mark: position and hash of the block. If a later run finds them unchanged and all lines of the block are done, it does not parse
+            these lines. None for blocks that every run must parse.
     """
 
     length: int
@@ -127,12 +127,11 @@ class Input:
     def blocks(self, marks: Iterable[BlockMark] = (), are_done: Callable[[range], bool] = lambda _: False) -> Iterator[Block]:
         """Yield the lines in blocks.
 
-        A block that has not changed since an earlier run, and whose lines are all done, is not parsed. This holds for lines of JSON, not
-        for tables.
+        A block is not parsed if it has not changed since an earlier run and all of its lines are done. Rows of tables are always parsed.
 
         Args:
             marks: the marks of the blocks that an earlier run has read, from the beginning of the input.
-            are_done: called with a range of ordinals; returns True if all of these lines are done.
+            are_done: function of a range of ordinals. It returns True if all of these lines are done.
 
         Raises:
             ConfigError: a file cannot be read to its end.
@@ -165,7 +164,7 @@ class Input:
         return lines + (last != b"\n")
 
     def close(self) -> None:
-        """End a call of ``count`` that still runs in another thread."""
+        """Make a call of ``count`` that still runs in another thread return early."""
         self._is_closed = True
 
 
@@ -199,7 +198,7 @@ def _opened(name: str) -> Iterator[BinaryIO]:
 
 
 class _Unpacked(io.RawIOBase):
-    """Reads a zstandard file. Unlike the package's own reader, it raises ``EOFError`` if the file is truncated."""
+    """Reads a zstandard file. Unlike the reader of the package ``zstandard``, it raises ``EOFError`` if the file is truncated."""
 
     def __init__(self, name: str, packed: BinaryIO) -> None:
         self._packed, self._new = packed, needed("zstandard", name).ZstdDecompressor().decompressobj
@@ -240,7 +239,10 @@ class _KnownBlocks:
         self.next = None
 
     def take(self, data: bytes) -> BlockMark | None:
-        """Return the mark of a block that has not changed. For a changed block, return None and expect no further ones."""
+        """Return the mark of the next block if ``data``, its bytes, has not changed.
+
+        For a changed block, return None. All later blocks of the input then count as changed too.
+        """
         mark, self.next = self.next, None
         if mark is not None and (mark.first, mark.size, mark.digest) == (self.ordinal, len(data), _hash(data)):
             self.next = next(self._marks, None)
@@ -255,7 +257,7 @@ class _KnownBlocks:
         return Block(mark.lines, None, mark)
 
     def new(self, lines: list[InputLine], rows: int, data: bytes) -> Block:
-        """Return a parsed block. It gets no mark unless it ends with a line break, because text may still be appended to its last line."""
+        """Return a parsed block. The block has a mark only if it ends with a line break. Other blocks may still grow at their last line."""
         first, self.ordinal = self.ordinal, self.ordinal + len(lines)
         is_whole = lines and data.endswith(b"\n")
         return Block(len(lines), lines, BlockMark(first, len(lines), rows, len(data), _hash(data)) if is_whole else None)
@@ -290,13 +292,13 @@ def _text_blocks(name: str, known: _KnownBlocks) -> Iterator[Block]:
 
 
 def _whole_lines(data: bytes) -> tuple[bytes, bytes]:
-    """Return the complete lines, and the rest after the last line break."""
+    """Return the complete lines of ``data``, and the part after the last line break."""
     end = data.rfind(NEWLINE) + 1
     return data[:end], data[end:]
 
 
 def _lines(label: str, number: int, data: bytes) -> list[InputLine]:
-    """Return the lines of ``data`` except blank ones. ``number`` lines of the file come before them."""
+    """Return the lines of ``data`` except blank ones. In the file, ``number`` lines stand before ``data``."""
     if not number:
         data = data.removeprefix(codecs.BOM_UTF8)
     contents = enumerate(map(bytes.strip, data.split(NEWLINE)), number + 1)

@@ -1,12 +1,13 @@
 """The journal of a bulk run: an append-only file of the lines that were sent, their cost and their results.
 
-:mod:`qreward.bulk.records` lists the kinds of records. Each record is handed to the operating system before its request is sent or its
-result counts, so killing the process loses no record. ``fsync`` follows within ``SYNC`` seconds; a power failure can lose the records of
-that time. An incomplete record at the end is dropped when the journal is opened. A damaged record elsewhere is skipped, and its line is
-sent again. A lock prevents a second run on the same file. Summaries save reading the records of a large journal one by one.
+:mod:`qreward.bulk.records` lists the kinds of records. The record of a sent line is written before its request is sent, and the record of a
+result is written before the result counts. Killing the process therefore loses no record. ``fsync`` follows within ``SYNC`` seconds. A
+power failure can lose the records that were written after the last ``fsync``. An incomplete record at the end is dropped when the journal
+is opened. A damaged record elsewhere is skipped, and its line is sent again. A lock prevents a second run on the same file. A large journal
+also has summary records, so its other records need not be read one by one.
 
-The format is text, so any text tool can read it. It is used instead of SQLite because a record must be written before each request: this
-takes 6 us a line, and 36 us with a transaction of SQLite (``benchmarks/bulk.py --only journal``).
+The format is text, so any text tool can read it. SQLite is not used, because a record must be written before each request. Writing to the
+journal takes 6 us a line, and a transaction of SQLite takes 36 us (``benchmarks/bulk.py --only journal``).
 """
 
 from __future__ import annotations
@@ -36,11 +37,12 @@ from qreward.errors import ConfigError, QRewardError
 SYNC = 0.1
 """Seconds within which a record is synchronised to the disk."""
 CHUNK = 1 << 22
-"""Bytes that are read at once. A summary is also written after this many bytes."""
+"""Number of bytes that are read at once, and number of bytes of records after which a summary is written."""
 SUMMARISED, AT_THE_END = 8192, 256
-"""A summary is written after the first number of results, and at the end of a run after at least the second number."""
+"""``SUMMARISED``: number of results after which a summary is written. ``AT_THE_END``: minimum number of results that are not in a summary
+yet for which a summary is written at the end of a run."""
 RESERVED = 1 << 20
-"""Bytes of disk space that are reserved at once, so that a full disk is noticed before a request is sent."""
+"""Number of bytes of disk space that are reserved at once. The reservation shows a full disk before a request is sent."""
 
 
 class JournalInUse(ConfigError):
@@ -65,20 +67,23 @@ class Journal:
     Args:
         path: path of the file; it is created if it does not exist.
         settings: the settings that all runs on this journal must share, as JSON values.
-        force: accept a journal of other settings.
-        retry_failed: lines that failed count as not done.
+        force: True accepts a journal of other settings.
+        retry_failed: True counts lines that failed as not done.
 
     Attributes:
         torn: number of bytes that belong to no valid record: to an incomplete record at the end, or to damaged records.
         unfinished: ordinals of lines that an earlier run sent without receiving a result. They may be charged twice.
-        spent_before: tokens and cost of earlier runs. Unfinished lines count with the most that they can have cost.
-        held: number -> provider batch of an earlier run that has not ended. The provider charges its lines.
-        batches: number of provider batches in the journal, which is also the number of the next one.
-        blocks: ordinal of the first line -> block of the input in which no line has changed since it was sent; in the order of the input.
+        spent_before: tokens and cost of earlier runs. Unfinished lines count with their maximum cost.
+        held: number of a provider batch -> the batch. The batches are those of earlier runs that have not ended. The provider charges their
+            lines.
+        batches: number of provider batches in the journal. It is also the number of the next batch, because they are numbered from 0.
+        blocks: ordinal of the first line -> mark of a block of the input, in the order of the input. No line of these blocks has changed
+            since it was sent.
         lost: number of lines whose result could not be written. The next run sends them again.
 
     Raises:
-        ConfigError: another run has the file open, it is not a journal, or its settings differ. The message names the first that differs.
+        ConfigError: another run has the file open, the file is not a journal, or its settings differ. The message names a setting that
+            differs.
         JournalFull: the disk has no space for the journal.
     """
 
@@ -90,8 +95,8 @@ class Journal:
             raise ConfigError(f"the journal {str(path)!r} cannot be written: {error.strerror}") from None
         self._lock()
         self._index = Index()
-        self._started: dict[int, Spent] = {}  # lines that this run sent and that have no result yet -> the most that they can cost
-        self._left_before: dict[int, Spent] = {}  # the same for earlier runs
+        self._started: dict[int, Spent] = {}  # ordinal of a line that this run sent and that has no result yet -> its maximum cost
+        self._left_before: dict[int, Spent] = {}  # ordinal of a line that an earlier run sent and that has no result -> its maximum cost
         self._spent = NOTHING  # tokens and cost of all other lines
         self.held: dict[int, HeldBatch] = {}
         self.blocks: dict[int, BlockMark] = {}
@@ -160,12 +165,12 @@ class Journal:
         self._put(header)
         os.fsync(self._file)
         folder = os.open(self.path.parent, os.O_RDONLY)
-        os.fsync(folder)  # otherwise a power failure may lose the file's name
+        os.fsync(folder)  # without this, a power failure may lose the name of the file
         os.close(folder)
 
     @staticmethod
     def check_header(path: Path, line: bytes, settings: Mapping[str, Any], *, force: bool) -> None:
-        """Raise ``ConfigError`` if the first record of a journal is not a header, or its settings differ."""
+        """Raise ``ConfigError`` if ``line``, the first record of a journal, is not a header or has other settings."""
         try:
             header = dict(json.loads(line[9:]))
         except (ValueError, TypeError):
@@ -182,7 +187,7 @@ class Journal:
                 )
 
     def _read_parts(self, data: bytes, check: Callable[[bytes], None]) -> bytes:
-        """Read all parts that end with a summary, and return the rest of ``data``, which begins at the offset ``_read_to``."""
+        """Read all parts of ``data`` that end with a summary, and return the remaining bytes. They begin at the offset ``_read_to``."""
         begin = 0
         for place, end in records.summaries_in(data):
             self._read_part(data[begin:place], data[place:end], check)
@@ -190,7 +195,7 @@ class Journal:
         return data[begin:]
 
     def _read_part(self, part: bytes, summary: bytes, check: Callable[[bytes], None]) -> None:
-        """Read a part from its summary, or record by record if the checksum of the summary does not match."""
+        """Read a part of the journal: from its summary, or record by record if the checksum of the summary does not match."""
         begin = records.number_of(summary) - self._read_to if records.is_valid(summary) else -1
         found = records.read_summary(summary) if 0 <= begin <= len(part) else None
         if found is None or crc32(memoryview(part)[begin:]) != found.crc:
@@ -228,7 +233,7 @@ class Journal:
         return rest
 
     def _apply(self, found: bytes, place: int) -> None:
-        """Read one record. It must not be a summary."""
+        """Apply one record to the state of the journal. The record must not be a summary."""
         kind, number = found[9], records.number_of(found)
         if kind == STARTED:
             self._spent += self._left_before.pop(number, NOTHING)
@@ -245,7 +250,10 @@ class Journal:
             self._set_block(number, msgspec.json.decode(records.content_of(found), type=BlockMark | None))
 
     def _set_block(self, first: int, mark: BlockMark | None) -> bool:
-        """Set the block that begins with a line (None: remove it), and remove all later blocks. Returns True if a block changed."""
+        """Set the block that begins with the line ``first``, and remove all later blocks. If ``mark`` is None, remove the block itself too.
+
+        Return True if a block changed.
+        """
         had = len(self.blocks)
         while self.blocks and (last := self.blocks[next(reversed(self.blocks))]).first + last.lines > first:
             del self.blocks[last.first]
@@ -275,7 +283,7 @@ class Journal:
         return entry[1] if entry is not None and self._index.is_done(ordinal) else None
 
     def has_other_content(self, ordinal: int, digest: int) -> bool:
-        """Return True if the journal has a result for a line, but its digest is another one."""
+        """Return True if the journal has a result for a line, but the result belongs to another digest."""
         entry = self._index.get(ordinal)
         return entry is not None and entry[1] != digest
 
@@ -303,7 +311,7 @@ class Journal:
     # while running
 
     def start(self, ordinal: int, digest: int, most: Spent = NOTHING) -> None:
-        """Record that a line is about to be sent, and the most that it can cost. Call ``write`` before the request is sent.
+        """Record that a line is about to be sent, and its maximum cost ``most``. Call ``write`` before the request is sent.
 
         Raises:
             JournalFull: the disk has no space for the result, so the line must not be sent.
@@ -363,7 +371,7 @@ class Journal:
         return found
 
     def set_block(self, first: int, mark: BlockMark | None) -> None:
-        """Record the block of the input that begins with a line. None removes the block: some of its lines have changed."""
+        """Record the block of the input that begins with the line ``first``. If ``mark`` is None, some of its lines changed: remove it."""
         if (mark is None or self.blocks.get(first) != mark) and self._set_block(first, mark):
             self._part_others.append(self._end + self._unwritten_size)
             self._append(records.record(b"I%012d %b" % (first, msgspec.json.encode(mark))))
@@ -374,10 +382,10 @@ class Journal:
         Args:
             number: number of the batch.
             content: the event, as JSON.
-            spent: what the batch has cost in addition to the recorded results.
+            spent: cost of the batch in addition to the cost of the recorded results.
 
         Raises:
-            JournalFull: the disk has no space for it.
+            JournalFull: the disk has no space for the record.
         """
         self._spent += spent
         self._part_others.append(self._end + self._unwritten_size)
@@ -390,7 +398,7 @@ class Journal:
 
     def flush(self) -> bool:
         """Write all records that are not written yet. Returns False if that fails; the next call tries again."""
-        with suppress(QRewardError):  # the next ``start`` or ``close`` raises it
+        with suppress(QRewardError):  # the next ``start`` or ``close`` raises the error
             self.write()
         return not self._unwritten
 
@@ -405,7 +413,7 @@ class Journal:
         self._unwritten_size += len(found)
 
     def _reserve(self, size: int) -> None:
-        """Reserve disk space for ``size`` more bytes. Raises ``OSError`` if there is none."""
+        """Reserve disk space for ``size`` more bytes. Raises ``OSError`` if the disk has no space."""
         wanted = self._end + size
         if wanted > self._reserved:
             more = max(RESERVED, wanted - self._reserved)
@@ -479,7 +487,7 @@ class Journal:
 
         Raises:
             JournalFull: the disk is full, so ``lost`` results could not be written.
-            QRewardError: the disk failed in another way.
+            QRewardError: writing to the disk failed for another reason.
         """
         self._closing.set()
         self._dirty.set()

@@ -1,8 +1,8 @@
-"""One process of a bulk that several processes work on.
+"""One process of a bulk run that several processes share.
 
-Rows arrive in any order and are identified by their content. The journals of all processes are in one folder, so a row with a result is
-not sent again by any process. The requests are sent as batches of the client, one batch per model, as in :mod:`qreward.bulk.run`. This
-module does not depend on Ray.
+Rows arrive in any order and are identified by their content. The journals of all processes are in one folder. Every process reads them, so
+no process sends a row that already has a result. The requests are sent as batches of the client, one batch per model, as in
+:mod:`qreward.bulk.run`. This module does not depend on Ray.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class RowResult(NamedTuple):
 
     Attributes:
         ok: False if the row failed.
-        line: its line of the output, without line break.
-        is_kept: True if the result is in the journal. Otherwise the next run sends the row again.
+        line: the row's line of the output, without line break.
+        is_kept: True if the result is in the journal. If it is False, the next run sends the row again.
         usage: tokens of the request that was sent for the row; None if no request was sent.
     """
 
@@ -43,7 +43,7 @@ class RowResult(NamedTuple):
 
 
 def keyed_settings(options: Mapping[str, Any]) -> BulkSettings:
-    """Return the settings of a bulk that several processes work on.
+    """Return the settings of a bulk run that several processes share.
 
     Raises:
         ConfigError: a setting is invalid, or works only if one process reads all lines.
@@ -61,7 +61,7 @@ class KeyedRun(LineRun):
         runtime: runtime of the client.
         folder: the journals of all processes. The run opens one of them for itself.
         settings: see :func:`keyed_settings`.
-        scorer: scores each row; None sends each row as a request.
+        scorer: judge or reward model that scores each row; None sends each row as a request.
 
     Raises:
         ConfigError: the journal cannot be written, or a setting is wrong.
@@ -77,9 +77,9 @@ class KeyedRun(LineRun):
         self._error: QRewardError | None = None
 
     async def results(self, rows: Sequence[Mapping[str, Any]]) -> list[RowResult]:
-        """Return the result of each row. A row without a result in any journal is sent now. Equal rows are sent once.
+        """Return the result of each row. A row that has no result in any journal is sent now. Equal rows are sent once.
 
-        A row that fails is a result with ``ok=False``, not an exception.
+        A row that fails becomes a result with ``ok=False``. This method raises no exception for it.
         """
         async with self._reading:
             await asyncio.to_thread(self._folder.refresh)
@@ -128,7 +128,7 @@ class KeyedRun(LineRun):
         """Record the result of a row."""
         name, error = self._name(entry), result.error
         if error is not None:
-            is_kept = entry.started or isinstance(error, BadRequest | ConfigError)  # otherwise the next run sends the row
+            is_kept = entry.started or isinstance(error, BadRequest | ConfigError)  # if it is False, the next run sends the row
             self._end(entry, failure_line(entry.custom_id, name, error), error, is_kept=is_kept, usage=result.usage)
         else:
             line = answer_line(entry.custom_id, name, result, is_verdict=self._scorer is not None)
@@ -140,7 +140,7 @@ class KeyedRun(LineRun):
     def _end(
         self, entry: Entry, line: bytes, error: QRewardError | None = None, *, is_kept: bool = True, usage: Usage | None = None
     ) -> None:
-        future = self._waiting.pop(entry.digest, None)  # first, because ``_record`` may stop the run and fail all that wait
+        future = self._waiting.pop(entry.digest, None)  # first, because ``_record`` may stop the run, which fails all waiting rows
         place = self._record(entry.ordinal, entry.digest, line, error) if is_kept else None
         if place is not None:
             self._folder.put(entry.digest, self._part, place, ok=error is None)
@@ -154,7 +154,10 @@ class KeyedRun(LineRun):
         return self._error is not None
 
     def stop(self, reason: QRewardError | str) -> None:
-        """Send no further rows, but finish and record those in flight. Rows that wait end with this error; the next run sends them."""
+        """Send no further rows. Requests in flight are finished and recorded. Every row without a result ends with the error ``reason``.
+
+        The next run uses the recorded results, and sends the rows that have none.
+        """
         if self._error is not None:
             return
         self._error = reason if isinstance(reason, QRewardError) else QRewardError(reason)

@@ -50,14 +50,14 @@ def _criterion(found: CriterionResult) -> dict[str, Any]:
 
 
 def _distribution(found: Mapping[Any, float] | None) -> dict[str, float] | None:
-    """Return a distribution whose keys are texts: an option that is no text becomes its JSON, such as ``true`` or ``3``."""
+    """Return a distribution whose keys are strings. An option that is not a string is written as JSON, such as ``true`` or ``3``."""
     if found is None:
         return None
     return {option if isinstance(option, str) else json.dumps(option): probability for option, probability in found.items()}
 
 
 def answer_line(custom_id: str, identifier: str, result: Result[Any], *, is_verdict: bool) -> bytes:
-    """Return the line of a successful result, without line break: of a verdict, or of the response to a request."""
+    """Return the line of a successful result, without line break. The result is a verdict or the response to a request."""
     if is_verdict:
         return verdict_line(custom_id, identifier, result.value)
     return success_line(custom_id, identifier, result.body)
@@ -83,7 +83,7 @@ def _one_line(body: bytes) -> bytes:
 
 
 def _encoded(value: object) -> bytes:
-    """Return a value as JSON in one line. Lone surrogates are escaped, because UTF-8 cannot hold them; NaN and infinity become null."""
+    """Return a value as JSON in one line. Lone surrogates are escaped, because UTF-8 cannot encode them. NaN and infinity become null."""
     try:
         return msgspec.json.encode(value)
     except (UnicodeEncodeError, OverflowError):
@@ -95,8 +95,8 @@ class OutputFile:
     """An output file. It is written under another name, and renamed when it is complete.
 
     Args:
-        path: path of the file. A path that ends in ``.parquet`` becomes a table with the columns ``id``, ``custom_id``, ``response`` and
-            ``error``; the last two hold JSON.
+        path: path of the file. If it ends in ``.parquet``, the file is a table with the columns ``id``, ``custom_id``, ``response`` and
+            ``error``. The columns ``response`` and ``error`` hold JSON.
 
     Raises:
         ConfigError: the file cannot be written, or needs a package that is not installed.

@@ -1,7 +1,7 @@
 """Provider batches: files of requests that a provider processes within a day, at a lower price.
 
 The lines of a batch are collected in a file and uploaded. The batch is recorded in the journal, created at the provider and polled until
-it has ended; then its results are read. This module does no I/O. It has the limits, the JSON of OpenAI's Batch API
+it has ended. Then its results are read. This module does no I/O. It contains the limits, the JSON of OpenAI's Batch API
 (https://platform.openai.com/docs/api-reference/batch) and the journal records. ``batch_api`` makes the calls, and ``provider_batches`` runs
 the batches.
 """
@@ -24,7 +24,8 @@ from qreward.codecs.passthrough import passthrough
 from qreward.scheduler.outcome import FailureKind
 
 LINES, FILE_BYTES, INPUTS = 50_000, 200_000_000, 50_000
-"""Limits of one file: lines, bytes, and inputs of embeddings. https://platform.openai.com/docs/guides/batch#rate-limits"""
+"""Maximum number of lines (``LINES``), bytes (``FILE_BYTES``) and inputs of embeddings (``INPUTS``) in one file.
+https://platform.openai.com/docs/guides/batch#rate-limits"""
 URLS = frozenset({
     "/v1/responses", "/v1/chat/completions", "/v1/embeddings", "/v1/completions", "/v1/moderations", "/v1/images/generations",
     "/v1/images/edits", "/v1/videos",
@@ -33,21 +34,23 @@ URLS = frozenset({
 WINDOW = "24h"
 """The only ``completion_window`` that OpenAI accepts."""
 METADATA = "qreward"
-"""Key in a batch's metadata. Its value is the tag by which a run finds its batch again if it did not receive the identifier."""
+"""Key in the metadata of a batch. Its value is the batch's tag. If a run did not receive the identifier of the batch, it finds the batch by
+this tag."""
 FIRST_POLL, LONGEST_POLL, POLL_FACTOR = 5.0, 60.0, 1.5
-"""Seconds before the first poll of a batch, most seconds between two polls, and the factor from one wait to the next."""
+"""``FIRST_POLL``: seconds before the first poll of a batch. ``LONGEST_POLL``: maximum number of seconds between two polls.
+``POLL_FACTOR``: each wait is this many times as long as the wait before it."""
 SENT_AGAIN = frozenset({FailureKind.OVERLOADED, FailureKind.TRANSIENT, FailureKind.TIMEOUT})
-"""Failures after which a line is sent again, such as 429 and 5xx."""
+"""Kinds of failures after which a line is sent again, such as 429 and 5xx."""
 NOT_DONE = {"batch_expired": FailureKind.TIMEOUT, "batch_cancelled": FailureKind.TIMEOUT}
 """Error codes of lines that the provider did not process. They cost nothing and are sent again."""
 TOO_MANY_TOKENS = "token_limit_exceeded"
-"""Error code of a batch that exceeds the tokens that the account may have in the provider's queue."""
+"""Error code of a batch that exceeds the limit of tokens that an account may have in the provider's queue."""
 
 T = TypeVar("T")
 
 
 class BatchFault(msgspec.Struct, frozen=True):
-    """A reason why a file was refused. ``line`` counts from 1; None if the reason concerns the whole file."""
+    """A reason why a file was refused. ``line`` is the number of a line, from 1; None if the reason concerns the whole file."""
 
     code: str | None = None
     line: int | None = None
@@ -72,7 +75,7 @@ class Counts(msgspec.Struct, frozen=True):
 
 
 class BatchObject(msgspec.Struct, frozen=True):
-    """The state of a batch that the provider reports, with the members that are used here."""
+    """The state of a batch, as reported by the provider. It has only the members that this package uses."""
 
     id: str
     status: str
@@ -84,19 +87,19 @@ class BatchObject(msgspec.Struct, frozen=True):
 
     @property
     def files(self) -> list[tuple[str, int]]:
-        """The identifiers of its result files, each with the number of lines that it should have."""
+        """The identifiers of the batch's result files, each with the number of lines that the file should have."""
         counts = self.request_counts or Counts()
         found = ((self.output_file_id, counts.completed), (self.error_file_id, counts.failed))
         return [(file, lines) for file, lines in found if file]
 
     @property
     def has_ended(self) -> bool:
-        """True if no further results can come. A batch that is ``cancelling`` still finishes lines."""
+        """True if the batch will have no further results. A batch in the state ``cancelling`` still finishes lines."""
         return self.status in ("completed", "expired", "cancelled", "failed")
 
     @property
     def faults(self) -> list[BatchFault]:
-        """The reasons why its file was refused; empty if it was accepted."""
+        """The reasons why the file of the batch was refused; empty if the file was accepted."""
         return list((self.errors and self.errors.data) or ()) if self.status == "failed" else []
 
     @property
@@ -127,7 +130,7 @@ class ResultLine(msgspec.Struct, frozen=True):
 
     @property
     def ordinal(self) -> int | None:
-        """The position of the line in the input; None if ``custom_id`` is not a number, so the line is not from this run."""
+        """The position of the line in the input. None if ``custom_id`` is not a number; such a line does not come from this package."""
         return int(self.custom_id) if self.custom_id.isdecimal() else None
 
     @property
@@ -169,7 +172,7 @@ _CODECS = {f"/v1{codec.path}": codec for codec in (CHAT, EMBEDDINGS)}
 
 
 def partial_request(url: str, model: str, inputs: int = 1) -> WireRequest:
-    """Return a request without its content. It has all that is needed to check its response: route, model and number of inputs."""
+    """Return a request without its content. Its route, model and number of inputs suffice to check the response."""
     codec = _CODECS.get(url) or passthrough(url)
     return WireRequest(codec, model, [""] * inputs, {}, None)
 
@@ -193,12 +196,12 @@ class HeldBatch:
     """A provider batch in the journal that has not ended.
 
     Attributes:
-        number: its number in the journal, counted from 0.
-        endpoint: name of the endpoint where it runs.
-        url, model: route and model of its lines.
-        tag: the tag in its metadata.
-        written: ordinals of its lines, in the order of the uploaded file.
-        id: the provider's identifier; None if the run ended before it received one.
+        number: number of the batch in the journal, counted from 0.
+        endpoint: name of the endpoint where the batch runs.
+        url, model: route and model of the lines.
+        tag: the tag in the batch's metadata.
+        written: ordinals of the lines, in the order of the uploaded file.
+        id: the provider's identifier of the batch; None if the run ended before it received the identifier.
     """
 
     def __init__(self, number: int, fields: Mapping[str, Any]) -> None:
@@ -216,16 +219,16 @@ class HeldBatch:
         return len(self._ordinals)
 
     def __iter__(self) -> Iterator[int]:
-        """Yield the ordinals of its lines, in increasing order."""
+        """Yield the ordinals of the batch's lines, in increasing order."""
         return iter(self._ordinals)
 
     def digest(self, ordinal: int) -> int | None:
-        """Return the digest of a line in the batch; None if the line is not in it."""
+        """Return the digest of a line; None if the line is not in the batch."""
         place = bisect_left(self._ordinals, ordinal)
         return self._digests[place] if place < len(self) and self._ordinals[place] == ordinal else None
 
     def reserved(self, ordinal: int) -> Spent:
-        """Return the most that a line in the batch can cost; zero if it had no ``max_tokens``."""
+        """Return the maximum cost of a line in the batch. It is zero if the line had no ``max_tokens``."""
         place = bisect_left(self._ordinals, ordinal)
         return Spent(self._tokens[place], self._costs[place])
 
@@ -238,12 +241,12 @@ def begin_record(batch: Mapping[str, str], spool: Spool) -> bytes:
 
 
 def end_record(spent: Spent = NOTHING) -> bytes:
-    """Return the record of a batch that has ended. ``spent`` is its cost in addition to the recorded results."""
+    """Return the record of a batch that has ended. ``spent`` is its cost in addition to the cost of the recorded results."""
     return msgspec.json.encode({"end": True, "tokens": spent.tokens, "cost": spent.cost})
 
 
 def apply_record(held: dict[int, HeldBatch], number: int, content: bytes) -> Spent:
-    """Update ``held`` with a journal record. Returns what the batch has cost in addition to its recorded results."""
+    """Update ``held`` with a journal record of a batch. Return the batch's cost in addition to the cost of its recorded results."""
     fields = msgspec.json.decode(content)
     if "ordinals" in fields:
         held[number] = HeldBatch(number, fields)

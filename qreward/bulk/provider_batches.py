@@ -1,8 +1,8 @@
-"""Runs provider batches: collects lines in files, uploads them, creates and polls the batches, and takes their results.
+"""Runs provider batches: collects lines in files, uploads the files, creates and polls the batches, and takes their results.
 
-No line is paid twice. Before a batch is created, the journal records its lines and a tag, which the provider stores with the batch. So a
-later run finds the batch, even if the process was killed while creating it. ``batch_api`` calls the Batch API, and ``provider_results``
-interprets the results.
+No line is paid twice. Before a batch is created, the journal records the lines and the tag of the batch. The provider stores the tag with
+the batch. A later run therefore finds the batch, even if the process was killed while it created the batch. ``batch_api`` calls the Batch
+API, and ``provider_results`` interprets the results.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from qreward.scheduler.outcome import FailureKind
 from qreward.settings.policies import Endpoint
 
 IN_FLIGHT = 32
-"""Most batches that are uploaded, polled or read at once. Each holds at most 50,000 lines."""
+"""Maximum number of batches that are uploaded, polled or read at once. Each batch holds at most 50,000 lines."""
 REPEAT_FOR = 3600.0
-"""Seconds for which a failing call is repeated. Then the run stops; its batches keep running at the provider."""
+"""Seconds for which a failing call is repeated. After this time the run stops. Its batches keep running at the provider."""
 TEMPORARY = provider.SENT_AGAIN | {FailureKind.UNREACHABLE, FailureKind.LOCAL}
-"""Failures after which a call is repeated."""
+"""Kinds of failures after which a call is repeated."""
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ class ProviderBatches:
 
     Args:
         run: the run.
-        journal: the journal that records the batches. It may have batches of earlier runs, whose results are taken too.
+        journal: the journal that records the batches. It may have batches of earlier runs. The results of these batches are taken too.
         folder: folder for the temporary files of batches.
 
     Raises:
@@ -56,9 +56,9 @@ class ProviderBatches:
         self._bulk, self._journal, self._loop = run, journal, asyncio.get_running_loop()
         self.queue = LineQueue(run.read_on)
         self._apis: dict[str, BatchApi] = {}
-        self._open: dict[int, Batch] = {}  # batches in the journal that have not ended, by number
+        self._open: dict[int, Batch] = {}  # number -> batch, for the batches in the journal that have not ended
         self._tasks: set[asyncio.Task[None]] = set()
-        self._following = self._waiting = 0  # batches with a task, and how many of these wait for another batch to end
+        self._following = self._waiting = 0  # number of batches with a task; number of these tasks that wait for another batch to end
         self._changed, self._room, self._ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._files, self._results = Files(folder, self._loop, self._changed), Results(run)
         try:
@@ -72,12 +72,12 @@ class ProviderBatches:
         return self._results.endpoints()
 
     def still_running(self) -> tuple[int, int]:
-        """Return the number of lines in batches that keep running at the provider, and the number of these batches."""
+        """Return two numbers: the lines in the batches that keep running at the provider, and these batches."""
         lines = [batch.missing + batch.spool.left for batch in self._open.values()]
         return sum(lines), len(lines)
 
     def reserved(self, ordinal: int, digest: int) -> Spent | None:
-        """Return the most that a line in a batch of an earlier run can cost; None if the line is in no such batch."""
+        """Return the maximum cost of a line in a batch of an earlier run; None if no batch of an earlier run has the line."""
         holder = self._holder(ordinal, digest)
         return holder.held.reserved(ordinal) if holder is not None and holder.held is not None else None
 
@@ -85,7 +85,7 @@ class ProviderBatches:
         return next((batch for batch in self._open.values() if batch.held and batch.held.digest(ordinal) == digest), None)
 
     def _continue_held(self, held: HeldBatch) -> None:
-        """Continue a batch of an earlier run, or end it if the journal has all of its results."""
+        """Continue a batch of an earlier run. End the batch if the journal has all of its results."""
         missing = [ordinal for ordinal in held if self._journal.digest(ordinal) is None]
         reserved = sum(map(held.reserved, missing), NOTHING)
         self._bulk.hold(reserved)
@@ -160,15 +160,15 @@ class ProviderBatches:
                 await self._room.wait()
         self._files.complete_all()
         for batch in tuple(self._open.values()):
-            if batch.missing:  # its other lines were removed from the input, or this run does not read them
+            if batch.missing:  # the missing lines were removed from the input, or this run does not read them
                 self._follow_soon(batch)
 
     def _add_line(self, entry: Entry) -> None:
-        """Put a line into a file, or into the batch of an earlier run that has it.
+        """Put a line into a file. If a batch of an earlier run has the line, put it into that batch.
 
         Raises:
             BadRequest: the line is too large for a batch, or cannot be written as JSON.
-            ConfigError: its model has no endpoint of kind ``openai_batch`` any more.
+            ConfigError: the model of the line has no endpoint of kind ``openai_batch`` any more.
         """
         call, reserved = entry.content, entry.reserved
         url, inputs = provider.url_of(call), provider.inputs_in(call)
@@ -214,7 +214,7 @@ class ProviderBatches:
         self._begin(self._run_batch(batch, self._resume))
 
     async def _run_batch(self, batch: Batch, work: Callable[[Batch], Awaitable[None]]) -> None:
-        """Do the work of one batch. If it raises, the run stops; the next run continues the batch at the provider."""
+        """Do the work of one batch. If the work raises, the run stops. The next run continues the batch at the provider."""
         try:
             await work(batch)
         except QRewardError as error:
@@ -245,7 +245,7 @@ class ProviderBatches:
         await self._follow(batch, batch.first_poll)
 
     async def _create(self, batch: Batch, file: str) -> BatchObject:
-        """Create a batch. If the call fails, search for the batch before creating it again, because it may exist."""
+        """Create a batch. If the call fails, search for the batch before creating it again, because the provider may have created it."""
         api, model = batch.api, batch.model
         try:
             return await api.create(file, batch.url, batch.tag, model)
@@ -261,11 +261,11 @@ class ProviderBatches:
         return await self._repeat(batch, find_or_create)
 
     async def _resume(self, batch: Batch) -> None:
-        """Continue a batch of an earlier run. If that run did not receive its identifier, search for the batch by its tag."""
+        """Continue a batch of an earlier run. If the earlier run did not receive the batch's identifier, search for the batch's tag."""
         if batch.id is None:
             found = await self._repeat(batch, lambda: batch.api.find(batch.tag, batch.model))
             if found is None:
-                await asyncio.sleep(batch.first_poll)  # the request may have been on its way
+                await asyncio.sleep(batch.first_poll)  # the provider may still be creating the batch
                 found = await self._repeat(batch, lambda: batch.api.find(batch.tag, batch.model))
             if found is None:
                 await self._send_rest(batch, batch.spool.take_rest())
@@ -300,11 +300,11 @@ class ProviderBatches:
             for _ in range(self._bulk.attempts):
                 if await self._repeat(batch, partial(self._results.take, batch, file, again)) >= least:
                     break
-                await asyncio.sleep(batch.first_poll)  # what is missing was paid
+                await asyncio.sleep(batch.first_poll)  # read the file again, because the missing results were paid
         await self._send_again(batch, again, found.status)
 
     async def _send_again(self, batch: Batch, again: Again, status: str) -> None:
-        """End a batch. Lines with a temporary failure and lines without a result are sent again, up to ``retry.attempts`` times."""
+        """End a batch. Lines with a temporary failure and lines without a result are sent again, up to ``retry.attempts`` attempts each."""
         if self._bulk.is_stopping or (batch.missing and not self._bulk.has_read_all):
             return  # the batch stays in the journal, and the next run takes the results that are missing there
         nothing, left = without_result(batch, status), []
@@ -316,7 +316,7 @@ class ProviderBatches:
         await self._send_rest(batch, left)
 
     async def _send_rest(self, batch: Batch, lines: Iterable[SpooledLine]) -> None:
-        """End a batch whose results are in the journal, and put these of its lines into new files."""
+        """End a batch, and put ``lines``, which are lines of the batch, into new files. The batch's results are already in the journal."""
         self._end(batch)
         for number, line in enumerate(lines, 1):
             if number % AT_ONCE == 0:
@@ -326,9 +326,9 @@ class ProviderBatches:
             self._files.complete_all()
 
     async def _handle_refusal(self, batch: Batch, found: BatchObject) -> None:
-        """Handle a refused file. Lines that the provider names fail, and the others are sent again.
+        """Handle a refused file. If the provider names faulty lines, these lines fail, and all other lines are sent again.
 
-        If it names none, the run stops. Only if the provider's queue was full is the file sent again.
+        If the provider names no line, the run stops, with one exception: if the provider's queue was full, the lines are sent again.
         """
         faults = found.faults
         words = "; ".join(f"{fault.code}: {fault.message}" for fault in faults[:3]) or "it does not say why"
@@ -346,7 +346,7 @@ class ProviderBatches:
         await self._send_rest(batch, batch.spool.take_rest())
 
     async def _wait_for_room(self, batch: Batch) -> None:
-        """Wait until another batch has ended and left room in the provider's queue. If there is no other, halve the size of files."""
+        """Wait until another batch has ended and left room in the provider's queue. If no other batch runs, halve the size of files."""
         if self._following - self._waiting > 1:
             self._waiting += 1
             self._ended.clear()
@@ -358,14 +358,17 @@ class ProviderBatches:
         self._files.limit(batch.api.endpoint.name, len(batch.spool) // 2)
 
     def _end(self, batch: Batch) -> None:
-        """Record the end of a batch and its cost in addition to the recorded results. Lines that were not read count as paid."""
+        """Record the end of a batch, and its cost in addition to the cost of the recorded results.
+
+        Lines of the batch that were not read from the input count as paid.
+        """
         if batch.number is not None and self._open.pop(batch.number, None) is not None:
             self._bulk.settle(batch.reserved, batch.reserved)
             spent = batch.spent + batch.reserved
             self._journal.record_batch(batch.number, provider.end_record(spent), spent)
 
     async def _repeat(self, batch: Batch, call: Callable[[], Awaitable[T]]) -> T:
-        """Make a call, and repeat it for up to an hour after temporary failures. Raises the error of the last try."""
+        """Make a call, and repeat it after temporary failures, for up to an hour. If no call succeeds, raise the error of the last call."""
         wait, waited = batch.first_poll, 0.0
         while True:
             try:

@@ -13,7 +13,7 @@ from qreward.bulk.provider import HeldBatch
 from qreward.bulk.spool import Spool, SpooledLine
 
 IDLE = 5.0
-"""Seconds without a new line after which files that are not full are sent. The budget or the input may be holding back further lines."""
+"""Seconds without a new line after which files that are not full are sent. Further lines may wait for the budget or for the input."""
 
 
 class Batch:
@@ -21,12 +21,12 @@ class Batch:
 
     Attributes:
         held: the journal's entry, if an earlier run created the batch; otherwise None.
-        number: its number in the journal; None until it is recorded there.
-        tag: its tag in the provider's metadata; ``""`` until it is recorded in the journal.
-        id: the provider's identifier; None until it is received.
-        missing: for a batch of an earlier run, the number of its lines that were not read from the input yet.
-        reserved: the most that the missing lines can cost.
-        spent: the cost of failed attempts whose lines are sent again.
+        number: number of the batch in the journal; None until the batch is recorded there.
+        tag: tag of the batch in the provider's metadata; ``""`` until the batch is recorded in the journal.
+        id: the provider's identifier of the batch; None until it is received.
+        missing: for a batch of an earlier run, the number of its lines that this run still has to read from the input.
+        reserved: maximum cost of the missing lines.
+        spent: cost of failed attempts whose lines are sent again.
         since: time when the batch was created or found again, in seconds of the event loop's clock.
     """
 
@@ -46,7 +46,7 @@ class Batch:
 
     @property
     def longest(self) -> float:
-        """Most seconds between two polls."""
+        """Maximum number of seconds between two polls."""
         return self.api.endpoint.probe or provider.LONGEST_POLL
 
     def take_by_line_number(self, line: int) -> SpooledLine | None:
@@ -61,7 +61,7 @@ class Files:
     Args:
         folder: folder for the temporary files.
         loop: the running event loop.
-        changed: set whenever a file is complete.
+        changed: event that is set whenever a file is complete.
 
     Attributes:
         ready: complete files, oldest first.
@@ -70,9 +70,9 @@ class Files:
     def __init__(self, folder: Path, loop: asyncio.AbstractEventLoop, changed: asyncio.Event) -> None:
         self._folder, self._loop, self.changed = folder, loop, changed
         self.ready: deque[Batch] = deque()
-        self._collecting: dict[tuple[str, str, str], Batch] = {}  # by endpoint, url and model
-        self._turns: Counter[tuple[str, str]] = Counter()  # number of complete files per url and model
-        self._most_lines: dict[str, int] = {}  # endpoint -> most lines of a file, if its queue was too small for a full file
+        self._collecting: dict[tuple[str, str, str], Batch] = {}  # endpoint, url and model -> the file that is being filled
+        self._turns: Counter[tuple[str, str]] = Counter()  # url and model -> number of complete files
+        self._most_lines: dict[str, int] = {}  # endpoint -> maximum number of lines in a file, if its queue was too small for a full file
         self._spools: set[Spool] = set()  # spools with open files
         self._timer: asyncio.TimerHandle | None = None
         self._last_line = 0.0

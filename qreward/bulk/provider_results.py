@@ -1,4 +1,4 @@
-"""Takes the results of provider batches: each line gets its answer, fails for good, or is sent again. Also accounts for its cost."""
+"""Takes the results of provider batches. Each line succeeds, fails for good, or is sent again. This module also accounts for the cost."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from qreward.runtime import Runtime
 from qreward.scheduler.outcome import Answer, Failure, FailureKind
 
 AT_ONCE = 256
-"""Lines that are processed before other tasks of the event loop get their turn."""
+"""Number of lines that are processed before other tasks of the event loop run."""
 
 Again = list[tuple[SpooledLine, Failure]]
-"""Lines that must be sent again, and why."""
+"""Lines that must be sent again, each with the failure that is the reason."""
 
 
 class ProviderRun(Protocol):
@@ -36,7 +36,7 @@ class ProviderRun(Protocol):
     Attributes:
         runtime: runtime of the client.
         read_on: event that is set when the run may read more lines.
-        attempts: most attempts per line.
+        attempts: maximum number of attempts per line.
         force: True if the run continues although results of an earlier batch are lost.
         has_read_all: True if the input was read to its end.
     """
@@ -67,7 +67,7 @@ class Results:
         return self._tallies.stats()
 
     async def take(self, batch: Batch, file: str, again: Again) -> int:
-        """Download a file of results, and return the number of valid ones. Lines that must be sent again are added to ``again``.
+        """Download a file of results, and return the number of valid results. Lines that must be sent again are added to ``again``.
 
         A repeated download skips results that were taken before. Raises ``CallFailed`` if the download fails.
         """
@@ -83,7 +83,7 @@ class Results:
                     continue
                 good += 1
                 line = None if found.ordinal is None else batch.spool.take(found.ordinal)
-                if line is not None:  # otherwise an earlier download took it, or it is not a line of this run
+                if line is not None:  # it is None if an earlier download took the line, or if the line is not of this run
                     self._take_line(batch, line, found, again)
         return good
 
@@ -101,7 +101,10 @@ class Results:
         self._bulk.finish(_entry(line), result, spent=spent)
 
     def try_again(self, batch: Batch, line: SpooledLine, failure: Failure) -> bool:
-        """Settle the cost of a failed attempt and reserve the next one. Returns False, and stops the run, if the budget is too small."""
+        """Settle the cost of a failed attempt, and reserve the cost of the next attempt.
+
+        Return True if the line can be sent again. If the budget is too small, stop the run and return False.
+        """
         reserved, spent = Spent(line.tokens, line.cost), self._note(batch, line, failure)
         self._bulk.settle(reserved, spent)
         batch.spent += spent
@@ -121,7 +124,7 @@ class Results:
             self.fail(batch, line, outcome)
 
     def _note(self, batch: Batch, line: SpooledLine, failure: Failure) -> Spent:
-        """Add a failed attempt to a line. Returns the most that it can have cost: zero if the provider did not process it."""
+        """Add a failed attempt to a line. Return the attempt's maximum cost, which is zero if the provider did not process the line."""
         status, seconds = getattr(failure.error, "status_code", None), self._loop.time() - batch.since
         name = batch.api.endpoint.name
         line.attempts.append(AttemptRecord(name, failure.kind.name.lower(), seconds, status, str(failure.error)))

@@ -1,12 +1,12 @@
-"""The records of a journal: lines of text, each with a checksum. Pure.
+"""The records of a journal are lines of text. Each has a checksum. This module does no I/O.
 
 ::
 
-    <crc32> S<ordinal> <digest> <tokens> <cost>             the line was sent; tokens and cost are the most that it can use
+    <crc32> S<ordinal> <digest> <tokens> <cost>             the line was sent; tokens and cost are its maximum
     <crc32> D<ordinal> <digest> <tokens> <cost> <result>    the line succeeded; the result is a line of the output
     <crc32> F<ordinal> <digest> <tokens> <cost> <result>    the line failed
     <crc32> C<ordinal> <digest> <tokens> <cost>             the line is no longer in flight and has no result
-    <crc32> B<number> <JSON>                                a provider batch: first its lines, then its identifier, then its end
+    <crc32> B<number> <JSON>                                an event of a provider batch: its lines, its identifier, or its end
     <crc32> I<ordinal> <JSON>                               a block of the input that begins with this line
     <crc32> K<offset> <JSON>                                a summary of all records from this offset of the file to here
 
@@ -55,7 +55,7 @@ def is_valid(found: bytes | memoryview) -> bool:
 
 
 def number_of(found: bytes) -> int:
-    """Return the ordinal, number or offset of a record."""
+    """Return the number after the letter of a record: an ordinal, the number of a batch, or an offset."""
     return int(found[10:22])
 
 
@@ -74,7 +74,7 @@ def content_of(found: bytes) -> bytes:
 
 
 def result_of(found: bytes) -> bytes:
-    """Return the result of a record, a line of the output."""
+    """Return the result in a record, which is a line of the output."""
     return found.split(b" ", 5)[5]
 
 
@@ -82,7 +82,7 @@ class BlockMark(NamedTuple):
     """Position, size and hash of a block of the input. A later run compares them to see whether the block has changed.
 
     Attributes:
-        first: ordinal of its first line.
+        first: ordinal of the block's first line.
         lines: number of lines that are not blank.
         rows: number of line breaks.
         size: number of bytes.
@@ -97,12 +97,12 @@ class BlockMark(NamedTuple):
 
 
 class Summary(msgspec.Struct):
-    """A summary of one part of a journal. It saves reading the records of this part one by one.
+    """A summary of one part of a journal. If a journal has it, the records of this part need not be read one by one.
 
     Attributes:
         crc: CRC-32 of the part.
-        results: base64 of three little-endian 64-bit numbers for each result: the ordinal; twice the offset of the record, plus 1 if the
-            line succeeded; and the digest.
+        results: three little-endian 64-bit numbers for each result, in base64. The first is the ordinal. The second is twice the offset of
+            the record, plus 1 if the line succeeded. The third is the digest.
         others: offsets of the records of provider batches and blocks.
         spent: tokens and cost from the beginning of the journal to here, except those of the lines in ``started``.
         started: the lines that were sent and have no result: ordinal, tokens and cost of each.
@@ -129,10 +129,10 @@ def summary_record(begin: int, crc: int, results: array[int], others: list[int],
 
 def summaries_in(data: bytes) -> Iterator[tuple[int, int]]:
     """Yield begin and end of each summary record in ``data``, which must begin with a record."""
-    found = data.find(_BEGIN_OF_SUMMARY)  # many times as fast as a regular expression
+    found = data.find(_BEGIN_OF_SUMMARY)  # ``find`` is many times as fast as a regular expression
     while found >= 0 and (end := data.find(b"\n", found)) >= 0:
         begin = found - 22
-        if data[begin - 1 : begin] == b"\n" and data[begin + 9] == SUMMARY:  # otherwise the same text stands in a result
+        if data[begin - 1 : begin] == b"\n" and data[begin + 9] == SUMMARY:  # if not, the text is part of a result
             yield begin, end
         found = data.find(_BEGIN_OF_SUMMARY, end)
 

@@ -10,9 +10,10 @@ from qreward.errors import RequestError
 from qreward.results import EndpointStats, endpoints_table
 
 FINISHED, SOME_FAILED, GO_ON = 0, 1, 75
-"""Exit codes: all lines succeeded; some lines failed; the run stopped early and can be continued (``EX_TEMPFAIL`` in ``sysexits.h``)."""
+"""Exit codes. ``FINISHED``: all lines succeeded. ``SOME_FAILED``: some lines failed. ``GO_ON``: the run stopped early and can be continued
+(``EX_TEMPFAIL`` in ``sysexits.h``)."""
 SHOWN = 500
-"""Number of characters shown of the message of an error."""
+"""Maximum number of characters of an error's message that are shown."""
 
 
 def kind_of_error(error: Exception) -> str:
@@ -33,7 +34,7 @@ def _shortened(message: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BulkReport:
-    """What a bulk run did.
+    """The report of a bulk run: what the run did.
 
     Attributes:
         lines: number of lines of the input that were read.
@@ -43,18 +44,20 @@ class BulkReport:
         sent: number of lines that this run sent.
         sent_again: number of lines in ``sent`` that an earlier run had also sent, without receiving a result. They may be charged twice.
         in_flight: number of lines that this run sent without receiving a result.
-        at_provider: number of lines in provider batches that are still running, and number of these batches. The next run takes their
-            results and pays nothing for them again.
-        torn: number of bytes at the end of the journal that were dropped, because an earlier run was killed while it wrote them.
+        at_provider: two numbers: the lines in provider batches that are still running, and these batches. The next run takes the results
+            of the batches, and does not pay for their lines again.
+        torn: number of bytes of the journal that belong to no valid record. Most often they are an incomplete record at the end, because an
+            earlier run was killed while it wrote the record.
         seconds: duration of this run.
         tokens: prompt and completion tokens of this run.
         cost: cost of this run in US dollars; None if no endpoint has a price.
         tokens_before, cost_before: tokens and US dollars of earlier runs on this journal. A line that was sent and has no result counts
-            with the most that it can have cost. The cost is None if no endpoint has a price, or if a scorer is used.
+            with its maximum cost. ``cost_before`` is None if no endpoint has a price, or if a scorer is used.
         cached_tokens: number of tokens in ``prompt_tokens`` that servers read from their prefix caches.
         prompt_tokens: prompt tokens of this run.
         endpoints: endpoint name -> its statistics for this run.
-        errors: kind of error, such as ``ServerError (500)`` -> number of lines of this run that failed with it, and the first message.
+        errors: kind of error, such as ``ServerError (500)`` -> two values: the number of lines of this run that failed with this kind of
+            error, and the message of the first of these errors.
         output, failures: paths of the files of results and of failures; None for a file that was not written.
         reason: why the run stopped early; None if all lines are done.
     """

@@ -1,7 +1,7 @@
-"""Turns a line of a bulk into a request.
+"""Turns a line of a bulk run's input into a request.
 
 A line has one of three forms: a line of OpenAI's Batch API (``custom_id``, ``url``, ``body``), a plain line with ``messages`` or
-``prompt``, or a row of a table, whose prompt a template makes.
+``prompt``, or a row of a table. For a row, a template makes the prompt.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from qreward.spelling import did_you_mean
 CHATS, EMBEDDED = "/v1/chat/completions", "/v1/embeddings"
 BATCH_FIELDS = ("custom_id", "method", "url", "body")
 IDS = ("custom_id", "id")
-"""Fields of a plain line or row that can hold its identifier; the first one counts. A line without them is identified by its number."""
+"""Fields of a plain line or row that can hold its identifier. If a line has both fields, the first counts. A line without these fields is
+identified by its number."""
 
 
 class BulkRequest(NamedTuple):
-    """One request of a bulk.
+    """One request of a bulk run.
 
     Attributes:
         custom_id: identifies the request in the output.
@@ -69,14 +70,14 @@ class RequestReader:
         return custom_id, others | {field: fields[column] for field, column in self._columns.items()}
 
     def identifier(self, line: InputLine, ordinal: int) -> str:
-        """Return the identifier of a line that makes no request; its number if it has none."""
+        """Return the identifier of a line that cannot become a request. A line without identifier is identified by its number."""
         try:
             return _identifier_of(line.fields(), ordinal)
         except ValueError:
             return str(ordinal + 1)
 
     def read(self, line: InputLine, ordinal: int) -> BulkRequest:
-        """Return the request of a line. Raises ``BadRequest``, whose message begins with the place of the line."""
+        """Return the request of a line. If the line is invalid, raise ``BadRequest`` with a message that begins with the line's place."""
         try:
             return self._read(line.fields(), ordinal)
         except (ValueError, BadRequest, ConfigError) as error:
@@ -128,6 +129,6 @@ class RequestReader:
 
 
 def _identifier_of(fields: dict[str, Any], ordinal: int) -> str:
-    """Remove the identifier from the fields of a line and return it. A line without one is identified by its number."""
+    """Remove the identifier from the fields of a line and return it. A line without identifier is identified by its number."""
     found = [fields.pop(name, None) for name in IDS]
     return next((str(value) for value in found if value is not None), str(ordinal + 1))

@@ -1,7 +1,7 @@
 """One bulk run: reads the input, sends the lines that are not done, records them in the journal, and writes the output at the end.
 
-The requests are sent as batches of the client, one batch per model. So limits, retries, load balancing and prefix affinity work as in any
-batch. A run can be stopped at any time, and the next run on its journal continues where it stopped.
+The requests are sent as batches of the client, one batch per model. Limits, retries, load balancing and prefix affinity therefore work as
+in any batch. A run can be stopped at any time. The next run on its journal continues where it stopped.
 """
 
 from __future__ import annotations
@@ -37,11 +37,15 @@ from qreward.settings.policies import Endpoint
 REFRESH_INTERVAL = 0.25
 """Seconds between two refreshes of the progress."""
 FREE = ("ok", "overloaded", "unreachable", "cancelled", "quota", "unsuitable", "unsendable", "local")
-"""Outcomes of attempts that add no cost of their own: the server did not process them, or their cost is in the answer's usage."""
+"""Outcomes of attempts that add nothing to the cost of a line: the server did not process the attempt, or the usage of the line's answer
+includes its cost."""
 
 
 class LineState(Enum):
-    """The state of a line in the journal. ``CHANGED``: the journal's result or batch belongs to earlier content of the line."""
+    """The state of a line in the journal.
+
+    ``CHANGED`` means that the line has changed since the journal recorded a result or a provider batch for it.
+    """
 
     OPEN, DONE, CHANGED = range(3)
 
@@ -81,7 +85,7 @@ class BulkRun(LineRun):
     # stopping
 
     def stop(self, reason: QRewardError | str) -> None:
-        """Send no further requests. The run ends when those in flight are done."""
+        """Send no further requests. The run ends when the requests in flight are done."""
         if self._reason is None and not self._over.is_set():
             self._reason = str(reason)
             if self._reading is not None:
@@ -125,7 +129,7 @@ class BulkRun(LineRun):
         self.read_on.set()
 
     def reserve_again(self, reserved: Spent) -> bool:
-        """Reserve another attempt of a line. Returns False, and stops the run, if the budget does not allow it."""
+        """Reserve the cost of another attempt of a line, and return True. If the budget is too small, stop the run and return False."""
         if self._budget.reserve(reserved):
             return True
         self.stop("sending a line again could pass max_cost or max_tokens")
@@ -141,9 +145,9 @@ class BulkRun(LineRun):
 
         Args:
             entry: the line.
-            result: its result.
-            text: its line of the output, without line break. None makes it from the result.
-            spent: its cost. None computes it from the usage and the attempts of the result.
+            result: result of the line.
+            text: the result as a line of the output, without line break. If it is None, it is made from ``result``.
+            spent: cost of the line. If it is None, it is computed from the usage and the attempts of the result.
         """
         error = result.error
         if error is not None and _was_never_processed(entry, result):
@@ -164,7 +168,7 @@ class BulkRun(LineRun):
         self._record(entry.ordinal, entry.digest, text, error, spent)
 
     def _cost_of(self, entry: Entry, result: Result[Any]) -> Spent:
-        """Return the cost of a line. An attempt without an answer counts with the most that it can have cost."""
+        """Return the cost of a line. An attempt without an answer counts with its maximum cost."""
         if not entry.started:
             return NOTHING
         usage = result.usage if self._scorer is None or not result.ok else result.value.usage
@@ -217,14 +221,14 @@ class BulkRun(LineRun):
         self._journal.cut(lines)
 
     def _state(self, ordinal: int, line: InputLine) -> LineState:
-        """Return the state of a line. Raises ``ConfigError`` if it has changed, unless ``resume`` is ``force``."""
+        """Return the state of a line. Raises ``ConfigError`` if the line has changed, unless ``resume`` is ``force``."""
         known, since = self._journal.digest(ordinal), "its result was received"
         if known == line.digest:
             return LineState.DONE
         if known is None:
             holders = (found for batch in self._journal.held.values() if (found := batch.digest(ordinal)) is not None)
             known, since = next(holders, line.digest), "it was sent in a provider batch"
-            if known == line.digest:  # a line that failed may have been corrected since
+            if known == line.digest:  # the content of a line that failed may have been corrected after its failure
                 return LineState.CHANGED if self._journal.has_other_content(ordinal, known) else LineState.OPEN
         if not self.force:
             raise ConfigError(f"{line.place} has changed since {since}; name another output, or continue with resume=force")
@@ -241,7 +245,10 @@ class BulkRun(LineRun):
             await self._hand_over(entry, pool)
 
     async def _entry(self, ordinal: int, line: InputLine) -> tuple[Entry | None, Pool | None]:
-        """Wait until the budget allows a line. Return the line and the pool that serves it, or None if the budget never will."""
+        """Wait until the budget allows a line. Return the entry of the line, and the pool that serves it.
+
+        The entry is None if the budget will never allow the line. The pool is None if a scorer or a provider batch takes the line.
+        """
         if self._scorer is not None:
             return Entry(ordinal, line, *self._reader.read_item(line, ordinal), Spent()), None
         custom_id, call = self._reader.read(line, ordinal)
@@ -258,7 +265,7 @@ class BulkRun(LineRun):
         return Entry(ordinal, line, custom_id, call, reserved), pool
 
     def _batch_endpoints(self, call: WireRequest) -> tuple[Endpoint, ...]:
-        """Return the endpoints of kind ``openai_batch`` that may take a line; empty if it goes to ordinary endpoints."""
+        """Return the endpoints of kind ``openai_batch`` that may take a request; empty if the request goes to other endpoints."""
         found = self.runtime.fleet.batch_endpoints(call.model)
         return found if self._settings.provider_batches == "auto" and found and url_of(call) in URLS else ()
 
@@ -291,10 +298,10 @@ class BulkRun(LineRun):
         return [*self._batches.values(), *([] if self._provider is None else [self._provider])]
 
     async def _reserve(self, call: WireRequest, names: Iterable[str], attempts: int) -> Spent | None:
-        """Reserve the most that these attempts of a request can cost, at the highest price of the named endpoints.
+        """Reserve the maximum cost of ``attempts`` attempts of a request, and return it. The highest price of the named endpoints is used.
 
-        Waits while requests in flight hold the rest of the budget. Returns None, and stops the run, if the budget is too small. A request
-        without ``max_tokens`` is an error if the run has a budget; otherwise nothing is reserved for it.
+        If requests in flight hold the remaining budget, wait until they end. If the budget is too small, stop the run and return None. A
+        request without ``max_tokens`` raises ``ConfigError`` if the run has a budget. Without a budget, nothing is reserved for it.
         """
         price = highest(self.runtime.prices[name] for name in names if name in self.runtime.prices)
         try:
@@ -316,7 +323,7 @@ class BulkRun(LineRun):
     # the run
 
     async def run(self) -> BulkReport:
-        """Run to the end of the input, or until the run is stopped.
+        """Run until the end of the input, or until the run is stopped, and return the report.
 
         Raises:
             ConfigError: the input cannot be read to its end, or has changed. Requests in flight are finished and recorded first.
@@ -359,7 +366,10 @@ class BulkRun(LineRun):
             raise self._error
 
     async def _write_if_done(self) -> tuple[Path | None, Path | None]:
-        """Write the output if all lines are done. Returns the paths of the results and the failures, None where no file was written."""
+        """Write the output if all lines are done. Return the path of the results and the path of the failures.
+
+        A path is None if its file was not written.
+        """
         if self._reason is None and not self.has_read_all:
             self._reason = f"its sample of {self._taken} lines is done"
         if not self._journal.flush() or self._reason is not None:
@@ -368,7 +378,7 @@ class BulkRun(LineRun):
         try:
             return await asyncio.shield(writing)
         except asyncio.CancelledError:
-            await asyncio.wait({writing})  # it reads the journal, which is closed after this
+            await asyncio.wait({writing})  # ``_write`` reads the journal, which ``run`` closes after this method
             raise
         except OSError as error:
             self._reason = f"the output cannot be written: {error.strerror or error}; its lines are all in the journal"
@@ -379,7 +389,7 @@ class BulkRun(LineRun):
         return start_progress(wanted, title="qreward run", prices=prices, load=self._load, clock=self.runtime.clock)
 
     async def _total(self) -> int | None:
-        """Return the number of lines that this run will send at most; None if it is not known in advance."""
+        """Return the maximum number of lines that this run will send; None if it is not known in advance."""
         lines = await asyncio.to_thread(self._source.count)
         if lines is None:
             return self._settings.sample
@@ -432,7 +442,7 @@ class BulkRun(LineRun):
         return sum(dollars(price, stats.prompt_tokens, stats.completion_tokens) for price, stats in priced)
 
     def _endpoints(self) -> dict[str, EndpointStats]:
-        """Return the statistics of each endpoint. If it serves several models, its counts are added up and it has no quantiles."""
+        """Return the statistics of each endpoint. The counts of an endpoint that serves several models are sums; it has no quantiles."""
         found: dict[str, EndpointStats] = {}
         for batch in self._all_batches():
             for name, stats in batch.endpoints().items():
@@ -440,7 +450,7 @@ class BulkRun(LineRun):
         return found
 
     def _write(self) -> tuple[Path | None, Path | None]:
-        """Write the results and the failures. Returns their paths, None for a file that would be empty."""
+        """Write the results and the failures, and return the two paths. A path is None if its file would be empty."""
         ok, failed = (self._output.write(self._lines(ok=True)), self._failures.write(self._lines(ok=False)))
         return self._output.path if ok else None, self._failures.path if failed else None
 
@@ -450,7 +460,7 @@ class BulkRun(LineRun):
 
 
 def _was_never_processed(entry: Entry, result: Result[Any]) -> bool:
-    """Return True if no server can have processed a failed line, so that the next run may send it again."""
+    """Return True if no server can have processed a failed line. The next run may then send the line again."""
     if isinstance(result.error, BadRequest | ConfigError):
         return False
     outcomes = {attempt.outcome for attempt in result.attempts}

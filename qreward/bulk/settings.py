@@ -16,23 +16,25 @@ class BulkSettings(Policy):
 
     Args:
         model: the model for lines without a ``model`` field.
-        params: body parameters such as ``{"max_tokens": 512}``, for lines that do not set them.
+        params: parameters of the JSON body, such as ``{"max_tokens": 512}``, for lines that do not set them.
         template: the prompt for a row of a table. ``{column}`` is replaced with the row's value.
         system: the system message for plain lines and rows.
-        columns: name of an item's field -> name of its column; for a scorer only. The fields are ``prompt``, ``response``, ``reference``
-            and those that the judge's prompt names. A field that is missing here is read from the column of the same name.
+        columns: name of an item's field -> name of the column with its value. It is used only with a scorer. The fields are ``prompt``,
+            ``response``, ``reference`` and the fields that the judge's prompt names. A field that ``columns`` does not contain is read from
+            the column of the same name.
         timeout: seconds per line, counted from when an endpoint takes the line. None sets no limit.
         priority, tenant: as in :meth:`QRewardClient.batch_chat_completion`.
-        deadline: seconds after which the run sends no further requests. It waits for those in flight.
+        deadline: seconds after which the run sends no further requests. The run waits for the requests in flight.
         max_cost: limit in US dollars for all runs on one journal together. It needs ``Endpoint(price=...)``, and ``max_tokens`` in each
-            line or in ``params``. A request is sent only if the most that it can cost is within the limit. Requests are not hedged.
-        max_tokens: the same limit in tokens, prompt and completion together.
-        sample: number of lines after which the run stops. The next run continues with the other lines.
+            line or in ``params``. A request is sent only if its maximum cost is within the limit. Requests are not hedged.
+        max_tokens: limit of prompt and completion tokens for all runs on one journal together. Like ``max_cost``, it needs ``max_tokens``
+            in each line or in ``params``, and requests are not hedged.
+        sample: number of lines after which the run stops. The next run continues with the remaining lines.
         shard: ``(i, n)`` sends only the i-th of every n lines, counted from 1.
         order: ``input`` writes the output in the order of the input; ``any`` writes it in the order in which the results arrived.
-        retry_failed: send the lines again that failed in an earlier run.
-        resume: ``auto`` refuses a journal of another input or of other settings. ``force`` accepts it, and sends only new and changed
-            lines.
+        retry_failed: True sends lines again that failed in an earlier run.
+        resume: ``auto`` refuses a journal that belongs to another input or to other settings. ``force`` accepts the journal, and sends only
+            new and changed lines.
         provider_batches: ``auto`` prefers endpoints of kind ``openai_batch``, which answer within a day at a lower price; ``never`` uses
             only other endpoints.
         progress: as in :meth:`QRewardClient.batch_chat_completion`.

@@ -1,6 +1,7 @@
-"""The lines of one provider batch, stored on disk: the requests to upload, and the details of each line for when its result arrives.
+"""The lines of one provider batch, stored on disk.
 
-A batch can hold 200 MB of requests and take a day, so only about 60 bytes per line are kept in memory. This module does no HTTP and does
+The disk holds the requests to upload. It also holds the details of each line, which are needed when the result of the line arrives. A batch
+can hold 200 MB of requests and take a day, so only about 60 bytes per line are kept in memory. This module makes no HTTP requests and does
 not interpret results.
 """
 
@@ -19,7 +20,7 @@ import msgspec
 from qreward.records import AttemptRecord
 
 PIECE = 1 << 20
-"""Bytes of a file that are read at once."""
+"""Number of bytes of a file that are read at once."""
 
 
 class SpooledLine(msgspec.Struct):
@@ -27,9 +28,9 @@ class SpooledLine(msgspec.Struct):
 
     Attributes:
         ordinal, digest, custom_id, place: as in :class:`~qreward.bulk.batches.Entry`.
-        tokens, cost: the tokens and US dollars that are reserved for it.
-        inputs: number of inputs if it is an embeddings request; otherwise 1.
-        attempts: its failed attempts.
+        tokens, cost: the tokens and US dollars that are reserved for the line.
+        inputs: number of inputs of an embeddings request; 1 for any other request.
+        attempts: the failed attempts of the line.
     """
 
     ordinal: int
@@ -72,7 +73,7 @@ class Spool:
         self._files = _file(folder), _file(folder)  # requests, lines
         self.size = self.inputs = 0
         self.ordinals, self.digests, self.tokens, self.costs = array("Q"), array("Q"), array("Q"), array("d")
-        self._ends = array("Q", [0]), array("Q", [0])  # offsets where each request and each line ends, after a first 0
+        self._ends = array("Q", [0]), array("Q", [0])  # a first 0, then the offset where each request (or each line) ends
         self._order: array[int] | None = None
         self._taken = bytearray()
 
@@ -100,7 +101,7 @@ class Spool:
         self._order = None
 
     def take(self, ordinal: int) -> SpooledLine | None:
-        """Return the line with this ordinal; None if there is none, or if it was taken before."""
+        """Return the line with this ordinal; None if the spool has no such line, or if the line was taken before."""
         position = self._position(ordinal)
         return None if position is None else self._take_at(position)
 
@@ -111,7 +112,7 @@ class Spool:
         return _LINE.decode(self._read(1, position))
 
     def take_rest(self) -> Iterator[SpooledLine]:
-        """Yield and take all lines that were not taken."""
+        """Yield each line that was not taken before. A line counts as taken once it is yielded."""
         for position in range(len(self)):
             if (line := self._take_at(position)) is not None:
                 yield line

@@ -28,7 +28,7 @@ async def run_bulk(
     scorer: AnyScorer | None = None,
     on_start: Callable[[BulkRun], object] = lambda _: None,
 ) -> BulkReport:
-    """Run a bulk; see :meth:`QRewardClient.run`.
+    """Run a bulk run and return its report. See :meth:`QRewardClient.run`.
 
     Args:
         client: the client that sends the requests. With a scorer, it must be the scorer's client.
@@ -37,7 +37,7 @@ async def run_bulk(
         settings: the fields of :class:`BulkSettings`.
         scorer: a judge or reward model that scores each line as an item. None sends each line as a request. All runs on one journal must
             use the same scorer.
-        on_start: called with the run before it begins, so that the caller can stop it.
+        on_start: function that is called with the run before the run begins. The caller can use it to stop the run later.
 
     Raises:
         ConfigError: a setting is wrong, a file cannot be read or written, or the journal belongs to another run.

@@ -17,7 +17,7 @@ from qreward import __version__
 from qreward.errors import QRewardError
 
 CLOSED_PIPE = 141
-"""Exit status if the reader of standard output has closed the pipe, as a shell reports it for SIGPIPE."""
+"""Exit status if the reader of standard output has closed the pipe. A shell reports this status for SIGPIPE."""
 VERBS = {
     "demo": ("qreward.cli.demo", "judge a batch on fake judges, one of which dies half-way"),
     "init": ("qreward.cli.init", "write a commented configuration, from options or by asking"),
@@ -30,7 +30,7 @@ VERBS = {
     "fleet": ("qreward.cli.fleet", "run fake LLM judges on this machine, until Ctrl-C"),
     "completion": ("qreward.cli.completion", "print a script that completes commands and options in a shell"),
 }
-"""Verb -> its module, and its help text."""
+"""Verb -> the module of the verb, and the help text of the verb."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser(given[0]).parse_args(given)
     try:
         status = int(importlib.import_module(VERBS[args.verb][0]).run(args))
-        sys.stdout.flush()  # detect a closed pipe here
+        sys.stdout.flush()  # raises ``BrokenPipeError`` if the pipe is closed
     except BrokenPipeError:  # the reader, such as `head`, has ended; Python must not flush the rest at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CLOSED_PIPE
@@ -73,11 +73,11 @@ def _version() -> str:
 
 
 def parser(only: str | None = None) -> argparse.ArgumentParser:
-    """Return the parser of the command line, which the reference page and shell completion read too. Nothing is parsed.
+    """Return the parser of the command line. The reference page and the shell completion are made from this parser too.
 
     Args:
-        only: the command whose arguments are added. The others are listed without arguments, and their modules are not imported. None
-            adds the arguments of every command.
+        only: the verb whose arguments are added. All other verbs are listed without arguments, and their modules are not imported. None
+            adds the arguments of every verb.
 
     Example:
         >>> parser().prog

@@ -7,7 +7,7 @@ from math import inf
 
 
 def add_timeout(parser: argparse.ArgumentParser, default: float, of: str) -> None:
-    """Add ``--timeout SECONDS``, the limit for each endpoint, item, ... (``of``)."""
+    """Add ``--timeout SECONDS``. ``of`` names what the limit applies to, such as ``endpoint`` or ``item``."""
     text = f"limit for each {of} in seconds (default: %(default)g)"
     parser.add_argument("--timeout", type=_positive_seconds, default=default, metavar="SECONDS", help=text)
 

@@ -1,7 +1,7 @@
 """``qreward check [CONFIG]``: checks each endpoint of a configuration, and reports its state and how to fix its problems.
 
-Sends only GET requests, unless ``--call`` adds one small model request per endpoint. API keys are sent as in normal requests, and are
-never shown.
+The command sends only GET requests. The option ``--call`` adds one small model request per endpoint. API keys are sent as in normal
+requests, and are never shown.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ MODELS_SHOWN = 3
 USABLE = ("ready", "reachable")
 """States of an endpoint that refused no request."""
 CALL_AT_LEAST = 30.0
-"""Minimum timeout in seconds of the request of ``--call``: a model is slower than a status route. A larger ``--timeout`` applies."""
+"""Minimum timeout in seconds of the request that ``--call`` adds, because a model is slower than a status route. If ``--timeout`` is
+larger, ``--timeout`` applies."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,11 +55,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def configuration(file: str | None) -> ClientConfig:
-    """The settings in a file; if it is None, those that ``QRewardClient.from_env`` uses. Raises ``ConfigError``.
+    """Return the settings in a file. If ``file`` is None, return the settings that ``QRewardClient.from_env`` uses.
 
-    A settings file of a trainer or a judge is checked, and its client's settings are returned.
+    If the file has the settings of a trainer or a judge, they are checked, and the settings of its client are returned.
+
+    Raises:
+        ConfigError: the settings are invalid, or the file cannot be read.
     """
-    if file is None:  # without the warnings of ``from_env``, which are notes here
+    if file is None:  # ``from_env`` is not called, because it logs warnings; this command prints them as notes
         named = os.environ.get(CONFIG_VARIABLE)
         return read_config(named)[0] if named else config_from_env()
     if file.startswith(("http://", "https://")):
@@ -70,17 +74,17 @@ def configuration(file: str | None) -> ClientConfig:
 
 
 def used_form(file: str | None) -> str:
-    """The form of the settings that :func:`configuration` reads; see :func:`qreward.cli.config_files.form_of`."""
+    """Return the form of the settings that :func:`configuration` reads; see :func:`qreward.cli.config_files.form_of`."""
     return form_of(file or os.environ.get(CONFIG_VARIABLE))
 
 
 async def check_all(config: ClientConfig, seconds: float, *, calls: bool, form: str = "") -> list[dict[str, Any]]:
-    """Check all endpoints concurrently, each with a timeout of ``seconds``. The request of ``--call`` has its own timeout."""
+    """Check all endpoints concurrently, each with a timeout of ``seconds``. The request that ``--call`` adds has its own timeout."""
     return await asyncio.gather(*(check(endpoint, config, seconds, calls=calls, form=form) for endpoint in config.endpoints))
 
 
 async def check(endpoint: Endpoint, config: ClientConfig, seconds: float, *, calls: bool, form: str = "") -> dict[str, Any]:
-    """The result for one endpoint, as written by ``--json``. Durations are in seconds; None means unknown."""
+    """Check one endpoint, and return the result in the form that ``--json`` prints. Durations are in seconds; None means unknown."""
     found = await diagnose.examine(endpoint, seconds)
     load, days, called = found.load, found.days, diagnose.NOT_CALLED
     uncalled = []

@@ -1,6 +1,6 @@
 """``qreward completion SHELL``: prints a script that completes commands, options and file names in a shell.
 
-The script is made by shtab from the parser of the command line. It is static: completing does not start Python.
+The package shtab makes the script from the parser of the command line. The script is static: it completes without starting Python.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _mark_files(parser: argparse.ArgumentParser, how: object) -> None:
-    """Mark the arguments that are file names, as shtab expects it."""
+    """Mark the arguments that are file names. shtab reads the mark from the attribute ``complete``."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for inner in action.choices.values():

@@ -1,7 +1,7 @@
 """Writes commented settings files: a client's configuration, and the settings of a judge.
 
-A file is described once, as a ``Document``, and rendered as YAML, TOML or JSON. JSON has no comments. This module asks nothing and sends
-nothing.
+A file is described once, as a ``Document``, and rendered as YAML, TOML or JSON. JSON has no comments. This module asks no questions and
+sends no requests.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import msgspec
 from qreward.documentation import page
 
 WIDEST = 48
-"""Column before which the comments of a section are aligned; a longer setting pushes its own comment to the right."""
+"""Maximum column at which the comments of a section are aligned. The comment of a longer setting is further to the right."""
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """One line of a file. A setting that is not ``used`` is written as a comment, as an example of what may be set."""
+    """One setting, which is one line of a file. If ``used`` is False, the line is a comment that shows what may be set."""
 
     name: str
     value: Any
@@ -29,7 +29,10 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 class Section(msgspec.Struct, frozen=True):
-    """A mapping, or one item of a list of mappings, with the name of the mapping or of the list. The first setting must be ``used``."""
+    """A section of a file: a mapping, or one item of a list of mappings. ``name`` is the name of the mapping or of the list.
+
+    The first setting must be ``used``.
+    """
 
     name: str
     settings: Sequence[Setting]
@@ -44,7 +47,7 @@ class Document(msgspec.Struct, frozen=True):
     sections: Sequence[Section]
 
     def content(self) -> dict[str, Any]:
-        """The settings in use, as a program reads them."""
+        """Return the settings that are ``used``, in the form in which a program reads them from the file."""
         found: dict[str, Any] = _used(self.settings)
         for section in self.sections:
             if section.is_item:
@@ -54,7 +57,7 @@ class Document(msgspec.Struct, frozen=True):
         return found
 
     def render(self, ending: str) -> str:
-        """The text of a file whose name has this ending, such as ``.yaml``."""
+        """Return the text of a file whose name has this ending, such as ``.yaml``."""
         if ending == ".json":
             return json.dumps(self.content(), indent=2, ensure_ascii=False) + "\n"
         lines = _toml(self) if ending == ".toml" else _yaml(self)
@@ -94,7 +97,7 @@ def _lines(settings: Sequence[Setting], between: str) -> Iterator[str]:
 
 
 def _inline(value: Any, between: str) -> str:
-    """A value on one line. JSON's form of texts, numbers and lists is valid YAML and TOML; only mappings differ."""
+    """Return a value on one line. Strings, numbers and lists are written as in JSON, which is valid YAML and TOML. Mappings differ."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{name}{between}{_inline(inner, between)}" for name, inner in value.items()) + "}"
     if isinstance(value, list):
@@ -107,12 +110,14 @@ _VARIABLES = {"base_url": "OPENAI_BASE_URL", "api_key": "OPENAI_API_KEY"}
 
 
 def form_of(file: str | Path | None) -> str:
-    """The form in which hints write settings: the ending of a file, such as ``.toml``; empty for settings from the environment."""
+    """Return the form in which hints write settings: the ending of the file, such as ``.toml``. It is empty if there is no file, because
+    the settings are then environment variables.
+    """
     return Path(file).suffix.lower() if file else ""
 
 
 def written(name: str, value: Any, form: str) -> str:
-    """One setting as a user writes it in a file of this form, or as an environment variable if the form is empty.
+    """Return one setting as a user writes it in a file of this form, or as an environment variable if the form is empty.
 
     Example:
         >>> written("kind", "vllm", ".toml"), written("kind", "vllm", ".yaml"), written("base_url", "http://gpu-0:8000/v1", "")
@@ -130,10 +135,10 @@ _LIMITS = "concurrent requests, requests per minute, tokens per minute; measured
 
 
 def client_document(endpoints: Sequence[dict[str, Any]], check: str, timeout: float | None = None) -> Document:
-    """The configuration of a client.
+    """Return the document of a client's configuration.
 
     Args:
-        endpoints: the settings of each endpoint; ``api_key`` is a text such as ``${JUDGE_KEY}``.
+        endpoints: the settings of each endpoint; ``api_key`` is a string such as ``${JUDGE_KEY}``.
         check: the command that checks the file.
         timeout: timeout of one call in seconds. None writes the default as a comment.
     """
@@ -148,7 +153,7 @@ def client_document(endpoints: Sequence[dict[str, Any]], check: str, timeout: fl
 
 
 def _endpoint(given: dict[str, Any], is_first: bool) -> list[Setting]:
-    """Return the lines of one endpoint. The first endpoint of a file also shows, as comments, what else may be set."""
+    """Return the lines of one endpoint. The first endpoint of a file also has comments that show all other settings."""
     examples = {
         "base_url": ("", "root of the API, without /chat/completions"),
         "name": ("gpu-0", "name in results and errors; default: host and port"),
@@ -166,7 +171,7 @@ def _endpoint(given: dict[str, Any], is_first: bool) -> list[Setting]:
 
 
 def judge_document(model: str, client: str, trainer: Sequence[str] = ()) -> Document:
-    """The settings of a judge, for ``qreward run --judge`` and for trainers.
+    """Return the document of a judge's settings, for ``qreward run --judge`` and for trainers.
 
     Args:
         model: name of the judge model.

@@ -1,7 +1,7 @@
-"""``qreward demo``: judges a batch of reference-answer requests on a fake fleet with limits, different speeds and a failing endpoint.
+"""``qreward demo``: judges a batch of answers on a fleet of fake judges with limits, different speeds and a failing endpoint.
 
-Shows progress, writes the verdicts to a file, and reports the statistics of each endpoint and the time of the batch in relation to the
-lower bound for this fleet. Needs no API key and no network. Uses only the public client.
+The command shows progress and writes the verdicts to a file. It reports the statistics of each endpoint, and the time of the batch divided
+by the lower bound for this fleet. It needs no API key and no network, and it uses only the public client.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ OUTPUT = Path("out") / "verdicts.jsonl"
 HEALTHY_RATE = 125.0
 """Requests per second that the fleet can serve while all endpoints are alive."""
 SLOTS = 16
-"""Concurrency limit of judge-small and judge-mortal. It is not in the client's settings: the client has to learn it."""
+"""Maximum number of concurrent requests at judge-small, and at judge-mortal. The client's settings do not contain it: the client has to
+learn it."""
 TIMEOUT = 120.0
-"""Timeout of one request in seconds, including time in the queue; many times the duration of the batch."""
+"""Timeout of one request in seconds, including time in the queue. It is many times the duration of the batch."""
 
 
 class DemoRequest(msgspec.Struct, frozen=True):
@@ -46,7 +47,7 @@ class DemoVerdict(msgspec.Struct, frozen=True):
 
 
 def demo_fleet(requests: int) -> FakeFleet:
-    """Make three judges: one with few slots, one with a rate limit, and one that dies about half-way through ``requests``."""
+    """Return a fleet of three judges: one with slow answers, one with a rate limit, and one that dies after about half of ``requests``."""
 
     def judge(name: str, per_token: float, **limits: Any) -> FakeEndpoint:
         latency = Latency(base=0.05, per_token=per_token, tokens=200, sigma=0.3)
@@ -60,7 +61,7 @@ def demo_fleet(requests: int) -> FakeFleet:
 
 
 def row_of(request: DemoRequest, result: Result[Any]) -> dict[str, Any]:
-    """One line of the output. If there is no verdict, ``verdict`` and ``score`` are None, and ``error`` is the reason."""
+    """Return one line of the output. If there is no verdict, ``verdict`` and ``score`` are None, and ``error`` is the reason."""
     verdict = score = error = None
     if result.error is not None:
         error = f"{type(result.error).__name__}: {result.error}"
@@ -102,7 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the demo. Returns 0 if each item has the expected verdict, else 1. Raises ``ConfigError``."""
+    """Run the demo. Returns 0 if each item has the expected verdict, else 1. Raises ``ConfigError`` if the output cannot be written."""
     requests = [msgspec.json.decode(line, type=DemoRequest) for line in INPUT.read_bytes().splitlines()]
     try:
         args.output.parent.mkdir(parents=True, exist_ok=True)

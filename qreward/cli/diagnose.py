@@ -2,10 +2,10 @@
 
 ``examine`` sends GET requests to the status routes of all kinds of server and makes a TLS handshake. ``call`` sends one small model
 request. API keys are sent as in normal requests, and are never shown. The handshake reads the TLS version and the expiry of the
-certificate without verifying the certificate; verification is up to the transport.
+certificate without verifying the certificate. The transport verifies the certificate when it sends requests.
 
-``problems`` and ``notes`` turn the findings into sentences that say what to change, with settings in the form of the user's file. A
-problem makes calls fail; a note does not.
+``problems`` and ``notes`` turn the findings into sentences that say what to change. The sentences contain settings in the form of the
+user's file. A problem makes calls fail; a note does not.
 """
 
 from __future__ import annotations
@@ -44,14 +44,15 @@ STATUS_PATHS = ("/health", "/metrics", "/info", "/v1/loads", "/get_load", _NIM_R
 GUARDED = (API_MODELS, MODELS, "/info", "/v1/loads")
 """Routes for which a server with authentication requires a key."""
 DISTINCT_KINDS = ("vllm", "sglang", "tei", "openrlhf", "nim")
-"""Kinds of server that can be told apart. ``openai``, and a kind that a user has registered, may be the API of any server."""
+"""Kinds of server that can be recognised by their responses. The kind ``openai`` cannot, because any server may have its API. A kind that a
+user has registered cannot either."""
 ANY_NAME = "any"
 EXPIRY_WARNING = 14
-"""A certificate that expires in fewer days gets a note."""
+"""Number of days. There is a note about a certificate that expires in fewer days."""
 CLOCK_WARNING = 60
 """Difference of two clocks in seconds above which there is a note."""
 MAX_LISTED = 6
-"""Most names that a message lists."""
+"""Maximum number of names that a message lists."""
 _UNLISTED = "; if the server has no list of models, add a model name to models and check with --call"
 _REMEDY = "change models or the route, or map names with model_names"
 
@@ -64,9 +65,10 @@ class Tls(msgspec.Struct, frozen=True):
 
 
 async def tls_handshake(host: str, port: int) -> Tls | None:
-    """Make a TLS handshake without verifying the certificate or sending a request; None if there is no TLS server.
+    """Make a TLS handshake without verifying the certificate or sending a request. Return None if there is no TLS server.
 
-    ``ssl`` decodes only a certificate that it has verified. So a second handshake trusts the one that the first has shown.
+    The module ``ssl`` decodes a certificate only if it has verified the certificate. A second handshake therefore trusts the certificate
+    from the first handshake.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
@@ -82,7 +84,7 @@ async def tls_handshake(host: str, port: int) -> Tls | None:
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME
         certificate = (await _handshake(host, port, context)).getpeercert() or {}
         days = (ssl.cert_time_to_seconds(str(certificate["notAfter"])) - time.time()) / 86400
-    except (OSError, ValueError, KeyError):  # a server that shows another certificate each time, or one that cannot be decoded
+    except (OSError, ValueError, KeyError):  # the server shows another certificate each time, or its certificate cannot be decoded
         pass
     return Tls(shown.version() or "?", days)
 
@@ -101,16 +103,16 @@ class Examined(msgspec.Struct):
 
     Attributes:
         statuses: requested path -> HTTP status of the response; paths without a response are missing.
-        failure: reason why there was no response, or a misconfigured scheme; else None.
+        failure: reason why there was no response, or a text that says that ``base_url`` has the wrong scheme; otherwise None.
         seconds: time of the fastest response.
         seems: kind of server that the responses indicate; None if unknown.
         load: readiness, load, limits and models, joined from all responses.
         listed: whether the server lists its models.
-        refusal: what the server answered instead of a list of models, such as ``404`` or ``a web page``; None if it listed them, or if
-            the answer does not tell.
-        elsewhere: the root of an API at another path of the same host, if ``base_url`` leads to no API; else None.
-        moved_to: scheme and host to which the server redirects; None if it does not.
-        clock_ahead: seconds by which this machine's clock is ahead of the server's, by its ``Date`` header; None if it sends none.
+        refusal: what the server answered instead of a list of models, such as ``404`` or ``a web page``. None if the server listed its
+            models, or if the answer does not show whether the server has such a list.
+        elsewhere: the root of an API at another path of the same host, if ``base_url`` is not the root of an API; otherwise None.
+        moved_to: scheme and host to which the server redirects; None if it does not redirect.
+        clock_ahead: seconds by which this machine's clock is ahead of the time in the server's ``Date`` header; None without this header.
         tls: result of the TLS handshake; None without https, behind a proxy, or if the handshake failed.
     """
 
@@ -132,12 +134,15 @@ class Examined(msgspec.Struct):
 
     @property
     def days(self) -> float | None:
-        """Days until the certificate expires; negative after that; None if unknown."""
+        """Days until the certificate expires. The number is negative for an expired certificate, and None if it is unknown."""
         return None if self.tls is None else self.tls.days
 
 
 async def examine(endpoint: Endpoint, seconds: float) -> Examined:
-    """Send all GET requests and the handshake within ``seconds``; later responses are ignored. Raises only on cancellation."""
+    """Send all GET requests and make the TLS handshake, and return the findings. Responses that take more than ``seconds`` are ignored.
+
+    This function raises only if it is cancelled.
+    """
     try:
         connection = EndpointConnection(endpoint)
     except ConfigError as error:
@@ -161,7 +166,10 @@ async def examine(endpoint: Endpoint, seconds: float) -> Examined:
 
 
 async def _tls(endpoint: Endpoint, *, wanted: bool) -> Tls | None:
-    """A TLS handshake at the endpoint's port; None if there is no TLS server, or if the endpoint has a proxy."""
+    """Return the result of a TLS handshake at the endpoint's port.
+
+    The result is None if the handshake is not ``wanted``, if there is no TLS server, or if the endpoint has a proxy.
+    """
     if not wanted or proxy_of(endpoint) is not None:
         return None
     parts = urlsplit(endpoint.base_url)
@@ -169,7 +177,7 @@ async def _tls(endpoint: Endpoint, *, wanted: bool) -> Tls | None:
 
 
 async def _get_all(connection: EndpointConnection, found: Examined, replies: dict[str, Reply]) -> None:
-    """Send one request alone, so that an unreachable server gets a single one, and then all others concurrently."""
+    """Send one GET request alone. If the server is reachable, send all other GET requests concurrently."""
     first = (*kind_of(connection.endpoint.kind).probe, "/health")[0]
     await _get(connection, first, found, replies)
     if found.failure is None:
@@ -180,7 +188,7 @@ async def _get_all(connection: EndpointConnection, found: Examined, replies: dic
 
 
 async def _api_at_host(endpoint: Endpoint) -> str | None:
-    """The URL of ``/v1`` of the host, if an OpenAI API is there. None if there is none, or if ``base_url`` is this URL."""
+    """Return the URL of ``/v1`` of the host if an OpenAI API is there. Return None if it is not there, or if ``base_url`` is this URL."""
     host = "{0.scheme}://{0.netloc}".format(urlsplit(endpoint.base_url))
     if host == server_root(endpoint.base_url):
         return None
@@ -202,7 +210,7 @@ async def _get(connection: EndpointConnection, path: str, found: Examined, repli
     except TransportError as error:
         if not found.reachable:
             found.failure = connection.secrets.hide(str(error))
-            if "; " not in found.failure:  # it broke off, which a server of another protocol does at once
+            if "; " not in found.failure:  # the connection broke off, as it does if the server speaks another protocol
                 found.failure += "; check the host and port of base_url, and the log of the server"
         return
     took = perf_counter() - began
@@ -244,7 +252,7 @@ _EMPTY = "an empty list"
 
 
 def _refusal(reply: Reply | None) -> str | None:
-    """What a server answered instead of a list of models; None if the answer does not tell whether it has such a list."""
+    """Return what a server answered instead of a list of models, or None if the answer does not show whether it has such a list."""
     if reply is None or 300 <= reply.status < 400 or reply.status in (401, 403, *PASSING):
         return None
     if not 200 <= reply.status < 300:
@@ -263,7 +271,10 @@ def _is_page(reply: Reply) -> bool:
 
 
 def _seems(replies: Mapping[str, Reply], loads: Mapping[str, Load]) -> str | None:
-    """The kind of server, found by content that only this kind returns. A status is not enough: some servers return 200 for any path."""
+    """Return the kind of server, or None if it is not recognised. The kind is recognised by content that only this kind returns.
+
+    A status is not enough, because some servers return 200 for any path.
+    """
     metrics = b"\n" + replies["/metrics"].body if "/metrics" in replies else b""
     owners = b"".join(replies[path].body for path in (API_MODELS, MODELS) if path in replies).replace(b" ", b"")
     ready, empty = replies.get(_NIM_READY), Load()
@@ -277,7 +288,7 @@ def _seems(replies: Mapping[str, Reply], loads: Mapping[str, Load]) -> str | Non
 
 
 async def call(endpoint: Endpoint, model: str, seconds: float) -> QRewardError | None:
-    """Send one small model request; None on success, else its error, without secrets."""
+    """Send one small model request. Return None if it succeeds, and its error without secrets if it fails."""
     if endpoint.reward is not None or not kind_of(endpoint.kind).chat:
         request = WireRequest(SCORE, model, [SCORE.item(("Say yes.", "yes"))], {}, None)
     else:
@@ -296,13 +307,13 @@ async def call(endpoint: Endpoint, model: str, seconds: float) -> QRewardError |
 
 
 def patterns_of(endpoint: Endpoint, config: ClientConfig) -> list[str]:
-    """The model patterns for which the endpoint is used: those of its routes and its own, exact names first."""
+    """Return the model patterns for which the endpoint is used: the patterns of its routes and of its ``models``, exact names first."""
     routed = [route.pattern for route in config.routes if endpoint.name in route.endpoints]
     return sorted(dict.fromkeys((*routed, *endpoint.models)), key=is_glob)
 
 
 def model_to_call(endpoint: Endpoint, config: ClientConfig, served: Iterable[str]) -> str | None:
-    """The name of a model that calls may send to the endpoint; None if no name is known."""
+    """Return the name of a model that may be requested from the endpoint, or None if no name is known."""
     patterns = patterns_of(endpoint, config)
     known = [*(pattern for pattern in patterns if not is_glob(pattern)), *endpoint.model_names, *_called(endpoint.model_names, served)]
     named = next((name for name in known if any(matches(pattern, name) for pattern in patterns)), None)
@@ -310,11 +321,11 @@ def model_to_call(endpoint: Endpoint, config: ClientConfig, served: Iterable[str
 
 
 class Called(msgspec.Struct, frozen=True):
-    """The outcome of the request of ``--call``. If none was sent, ``answered`` is False and ``error`` is None.
+    """The outcome of the request that ``--call`` adds. If no request was sent, ``answered`` is False and ``error`` is None.
 
     Attributes:
-        answered: whether it succeeded.
-        error: its error if it failed.
+        answered: whether the request succeeded.
+        error: the error of the request if it failed.
     """
 
     answered: bool = False
@@ -330,7 +341,10 @@ NOT_CALLED = Called()
 
 
 def auth_of(endpoint: Endpoint, found: Examined, called: Called = NOT_CALLED) -> str:
-    """Whether the server takes the key. A model request decides: some keys may call models, but not list them."""
+    """Return a text that says whether the server accepts the key. The model request counts more than the GET requests.
+
+    The reason is that some keys may call models, but may not list them.
+    """
     has_key = endpoint.api_key is not None or bool(endpoint.headers)
     seen = [found.statuses[path] for path in GUARDED if path in found.statuses]
     refused = None if called.answered else next((status for status in (called.status, *seen) if status in (401, 403)), None)
@@ -342,7 +356,7 @@ def auth_of(endpoint: Endpoint, found: Examined, called: Called = NOT_CALLED) ->
 
 
 def state_of(endpoint: Endpoint, found: Examined, called: Called = NOT_CALLED) -> str:
-    """The state in a few words. It is ``ready`` only if the server says so and refused no request."""
+    """Return the state of the endpoint in a few words. It is ``ready`` only if the server reports readiness and refused no request."""
     if not found.reachable or found.load.ready is False:
         return "not ready" if found.reachable else "unreachable"
     auth = auth_of(endpoint, found, called)
@@ -363,7 +377,10 @@ def _refused_path(endpoint: Endpoint, found: Examined) -> str | None:
 
 
 def problems(endpoint: Endpoint, config: ClientConfig, found: Examined, called: Called = NOT_CALLED, *, form: str = "") -> Iterator[str]:
-    """The problems, most important first. ``form`` is that of the user's settings; see :func:`qreward.cli.config_files.form_of`."""
+    """Yield the problems, most important first.
+
+    ``form`` is the form of the user's settings; see :func:`qreward.cli.config_files.form_of`.
+    """
     if found.failure is not None:
         yield found.failure
         return
@@ -385,7 +402,7 @@ def problems(endpoint: Endpoint, config: ClientConfig, found: Examined, called: 
 
 
 def notes(endpoint: Endpoint, config: ClientConfig, found: Examined, called: Called = NOT_CALLED, *, form: str = "") -> Iterator[str]:
-    """The notes: findings that do not make calls fail."""
+    """Yield the notes. They are findings that do not make calls fail."""
     if endpoint.kind == "openai" and found.seems is not None:
         kind = written("kind", found.seems, form)
         yield f"it seems to be a server of kind {found.seems!r}; with {kind} it can be asked for scores and for its load"
@@ -416,7 +433,7 @@ def _of_answers(endpoint: Endpoint, found: Examined, called: Called, form: str) 
 
 
 def _of_path(endpoint: Endpoint, found: Examined, form: str) -> str | None:
-    """Why ``base_url`` seems not to be the root of an API that the endpoint can use, and what to change."""
+    """Return why ``base_url`` seems not to be the root of an API that the endpoint can use, and what to change. None if it seems right."""
     base_url, refusal, kind = endpoint.base_url, found.refusal, kind_of(endpoint.kind)
     if found.statuses.get(API_MODELS) == 404 and found.statuses.get(MODELS) in (200, 401, 403) and endpoint.reward is None:
         return f"its API is one level below base_url; set {written('base_url', f'{base_url}/v1', form)}"
@@ -460,12 +477,12 @@ def _of_models(endpoint: Endpoint, config: ClientConfig, found: Examined) -> Ite
 
 
 def _called(renamed: Mapping[str, str], served: Iterable[str]) -> list[str]:
-    """The names under which callers request the models of the server, after ``model_names``."""
+    """Return the names under which callers request the models of the server, according to ``model_names``."""
     there = list(served)
     return [*(name for name, target in renamed.items() if target in there), *(name for name in there if name not in renamed.values())]
 
 
 def _served(name: str, served: tuple[str, ...]) -> str:
-    """The names of the served models, most similar to ``name`` first."""
+    """Return a text with the names of the served models, most similar to ``name`` first."""
     names = list(dict.fromkeys((*closest(name, served, most=MAX_LISTED), *served)))
     return ", ".join(map(repr, names[:MAX_LISTED])) + (f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else "")

@@ -1,7 +1,7 @@
-"""``qreward doctor``: prints what a bug report needs: versions, extras, where the settings come from, and the state of each endpoint.
+"""``qreward doctor``: prints the versions, extras, source of the settings and state of each endpoint, for a bug report.
 
-Endpoints are examined as by ``qreward check``. Values of environment variables, keys, headers and proxies are never shown, only
-whether a variable is set.
+Endpoints are examined as by ``qreward check``. Keys, headers, proxies and the values of environment variables are never shown. The report
+shows only whether a variable is set.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 NOT_FOR_USERS = frozenset({"dev", "docs"})
 """Extras for developers of this package."""
 SPARE_FILES = 64
-"""Open files that a process needs beside its connections."""
+"""Number of open files that a process is assumed to need in addition to its connections."""
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)[^;]*(?:;.*extra\s*==\s*[\"']([^\"']+)[\"'])?")
 
 
@@ -51,7 +51,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def examined(file: str | None, seconds: float) -> dict[str, Any]:
-    """The report, as ``--json`` prints it; ``problems`` are those that belong to no endpoint. Durations are in seconds."""
+    """Return the report in the form that ``--json`` prints. Durations are in seconds.
+
+    ``problems`` of the report are those that belong to no endpoint.
+    """
     settings, config = _settings(file)
     endpoints = [] if config is None else asyncio.run(check.check_all(config, seconds, calls=False, form=check.used_form(file)))
     files = open_files()
@@ -78,7 +81,10 @@ def _extras() -> list[str]:
 
 
 def _packages(extra: str | None) -> dict[str, str | None]:
-    """The packages that an extra needs (or qreward itself, for None) -> their versions; None for a package that is not installed."""
+    """Return the packages that an extra needs, each with its version. If ``extra`` is None, return the packages that qreward itself needs.
+
+    The version of a package that is not installed is None.
+    """
     found = [match.groups() for line in metadata.requires("qreward") or () if (match := _REQUIREMENT.match(line))]
     return {name: _version(name) for name, needed_by in found if needed_by == extra}
 
@@ -91,7 +97,11 @@ def _version(package: str) -> str | None:
 
 
 def _settings(file: str | None) -> tuple[dict[str, Any], ClientConfig | None]:
-    """Where the settings come from, what is wrong with them, and which environment variables they read."""
+    """Return the part of the report about the settings, and the configuration.
+
+    The part says where the settings come from, what is wrong with them, and which environment variables they use. The configuration is None
+    if there are no settings, or if they are wrong.
+    """
     named = file or os.environ.get("QREWARD_CONFIG")
     variable = next((name for name in SETTINGS[2:] if os.environ.get(name)), None)
     found: dict[str, Any] = {
@@ -110,14 +120,17 @@ def _settings(file: str | None) -> tuple[dict[str, Any], ClientConfig | None]:
 def _variables(file: Path) -> dict[str, bool]:
     try:
         lines = file.expanduser().read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, ValueError):  # the error of the settings says so
+    except (OSError, ValueError):  # reading the settings fails too, and its error is reported
         return {}
     names = variables_in("\n".join(line for line in lines if not line.lstrip().startswith("#")))
     return {name: bool(os.environ.get(name)) for name in names}
 
 
 def open_files() -> dict[str, int] | None:
-    """The limit of open files and connections of the process, and the highest limit it may set; None if there is no limit."""
+    """Return the limit of open files and connections of the process, and the highest limit that the process may set.
+
+    Return None if there is no limit, or if it is not known.
+    """
     try:
         import resource  # noqa: PLC0415 - not on Windows
     except ImportError:
@@ -127,7 +140,7 @@ def open_files() -> dict[str, int] | None:
 
 
 def _few_files(config: ClientConfig | None, files: Mapping[str, int] | None) -> Iterator[str]:
-    """Yield a problem if the process may open fewer connections than the settings allow requests in flight: each request needs one."""
+    """Yield a problem if the settings allow more requests in flight than the process may open connections. Each request needs one."""
     at_once = 0 if config is None else sum(each.limits.max_concurrency or 0 for each in config.endpoints)
     if files is not None and at_once + SPARE_FILES > files["limit"]:
         yield (

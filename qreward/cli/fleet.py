@@ -1,6 +1,6 @@
 """``qreward fleet SPEC``: runs a fleet of fake judges until Ctrl-C or SIGTERM.
 
-Prints one line of JSON when the fleet is ready, and one with its statistics when it has ended.
+The command prints one line of JSON when the fleet is ready, and one line with the fleet's statistics when the fleet has ended.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """``qreward init [PATH]``: writes a commented configuration file, from options or by asking on a terminal.
 
-A key is never written: the file names the environment variable that holds it. Existing files are not replaced, unless ``--force`` is given.
-With the name of a judge model it also writes the settings of a judge, for ``qreward run --judge`` and for trainers. A judge can be added
-to an existing configuration file: its settings go into a second file, which names the first.
+A key is never written. Instead, the file names the environment variable that holds the key. Existing files are replaced only if ``--force``
+is given. With the name of a judge model, the command also writes the settings of a judge, for ``qreward run --judge`` and for trainers. A
+judge can be added to an existing configuration file. The judge's settings go into a second file, which names the configuration file.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ TRAINERS = {
     "trl": 'reward_funcs=reward("reward.yaml")',
     "verl": "reward.custom_reward_function.path=pkg://qreward.integrations.verl",
 }
-"""Trainer -> the line of its configuration to change, as on its page of the documentation."""
+"""Trainer -> the setting that makes the trainer use the judge. The trainer's page of the documentation shows the same setting."""
 PATIENCE = 5.0
 """Timeout in seconds for the check of a server between two questions."""
 MOST_NAMED = 8
-"""If a server has more models, ``*`` is proposed instead of their names."""
+"""Maximum number of models of a server whose names are proposed. For a server with more models, ``*`` is proposed."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _UNSET_VARIABLE = re.compile(r"[A-Z][A-Z0-9]{0,15}(_[A-Z0-9]{1,16})*")
-"""The form of the name of a variable that is not set. It rejects keys that are typed instead of a name."""
+"""Pattern of the names that are accepted for a variable that is not set. It rejects a key that is typed instead of a name."""
 
 
 class _NewEndpoint(argparse.Action):
-    """Begins another endpoint. The options of an endpoint that follow belong to it."""
+    """Handles ``--endpoint``: begins another endpoint. The endpoint options that follow belong to this endpoint."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:  # noqa: ARG002
         namespace.endpoints = [*namespace.endpoints, {"base_url": values}]
 
 
 class _OfEndpoint(argparse.Action):
-    """Sets an option of the endpoint before it."""
+    """Handles an endpoint option: sets the option of the last ``--endpoint`` before it."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
         if not namespace.endpoints:
@@ -106,7 +106,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the files. Returns 0. Raises ``ConfigError`` if a file exists or a setting is wrong; then nothing is written."""
+    """Write the files, and return 0. If a file exists or a setting is wrong, raise ``ConfigError`` and write nothing."""
     path = args.path or Path(DEFAULT)
     present = args.path or Path(usual_file() or DEFAULT)
     if args.judge and not args.endpoints and present.is_file():
@@ -135,14 +135,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _add_judge(args: argparse.Namespace, path: Path) -> int:
-    """Write the settings of a judge next to an existing configuration file, which is not changed. Returns 0. Raises ``ConfigError``."""
+    """Write the settings of a judge beside an existing configuration file, and return 0. The existing file is not changed.
+
+    Raises:
+        ConfigError: the existing file is wrong, the new file cannot be written, or no endpoint serves the judge model.
+    """
     second = _judge_path(path, args.trainer)
     _check_path(second, replace=args.force)
     content, place = read_settings(path, empty=_ENDPOINTS, expand=False)
     endpoints = content.get("endpoints")
     if not isinstance(endpoints, list) or not all(isinstance(each, dict) for each in endpoints):
         raise ConfigError(f"{place}: is not a configuration file of a client; {_ENDPOINTS}")
-    routes = content.get("routes", ())  # pattern -> route, or a list
+    routes = content.get("routes", ())  # a mapping of pattern to route, or a list of routes
     patterns = [pattern for each in endpoints for pattern in each.get("models", ["*"])]
     patterns += [str(each["pattern"] if isinstance(each, dict) else each) for each in routes]
     _check_judge(args.judge, patterns, place=f" in {path}")
@@ -162,7 +166,7 @@ def _judge_path(path: Path, trainer: str | None) -> Path:
 
 
 def _described(args: argparse.Namespace, may_ask: bool, form: str) -> tuple[list[dict[str, Any]], str | None]:
-    """The endpoints and the judge model, from the options or by asking. ``api_key`` becomes ``${NAME}``."""
+    """Return the endpoints and the judge model, from the options or by asking. ``api_key`` becomes ``${NAME}``."""
     if args.trainer and not (args.judge or (may_ask and not args.endpoints)):
         raise ConfigError("--trainer needs --judge MODEL, the model that judges")
     if args.endpoints:
@@ -191,7 +195,7 @@ _KEEP = "; to add a judge to a configuration file, leave out --endpoint and name
 
 
 def _reference(name: str) -> str:
-    """Return ``${NAME}`` for the name of a variable. A text that may be a key raises a ``ConfigError`` that does not show the text."""
+    """Return ``${NAME}`` for the name of a variable. If ``name`` may be a key, raise a ``ConfigError`` that does not show it."""
     bare = name.removeprefix("${").removesuffix("}").removeprefix("$")
     is_name = _VARIABLE.fullmatch(bare) if os.environ.get(bare) else _UNSET_VARIABLE.fullmatch(bare)
     if not is_name:
@@ -207,7 +211,11 @@ def _variables(endpoints: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _validated(document: Document) -> ClientConfig:
-    """Return the settings as a client reads them, without ``api_key``: its variables may be set later. Raises ``ConfigError``."""
+    """Return the settings as a client reads them, without ``api_key``, because its variable may be set later.
+
+    Raises:
+        ConfigError: a setting is invalid.
+    """
     content = document.content()
     keyless = [{name: value for name, value in each.items() if name != "api_key"} for each in content["endpoints"]]
     try:
@@ -284,7 +292,7 @@ def _one_of(base_url: str) -> dict[str, Any]:
 
 
 class _Questions:
-    """Asks for endpoints and a judge. Checks each server to propose answers."""
+    """Asks for endpoints and a judge. It checks each server, and proposes answers from the findings."""
 
     def __init__(self, form: str) -> None:
         self._form = form
@@ -306,7 +314,7 @@ class _Questions:
 
     def _endpoint(self, endpoint: dict[str, Any]) -> dict[str, Any]:
         seen = _look(endpoint, self._form)
-        while len(seen["problems"]) > seen["auth"].startswith("required"):  # what a missing key cannot explain
+        while len(seen["problems"]) > seen["auth"].startswith("required"):  # there are problems besides a missing key
             other = _ask("Another base URL, or Enter to keep it", "", lambda url: _one_of(url) if url else None)
             if other is None:
                 break
@@ -329,7 +337,7 @@ class _Questions:
 
 
 def _look(endpoint: dict[str, Any], form: str) -> dict[str, Any]:
-    """Print what ``qreward check`` finds at the server, and return it. ``form`` is that of the file to write."""
+    """Print and return the findings of ``qreward check`` about a server. ``form`` is the form of the file to write."""
     config, _ = read_config({"endpoints": [endpoint]})
     (seen,) = asyncio.run(check.check_all(config, PATIENCE, calls=False, form=form))
     if seen["reachable"]:

@@ -1,6 +1,6 @@
 """``qreward judge calibrate GOLD`` and ``qreward judge report ITEMS``: calibrate a judge with labelled items, and compare judges.
 
-The configuration is the settings file of a trainer (docs/trainers/index.md), so the calibration is that of the trainer's judge.
+The configuration is the settings file of a trainer (docs/trainers/index.md). The calibration is therefore made for the trainer's judge.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the action. Returns 0. Raises ``ConfigError`` for an invalid file or item, ``RequestError`` if too many items fail."""
+    """Run the action, and return 0. Raises ``ConfigError`` for an invalid file or item, and ``RequestError`` if too many items fail."""
     if args.action == "calibrate":
         _check_output(args.output)
         calibration = asyncio.run(_calibrated(args))
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_output(path: Path) -> None:
-    """Raise ``ConfigError`` if the calibration cannot be written to this path. Called before anything is sent."""
+    """Raise ``ConfigError`` if the calibration cannot be written to this path. It is called before a request is sent."""
     folder = path.expanduser().parent
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
         reason = "it is a directory" if path.is_dir() else f"{str(folder)!r} is no directory that can be written to"
@@ -84,7 +84,7 @@ async def _calibrated(args: argparse.Namespace) -> Calibration:
     config = load_reward_config(args.config)
     if config.judge is None:
         raise ConfigError(f"{config.place}: a calibration needs a judge; it has {'cascade' if config.cascade else 'reward_model'} instead")
-    bare = config.judge.model_copy(update={"calibration": None})  # the file may name the calibration that is made here
+    bare = config.judge.model_copy(update={"calibration": None})  # the settings may name the calibration file that is made here
     async with AsyncExitStack() as stack:
         judge = await _scorer(config.model_copy(update={"judge": bare}), stack)
         assert isinstance(judge, Judge)
@@ -99,7 +99,11 @@ async def _compared(items: str, configs: Sequence[str], timeout: float) -> Agree
 
 
 def _names(configs: Sequence[str]) -> Sequence[str]:
-    """Return a name for each file: without folder and ending if these differ, else its path. Raises ``ConfigError`` for a repeated file."""
+    """Return a name for each file. It is the file's name without folder and ending; if two of these are equal, all names are paths.
+
+    Raises:
+        ConfigError: a file is repeated.
+    """
     short = [Path(config).stem for config in configs]
     names = short if len(set(short)) == len(short) else list(configs)
     if len(set(names)) < len(names):
@@ -108,7 +112,7 @@ def _names(configs: Sequence[str]) -> Sequence[str]:
 
 
 async def _scorer(config: RewardConfig, stack: AsyncExitStack) -> Scorer:
-    """The judge or reward model of the settings. It and its client are closed with the stack."""
+    """Return the judge or reward model of the settings. The stack closes the scorer and its client."""
     client = await stack.enter_async_context(QRewardClient.from_config(config.client or config_from_env()))
     with name_source_in_errors(config):
         check(config, [route.pattern for route in client.list_routes()])

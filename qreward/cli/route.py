@@ -1,6 +1,6 @@
 """``qreward route CONFIG MODEL``: prints the pattern that a model matches, the endpoints that serve it, and their limits.
 
-Sends nothing.
+The command sends no requests.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the route. Raises ``ConfigError`` for an invalid file, ``NoEndpoint`` if no route matches."""
+    """Print the route, and return 0. Raises ``ConfigError`` for an invalid file, and ``NoEndpoint`` if no route matches."""
     config = load_config(args.config)
     routes = QRewardClient.from_config(config).list_routes()
     found = [route for route in routes if matches(route.pattern, args.model)]

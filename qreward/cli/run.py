@@ -30,7 +30,7 @@ _NAMES = (
     "model", "template", "system", "deadline", "max_cost", "max_tokens", "sample", "shard", "order", "retry_failed", "resume",
     "provider_batches",
 )  # fmt: skip
-"""Settings that have the name of their option."""
+"""Settings whose option on the command line has the name of the setting, such as ``--max-cost`` for ``max_cost``."""
 PROGRESS = ("bar", "plain", "json", "none")
 
 
@@ -108,9 +108,12 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run. Returns 0 if all lines are done, 1 if some failed, 75 if the same command can continue. Raises ``ConfigError``.
+    """Run a bulk run. Return 0 if all lines succeeded, 1 if some lines failed, and 75 if the same command can continue the run.
 
     A dry run returns 0, or 2 if there are bad lines.
+
+    Raises:
+        ConfigError: a setting, a file or the journal is wrong.
     """
     scorer = _scorer_settings(args)
     settings: dict[str, Any] = {name: getattr(args, name) for name in _NAMES}
@@ -132,7 +135,7 @@ def _scorer_settings(args: argparse.Namespace) -> RewardConfig | None:
 
 
 def _scheduling(args: argparse.Namespace, scorer: RewardConfig | None) -> dict[str, Any]:
-    """The settings that may also come from the settings file of the scorer."""
+    """Return the settings that may also come from the settings file of the scorer."""
     found = {} if scorer is None else {"columns": scorer.columns, "priority": scorer.priority}
     timeout = args.timeout if args.timeout is not None or scorer is None else scorer.deadline
     return found if timeout is None else {**found, "timeout": timeout}
@@ -173,7 +176,7 @@ def _make_scorer(client: QRewardClient, scorer: RewardConfig) -> Scorer:
 
 
 def _progress(kind: str) -> tuple[Any, Callable[[], None]]:
-    """Return the value of the setting ``progress`` for a kind, and a function to call at the end."""
+    """Return the value of the setting ``progress`` for a kind of progress, and a function to call at the end."""
     if kind == "json":
         lines = _JsonLines()
         return lines.show, lines.close
@@ -200,7 +203,7 @@ class _JsonLines:
 
 
 def _stop_on_interrupt(run: BulkRun) -> None:
-    """Make the first Ctrl-C finish the requests in flight, and the second one stop at once."""
+    """Set what Ctrl-C does. The first stops the run after the requests in flight are finished. The second stops the run at once."""
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
     assert task is not None
@@ -223,7 +226,7 @@ def _shard(text: str) -> tuple[int, int]:
 
 
 def _parameter(text: str) -> tuple[str, Any]:
-    """Parse ``name=value``. A value that is not JSON is a text."""
+    """Return the name and the value in ``name=value``. A value that is not JSON is a string."""
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise ConfigError(f"--set needs NAME=VALUE, such as max_tokens=512, not {text!r}")

@@ -1,7 +1,7 @@
 """``qreward serve MODULE:FUNCTION``: runs a reward server around a scoring function until SIGTERM or Ctrl-C.
 
 The options are the settings of ``ServerConfig``. Their help texts are taken from its docstring. A token cannot be passed on the command
-line, where other users of the machine could see it.
+line, because other users of the machine could see it there.
 """
 
 from __future__ import annotations
@@ -37,7 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal. Returns 0 if all requests in flight at that time were finished, else 1. Raises ``ConfigError``."""
+    """Serve until a signal arrives. Return 0 if all requests that were in flight at the signal were finished, else 1.
+
+    Raises:
+        ConfigError: a setting or the scorer is wrong, or a package is missing.
+    """
     if missing := [name for name in _NEEDS if importlib.util.find_spec(name) is None]:
         raise ConfigError(f"the reward server needs {' and '.join(missing)}: pip install 'qreward[server]'")
     from qreward.server import server as running  # noqa: PLC0415 - an extra
@@ -48,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     token = token_of(args.token_env, args.token_file)
     try:
         config = ServerConfig.from_texts(**texts, token=token)
-    except ConfigError as error:  # without the prefix of the settings class, which does not exist on the command line
+    except ConfigError as error:  # the faults are shown without the name of the settings class, which the command line does not use
         raise with_faults(error.faults, lambda _: "") from None
     scorer = load_object(args.scorer, "scorer", "my_rewards:score")
     try:

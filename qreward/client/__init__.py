@@ -59,22 +59,23 @@ class QRewardClient:
     """An asynchronous client that distributes requests over many endpoints.
 
     The client can be created without a running event loop, and used from several event loops and threads at once. Limits hold over all
-    loops and threads. A pickled client carries its configuration and its telemetry, but no observers. After a fork, the child process
-    starts with the same configuration and no requests or connections.
+    loops and threads. A pickled client keeps its configuration and its telemetry, but not its observers. After a fork, the client in the
+    child process has the same configuration, and starts without requests and connections.
 
     Args:
         endpoints: one or more endpoints, each as an ``Endpoint``, a mapping of its settings, or a URL.
-        routes: say which endpoints serve which models, in addition to each endpoint's ``models``.
+        routes: which endpoints serve which models, in addition to each endpoint's ``models``.
         retry: the policy by which a failed request is sent again.
         hedge: the policy by which a slow request is also sent to a second endpoint. None disables hedging.
-        max_queued: number of single calls that may be queued for a route; the next call fails with ``QueueFull``. None sets no limit.
+        max_queued: maximum number of single calls that may be queued for a route. A further call fails with ``QueueFull``. None sets no
+            limit.
         timeout: total seconds of a request, including the time in the queue; default 600. None sets no limit. For the items of a batch, see
             :class:`~qreward.options.ChatBatchOptions`.
-        telemetry: selects the OpenTelemetry data to record; by default all of it. Nothing is exported until an OpenTelemetry SDK is set up.
-            None records nothing.
+        telemetry: selects the OpenTelemetry data to record. By default, all data is recorded. Nothing is exported until an OpenTelemetry
+            SDK is set up. None records nothing.
         observers: objects that receive an event for each step of a call; see :class:`~qreward.observers.Observer`.
-        backend_factory: returns the HTTP backend of one event loop; for tests.
-        clock: returns monotonic seconds; for tests in virtual time.
+        backend_factory: function that returns the HTTP backend of one event loop; for tests.
+        clock: function that returns monotonic seconds; for tests in virtual time.
 
     Raises:
         ConfigError: a setting is invalid, or two endpoints have the same name.
@@ -146,8 +147,8 @@ class QRewardClient:
 
         Raises:
             RequestError: the request failed; see the subclasses. The error's ``attempts`` lists every attempt. A response that the server
-                aborted or filtered raises ``InvalidResponse``. A response that ends at the token limit is returned, with the
-                ``finish_reason`` ``"length"``.
+                aborted or filtered raises ``InvalidResponse``. A response that ends at the token limit raises no error. It is returned with
+                the ``finish_reason`` ``"length"``.
             Rejected: the queue is full, every endpoint of the route is marked unhealthy, or the client was closed.
             NoEndpoint: no route matches the model.
             ConfigError: an argument is invalid. Nothing was sent.
@@ -162,7 +163,7 @@ class QRewardClient:
         """Request many chat completions, distributed over all endpoints of the route.
 
         Args:
-            batch_messages: the conversations, as a list, an iterator or an async iterator, which is read only as fast as its items are
+            batch_messages: the conversations, as a list, an iterator or an async iterator. The input is read only as fast as its items are
                 sent.
             model: name of the model; selects the route.
             options: see :class:`~qreward.options.ChatBatchOptions`. Any other name becomes a member of the JSON body.
@@ -173,8 +174,8 @@ class QRewardClient:
         Raises:
             NoEndpoint, ConfigError: raised before anything is sent.
             BatchInterrupted: the input or ``on_result`` raised an ``Exception``, which is the ``__cause__``. Requests already sent were
-                finished first, and the exception holds the results. Any other ``BaseException``, such as ``KeyboardInterrupt``, cancels
-                the requests and is raised unchanged.
+                finished first, and the ``BatchInterrupted`` has their results. Any other ``BaseException``, such as
+                ``KeyboardInterrupt``, cancels the requests and is raised unchanged.
 
         Example:
             >>> async def judge(client, conversations):
@@ -189,8 +190,7 @@ class QRewardClient:
         """Stream one chat completion token by token.
 
         Until the first token, a stream is handled like any other request: it waits for a slot, is retried at other endpoints and may be
-        hedged. An attempt is ended when its first token, or a pause between tokens, takes far longer than usual for streams of the
-        endpoint.
+        hedged. The client ends an attempt if its first token, or a pause between tokens, takes far longer than usual at the endpoint.
 
         Args:
             messages, model: as in :meth:`chat_completion`.
@@ -241,17 +241,17 @@ class QRewardClient:
         Calls with the same model and parameters share a request if they are queued at the same time and the server accepts lists.
 
         Args:
-            prompt: the prompt, a text or messages. If ``response`` is not given: a conversation whose last message is scored, a text ready
-                for the model, or a dict with ``prompt``, ``response`` and optionally ``label``.
+            prompt: the prompt, as a text or messages. If ``response`` is not given, ``prompt`` is the whole item: a conversation whose last
+                message is scored, a text ready for the model, or a dict with ``prompt``, ``response`` and optionally ``label``.
             response: the response to score.
             model, options: as in :meth:`chat_completion`.
 
         Returns:
-            The score, a float whose ``attributes`` hold the other numbers that the server returned.
+            The score. It is a float, and its ``attributes`` hold the other numbers that the server returned.
 
         Raises:
-            RequestError: the request failed; see its subclasses. A missing or non-numeric score is ``InvalidResponse``, never 0.0. A
-                prompt or response that is None is ``BadRequest``, and nothing is sent.
+            RequestError: the request failed; see its subclasses. A missing or non-numeric score raises ``InvalidResponse`` and never counts
+                as 0.0. A prompt or response that is None raises ``BadRequest``, and nothing is sent.
             Rejected, NoEndpoint, ConfigError: as in :meth:`chat_completion`.
 
         Example:
@@ -287,7 +287,7 @@ class QRewardClient:
         return await self._merged_many(SCORE, model, "pairs", pairs, options)
 
     async def classify(self, prompt: Any, response: str = DEFAULT, *, model: str, **options: Unpack[CallOptions]) -> dict[str, float]:
-        """Classify one item. Returns the probability of each label. Arguments and errors are those of :meth:`score`."""
+        """Classify one item, and return the probability of each label. Arguments and errors are those of :meth:`score`."""
         item = prompt if response is DEFAULT else (prompt, response)
         return cast("dict[str, float]", await self._merged_one(CLASSIFY, model, item, options))
 
@@ -300,8 +300,8 @@ class QRewardClient:
     async def rerank(self, query: str, documents: Sequence[str], model: str, **options: Unpack[CallOptions]) -> list[float]:
         """Score how well each document answers the query.
 
-        All documents are sent in one request, or in several if the server's limits require that. Other arguments and errors are those of
-        :meth:`score`.
+        All documents are sent in one request, or in several requests if the server's limits require it. All other arguments, and the
+        errors, are those of :meth:`score`.
 
         Returns:
             One score per document, in the order of ``documents``.
@@ -323,12 +323,12 @@ class QRewardClient:
     ) -> Decision:
         """Ask typed questions about one input. Each answer is a probability for every option.
 
-        All questions are sent in one request, or in several at the same time if the server takes fewer. The endpoints may speak different
-        APIs. ``Endpoint(decisions=...)`` sets the API of an endpoint; otherwise one small request before the first call for a model finds
-        it out.
+        All questions are sent in one request. If the server takes fewer questions, they are sent in several requests at the same time. The
+        endpoints may have different APIs. ``Endpoint(decisions=...)`` sets the API of an endpoint. Without this setting, one small request
+        before the first call for a model finds out the API.
 
         Args:
-            input: the text, or the messages with texts, that the questions are about.
+            input: what the questions are about: a text, or messages with texts.
             questions: :class:`YesNo`, :class:`Score` and :class:`Choice`; at least one.
             model: name of the model; selects the route.
             options: see :class:`~qreward.options.ChatOptions`. Any other name, such as ``prompt_cache_key``, becomes a member of the JSON
@@ -363,9 +363,9 @@ class QRewardClient:
         """Ask typed questions about many inputs, distributed over all endpoints of the route.
 
         Args:
-            inputs: a list, an iterator or an async iterator of inputs as in :meth:`decide`, or of ``(input, questions)`` if ``questions``
-                is not given. The input is read only as fast as its items are sent.
-            questions: the questions about every input; None if each item has its own.
+            inputs: a list, an iterator or an async iterator of inputs as in :meth:`decide`. If ``questions`` is not given, its items are
+                ``(input, questions)``. It is read only as fast as its items are sent.
+            questions: the questions about every input; None if each item has its own questions.
             model: name of the model; selects the route.
             options: see :class:`~qreward.options.ChatBatchOptions`. Any other name becomes a member of the JSON body.
 
@@ -393,8 +393,8 @@ class QRewardClient:
     ) -> CreateEmbeddingResponse:
         """Create embeddings of one input: a text, a list of texts, or token ids.
 
-        Calls with the same parameters share a request if they are queued at the same time. Each call receives its own response, as if it
-        had been sent alone. Arguments and errors are those of :meth:`chat_completion`.
+        Calls with the same parameters share a request if they are queued at the same time. Each call returns its own response, as if the
+        call had been sent alone. Arguments and errors are those of :meth:`chat_completion`.
         """
         return cast("CreateEmbeddingResponse", await self._merged_one(None, model, input, options))
 
@@ -417,8 +417,8 @@ class QRewardClient:
             model, options: as in :meth:`chat_completion`. Members of the JSON body are ``max_tokens``, ``n``, ``logprobs`` and others.
 
         Returns:
-            ``n`` choices (1 by default) as openai's ``CompletionChoice``. Token usage is not included;
-            :meth:`batch_text_completion` returns it in ``Result.usage``.
+            ``n`` choices (1 by default) as openai's ``CompletionChoice``. They do not include token usage.
+            :meth:`batch_text_completion` returns the usage in ``Result.usage``.
 
         Raises:
             RequestError, Rejected, NoEndpoint, ConfigError: as in :meth:`chat_completion`.
@@ -440,7 +440,7 @@ class QRewardClient:
         model: str,
         **options: Unpack[CallOptions],
     ) -> Moderation:
-        """Check whether a text or a list of parts should be flagged. Returns openai's ``Moderation``.
+        """Check whether a text or a list of parts should be flagged. The result is openai's ``Moderation``.
 
         Arguments and errors are those of :meth:`text_completion`.
         """
@@ -466,8 +466,8 @@ class QRewardClient:
         Args:
             source: paths and globs of ``.jsonl``, ``.csv``, ``.tsv``, ``.parquet``, ``.gz`` or ``.zst`` files, ``-`` for standard input, or
                 an iterable of mappings. A line has the format of OpenAI's Batch API, or has ``messages`` or ``prompt``.
-            output: file of the results, in the format of OpenAI's Batch API, or ``.parquet``. The file appears when all lines are done.
-                Failed lines are in ``<output>.failed.jsonl``.
+            output: file of the results, in the format of OpenAI's Batch API, or ``.parquet``. The file is written when all lines are done.
+                Failed lines are in ``<output>.failed.jsonl``, where ``<output>`` is the path without its ending.
             scorer: a judge, reward model or cascade. With a scorer, each line is an item to score, and its result is a verdict. A run
                 cannot be continued with another scorer or with other settings of the scorer.
             options: see :class:`~qreward.bulk.settings.BulkSettings`.
@@ -511,7 +511,7 @@ class QRewardClient:
     ) -> None:
         """Add a route, or replace the route with the same pattern.
 
-        A model uses the route with its exact name. If there is none, it uses the most specific glob that matches.
+        A model uses the route with its exact name. If there is no such route, it uses the route with the most specific glob that matches.
 
         Args:
             pattern: name of a model, or a glob.
@@ -543,8 +543,8 @@ class QRewardClient:
     def remove_endpoint(self, name: str) -> None:
         """Remove an endpoint.
 
-        Requests in flight at the endpoint are finished; then its connections are closed. Queued requests go to other endpoints, or fail
-        with ``NoEndpoint`` if there are none.
+        Requests in flight at the endpoint are finished. Then its connections are closed. Queued requests go to other endpoints. If there
+        are no other endpoints, they fail with ``NoEndpoint``.
 
         Raises:
             ConfigError: no endpoint has this name.
@@ -562,7 +562,7 @@ class QRewardClient:
             changed.
 
         Raises:
-            ConfigError: the configuration is invalid. Nothing was changed.
+            ConfigError: the configuration is invalid. Nothing is changed.
         """
         return self._runtime.reload(_config_of(config))
 
@@ -584,7 +584,7 @@ class QRewardClient:
         return self._runtime.config
 
     def stats(self) -> FleetStats:
-        """Return counts and latencies of each endpoint since the client was created, and its current state.
+        """Return the counts and latencies of each endpoint since the client was created, and the endpoint's current state.
 
         Latencies cover about the last thousand responses of an endpoint.
         """
@@ -620,7 +620,7 @@ def _config_of(source: str | Path | Mapping[str, Any] | ClientConfig) -> ClientC
 
 
 def _merge_spec(operation: Operation | None, model: str, given: Arguments) -> MergeSpec:
-    """Return the settings by which the items of a call are merged. An ``operation`` of None means embeddings."""
+    """Return the settings for merging the items of a call into requests. An ``operation`` of None means embeddings."""
     shared = model, given.params, given.options.get("extra_headers"), given.options.get("extra_body")
     return EmbeddingsSpec(*shared) if operation is None else MergeSpec(operation, *shared)
 

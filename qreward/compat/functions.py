@@ -50,7 +50,7 @@ OLD_DEFAULTS: dict[str, Any] = {
     "priority": Priority.NORMAL,
     "telemetry_exporter": None,
 }
-"""The parameters of ``schedule`` in 0.1.7, in their order, with their defaults."""
+"""Parameter of ``schedule`` in 0.1.7 -> its default, in the order of the parameters."""
 
 _ZERO_WAS_OFF = ("timeout", "hedged_request_time", "limit_size", "circuit_breaker_threshold")
 _BELONGS_TO = {
@@ -59,11 +59,11 @@ _BELONGS_TO = {
     "speed_up_max_multiply": "retry_times",
     "adaptive_latency_threshold": "adaptive_limit",
 }
-"""Parameters whose default has changed -> the parameter that must be set for them to have an effect."""
+"""Parameter whose default has changed -> the parameter without which it has no effect."""
 
 
 class NotAnException(Exception):
-    """Wraps a ``BaseException`` (its ``__cause__``) so that it is retried: ``qreward.schedule`` retries only an ``Exception``."""
+    """Wraps a ``BaseException``, which is the ``__cause__``. ``qreward.schedule`` retries this wrapper, because it is an ``Exception``."""
 
 
 class CircuitIsOpen(CircuitOpen, RuntimeError):
@@ -71,7 +71,7 @@ class CircuitIsOpen(CircuitOpen, RuntimeError):
 
 
 def new_settings(old: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings of 0.1.7 as settings of ``qreward.ScheduleConfig``."""
+    """Return the settings of ``qreward.ScheduleConfig`` that correspond to settings of 0.1.7."""
     new = {name: value for name, value in old.items() if name != "adaptive_window_seconds"}
     new |= {name: None for name in _ZERO_WAS_OFF if new.get(name) == 0}
     if new.get("speed_up_max_multiply") == 0:
@@ -87,14 +87,18 @@ def _types(types: Any) -> tuple[Any, ...]:
 
 
 def _retried(kind: Any) -> Any:
-    """Return a class of ``exception_types`` if it is an ``Exception``, otherwise ``NotAnException``."""
+    """Return the class to retry for a member of ``exception_types``.
+
+    It is the member itself if it is a subclass of ``Exception`` or not a class. It is ``Exception`` for ``BaseException``, and
+    ``NotAnException`` for any other class.
+    """
     if not isinstance(kind, type) or issubclass(kind, Exception):
         return kind
     return Exception if kind is BaseException else NotAnException
 
 
 def schedule(*args: Any, **settings: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Decorate a function with the parameters of 0.1.7. The warning contains the same decorator with the parameters of today."""
+    """Return a decorator with the parameters of 0.1.7. The warning contains the equivalent decorator with the parameters of today."""
     if len(args) > len(OLD_DEFAULTS):
         raise ConfigError(f"schedule() takes at most {len(OLD_DEFAULTS)} settings, not {len(args)}; {PAGE}")
     given = {**dict(zip(OLD_DEFAULTS, args, strict=False)), **settings}
@@ -147,7 +151,7 @@ def _decorate(function: Callable[..., Any], *, config: ScheduleConfig, types: tu
 
 @contextmanager
 def _wrapped(types: tuple[type[BaseException], ...]) -> Iterator[None]:
-    """Wrap a ``BaseException`` of these types in ``NotAnException``, except those that end tasks and programs."""
+    """Wrap a ``BaseException`` of these types in ``NotAnException``. Exceptions that end tasks and programs are not wrapped."""
     try:
         yield
     except (Exception, CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit):
@@ -159,7 +163,7 @@ def _wrapped(types: tuple[type[BaseException], ...]) -> Iterator[None]:
 
 
 def _default_or_raise(error: Exception, default: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the default or raise the error, as in 0.1.7: the default replaces every failure except an open circuit."""
+    """Return the default or raise the error. As in 0.1.7, the default replaces every failure except an open circuit breaker."""
     if isinstance(error, CircuitOpen):
         raise CircuitIsOpen(*error.args) from error
     if default is not UNSET:
@@ -169,7 +173,7 @@ def _default_or_raise(error: Exception, default: Any, args: tuple[Any, ...], kwa
 
 @dataclass
 class OldScheduleMetrics:
-    """The numbers of 0.1.7 for one finished call. A try that was cancelled because another one succeeded counts as failed."""
+    """The metrics of 0.1.7 for one finished call. A try that was cancelled because another try succeeded counts as failed."""
 
     total_calls: int
     success_count: int
@@ -186,7 +190,7 @@ class OldScheduleMetrics:
 
 
 class OldScheduleConfig(ScheduleConfig):
-    """A configuration in which 0 switches a setting off. Such a setting reads as None."""
+    """A configuration in which 0 switches a setting off, as in 0.1.7. The value of such a setting is then None."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**new_settings(settings))
@@ -218,7 +222,7 @@ class OldConfigWatcher(ConfigWatcher):
 
 
 class OldTelemetryExporter(TelemetryExporter):
-    """An exporter with the span methods of 0.1.7. Calls are recorded in the metrics of today, such as ``qreward.schedule.duration``."""
+    """An exporter with the span methods of 0.1.7. It records calls in the metrics of today, such as ``qreward.schedule.duration``."""
 
     def __init__(self, meter_name: str = "", tracer_name: str = "qreward.scheduler") -> None:  # noqa: ARG002 - metrics have one scope now
         super().__init__()
@@ -241,7 +245,10 @@ class OldTelemetryExporter(TelemetryExporter):
 
 
 class PriorityTaskQueue:
-    """A queue ordered by priority, lowest number first. Items that waited for ``starvation_threshold`` seconds precede all others."""
+    """A queue that is ordered by priority, lowest number first.
+
+    An item that has waited for ``starvation_threshold`` seconds counts as an item of priority 0.
+    """
 
     def __init__(self, starvation_threshold: float = 60.0) -> None:
         self._threshold = starvation_threshold or float("inf")

@@ -1,4 +1,4 @@
-"""The public names of QReward 0.1.7, with the warning or the error for each. Other modules are imported when an old name is used."""
+"""The public names of QReward 0.1.7, with the warning or the error for each name. The module of a name is imported when it is used."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ KEPT = {
     "TelemetryExporter": ("compat.functions.OldTelemetryExporter", "write qreward.TelemetryExporter()"),
     "schedule": ("compat.functions.schedule", ""),
 }
-"""Old name -> its place inside ``qreward``, and the advice in the warning.
+"""Old name -> the place of the object inside ``qreward``, and the advice in the warning.
 
-``schedule`` has no advice here. It warns when it decorates a function, with the new parameters.
+``schedule`` has no advice in this table. Its warning names the new parameters, so ``schedule`` itself warns when it is called.
 """
 
 _INTERNAL = "it was internal to schedule; use @qreward.schedule"
@@ -61,7 +61,7 @@ def old_names(module: str) -> Callable[[str], Any]:
 
 
 def old_name(module: str, name: str) -> Any:
-    """Return the object for a name of a 0.1.7 module, and warn at the line of the import. Called by ``__getattr__`` of that module.
+    """Return the object for a name of a 0.1.7 module, and warn at the line of the import. ``__getattr__`` of that module calls this.
 
     Raises:
         ImportError: the name was dropped. The message says what to use instead.
@@ -73,7 +73,7 @@ def old_name(module: str, name: str) -> Any:
         raise AttributeError(f"module {module!r} has no attribute {name!r}")
     place, advice = KEPT[name]
     asked_by = sys._getframe(2).f_globals.get("__name__", "")
-    if advice and "importlib" not in asked_by:  # importing from a package looks up the name twice; importlib is the first time
+    if advice and "importlib" not in asked_by:  # an import from a package looks up the name twice; the first lookup is by importlib
         warnings.warn(f"{module}.{name} is deprecated: {advice}; {PAGE}", DeprecationWarning, stacklevel=3)
     home, _, attribute = place.rpartition(".")
     return getattr(importlib.import_module(f"qreward.{home}"), attribute)

@@ -1,6 +1,6 @@
 """``OpenAIChatProxy``, ``OpenAIChatProxyManager`` and ``ModelRouter`` of QReward 0.1.7.
 
-A proxy is a ``QRewardClient`` with one endpoint. It has a queue of its own, so its requests never move to another proxy.
+A proxy is a ``QRewardClient`` with one endpoint. Each proxy has a queue of its own, so requests never move to another proxy.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REPLACED = {
     "httpx_response_hook": _OWN_CLIENT,
     "is_hack_embedding_method": "describe a server whose responses are not OpenAI's with qreward.register_kind",
 }
-"""Parameters that a proxy does not take any more -> what to do instead."""
+"""Parameter that a proxy does not take any more -> what to do instead."""
 
 
 class OpenAIChatProxy:
@@ -68,7 +68,7 @@ class OpenAIChatProxy:
 
     @cached_property
     def client(self) -> QRewardClient:
-        """The client of the proxy. It is created on first use, with the settings of that moment."""
+        """The client of the proxy. It is created on first use, with the settings that the proxy has then."""
         limits = Limits(max_concurrency=self._max_concurrent, rpm=self._per_minute)
         return QRewardClient([Endpoint(**self._endpoint, limits=limits, timeouts=Timeouts(attempt=self._timeout))])
 
@@ -107,7 +107,7 @@ class OpenAIChatProxy:
         return self._content(await self.client.chat_completion(messages, model, **self._options(options)))
 
     async def batch_chat_completion(self, batch_messages: Any, model: str, **options: Any) -> list[Any]:
-        """Return the texts in the order of the input. A failed item is its exception, or the result of ``error_process_func``."""
+        """Return the texts in the order of the input. For a failed item, return its exception or the result of ``error_process_func``."""
         batch = await self.client.batch_chat_completion(batch_messages, model, **self._options(options))
         return list(map(self._outcome, batch))
 
@@ -138,7 +138,10 @@ class OpenAIChatProxy:
 
 @dataclass
 class ProxyGroup:
-    """Proxies that take turns. With weights, a proxy of larger weight is selected more often. ``pattern`` names the models they serve."""
+    """A group of proxies that take turns. With weights, a proxy of larger weight is selected more often.
+
+    ``pattern`` names the models that the proxies serve.
+    """
 
     pattern: str = ""
     strategy: LoadBalanceStrategy = LoadBalanceStrategy.ROUND_ROBIN
@@ -177,7 +180,10 @@ class ProxyGroup:
 
 
 class ModelRouter:
-    """Selects a group of proxies by model: the group with this exact name, or else the first whose pattern matches."""
+    """Selects a group of proxies by model.
+
+    It selects the group whose pattern is the model's exact name. If there is none, it selects the first group whose pattern matches.
+    """
 
     def __init__(self) -> None:
         self._groups: dict[str, ProxyGroup] = {}
@@ -219,7 +225,7 @@ class ModelRouter:
 
 
 class OpenAIChatProxyManager:
-    """Proxies by key. ``select_proxy`` returns one of them, and the caller sends requests to it."""
+    """Holds proxies by key. ``select_proxy`` returns a proxy, and the caller sends requests to this proxy."""
 
     def __init__(self, strategy: LoadBalanceStrategy = LoadBalanceStrategy.ROUND_ROBIN) -> None:
         self._group = ProxyGroup(strategy=strategy)
@@ -240,7 +246,7 @@ class OpenAIChatProxyManager:
         return self
 
     def proxy(self, key: str) -> OpenAIChatProxy:
-        """Return the proxy with this key. Raises ``KeyError`` if there is none."""
+        """Return the proxy with this key. Raises ``KeyError`` if no proxy has this key."""
         return self._group.proxies[key]
 
     def exist_proxy(self, key: str) -> bool:
@@ -261,7 +267,7 @@ class OpenAIChatProxyManager:
     def select_proxy(self, model: str | None = None) -> OpenAIChatProxy:
         """Return the next proxy of the model's route, or of all proxies if the model has no route.
 
-        Raises ``RuntimeError`` if none of them is healthy.
+        Raises ``RuntimeError`` if none of these proxies is healthy.
         """
         return ((model and self._router.resolve(model)) or self._group).select()
 

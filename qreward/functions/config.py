@@ -1,6 +1,6 @@
 """``ScheduleConfig``: the parameters of ``@schedule``, their validation, and their changes while the function is in use.
 
-Calls use ``CompiledSettings``, which is computed from a configuration once per change. This module does not make calls.
+Calls use ``CompiledSettings``, which is computed from a configuration once per change. This module does not call functions.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ UNSET = Unset.UNSET
 
 
 def check_exceptions(value: object) -> object:
-    """Validate an exception class, a tuple of exception classes, or a function of the exception."""
+    """Return the value if it is an exception class, a tuple of exception classes, or a function of the exception; else raise an error."""
     if not isinstance(value, type | tuple):
         if not callable(value):
             raise ValueError("must be an exception class, a tuple of such classes, or a function of the exception; it is set in code")
@@ -101,8 +101,8 @@ class Changes:
     """The callbacks that are called when one object changes.
 
     Attributes:
-        lock: held while a change is made and its callbacks run, so that callbacks see changes in order. It is reentrant, so a callback may
-            make another change.
+        lock: held while a change is made and its callbacks run. Callbacks therefore see changes in order. The lock is reentrant, so a
+            callback may make another change.
     """
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class Changes:
         return remove
 
     def add_weakly(self, method: OnChange) -> None:
-        """Like ``add`` for a bound method, but without keeping its object alive."""
+        """Call a bound method after each later change, like ``add``, but without keeping the object of the method alive."""
 
         def call(changed: object, names: frozenset[str]) -> None:
             if (found := weak()) is not None:
@@ -136,7 +136,7 @@ class Changes:
         weak = weakref.WeakMethod(method, lambda _: remove())
 
     def notify(self, changed: object, names: frozenset[str]) -> None:
-        """Call all callbacks. If one raises, the error is logged and the others are still called."""
+        """Call all callbacks. If a callback raises, the error is logged, and all other callbacks are still called."""
         for token, callback in list(self._callbacks.items()):
             if token not in self._callbacks:  # removed by an earlier callback
                 continue
@@ -158,54 +158,56 @@ def read_settings(source: str | Path) -> tuple[dict[str, Any], files.SettingsLoc
 __all__ = ["FIXED", "UNSET", "ScheduleConfig"]
 
 FIXED = frozenset({"key_func", "pool"})
-"""Parameters that cannot be changed while the function is in use. Calls already wait in the pool, and counters exist for each key."""
+"""Parameters that cannot be changed while the function is in use, because calls already wait in the pool, and each key already has
+counters."""
 
 
 class ScheduleConfig(Policy):
     """The configuration of a function: the parameters of ``@schedule``, and the type of ``function.config``.
 
-    A *try* is one run of the function. ``None`` switches a feature off. A parameter marked "with x" has no effect while x is off, so the
-    two may be set in any order. Configurations are equal if all their values are equal. They are not hashable because they can change.
-    Copies and pickles do not contain the ``on_change`` callbacks.
+    A *try* is one run of the function. ``None`` switches a feature off. A parameter marked "with x" has no effect while the parameter x is
+    off. Both may be set in any order. Configurations are equal if all their values are equal. They are not hashable, because they can
+    change. Copies and pickles do not contain the ``on_change`` callbacks.
 
     Args:
-        timeout: maximum seconds for a whole call, including waiting, retries and hedges.
+        timeout: maximum number of seconds for a whole call, including waiting, retries and hedges.
         retry_times: maximum number of retries of one call.
-        retry_interval: maximum seconds before the first retry. The maximum doubles with each retry. Each wait is random between 0 and the
-            maximum ("full jitter": Brooker, "Exponential Backoff And Jitter", AWS 2015). 0 retries at once.
-        retry_max_interval: maximum seconds before any retry.
+        retry_interval: maximum number of seconds before the first retry. The maximum doubles with each retry. Each wait is random between 0
+            and the maximum ("full jitter": Brooker, "Exponential Backoff And Jitter", AWS 2015). With 0, retries do not wait.
+        retry_max_interval: maximum number of seconds before any retry.
         exception_types: which exceptions are retried and count as failures: a class, a tuple of classes, or a function of the exception
-            that returns True, False, or the seconds to wait. An exception that is not an ``Exception`` (``CancelledError``,
-            ``KeyboardInterrupt``) is never retried and never counts.
+            that returns True, False, or the seconds to wait before the retry. An exception that is not an ``Exception``
+            (``CancelledError``, ``KeyboardInterrupt``) is never retried and never counts.
         limit_size: rate limit: maximum number of tries per key that begin in any ``limit_window`` seconds.
         limit_window: length of the window in seconds; with ``limit_size``.
-        key_func: receives the arguments of a call and returns its key. Each key has its own rate limit and circuit breaker. With None, all
-            calls share one. It cannot be changed.
+        key_func: function that receives the arguments of a call and returns the key of the call. Each key has its own rate limit and
+            circuit breaker. With None, all calls share one rate limit and one circuit breaker. It cannot be changed.
         max_concurrency: maximum number of tries running at once.
-        hedged_request_time: seconds after which a second try is started while the first still runs (Dean and Barroso, "The Tail at Scale",
-            CACM 2013). A percentile such as ``"p95"`` takes the seconds from the function's own times.
+        hedged_request_time: seconds after which a hedge (a second try) is started while the first try still runs (Dean and Barroso, "The
+            Tail at Scale", CACM 2013). A percentile such as ``"p95"`` is computed from the times of the function's own tries.
         hedged_request_max_times: maximum number of hedges per call; with ``hedged_request_time``.
-        hedged_request_proportion: maximum hedges over all calls, as a share of the number of calls, above 0 and up to 1; with
+        hedged_request_proportion: maximum number of hedges of all calls divided by the number of calls, above 0 and up to 1; with
             ``hedged_request_time``.
         speed_up_max_multiply: maximum number of tries of one call that run at once after a failure; with ``retry_times``.
-        default_result: a value that is returned instead of an exception, or a function of the call's arguments that returns it. ``UNSET``
-            raises the exception.
+        default_result: a value that is returned instead of an exception, or a function of the call's arguments that returns this value.
+            With ``UNSET``, the exception is raised.
         circuit_breaker_threshold: number of consecutive failures after which calls are rejected with ``CircuitOpen``.
-        circuit_breaker_recovery: seconds until one call is let through again; with ``circuit_breaker_threshold``.
-        adaptive_limit: adapt a limit to the results of the tries: the rate limit if ``limit_size`` is set, otherwise the concurrency limit.
+        circuit_breaker_recovery: seconds for which calls are rejected. Then one call is let through; with ``circuit_breaker_threshold``.
+        adaptive_limit: True adapts a limit to the results of the tries. It is the rate limit if ``limit_size`` is set, otherwise the
+            concurrency limit.
         adaptive_limit_min: lower bound of the adaptive limit, in tries; with ``adaptive_limit``.
         adaptive_limit_max: upper bound of the adaptive limit, in tries; with ``adaptive_limit``.
-        adaptive_error_threshold: the limit is lowered if more than this share of tries fail; with ``adaptive_limit``.
-        adaptive_latency_threshold: the limit is lowered if the mean time of a try exceeds this many seconds; with ``adaptive_limit``.
-        priority: 0 (most urgent) to 9, a :class:`~qreward.settings.policies.Priority`, or the name of one.
+        adaptive_error_threshold: share (0 to 1) of failed tries above which the limit is lowered; with ``adaptive_limit``.
+        adaptive_latency_threshold: mean seconds of a try above which the limit is lowered; with ``adaptive_limit``.
+        priority: 0 (most urgent) to 9, a :class:`~qreward.settings.policies.Priority`, or the name of a priority.
         pool: name of a pool. Functions with the same pool share ``max_concurrency`` and the adaptive limit. It cannot be changed.
-        metrics_callback: called with a ``ScheduleMetrics`` for each finished call.
+        metrics_callback: function that is called with a ``ScheduleMetrics`` for each finished call.
         telemetry_exporter: an object with a method ``export(metrics)``.
-        debug: log each decision.
+        debug: True logs each decision about a call.
 
     Raises:
         ConfigError: a setting is unknown or invalid. The message names the setting and says what to write. It never contains the text of a
-            value, because that may be an API key.
+            value, because the value may be an API key.
 
     Example:
         >>> config = ScheduleConfig(timeout=30, retry_times=2, hedged_request_time="p95")
@@ -289,10 +291,10 @@ class ScheduleConfig(Policy):
             raise place.named(error) from None
 
     def update(self, /, **changes: Any) -> frozenset[str]:
-        """Change parameters while the function is in use. If one of them is invalid, none is changed.
+        """Change parameters while the function is in use. If one of them is invalid, no parameter is changed.
 
-        May be called from any thread. Code that reads one parameter gets the old or the new value. To read several values of the same
-        state, take a :meth:`snapshot`.
+        This method may be called from any thread. Code that reads one parameter gets the old or the new value. To read several values at
+        one moment, take a :meth:`snapshot`.
 
         Args:
             changes: new values by parameter name.
@@ -319,9 +321,9 @@ class ScheduleConfig(Policy):
     def on_change(self, callback: Callable[[ScheduleConfig, frozenset[str]], object]) -> Callable[[], None]:
         """Call ``callback(config, names)`` after each update that changes at least one value.
 
-        The callback runs in the thread that makes the change, and changes are reported one at a time, in order. So the callback should be
-        quick, and must not wait for another thread that changes this configuration. If it raises, the error is logged and the change is
-        kept.
+        The callback runs in the thread that makes the change. Changes are reported one at a time, in order. The callback should therefore
+        be quick, and must not wait for another thread that changes this configuration. If the callback raises, the error is logged and the
+        change is kept.
 
         Returns:
             A function that removes the callback.
@@ -348,7 +350,7 @@ class ScheduleConfig(Policy):
         return partial(type(self), **self.snapshot()), ()
 
     def __repr_args__(self) -> Iterator[tuple[str, Any]]:
-        """Yield the values that differ from their defaults. Of an object only the name is shown, because it may hold secrets."""
+        """Yield the values that differ from their defaults. An object is shown by its name only, because it may hold secrets."""
         fields = type(self).model_fields
         return ((name, _Text(_shown(value))) for name, value in self.snapshot().items() if not same(value, fields[name].default))
 
@@ -371,7 +373,10 @@ class _Text(str):
 
 
 def _shown(value: Any) -> str:
-    """Return a value as ``repr`` shows it: None, numbers, texts and enum members as code, and any other object as its name."""
+    """Return a value as ``repr`` of the configuration shows it. None, numbers, strings and enum members are shown as code.
+
+    Any other object is shown by its name.
+    """
     if isinstance(value, Enum):
         return f"{type(value).__name__}.{value.name}"
     if value is None or isinstance(value, bool | int | float | str):
@@ -382,11 +387,11 @@ def _shown(value: Any) -> str:
 
 
 class CompiledSettings:
-    """The settings of a configuration at one moment, in the form that calls use. A call uses the same settings from begin to end.
+    """The settings of a configuration at one moment, in the form that calls use. One call uses one object from its begin to its end.
 
     Args:
         config: the configuration.
-        waits: False is for tests: calls do not wait before retries or after overload, ignore rate limits, and are not hedged.
+        waits: False is for tests. Calls then do not wait before retries or after overload, ignore rate limits, and are not hedged.
 
     Attributes:
         options: the options for the scheduler.
@@ -417,7 +422,7 @@ class CompiledSettings:
         return isinstance(error, self._exceptions)
 
     def judge(self, error: Exception) -> CallFailure:
-        """Classify an exception that a try raised: whether to retry, how long to wait, and whether it means overload."""
+        """Classify an exception that a try raised. The result says whether to retry, how long to wait, and whether it means overload."""
         overload = overload_of(error)
         wait = None if overload is None else overload.retry_after
         again: bool | float = isinstance(error, self._exceptions)

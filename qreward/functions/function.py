@@ -36,14 +36,14 @@ Outcome = Literal["ok", "failed", "timeout", "circuit_open", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class ScheduleMetrics:
-    """One finished call of a decorated function, as ``metrics_callback`` and ``telemetry_exporter`` receive it.
+    """One finished call of a decorated function. ``metrics_callback`` and ``telemetry_exporter`` receive it.
 
     Attributes:
         function: module and qualified name of the function.
         key: the key that ``key_func`` returned; None without ``key_func``.
         outcome: ``ok``, ``failed`` (the function raised an exception), ``timeout``, ``circuit_open`` (the circuit breaker rejected the
-            call), or ``cancelled`` (by the caller).
-        error: class name of the exception, or None. Its message is not included, because it may contain secrets.
+            call), or ``cancelled`` (the caller cancelled the call).
+        error: class name of the exception, or None. The message of the exception is left out, because it may contain secrets.
         defaulted: True if the caller received ``default_result``.
         tries: number of runs of the function.
         retries: number of tries that followed a failure.
@@ -82,16 +82,16 @@ class ScheduleStats:
         tries: number of runs of the function.
         retries: number of tries that followed a failure.
         hedges: number of tries that were started while another try was running.
-        hedges_won: number of hedges that returned before the other try.
+        hedges_won: number of hedges that returned before the other try of their call.
         overloaded: number of tries that failed because of overload (429, 503 or similar).
         waiting: number of calls that wait now for a rate limit or a concurrency slot.
         inflight: number of tries that run now.
-        limit: maximum number of tries that may run at once now, over all functions of the pool; None without a limit.
-        rate: maximum number of tries per key and ``limit_window`` now; None without a limit. With ``adaptive_limit``, the lowest rate of
-            all keys.
+        limit: current maximum number of tries that run at once, over all functions of the pool; None without a limit.
+        rate: current maximum number of tries per key and ``limit_window``; None without a limit. With ``adaptive_limit``, the lowest number
+            of all keys.
         keys: number of keys in memory.
-        open_circuits: number of keys whose circuit breaker is open.
-        p50, p95, p99: percentiles of the seconds that successful tries took; None before the first one.
+        open_circuits: number of keys whose circuit breaker is not closed.
+        p50, p95, p99: percentiles of the seconds that successful tries took; None before the first successful try.
     """
 
     calls: int
@@ -122,7 +122,7 @@ _waiting_disabled = False
 def no_waiting() -> Iterator[None]:
     """Make decorated functions retry at once, ignore rate limits and never hedge, inside a ``with`` block. Other settings still apply.
 
-    Use it in tests of code with decorated functions. It applies to all calls that begin while the block runs, in any thread.
+    Use ``no_waiting`` in tests of code with decorated functions. It applies to all calls that begin while the block runs, in any thread.
 
     Example:
         >>> from qreward import schedule
@@ -148,8 +148,8 @@ class ScheduledFunction:
 
     Args:
         body: the original function.
-        config: its settings. Later changes of them take effect.
-        pool: the pool whose engine and limits it shares with other functions.
+        config: the settings of the function. Later changes of the settings take effect.
+        pool: the pool of the function. All functions of a pool share its engine and limits.
     """
 
     def __init__(self, body: Callable[..., Any], config: ScheduleConfig, pool: FunctionPool) -> None:
@@ -311,7 +311,7 @@ class FunctionPool:
     Attributes:
         members: the functions of the pool.
         engine: the engine that schedules their calls.
-        thread_driver: runs the calls of blocking functions.
+        thread_driver: driver that runs the calls of blocking functions.
     """
 
     def __init__(self) -> None:
@@ -334,7 +334,7 @@ class FunctionPool:
 
 
 class _NoBackend:
-    """A backend for engines that only call functions. It sends no requests."""
+    """The backend of engines that only call functions. It sends no requests."""
 
     async def send(self, endpoint: object, call: object) -> NoReturn:
         raise AssertionError(f"a function was sent over a backend: {endpoint}, {call}")
@@ -344,13 +344,13 @@ class _NoBackend:
 
 
 _ENGINES: WeakSet[Engine[CallScheduler]] = WeakSet()
-"""All engines in use. Engines and not pools, because the timer of an event loop can keep an engine alive after its pool is gone."""
+"""All engines in use. Pools are not stored here, because the timer of an event loop can keep an engine alive after its pool is gone."""
 _POOLS: WeakValueDictionary[str, FunctionPool] = WeakValueDictionary()
 _naming = threading.Lock()
 
 
 def pool_named(name: str | None) -> FunctionPool:
-    """Return the pool with this name, or a new one if the name is None. A pool is freed with the last function that uses it."""
+    """Return the pool with this name, or a new pool if the name is None. A pool is freed with the last function that uses it."""
     if name is None:
         return FunctionPool()
     with _naming:
@@ -358,7 +358,7 @@ def pool_named(name: str | None) -> FunctionPool:
 
 
 async def cancel_timers() -> None:
-    """Cancel all timers of decorated functions in the running event loop. Later calls in this loop set new ones."""
+    """Cancel all timers of decorated functions in the running event loop. Later calls in this loop set new timers."""
     for engine in list(_ENGINES):
         await engine.leave()
 
@@ -371,10 +371,10 @@ S = TypeVar("S")
 
 
 class Scheduled(Protocol[P, R_co]):
-    """A decorated function. It is called like the original, and also has settings and counters.
+    """A decorated function. It is called like the original function, and also has settings and counters.
 
     Attributes:
-        config: its settings, which can be changed while the function is in use.
+        config: the settings of the function. They can be changed while the function is in use.
     """
 
     __name__: str
@@ -414,12 +414,12 @@ def schedule(config: ScheduleConfig | None = None, /, **settings: Any) -> Decora
 def schedule(config: Any = None, /, **settings: Any) -> Any:
     """Add retries, hedges, limits, a circuit breaker, priority and a time limit to a slow or flaky function.
 
-    An async function stays async, and a blocking function stays blocking, even in a thread with a running event loop. When a call of an
-    async function ends early, its running tries are cancelled. A blocking function cannot be stopped, so its result is discarded.
-    Exceptions of the function are raised unchanged.
+    An async function stays async, and a blocking function stays blocking, even in a thread with a running event loop. If a call of an
+    async function ends early, its running tries are cancelled. A blocking function cannot be stopped, so its result is discarded if the
+    call ends early. Exceptions of the function are raised unchanged.
 
     Args:
-        config: the settings, whose later changes take effect; or, for ``@schedule`` without parentheses, the function itself.
+        config: the settings. Later changes of the settings take effect. For ``@schedule`` without parentheses, this is the function itself.
         settings: settings by name; see :class:`~qreward.ScheduleConfig` for all of them.
 
     Returns:

@@ -1,17 +1,17 @@
-"""Detects whether an exception means that a server is overloaded, and how long to wait. It supports exceptions of many libraries, and
-imports none of them.
+"""Detects whether an exception means that a server is overloaded, and how long to wait. This module supports exceptions of many libraries,
+and imports none of these libraries.
 
 Only statuses, headers and machine-readable codes of an exception count. Messages are ignored, because words such as "too many requests"
-may also come from a prompt or a log line. The exception is urllib3's ``ResponseError``, which has its status only in the message. A false
-detection would be costly: the call would wait and be retried, and the failure would not count for the circuit breaker.
+may also come from a prompt or a log line. There is one case in which the message counts: urllib3's ``ResponseError`` has its status only in
+the message. A false detection would be costly: the call would wait and be retried, and the failure would not count for the circuit breaker.
 
 These exceptions are inspected:
 
-- the exception itself, then the one it was raised ``from``, and the ``reason`` attribute of wrappers (urllib3);
-- the exception that was being handled, if the ``except`` block itself raised the new one, as in
-  ``except RateLimitError: raise JudgeFailed``. If a function called in the block raised the new one, the handled exception is ignored,
-  because the new error is about the fallback;
-- all exceptions of an exception group. The group is an overload only if each of them is one.
+- the exception itself, then the exception that it was raised ``from``, and the ``reason`` attribute of wrappers (urllib3);
+- the exception that was being handled, if the ``except`` block itself raised the new exception, as in
+  ``except RateLimitError: raise JudgeFailed``. If a function that the block calls raised the new exception, the handled exception is
+  ignored, because the new exception is then about the fallback;
+- all exceptions of an exception group. The group counts as an overload only if each of its exceptions does.
 
 An exhausted account (402, ``insufficient_quota``) is not an overload, because waiting does not help.
 """
@@ -29,7 +29,7 @@ from qreward.transport import error_mapping
 from qreward.transport.error_mapping import ErrorBody, error_body_of, parse_error_body
 
 LINKS = 8
-"""Maximum number of exceptions of a chain that are inspected. Libraries build chains of up to four; the limit also ends cycles."""
+"""Maximum number of exceptions of a chain that are inspected. Libraries build chains of up to four. The limit also ends cycles."""
 _OVERLOADED = frozenset({429, 503, 529})
 _USED_UP = 402
 _ELSEWHERE = frozenset({200, 400, 500})  # streams and some servers use these statuses for overload; the code in the body decides
@@ -39,8 +39,8 @@ _AWS = frozenset({
     "TooManyRequestsException", "ProvisionedThroughputExceededException", "RequestLimitExceeded", "BandwidthLimitExceeded", "SlowDown",
 })  # fmt: skip
 """botocore's throttling codes, except LimitExceededException and the codes for conflicts, which may be permanent."""
-_URLLIB3_STATUS = re.compile(r"too many (\d{3}) error responses")  # ResponseError.SPECIFIC_ERROR, the only place of the status
-_VARINT = rb"([\x80-\xff]{0,8}[\x00-\x7f])"  # negative integers of protobuf take 10 bytes
+_URLLIB3_STATUS = re.compile(r"too many (\d{3}) error responses")  # ResponseError.SPECIFIC_ERROR; only this text has the status
+_VARINT = rb"([\x80-\xff]{0,8}[\x00-\x7f])"  # at most 9 bytes, because only negative integers of protobuf take 10 bytes
 _RETRY_INFO = re.compile(rb"\x0a(.)(?:\x08" + _VARINT + rb")?(?:\x10" + _VARINT + rb")?", re.DOTALL)
 """A protobuf ``RetryInfo``. The groups are the length of its ``Duration``, and the seconds and nanoseconds of the duration."""
 
@@ -49,8 +49,9 @@ class Overload(NamedTuple):
     """A server is overloaded, or a rate limit is exhausted.
 
     Attributes:
-        retry_after: seconds to wait, as the server requested; None if it requested none.
-        should_retry: False if the server forbids a retry, True if it asks for one (``x-should-retry``, gRPC's pushback), else None.
+        retry_after: seconds to wait, as the server requested; None if it requested no wait.
+        should_retry: False if the server forbids a retry, and True if it asks for a retry (``x-should-retry``, gRPC's pushback). None if it
+            does neither.
     """
 
     retry_after: float | None = None
@@ -62,7 +63,7 @@ class _AccountExhausted(Exception):
 
 
 def overload_of(error: BaseException) -> Overload | None:
-    """Return the overload that an exception reports, or None for any other error. Never raises.
+    """Return the overload that an exception reports, or None for any other error. This function never raises.
 
     Exceptions are recognised by their attributes, not by their type:
 
@@ -122,7 +123,11 @@ def _raised_by_handler(error: BaseException, caught: BaseException) -> bool:
 
 
 def _overload_of_one(error: BaseException) -> Overload | None:
-    """Return the overload that one exception reports, without its chain; None if it reports none. Raises ``_AccountExhausted``."""
+    """Return the overload that one exception reports, without its chain; None if it reports no overload.
+
+    Raises:
+        _AccountExhausted: the exception reports that the account has no quota left.
+    """
     if isinstance(error, ExceptionGroup):
         return _overload_of_group(error.exceptions)
     if isinstance(error, RateLimited):
@@ -169,7 +174,7 @@ def _status_of(error: Exception, response: Any) -> int | None:
     for holder, name in ((error, "status_code"), (error, "status"), (response, "status_code"), (response, "status")):
         if isinstance(status := getattr(holder, name, None), int):
             return status
-    code = getattr(error, "code", None)  # google.api_core, tornado; without a response the number may mean anything
+    code = getattr(error, "code", None)  # as in google.api_core and tornado; without a response, the number may mean anything
     return code if isinstance(code, int) and (response is not None or hasattr(type(error), "response")) else None
 
 
@@ -221,8 +226,8 @@ def _overload_of_grpc(error: Any) -> Overload | None:
 
 
 def _retry_delay(entries: Mapping[str, bytes]) -> float | None:
-    """Return the seconds in a RetryInfo, which is sent alone or in the details of a ``google.rpc.Status``."""
-    detail = entries.get("grpc-status-details-bin", b"").partition(b"google.rpc.RetryInfo\x12")[2][1:]  # without its length
+    """Return the seconds in a RetryInfo, or None. A RetryInfo is sent alone or in the details of a ``google.rpc.Status``."""
+    detail = entries.get("grpc-status-details-bin", b"").partition(b"google.rpc.RetryInfo\x12")[2][1:]  # the first byte is the length
     found = _RETRY_INFO.match(entries.get("google.rpc.retryinfo-bin", detail))
     if found is None or found.end() - found.end(1) != found[1][0]:
         return None

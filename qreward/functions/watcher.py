@@ -1,7 +1,7 @@
-"""``ConfigWatcher``: checks regularly whether settings have changed, and applies the new ones. Each watcher has a thread of its own.
+"""``ConfigWatcher``: checks regularly whether settings have changed, and applies new settings. Each watcher has a thread of its own.
 
-A watcher compares the state of its source (a file, the environment or a callback) with that of the last check. If the state differs, it
-reads the settings and applies them to its target: a function or a client.
+A watcher compares the current state of its source (a file, the environment or a callback) with the state at the last check. If the state
+differs, the watcher reads the settings and applies them to its target: a function or a client.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class SettingsSource(NamedTuple):
     """A place that settings are read from.
 
     Attributes:
-        name: its name in errors and logs.
-        state: returns the current state, to be compared with the last one; None if nothing has changed. Raises ``ConfigError`` if the
-            state cannot be read.
-        settings: converts a state to settings. Raises ``ConfigError`` if they are invalid.
+        name: name of the source in errors and logs.
+        state: function that returns the current state, which is compared with the state at the last check. It returns None if nothing has
+            changed. It raises ``ConfigError`` if the state cannot be read.
+        settings: function that converts a state to settings. It raises ``ConfigError`` if they are invalid.
     """
 
     name: str
@@ -46,7 +46,10 @@ class SettingsSource(NamedTuple):
 
 
 def file_source(file: str | Path, read: Callable[[Path], Any]) -> SettingsSource:
-    """Return a source that reads a file, which need not exist yet. Its state is the content, or the reason why it cannot be read."""
+    """Return a source that reads a file. The file need not exist yet.
+
+    The state of the source is the content of the file, or the reason why the file cannot be read.
+    """
     path = Path(file).expanduser().absolute()
 
     def state() -> object:
@@ -61,7 +64,7 @@ def file_source(file: str | Path, read: Callable[[Path], Any]) -> SettingsSource
 def environment_source(prefix: str = PREFIX) -> SettingsSource:
     """Return a source that reads environment variables with a prefix.
 
-    The rest of each name is a setting in upper case. Empty variables are ignored.
+    The part of each name after the prefix is the name of a setting in upper case. Empty variables are ignored.
     """
 
     def state() -> dict[str, str]:
@@ -80,7 +83,7 @@ def _read_variable(prefix: str, variable: str, text: str) -> tuple[str, object]:
         raise ConfigError(f"{variable}: can be set in code only, not in the environment")
     value: Any = None if text.lower() == "none" else text
     try:
-        ScheduleConfig(**{name: value})  # checked alone first, so that the error can name the variable
+        ScheduleConfig(**{name: value})  # each setting is first checked alone, because the error must name the variable
     except ConfigError as error:
         texts = [text.removeprefix(f"{name}: ") for place, text in error.faults if place]  # other faults concern several settings
         if texts:
@@ -89,7 +92,7 @@ def _read_variable(prefix: str, variable: str, text: str) -> tuple[str, object]:
 
 
 def callback_source(callback: Callable[[], Any], read: Callable[[Any], Any]) -> SettingsSource:
-    """Return a source that calls a function, which returns a mapping of settings, or None if nothing has changed."""
+    """Return a source that calls a function. The function returns a mapping of settings, or None if nothing has changed."""
 
     def state() -> Any:
         try:
@@ -132,7 +135,7 @@ class _FunctionTarget:
 
 
 class _ClientTarget:
-    """Applies settings to a client. The source has its complete configuration."""
+    """Applies settings to a client. The source has the complete configuration of the client."""
 
     read = staticmethod(load_config)
 
@@ -169,31 +172,31 @@ def _source_of(target: _FunctionTarget | _ClientTarget, file: object, env: objec
 logger = logging.getLogger("qreward.schedule")
 
 STOP_TIMEOUT = 2.0
-"""Maximum seconds that ``stop`` waits for a running callback. After that, the result of the callback is discarded."""
+"""Maximum number of seconds that ``stop`` waits for a running callback. After this time, the result of the callback is discarded."""
 
 
 class ConfigWatcher:
     """Updates the settings of a function or a client when a file, the environment or the result of a callback changes.
 
-    Valid settings are applied together. If any setting is invalid, or the file is missing or incomplete, nothing is changed; the error is
+    Valid settings are applied together. If any setting is invalid, or the file is missing or incomplete, nothing is changed. The error is
     reported once, as a warning of the logger ``qreward.schedule`` and to ``on_error``.
 
-    For a function, the source may set some of the parameters. A parameter that it no longer sets is reset to the value that it had when
-    the watcher was created. For a client, the source has the complete configuration. After a fork, a running watcher also runs in the
-    child process.
+    For a function, the source may set some of the parameters. If the source no longer sets a parameter, the parameter is reset to the value
+    that it had when the watcher was created. For a client, the source has the complete configuration. After a fork, a running watcher also
+    runs in the child process.
 
     Args:
         target: a :class:`ScheduleConfig`, a function decorated with ``@schedule``, or a client.
         file: path of a YAML, JSON or TOML file, which may be missing at first. To update it, write a new file and rename it to this path.
-        env: for functions only. True reads variables such as ``QREWARD_SCHEDULE_TIMEOUT``, for all parameters that are numbers, texts or
-            booleans. A text is used as the prefix instead of ``QREWARD_SCHEDULE_``.
-        callback: called at each check; returns a mapping of settings, or None if nothing has changed.
+        env: for functions only. True reads variables such as ``QREWARD_SCHEDULE_TIMEOUT``, for all parameters that are numbers, strings or
+            booleans. A string is used as the prefix instead of ``QREWARD_SCHEDULE_``.
+        callback: function that is called at each check. It returns a mapping of settings, or None if nothing has changed.
         poll_interval: seconds between checks.
-        on_error: called with the ``ConfigError``, in the watcher's thread.
-        wait: for tests: replaces ``Event.wait``, which waits for an event for at most a number of seconds.
+        on_error: function that is called with the ``ConfigError``, in the watcher's thread.
+        wait: for tests only: a function that replaces ``Event.wait``, which waits for an event for at most a number of seconds.
 
     Raises:
-        ConfigError: not exactly one of ``file``, ``env`` and ``callback`` is given, or the target has another type.
+        ConfigError: none or several of ``file``, ``env`` and ``callback`` are given, or the target has another type.
 
     Example:
         >>> config = ScheduleConfig(timeout=30)
@@ -235,7 +238,7 @@ class ConfigWatcher:
         self._looking = threading.RLock()  # held during a check; reentrant, because a callback may call ``poll_once``
 
     def _start_in_child(self) -> object:
-        """Replace the locks in a forked child, because they may be held, and start a new thread if one was running."""
+        """Replace the locks in a forked child, because they may be held. Start a new thread if the watcher was running in the parent."""
         inherited = self._changing, self._looking, self._thread, self._stopping
         self._make_locks()
         if self._thread is not None:
@@ -249,7 +252,7 @@ class ConfigWatcher:
         return thread is not None and thread.is_alive()
 
     def start(self) -> None:
-        """Check once before this method returns, and then every ``poll_interval`` seconds. Does nothing if the watcher is running."""
+        """Check once before this method returns, and then every ``poll_interval`` seconds. If the watcher is running, do nothing."""
         if self.running:
             return
         self.poll_once()

@@ -1,8 +1,9 @@
-"""Rewards of a judge or a reward model in slime: functions for ``--custom-rm-path`` and related options. Does not need slime.
+"""Rewards of a judge or a reward model in slime: functions for ``--custom-rm-path`` and related options. This module does not need slime.
 
-slime awaits the functions in one event loop of one process, with as many concurrent calls as there are samples. It has no time limit, and
-an exception ends the run. slime needs a number for each sample (None breaks its tensors), and trains on it unless ``sample.remove_sample``
-is set. A sample that could not be judged is therefore removed from the loss, and its reward is one that hardly changes the baseline.
+slime awaits the functions in one event loop of one process, with as many concurrent calls as there are samples. It does not limit the time
+of a call, and an exception ends the run. slime needs a number for each sample, because None breaks its tensors. It trains on the number
+unless ``sample.remove_sample`` is set. A sample that could not be judged is therefore removed from the loss, and its reward is chosen so
+that it hardly changes the baseline.
 """
 
 from __future__ import annotations
@@ -20,23 +21,24 @@ from qreward.integrations.trainers import Adapter, RewardConfig, Rewarder, Score
 __all__ = ["DEADLINE", "group_reward", "normalize_rewards", "reward"]
 
 DEADLINE = 100.0
-"""Default number of seconds for one reward; slime's own remote reward model allows 120 per attempt."""
+"""Default number of seconds for one reward. slime allows its own remote reward model 120 seconds per attempt."""
 SETTINGS = "qreward_config"
-"""Attribute of slime's arguments that holds the settings, or the path of their file. The file of ``--custom-config-path`` may set it."""
+"""Attribute of slime's arguments that holds the settings, or the path of the settings file. The file of ``--custom-config-path`` may set
+this attribute."""
 NOTE = "qreward"
-"""Key of ``sample.metadata`` that holds how the sample was judged."""
+"""Key of ``sample.metadata`` under which the outcome of judging the sample is stored."""
 MEMORY = 1024
 """Number of recent rewards whose mean replaces a missing reward if the same call has no other reward."""
 LOG_EVERY = 100
 """Number of failures between two log messages."""
 MOST_LOST = 1000
-"""Number of failures in a row after which the run ends, because nothing would be left to train on."""
+"""Number of failures in a row after which the run ends, because no sample would be left to train on."""
 CENTRED = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
 """Values of ``--advantage-estimator`` for which slime subtracts the mean of the group from each reward."""
 SCALED = ("grpo", "gspo", "cispo")
-"""Values for which slime also divides by the standard deviation, with ``--grpo-std-normalization``."""
+"""Values of ``--advantage-estimator`` for which slime also divides by the standard deviation, if ``--grpo-std-normalization`` is set."""
 EPSILON = 1e-6
-"""Added to the standard deviation, as in slime."""
+"""Number that is added to the standard deviation before a reward is divided by it. slime adds the same number."""
 
 _ADAPTER = Adapter(
     trainer="slime",
@@ -48,14 +50,14 @@ _log = logging.getLogger("qreward.integrations.slime")
 
 
 async def reward(args: Any, sample: Any, **kwargs: Any) -> Any:  # noqa: ARG001 - slime's signature
-    """Score a sample, or each sample of a list. For ``--custom-rm-path qreward.integrations.slime.reward``.
+    """Score a sample, or each sample of a list. The option is ``--custom-rm-path qreward.integrations.slime.reward``.
 
     Args:
         args: slime's arguments.
-        sample: one of slime's ``Sample``, or a list of them, which slime passes if one generation produces several.
+        sample: one ``Sample`` of slime, or a list of samples. slime passes a list if one generation produces several samples.
 
     Returns:
-        A float; a dict if ``--reward-key`` is set (in an evaluation also if ``--eval-reward-key`` is set). For a list of samples, a list.
+        A float. If ``--reward-key`` is set, or in an evaluation ``--eval-reward-key``, a dict. For a list of samples, a list of these.
 
     Raises:
         QRewardError: a reward is missing and ``on_failure`` is ``raise``, or ``MOST_LOST`` rewards in a row were missing.
@@ -67,9 +69,9 @@ async def reward(args: Any, sample: Any, **kwargs: Any) -> Any:  # noqa: ARG001 
 
 
 async def group_reward(args: Any, samples: Sequence[Any], **kwargs: Any) -> list[Any]:  # noqa: ARG001 - slime's signature
-    """Score a group. For ``--group-rm --custom-rm-path qreward.integrations.slime.group_reward``.
+    """Score a group. The options are ``--group-rm --custom-rm-path qreward.integrations.slime.group_reward``.
 
-    Unlike with :func:`reward`, a sample that could not be judged gets the mean of its group, so that it does not move the baseline.
+    A sample that could not be judged gets the mean of its group, so it does not change the baseline. This differs from :func:`reward`.
 
     Raises:
         QRewardError: as in :func:`reward`.
@@ -89,13 +91,19 @@ async def _rewards(args: Any, samples: Sequence[Any]) -> list[Any]:
 
 
 def _row(sample: Any) -> dict[str, Any]:
-    """Return the fields of a sample by name, its metadata as a whole, and the entries of the metadata whose names do not clash."""
+    """Return a mapping with the fields of a sample, its metadata as a whole, and the entries of the metadata.
+
+    If an entry has the name of a field, the mapping has only the field.
+    """
     metadata = sample.metadata if isinstance(sample.metadata, dict) else {}
     return {**metadata, "metadata": metadata, "prompt": sample.prompt, "response": sample.response, "label": sample.label}
 
 
 def _keys(args: Any, samples: Sequence[Any]) -> list[str]:
-    """Return the keys under which slime looks up a reward; empty if it expects a number. In an evaluation slime uses both of its keys."""
+    """Return the keys under which slime looks up a reward. The list is empty if slime expects a number.
+
+    In an evaluation, slime may use the keys of ``--reward-key`` and ``--eval-reward-key``.
+    """
     training, evaluation = getattr(args, "reward_key", None), getattr(args, "eval_reward_key", None)
     if not training and not _is_evaluation(samples):
         return []
@@ -103,12 +111,18 @@ def _keys(args: Any, samples: Sequence[Any]) -> list[str]:
 
 
 def _is_evaluation(samples: Sequence[Any]) -> bool:
-    """Whether the samples are of an evaluation. slime does not say so to a reward function, but only training samples belong to a group."""
+    """Return whether the samples belong to an evaluation. slime does not pass this to a reward function.
+
+    It is known from the samples, because only training samples belong to a group.
+    """
     return all(getattr(sample, "group_index", None) is None for sample in samples)
 
 
 def _value(scored: Scored, keys: Sequence[str]) -> float | None:
-    """Return the value that slime will train on: the attribute that its key names, if the reward model returned one, else the score."""
+    """Return the value that slime will train on; None if there is no reward.
+
+    The value is the attribute of the verdict that has the name of one of ``keys``. Without such an attribute, it is the score.
+    """
     if scored.verdict is None:
         return None
     attributes = scored.verdict.attributes or {}
@@ -116,7 +130,7 @@ def _value(scored: Scored, keys: Sequence[str]) -> float | None:
 
 
 def _rewarded(sample: Any, scored: Scored, value: float | None, fallback: float, keys: Sequence[str], removes: bool) -> Any:
-    """Return the reward of a sample in slime's form, and write into the sample how it was judged, and whether it leaves the loss."""
+    """Return the reward of a sample in slime's form. Store in the sample how it was judged, and whether it is removed from the loss."""
     removed = value is None and removes
     if isinstance(sample.metadata, dict):
         sample.metadata[NOTE] = {"ok": scored.ok, "seconds": scored.seconds, "reason": scored.reason, "removed": removed}
@@ -132,9 +146,10 @@ def _rewarded(sample: Any, scored: Scored, value: float | None, fallback: float,
 class Fallbacks:
     """Chooses the rewards of samples that could not be judged.
 
-    If ``on_failure`` is a number, that number is the reward, and slime trains on it. ``raise`` raises the error. Otherwise the sample is
-    removed from the loss. Its reward is then the mean of the other rewards of the same call; without any, the mean of the last ``MEMORY``
-    rewards; without any, the middle of the judge's range. After ``MOST_LOST`` failures in a row the next error is raised.
+    If ``on_failure`` is a number, this number is the reward, and slime trains on it. If it is ``raise``, the error is raised. With any
+    other value, the sample is removed from the loss. Its reward is then the mean of the other rewards of the call. If the call has no other
+    reward, it is the mean of the last ``MEMORY`` rewards. If there are no earlier rewards, it is the middle of the judge's range. After
+    ``MOST_LOST`` failures in a row, the next error is raised.
     """
 
     def __init__(self, config: RewardConfig) -> None:
@@ -145,7 +160,7 @@ class Fallbacks:
 
     @classmethod
     def of(cls, made: Rewarder, *, evaluating: bool) -> Fallbacks:
-        """Return the fallbacks of a rewarder. An evaluation has its own, because its samples differ from those of training."""
+        """Return the fallbacks of a rewarder. Training and evaluation have separate fallbacks, because their samples differ."""
         return _BY_REWARDER.setdefault(made, (cls(made.config), cls(made.config)))[evaluating]
 
     def fallback_for(self, values: Sequence[float | None], scored: Sequence[Scored]) -> float:
@@ -159,7 +174,7 @@ class Fallbacks:
         return fmean(present or self._scores or [middle(self._config)]) if isinstance(failure, str) else float(failure)
 
     def _count(self, scored: Sequence[Scored]) -> QRewardError | None:
-        """Return the last error, if any. The first of every ``LOG_EVERY`` failures is logged."""
+        """Count the failures of a call, and return the last error or None. The first of every ``LOG_EVERY`` failures is logged."""
         last = None
         for each in scored:
             self._in_a_row = 0 if each.ok else self._in_a_row + 1
@@ -184,12 +199,13 @@ def middle(config: RewardConfig) -> float:
 
 
 def normalize_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
-    """Return the raw rewards, and the rewards normalized within groups as slime does, but over the judged samples only.
+    """Return the raw rewards and the normalized rewards. Rewards are normalized within groups as in slime, but only over judged samples.
 
-    For ``--custom-reward-post-process-path qreward.integrations.slime.normalize_rewards``. ``remove_sample`` excludes a sample from the
-    loss, but not from the mean and the standard deviation of its group, which slime takes over all samples. Groups are those of
-    ``sample.group_index``, or each ``args.n_samples_per_prompt`` consecutive samples if a sample has none. A sample that was not judged
-    gets a normalized reward of 0, which means no advantage.
+    The option is ``--custom-reward-post-process-path qreward.integrations.slime.normalize_rewards``. slime computes the mean and the
+    standard deviation of a group over all samples. ``remove_sample`` excludes a sample only from the loss, so slime's own normalization
+    would include samples that were not judged. Samples with the same ``sample.group_index`` are a group. If a sample has no
+    ``group_index``, each ``args.n_samples_per_prompt`` consecutive samples are a group. A sample that was not judged gets a normalized
+    reward of 0, which means no advantage.
     """
     raw = [sample.get_reward_value(args) for sample in samples]
     if args.advantage_estimator not in CENTRED or not args.rewards_normalization:
@@ -204,7 +220,7 @@ def normalize_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], l
 
 
 def _was_removed(sample: Any) -> bool:
-    """Whether a sample was removed from the loss because it could not be judged."""
+    """Return whether a sample was removed from the loss because it could not be judged."""
     metadata = sample.metadata if isinstance(sample.metadata, dict) else {}
     return bool(metadata.get(NOTE, {}).get("removed"))
 

@@ -1,6 +1,6 @@
 """Rewards of a judge or a reward model in TRL: functions for ``reward_funcs`` of ``GRPOTrainer``, ``RLOOTrainer`` and similar trainers.
 
-This module does not import TRL. The reward functions are coroutine functions, because TRL awaits only those.
+This module does not import TRL. The reward functions are coroutine functions, because TRL awaits only coroutine functions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from qreward.judge.types import Scorer
 __all__ = ["DEADLINE", "combined", "judge_reward", "reward"]
 
 DEADLINE = 300.0
-"""Default number of seconds for one reward. TRL has no limit, but ranks that wait for a slow rank do: 1,800 seconds by default."""
+"""Default number of seconds for one reward. TRL does not limit the time of a reward. However, the ranks that wait for a slow rank time out,
+after 1,800 seconds by default."""
 OLDEST = (1, 6)
 """First version of TRL that leaves a completion without any reward out of its group."""
 HANDLES = frozenset({"trainer_state", "log_extra", "log_metric", "environments"})
@@ -51,24 +52,24 @@ def reward(
     on_failure: Failure | None = None,
     deadline: float | None = None,
 ) -> RewardFunction:
-    """Make a reward function for ``reward_funcs``.
+    """Return a reward function for ``reward_funcs``.
 
     Args:
-        settings: a file, or a mapping with the same content (see :class:`~qreward.integrations.trainers.RewardConfig`). None takes the file
-            that ``QREWARD_REWARD`` names.
-        judge: a scorer in place of ``settings``: a ``Judge``, a ``RewardModelScorer``, or an object of your own with their methods.
+        settings: a file, or a mapping with the content of a file (see :class:`~qreward.integrations.trainers.RewardConfig`). None takes the
+            file that ``QREWARD_REWARD`` names.
+        judge: a scorer, which replaces ``settings``: a ``Judge``, a ``RewardModelScorer``, or your own object with the methods of these.
         name: name of the function in TRL's logs.
-        columns: field of the item -> column of the dataset; overrides the settings. By default the prompt and the completion are TRL's, and
-            the reference is the first of ``reference``, ``solution``, ``answer``, ``ground_truth`` that is present. Any other field that
-            the judge's prompt names is the column of the same name.
-        on_failure: what replaces a missing reward; overrides the settings. One of ``none`` (needs TRL 1.6), ``raise``, or a number. The
+        columns: field of the item -> column of the dataset; overrides the settings. By default, the prompt and the completion are TRL's.
+            The reference is by default the first of ``reference``, ``solution``, ``answer``, ``ground_truth`` that is present. Any other
+            field that the judge's prompt names is by default the column with this name.
+        on_failure: what replaces a missing reward; overrides the settings. It is ``none`` (needs TRL 1.6), ``raise``, or a number. The
             default is ``none`` if this is the only reward function of the trainer.
-        deadline: seconds for one reward, all requests included; overrides the settings. 300 by default.
+        deadline: seconds for one reward, which may need several requests; overrides the settings. The default is 300.
 
     Raises:
-        ConfigError: at once if a setting is wrong, or if a missing reward would be None and the installed TRL is older than 1.6. In a call
-            of the returned function, if a column does not exist, or if the trainer has several functions and ``on_failure`` was not chosen,
-            because TRL would count a missing reward as 0.0.
+        ConfigError: a setting is wrong, or a missing reward would be None and the installed TRL is older than 1.6. A call of the returned
+            function raises ``ConfigError`` if a column does not exist. It also does so if the trainer has several reward functions and
+            ``on_failure`` was not chosen, because TRL would count a missing reward as 0.0.
         ValueError: both ``settings`` and ``judge`` were passed.
 
     Example:
@@ -96,31 +97,32 @@ async def judge_reward(
     settings: Source = None,
     **given: Any,
 ) -> Rewards:
-    """Reward the completions of a batch, as TRL calls a reward function.
+    """Return the rewards of a batch of completions. This is a reward function that TRL can call.
 
-    Unlike the functions that :func:`reward` makes, this one can be pickled. ``AsyncGRPOTrainer`` needs that, because it runs reward
-    functions in a separate process. The settings are the file that ``QREWARD_REWARD`` names, or those of
-    ``functools.partial(judge_reward, settings="reward.yaml")``.
+    Unlike the functions that :func:`reward` returns, this function can be pickled. ``AsyncGRPOTrainer`` needs a function that can be
+    pickled, because it runs reward functions in a separate process. The settings are in the file that ``QREWARD_REWARD`` names, or are
+    given with ``functools.partial(judge_reward, settings="reward.yaml")``.
     """
     return await _scored(_made(settings, None, "judge_reward"), "judge_reward", prompts, completions, given)
 
 
 def combined(*functions: Callable[..., Any], weights: Sequence[float] | None = None, name: str = "combined") -> RewardFunction:
-    """Make one reward function from several. It returns their weighted sum, or None for a completion for which one of them has no reward.
+    """Return one reward function that combines several. For each completion, it returns the weighted sum of their rewards.
 
-    A completion that a judge could not score is thereby left out of its group's baseline and contributes nothing, whatever the other
-    functions return for it. TRL itself would count the missing reward as 0.0. All functions run concurrently, plain functions in threads.
+    If one of the functions has no reward for a completion, the sum is None. TRL then leaves the completion out of its group's baseline and
+    does not train on it, whatever the other functions return. Without ``combined``, TRL would count the missing reward as 0.0. All
+    functions run concurrently. Functions that are not async run in threads.
 
     Args:
-        functions: the functions, as in ``reward_funcs``. Each is called as TRL would call it.
-        weights: the weights, as in ``reward_weights``; 1.0 each by default.
+        functions: the functions, as in ``reward_funcs``. Each function is called as TRL would call it.
+        weights: the weights, as in ``reward_weights``. By default, each weight is 1.0.
         name: name of the sum in TRL's logs. Each function is logged under the name that TRL would use. If several functions have the same
-            name, ``_2`` is appended to the second, and so on.
+            name, ``_2`` is appended to the second name, ``_3`` to the third, and so on.
 
     Raises:
-        ValueError: there is no function, or the numbers of functions and weights differ. In a call of the returned function: one of the
-            functions returned too few or too many rewards.
-        ConfigError: in a call of the returned function: a reward is missing and the installed TRL is older than 1.6.
+        ValueError: there is no function, or the numbers of functions and weights differ. A call of the returned function raises
+            ``ValueError`` if one of the functions returned too few or too many rewards.
+        ConfigError: a call of the returned function raises it if a reward is missing and the installed TRL is older than 1.6.
 
     Example:
         ``GRPOTrainer(model, reward_funcs=combined(reward("reward.yaml"), format_reward, weights=[1.0, 0.2]), ...)``
@@ -146,12 +148,12 @@ def combined(*functions: Callable[..., Any], weights: Sequence[float] | None = N
 
 
 def _made(settings: Source, judge: Scorer | None, name: str, **overrides: Any) -> Rewarder:
-    """Return the rewarder of the settings, or of a scorer, with the overrides that are not None."""
+    """Return the rewarder of the settings or of a scorer. Overrides that are not None replace settings."""
     if judge is not None and settings is not None:
         raise ValueError("pass settings or judge, not both")
     chosen = {key: value for key, value in overrides.items() if value is not None}
     if judge is not None:
-        config = RewardConfig(reward_model=name, **chosen)  # a placeholder model; only `chosen` is validated
+        config = RewardConfig(reward_model=name, **chosen)  # validates ``chosen``; the model is a placeholder, because ``judge`` scores
         made = Rewarder(judge, config.deadline or DEADLINE, config=config)
     else:
         made = _ADAPTER.rewarder(settings)
@@ -176,10 +178,10 @@ async def _scored(made: Rewarder, name: str, prompts: Sequence[Any], completions
 
 
 def refuse_silent_zeros(name: str, on_failure: Failure, log_metric: Any) -> None:
-    """Raise ``ConfigError`` for several reward functions without an explicit ``on_failure``.
+    """Raise ``ConfigError`` if the trainer has several reward functions and ``on_failure`` was not chosen.
 
-    TRL sums the rewards that are not ``None``, so a judge's failure counts as 0.0 if another function returned a reward. The user must
-    choose that.
+    TRL sums the rewards that are not ``None``. If another function returned a reward, a judge's failure therefore counts as 0.0. This must
+    not happen unless the user chose it.
     """
     trainer = getattr(log_metric, "__self__", None)  # the only way to reach the trainer and its other reward functions
     functions = getattr(trainer, "reward_funcs", ())
@@ -203,7 +205,7 @@ def refuse_old_trl(name: str) -> None:
 
 
 def mean(values: Sequence[float]) -> float:
-    """Return the mean; NaN for no values, which TRL leaves out of its logs."""
+    """Return the mean. Without values, return NaN, which TRL leaves out of its logs."""
     return fmean(values) if values else math.nan
 
 
@@ -217,7 +219,7 @@ def _log(name: str, scored: Sequence[Scored], given: Mapping[str, Any]) -> None:
 
 
 def _labels(functions: Sequence[Callable[..., Any]]) -> list[str]:
-    """Return a name for each function: TRL's, with a number appended if another function has the same."""
+    """Return a name for each function. It is the name that TRL uses, with a number appended if an earlier function has this name."""
     labels: list[str] = []
     for name in map(_name, functions):
         label, number = name, 1
@@ -229,16 +231,17 @@ def _labels(functions: Sequence[Callable[..., Any]]) -> list[str]:
 
 
 def _name(function: Any) -> str:
-    """Return the name that TRL's ``get_callable_name`` finds."""
+    """Return the name of a function, as TRL's ``get_callable_name`` does."""
     while isinstance(function, functools.partial):
         function = function.func
     return getattr(function, "__name__", type(function).__name__)
 
 
 def _logging_as(label: str, function: Any, every: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the arguments of a function. If its label is not its name, metrics that it logs under its name are logged under the label.
+    """Return the arguments of a function. If its label differs from its name, metrics that it logs under its name get the label instead.
 
-    TRL keeps as many values of a column as there are completions. If two functions logged the same column, TRL would mix their values.
+    TRL keeps as many values of a column as there are completions. If two functions logged a column with one name, TRL would mix their
+    values.
     """
     name = _name(function)
     if label == name:
@@ -260,7 +263,8 @@ def _check(label: str, column: Sequence[Any], expected: int, given: Mapping[str,
     if len(column) != expected:
         raise ValueError(f"the reward function {label!r} returned {len(column)} rewards for {expected} completions")
     if (log_metric := given.get("log_metric")) is not None:
-        # All ranks must log this, even without a value: TRL before 1.14 gathers by name and waits forever for a rank that skips one.
+        # All ranks must log this metric, even without a value. TRL before 1.14 gathers metrics by name, and waits forever for a rank that
+        # does not log one of them.
         log_metric(f"rewards/{label}/mean", mean([float(value) for value in column if not _missing(value)]))
 
 
@@ -271,12 +275,15 @@ def _sum(row: Sequence[float | None], shares: Sequence[float]) -> float | None:
 
 
 def _missing(value: float | None) -> bool:
-    """Whether a reward is missing: None, or NaN, which is what TRL converts None to."""
+    """Return whether a reward is missing. A missing reward is None, or NaN, because TRL converts None to NaN."""
     return value is None or math.isnan(value)
 
 
 def rows_of(prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield one row for each completion: its columns (lists with one value for each completion), and ``prompt`` and ``response``."""
+    """Yield one row for each completion. A row has the values of the completion's columns, ``prompt`` and ``response``.
+
+    A column is a list with one value for each completion. Other arguments of TRL are left out.
+    """
     lists = {
         name: values
         for name, values in columns.items()
@@ -290,8 +297,8 @@ def rows_of(prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping
 def conversation(prompt: Any, completion: Any) -> tuple[Any, str | None]:
     """Return the prompt and the text of the last assistant message. Messages in between, such as tool results, join the prompt.
 
-    The text is None, which means no reward, if the completion is None, if it has no assistant message, or if its last assistant message has
-    neither content nor tool calls. The text of a message with only tool calls is ``""``.
+    The text is None if the completion is None, if it has no assistant message, or if its last assistant message has neither content nor
+    tool calls. A completion whose text is None gets no reward. The text of a message with only tool calls is ``""``.
     """
     if completion is None or isinstance(completion, str):
         return prompt, completion

@@ -1,8 +1,8 @@
 """``show`` and ``show_batch``: read streams to their end, and display the progress at intervals and at the end.
 
 The state is rendered as HTML and as plain text, by pure functions of the state and the time. In a notebook, the view is an output cell
-that is updated. Outside a notebook, the text is written to standard output as it arrives, with a summary line at the end: code that is
-moved from a cell into a script still works, without IPython.
+that is updated. Outside a notebook, the text is written to standard output as it arrives, with a summary line at the end. Code that is
+moved from a cell into a script therefore still works, without IPython.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion
 
 LIVE_TEXT = 20_000
-"""Characters of a single answer that are shown while it is streamed: the last ones. They are sent to the page ten times a second, so
-there is a limit."""
+"""Maximum number of characters of a single answer that are shown while it is streamed. The last characters are shown. There is a limit,
+because these characters are sent to the page ten times a second."""
 CARD_TEXT = 400
-"""Characters shown of each answer of a batch."""
+"""Maximum number of characters that are shown of each answer of a batch."""
 MOST_ERROR = 600
-"""Characters shown of an error message."""
+"""Maximum number of characters that are shown of an error message."""
 INTERVAL = 0.1
-"""Seconds between two updates of the display: faster than people read, and little load for a browser."""
+"""Seconds between two updates of the display. People cannot read faster, and a browser has little work."""
 
 _COLOURS = {
     AnswerPhase.DONE: "#2da44e",
@@ -144,11 +144,11 @@ P = TypeVar("P")
 R = TypeVar("R")
 S = TypeVar("S")
 View = Callable[[S, float], None]
-"""Shows a state at a given time. The last call shows the final state, whose ``ended`` is set."""
+"""Function that shows a state at a given time. The last call shows the final state, whose ``ended`` is set."""
 
 
 class Cell(Generic[S]):
-    """One output of a notebook cell, updated when the content changes. Frontends that cannot show HTML show the plain text."""
+    """One output of a notebook cell. It is updated when the content changes. Frontends that cannot show HTML show the plain text."""
 
     def __init__(self, html: Callable[[S, float], str], plain: Callable[[S, float], str]) -> None:
         self._html, self._plain = html, plain
@@ -182,7 +182,7 @@ class Script:
 
 
 def print_answer(index: int, answer: LiveAnswer) -> None:
-    """Print an answer of a batch that has ended, because several growing texts cannot be printed at once."""
+    """Print an answer of a batch. It is printed only after it has ended, because several growing texts cannot be printed at once."""
     _write(f"#{index} {answer.text}\n   {summary(answer, answer.ended or 0.0)}\n")
 
 
@@ -207,7 +207,7 @@ def show(stream: SyncStream, *, clock: Callable[[], float] = monotonic) -> ChatC
 def show(stream: Stream | SyncStream, *, clock: Callable[[], float] = monotonic) -> Coroutine[Any, Any, ChatCompletion] | ChatCompletion:
     """Show a streamed answer as it arrives, with its endpoint, time to first token, tokens per second, and outcome.
 
-    The display is updated at most ten times a second, and once at the end. Outside a notebook the text is printed as it arrives.
+    The display is updated at most ten times a second, and once at the end. Outside a notebook, the text is printed as it arrives.
 
     Args:
         stream: the stream, which is read to its end. For a ``Stream``, await the return value. For a ``SyncStream``, the call blocks
@@ -220,7 +220,7 @@ def show(stream: Stream | SyncStream, *, clock: Callable[[], float] = monotonic)
     Raises:
         ConfigError: ``stream`` is not a stream of one answer.
         StreamInterrupted: the stream broke off. The text received so far is shown.
-        RequestError: the request failed; this and other errors are those of :meth:`Stream.final`.
+        RequestError, Rejected: as in :meth:`Stream.final`.
 
     Example:
         >>> async def cell(client, messages):
@@ -245,21 +245,21 @@ def show_batch(
 ) -> Coroutine[Any, Any, BatchResult[ChatCompletion]] | BatchResult[ChatCompletion]:
     """Show the answers of a batch as they arrive, as a grid of cards. See :func:`show`.
 
-    When an answer has ended, its card is reused for the next answer that begins. Outside a notebook each answer is printed when it
+    When an answer has ended, its card is reused for the next answer that begins. Outside a notebook, each answer is printed when it
     has ended.
 
     Args:
         stream: the stream, which is read to its end. For a ``BatchStream``, await the return value. For a ``SyncBatchStream``, the call
             blocks until the stream ends.
-        cards: most answers shown at once; 0 for no limit. At most 400 characters of each answer are shown.
+        cards: maximum number of answers that are shown at once; 0 for no limit. At most 400 characters of each answer are shown.
         clock: monotonic clock in seconds; for tests in virtual time.
 
     Returns:
-        All results in the order of the input, including failed ones.
+        All results in the order of the input, including the results of failed items.
 
     Raises:
         ConfigError: an argument is invalid.
-        BatchInterrupted: the input iterable raised. The error holds the results that are done.
+        BatchInterrupted: the input iterable raised an exception. The ``BatchInterrupted`` holds the results that are done.
 
     Example:
         >>> async def cell(client, conversations):
@@ -277,9 +277,9 @@ def show_batch(
 
 @contextmanager
 def redrawn(draw: Callable[[], None]) -> Iterator[None]:
-    """Draw on entry, at intervals, and on exit.
+    """Call ``draw`` on entry, at intervals, and on exit.
 
-    An error of a drawing at an interval is reported by the event loop and ends the updates; an error on entry or exit is raised.
+    An error on entry or exit is raised. An error at an interval is reported by the event loop, and ends the calls at intervals.
     """
     loop = asyncio.get_running_loop()
     timer: asyncio.TimerHandle | None = None
@@ -333,9 +333,9 @@ def _run(
     *,
     blocks: bool,
 ) -> Coroutine[Any, Any, R] | R:
-    """Call ``follow``, or run it on the portal's event loop if ``blocks``.
+    """Call ``follow`` and return its coroutine. If ``blocks`` is True, run it in the portal's event loop and return its result.
 
-    In that case the first drawing is made in the caller's thread, so that the output belongs to the caller's cell.
+    With ``blocks``, the first drawing is made in the caller's thread. The output therefore belongs to the caller's cell.
     """
 
     def draw() -> None:

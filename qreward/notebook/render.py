@@ -1,4 +1,7 @@
-"""HTML of ``client.stats()``, of a batch result and of a verdict, and the tables, numbers and SVG plots that it is made of. Pure."""
+"""HTML of ``client.stats()``, of a batch result and of a verdict, and the tables, numbers and SVG plots in this HTML.
+
+All functions of this module are pure: they only convert values to text.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +18,18 @@ if TYPE_CHECKING:
     from qreward.results import BatchResult, BatchStats, EndpointState, EndpointStats
 
 MOST_ROWS = 50
-"""Most rows of a table. The number of omitted rows is shown below it."""
+"""Maximum number of rows of a table. The number of omitted rows is shown below the table."""
 LINE = "rgba(128,128,128,.4)"
 """Colour of borders, visible on white and on black."""
 
 
 def clip(text: str, most: int) -> str:
-    """The first ``most`` characters of a text, with the number of omitted characters."""
+    """Return the first ``most`` characters of a text, with the number of omitted characters. A shorter text is returned unchanged."""
     return text if len(text) <= most else f"{text[:most]}… ({len(text) - most:,} more characters)"
 
 
 def seconds(value: float) -> str:
-    """A duration in a readable form, such as ``12 ms`` or ``3.40 s``."""
+    """Return a duration in a readable form, such as ``12 ms`` or ``3.40 s``."""
     if value < 0.9995:
         return f"{1000 * value:.0f} ms" if value >= 0.00995 else f"{1000 * value:.1f} ms"
     return f"{value:.2f} s" if value < 9.995 else f"{value:.1f} s" if value < 99.95 else f"{value:,.0f} s"
@@ -37,12 +40,12 @@ def number(value: float) -> str:
 
 
 def facts(parts: Iterable[str]) -> str:
-    """The escaped parts in one line, with line breaks only between parts. Empty parts are left out."""
+    """Return the escaped parts as one line. A browser breaks the line only between parts. Empty parts are left out."""
     return " · ".join(escape(part).replace(" ", "\N{NO-BREAK SPACE}") for part in parts if part)
 
 
 def frame(*content: str) -> str:
-    """The outer element of an output. The class names prevent a notebook from rendering dollar signs as formulas."""
+    """Return the outer element of an output. Its class names prevent a notebook from rendering dollar signs as formulas."""
     return f'<div class="tex2jax_ignore mathjax_ignore" style="color:inherit;font-size:13px;line-height:1.5">{"".join(content)}</div>'
 
 
@@ -52,8 +55,8 @@ class Column(NamedTuple):
     Attributes:
         name: the heading.
         means: explanation of the heading, shown as a tooltip.
-        cell: maps a row to HTML; ``""`` for an empty cell.
-        words: True if the column holds text, not numbers.
+        cell: function that converts a row to HTML; ``""`` is an empty cell.
+        words: True if the column holds text, False if it holds numbers.
     """
 
     name: str
@@ -67,7 +70,7 @@ class Column(NamedTuple):
 
 
 def table(columns: Iterable[Column], rows: Sequence[object]) -> str:
-    """A table of the first ``MOST_ROWS`` rows. Columns in which all cells are empty are left out."""
+    """Return a table of the first ``MOST_ROWS`` rows. Columns in which all cells are empty are left out."""
     shown = rows[:MOST_ROWS]
     kept = [(column, cells) for column in columns if any(cells := [column.cell(row) for row in shown])]
     head = "".join(column.html("th", f'<span title="{escape(column.means)}">{escape(column.name)}</span>') for column, _ in kept)
@@ -78,8 +81,9 @@ def table(columns: Iterable[Column], rows: Sequence[object]) -> str:
 
 
 BARS = 40
+"""Number of bars of a histogram."""
 SHORTEST = 1e-6
-"""Seconds. Shorter times are drawn as this time."""
+"""Seconds of the shortest time that is drawn. Shorter times are drawn as this time."""
 _PITCH, _MARGIN, _HEIGHT = 8, 30, 80  # pixels: distance of the bars, margin at each side, total height
 
 
@@ -91,7 +95,7 @@ class Scale(NamedTuple):
 
     @classmethod
     def of(cls, times: Iterable[float]) -> Scale:
-        """The scale from the shortest to the longest time; wider if they are nearly equal."""
+        """Return the scale from the shortest to the longest time. If these times are nearly equal, the scale is wider."""
         found = [max(time, SHORTEST) for time in times] or [1.0]
         low, high = min(found), max(found)
         return cls(low, high) if high > 1.01 * low else cls(low / 2, high * 2)
@@ -104,7 +108,7 @@ class Scale(NamedTuple):
 
 
 def histogram(times: Iterable[float]) -> str:
-    """A histogram of times in seconds; ``""`` if there are none. Quantiles are exact, by nearest rank."""
+    """Return a histogram of times in seconds, or ``""`` if there are no times. Quantiles are exact, by nearest rank."""
     ordered = sorted(times)
     if not ordered:
         return ""
@@ -136,9 +140,9 @@ def _mark(name: str, place: float, anchor: str) -> str:
 
 
 MOST_ERROR = 160
-"""Characters shown of an error message."""
+"""Maximum number of characters that are shown of an error message."""
 MOST_ANSWER = 400
-"""Characters shown of an answer."""
+"""Maximum number of characters that are shown of an answer."""
 
 
 def stats_html(endpoints: Mapping[str, EndpointStats]) -> str:
@@ -153,7 +157,7 @@ def batch_html(batch: BatchResult[Any]) -> str:
 
 
 def endpoints_table(endpoints: Mapping[str, EndpointStats]) -> str:
-    """A table of the statistics of each endpoint; ``""`` if there are no endpoints."""
+    """Return a table of the statistics of each endpoint, or ``""`` if there are no endpoints."""
     columns = [
         _NAME,
         Column("sent", "requests", lambda row: number(row[1].sent)),
@@ -173,7 +177,7 @@ def endpoints_table(endpoints: Mapping[str, EndpointStats]) -> str:
 
 
 def states_table(endpoints: Mapping[str, EndpointStats]) -> str:
-    """A table of the present state of each endpoint; ``""`` if no state is known."""
+    """Return a table of the current state of each endpoint, or ``""`` if no state is known."""
     rows = [(name, stats.state) for name, stats in endpoints.items() if stats.state is not None]
     columns = [
         _NAME,
@@ -216,7 +220,7 @@ def _sums(stats: BatchStats) -> str:
 
 
 def errors_table(errors: Iterable[QRewardError]) -> str:
-    """A table with a row for each type of error, the most frequent first; ``""`` if there are none."""
+    """Return a table with a row for each type of error, the most frequent first, or ``""`` if there are no errors."""
     counts: Counter[str] = Counter()
     first: dict[str, QRewardError] = {}
     for error in errors:
@@ -232,7 +236,7 @@ def errors_table(errors: Iterable[QRewardError]) -> str:
 
 
 def verdict_html(verdict: Any, outcome: str, attributes: Mapping[str, float] | None = None) -> str:
-    """The outcome of a ``Verdict`` or a ``Comparison``, with a table row for each vote and each attribute of a reward model."""
+    """Return the HTML of a ``Verdict`` or a ``Comparison``. It shows the outcome, and tables of attributes, criteria and votes."""
     used, score = verdict.usage, f"{verdict.score:g}"
     line = facts([
         "" if outcome == score else f"score {score}",
@@ -251,7 +255,7 @@ def verdict_html(verdict: Any, outcome: str, attributes: Mapping[str, float] | N
 
 
 def _reason(vote: Any) -> str:
-    """The ``reason`` of the parsed verdict, if it has one; else the text of the answer."""
+    """Return the ``reason`` of the parsed verdict. If the verdict has no reason, return the text of the answer."""
     reason = getattr(vote.verdict, "reason", None)
     return escape(clip(reason if isinstance(reason, str) and reason else vote.text, MOST_ANSWER))
 

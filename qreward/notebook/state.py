@@ -1,4 +1,4 @@
-"""The state of streamed answers while they are shown. Events and times update it. This module does not know how it is displayed."""
+"""The state of streamed answers while they are shown. Events and times update the state. This module does not depend on the display."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class AnswerPhase(StrEnum):
 
 
 def phase_of(error: BaseException | None) -> AnswerPhase:
-    """The final phase: done (no error), stopped (cancelled), interrupted (``StreamInterrupted``), or failed (any other error)."""
+    """Return the final phase: done (no error), stopped (cancelled), interrupted (``StreamInterrupted``), or failed (any other error)."""
     if error is None:
         return AnswerPhase.DONE
     if isinstance(error, asyncio.CancelledError | KeyboardInterrupt | GeneratorExit):
@@ -33,7 +33,7 @@ def phase_of(error: BaseException | None) -> AnswerPhase:
 
 
 def error_text(error: BaseException | None) -> str:
-    """The type and message of an error; ``""`` for None and for a cancellation."""
+    """Return the type and message of an error, or ``""`` for None and for a cancellation."""
     return "" if error is None or phase_of(error) is AnswerPhase.STOPPED else f"{type(error).__name__}: {error}"
 
 
@@ -44,10 +44,11 @@ class LiveAnswer:
     Attributes:
         began: start of the measurement.
         timed: whether the stream was observed from its beginning. If not, the time to first token and the rate are unknown.
-        read: returns the text, if it is kept elsewhere; else None.
-        pieces: pieces of text since the last restart, if ``read`` is None; ``count`` is their number in any case.
+        read: function that returns the text, if another object holds the text; otherwise None.
+        pieces: pieces of text since the last restart, if ``read`` is None; otherwise empty.
+        count: number of pieces since the last restart, also if ``read`` is set.
         first, last: times of the first and the latest piece since the last restart.
-        reported_tokens: completion tokens as reported by the server, once the answer is done.
+        reported_tokens: completion tokens as reported by the server. None until the answer is done.
         latency: seconds of the attempt that succeeded.
         restart_reason: error that caused the last restart.
         error: error that ended the answer.
@@ -96,7 +97,10 @@ class LiveAnswer:
 
     @property
     def tokens(self) -> int:
-        """Tokens as reported by the server; until then the number of pieces, as most servers send one token per piece."""
+        """Number of tokens as reported by the server. If they are not reported yet, the number of pieces.
+
+        Most servers send one token per piece.
+        """
         return self.count if self.reported_tokens is None else self.reported_tokens
 
     @property
@@ -106,7 +110,7 @@ class LiveAnswer:
 
     @property
     def rate(self) -> float | None:
-        """Tokens per second from the first piece, which does not count, to the last."""
+        """Tokens per second, from the first piece to the last piece. The tokens of the first piece do not count. None if unknown."""
         if not self.timed or self.first is None or self.last is None or self.last <= self.first:
             return None
         return self.tokens * (self.count - 1) / self.count / (self.last - self.first)
@@ -114,20 +118,22 @@ class LiveAnswer:
 
 @dataclass(slots=True)
 class LiveBatch:
-    """The streamed answers of a batch, of which a limited number is displayed.
+    """The streamed answers of a batch. A limited number of answers is displayed, each at a place of the display.
 
-    An answer takes a free place at its first event. If no place is free, it takes that of an answer that has ended. An answer that ends
-    before it has a place is counted, and never displayed.
+    At its first event, an answer takes a free place. If no place is free, it takes the place of an answer that has ended. An answer that
+    ends before it has a place is counted, and never displayed.
 
     Attributes:
         began: start of the measurement, in seconds on the caller's clock.
-        most: number of places; 0 for no limit.
-        on_end: called with the index and the state of each answer that has ended.
+        most: maximum number of places; 0 for no limit.
+        on_end: function that is called with the index and the state of each answer that has ended.
         places: indices of the displayed answers.
-        answers: the displayed answers and those being streamed, by index.
-        phases: number of answers that ended, by phase.
-        pieces, last: number of pieces of all answers, and the time of the latest.
-        ended: time of the end of the batch; None while it runs.
+        answers: index -> answer, for all answers that are displayed or being streamed.
+        phases: final phase, such as ``done`` -> number of answers that ended in this phase.
+        restarts: number of restarts of all answers.
+        pieces: number of pieces of all answers.
+        last: time of the latest piece; None before the first piece.
+        ended: time of the end of the batch; None while the batch runs.
         error: error that ended the batch early.
     """
 
@@ -173,7 +179,7 @@ class LiveBatch:
                 return
 
     def end(self, error: BaseException | None, now: float) -> None:
-        """Record the end of the batch. Answers still being streamed count as stopped. Sorts the places by index."""
+        """Record the end of the batch, and sort the places by index. Answers that are still being streamed count as stopped."""
         self.ended, self.error = now, error_text(error)
         self.places.sort()
         for answer in self.answers.values():
@@ -187,7 +193,7 @@ class LiveBatch:
 
     @property
     def hidden(self) -> int:
-        """Answers that are not displayed, ended or not."""
+        """Number of answers that are not displayed, including answers that have ended."""
         return self.live + self.phases.total() - len(self.places)
 
     @property

@@ -1,6 +1,7 @@
-"""The base class of all settings, the types of their values, and the messages for invalid ones. Knows no particular setting.
+"""The base class of all settings, the types of their values, and the messages for invalid values. This module knows no particular setting.
 
-Conventions: ``None`` disables a feature, durations are seconds, and an unknown name is an error that suggests the closest valid one.
+These conventions hold for all settings: ``None`` disables a feature, durations are seconds, and an unknown name is an error that suggests
+the closest valid name.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     Given_contra = TypeVar("Given_contra", contravariant=True)
 
     class Accepting(Generic[Read_co, Given_contra]):
-        """The type of a setting that is read as the first type, and may be given as the second, such as ``Accepting[int, int | str]``."""
+        """The type of a setting that is read as the first type and may be given as the second type: ``Accepting[int, int | str]``."""
 
         def __get__(self, instance: object, owner: object = None) -> Read_co: ...
         def __set__(self, instance: object, value: Given_contra) -> None: ...
@@ -33,14 +34,17 @@ if TYPE_CHECKING:
 else:
 
     class Accepting:
-        """For pydantic it is the type that is read; the validators of the setting accept the others."""
+        """For pydantic, the type of the setting is the first type. The validators of the setting also accept the second type."""
 
         def __class_getitem__(cls, types):
             return types[0]
 
 
 def default(value: Any) -> Any:
-    """Return the value: the default of a setting of type ``Accepting``, of which type checkers would expect an ``Accepting``."""
+    """Return the value unchanged. It is the default of a setting whose type is ``Accepting``.
+
+    Without this function, type checkers would report the value, because it is not an ``Accepting``.
+    """
     return value
 
 
@@ -58,7 +62,7 @@ _HARMLESS = re.compile(r"[+-]?\d[\d_.,]*\s*[A-Za-z%]{0,8}|[A-Za-z_ -]{0,24}")
 
 
 class Number:
-    """Validates a number before pydantic does, so that the message contains the value and its unit.
+    """Validates a number. It runs before pydantic's own validation, because its message contains the value and its unit.
 
     Args:
         unit: unit of the number; empty if it has none.
@@ -95,7 +99,7 @@ class Number:
         return value
 
     def _read(self, value: object) -> float:
-        if isinstance(value, bool):  # YAML parses a bare ``on`` or ``yes`` as true, which would be taken for 1
+        if isinstance(value, bool):  # YAML parses a bare ``on`` or ``yes`` as true, which would count as 1
             raise ValueError(f"must be a {self._kind}, not true or false")
         if isinstance(value, str) and not NUMBER.fullmatch(value.strip()) and value.strip().lower() not in ("nan", "inf", "-inf"):
             raise ValueError(f"{shown(value)} is not a {self._kind}{self._remedy(value)}")
@@ -107,7 +111,7 @@ class Number:
             raise ValueError(f"must be a {self._kind}, not {_kind_of(value)}") from None
 
     def _remedy(self, text: str) -> str:
-        """Return a correction such as ``; write 300`` for ``300s``; empty if the unit is not known."""
+        """Return a correction, such as ``; write 300`` for ``300s``. It is empty if the unit is not known."""
         found = _WITH_UNIT.fullmatch(text.strip())
         if found is None:
             return ""
@@ -133,11 +137,11 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 _EXPANDED = {"variables": "expanded"}
-"""The context of a validation in which variables have been replaced."""
+"""Context of a validation of values in which environment variables have been replaced already."""
 
 
 class Policy(BaseModel):
-    """Base class of all settings. Immutable; unknown names are errors; errors are :class:`ConfigError` and do not contain values."""
+    """Base class of all settings. An object is immutable. An unknown name is an error. Errors are :class:`ConfigError`, without values."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, arbitrary_types_allowed=True)
 
@@ -149,7 +153,10 @@ class Policy(BaseModel):
 
     @classmethod
     def from_content(cls, content: Mapping[str, Any]) -> Self:
-        """Validate the content of a file, in which variables have been replaced. They are not replaced again: a value may contain ``$``."""
+        """Return the settings in the content of a file, in which environment variables have been replaced.
+
+        They are not replaced again, because a value may contain ``$``.
+        """
         try:
             return cls.model_validate(content, context=_EXPANDED)
         except ValidationError as error:
@@ -167,7 +174,7 @@ def repeated(names: Iterable[str]) -> str | None:
 
 
 def check_glob(pattern: str) -> str:
-    """Return the pattern, or raise ``ValueError`` with a description of the fault."""
+    """Return the pattern if it is a valid glob, or raise ``ValueError`` with a description of the fault."""
     if not isinstance(pattern, str) or not pattern or pattern != pattern.strip():
         raise ValueError(f"bad pattern {pattern!r}: it must be a non-empty text without blanks around it")
     rest = re.sub(r"\[!?+\]?+[^\]]*\]", "", pattern)
@@ -177,9 +184,9 @@ def check_glob(pattern: str) -> str:
 
 
 def check_header(name: object, value: object) -> str:
-    """Return the name, or raise ``ValueError`` if the header cannot be sent. The message never contains the value."""
+    """Return the name of a header if the header can be sent, or raise ``ValueError``. The message never contains the value."""
     if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
-        word = str(name).partition(":")[0]  # what follows the colon of a whole header line is the value
+        word = str(name).partition(":")[0]  # if ``name`` is a whole header line, the part after the colon is the value
         raise ValueError(f"{word!r} is not a header name; give the name alone, such as 'X-Api-Key'")
     if not isinstance(value, str) or not value.isprintable() or not value.isascii():
         raise ValueError(f"the value of {name!r} holds characters that cannot be sent in a header (a line break at its end?)")
@@ -187,13 +194,14 @@ def check_header(name: object, value: object) -> str:
 
 
 def expand_variables(value: object) -> object:
-    """Replace ``${VAR}`` in a string with the environment variable, and ``${VAR:-default}`` with the default if it is not set or empty.
+    """Return a string in which ``${VAR}`` is replaced with the environment variable.
 
-    Values other than strings are returned unchanged. The secret value of a ``SecretStr`` is expanded.
+    ``${VAR:-default}`` is replaced with the default if the variable is not set or empty. Values other than strings are returned unchanged.
+    The secret value of a ``SecretStr`` is expanded.
 
     Raises:
-        ValueError: a variable without a default is not set or empty, or the string is a variable in another notation (``$VAR``), which
-            would be sent unchanged.
+        ValueError: a variable without a default is not set or empty. Also raised if the string is a variable in another notation
+            (``$VAR``), because it would be sent unchanged.
 
     Example:
         >>> expand_variables("http://${QREWARD_EXAMPLE_HOST:-gpu-0}:8000/v1")
@@ -220,7 +228,7 @@ def expand_variables(value: object) -> object:
 
 
 def variables_in(text: str) -> list[str]:
-    """Return the names of the environment variables that a text takes values from, each once.
+    """Return the names of the environment variables that a text refers to. Each name is returned once.
 
     Example:
         >>> variables_in("http://${HOST}:${PORT:-8000}/v1")
@@ -230,12 +238,15 @@ def variables_in(text: str) -> list[str]:
 
 
 def expand_once(value: object, info: ValidationInfo) -> object:
-    """Like ``expand_variables``, for a validator. The content of a file is left as it is: see ``Policy.from_content``."""
+    """Return the value with its variables expanded. A pydantic validator calls this function instead of ``expand_variables``.
+
+    Strings from a file are returned unchanged, because their variables have been replaced already; see ``Policy.from_content``.
+    """
     return value if info.context == _EXPANDED and isinstance(value, str) else expand_variables(value)
 
 
 def wrong(*faults: tuple[tuple[str | int, ...], str]) -> ValidationError:
-    """Return the exception by which a validator reports faults, each a path below the validated value and a message."""
+    """Return the exception with which a validator reports faults. A fault is a path below the validated value and a message."""
     details: list[Any] = [
         {"type": PydanticCustomError("wrong", "{text}", {"text": text}), "loc": path, "input": None} for path, text in faults
     ]
@@ -243,7 +254,7 @@ def wrong(*faults: tuple[tuple[str | int, ...], str]) -> ValidationError:
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> ConfigError:
-    """Return a validation error as a ``ConfigError``, with one line per fault: its location, the fault and the correction."""
+    """Return a validation error as a ``ConfigError``. The message has one line per fault: the location, the fault and the correction."""
     details = error.errors()
     inner = {detail["loc"][:length] for detail in details for length in range(len(detail["loc"]))}
     faults = tuple((d["loc"], _sentence(d, model)) for d in details if d["type"] != "too_short" or d["loc"] not in inner)
@@ -297,11 +308,14 @@ _MESSAGES = {
     "greater_than": "must be more than {gt:g}",
     "greater_than_equal": "must be at least {ge:g}",
 }
-"""Type of a pydantic error -> message, without the value, which may be an API key."""
+"""Type of a pydantic error -> message. A message never contains the value, because the value may be an API key."""
 
 
 def shown(value: object) -> str:
-    """Return a value as messages show it: numbers and short words as they are, and only the type of other values, which may be keys."""
+    """Return a value as messages show it. Numbers and short words are shown unchanged.
+
+    Any other value is shown by its type only, because it may be an API key.
+    """
     if value is None or isinstance(value, bool | int | float) or (isinstance(value, str) and _HARMLESS.fullmatch(value)):
         return repr(value)
     return _kind_of(value)

@@ -1,4 +1,4 @@
-"""The configuration of a client, and how it is loaded. Knows nothing of how requests are sent or scheduled."""
+"""The configuration of a client, and how it is loaded. This module does not depend on how requests are sent or scheduled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from qreward.spelling import did_you_mean
 _log = logging.getLogger("qreward")
 OPENAI_BASE_URL = "https://api.openai.com/v1"
 CONFIG_VARIABLE = "QREWARD_CONFIG"
-"""Environment variable that names the configuration file of clients made without settings."""
+"""Environment variable that names a configuration file. A client that is made without settings reads this file."""
 
 
 def _is_body(value: object) -> bool:
@@ -33,21 +33,21 @@ def _not_none(value: object) -> object:
 
 
 _ROUTES = TypeAdapter(dict[str, Annotated[Route, BeforeValidator(_not_none)]])
-"""Pattern -> route, so that an error names the pattern."""
+"""Validates a mapping from pattern to route. Its errors name the pattern."""
 
 
 class ClientConfig(Policy):
     """The complete configuration of a client.
 
     Args:
-        endpoints: at least one, each with a unique name.
-        routes: which endpoints serve which models, in addition to the endpoints' ``models``. May also be a mapping of pattern to
-            ``{endpoints, strategy, weights}``, as in a file.
+        endpoints: the endpoints: at least one, each with a unique name.
+        routes: which endpoints serve which models, in addition to the endpoints' ``models``. As in a file, ``routes`` may also be a mapping
+            of pattern to ``{endpoints, strategy, weights}``.
         retry: see :class:`~qreward.settings.policies.Retry`.
         hedge: see :class:`~qreward.settings.policies.Hedge`; ``None`` disables hedging.
         prefix_affinity: see :class:`~qreward.settings.policies.PrefixAffinity`; ``None`` disables it.
-        max_queued: number of single calls that may wait for a route. A further call fails with ``QueueFull``. ``None`` sets no limit.
-        timeout: total seconds of one call, queueing included. ``None`` sets no limit.
+        max_queued: maximum number of single calls that wait for a route. A further call fails with ``QueueFull``. ``None`` sets no limit.
+        timeout: total seconds of one call, including the time in the queue. ``None`` sets no limit.
 
     Raises:
         ConfigError: a setting is unknown or invalid. The message says where, and never contains the value of a secret.
@@ -98,10 +98,10 @@ class ClientConfig(Policy):
 
 
 def load_config(source: str | Path | Mapping[str, Any]) -> ClientConfig:
-    """Read a configuration from a YAML, JSON or TOML file, or from a mapping.
+    """Return the configuration in a YAML, JSON or TOML file, or in a mapping.
 
-    In every string, ``${VAR}`` is replaced with the environment variable, and ``${VAR:-default}`` with the default if the variable is not
-    set or empty. Settings that are valid but have no effect are logged as warnings; see :func:`without_effect`.
+    In every string, ``${VAR}`` is replaced with the environment variable. ``${VAR:-default}`` is replaced with the default if the variable
+    is not set or empty. Settings that are valid but have no effect are logged as warnings; see :func:`without_effect`.
 
     Args:
         source: path of a ``.yaml``, ``.yml``, ``.json`` or ``.toml`` file, or a mapping with the content of such a file.
@@ -123,14 +123,15 @@ def load_config(source: str | Path | Mapping[str, Any]) -> ClientConfig:
 
 
 def read_config(source: str | Path | Mapping[str, Any]) -> tuple[ClientConfig, SettingsLocation]:
-    """Like :func:`load_config`, without the warnings. Also returns the place that messages name."""
+    """Return the configuration, like :func:`load_config`, and its location, which messages name. No warnings are logged."""
     content, place = read_settings(source, empty=_LEAST, known="with 'endpoints'")
     return config_of(content, place), place
 
 
 _LEAST = "it must contain at least 'endpoints'"
 USUAL_FILES = ("qreward.toml", "qreward.yaml", "qreward.yml", "qreward.json")
-"""Usual names of a configuration file. None is read unless it is named; messages name one that is in the working directory."""
+"""Usual names of a configuration file. A file with such a name is not read unless the user names it. If it is in the working directory,
+messages about missing settings name it."""
 
 
 def usual_file() -> str | None:
@@ -139,7 +140,11 @@ def usual_file() -> str | None:
 
 
 def config_of(content: Mapping[str, Any], place: SettingsLocation) -> ClientConfig:
-    """Validate settings that :func:`~qreward.settings.files.read_settings` has read. Raises ``ConfigError``, which names the place."""
+    """Return the configuration in settings that :func:`~qreward.settings.files.read_settings` has read.
+
+    Raises:
+        ConfigError: a setting is invalid. The message names the place.
+    """
     if not content:
         raise ConfigError(f"{place}: is empty; {_LEAST}")
     try:
@@ -149,7 +154,9 @@ def config_of(content: Mapping[str, Any], place: SettingsLocation) -> ClientConf
 
 
 def without_effect(config: ClientConfig) -> Iterator[tuple[str, str]]:
-    """Find settings that are valid but probably mistakes: endpoints without requests, weights without effect, two names for one server.
+    """Find settings that are valid but probably mistakes.
+
+    They are endpoints that get no requests, weights that have no effect, and two endpoints that are one server.
 
     Yields:
         The name of an endpoint, and a warning about it.
@@ -188,7 +195,7 @@ def _overlap(one: Endpoint, other: Endpoint, config: ClientConfig) -> bool:
 
 
 def config_from_env(environ: Mapping[str, str] = os.environ) -> ClientConfig:
-    """Create a configuration from environment variables.
+    """Return a configuration from environment variables.
 
     ``QREWARD_CONFIG`` is the path of a configuration file. Without it, ``OPENAI_BASE_URL`` (or ``OPENAI_API_BASE``) and ``OPENAI_API_KEY``
     define one endpoint.

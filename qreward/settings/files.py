@@ -1,6 +1,6 @@
-"""Reads settings from YAML, JSON and TOML files, and reports what cannot be read. Knows no particular setting.
+"""Reads settings from YAML, JSON and TOML files. Its errors say which part of a file cannot be read, and why.
 
-PyYAML is imported only for a YAML file.
+This module knows no particular setting. PyYAML is imported only for a YAML file, and to find line numbers in a JSON file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from qreward.errors import ConfigError, Fault
 from qreward.settings.base import expand_variables, repeated, with_faults
 
 Path_ = tuple[str | int, ...]
-"""The names and list positions that lead to a setting."""
+"""The path of a setting: the names and list positions that lead to the setting."""
 
 
 class SettingsLocation:
@@ -25,8 +25,8 @@ class SettingsLocation:
 
     Args:
         name: name used in messages.
-        line_of: returns the line number of a path of settings, or None if it is not known.
-        content: the settings, from which messages take the names of the items of lists, such as endpoints.
+        line_of: function that returns the line number of the setting with a path, or None if the line is not known.
+        content: the settings. Messages take the names of the items of lists, such as endpoints, from the settings.
     """
 
     def __init__(self, name: str, line_of: Callable[[Path_], int | None] = lambda _: None, content: object = None) -> None:
@@ -38,7 +38,7 @@ class SettingsLocation:
         return self._name
 
     def named(self, error: ConfigError) -> ConfigError:
-        """Return the error with this place before each fault, and with the line if it is known."""
+        """Return the error with this location at the beginning of each fault, and with the line if it is known."""
         faults = [(path, _with_name(path, text, self._content)) for path, text in error.faults]
         return with_faults(faults, self._prefix) if faults else ConfigError(f"{self}: {error}")
 
@@ -48,7 +48,7 @@ class SettingsLocation:
 
 
 def _with_name(path: Path_, text: str, content: Any) -> str:
-    """Add the name of an item of a list after the path of a setting: ``endpoints.1.limits (of 'api'): ...``."""
+    """Return a message with the name of a list item after the path of a setting, as in ``endpoints.1.limits (of 'api'): ...``."""
     name, depth = None, 0
     for number, part in enumerate(path, 1):
         try:
@@ -72,11 +72,11 @@ def read_settings(
     Args:
         source: path of the file, or a mapping.
         empty: end of the message for an empty file.
-        known: what the mapping must contain, for the message about a file without a mapping.
-        expand: whether environment variables are replaced; see ``expand_variables``. False reads a file whose variables are not set.
+        known: what the mapping must contain, such as ``with 'endpoints'``. The message about a file without a mapping uses this text.
+        expand: whether environment variables are replaced; see ``expand_variables``. False can read a file whose variables are not set.
 
     Returns:
-        The settings, and their place.
+        The settings, and their location.
 
     Raises:
         ConfigError: the settings cannot be read, or are not a mapping. The message names the file and contains no values.
@@ -187,7 +187,7 @@ def _parse_yaml(text: str) -> object:
 
 def _yaml_loader(yaml: Any) -> Any:
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
-        """Rejects repeated names in a mapping, of which YAML would silently keep the last."""
+        """Rejects a mapping in which a name is repeated, because PyYAML would silently keep only the last value."""
 
         def compose_mapping_node(self, anchor: Any) -> Any:
             node = super().compose_mapping_node(anchor)
@@ -200,7 +200,10 @@ def _yaml_loader(yaml: Any) -> Any:
 
 
 def _line_of(text: str, path: Path_) -> int | None:
-    """Return the line of the longest prefix of the path that exists in a YAML or JSON text, or None if PyYAML cannot tell."""
+    """Return the line of a setting in a YAML or JSON text, or None if it is not known, for example because PyYAML is not installed.
+
+    If the text does not have the whole path, return the line of the deepest part of the path that it has.
+    """
     try:
         import yaml  # noqa: PLC0415 - an extra, and slow to import
     except ImportError:
@@ -218,7 +221,7 @@ def _line_of(text: str, path: Path_) -> int | None:
 
 
 def _children(node: Any) -> Iterator[tuple[str | int, tuple[int, Any]]]:
-    """Yield the name or index of each child of a YAML node, with its line and node. Children of merged mappings come last."""
+    """Yield the name or index of each child of a YAML node, with the child's line and node. Children of merged mappings come last."""
     if node.id == "sequence":
         yield from ((index, (inner.start_mark.line + 1, inner)) for index, inner in enumerate(node.value))
     if node.id == "mapping":
@@ -234,9 +237,10 @@ _TOML_LINE = re.compile(rf"\s*(\[\[?)?\s*({_KEY}(?:\s*\.\s*{_KEY})*)\s*(?:=|\]\]
 
 
 def _toml_line_of(text: str, path: Path_) -> int | None:
-    """Return the line of the longest prefix of the path that has a line of its own in a TOML text: a table, or a setting.
+    """Return the line of a setting in a TOML text, which must be valid. Return None if the line is not known.
 
-    ``tomllib`` reports no lines. The text is known to be valid.
+    If neither the setting nor its table has a line of its own, return the line of the deepest part of the path that has one. This function
+    searches the text, because ``tomllib`` reports no lines.
     """
     lines: dict[Path_, int] = {}
     last: dict[Path_, int] = {}  # path of an array of tables -> index of its last table

@@ -1,7 +1,7 @@
 """The models of all settings: endpoints, limits, timeouts, retries, hedging, routes and reward models.
 
-Each parameter is defined once, for the client, configuration files and the command line. This module knows no URL paths, JSON or HTTP; how
-the settings of a reward model affect requests is defined in ``qreward.codecs.rewards``.
+Each parameter is defined once, for the client, configuration files and the command line. This module does not depend on JSON or HTTP.
+``qreward.codecs.rewards`` defines how the settings of a reward model affect requests.
 """
 
 from __future__ import annotations
@@ -66,23 +66,24 @@ def _with_both(value: str | None) -> str | None:
 
 
 class RewardModel(Policy):
-    """Properties of the reward model of an endpoint that its server does not report.
+    """Properties of an endpoint's reward model that the server does not report.
 
     Args:
-        route: the API of the server that returns the reward: ``classify`` (a sequence classifier; the default of vLLM, SGLang and TEI),
-            ``pooling`` (vLLM: token and process reward models, whose last row counts), ``score`` (vLLM: cross-encoders, which take
-            pairs) or ``embeddings`` (servers that return the reward as a vector of one number). None uses the default of the endpoint's
-            kind; the kind ``openai`` has no default.
-        label: which number is the reward if there are several: a name (of a class, or of an attribute such as ``helpfulness``), or a
-            position from 0, or from the end if negative. By default it is the only number. If there are several, it is
-            the last class for vLLM's ``classify`` and ``pooling`` (as in verl), and the attribute ``reward`` for OpenRLHF and NIM.
-        labels: names of the classes in the order of the model, for servers that do not report them.
-        activation: True makes the server apply a sigmoid or softmax to the scores. By default scores are raw, as reward models are
-            trained.
-        activation_field: name of the vLLM parameter for ``activation``: ``use_activation`` since 0.11.2, ``activation`` before that, and
-            ``softmax`` earlier. A server ignores an unknown name and applies its activation.
-        template: joins prompt and response into one text; contains ``{prompt}`` and ``{response}``. None sends them separately, or as a
-            conversation if the server has a chat template. Such conversations cannot share a request.
+        route: the API of the server that returns the reward. ``classify`` is for sequence classifiers; it is the default of vLLM, SGLang
+            and TEI. ``pooling`` is vLLM's API for token and process reward models, whose last row counts. ``score`` is vLLM's API for
+            cross-encoders, which take pairs. ``embeddings`` is for servers that return the reward as a vector of one number. None uses the
+            default of the endpoint's kind. The kind ``openai`` has no default.
+        label: which number is the reward if a response has several numbers. It is the name of a class, the name of an attribute such as
+            ``helpfulness``, or a position. Positions count from 0, or from the end if they are negative. By default, the only number is the
+            reward. If there are several, the default is the last class for vLLM's ``classify`` and ``pooling`` (as in verl), and the
+            attribute ``reward`` for OpenRLHF and NIM.
+        labels: names of the classes in the order of the model, for servers that do not report the names.
+        activation: True makes the server apply a sigmoid or softmax to the scores. By default, scores are raw, because reward models are
+            trained on raw scores.
+        activation_field: name of the vLLM parameter for ``activation``: ``use_activation`` since 0.11.2, ``activation`` in versions before,
+            and ``softmax`` in still older versions. A server ignores an unknown name and applies its activation.
+        template: text that joins prompt and response; contains ``{prompt}`` and ``{response}``. None sends prompt and response separately,
+            or as a conversation if the server has a chat template. Such conversations cannot share a request.
 
     Example:
         >>> RewardModel(template="<user>{prompt}<assistant>{response}").render("2 + 2?", "4")
@@ -97,7 +98,10 @@ class RewardModel(Policy):
     template: Annotated[str | None, AfterValidator(_with_both)] = None
 
     def render(self, prompt: str, response: str) -> str:
-        """Return prompt and response as one text. Without a template they are concatenated. Braces in them have no special meaning."""
+        """Return prompt and response as one text. Without a template, they are concatenated.
+
+        Braces in the prompt or in the response have no special meaning.
+        """
         if self.template is None:
             return prompt + response
         texts = {"prompt": prompt, "response": response}
@@ -105,11 +109,11 @@ class RewardModel(Policy):
 
 
 MAX_RETRY_AFTER = 60.0
-"""Default of ``Retry.max_retry_after`` in seconds: the limit in ``_calculate_retry_timeout`` of openai-python 2."""
+"""Seconds that are the default of ``Retry.max_retry_after``. The method ``_calculate_retry_timeout`` of openai-python 2 has this limit."""
 
 
 class Priority(IntEnum):
-    """How urgent a request is. Any integer from 0 (most urgent, as in vLLM) to 9 is accepted, and the names in any case."""
+    """How urgent a request is. A setting accepts any integer from 0 (most urgent, as in vLLM) to 9, and these names in any case."""
 
     HIGH = 0
     NORMAL = 5
@@ -117,10 +121,10 @@ class Priority(IntEnum):
 
 
 def priority_level(value: object) -> int:
-    """Return a priority as a number from 0 to 9. A name is that of a :class:`Priority`, in upper or lower case.
+    """Return a priority as a number from 0 to 9. The value is a number, or the name of a :class:`Priority` in upper or lower case.
 
     Raises:
-        ValueError: the value is neither.
+        ValueError: the value is neither such a number nor such a name.
 
     Example:
         >>> priority_level("high"), priority_level(3)
@@ -135,11 +139,11 @@ def priority_level(value: object) -> int:
 
 
 Level = Annotated[Accepting[int, int | str], BeforeValidator(priority_level)]
-"""A priority in a configuration file."""
+"""Type of a setting that is a priority. It may be given as a number or as a name, and is read as a number."""
 
 
 class LoadBalanceStrategy(StrEnum):
-    """How one of several available endpoints is chosen. If none is available, the first one that becomes available takes the request."""
+    """How one of several available endpoints is chosen. If no endpoint is available, the next available endpoint takes the request."""
 
     EXPECTED_FINISH = "expected_finish"
     ROUND_ROBIN = "round_robin"
@@ -157,15 +161,17 @@ class Limits(Policy):
     """The limits of one endpoint, over all routes, event loops and threads of a client.
 
     Args:
-        max_concurrency: largest number of requests in flight.
-        adaptive: True measures how many requests in flight, and per second, the endpoint can take, up to ``max_concurrency``. False
-            uses ``max_concurrency`` (64 if it is not set) as a fixed limit.
-        rpm: requests per minute.
-        tpm: tokens per minute.
-        tpm_counts: whether the provider counts the tokens ``used`` (default) or ``reserved`` (``max_tokens``).
-        connects_per_second: new connections per second.
-        shared: which clients share ``rpm``, ``tpm`` and ``max_concurrency``: only this one (``none``), the processes of this user on
-            this machine with the same address and key (``local``), or those of the whole Ray cluster (``ray``).
+        max_concurrency: maximum number of requests in flight.
+        adaptive: True measures how many requests in flight, and how many requests per second, the endpoint can take, up to
+            ``max_concurrency``. False uses ``max_concurrency`` (64 if it is not set) as a fixed limit.
+        rpm: maximum number of requests per minute.
+        tpm: maximum number of tokens per minute.
+        tpm_counts: which tokens the provider counts: the tokens that were ``used`` (default), or the tokens that were ``reserved``
+            (``max_tokens``).
+        connects_per_second: maximum number of new connections per second.
+        shared: which processes share ``rpm``, ``tpm`` and ``max_concurrency``. ``none`` shares them with no other process. ``local`` shares
+            them among the processes of this user on this machine that use the same address and key. ``ray`` shares them among the processes
+            of the whole Ray cluster that use the same address and key.
 
     Example:
         >>> Limits(max_concurrency=64, rpm=600).rpm
@@ -191,9 +197,10 @@ class Timeouts(Policy):
     """Time limits of one attempt, in seconds. They do not include time in the queue.
 
     Args:
-        connect: for opening a connection.
-        read: between two reads of the response. Without streaming, this includes the whole generation.
-        attempt: for the whole attempt. By default the limit is learned, well above the slowest responses of the endpoint.
+        connect: seconds for opening a connection.
+        read: seconds between two reads of the response. Without streaming, this time includes the whole generation.
+        attempt: seconds for the whole attempt. By default, the limit is learned. It is well above the times of the endpoint's slowest
+            responses.
     """
 
     connect: Seconds = 10.0
@@ -202,21 +209,21 @@ class Timeouts(Policy):
 
 
 class Retry(Policy):
-    """When a failed request is sent again.
+    """The settings that decide when a failed request is sent again.
 
-    Overload (429, 503, 529) is not a failure: it uses no attempt, and the request waits up to its timeout. The first retry goes to
-    another endpoint at once if one is available. Otherwise, and for further retries, the request waits with full jitter (Brooker,
-    "Exponential Backoff And Jitter", AWS 2015). All retries of a client draw on one budget (Finagle's RetryBudget: 20 % of the requests
-    and 10 a second). When it is empty, a retry waits another ``1 / budget_floor`` seconds.
+    Overload (429, 503, 529) is not a failure: it uses no attempt, and the request waits up to its timeout. If another endpoint is
+    available, the first retry goes to this endpoint at once. If not, and before all further retries, the request waits with full jitter
+    (Brooker, "Exponential Backoff And Jitter", AWS 2015). All retries of a client draw on one budget (Finagle's RetryBudget: 20 % of the
+    requests and 10 a second). While the budget is empty, a retry waits another ``1 / budget_floor`` seconds.
 
     Args:
-        attempts: largest number of failed attempts of one request, including the first.
-        base: upper bound of the first wait in seconds; it doubles with each further attempt.
-        cap: upper bound of all waits in seconds.
-        budget: retries allowed per request, averaged over recent requests.
-        budget_floor: retries per second that are always allowed.
-        max_retry_after: longest time in seconds for which a ``Retry-After`` is respected. If an endpoint sends a longer one, a single
-            request is sent to it after this time. The default is that of openai-python 2.
+        attempts: maximum number of failed attempts of one request, including the first attempt.
+        base: maximum number of seconds of the first wait. The maximum doubles with each further attempt.
+        cap: maximum number of seconds of any wait.
+        budget: number of retries allowed per request, averaged over recent requests.
+        budget_floor: number of retries per second that are always allowed.
+        max_retry_after: maximum number of seconds for which a ``Retry-After`` is respected. If an endpoint sends a longer time, a single
+            request is sent to the endpoint after ``max_retry_after`` seconds. The default is the default of openai-python 2.
     """
 
     attempts: Count = 4
@@ -228,18 +235,19 @@ class Retry(Policy):
 
 
 class Hedge(Policy):
-    """When a request in flight is also sent to a second endpoint. The first response is used, and the other attempt is cancelled.
+    """The settings that decide when a request in flight is also sent to a second endpoint, as a copy.
 
-    Copies are sent in four cases: a single call takes unusually long (Dean and Barroso, "The Tail at Scale", CACM 2013); the last requests
-    of a batch are in flight and other endpoints are idle; a request seems to hang; the endpoint of a request has stopped responding. All
-    cases except the last draw on one budget. An endpoint never works on two copies of the same request.
+    The first response is used, and the other attempt is cancelled. Copies are sent in four cases: a single call takes unusually long (Dean
+    and Barroso, "The Tail at Scale", CACM 2013); the last requests of a batch are in flight and other endpoints are idle; a request seems
+    to hang; the endpoint of a request has stopped responding. Copies in all cases except the last draw on one budget. An endpoint never
+    works on two attempts of the same request.
 
     Args:
-        quantile: quantile of an endpoint's latency after which a single call is hedged; for a streamed call, of the time to the first
-            token.
+        quantile: quantile of an endpoint's latency after which a single call is hedged. For a streamed call, it is the quantile of the time
+            to the first token.
         after: seconds after which a single call is hedged; replaces ``quantile``.
-        budget: copies allowed per request, over all requests of a client.
-        reserve: copies allowed in addition, for a client that has sent few requests.
+        budget: number of copies allowed per request, over all requests of a client.
+        reserve: number of copies allowed in addition, for a client that has sent few requests.
         tail: whether the last requests of a batch are copied.
 
     Example:
@@ -255,14 +263,15 @@ class Hedge(Policy):
 
 
 class PrefixAffinity(Policy):
-    """Requests whose prompts begin alike go to the same endpoint, which has the beginning in its prefix cache.
+    """The settings of prefix affinity: requests whose prompts begin alike go to the same endpoint, whose prefix cache holds the beginning.
 
-    Only routes with several endpoints use it. Priorities, tenants, deadlines and retries take precedence over it. No endpoint
+    Only routes with several endpoints use prefix affinity. Priorities, tenants, deadlines and retries take precedence over it. No endpoint
     stays idle because of it.
 
     Args:
-        look_ahead: number of requests of a batch that are read ahead. An endpoint chooses its next request among them.
-        capacity: tokens that the prefix cache of one endpoint holds; None learns it from the cached tokens that answers report.
+        look_ahead: number of requests of a batch that are read ahead. An endpoint chooses its next request among these requests.
+        capacity: number of tokens that the prefix cache of one endpoint holds. None learns this number from the cached tokens that answers
+            report.
 
     Example:
         >>> PrefixAffinity(look_ahead=1024).capacity is None
@@ -341,13 +350,13 @@ def _readable_name(value: str) -> str:
 
 _EXPANDED = BeforeValidator(expand_once)
 _PATHS = ("/chat/completions", "/completions", "/embeddings", "/responses", "/rerank", "/get_reward")
-"""Paths that calls append to ``base_url``, and that users often leave at the end of a copied address."""
+"""Paths that calls append to ``base_url``. Users often leave such a path at the end of a copied address, which is an error."""
 
 
 BATCH_KIND = "openai_batch"
-"""The kind of endpoints that take files of requests. Only bulks send to them."""
+"""The kind of endpoints that take files of requests. Only bulk runs send requests to such endpoints."""
 SERVER_KINDS = ["openai", "vllm", "sglang", "tei", "openrlhf", "nim", BATCH_KIND]
-"""The accepted values of ``Endpoint.kind``. ``qreward.register_kind`` adds to them."""
+"""The accepted values of ``Endpoint.kind``. ``qreward.register_kind`` adds values."""
 
 
 def _known_kind(value: str) -> str:
@@ -359,7 +368,7 @@ def _known_kind(value: str) -> str:
 
 
 DecisionDialect = Literal["openai", "vllm", "sglang", "systemone", "generative_scoring", "chat"]
-"""The APIs of decisions. Each has a codec of the same name in ``qreward.codecs.decisions``."""
+"""The APIs of decisions. Each API has a codec with the name of the API in ``qreward.codecs.decisions``."""
 
 
 class Endpoint(Policy):
@@ -368,19 +377,20 @@ class Endpoint(Policy):
     Args:
         base_url: root of the API, such as ``https://api.example.com/v1``. ``${VAR}`` and ``${VAR:-default}`` are replaced from the
             environment.
-        name: name used in results and errors; by default host and port.
-        api_key: sent as ``Authorization: Bearer``. ``${VAR}`` and ``${VAR:-default}`` are replaced from the environment. An empty key is
-            not sent. Never shown.
+        name: name of the endpoint in results and errors; by default host and port.
+        api_key: key that is sent as ``Authorization: Bearer``. ``${VAR}`` and ``${VAR:-default}`` are replaced from the environment. An
+            empty key is not sent. The key is never shown.
         models: glob patterns of the models that the server serves.
-        model_names: name of a model in calls -> its name on the server, where they differ.
-        kind: API of the server: ``openai``, ``vllm``, ``sglang``, ``tei``, ``openrlhf``, ``nim``, or one that ``register_kind`` has added.
-            ``openai_batch`` is a provider's Batch API: only bulks (``client.run``, ``qreward run``) send to it.
-        weight: relative share under ``WEIGHTED_ROUND_ROBIN`` and ``LEAST_CONNECTIONS``; no effect under the other strategies.
+        model_names: name of a model in calls -> name of the model on the server, for models whose two names differ.
+        kind: API of the server: ``openai``, ``vllm``, ``sglang``, ``tei``, ``openrlhf``, ``nim``, or a kind that ``register_kind`` has
+            added. ``openai_batch`` is a provider's Batch API. Only bulk runs (``client.run``, ``qreward run``) send requests to it.
+        weight: relative share of the requests under ``WEIGHTED_ROUND_ROBIN`` and ``LEAST_CONNECTIONS``. It has no effect under other
+            strategies.
         limits: see :class:`Limits`.
         timeouts: see :class:`Timeouts`.
-        reward: properties of its reward model that the server does not report; see :class:`RewardModel`.
+        reward: properties of the endpoint's reward model that the server does not report; see :class:`RewardModel`.
         decisions: API by which the server answers the questions of ``decide``: ``openai``, ``vllm``, ``sglang``, ``systemone``,
-            ``generative_scoring``, or ``chat`` (log probabilities of chat completions). By default it is found out with one small request.
+            ``generative_scoring``, or ``chat`` (log probabilities of chat completions). By default, one small request finds out the API.
         decision_labels: the token ids of the answers yes and no in the model's vocabulary, for ``decisions="generative_scoring"``.
         price: US dollars for a million prompt tokens and for a million completion tokens. Used to report costs; it does not affect
             scheduling.
@@ -389,11 +399,12 @@ class Endpoint(Policy):
             router in front of several servers.
         http_client: your own ``httpx.AsyncClient`` or ``httpx.AsyncBaseTransport``, used instead of the built-in HTTP client.
         verify: False disables TLS verification; a string is the path of a CA bundle.
-        proxy: URL of a proxy; by default taken from the environment (``HTTPS_PROXY``, ``NO_PROXY``, ...). ``""`` uses no proxy.
-        max_response_bytes: largest size of a response in bytes. A larger response is an error.
-        keepalive: seconds for which an idle connection is kept open; vLLM and uvicorn close theirs after 5.
-        probe: seconds between two probes of the server's health and load; None disables probing. For ``openai_batch`` also the longest
-            time between two requests for the state of a batch (60 by default).
+        proxy: URL of a proxy. By default, it is taken from environment variables such as ``HTTPS_PROXY`` and ``NO_PROXY``. ``""`` uses no
+            proxy.
+        max_response_bytes: maximum number of bytes of a response. A larger response is an error.
+        keepalive: seconds for which an idle connection is kept open. vLLM and uvicorn close idle connections after 5 seconds.
+        probe: seconds between two probes of the server's health and load; None disables probing. For ``openai_batch``, ``probe`` is also
+            the maximum number of seconds between two requests for the state of a batch (60 by default).
 
     Example:
         >>> Endpoint("http://gpu-0:8000/v1", models=["judge-*"], limits=Limits(max_concurrency=64)).name
@@ -469,7 +480,8 @@ class Route(Policy):
         pattern: name of a model, or a glob (``*``, ``?``, ``[abc]``).
         endpoints: names of the endpoints; at least one.
         strategy: see :class:`LoadBalanceStrategy`.
-        weights: endpoint name -> weight, replacing the endpoint's own; only for ``WEIGHTED_ROUND_ROBIN`` and ``LEAST_CONNECTIONS``.
+        weights: endpoint name -> weight, which replaces the ``weight`` of the endpoint. Weights are allowed only with
+            ``WEIGHTED_ROUND_ROBIN`` and ``LEAST_CONNECTIONS``.
     """
 
     pattern: Annotated[str, AfterValidator(check_glob)]

@@ -1,7 +1,7 @@
 """The objects through which callers read streamed responses: ``Stream`` for one response, ``BatchStream`` for many.
 
-Nothing is sent before the caller uses the object. Leaving the object early stops the requests. Each loop over a stream reads through a
-``StreamReader`` of its own, which closes the stream when the loop ends.
+Nothing is sent before the caller uses the object. If the caller leaves a stream before its end, the requests are stopped. Each loop over a
+stream reads through a ``StreamReader`` of its own, which closes the stream when the loop ends.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ class StreamHandle(Generic[S]):
     """A stream that may not have started.
 
     Args:
-        begin: starts the stream and returns its waiter. Called once, in the event loop to which the stream then belongs.
-        restarts: a response may start over after part of it was delivered.
+        begin: function that starts the stream and returns its waiter. It is called once. The stream then belongs to the event loop in which
+            ``begin`` was called.
+        restarts: True if a response may start over after part of it was delivered.
     """
 
     __slots__ = ("_begin", "_closed", "_restarts", "_source")
@@ -45,7 +46,7 @@ class StreamHandle(Generic[S]):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Stop all requests and wait until their connections are closed. Can be called repeatedly."""
+        """Stop all requests and wait until their connections are closed. This method can be called repeatedly."""
         self._closed = True
         source = self._source
         if source is None:
@@ -79,7 +80,7 @@ class StreamHandle(Generic[S]):
             raise
 
     def _drop(self) -> None:
-        """Leave the stream soon. May be called from any thread and at any point, such as during garbage collection."""
+        """Leave the stream soon. This method may be called from any thread and at any point, such as during garbage collection."""
         source = self._source
         if source is not None and not source.over():
             source.driver.later(source.leave)
@@ -97,11 +98,12 @@ T_co = TypeVar("T_co", covariant=True)
 class StreamReader(AsyncIterator[T_co], Generic[T_co]):
     """An iterator over a stream. Leaving the iterator early closes the stream.
 
-    Because the iterator is an object of its own, it is freed when its loop ends by ``break`` or by an error, even if the caller still holds
-    the stream.
+    The iterator and the stream are two objects. When a loop ends by ``break`` or by an error, the iterator is freed, even if the caller
+    still holds the stream.
 
     Args:
-        show: converts an item into the value to return, or into None to skip the item.
+        stream: the stream to read.
+        show: function that converts an item into the value to return, or into None to skip the item.
     """
 
     __slots__ = ("_show", "_stream")
@@ -135,14 +137,14 @@ class StreamReader(AsyncIterator[T_co], Generic[T_co]):
 class Stream(StreamHandle[SingleStreamSink]):
     """A chat completion that arrives token by token. ``QRewardClient.stream_chat_completion`` returns it.
 
-    Nothing is sent before the stream is iterated, entered or awaited. From then on it belongs to the running event loop, and only one task
-    at a time may read it. Leaving a stream early closes the request immediately and frees its slot. A stream is left by ``break``, by an
-    error, by :meth:`aclose`, at the end of ``async with``, or when its last reference is dropped. A slow reader slows the server down: the
-    client stops reading the response while its buffer is full.
+    Nothing is sent before the stream is iterated, entered or awaited. From then on, the stream belongs to the running event loop, and only
+    one task at a time may read it. Leaving a stream early closes the request immediately and frees its slot. A stream is left by ``break``,
+    by an error, by :meth:`aclose`, at the end of ``async with``, or when its last reference is dropped. A slow reader slows the server
+    down, because the client stops reading the response while the client's buffer is full.
 
-    Until the first token, a failed request is retried, at another endpoint if possible. After the first token, an error is raised as
-    :class:`~qreward.errors.StreamInterrupted` once all received text has been read. With ``on_interrupt="restart"`` the answer starts over
-    instead, and :meth:`events` reports each restart.
+    Until the first token, a failed request is retried, at another endpoint if possible. After the first token, an error becomes
+    :class:`~qreward.errors.StreamInterrupted`, which is raised once all received text has been read. With ``on_interrupt="restart"``, the
+    answer starts over instead, and :meth:`events` reports each restart.
 
     ``async for`` over the stream yields non-empty texts. ``await stream`` waits for the first token and returns the stream.
 
@@ -163,7 +165,7 @@ class Stream(StreamHandle[SingleStreamSink]):
         return StreamReader(self, _text)
 
     def chunks(self) -> AsyncIterator[ChatCompletionChunk]:
-        """Iterate over all chunks as openai's objects, including those without text: tool calls, logprobs, usage.
+        """Iterate over all chunks as openai's objects. Chunks without text, such as tool calls, logprobs and usage, are included.
 
         Raises:
             ConfigError: ``on_interrupt`` is ``"restart"``. Chunks cannot report a restart; use :meth:`events`.
@@ -189,12 +191,12 @@ class Stream(StreamHandle[SingleStreamSink]):
 
     @property
     def text(self) -> str:
-        """The text received so far, read or not, since the last restart."""
+        """The text received since the last restart, including text that was not read yet."""
         return "" if self._source is None else self._source.text()
 
     @property
     def result(self) -> Result[ChatCompletion] | None:
-        """The outcome, with endpoint, attempts and times. The value is None before the end, or if the stream was left early."""
+        """The outcome, with endpoint, attempts and times. The property is None before the end, and if the stream was left early."""
         return None if self._source is None else self._source.result
 
     # starting
@@ -257,9 +259,9 @@ class BatchStream(StreamHandle[BatchStreamSink]):
         return StreamReader(self, self._text)
 
     def events(self) -> AsyncIterator[tuple[int, str | StreamRestarted | Result[ChatCompletion]]]:
-        """Iterate over texts, and at the end of each stream its ``Result``.
+        """Iterate over the texts of all streams. At the end of each stream, its ``Result`` follows.
 
-        With ``on_interrupt="restart"``, a ``StreamRestarted`` means that all earlier texts of the same stream must be discarded.
+        With ``on_interrupt="restart"``, a ``StreamRestarted`` means that all earlier texts of this stream must be discarded.
         """
         return StreamReader(self, self._event)
 
@@ -285,7 +287,7 @@ class BatchStream(StreamHandle[BatchStreamSink]):
         return None
 
     def _event(self, event: tuple[int, Any]) -> tuple[int, Any]:
-        """Call ``on_stream_error`` if the event is a failed result, and return the event."""
+        """Return the event. If it is a failed result, call ``on_stream_error`` first."""
         what = event[1]
         if self._on_stream_error is not None and isinstance(what, Result) and what.error is not None:
             self._on_stream_error(event[0], what.error)

@@ -49,12 +49,12 @@ class SyncStream(BlockingTwin[Stream]):
 
     @property
     def text(self) -> str:
-        """The text received so far, since the last restart."""
+        """The text received since the last restart, including text that was not read yet."""
         return self._async.text
 
     @property
     def result(self) -> Result[ChatCompletion] | None:
-        """The outcome. The value is None before the end, or if the stream was left early."""
+        """The outcome. The property is None before the end, and if the stream was left early."""
         return self._async.result
 
 
@@ -71,17 +71,18 @@ class SyncBatchStream(BlockingTwin[BatchStream]):
 
 
 def leave(pieces: BlockingIterator[Any], aclose: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Close a stream that blocking code reads. Can be called from any thread, because Python may garbage-collect the stream in any thread.
+    """Close a stream that blocking code reads, and wait until its connection is closed.
 
-    Waits until the connection is closed. In the portal's own thread, which must not wait for itself, closing is only started.
+    This function can be called from any thread, because Python may garbage-collect the stream in any thread. The portal's own thread must
+    not wait for itself, so in this thread the function starts the closing and does not wait.
 
     Args:
         pieces: the iterator that reads the stream.
-        aclose: closes the stream, even if it was never read. Can be called repeatedly.
+        aclose: function that closes the stream, even if it was never read. It can be called repeatedly.
     """
 
     async def close() -> None:
-        with contextlib.suppress(QRewardError):  # no caller is left to receive it
+        with contextlib.suppress(QRewardError):  # no caller is left to receive the error
             await aclose()
 
     with contextlib.suppress(ClientClosed):  # the process is ending, and the portal has closed the stream

@@ -1,8 +1,8 @@
 """Rewards for AReaL: ``reward`` for its process pool, and ``async_reward`` for workflows, which need no process pool.
 
-Only ``workflow.py`` imports AReaL. A missing reward raises an error unless the settings choose something else. AReaL then calls ``reward``
-again, up to four times in all, and rejects the trajectory with its whole group instead of training on it. If AReaL's own time limit ends a
-call, the reward is 0. ``reward`` therefore finishes before that limit.
+Only ``workflow.py`` imports AReaL. A missing reward raises an error unless the settings choose something else. After an error, AReaL calls
+``reward`` again, up to four times in all. If all calls fail, AReaL does not train on the trajectory, and rejects its whole group. If
+AReaL's own time limit ends a call, the reward is 0. ``reward`` therefore finishes before that limit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HOST_LIMIT = 15.0
 DEADLINE = 12.0
 """Default number of seconds for a reward in the process pool."""
 WORKFLOW_DEADLINE = 180.0
-"""Default number of seconds for a reward that is awaited in a workflow, where AReaL has no limit of its own."""
+"""Default number of seconds for a reward that is awaited in a workflow. AReaL does not limit the time of such a reward."""
 
 _POOL = Adapter(
     trainer="areal",
@@ -37,11 +37,11 @@ _WORKFLOW = replace(_POOL, deadline=WORKFLOW_DEADLINE)
 
 
 class NoReward(QRewardError):
-    """No reward arrived in time. It is not a ``TimeoutError``, because ``AsyncRewardWrapper`` turns that error into a reward of 0."""
+    """No reward arrived in time. The class is not a ``TimeoutError``, which AReaL's ``AsyncRewardWrapper`` turns into a reward of 0."""
 
 
 def reward(prompt: str, completions: str, prompt_ids: list[int], completion_ids: list[int], **data: Any) -> float | None:
-    """Score one completion. For ``reward_fn`` of AReaL's workflows, which runs in a forked or spawned child of its process pool.
+    """Score one completion. This function is for ``reward_fn`` of AReaL's workflows, which runs in a child process of AReaL's process pool.
 
     Args:
         prompt: the prompt as the model received it. A column ``messages`` of the data takes precedence.
@@ -50,8 +50,8 @@ def reward(prompt: str, completions: str, prompt_ids: list[int], completion_ids:
         data: the columns of the data.
 
     Returns:
-        A finite float; or None if the settings say ``on_failure: none``. AReaL cannot train on None and rejects the trajectory
-        without another call.
+        A finite float. If there is no reward and the settings say ``on_failure: none``, None. AReaL cannot train on None, and rejects the
+        trajectory without another call.
 
     Raises:
         ConfigError: the settings in the file that ``QREWARD_REWARD`` names are missing or wrong.
@@ -61,16 +61,16 @@ def reward(prompt: str, completions: str, prompt_ids: list[int], completion_ids:
     _warn_of_late(made.deadline)
     try:
         return portal().call(_reward, made, _row(prompt, completions, prompt_ids, completion_ids, data))
-    except TimeoutError as error:  # a RequestTimeout is one
+    except TimeoutError as error:  # a RequestTimeout is a TimeoutError too
         raise NoReward(f"{type(error).__name__}: {error}") from error
 
 
 async def async_reward(
     prompt: str, completions: str, prompt_ids: list[int] | None = None, completion_ids: list[int] | None = None, **data: Any
 ) -> float | None:
-    """Score one completion, awaited in a workflow. All trajectories are scored concurrently, because no process pool limits them.
+    """Score one completion in a workflow that awaits it. All trajectories are scored concurrently, because no process pool limits them.
 
-    Arguments, result and errors are those of :func:`reward`, except that a time-out raises ``RequestTimeout``.
+    Arguments, result and errors are those of :func:`reward`, with one exception: if the time runs out, ``RequestTimeout`` is raised.
 
     Example:
         >>> async def score(tokenizer, resp, data):
@@ -92,7 +92,7 @@ async def _reward(made: Rewarder, row: dict[str, Any]) -> float | None:
 
 @cache
 def _warn_of_late(deadline: float) -> None:
-    """Warn once if AReaL's limit ends a call before ``deadline`` does."""
+    """Log a warning, once, if AReaL's time limit may end a call before its ``deadline`` is reached."""
     if deadline + LATE >= HOST_LIMIT:
         logging.getLogger("qreward.areal").warning(
             "a deadline of %g s is too long for AsyncRewardWrapper, which returns a reward of 0 after %g s; set a shorter deadline, "

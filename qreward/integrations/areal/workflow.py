@@ -1,4 +1,7 @@
-"""AReaL's single-turn workflow with rewards awaited in its event loop: no process pool and no limit of 15 seconds. Imports AReaL."""
+"""AReaL's single-turn workflow, with rewards that are awaited in the event loop of the workflow.
+
+Such rewards need no process pool and have no limit of 15 seconds. This module imports AReaL.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,11 @@ _trace: Any = importlib.import_module("areal.utils.perf_tracer").trace_session
 class QRewardRLVRWorkflow(_Workflow):  # type: ignore[misc]  # AReaL has no types here
     """``RLVRWorkflow`` without ``reward_fn``. The settings are in the file that ``QREWARD_REWARD`` names.
 
-    A missing reward raises an error, and AReaL rejects the whole group. With ``on_failure: none`` only that trajectory is left out. Do not
-    combine this with AReaL's group normalization, which expects groups of exactly ``group_size`` trajectories.
+    A missing reward raises an error, and AReaL rejects the whole group. With ``on_failure: none``, only the trajectory without reward is
+    left out. Do not combine ``on_failure: none`` with AReaL's group normalization, which expects exactly ``group_size`` trajectories.
 
     Args:
-        arguments: those of ``RLVRWorkflow`` without ``reward_fn``: ``gconfig``, ``tokenizer``, ``enable_thinking``, ...
+        arguments: arguments of ``RLVRWorkflow``, such as ``gconfig``, ``tokenizer`` and ``enable_thinking``, but not ``reward_fn``.
 
     Raises:
         ConfigError: the settings are missing or wrong.
@@ -28,7 +31,7 @@ class QRewardRLVRWorkflow(_Workflow):  # type: ignore[misc]  # AReaL has no type
     def __init__(self, **arguments: Any) -> None:
         load_reward_config()
         super().__init__("qreward.integrations.areal.async_reward", **arguments)
-        self.reward_fn = self.async_reward_fn = async_reward  # a function, not its name: AReaL would make a process pool for a name
+        self.reward_fn = self.async_reward_fn = async_reward  # the function instead of its name, for which AReaL makes a process pool
 
     @_trace("reward")  # type: ignore[untyped-decorator]
     async def _compute_rewards(self, resp: Any, prompt_str: str, task_data: dict[str, Any]) -> float:
@@ -39,7 +42,7 @@ class QRewardRLVRWorkflow(_Workflow):  # type: ignore[misc]  # AReaL has no type
         return found
 
     async def arun_episode(self, engine: Any, data: dict[str, Any]) -> dict[str, Any] | None:
-        """Run one trajectory. Returns None if its reward is missing and the settings say ``on_failure: none``."""
+        """Run one trajectory, and return its episode. Return None if its reward is missing and the settings say ``on_failure: none``."""
         try:
             episode: dict[str, Any] = await super().arun_episode(engine, data)
         except _LeftOutError:

@@ -1,8 +1,8 @@
-"""Sends the requests of an SDK through a client and returns HTTP replies. Imports no HTTP library and no SDK.
+"""Sends the requests of an SDK through a client and returns HTTP replies. This module imports no HTTP library and no SDK.
 
-Chat completions, legacy completions, moderations and rerank requests are passed through unchanged, and so are the bytes of the endpoint's
-answer. An answer is returned whatever its ``finish_reason`` is; the program must check it. Inputs of embedding requests are merged with
-those of other calls.
+Chat completions, legacy completions, moderations and rerank requests are passed through unchanged. The bytes of the endpoint's answer are
+passed through unchanged too. An answer is returned whatever its ``finish_reason`` is, so the program must check the ``finish_reason``.
+Inputs of embedding requests are merged with the inputs of other calls.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PlainAnswer(msgspec.Struct, gc=False):
     usage: Usage | None
 
     def text(self) -> str:
-        """Return ``""``: the position of the text in such an answer is unknown."""
+        """Return ``""``, because the position of the text in such an answer is unknown."""
         return ""
 
     def build(self) -> bytes:
@@ -72,7 +72,10 @@ class PlainCodec:
         return inputs
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
-        """Estimate input tokens from the length of the inputs, and output tokens from ``max_tokens``, which only completions have."""
+        """Return estimates of the input tokens and the output tokens.
+
+        The input tokens are estimated from the length of the inputs, the output tokens from ``max_tokens``. Only completions have it.
+        """
         inputs, most, choices = call.inputs, call.params.get("max_tokens"), call.params.get("n")
         prompt = len(str(inputs)) / CHARS_PER_TOKEN
         if not isinstance(most, int):
@@ -88,7 +91,7 @@ ROUTES: dict[str, tuple[str, Codec]] = {
     "/moderations": ("input", PlainCodec("/moderations", "input")),
     "/rerank": ("documents", PlainCodec("/rerank", "documents")),
 }
-"""The end of a path -> the member of the body that holds the inputs, and the codec. The first match counts."""
+"""The end of a path -> the member of the body that holds the inputs, and the codec. If several entries match a path, the first counts."""
 
 _OURS = frozenset({
     "host", "connection", "content-length", "content-type", "transfer-encoding", "accept", "accept-encoding", "user-agent",
@@ -100,12 +103,12 @@ _SDK = "x-stainless-"
 
 
 def route_of(path: str) -> str | None:
-    """Return which of ``ROUTES`` a path ends with; None if it is none of them."""
+    """Return the key of ``ROUTES`` with which a path ends; None if the path ends with no key."""
     return next((route for route in ROUTES if path.endswith(route)), None)
 
 
 def read(route: str, headers: Iterable[tuple[str, str]], body: bytes) -> WireRequest:
-    """Parse a request; its inputs are not validated. Raises ``BadRequest`` if the body is not a JSON object or names no model."""
+    """Parse a request without validating its inputs. Raises ``BadRequest`` if the body is not a JSON object or names no model."""
     try:
         params = jsonio.read(body)
     except Malformed:
@@ -120,7 +123,7 @@ def read(route: str, headers: Iterable[tuple[str, str]], body: bytes) -> WireReq
 
 
 def forwarded(headers: Iterable[tuple[str, str]]) -> dict[str, str] | None:
-    """Return the headers to forward: those that the program added, without keys and without headers of the connection or the SDK."""
+    """Return the headers to forward. They are the headers that the program added, without keys and headers of the connection or the SDK."""
     named = ((name.lower(), value) for name, value in headers)
     return {name: value for name, value in named if name not in _OURS and not name.startswith(_SDK)} or None
 
@@ -137,10 +140,10 @@ class RequestHandler:
         self.client = client
         self._given = {"priority": priority, "hedge": hedge, "tenant": tenant}
         self._runtime = runtime_of(client)
-        self._runtime.request_options(self._given)  # raises now if one of them is wrong
+        self._runtime.request_options(self._given)  # raises at once if an option is wrong
 
     async def answer(self, method: str, path: str, headers: Iterable[tuple[str, str]], body: bytes, seconds: float | None) -> OpenAIReply:
-        """Return the reply to a request. Raises nothing but ``CancelledError``.
+        """Return the reply to a request. Only ``CancelledError`` is raised.
 
         Args:
             method: HTTP method.

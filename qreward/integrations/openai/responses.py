@@ -1,10 +1,10 @@
-"""The HTTP replies that an SDK receives: status, headers, and a body or server-sent events. Uses no HTTP library.
+"""The HTTP replies that an SDK receives: status, headers, and a body or server-sent events. This module uses no HTTP library.
 
-Errors of this package become errors of the OpenAI API. Each has the header ``x-should-retry: false``: the scheduler has already queued,
-retried and hedged the request, so retries by the SDK would only multiply the load.
+Errors of this package become errors of the OpenAI API. Each error has the header ``x-should-retry: false``. The scheduler has already
+queued, retried and hedged the request, so retries by the SDK would only multiply the load.
 
-If a stream fails, its last event has an ``error``, which SDKs raise. The connection then breaks, for programs that do not check events for
-errors. A failed stream therefore never looks like a short answer.
+If a stream fails, its last event has an ``error``, and SDKs raise this error. Some programs do not check events for errors. For these
+programs, the connection breaks after the event. A failed stream therefore never looks like a short answer.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Events(AsyncIterator[bytes]):
     Args:
         stream: the stream to read.
         seconds: maximum pause between two chunks, in seconds; None means no limit.
-        wants_usage: whether the caller wants the chunk that reports the usage. The client always requests that chunk, because the scheduler
-            learns from it. It has no choices, so programs that did not request it do not expect it.
+        wants_usage: whether the caller wants the chunk that reports the usage. The client always requests this chunk, because the scheduler
+            learns from it. The chunk has no choices, so a program that did not request the chunk may fail on it.
     """
 
     def __init__(self, stream: Stream, seconds: float | None, *, wants_usage: bool) -> None:
@@ -67,7 +67,7 @@ class Events(AsyncIterator[bytes]):
         return event(_json({"error": described(self._error)}))
 
     async def aclose(self) -> None:
-        """Stop reading. The request is cancelled, and its connection is closed, when this returns."""
+        """Stop reading. When this method returns, the request is cancelled and its connection is closed."""
         await self._stream.aclose()
 
 
@@ -86,7 +86,10 @@ def _event_of(wants_usage: bool) -> Callable[[ChatChunk], bytes | None]:
 
 
 def strict(body: bytes) -> bytes:
-    """Return the same JSON, rewritten only if a strict parser rejects it: a byte order mark, bare control characters, invalid UTF-8."""
+    """Return JSON unchanged if a strict parser accepts it, and rewritten otherwise.
+
+    A strict parser rejects a byte order mark, bare control characters and invalid UTF-8.
+    """
     try:
         _RAW.decode(body)
         _ = body.isascii() or body.decode()  # the decoder does not check the encoding
@@ -101,7 +104,7 @@ def event(data: bytes) -> bytes:
 
 
 def in_pieces(body: bytes) -> bytes:
-    """Return a first chunk unchanged, but convert the complete answer of a server that does not stream to a chunk."""
+    """Return the first chunk of a stream. If the server did not stream, ``body`` is a complete answer, which is converted to a chunk."""
     if b'"message"' not in body:
         return body
     document = jsonio.read_object(body)
@@ -122,7 +125,7 @@ def _choice_in_pieces(choice: Any) -> Any:
 
 
 def paused_too_long(seconds: float | None, when: str) -> RequestTimeout:
-    """Return the error for a timeout that the request itself set."""
+    """Return the error for a request whose own timeout has passed."""
     return RequestTimeout(f"nothing arrived for {seconds:g} s {when}; that is the timeout of the request, set a longer one")
 
 
@@ -139,7 +142,8 @@ _STATUSES: tuple[tuple[type[QRewardError] | tuple[type[QRewardError], ...], int,
     ((errors.ConnectionFailed, errors.InvalidResponse, errors.StreamInterrupted), 502, ()),
     (QRewardError, 500, ()),
 )
-"""Error classes -> HTTP status, and the server's own statuses that they may have instead. The first class that matches counts."""
+"""Error class, HTTP status of the reply, and statuses of the endpoint that replace this status. The first class that matches an error
+counts."""
 
 
 class OpenAIReply(NamedTuple):
@@ -151,7 +155,7 @@ class OpenAIReply(NamedTuple):
 
 
 def answered(body: bytes, endpoint: str | None) -> OpenAIReply:
-    """Return an endpoint's answer unchanged."""
+    """Return the reply with an endpoint's answer. The JSON is changed only if a strict parser rejects it."""
     return OpenAIReply(200, _headers(**{"x-qreward-endpoint": endpoint}), strict(body))
 
 
@@ -161,17 +165,17 @@ def streamed(events: Events) -> OpenAIReply:
 
 
 def models(names: Iterable[str]) -> OpenAIReply:
-    """Return the list of models. A pattern of a route is listed as written."""
+    """Return the reply with the list of models. The pattern of a route is listed unchanged."""
     return OpenAIReply(200, _headers(), _json({"object": "list", "data": list(map(_model, names))}))
 
 
 def model(name: str) -> OpenAIReply:
-    """Return one model."""
+    """Return the reply about one model."""
     return OpenAIReply(200, _headers(), _json(_model(name)))
 
 
 def not_offered(method: str, path: str, routes: Iterable[str]) -> OpenAIReply:
-    """Return a 404 that lists what is supported."""
+    """Return a reply with status 404 that lists the supported requests."""
     offered = ", ".join(f"POST {route}" for route in routes)
     words = f"qreward does not offer {method} {path}; it offers {offered} and GET /models. Send other requests to their server directly."
     return OpenAIReply(404, _headers(**{"x-should-retry": "false"}), _json({"error": _error(words, 404, "not_offered")}))
@@ -184,13 +188,13 @@ def refused(error: QRewardError) -> OpenAIReply:
 
 
 def described(error: QRewardError) -> dict[str, Any]:
-    """Return the ``error`` member of a body: message, type and code of the OpenAI API, and the endpoint and the number of attempts."""
+    """Return the ``error`` member of a body: message, type and code as in the OpenAI API, endpoint, and number of attempts."""
     sent = {"endpoint": error.endpoint, "attempts": len(error.attempts)} if isinstance(error, RequestError) else {}
     return _error(str(error), status_of(error), _code(error)) | sent
 
 
 def status_of(error: QRewardError) -> int:
-    """Return the HTTP status for an error: the server's own status if SDKs treat it as the same error."""
+    """Return the HTTP status for an error. It is the endpoint's own status if SDKs raise the same error for it."""
     own = error.status_code if isinstance(error, RequestError) else None
     status, allowed = next((status, allowed) for kind, status, allowed in _STATUSES if isinstance(error, kind))
     return own if own is not None and own in allowed else status

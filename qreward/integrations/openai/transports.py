@@ -1,4 +1,4 @@
-"""Transports for httpx and httpx2, and clients of the openai SDK, of major version 2 or 3. Only this module imports these libraries.
+"""Transports for httpx and httpx2, and clients of the openai SDK (major version 2 or 3). Only this module of the package imports them.
 
 One class serves both HTTP libraries, in async and in blocking code. Each request is answered with a response of the library that sent it.
 """
@@ -35,7 +35,7 @@ def _joined(*names: str) -> Any:
 BASE_URL = "http://qreward/v1"
 """``base_url`` for an SDK. The host name is never resolved or connected to."""
 _KEY = "-"
-"""The SDK requires a key. Requests are sent with the keys of the endpoints."""
+"""API key for an SDK, which requires one. The requests are sent with the keys of the endpoints instead."""
 
 
 def transport(
@@ -50,11 +50,11 @@ def transport(
     The model in the body selects a route of ``client``, whose scheduler sends the request.
 
     Args:
-        client: an async or a blocking client; the transport serves async and blocking programs with either. Closing the SDK's client
-            does not close it.
+        client: an async or a blocking client. With either, the transport serves async and blocking programs. Closing the client of the
+            SDK or of httpx does not close this client.
         priority: priority of all requests, 0 (most urgent) to 9.
         hedge: False for requests that must not be sent to two endpoints at once.
-        tenant: tenant of all requests. Tenants that wait at the same priority get equal shares of the fleet.
+        tenant: tenant of all requests. Tenants that wait at the same priority get equal shares of the endpoints.
 
     Raises:
         ConfigError: an argument is wrong.
@@ -75,7 +75,7 @@ def async_openai_client(client: QRewardClient | SyncQRewardClient, **settings: A
     """Return an ``AsyncOpenAI`` whose requests go through a client. Libraries built on the SDK accept it like any other.
 
     Args:
-        client: the client. Closing the SDK's client does not close it.
+        client: the client that sends the requests. Closing the SDK's client does not close this client.
         settings: ``priority``, ``hedge`` and ``tenant``, as in :func:`~qreward.integrations.openai.transport`.
 
     Example:
@@ -94,24 +94,24 @@ def openai_client(client: QRewardClient | SyncQRewardClient, **settings: Any) ->
 def async_http_client(client: QRewardClient | SyncQRewardClient, **settings: Any) -> Any:
     """Return an ``http_client`` for the installed SDK: an ``httpx.AsyncClient``, or from openai 3 on an ``httpx2.AsyncClient``.
 
-    It sets no timeout, so the ``timeout`` of the client applies unless a request has its own.
+    It sets no timeout. The ``timeout`` of ``client`` therefore applies, unless a request has a timeout.
     """
     return openai.DefaultAsyncHttpxClient(transport=transport(client, **settings), timeout=None)
 
 
 def http_client(client: QRewardClient | SyncQRewardClient, **settings: Any) -> Any:
-    """Return the same as :func:`async_http_client`, for blocking code."""
+    """Return an ``http_client`` for the installed SDK, for blocking code. See :func:`async_http_client`."""
     return openai.DefaultHttpxClient(transport=transport(client, **settings), timeout=None)
 
 
 class Transport(_joined("AsyncBaseTransport", "BaseTransport")):  # type: ignore[misc]
-    """The transport that :func:`transport` returns. May be used in several event loops and threads at once."""
+    """The transport that :func:`transport` returns. It may be used in several event loops and threads at once."""
 
     def __init__(self, handler: RequestHandler) -> None:
         self._handler = handler
 
     async def handle_async_request(self, request: Any) -> Any:
-        """Return a response, also for a failure. Only ``CancelledError`` is raised; it cancels the request to the endpoint."""
+        """Return a response. A failure becomes a response too. If the caller is cancelled, the request to the endpoint is cancelled."""
         return _response(request, await self._handler.answer(*_arguments(request, await request.aread())), blocking=False)
 
     def handle_request(self, request: Any) -> Any:
@@ -124,10 +124,10 @@ class Transport(_joined("AsyncBaseTransport", "BaseTransport")):  # type: ignore
         return _response(request, reply, blocking=True)
 
     async def aclose(self) -> None:
-        """Do nothing: the transport holds no connections."""
+        """Do nothing, because the transport holds no connections."""
 
     def close(self) -> None:
-        """Do nothing: the transport holds no connections."""
+        """Do nothing, because the transport holds no connections."""
 
     def __repr__(self) -> str:
         return f"<Transport of {self._handler.client!r}>"
@@ -163,7 +163,7 @@ class _Body(_joined("AsyncByteStream", "SyncByteStream")):  # type: ignore[misc]
 
 
 def _arguments(request: Any, body: bytes) -> tuple[str, str, list[tuple[str, str]], bytes, float | None]:
-    """Return the arguments of ``RequestHandler.answer``. Of the timeouts only ``read`` applies: no connection is opened."""
+    """Return the arguments of ``RequestHandler.answer``. Only the request's timeout ``read`` applies, because no connection is opened."""
     seconds = (request.extensions.get("timeout") or {}).get("read")
     return request.method, request.url.path, list(request.headers.items()), body, seconds
 

@@ -1,4 +1,4 @@
-"""Rewards for OpenRLHF, whose command line takes the path of ``reward_func.py`` (a function) or ``agent.py`` (an executor without threads).
+"""Rewards for OpenRLHF. Its command line takes the path of ``reward_func.py`` (a function) or ``agent.py`` (an executor without threads).
 
 Only ``agent.py`` imports OpenRLHF. ``python -m qreward.integrations.openrlhf`` prints the paths.
 """

@@ -1,4 +1,7 @@
-"""``python -m qreward.integrations.openrlhf`` prints options for OpenRLHF; with ``agent`` or ``reward_func`` it prints that path only."""
+"""``python -m qreward.integrations.openrlhf`` prints the options for OpenRLHF.
+
+With the argument ``agent`` or ``reward_func``, it prints only the path of this file.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ PATHS = {"agent": agent_path, "reward_func": reward_func_path}
 
 
 def main(arguments: list[str]) -> int:
-    """Print both options with their paths, or only the path that ``arguments`` names. Returns the exit code, 2 for an unknown name."""
+    """Print both options with their paths, or only the path that ``arguments`` names. Return the exit code: 0, or 2 for an unknown name."""
     if not arguments:
         sys.stdout.write(f"--train.agent_func_path {agent_path()}\n--reward.remote_url {reward_func_path()}\n")
         return 0

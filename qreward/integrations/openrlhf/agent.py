@@ -1,6 +1,6 @@
 """A file for OpenRLHF's ``--train.agent_func_path``: OpenRLHF's single-turn executor, which awaits rewards without threads.
 
-The only file that imports OpenRLHF.
+Only this file of the package imports OpenRLHF.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ class AgentExecutor(_Executor):  # type: ignore[misc]  # OpenRLHF has no types
         remote_rm_url: accepted and ignored. The settings are in the file that ``QREWARD_REWARD`` names.
 
     Raises:
-        ConfigError: the settings are missing or wrong. Raised on construction, because OpenRLHF would only log it later.
+        ConfigError: the settings are missing or wrong. The constructor raises this error, because OpenRLHF would only log a later error.
     """
 
     def __init__(self, remote_rm_url: object = None) -> None:  # noqa: ARG002
         super().__init__(None)
         load_reward_config()
-        self.reward_endpoints = [__file__]  # not empty, so that rewards are fetched, by the method below
+        self.reward_endpoints = [__file__]  # OpenRLHF calls the method below only if this list is not empty
         self.reward_func = reward_func
 
     async def _fetch_rewards_via_func(self, queries_list: list[str], prompts_list: list[str], labels_list: list[Any]) -> list[Any]:

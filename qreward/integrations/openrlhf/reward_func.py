@@ -1,10 +1,11 @@
-"""A file for OpenRLHF's ``--reward.remote_url``. ``python -m qreward.integrations.openrlhf`` prints its path. Does not import OpenRLHF.
+"""A file for OpenRLHF's ``--reward.remote_url``. ``python -m qreward.integrations.openrlhf`` prints its path.
 
-OpenRLHF calls the function in threads, at most ``min(32, cpus + 4)`` at once; ``agent.py`` in this package has no such limit.
+This file does not import OpenRLHF. OpenRLHF calls the function in threads, at most ``min(32, cpus + 4)`` at once. ``agent.py`` in this
+package has no such limit.
 
-A sample that could not be scored has no ``rewards``, and NaN as ``scores``, unless the settings name a number. OpenRLHF 0.11 handles this
-as follows. With ``--algo.dynamic_filtering_enable`` it drops the sample with its whole group, because a score is NaN, and takes another
-prompt. Otherwise the run stops when OpenRLHF makes experience of a sample without ``rewards``.
+If a sample could not be scored and the settings name no number for it, its ``rewards`` are None and its ``scores`` are NaN. OpenRLHF 0.11
+handles such a sample as follows. With ``--algo.dynamic_filtering_enable``, it drops the sample with its whole group, because a score is
+NaN, and takes another prompt. Without this option, the run stops when OpenRLHF makes experience of the sample.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from qreward.integrations.trainers import Adapter, RewardConfig, Scored
 from qreward.integrations.trainers.texts import response_in, without_end
 
 DEADLINE = 180.0
-"""Default number of seconds for one reward: what OpenRLHF allows a remote reward model per attempt. It does not limit functions."""
+"""Default number of seconds for one reward. OpenRLHF allows a remote reward model this time per attempt. It does not limit the time of
+functions."""
 
 ADAPTER = Adapter(
     trainer="openrlhf",
@@ -35,17 +37,18 @@ _UNKNOWN_RESPONSE = (
 
 
 def reward_func(queries: list[str], prompts: list[str], labels: list[Any], **kwargs: Any) -> dict[str, Any]:  # noqa: ARG001 - signature
-    """Score responses. May be called from any number of threads. The settings are in the file that ``QREWARD_REWARD`` names.
+    """Score responses. The function may be called from any number of threads. The settings are in the file that ``QREWARD_REWARD`` names.
 
     Args:
         queries, prompts, labels: lists of equal length, as OpenRLHF passes them.
         kwargs: accepted and ignored.
 
     Returns:
-        ``rewards``, ``scores`` and ``extra_logs`` (``judge_ok``, ``judge_seconds``): numbers for one query, lists of them for several.
+        A dict with ``rewards``, ``scores`` and ``extra_logs`` (``judge_ok``, ``judge_seconds``). The values are numbers for one query, and
+        lists of numbers for several queries.
 
     Raises:
-        ConfigError: the settings are missing or wrong. OpenRLHF only logs exceptions of this function and continues without a reward.
+        ConfigError: the settings are missing or wrong. OpenRLHF only logs the exceptions of this function, and continues without a reward.
         QRewardError: a reward is missing, and the settings say ``on_failure: raise``.
     """
     found = portal().call(results, queries, prompts, labels)
@@ -56,7 +59,8 @@ def reward_func(queries: list[str], prompts: list[str], labels: list[Any], **kwa
 
 
 async def results(queries: Iterable[str], prompts: Iterable[str], labels: Iterable[Any]) -> list[dict[str, Any]]:
-    """Return one mapping for each sample, as OpenRLHF expects it: ``rewards``, ``scores`` and ``extra_logs``, always with the same keys.
+    """Return one mapping for each sample, in the form that OpenRLHF expects. All mappings have the keys ``rewards``, ``scores`` and
+    ``extra_logs``.
 
     Args:
         queries: prompts and responses as the tokenizer decodes them, with special tokens.
@@ -75,7 +79,7 @@ async def results(queries: Iterable[str], prompts: Iterable[str], labels: Iterab
 
 
 def _row(query: str, prompt: str, label: Any) -> dict[str, Any]:
-    """Return the columns of a sample, without ``response`` if it cannot be separated from the prompt."""
+    """Return the columns of a sample. ``response`` is missing if the response cannot be separated from the prompt."""
     response = response_in(query, prompt)
     found = {} if response is None else {"response": without_end(response)}
     return {"query": query, "prompt": prompt, "label": None if label == "" else label, **found}

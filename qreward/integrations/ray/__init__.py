@@ -1,9 +1,9 @@
-"""Ray: scorers in a pool of actors or on Ray Serve, and bulks of Datasets. The pool also works without Ray.
+"""Ray: scorers in a pool of actors or on Ray Serve, and bulk runs over Datasets. The pool also works without Ray.
 
-The queue stays in the caller's process, where batches fill while the actors are busy. Ray transports whole batches.
+The queue of a pool stays in the caller's process, where batches fill while the actors are busy. Ray transports whole batches.
 
-Modules: ``pool`` has the public class, ``supervisor`` assigns batches to actors and restarts actors, and ``backends`` starts and calls
-actors. ``serving`` is for Ray Serve, ``bulk`` for Datasets, and ``limit_actor`` shares rate limits in a cluster.
+The module ``pool`` has the public class, ``supervisor`` assigns batches to actors and restarts actors, and ``backends`` starts and calls
+actors. ``serving`` is for Ray Serve, ``bulk`` is for Datasets, and ``limit_actor`` shares rate limits in a cluster.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["ActorDied", "BulkRequests", "PoolStats", "ScorerPool", "deployment",
 
 def __getattr__(name: str) -> Any:
     if name in ("BulkRequests", "run"):
-        from qreward.integrations.ray import bulk  # noqa: PLC0415 - a pool needs no bulks, and nothing that they import
+        from qreward.integrations.ray import bulk  # noqa: PLC0415 - a pool needs neither bulk runs nor their imports
 
         return getattr(bulk, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,7 @@
-"""Backends of a pool: Ray actors, or scorers in this process. The only module that calls Ray's core.
+"""Backends of a pool: Ray actors, or scorers in this process. Of the modules of a pool, only this module calls Ray.
 
-It makes and calls scorers in the process of an actor or of the caller. ``ScorerActor`` runs in an actor, and only there is Ray's pickler
-imported. ``supervisor`` decides which actor receives a batch, and when an actor is restarted.
+This module makes and calls scorers in the process of an actor or of the caller. ``ScorerActor`` runs in an actor. Ray's pickler is imported
+only in the process of an actor. ``supervisor`` decides which actor receives a batch, and when an actor is restarted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CALL = "__call__"
 
 @dataclass(frozen=True)
 class ScorerSpec:
-    """How to make a scorer: arguments of :class:`~qreward.integrations.ray.ScorerPool`."""
+    """The arguments of :class:`~qreward.integrations.ray.ScorerPool` that say how to make a scorer."""
 
     scorer: Any
     args: Sequence[Any] = ()
@@ -57,7 +57,7 @@ class ScorerSpec:
         return self.scorer(*self.args, **self.kwargs) if self._is_made else self.scorer
 
     def function(self, made: Any) -> Callable[..., Any]:
-        """Return the scoring function of what ``make`` returned."""
+        """Return the scoring function of ``made``, the object that ``make`` returned."""
         return self._checked(made if self.method == CALL else getattr(made, self.method, None))
 
     @property
@@ -65,7 +65,7 @@ class ScorerSpec:
         return self.factory or isinstance(self.scorer, type)
 
     def _declared(self) -> Any:
-        """The scoring function, if the scorer has one before it is instantiated; else None."""
+        """Return the scoring function if it is known before the scorer is instantiated; otherwise None."""
         scorer = self.scorer
         if isinstance(scorer, type):  # calling the class itself would instantiate it
             return getattr(scorer, self.method) if any(self.method in vars(each) for each in scorer.__mro__) else None
@@ -85,19 +85,19 @@ def is_async(function: Any) -> bool:
 
 
 def accepted(function: Callable[..., Any], columns: Sequence[Any]) -> Sequence[Any]:
-    """The columns that a scorer takes. A scorer that takes only the completions does not receive their metadata."""
+    """Return the columns that a scorer takes. A scorer that takes only completions does not receive the metadata of the completions."""
     return columns[: lists_taken(function, len(columns)) or 1]
 
 
 def close_scorer(made: Any) -> Awaitable[Any] | None:
-    """Call the scorer's method ``close``, if it has one. Returns its result if that must be awaited."""
+    """Call the scorer's method ``close``, if it has one. Return the method's result if the result must be awaited, else None."""
     close = getattr(made, "close", None)
     ended = close() if callable(close) else None
     return ended if inspect.isawaitable(ended) else None
 
 
 Reply = tuple[bool, Any]
-"""``(True, results)``, or ``(False, exception)`` if the scorer raised one."""
+"""``(True, results)``, or ``(False, exception)`` if the scorer raised an exception."""
 
 
 class ScorerActor:
@@ -109,13 +109,13 @@ class ScorerActor:
         self._threads = None if is_async(self._score) else ThreadPoolExecutor(concurrency, thread_name_prefix="scorer")
 
     async def ready(self) -> None:
-        """Do nothing. Ray runs this call when the constructor has returned."""
+        """Do nothing. Ray runs this method only after the constructor has returned, so a reply means that the actor is ready."""
 
     async def run(self, columns: tuple[Any, ...]) -> Reply:
         """Score a batch. A thread cannot be stopped, so a batch in a thread runs to its end even if it is cancelled."""
         call = partial(self._score, *accepted(self._score, columns))
         if self._threads is not None:
-            in_context = partial(copy_context().run, attempt, call)  # Ray keeps the task's identity there
+            in_context = partial(copy_context().run, attempt, call)  # Ray keeps the identity of the task in context variables
             thread = asyncio.get_running_loop().run_in_executor(self._threads, in_context)
             try:
                 return await asyncio.shield(thread)
@@ -135,7 +135,7 @@ class ScorerActor:
 
 
 def attempt(call: partial[Any]) -> Reply:
-    """Run a blocking scorer and return its reply. Not even an exception such as ``SystemExit`` ends the actor."""
+    """Run a blocking scorer and return its reply. All exceptions are caught, so that even ``SystemExit`` does not end the actor."""
     try:
         return ok_reply(call())
     except BaseException as error:
@@ -143,28 +143,28 @@ def attempt(call: partial[Any]) -> Reply:
 
 
 def ok_reply(results: Any) -> Reply:
-    """A reply with results. Exceptions among them are made picklable."""
+    """Return a reply with results. Exceptions among the results are made picklable."""
     if isinstance(results, list | tuple) and any(isinstance(one, BaseException) for one in results):
         return True, [portable(one) if isinstance(one, BaseException) else one for one in results]
     return True, results
 
 
 def error_reply(error: BaseException) -> Reply:
-    """A reply with an exception. Its traceback is added as a note, because tracebacks are not pickled."""
+    """Return a reply with an exception. The traceback is added to the exception as a note, because tracebacks are not pickled."""
     shown = portable(error)
     shown.add_note("In the actor:\n" + "".join(traceback.format_exception(error)).rstrip())
     return False, shown
 
 
 def not_exiting(error: BaseException) -> Exception:
-    """The exception; a ``RuntimeError`` instead if it would end the caller's iteration, event loop or program."""
+    """Return the exception, or a ``RuntimeError`` if the exception would end the caller's iteration, event loop or program."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
     return RuntimeError(f"the scorer raised {type(error).__name__}: {error}")
 
 
 def portable(error: BaseException) -> BaseException:
-    """The exception, or a ``RuntimeError`` with the same text if it cannot be pickled and unpickled."""
+    """Return the exception, or a ``RuntimeError`` with the text of the exception if it cannot be pickled and unpickled."""
     error = not_exiting(error)
     try:
         again = pickle.loads(importlib.import_module("ray.cloudpickle").dumps(error))  # noqa: S301
@@ -179,15 +179,15 @@ INSTALL = "pip install 'qreward[ray]'"
 
 
 class ActorDied(ConnectionFailed, ConnectionError):
-    """The item has no score, because actors died while they scored it, or because no actor is left."""
+    """An item has no score, because actors died while they scored the item, or because no actor is left."""
 
 
 class ActorLost(Exception):
-    """The actor of a batch is gone, so the batch has no result. The pool sends it again, because its items may not be at fault.
+    """The actor of a batch is gone, so the batch has no result. The pool sends the batch again, because its items may not be at fault.
 
     Attributes:
-        never_started: the actor never started: its class raised, or its environment could not be set up.
-        excused: no batch can have caused the death, because the actor was killed on purpose or its node was preempted.
+        never_started: True if the actor never started, because its class raised or its environment could not be set up.
+        excused: True if no batch can have caused the death, because the actor was killed on purpose or its node was preempted.
     """
 
     def __init__(self, message: str, *, never_started: bool = False, excused: bool = False) -> None:
@@ -219,19 +219,19 @@ class PoolConfig:
 
 
 CLOSE_TIMEOUT = 5.0
-"""Seconds for a scorer's ``close``."""
+"""Maximum number of seconds for a scorer's ``close``."""
 DEATHS = ("RayActorError", "NodeDiedError", "WorkerCrashedError", "OutOfMemoryError", "ObjectLostError", "LocalRayletDiedError")
-"""Exceptions of ``ray.exceptions`` that mean that an actor, or a result of it, is gone."""
+"""Exceptions of ``ray.exceptions`` that mean that an actor is gone, or that a result of an actor is gone."""
 NEVER_STARTED = ("RuntimeEnvSetupError", "ActorUnschedulableError")
 """Exceptions of ``ray.exceptions`` that mean that an actor cannot be started."""
 SHOWN = 240
-"""Maximum number of characters of Ray's message in an error. Ray appends long advice."""
+"""Maximum number of characters of Ray's message in an error. The rest of the message is long advice."""
 Sent = tuple[asyncio.Future[Reply], Callable[[], object]]
 """A future of the reply to a batch, and a function that requests the cancellation of the batch."""
 
 
 class RayBackend:
-    """Actors in Ray. Its methods are called in the event loop of the pool, where Ray's calls may block."""
+    """The backend with Ray actors. Its methods run in the event loop of the pool, which Ray's calls may block."""
 
     name = "ray"
 
@@ -243,14 +243,14 @@ class RayBackend:
         self._deaths: tuple[Any, ...] = tuple(getattr(errors, name) for name in DEATHS + NEVER_STARTED)
         self._never_started: tuple[Any, ...] = tuple(getattr(errors, name) for name in NEVER_STARTED)
         most = config.max_concurrent_batches
-        # One call more than batches, so that ``ready`` and ``end`` do not wait for a batch. The supervisor restarts actors instead of Ray,
-        # because Ray restarts without a delay, and never an actor whose class raised.
+        # An actor may run one call more than batches, so that ``ready`` and ``end`` do not wait for a batch. Ray does not restart actors
+        # here, because it restarts without a delay, and does not restart an actor whose class raised. The supervisor restarts them.
         own = {"max_concurrency": most + 1, "max_restarts": 0, "max_task_retries": 0}
         self._make: Callable[[], Any] = partial(ray.remote(ScorerActor).options(**config.options, **own).remote, spec, most)
 
     async def start(self) -> Any:
         """Start an actor and return its handle when it is ready."""
-        if not self._ray.is_initialized():  # else Ray would start a new cluster
+        if not self._ray.is_initialized():  # without this check, Ray would start a new cluster
             raise ConfigError("this process is not connected to Ray any more")
         actor = self._make()
         try:
@@ -265,7 +265,7 @@ class RayBackend:
         return _result_of(reference.future()), partial(self._cancel, reference)
 
     def read(self, error: BaseException) -> BaseException:
-        """Convert an exception of Ray to the one that the caller receives; ``ActorLost`` if the actor is gone."""
+        """Convert an exception of Ray to the exception that the caller receives. It is ``ActorLost`` if the actor is gone."""
         if isinstance(error, self._deaths):
             never_started = isinstance(error, self._never_started) or getattr(error, "actor_init_failed", False)
             return ActorLost(_last_line(str(error)), never_started=never_started, excused=getattr(error, "preempted", False))
@@ -278,7 +278,7 @@ class RayBackend:
         await _result_of(actor.end.remote().future())
 
     def kill(self, actor: Any) -> None:
-        with suppress(Exception):  # the actor may be dead, or Ray
+        with suppress(Exception):  # the actor may be dead, or Ray may have ended
             self._ray.kill(actor)
 
     def _cancel(self, reference: Any) -> None:
@@ -287,7 +287,7 @@ class RayBackend:
 
 
 class LocalBackend:
-    """Scorers in this process. A blocking scorer runs in a worker thread, an async one in the event loop of its caller."""
+    """The backend with scorers in this process. A blocking scorer runs in a worker thread, an async scorer in its caller's event loop."""
 
     name = "local"
 
@@ -318,7 +318,7 @@ class LocalBackend:
             await _result_of(asyncio.run_coroutine_threadsafe(closed(closing), caller))
 
     def kill(self, made: Any) -> None:
-        """Do nothing: the scorer is freed when no thread uses it."""
+        """Do nothing, because the scorer is freed when no thread uses it."""
 
 
 ActorBackend = RayBackend | LocalBackend
@@ -330,19 +330,19 @@ def choose(spec: ScorerSpec, config: PoolConfig) -> ActorBackend:
 
 
 def is_connected() -> bool:
-    """Whether this process is connected to Ray. Does not import Ray."""
+    """Return whether this process is connected to Ray, without importing Ray."""
     ray = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())
 
 
 def check_installed(backend: Backend) -> None:
-    """Raise ``ModuleNotFoundError`` if ``backend`` is ``ray`` and Ray is not installed. Does not import Ray."""
+    """Raise ``ModuleNotFoundError`` if ``backend`` is ``ray`` and Ray is not installed. This function does not import Ray."""
     if backend == "ray" and "ray" not in sys.modules and importlib.util.find_spec("ray") is None:
         raise ModuleNotFoundError(f"backend='ray' needs Ray: {INSTALL}", name="ray")
 
 
 def require_ray() -> Any:
-    """Import and return Ray. Raises ``ModuleNotFoundError`` with the install command."""
+    """Import and return Ray. If it is not installed, raise ``ModuleNotFoundError`` with the install command."""
     try:
         return importlib.import_module("ray")
     except ModuleNotFoundError as error:
@@ -354,7 +354,7 @@ def _cancelled() -> RequestError:
 
 
 def _last_line(text: str) -> str:
-    """The last line of Ray's message about a death. It names the cause."""
+    """Return the last line of Ray's message about a death, because it names the cause."""
     lines = [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines() if line.strip()]
     return lines[-1][:SHOWN] if lines else "it died"
 
@@ -382,7 +382,7 @@ def _in_thread(call: Callable[[], Any]) -> Future[Any]:
 
 
 def _result_of(source: Future[Any]) -> asyncio.Future[Any]:
-    """Return a future of this event loop that gets the outcome of ``source``. Another thread may set it after this loop was closed."""
+    """Return a future of this event loop that gets the outcome of ``source``. ``source`` may also end after the loop was closed."""
     loop = asyncio.get_running_loop()
     target = loop.create_future()
 
@@ -401,5 +401,5 @@ def _result_of(source: Future[Any]) -> asyncio.Future[Any]:
             loop.call_soon_threadsafe(report)
 
     source.add_done_callback(done)
-    target.add_done_callback(lambda _: target.cancelled() or target.exception())  # it may have no reader any more
+    target.add_done_callback(lambda _: target.cancelled() or target.exception())  # avoids a warning if nobody awaits the future
     return target

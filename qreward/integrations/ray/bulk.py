@@ -1,7 +1,7 @@
-"""Bulks of a Ray Dataset: each row is a request, or an item for a judge or a reward model.
+"""Bulk runs over a Ray Dataset. Each row is a request, or an item for a judge or a reward model.
 
-Ray distributes the rows to its workers. Each worker has one client and one journal. All journals are in one folder, so a row that has a
-result is not sent again, whichever worker receives it. :mod:`qreward.bulk` turns rows into requests and sends them.
+Ray distributes the rows to its workers. Each worker has one client and one journal. All journals are in one folder, which every worker
+reads. A row that has a result is therefore not sent again by any worker. :mod:`qreward.bulk` turns rows into requests and sends them.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from qreward.settings.files import read_settings
 RESULT, SCORE, ERROR = "result", "score", "error"
 """Columns that are added to each row."""
 BATCH = 256
-"""Rows of a batch. A worker sends ``RAY_DATA_DEFAULT_ASYNC_BATCH_UDF_MAX_CONCURRENCY`` batches at once, 4 by default."""
+"""Number of rows in a batch. A worker sends ``RAY_DATA_DEFAULT_ASYNC_BATCH_UDF_MAX_CONCURRENCY`` batches at once, 4 by default."""
 AT_ONCE = 2
-"""Ray tasks that a worker runs at once: it begins the second while the first waits for its last rows."""
+"""Number of Ray tasks that a worker runs at once. The second task begins while the first task waits for its last rows."""
 
 ClientSource = str | Path | Mapping[str, Any] | ClientConfig | None
 JudgeSource = str | Path | Mapping[str, Any] | JudgeConfig | None
@@ -46,16 +46,17 @@ JudgeSource = str | Path | Mapping[str, Any] | JudgeConfig | None
 class BulkRequests:
     """Sends the rows of a Dataset, for ``Dataset.map_batches`` with ``batch_format="pyarrow"``. One object is made in each worker.
 
-    Two columns are added to the rows: ``result``, the response body or the verdict as JSON text, and ``error``, the error as JSON text. One
-    of the two is null. With a judge or a reward model there is also ``score``, a number or null. A row that fails never raises.
+    Two columns are added to the rows. ``result`` is the response body or the verdict as JSON text, and ``error`` is the error as JSON text.
+    In each row, one of these columns is null. With a judge or a reward model, a third column ``score`` is a number or null. A row that
+    fails does not raise an exception.
 
     Args:
         output: folder of the journals. It must exist, on a file system that all workers share.
-        config: the client's settings: a mapping, or a file that all workers can read. None takes those that ``QRewardClient.from_env``
-            finds in the worker. ``Limits(shared="ray")`` holds for all workers together.
-        judge: settings of a judge, or a file with them. Each row is then an item for the judge.
-        reward_model: name of a reward model. Each row is then an item for it.
-        counts_only: return one row with counts for each batch, instead of its rows. :func:`run` needs only these.
+        config: the client's settings: a mapping, or a file that all workers can read. None takes the settings that
+            ``QRewardClient.from_env`` finds in the worker. ``Limits(shared="ray")`` holds for all workers together.
+        judge: settings of a judge, or a file with such settings. Each row is then an item for the judge.
+        reward_model: name of a reward model. Each row is then an item for the reward model.
+        counts_only: True returns one row with counts for each batch, instead of the rows of the batch. :func:`run` needs only the counts.
         options: ``model``, ``params``, ``template``, ``system``, ``columns``, ``timeout``, ``priority``, ``tenant``, ``retry_failed`` and
             ``resume`` of :class:`~qreward.bulk.settings.BulkSettings`.
 
@@ -93,7 +94,7 @@ class BulkRequests:
             raise ConfigError(f'the batch is a {type(batch).__name__}; call map_batches with batch_format="pyarrow"')
         if not self._counts_only and (taken := sorted({RESULT, SCORE, ERROR} & set(batch.column_names))):
             raise ConfigError(f"the rows have a column {taken[0]!r} already; rename it with dataset.rename_columns")
-        # Ray's event loop may be blocked by Ray, so the client has another
+        # Ray may block its event loop, so the client runs in another event loop
         results = await asyncio.to_thread(portal().call, self._results, batch.to_pylist())
         if self._counts_only:
             return pyarrow.Table.from_pylist([counts(results)])
@@ -123,16 +124,17 @@ def run(
 
     Args:
         dataset: the ``ray.data.Dataset``.
-        output: folder for results (``part-00000.jsonl``, ...), failures (``part-00000.failed.jsonl``, ...) and journals. It is created if
-            it does not exist. It must be on a file system that all workers share.
+        output: folder for results (files such as ``part-00000.jsonl``), failures (files such as ``part-00000.failed.jsonl``) and journals.
+            It is created if it does not exist. It must be on a file system that all workers share.
         config, judge, reward_model, options: see :class:`BulkRequests`.
         actors: number of workers.
-        batch_size: rows of a batch. A worker sends several batches at once; see :data:`BATCH`.
+        batch_size: number of rows in a batch. A worker sends several batches at once; see :data:`BATCH`.
         ray_options: further arguments of ``Dataset.map_batches``, such as ``{"num_cpus": 0.5}``.
 
     Returns:
-        The report. ``lines`` counts the rows, and ``done`` the distinct rows that have a result or a failure. ``reason`` says why rows have
-        neither; None if all have one. Tokens of earlier runs and of workers that died are not counted.
+        The report. ``lines`` is the number of rows. ``done`` is the number of distinct rows that have a result or a failure. If rows have
+        neither a result nor a failure, ``reason`` says why; otherwise it is None. Tokens of earlier runs and of workers that died are not
+        counted.
 
     Raises:
         ConfigError: a setting is wrong, another run has the same output, or the settings have changed.
@@ -186,7 +188,7 @@ def run(
 
 
 def columns(results: list[RowResult], *, scored: bool) -> dict[str, list[Any]]:
-    """Return the columns of results: JSON texts, and numbers."""
+    """Return the columns of results. ``result`` and ``error`` hold JSON texts, and ``score`` holds numbers."""
     raw = [msgspec.json.decode(each.line, type=dict[str, msgspec.Raw]) for each in results]
     found: dict[str, list[Any]] = {
         RESULT: [_answer(line) if each.ok else None for each, line in zip(results, raw, strict=True)],
@@ -204,7 +206,7 @@ def _answer(line: Mapping[str, msgspec.Raw]) -> str:
 
 
 def counts(results: list[RowResult]) -> dict[str, Any]:
-    """Return the counts of a batch, which :func:`run` adds up, and a reason if rows have no result."""
+    """Return the counts of a batch, and a reason if rows have no result. :func:`run` adds up the counts of all batches."""
     lost = [each for each in results if not each.is_kept]
     usages = [each.usage for each in results if each.usage is not None]
     prompt, completion = (sum(getattr(usage, name) or 0 for usage in usages) for name in ("prompt_tokens", "completion_tokens"))
@@ -243,7 +245,7 @@ def _open(output: str | Path, options: Mapping[str, Any], scorer: JudgeConfig | 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Refuse a second run in a folder."""
+    """Raise ``ConfigError`` if another run uses the folder. Inside the context, other runs are refused."""
     with (folder / ".lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

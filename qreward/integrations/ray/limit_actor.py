@@ -1,8 +1,9 @@
 """Shares rate limits between the processes of a Ray cluster. The ledger of each key is in a named actor, which the first process creates.
 
-The actor belongs to the process that created it and ends with it. The next process that renews a lease creates another, with a new ledger.
-Each member then keeps the share that it held for the duration of one lease. Messages contain durations instead of times, so the clocks of
-nodes need not agree.
+A ledger records which process may use which share of a rate limit. A process is a member of the ledger, and holds its share for the time of
+a lease. The actor belongs to the process that created it, and ends with this process. The next process that renews a lease creates another
+actor, with a new ledger. For the duration of one lease, each member keeps the share that it held before. Messages contain durations instead
+of times, so the clocks of nodes need not agree.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ NAMESPACE = "qreward"
 REPLY_TIMEOUT = 1.0
 """Seconds to wait for an answer of the actor."""
 FIRST_REPLY_TIMEOUT = 15.0
-"""Seconds to wait for the first answer: the actor may still be starting, and there is no earlier share to use meanwhile."""
+"""Seconds to wait for the first answer of the actor. The actor may still be starting, and the process has no earlier share that it could
+use."""
 
 
 class LedgerActor:
@@ -45,7 +47,12 @@ class RayLedgerTransport:
         self._answered: set[str] = set()
 
     def renew(self, key: str, member: str, ask: RenewRequest) -> RenewReply:
-        """Renew a member's lease. Raises ``ConnectionError`` without Ray or if the actor died, ``TimeoutError`` if it is silent."""
+        """Renew a member's lease, and return the reply.
+
+        Raises:
+            ConnectionError: the process is not connected to Ray, or the actor died.
+            TimeoutError: the actor did not answer in time.
+        """
         share: RenewReply = self._call(key, "renew", member, ask)
         self._answered.add(key)
         return share

@@ -1,7 +1,7 @@
 """``ScorerPool``: a scorer in many actors, called with whole batches. The queue stays in the caller's process.
 
-The pool sends a batch again after its actor died, finds the item that kills actors by splitting the batch, and joins the results of the
-parts. It does not know how actors are started or chosen.
+If an actor dies, the pool sends its batch again. To find an item that kills actors, the pool splits the batch, and joins the results of the
+parts. This module does not depend on how actors are started or chosen.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from qreward.integrations.ray.backends import CALL, ActorDied, ActorLost, Backen
 from qreward.integrations.ray.supervisor import Supervisor, closed
 
 Columns = tuple[Sequence[Any], ...]
-"""One list for each parameter of the scorer, all of the same length."""
+"""One list for each parameter of the scorer. All lists have the same length."""
 
 
 def parts_of(columns: Columns) -> tuple[Columns, Columns]:
@@ -38,7 +38,7 @@ def parts_of(columns: Columns) -> tuple[Columns, Columns]:
 def rows_of(results: Any, count: int) -> list[Any]:
     """Return the results of a part as a list with one entry for each item, so that parts can be joined.
 
-    The results are a list, tuple or array; or a mapping of lists, which reward scorers may return. Raises ``InvalidScores`` for others.
+    The results are a list, a tuple, an array, or a mapping of lists, which reward scorers may return. Others raise ``InvalidScores``.
     """
     if isinstance(results, Mapping):
         return [
@@ -63,7 +63,7 @@ class PoolStats:
         starting: actors that are starting, or wait to be restarted.
         lost: actors that were given up.
         waiting: batches that wait for an actor.
-        in_flight: batches on actors.
+        in_flight: batches that actors work on.
         batches: batches that returned, with results or with an exception of the scorer.
         deaths: actors that died or failed to start.
         retried: batches that were sent again because their actor died.
@@ -85,40 +85,43 @@ class PoolStats:
 
 
 ALONE_AFTER = 1
-"""Number of actor deaths after which a batch no longer shares its actor. The next death is then the fault of this batch."""
+"""Number of actor deaths after which a batch no longer shares its actor. If the actor dies again, this batch is the cause."""
 SPLIT_AFTER = 2
-"""Number of actor deaths after which a batch is split, or its only item fails. Each half starts with one death counted."""
+"""Number of actor deaths after which a batch is split. If the batch has only one item, the item fails. The count of each half starts at
+``ALONE_AFTER``."""
 _OURS = ("max_concurrency", "max_restarts", "max_task_retries")
 
 
 class ScorerPool:
-    """Runs a scorer in several Ray actors, each of which takes one or more batches at once; without Ray, in this process.
+    """Runs a scorer in several Ray actors. Each actor takes one or more batches at once. Without Ray, the scorers run in this process.
 
     A pool is called with a batch, like a batch function: ``await pool(texts)``. It can therefore be the function of a ``BatchQueue`` or the
-    scorer of a ``RewardBuffer``. ``queue`` and ``buffer`` make these with as many concurrent batches as the actors can take.
+    scorer of a ``RewardBuffer``. The method ``queue`` makes such a queue, and ``buffer`` makes such a buffer. Both send as many concurrent
+    batches as the actors can take.
 
     A batch goes to the actor with the fewest batches. If the actor dies, the batch is sent again and a new actor is started. An item that
-    kills actors is found by splitting its batch. Only that item fails, after an actor died with no other item on it. Because an item may be
-    scored several times, scoring should be idempotent.
+    kills actors is found by splitting its batch. Only this item fails, after an actor died that scored no other item. Because an item may
+    be scored several times, scoring should be idempotent.
 
     A pool is created without an event loop, and may be used from several loops and threads.
 
     Args:
-        scorer: a class, which is instantiated in each actor; a function, or an object with ``__call__``, which is sent to the actors; or,
-            with ``factory``, a function that makes the scorer in the actor. The scorer takes a list (or several: completions, metadata) and
-            returns a list with one result for each item. An exception in the list is the error of that item. It may be ``async def``.
+        scorer: a class, a function, an object with ``__call__``, or a factory. A class is instantiated in each actor. A function or an
+            object is sent to the actors. A factory is a function that makes the scorer in the actor. The scorer takes a list, or several
+            lists (completions and metadata), and returns a list with one result for each item. An exception in the list is the error of its
+            item. The scorer may be ``async def``.
         actors: number of actors.
-        max_concurrent_batches: number of batches that one actor works on at once. A ``def`` scorer runs each in a thread.
-        backend: ``ray``; ``local``, which runs ``actors`` scorers in this process; or ``auto``, which is Ray if this process is connected
-            to it (``ray.init()``) when the first batch arrives.
+        max_concurrent_batches: number of batches that one actor works on at once. A scorer that is not async runs each batch in a thread.
+        backend: ``ray``, ``local`` or ``auto``. ``local`` runs ``actors`` scorers in this process. ``auto`` means ``ray`` if this process
+            is connected to Ray (``ray.init()``) when the first batch arrives, and ``local`` otherwise.
         init_args, init_kwargs: arguments for the class or the factory.
         factory: whether ``scorer`` is a factory.
         method: name of the method that scores.
-        batch_timeout: seconds for a batch on an actor. A batch that takes longer fails with ``RequestTimeout`` and is cancelled. If it
-            still runs 5 seconds later, its actor is killed and replaced. None means no limit.
-        start_timeout: time limit in seconds for starting an actor; None means no limit.
-        max_restarts: consecutive deaths of an actor, without a finished batch between them, after which it is not restarted. An actor that
-            fails to start, because its class raises, is given up after three attempts.
+        batch_timeout: seconds for a batch on an actor. A batch that takes longer fails with ``RequestTimeout`` and is cancelled. If the
+            batch still runs 5 seconds later, its actor is killed and replaced. None means no limit.
+        start_timeout: seconds for starting an actor; None means no limit.
+        max_restarts: maximum number of restarts of an actor in a row, without a finished batch between them. An actor that fails to start,
+            for example because its class raises, is given up after three attempts.
         num_cpus, num_gpus, resources, runtime_env: options of each actor, as in ``ray.remote``; ignored without Ray.
         ray_options: other options of ``ray.remote``, such as ``memory`` or ``scheduling_strategy``; ignored without Ray.
 
@@ -189,11 +192,11 @@ class ScorerPool:
 
     @property
     def slots(self) -> int:
-        """Number of batches that the actors can take at once. Further batches wait in the pool."""
+        """Maximum number of batches that the actors take at once. Further batches wait in the pool."""
         return self._config.actors * self._config.max_concurrent_batches
 
     def start(self) -> None:
-        """Start the actors now instead of with the first batch. Does not wait for them.
+        """Start the actors now instead of with the first batch. This method does not wait until they have started.
 
         Raises:
             ConfigError: ``backend`` is ``ray``, and this process is not connected to Ray.
@@ -205,19 +208,19 @@ class ScorerPool:
         """Score one batch.
 
         Args:
-            columns: one list for each parameter of the scorer, all of the same length. A scorer with fewer parameters receives only the
-                first lists.
+            columns: one list for each parameter of the scorer. All lists have the same length. A scorer with fewer parameters receives only
+                the first lists.
 
         Returns:
-            What the scorer returned. If an actor died on the batch, a list that may be joined from the results of its parts.
+            The scorer's return value. If actors died while they scored the batch, it may be a list that joins the results of its parts.
 
         Raises:
             Exception: any exception of the scorer.
             InvalidResponse: the scorer did not return one result for each item.
             RequestTimeout: the batch exceeded ``batch_timeout`` on its actor.
-            ActorDied: no actor is left. As an entry of the returned list: the item killed its actors.
+            ActorDied: no actor is left. In the returned list, an ``ActorDied`` is the error of an item that killed its actors.
             ClientClosed: the pool is closed.
-            ConfigError: the lists differ in length; or as in ``start``.
+            ConfigError: the lists differ in length, or ``backend`` is ``ray`` and this process is not connected to Ray.
         """
         lengths = {len(column) for column in columns}
         if len(lengths) != 1:
@@ -232,24 +235,27 @@ class ScorerPool:
         return value
 
     def queue(self, **settings: Unpack[Options]) -> BatchQueue[Any, Any]:
-        """Return a queue whose batches this pool scores; see :class:`~qreward.batching.BatchSettings`. Close it before the pool."""
+        """Return a queue whose batches this pool scores; see :class:`~qreward.batching.BatchSettings`. Close the queue before the pool."""
         return BatchQueue(self, **Options(max_concurrent_batches=self.slots) | settings)
 
     def buffer(self, **settings: Any) -> RewardBuffer:
-        """Return a buffer with this pool as its scorer; see :class:`~qreward.batching.reward_buffer.RewardBuffer`. Close it first."""
+        """Return a buffer with this pool as its scorer; see :class:`~qreward.batching.reward_buffer.RewardBuffer`.
+
+        Close the buffer before the pool.
+        """
         return RewardBuffer(self, **{"max_concurrent_batches": self.slots} | settings)
 
     async def close(self, drain: bool = True) -> None:
-        """Accept no more batches, wait for those that are running, and stop the actors. May be called more than once.
+        """Accept no more batches, wait for the running batches, and stop the actors. This method may be called more than once.
 
         Args:
-            drain: score the waiting batches first, and call the scorer's method ``close``, if it has one. False fails waiting and running
-                batches with ``ClientClosed`` and kills the actors.
+            drain: True scores the waiting batches first, and calls the scorer's method ``close``, if it has one. False fails waiting and
+                running batches with ``ClientClosed``, and kills the actors.
         """
         with self._lock:
             self._closed = True
         if self._supervisor is not None:
-            with suppress(ClientClosed):  # it is closed already
+            with suppress(ClientClosed):  # the supervisor is closed already
                 await asyncio.wrap_future(self._supervisor.close(drain, asyncio.get_running_loop()))
 
     async def __aenter__(self) -> Self:
@@ -284,7 +290,7 @@ class ScorerPool:
     # called in the supervisor's event loop
 
     async def _score(self, supervisor: Supervisor, caller: asyncio.AbstractEventLoop, columns: Columns, deaths: int = 0) -> Any:
-        """Return the results of a batch, however often its actor dies. A batch that repeatedly kills its actor is split in half."""
+        """Return the results of a batch, even if its actor dies. A batch that repeatedly kills its actor is split into halves."""
         while deaths < SPLIT_AFTER:
             try:
                 return await supervisor.run(columns, deaths >= ALONE_AFTER, caller)
@@ -298,7 +304,9 @@ class ScorerPool:
         return [*await self._score_part(supervisor, caller, first), *await self._score_part(supervisor, caller, second)]
 
     async def _score_part(self, supervisor: Supervisor, caller: asyncio.AbstractEventLoop, columns: Columns) -> list[Any]:
-        """Return one result for each item. An exception of the scorer is isolated to its item, so that no caller sends that item again.
+        """Return one result for each item. If the scorer raises, the part is split to find the item that causes the exception.
+
+        The exception becomes the result of this item, so no caller sends the item again.
 
         If the scorer does not return one result for each item of a part, the whole batch fails with ``InvalidScores``.
         """

@@ -1,6 +1,7 @@
-"""A scorer as a deployment of Ray Serve, with a qreward queue in each replica, the HTTP API of the reward server, and a Serve handle.
+"""A scorer as a deployment of Ray Serve. Each replica has a queue that forms batches.
 
-This module uses Serve, but not the rest of Ray. The HTTP API and the queue are those of ``qreward.server``.
+The deployment is called over the HTTP API of the reward server, or through a Serve handle. Of Ray, this module uses only Serve. The HTTP
+API and the queue are those of ``qreward.server``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from qreward.errors import ConfigError
 from qreward.integrations.ray.backends import CALL, INSTALL, ScorerSpec, close_scorer, require_ray
 
 _REPLICAS: dict[str, Replica] = {}
-"""Replicas in this process, usually one, by the key of their :class:`AsgiProxy`."""
+"""Key of an :class:`AsgiProxy` -> the replica that it calls. A process usually has one replica."""
 
 
 def deployment(
@@ -36,20 +37,20 @@ def deployment(
 ) -> Any:
     """Return an application for ``serve.run`` that scores in batches.
 
-    Over HTTP it has the routes of ``qreward serve`` (``/get_reward``, ``/classify``, ``/score``, ``/health``, ``/metrics``, ...). Through a
-    handle it has ``handle.score.remote(completions, metadata)``, which returns one ``ScoreResult`` for each
-    completion, and ``handle.add_query.remote(query)``.
+    Over HTTP, the application has the routes of ``qreward serve``, such as ``/get_reward``, ``/classify``, ``/score``, ``/health`` and
+    ``/metrics``. Through a handle, it has two methods: ``handle.score.remote(completions, metadata)`` returns one ``ScoreResult`` for each
+    completion, and ``handle.add_query.remote(query)`` scores the completions of one query.
 
     Args:
         scorer, init_args, init_kwargs, factory, method: as for :class:`~qreward.integrations.ray.ScorerPool`. The scorer is made once in
             each replica.
         name, num_replicas, ray_actor_options, autoscaling_config: as in ``serve.deployment``.
-        max_ongoing_requests: number of requests that a replica receives at once, and from which it forms batches. By default twice
-            ``max_batch_size * max_concurrent_batches``, but at least 100.
+        max_ongoing_requests: maximum number of requests that a replica receives at once. The replica forms batches from these requests. The
+            default is twice ``max_batch_size * max_concurrent_batches``, but at least 100.
         serve_options: other options of ``serve.deployment``.
-        settings: settings of the queue in each replica, and limits on its requests, with the names of
-            :class:`~qreward.server.ServerConfig`: ``max_batch_size``, ``max_concurrent_batches``, ``timeout``, ``token``, ... A ``${VAR}``
-            is resolved in the replica.
+        settings: settings of the queue in each replica, and limits on its requests. They have the names of
+            :class:`~qreward.server.ServerConfig`, such as ``max_batch_size``, ``max_concurrent_batches``, ``timeout`` and ``token``. A
+            ``${VAR}`` is resolved in the replica.
 
     Raises:
         TypeError: the scorer cannot be called.
@@ -71,7 +72,7 @@ def deployment(
 
 
 class AsgiProxy:
-    """ASGI app that is passed to Serve before the real app exists. It is pickled to the replica and calls the app there."""
+    """An ASGI app that is passed to Serve before the real app exists. It is pickled, sent to the replica, and calls the real app there."""
 
     def __init__(self, key: str) -> None:
         self.key = key
@@ -85,7 +86,10 @@ class AsgiProxy:
 
 
 class Replica:
-    """One replica: the scorer, and the reward server's app around it (``asgi``; Serve reserves the name ``app``)."""
+    """One replica. It holds the scorer, and the reward server's app that calls the scorer.
+
+    The attribute of the app is ``asgi``, because Serve reserves the name ``app``.
+    """
 
     def __init__(self, spec: ScorerSpec, settings: Mapping[str, Any], key: str) -> None:
         from qreward.server import create_app  # noqa: PLC0415 - an extra
@@ -104,7 +108,7 @@ class Replica:
         return await self._buffer.add_query(query)
 
     async def forward_lifespan(self, send: Any, message: Mapping[str, Any]) -> None:
-        """Forward the app's lifespan messages to Serve. Before shutdown completes, the scorer's ``close`` is called."""
+        """Forward a lifespan message of the app to Serve. Before the message that completes the shutdown, call the scorer's ``close``."""
         if message["type"] == "lifespan.shutdown.complete" and (closing := close_scorer(self._made)) is not None:
             await closing
         await send(message)
@@ -116,7 +120,7 @@ def _portable(scored: ScoreResult) -> ScoreResult:
 
 
 def _checked(settings: Mapping[str, Any]) -> Any:
-    """Validate the settings of a replica. ``token`` is left out, because its value may only be known in the replica."""
+    """Validate and return the settings of a replica. ``token`` is left out, because its value may be known only in the replica."""
     from qreward.server.config import ServerConfig  # noqa: PLC0415 - the extra qreward[server] is not needed by a pool
 
     if wrong := [name for name in ("host", "port") if name in settings]:

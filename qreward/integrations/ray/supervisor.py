@@ -1,8 +1,9 @@
 """Assigns batches to actors, and keeps the actors running.
 
-A supervisor has an event loop in a thread of its own, in which all its state lives. Callers in any event loop submit coroutines to it, so
-that nothing blocks their loops and nothing needs a lock. One task for each actor starts it, and starts it again after it has died.
-A batch is never assigned to an actor that is not ready. This module does not know which backend runs the actors.
+A supervisor has an event loop in a thread of its own. Only this loop changes the state of the supervisor. Callers in any event loop submit
+coroutines to the loop of the supervisor, so their loops are not blocked, and the state needs no lock. Each actor has a task, which starts
+the actor, and starts it again after it has died. A batch is never assigned to an actor that is not ready. This module does not depend on
+the backend that runs the actors.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ from qreward.errors import ClientClosed, RequestTimeout
 from qreward.integrations.ray.backends import CLOSE_TIMEOUT, ActorBackend, ActorDied, ActorLost, PoolConfig, Reply
 
 FIRST_DELAY = 0.1
-"""Seconds before the restart after the second death in a row. The first restart is immediate; later delays double each time."""
+"""Seconds before the restart after the second death in a row. The first restart is immediate. After the second, the delay doubles with
+each death, up to ``LONGEST_DELAY``."""
 LONGEST_DELAY = 30.0
 STARTS = 3
-"""Attempts to start an actor that fails to start: a constructor that raises will most likely raise again."""
+"""Maximum number of attempts to start an actor that fails to start. There are few, because a constructor that raises will most likely raise
+again."""
 GRACE = 5.0
-"""Seconds after which an actor that still works on a timed-out batch is killed and restarted."""
+"""Seconds for which an actor may still work on a batch after the timeout of the batch. Then the actor is killed and restarted."""
 LOOP_CHECK_INTERVAL = 0.1
 """Seconds between two checks in ``close`` of whether the event loops of other callers still run."""
 _log = logging.getLogger("qreward")
@@ -40,10 +43,10 @@ class Actor:
     Attributes:
         handle: the backend's object for the actor.
         lost: a future that is done when the actor has died.
-        load: number of batches on it.
-        alone: whether the batch on it must not share the actor.
-        turn: number of its latest assignment, to break ties between actors.
-        finished: whether it has finished a batch.
+        load: number of batches that the actor works on.
+        alone: whether the actor works on a batch that must not share it.
+        turn: number of the actor's latest assignment. Of several actors with the same load, the one with the lowest number is chosen.
+        finished: whether the actor has finished a batch.
     """
 
     handle: Any
@@ -60,9 +63,9 @@ class Supervisor:
     Attributes:
         ready: actors that can take batches.
         given_up: number of actors that are not restarted any more.
-        waiting: for each batch that waits for an actor: the future of that actor, and whether the batch must not share it. Batches that
-            must not share an actor are first.
-        counts: numbers named as in ``PoolStats``.
+        waiting: two values for each batch that waits for an actor: a future for the actor, and whether the batch must not share the actor.
+            Batches that must not share an actor are first.
+        counts: counts with the names that they have in ``PoolStats``.
     """
 
     def __init__(self, backend: ActorBackend, config: PoolConfig, name: str) -> None:
@@ -95,7 +98,7 @@ class Supervisor:
         return self._post(self._close(drain, caller))
 
     def stop(self) -> None:
-        """End the thread at once, and the actors with it. Does not wait."""
+        """End the thread and the actors at once, without waiting."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._stop.set)
 
@@ -111,7 +114,7 @@ class Supervisor:
     async def run(self, columns: tuple[Any, ...], alone: bool, caller: asyncio.AbstractEventLoop) -> Any:
         """Score a batch on an actor, and return what the scorer returned. Raises ``ActorLost`` if the actor died.
 
-        A batch that may have killed an actor must be ``alone``: it is assigned next, and shares its actor with no other batch.
+        A batch that may have killed an actor must be ``alone``. Such a batch is assigned next, and shares its actor with no other batch.
         """
         actor = await self._assigned(alone)
         try:
@@ -133,19 +136,22 @@ class Supervisor:
             limit = f"{self._config.batch_timeout:g} s"
             raise RequestTimeout(f"{self._name} gave no result within the batch_timeout of {limit}; its batch was cancelled")
         ok, value = self._read(reply)
-        if isinstance(value, ActorLost):  # it may have been killed for another batch
+        if isinstance(value, ActorLost):  # the actor may have been killed because of another batch; the first loss says why
             raise actor.lost.result()
         if not ok:
             raise value
         return value
 
     def kill_if_busy(self, actor: Actor, reply: asyncio.Future[Reply]) -> None:
-        """Kill an actor that has not finished a batch whose time is over."""
+        """Kill an actor that still works on a batch whose timeout has passed."""
         if not reply.done():
             self._on_death(actor, ActorLost("it was killed, because it still worked on a batch after its batch_timeout", excused=True))
 
     async def _assigned(self, alone: bool) -> Actor:
-        """Wait for an actor and take a slot of it. A batch that must not share an actor has waited before, and goes to the head."""
+        """Wait for an actor, take one of its slots, and return the actor.
+
+        A batch that must not share an actor has waited before, so it goes to the head of the queue.
+        """
         assigned: asyncio.Future[Actor] = asyncio.get_running_loop().create_future()
         (self.waiting.appendleft if alone else self.waiting.append)((assigned, alone))
         self._assign()
@@ -160,9 +166,9 @@ class Supervisor:
             raise
 
     def _assign(self) -> None:
-        """Assign batches from the head of the queue, each to the actor with the fewest.
+        """Assign batches from the head of the queue. Each batch goes to the actor with the fewest batches.
 
-        A batch that must not share an actor, and finds none idle, reserves one: that actor takes no other batch until it is idle.
+        If a batch must not share an actor and no actor is idle, the batch reserves an actor, which takes no other batch until it is idle.
         """
         if self.given_up == self._config.actors:
             for assigned, _ in self.waiting:
@@ -174,7 +180,7 @@ class Supervisor:
         while self.waiting and free:
             assigned, alone = self.waiting.popleft()
             actor = min(free, key=lambda actor: (actor.load, actor.turn))
-            if assigned.done() or (alone and actor.load):  # done: cancelled, and about to leave the queue
+            if assigned.done() or (alone and actor.load):  # a future that is done was cancelled, and its batch leaves the queue
                 kept.append((assigned, alone))
                 if not assigned.done():
                     free.remove(actor)
@@ -206,7 +212,7 @@ class Supervisor:
         return reply.result() if error is None else (False, self.backend.read(error))
 
     def _on_death(self, actor: Actor, loss: ActorLost) -> None:
-        """Record the death of an actor, once."""
+        """Record the death of an actor. Further calls for the same actor do nothing."""
         if not actor.lost.done():
             actor.lost.set_result(loss)
             if actor in self.ready:
@@ -224,7 +230,7 @@ class Supervisor:
                 loss = error
             else:
                 loss = await actor.lost
-                self.backend.kill(actor.handle)  # it may be unreachable rather than dead
+                self.backend.kill(actor.handle)  # the actor may be unreachable instead of dead
                 if actor.finished:
                     deaths = failed_starts = 0
             deaths += 1
@@ -236,7 +242,7 @@ class Supervisor:
         self._assign()
 
     async def _started(self) -> Actor:
-        """Start an actor and make it ready for batches. Raises ``ActorLost`` if that fails."""
+        """Start an actor, make it ready for batches, and return it. Raises ``ActorLost`` if the actor cannot be started."""
         timeout = self._config.start_timeout
         limit = asyncio.timeout(timeout)
         try:
@@ -297,11 +303,11 @@ class Supervisor:
         await self._stop_actors()
         with self._lock:
             self._ended = True
-        await asyncio.sleep(0)  # coroutines that were submitted before are tasks now, which end with the loop
+        await asyncio.sleep(0)  # after this, coroutines that were submitted before are tasks, which the end of the loop cancels
 
 
 def delay_of(deaths: int) -> float:
-    """Return the seconds to wait before an actor is restarted."""
+    """Return the seconds to wait before an actor is restarted after ``deaths`` deaths in a row."""
     return 0.0 if deaths < 2 else min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** (deaths - 2))
 
 

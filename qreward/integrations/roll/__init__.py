@@ -1,5 +1,6 @@
-"""Rewards of a judge or a reward model in ROLL: a reward worker, and a rollout loop and a group filter that drop unjudged responses.
+"""Rewards of a judge or a reward model in ROLL.
 
+The package has a reward worker. It also has a rollout loop and a group filter, which drop responses that could not be judged.
 ``JudgeRewardWorker`` and ``SkippingRolloutLoop`` need ROLL and are imported on first access. Only ``worker`` and ``loop`` import ROLL.
 """
 

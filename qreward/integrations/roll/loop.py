@@ -13,7 +13,7 @@ from qreward.integrations.roll.rewards import Drops, RewardUnavailable
 class SkippingRolloutLoop(UserDefinedRolloutLoop):  # type: ignore[misc]  # ROLL has no types
     """ROLL's rollout loop, except that :class:`RewardUnavailable` drops the prompt with all its responses, and ROLL takes another prompt.
 
-    For ``user_defined_rollout_loop_cls`` of a pipeline. A dropped prompt is replaced in a validation, too.
+    The class is for ``user_defined_rollout_loop_cls`` of a pipeline. A dropped prompt is also replaced in a validation.
 
     Raises:
         RewardUnavailable: from ``process_new_prompt``, when ``MOST_DROPPED`` prompts in a row were dropped.
@@ -25,7 +25,7 @@ class SkippingRolloutLoop(UserDefinedRolloutLoop):  # type: ignore[misc]  # ROLL
         self._reason = ""
 
     async def process_new_prompt(self, context: Any) -> Any:
-        """Process a prompt as ROLL's loop does. Returns None, which drops the prompt, if its rewards are missing."""
+        """Process a prompt as ROLL's loop does, and return its responses. If rewards are missing, return None, which drops the prompt."""
         responses = await super().process_new_prompt(context)
         self._drops.check(self._reason)
         return responses

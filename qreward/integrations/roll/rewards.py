@@ -1,7 +1,7 @@
-"""Shared by ROLL's reward worker and environments: reads settings from ROLL's keys, and handles missing rewards.
+"""Reads settings from ROLL's keys, and handles missing rewards, for the reward worker and for environments.
 
-Does not import ROLL, PyTorch or Ray. ROLL drops unknown keys of a worker. The settings are therefore in ``reward_manager_config``, a list
-of mappings that ROLL does not validate.
+This module does not import ROLL, PyTorch or Ray. ROLL drops unknown keys of a worker. The settings are therefore in
+``reward_manager_config``, a list of mappings that ROLL does not validate.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from qreward.integrations.trainers.settings import SCORERS, VARIABLE, Source, re
 DEADLINE = 300.0
 """Default number of seconds for one reward; ROLL has no limit of its own."""
 PROMPTS, RESPONSES = "prompts", "responses"
-"""Columns of the decoded texts, with the names that ROLL gives their tokens."""
+"""Columns of the decoded texts. ROLL uses these names for the tokens of the texts."""
 LARGEST = 65504.0
 """Largest finite number in float16, in which ROLL stores rewards (IEEE 754 binary16)."""
 MOST_DROPPED = 100
-"""Number of prompts or groups dropped in a row after which the run ends, because judging fails for all of them."""
+"""Number of prompts or groups dropped in a row after which the run ends, because judging then probably fails for all of them."""
 INVALID = -999.0
 """Reward of a step that could not be judged; ROLL's own environments use the same value."""
 KEYS = ("judge_model_name", "judge_api_url", "judge_api_key", "judge_prompt")
 """Keys of ROLL's own judge that this adapter accepts unchanged."""
 NAMED_PROMPT = {"verdict": "yes_no", "response_format": "none"}
-"""Settings for a prompt of ROLL's own, selected by name: each of them asks for a bare YES or NO."""
+"""Settings for one of ROLL's own prompts, which is selected by its name. All of these prompts ask for a bare YES or NO."""
 
 ADAPTER = Adapter(
     trainer="roll",
@@ -48,13 +48,18 @@ ADAPTER = Adapter(
 
 
 class RewardUnavailable(QRewardError):
-    """A reward is missing, and the settings name no number for it. It ends ROLL's run unless ``SkippingRolloutLoop`` is used."""
+    """A reward is missing, and the settings name no number for it. This error ends ROLL's run unless ``SkippingRolloutLoop`` is used."""
 
 
 def settings_of(worker: Any, prompts: Mapping[str, str]) -> RewardConfig:
-    """Return the settings of one reward worker. ROLL's keys override the file, and ``reward_manager_config`` overrides both.
+    """Return the settings of one reward worker. ROLL's keys override the settings file, and ``reward_manager_config`` overrides both.
 
-    ``worker`` is ROLL's ``RewardConfig`` of the domain; ``prompts`` are ROLL's own, name -> template. Raises ``ConfigError``.
+    Args:
+        worker: ROLL's ``RewardConfig`` of the domain.
+        prompts: name of one of ROLL's own prompts -> its template.
+
+    Raises:
+        ConfigError: the settings are missing or wrong.
     """
     file = (getattr(worker, "system_envs", None) or {}).get(VARIABLE) or os.environ.get(VARIABLE)
     layers: list[Mapping[str, Any]] = [read_reward_settings(file)[0]] if file else []
@@ -95,7 +100,7 @@ def _endpoint(url: str, key: str | None) -> dict[str, Any]:
 
 
 def _prompt(given: str, prompts: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings for a template, or for the name of one of ROLL's templates, which call the prompt ``question``."""
+    """Return the settings for a template, or for the name of one of ROLL's templates. ROLL's templates name the prompt ``question``."""
     template = prompts.get(given, given)
     if "{" not in template:
         known = ", ".join(map(repr, sorted(prompts)))
@@ -122,7 +127,7 @@ def failure_of(config: RewardConfig) -> float | None:
 
 
 def rows_of(columns: Mapping[str, Sequence[Any]], prompts: Sequence[str], responses: Sequence[str]) -> list[dict[str, Any]]:
-    """Return one mapping for each row: the columns of the data, and the decoded ``prompts`` and ``responses``."""
+    """Return one mapping for each row. It has the columns of the data, and the decoded ``prompts`` and ``responses``."""
     texts: dict[str, Sequence[Any]] = {PROMPTS: prompts, RESPONSES: responses}
     whole = {name: values for name, values in columns.items() if len(values) == len(responses)} | texts
     rows = [dict(zip(whole, values, strict=True)) for values in zip(*whole.values(), strict=True)]
@@ -130,14 +135,17 @@ def rows_of(columns: Mapping[str, Sequence[Any]], prompts: Sequence[str], respon
 
 
 def _messages(value: Any) -> Any:
-    """Return a conversation as a list. ROLL's data sets hold it as a list or as JSON."""
+    """Return a conversation as a list of messages. In ROLL's data sets, a conversation is a list or JSON text."""
     with suppress(ValueError):
         return json.loads(value) if isinstance(value, str) else value
     return value
 
 
 class JudgedBatch(NamedTuple):
-    """The rewards of a batch, in order, and its metrics: name -> one number for each row. All rewards are finite and fit into float16."""
+    """The rewards of a batch, in the order of its rows, and its metrics: name -> one number for each row.
+
+    All rewards are finite and fit into float16.
+    """
 
     scores: list[float]
     metrics: dict[str, list[float]]
@@ -162,7 +170,7 @@ async def judge_rows(rewarder: Rewarder, config: RewardConfig, rows: Iterable[Ma
 
 
 def metrics_of(scored: Sequence[Scored]) -> dict[str, list[float]]:
-    """Return the metrics of a batch, always with the same names."""
+    """Return the metrics of a batch. The names of the metrics are the same for all batches."""
     rows = [each.metrics("judge/") | {"judge/errors": float(not each.ok)} for each in scored]
     return {f"judge/{name}": [row[f"judge/{name}"] for row in rows] for name in ("ok", "errors", "seconds", "tokens")}
 
@@ -174,7 +182,10 @@ def _fitting(score: float) -> float:
 
 
 class Drops:
-    """Counts prompts or groups dropped in a row, so that the run ends if all endpoints are down, instead of generating forever."""
+    """Counts prompts or groups that are dropped in a row.
+
+    If all endpoints are down, the count ends the run. Otherwise, the run would generate responses forever.
+    """
 
     def __init__(self, what: str, most: int = MOST_DROPPED) -> None:
         self._what = what
@@ -188,7 +199,7 @@ class Drops:
         self._row += 1
 
     def check(self, reason: str) -> None:
-        """Raise :class:`RewardUnavailable` if ``most`` or more were dropped in a row."""
+        """Raise :class:`RewardUnavailable` if ``most`` or more prompts or groups were dropped in a row."""
         if self._row >= self._most:
             raise RewardUnavailable(f"{self._row} {self._what} in a row were dropped, because rewards are missing. The last: {reason}")
 
@@ -204,18 +215,18 @@ def judge(
     settings: Source = None,
     **fields: Any,
 ) -> float:
-    """Judge one response and block until the reward is known. May be called from ``env.step`` in any number of threads.
+    """Judge one response and block until the reward is known. ``env.step`` may call this function in any number of threads.
 
     Args:
         prompt: a text or a list of messages.
         response: the text to judge.
-        reference: the correct answer, if the judge's prompt uses one.
-        settings: a file, or a mapping with the same content. None takes the file that ``QREWARD_REWARD`` names.
+        reference: the correct answer, if the judge's prompt uses a reference.
+        settings: a file, or a mapping with the content of such a file. None takes the file that ``QREWARD_REWARD`` names.
         fields: other fields that the judge's prompt names.
 
     Returns:
-        The reward. If there is none: the number in ``on_failure``, or else :data:`INVALID`. ROLL trains on :data:`INVALID` like on any
-        other number unless ``group_filter_cls: qreward.integrations.roll.InvalidGroupFilter`` drops the group.
+        The reward. If there is no reward, the number in ``on_failure``. If ``on_failure`` is not a number, :data:`INVALID`. ROLL trains on
+        :data:`INVALID` like on any other number unless ``group_filter_cls: qreward.integrations.roll.InvalidGroupFilter`` drops the group.
 
     Raises:
         QRewardError: there is no reward and ``on_failure`` is ``raise``.
@@ -233,10 +244,10 @@ def judge(
 
 
 class InvalidGroupFilter:
-    """Drops a group with a step whose reward is :data:`INVALID`; ROLL then generates another. For ``group_filter_cls`` of an env manager.
+    """Drops a group with a step whose reward is :data:`INVALID`. ROLL then generates another group.
 
-    A group is dropped if the score of any episode or step is below half of :data:`INVALID`. The score of an episode is the sum of the
-    scores of its steps.
+    The class is for ``group_filter_cls`` of an env manager. A group is dropped if the score of any episode or step is below half of
+    :data:`INVALID`. The score of an episode is the sum of the scores of its steps.
 
     Raises:
         RewardUnavailable: from ``filter``, when ``MOST_DROPPED`` groups in a row were dropped.
@@ -246,7 +257,7 @@ class InvalidGroupFilter:
         self._drops = Drops("groups")
 
     def filter(self, group_id: int, episode_id: int, group: Iterable[Any]) -> bool:
-        """Return True to drop the group. ROLL calls this method."""
+        """Return True if the group must be dropped. ROLL calls this method."""
         if not any(_is_invalid(rollout) for rollout in group if rollout is not None):
             self._drops.kept()
             return False

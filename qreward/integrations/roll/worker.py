@@ -1,6 +1,7 @@
 """The reward worker for ROLL's RLVR pipelines. Only this module and ``loop`` import ROLL.
 
-ROLL sends the context of its trace with the data, but attaches it in sync methods only, so the worker attaches it itself.
+ROLL sends the context of its trace with the data, but attaches this context only in methods that are not async. The worker therefore
+attaches the context.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ CARRIER = "_otel_ctx"
 
 
 class JudgeRewardWorker(Worker):  # type: ignore[misc]  # ROLL has no types
-    """Scores with a judge or a reward model, with many requests at once in one process.
+    """Scores with a judge or a reward model. One process sends many requests at once.
 
-    In the YAML of a pipeline it replaces ROLL's own judge and accepts the same keys::
+    In the YAML of a pipeline, the worker replaces ROLL's own judge and accepts the keys of ROLL's judge::
 
         rewards:
           llm_judge:
@@ -39,7 +40,7 @@ class JudgeRewardWorker(Worker):  # type: ignore[misc]  # ROLL has no types
 
     All other settings are in ``reward_manager_config: [{...}]``, with the names of :class:`~qreward.integrations.trainers.RewardConfig`, or
     in the file that ``system_envs: {QREWARD_REWARD: ...}`` names. Because ``compute_rewards`` is async, ROLL allows 1,000 concurrent calls
-    of the actor, so one worker replaces many of ROLL's own.
+    of the actor. One worker therefore replaces many of ROLL's own workers.
     """
 
     def __init__(self, worker_config: Any) -> None:
@@ -49,7 +50,7 @@ class JudgeRewardWorker(Worker):  # type: ignore[misc]  # ROLL has no types
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)  # type: ignore[untyped-decorator]
     def initialize(self, pipeline_config: Any) -> None:
-        """Load the actor's tokenizer and read the settings. A wrong setting ends the run here, before anything is generated."""
+        """Load the actor's tokenizer and read the settings. A wrong setting ends the run before ROLL generates a response."""
         super().initialize(pipeline_config)
         self.actor_tokenizer = default_tokenizer_provider(pipeline_config.actor_train.model_args)
         self.reward_config = settings_of(self.worker_config, prompt_maps)
@@ -62,7 +63,7 @@ class JudgeRewardWorker(Worker):  # type: ignore[misc]  # ROLL has no types
         """Judge each row.
 
         Returns:
-            ``token_level_rewards`` (zeros), ``response_level_rewards`` and ``scores`` in float16, and metrics as lists.
+            The tensors ``token_level_rewards`` (zeros), ``response_level_rewards`` and ``scores`` in float16, and the metrics as lists.
 
         Raises:
             RewardUnavailable: a reward is missing, and ``on_failure`` names no number for it.
@@ -89,7 +90,7 @@ def _output(rewards: list[float], metrics: dict[str, list[float]], responses: to
 
 @contextmanager
 def _continued(meta_info: Mapping[str, Any] | None) -> Iterator[None]:
-    """Spans that start inside become children of the caller's span. Enter it in the task that handles the call."""
+    """Make spans that start inside the context children of the caller's span. Enter the context in the task that handles the call."""
     carrier = (meta_info or {}).get(CARRIER)
     if not carrier:
         yield

@@ -1,6 +1,7 @@
-"""Shared by the adapters of all trainers: the settings, and the rewarder, which turns a failure into a number only if the settings say so.
+"""The settings and the rewarder that the adapters of all trainers share.
 
-This package is independent of any trainer. The adapter of each trainer converts that trainer's data and uses this package.
+The rewarder scores responses. It turns a failure into a number only if the settings say so. This package is independent of any trainer. The
+adapter of each trainer converts the data of its trainer and uses this package.
 """
 
 from __future__ import annotations

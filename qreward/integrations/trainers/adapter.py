@@ -1,4 +1,7 @@
-"""The base of the trainers' adapters: turns rows of data into items to score, and replaces missing rewards. Depends on no trainer."""
+"""The base of the trainers' adapters. It turns rows of data into items to score, and replaces missing rewards.
+
+This module depends on no trainer.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,15 @@ from qreward.spelling import did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """The properties of one trainer that differ from those of others.
+    """The properties in which one trainer differs from other trainers.
 
     Attributes:
-        trainer: name of the trainer; ``qreward.<trainer>`` is its logger.
-        deadline: default number of seconds for one reward, below the trainer's own limit.
-        columns: field of an item -> default columns. If the settings name no column, the first of these that is present fills the field.
+        trainer: name of the trainer. The logger of the adapter is ``qreward.<trainer>``.
+        deadline: default number of seconds for one reward. It is below the trainer's own limit.
+        columns: field of an item -> default columns. If the settings name no column for a field, the first default column that is present
+            fills the field.
         missing: meaning of ``on_failure: default``.
-        none_unsupported: the reason why ``on_failure: none`` is impossible, and what to use instead; ``""`` if it is possible.
+        none_unsupported: the reason why ``on_failure: none`` is not possible, and what to use instead; ``""`` if it is possible.
     """
 
     trainer: str
@@ -32,13 +36,13 @@ class Adapter:
     none_unsupported: str = ""
 
     def checked(self, config: RewardConfig) -> RewardConfig:
-        """Return the settings. Raises ``ConfigError`` if this trainer does not support them."""
+        """Return the settings unchanged. Raises ``ConfigError`` if this trainer does not support them."""
         if self.none_unsupported and config.on_failure == "none":
             raise ConfigError(f"{config.place}: on_failure: none is not possible with {self.trainer}, {self.none_unsupported}")
         return config
 
     def rewarder(self, source: Source = None) -> Rewarder:
-        """Return the rewarder of this process for these settings. Raises ``ConfigError``."""
+        """Return the rewarder of this process for these settings. Raises ``ConfigError`` if they are missing or wrong."""
         made = rewarder(source, deadline=self.deadline)
         self.checked(made.config)
         return made
@@ -46,8 +50,9 @@ class Adapter:
     def item(self, row: Mapping[str, Any], config: RewardConfig) -> dict[str, Any]:
         """Return the arguments of ``Rewarder.score`` for a row, which is a mapping column -> value.
 
-        The column of a field is the one that the settings name, else the first default column that is present, else the column with
-        the name of the field. In the settings, ``a.b`` is entry ``b`` of the mapping in column ``a``.
+        The column of a field is the column that the settings name. Without such a setting, it is the first default column that is present.
+        Without a default column, it is the column with the name of the field. In the settings, ``a.b`` means entry ``b`` of the mapping in
+        column ``a``.
 
         Raises:
             ConfigError: a configured column does not exist, or no column holds the prompt. The message lists the existing columns.
@@ -82,7 +87,10 @@ class Adapter:
         return await made.score_many([self.item(row, made.config) for row in rows])
 
     def reward(self, scored: Scored, config: RewardConfig, effect: str = "") -> float | None:
-        """Return the reward. A missing reward is logged, with ``effect``, and replaced as the settings say, or its error is raised."""
+        """Return the reward. A missing reward is logged, and replaced or raised as the settings say.
+
+        ``effect`` is a text about the effect of a missing reward, which is added to the log message.
+        """
         if not scored.ok:
             log = logging.getLogger(f"qreward.{self.trainer}")
             log.warning("no reward: %s (on_failure: %s)%s", scored.reason, config.on_failure, effect)

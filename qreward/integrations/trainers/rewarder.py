@@ -1,7 +1,7 @@
-"""One rewarder per process and settings. It scores within a deadline and reports for each item a verdict or an error.
+"""One rewarder per process and settings. A rewarder scores within a deadline, and returns a verdict or an error for each item.
 
-A rewarder is created without an event loop and may be used from any number of loops and threads. A missing reward never becomes a number
-unless the user chose one. This module is independent of any trainer.
+A rewarder is created without an event loop and may be used from any number of loops and threads. A missing reward becomes a number only if
+the user chose this number. This module is independent of any trainer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from qreward.judge import make_scorer
 from qreward.judge.types import Scorer, Verdict
 
 LATE = 1.0
-"""Seconds after the deadline at which the rewarder stops waiting for a scorer that ignores its ``timeout``."""
+"""Seconds that the rewarder waits after the deadline for a scorer that ignores its ``timeout``."""
 
 _log = logging.getLogger("qreward.integrations.trainers")
 
@@ -59,12 +59,12 @@ class Scored:
         return self.verdict is not None
 
     def score(self, failure: float | None) -> float | None:
-        """Return the reward, or ``failure``, the user's value for a missing reward."""
+        """Return the reward. If it is missing, return ``failure``, which is the user's value for a missing reward."""
         return failure if self.verdict is None else self.verdict.score
 
     @property
     def tokens(self) -> int:
-        """Tokens of all answers to the item, including answers that could not be parsed; 0 if no server reported any."""
+        """Number of tokens of all answers to the item, including answers that could not be parsed; 0 if no server reported tokens."""
         outcome = self.error if self.verdict is None else self.verdict
         usage = None if outcome is None else outcome.usage
         if usage is None:
@@ -73,19 +73,22 @@ class Scored:
 
     @property
     def reason(self) -> str:
-        """Why there is no reward: one line of at most 300 characters without secrets. ``""`` if there is a reward."""
+        """The reason why there is no reward: one line of at most 300 characters without secrets. ``""`` if there is a reward."""
         if self.error is None:
             return ""
         return _writable(f"{type(self.error).__name__}: {self.error}".splitlines()[0][:300])
 
     def metrics(self, prefix: str = "judge_", *names: str) -> dict[str, float]:
-        """Return metrics to log: ``ok`` (1.0 or 0.0), ``seconds`` and ``tokens``, or only those in ``names``, each with ``prefix``."""
+        """Return metrics to log: ``ok`` (1.0 or 0.0), ``seconds`` and ``tokens``, or only the metrics in ``names``.
+
+        Each name in the result begins with ``prefix``.
+        """
         found = {"ok": float(self.ok), "seconds": self.seconds, "tokens": float(self.tokens)}
         return {f"{prefix}{name}": found[name] for name in names or found}
 
 
 def _writable(text: str) -> str:
-    """Escape characters that cannot be encoded, such as lone surrogates, which an error may quote from an item."""
+    """Return the text with characters escaped that cannot be encoded. An example is a lone surrogate that an error quotes from an item."""
     return text.encode(errors="backslashreplace").decode()
 
 
@@ -94,7 +97,7 @@ class Rewarder:
 
     Args:
         scorer: a judge, a reward model, or a user's object with the same methods.
-        deadline: seconds for one reward, all requests included.
+        deadline: seconds for one reward, which may need several requests.
         priority: priority of all requests.
         config: the settings from which the rewarder was made. Adapters read ``columns`` and ``on_failure`` from them.
     """
@@ -102,10 +105,10 @@ class Rewarder:
     def __init__(self, scorer: Scorer, deadline: float, priority: int | str = 5, config: RewardConfig | None = None) -> None:
         self.scorer = scorer
         self.deadline = deadline
-        self.config = config or RewardConfig(reward_model="scorer")  # a placeholder: the scorer is there already
+        self.config = config or RewardConfig(reward_model="scorer")  # the name is a placeholder, because the scorer exists already
         self._priority = priority
         self._unfits: frozenset[str] = frozenset()
-        self._known: set[str] = set()  # the fields that an item had so far, and those of expect()
+        self._known: set[str] = set()  # the fields that at least one item had so far, and those of expect()
 
     def expect(self, fields: Iterable[str]) -> None:
         """Treat a None in one of these fields as the failure of its item, even if no item has had a value in the field so far.
@@ -115,16 +118,17 @@ class Rewarder:
         self._known.update(fields)
 
     async def score(self, prompt: Any, response: Any = None, *, reference: Any = None, **fields: Any) -> Scored:
-        """Score one response. A failure to score it is returned in the result, not raised.
+        """Score one response. If scoring fails, the error is returned in the result and not raised.
 
-        The result has a ``BadRequest`` if the response is None (no request is sent), or if the scorer raises a ``ValueError``, such as the
-        ``UnicodeEncodeError`` of a lone surrogate. Such a ``ValueError`` is also logged. The result has a ``ConfigError`` if a field of
-        the item is None or missing, and another item had this field or :meth:`expect` named it.
+        If the response is None, no request is sent, and the error is a ``BadRequest``. If the scorer raises a ``ValueError``, such as the
+        ``UnicodeEncodeError`` of a lone surrogate, this error is logged, and the error in the result is a ``BadRequest``. If the scorer
+        raises a ``ConfigError``, and a field of the item is None or missing that another item had or that :meth:`expect` named, the
+        ``ConfigError`` is the error in the result.
 
         Raises:
             ConfigError: the settings do not fit the data. For example, the prompt names a field that no item has had so far and that
                 :meth:`expect` did not name.
-            CancelledError: the caller was cancelled. Any other exception of the scorer also propagates, as it is a bug in code.
+            CancelledError: the caller was cancelled. Any other exception of the scorer also propagates, because it is a bug in code.
         """
         begun = monotonic()
         filled = _filled({"prompt": prompt, "response": response, "reference": reference, **fields})
@@ -152,7 +156,10 @@ class Rewarder:
         return Scored(verdict, error, monotonic() - begun)
 
     def _unfit(self, error: ValueError) -> BadRequest:
-        """Return the error of an item that the scorer rejected. It may be a bug, so the first of each kind is logged with its traceback."""
+        """Return the error of an item that the scorer rejected, and log it.
+
+        The cause may be a bug, so the first error of each class is logged with its traceback.
+        """
         kind = type(error).__name__
         first, self._unfits = kind not in self._unfits, self._unfits | {kind}
         failure = BadRequest(f"the scorer could not take the item: {kind}: {_writable(str(error))}")
@@ -168,7 +175,7 @@ class Rewarder:
         return list(await asyncio.gather(*(self.score(**row) for row in rows)))
 
     def score_blocking(self, items: Iterable[Mapping[str, Any]]) -> list[Scored]:
-        """Score many items from blocking code, in any thread. The work runs in the event loop thread that all blocking calls share."""
+        """Score many items from blocking code, in any thread. The work runs in the event loop that all blocking calls share."""
         return portal().call(self.score_many, list(items))
 
     async def aclose(self) -> None:
@@ -185,10 +192,10 @@ def _filled(item: Mapping[str, Any]) -> set[str]:
 
 
 def reward_of(scored: Scored, on_failure: Failure, default: Failure) -> float | None:
-    """Return the reward as a finite float, or handle a missing reward as ``on_failure`` says.
+    """Return the reward as a finite float. If it is missing, ``on_failure`` decides what happens.
 
-    A number is returned, ``none`` returns None, and ``raise`` raises the error of scoring. ``default`` means the value of the argument
-    ``default``.
+    If ``on_failure`` is a number, this number is returned. ``none`` returns None. ``raise`` raises the error of scoring. ``default`` stands
+    for the value of the argument ``default``.
     """
     if scored.verdict is not None:
         return float(scored.verdict.score)
@@ -201,18 +208,19 @@ def reward_of(scored: Scored, on_failure: Failure, default: Failure) -> float | 
 
 
 _MADE: dict[tuple[str, float], tuple[object, Rewarder]] = {}
-"""Rewarders by the source that the adapter passed. The source is kept, because its ``id`` may be the key."""
+"""Text of the settings' source and default deadline -> the source, and the rewarder for it. The source is kept alive, because the key may
+contain its ``id``."""
 _INHERITED: list[object] = []
 _LOCK = threading.Lock()
 _LOOPS: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
 
 
 def rewarder(source: Source = None, *, deadline: float) -> Rewarder:
-    """Return the rewarder of this process for these settings. The first call creates it; it is closed when the process ends.
+    """Return the rewarder of this process for these settings. The first call creates the rewarder. The end of the process closes it.
 
     Args:
         source: the settings, in any form that :func:`~qreward.integrations.trainers.settings.load_reward_config` accepts.
-        deadline: default number of seconds for one reward. The adapter passes it; ``deadline`` of the settings overrides it.
+        deadline: default number of seconds for one reward, which the adapter passes. ``deadline`` of the settings overrides it.
 
     Raises:
         ConfigError: the settings are missing or wrong.
@@ -234,7 +242,7 @@ def _made(config: RewardConfig, deadline: float) -> Rewarder:
     client = shared_client(config.client)
     with name_source_in_errors(config):
         check(config, [route.pattern for route in client.list_routes()])
-        scorer = make_scorer(client, config.scorer, owns_client=False)  # other rewarders share it
+        scorer = make_scorer(client, config.scorer, owns_client=False)  # other rewarders share the client
     return Rewarder(scorer, config.deadline or deadline, config.priority, config)
 
 
@@ -250,7 +258,10 @@ def close_all() -> None:
 
 
 def _end_before(loop: asyncio.AbstractEventLoop) -> None:
-    """Register ``close_all`` again, so that it runs at exit before a trainer stops the event loop in which connections are closed."""
+    """Register ``close_all`` again for a new event loop. At exit, it then runs before the trainer stops this event loop.
+
+    Connections can be closed only while their event loop runs.
+    """
     if loop not in _LOOPS:
         _LOOPS.add(loop)
         atexit.unregister(close_all)

@@ -31,10 +31,11 @@ VARIABLE = "QREWARD_REWARD"
 """Environment variable that names the file with the settings of an adapter."""
 
 SCORERS = ("judge", "reward_model", "cascade")
-"""The settings of which exactly one says what scores."""
+"""The settings that name the scorer. Exactly one of them must be set."""
 
 Failure = float | Literal["default", "raise", "none"]
-"""A number must be finite. Booleans are rejected: YAML reads a bare ``no`` as false, which would count as 0.0."""
+"""Type of ``on_failure``. A number must be finite. Booleans are rejected, because YAML reads a bare ``no`` as false, which would count as
+0.0."""
 
 RESERVED = frozenset({"timeout", "priority", "tenant"})
 """Parameters of ``Scorer.score`` that no column may fill."""
@@ -44,16 +45,16 @@ class RewardConfig(Policy):
     """Settings of a trainer's adapter.
 
     Args:
-        client: the client's settings, or the path of a file with them. A path in a settings file is relative to the folder of that file.
-            None takes the settings that ``QRewardClient.from_env`` finds.
+        client: the client's settings, or the path of a file with these settings. A path in a settings file is relative to the folder of the
+            settings file. None takes the settings that ``QRewardClient.from_env`` finds.
         judge: settings of an LLM judge; see :class:`~qreward.judge.config.JudgeConfig`.
         reward_model: name of a reward model.
         cascade: settings of several scorers that are tried in order; see :class:`~qreward.judge.cascade.CascadeConfig`. Exactly one of
             ``judge``, ``reward_model`` and ``cascade`` is required.
         deadline: seconds for one reward, including queueing, retries and hedges. None takes the default of the adapter, which is below the
             trainer's own limit.
-        on_failure: what replaces a missing reward: ``raise``, ``none`` (if the trainer supports missing rewards), a number, or
-            ``default``, the choice of the adapter.
+        on_failure: what happens if a reward is missing. A number replaces the reward. ``none`` replaces it by None, if the trainer supports
+            missing rewards. ``raise`` raises the error. ``default`` leaves the choice to the adapter.
         columns: field of the item (``prompt``, ``response``, ``reference``, or any field that the judge's prompt names) -> name of the
             trainer's column that holds it.
         priority: priority of all requests, 0 (most urgent) to 9.
@@ -78,7 +79,7 @@ class RewardConfig(Policy):
 
     @property
     def place(self) -> str:
-        """The source of these settings in error messages, such as the name of a file."""
+        """The source of these settings, such as the name of a file. Error messages name it."""
         return self._place
 
     def at(self, place: str) -> RewardConfig:
@@ -129,7 +130,7 @@ class RewardConfig(Policy):
 
     @property
     def scorer(self) -> JudgeConfig | CascadeConfig | str:
-        """The setting of the scorer: whichever of ``judge``, ``reward_model`` and ``cascade`` is set."""
+        """The setting of the scorer. It is the one of ``judge``, ``reward_model`` and ``cascade`` that is set."""
         return next(each for each in (self.judge, self.cascade, self.reward_model) if each is not None)
 
     @property
@@ -147,14 +148,15 @@ class RewardConfig(Policy):
 
 
 Source = str | Path | Mapping[str, Any] | RewardConfig | None
-"""A file, a mapping with the same content, settings, or None for the file that ``QREWARD_REWARD`` names."""
+"""Source of settings: a file, a mapping with the content of a file, validated settings, or None for the file that ``QREWARD_REWARD``
+names."""
 
 
 def load_reward_config(source: Source = None, *, place: str | None = None) -> RewardConfig:
-    """Load the settings of an adapter.
+    """Load and return the settings of an adapter.
 
     Args:
-        source: a YAML, JSON or TOML file, or a mapping with the same content. None takes the file that ``QREWARD_REWARD`` names.
+        source: a YAML, JSON or TOML file, or a mapping with the content of such a file. None takes the file that ``QREWARD_REWARD`` names.
         place: name of the source in error messages; the file's name by default.
 
     Raises:
@@ -170,7 +172,10 @@ def load_reward_config(source: Source = None, *, place: str | None = None) -> Re
 
 
 def reward_config_of(content: Mapping[str, Any], place: SettingsLocation) -> RewardConfig:
-    """Validate settings that :func:`read_reward_settings` has read. Raises ``ConfigError``, which names the place."""
+    """Return validated settings, from content that :func:`read_reward_settings` has read.
+
+    A wrong setting raises ``ConfigError`` with a message that names the place.
+    """
     try:
         return RewardConfig(**content).at(str(place))
     except ConfigError as error:
@@ -181,10 +186,12 @@ _LEAST = f"it must contain at least {', '.join(SCORERS[:-1])} or {SCORERS[-1]}"
 
 
 def read_reward_settings(source: str | Path | Mapping[str, Any], *, empty: str = _LEAST) -> tuple[dict[str, Any], SettingsLocation]:
-    """Read settings without validating them. Paths in a settings file are relative to its folder.
+    """Read settings without validating them, and return their content and their location.
+
+    Paths in a settings file are relative to the folder of the file.
 
     Args:
-        source: a file, or a mapping with the same content.
+        source: a file, or a mapping with the content of a file.
         empty: end of the message for an empty file.
 
     Raises:
@@ -224,7 +231,7 @@ ITEM = frozenset({"prompt", "response", "reference"})
 def prompt_fields(config: RewardConfig) -> frozenset[str]:
     """Return the fields that the judges' templates name.
 
-    A judge without a prompt of the user's own and a reward model use the three fields that every item has.
+    A reward model, and a judge whose settings have no ``prompt``, use the three fields that every item has.
     """
     return frozenset().union(*map(_fields_of, config.stages.values()))
 
@@ -241,12 +248,12 @@ def _names(prompt: str, system: str) -> frozenset[str]:
 
 
 _JUDGES_OWN = frozenset(JudgeConfig.model_fields) | {"client", "owns_client", "score"}
-"""Names of a judge's own arguments, which cannot be parameters of its requests."""
+"""Names of the arguments of a judge. They cannot be names of parameters of the judge's requests."""
 
 
 @contextmanager
 def name_source_in_errors(config: RewardConfig) -> Iterator[None]:
-    """Add to a ``ConfigError`` that is raised inside: the source of the settings, and the name of the wrong setting."""
+    """Add the source of the settings and the name of the wrong setting to a ``ConfigError`` that is raised inside the context."""
     try:
         yield
     except ConfigError as error:
@@ -260,7 +267,8 @@ def check(config: RewardConfig, routes: Iterable[str]) -> None:
     """Check settings before the first reward. ``routes`` are the patterns of the models that the client serves.
 
     Raises:
-        ConfigError: a verdict, parameter or column has an unknown name, or no route serves a model, so that every reward would fail.
+        ConfigError: a verdict or a column has an unknown name, a parameter has a reserved name, or no route serves a model. Every reward
+            would then fail.
     """
     for setting, stage in config.stages.items():
         if isinstance(stage, JudgeConfig):

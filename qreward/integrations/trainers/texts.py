@@ -1,16 +1,21 @@
-"""Extracts the response from decoded tokens: without the prompt before it and without the special tokens at its end. Uses no tokenizer."""
+"""Extracts the response from decoded tokens. It removes the prompt before the response and the special tokens after the response.
+
+This module uses no tokenizer.
+"""
 
 from __future__ import annotations
 
 import re
 
 _END = re.compile(r"(?:<[|\uff5c][^<>|\uff5c\s]{1,40}[|\uff5c]>|</?s>|<(?:eos|pad|end_of_turn|unk)>|\[(?:PAD|EOS|/INST)\])\Z")
-"""A special token of the common model families: ``<|im_end|>``, ``</s>``, ``<end_of_turn>``, and DeepSeek's tokens with full-width bars."""
+"""Pattern of a special token at the end of a text. It matches tokens of the common model families, such as ``<|im_end|>``, ``</s>``,
+``<end_of_turn>``, and DeepSeek's tokens with full-width bars."""
 _LONGEST = 44
 """Maximum number of characters of such a token."""
 
 SHORTEST = 16
-"""Minimum number of non-whitespace characters at the end of a left-truncated prompt by which the prompt is still recognised."""
+"""Minimum number of non-whitespace characters that must be left of a prompt that was truncated on the left. With fewer characters, the
+prompt is not recognised."""
 
 
 def without_end(text: str) -> str:
@@ -27,7 +32,7 @@ def without_end(text: str) -> str:
 
 
 def _text_end(text: str, end: int) -> int:
-    """Return where the whitespace before ``end`` begins."""
+    """Return the index at which the whitespace before ``end`` begins."""
     while end and text[end - 1].isspace():
         end -= 1
     return end
@@ -36,8 +41,8 @@ def _text_end(text: str, end: int) -> int:
 def response_in(query: str, prompt: str) -> str | None:
     """Return the response, which follows the prompt in ``query``; None if ``query`` does not begin with the prompt.
 
-    Whitespace may differ, as some tokenizers do not restore it. A special token may come first. The prompt may have been truncated on the
-    left to fit the model's context.
+    The whitespace of ``query`` and ``prompt`` may differ, because some tokenizers do not restore it. A special token may stand before the
+    prompt. The prompt may have been truncated on the left to fit the model's context.
 
     Example:
         >>> response_in("<s> User: 2 + 2? Assistant: 4</s>", "User: 2 + 2?\\nAssistant:")
@@ -56,9 +61,12 @@ def _without_spaces(text: str) -> str:
 
 
 def _end_of(shown: str, wanted: str) -> int | None:
-    """Return where the prompt ends, counted without whitespace."""
+    """Return the index at which the prompt ``wanted`` ends in the query ``shown``. Both texts have no whitespace.
+
+    Return None if the query does not begin with the prompt.
+    """
     begin = shown.find(wanted)
-    if begin >= 0 and not without_end(shown[:begin]):  # nothing but special tokens before it
+    if begin >= 0 and not without_end(shown[:begin]):  # only special tokens stand before the prompt
         return begin + len(wanted)
     return _overlap(wanted, shown, min(SHORTEST, len(wanted))) or None
 
@@ -72,7 +80,7 @@ def _overlap(left: str, right: str, shortest: int) -> int:
 
 
 def _after(text: str, count: int) -> str:
-    """Return what follows the first ``count`` non-whitespace characters."""
+    """Return the part of the text after its first ``count`` non-whitespace characters."""
     for at, character in enumerate(text):
         count -= not character.isspace()
         if count == 0:

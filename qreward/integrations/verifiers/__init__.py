@@ -1,6 +1,6 @@
-"""Judges for verifiers (v1). All their requests go through one shared client, with its limits, retries and hedges.
+"""Judges for verifiers (v1). All requests of the judges go through one shared client, with its limits, retries and hedges.
 
-verifiers loads a judge from the module that the judge's ``id`` names. This module imports verifiers on first access to a judge.
+verifiers loads a judge from the module that the judge's ``id`` names. This module imports verifiers when a judge is first accessed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The judges of verifiers. Imports verifiers.
+"""The judges for verifiers. This module imports verifiers.
 
-``FleetJudge`` is a ``vf.Judge`` whose requests are sent by the shared client of the process. Prompts, parsing and records are those of
-verifiers. Each built-in judge of verifiers has a counterpart here. ``RewardJudge`` uses the scorer that the settings of an adapter name.
+``FleetJudge`` is a ``vf.Judge`` whose requests go to a fleet, which means the endpoints of a client. The shared client of the process sends
+the requests. Prompts, parsing and records are those of verifiers. Each built-in judge of verifiers has a counterpart in this module.
+``RewardJudge`` uses the scorer that the settings of an adapter name.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _to_wire: Any = importlib.import_module("verifiers.v1.dialects.chat").message_to
 _merged: Any = importlib.import_module("verifiers.v1.utils.generic").merge_defaults
 
 DEADLINE = 300.0
-"""Default number of seconds for a judge's call. verifiers has no limit unless ``timeout.scoring`` of the agent sets one."""
+"""Default number of seconds for a judge's call. verifiers limits the time only if ``timeout.scoring`` of the agent is set."""
 
 _ADAPTER = Adapter(
     trainer="verifiers",
@@ -51,12 +52,13 @@ _read = cache(load_config)
 
 
 class FleetJudgeConfig(vf.JudgeConfig):  # type: ignore[misc]  # no types where verifiers is not installed
-    """The settings of a verifiers judge, and where its requests go.
+    """The settings of a verifiers judge, with the settings that say where its requests go.
 
     Attributes:
-        fleet: file with a client's settings; by default the file that ``QREWARD_CONFIG`` names, if set. Without a file, ``base_url``,
-            ``api_key_var`` and the headers configure a client with one endpoint; with a file they are not used.
-        deadline: seconds for a call, including queueing, retries and hedges. Keep it below ``timeout.scoring`` of the agent, if set.
+        fleet: file with a client's settings. The default is the file that ``QREWARD_CONFIG`` names, if this variable is set. Without a
+            file, ``base_url``, ``api_key_var`` and the headers configure a client with one endpoint. With a file, they are not used.
+        deadline: seconds for a call, including queueing, retries and hedges. If ``timeout.scoring`` of the agent is set, choose a lower
+            number.
         priority: 0 (most urgent) to 9, or ``"high"``, ``"normal"``, ``"low"``.
     """
 
@@ -73,8 +75,8 @@ _Judge: Any = vf.Judge[ParsedT, ConfigT]
 class FleetJudge(_Judge):  # type: ignore[misc]
     """A ``vf.Judge`` whose :meth:`complete` sends its requests to a fleet. The features of verifiers' judges are unchanged.
 
-    As the first base class of a judge, it also sends the requests of the other base classes to the fleet, if they call ``complete``.
-    ``vf.DecisionJudge`` does not call ``complete``; use :class:`FleetDecisionJudge` instead.
+    If this class is the first base class of a judge, requests of the judge's other base classes go to the fleet too, if these classes call
+    ``complete``. ``vf.DecisionJudge`` does not call ``complete``. Use :class:`FleetDecisionJudge` instead.
 
     Example:
         >>> class CorrectnessJudge(FleetJudge[bool]):
@@ -98,7 +100,7 @@ class FleetJudge(_Judge):  # type: ignore[misc]
 
     @cached_property
     def client(self) -> QRewardClient:
-        """The client of this process for these settings."""
+        """The client that all judges with these settings share in this process."""
         return shared_client(_fleet_of(self.config))
 
     async def complete(
@@ -110,15 +112,15 @@ class FleetJudge(_Judge):  # type: ignore[misc]
         parse: Callable[[Any], Any] | None = None,
         **sampling: Any,
     ) -> Any:
-        """Send a request to the judge. The answer is recorded on the trace, even if it cannot be parsed.
+        """Send a request to the judge, and return the result. The answer is recorded on the trace, even if it cannot be parsed.
 
         Args:
             messages: a text, or messages of verifiers.
             trace: the trace that records the call and its usage.
-            schema: model of the answer. The answer must match it, and ``parsed`` of the result is an instance of it.
-            parse: function that is called with the result; its return value becomes ``parsed``. Its exceptions propagate.
-            sampling: overrides the sampling settings of the config. ``timeout`` (seconds, retries included) and ``extra_headers``
-                apply to the request.
+            schema: pydantic model of the answer. The answer must match the model, and ``parsed`` of the result is an instance of the model.
+            parse: function that is called with the result. Its return value becomes ``parsed``. Its exceptions propagate.
+            sampling: sampling settings, which override those of the config. Two other names are options of the request: ``timeout``
+                (seconds, retries included) and ``extra_headers``.
 
         Raises:
             QRewardError: there is no answer, the answer is not complete, or it does not match ``schema``.
@@ -189,23 +191,25 @@ def _closed(schema: Any) -> Any:
 
 
 class FleetReferenceJudgeConfig(vf.ReferenceJudgeConfig, FleetJudgeConfig):  # type: ignore[misc]
-    """``vf.ReferenceJudgeConfig`` and :class:`FleetJudgeConfig`."""
+    """The settings of ``vf.ReferenceJudgeConfig`` and of :class:`FleetJudgeConfig`."""
 
 
 class FleetReferenceJudge(FleetJudge[float, FleetReferenceJudgeConfig], vf.ReferenceJudge):  # type: ignore[misc, type-arg]
-    """``vf.ReferenceJudge`` over a fleet: yes or no, against a reference answer."""
+    """``vf.ReferenceJudge`` over a fleet. It compares a response with a reference answer, and answers yes or no."""
 
 
 class FleetRubricJudgeConfig(vf.RubricJudgeConfig, FleetJudgeConfig):  # type: ignore[misc]
-    """``vf.RubricJudgeConfig`` and :class:`FleetJudgeConfig`."""
+    """The settings of ``vf.RubricJudgeConfig`` and of :class:`FleetJudgeConfig`."""
 
 
 class FleetRubricJudge(FleetJudge[Any, FleetRubricJudgeConfig], vf.RubricJudge):  # type: ignore[misc, type-arg]
-    """``vf.RubricJudge`` over a fleet: a verdict for each criterion."""
+    """``vf.RubricJudge`` over a fleet. It gives a verdict for each criterion."""
 
 
 class FleetDecisionJudgeConfig(vf.DecisionJudgeConfig, FleetJudgeConfig):  # type: ignore[misc]
-    """``vf.DecisionJudgeConfig`` and :class:`FleetJudgeConfig`. ``base_url`` is that of an API like OpenAI's, not an evaluations API.
+    """The settings of ``vf.DecisionJudgeConfig`` and of :class:`FleetJudgeConfig`.
+
+    ``base_url`` must be the root of an API like OpenAI's. An evaluations API is not supported.
 
     Attributes:
         min_label_mass: as in :class:`~qreward.judge.config.JudgeConfig`.
@@ -216,13 +220,16 @@ class FleetDecisionJudgeConfig(vf.DecisionJudgeConfig, FleetJudgeConfig):  # typ
 
 
 class FleetDecisionJudge(FleetJudge[float, FleetDecisionJudgeConfig], vf.DecisionJudge):  # type: ignore[misc, type-arg]
-    """``vf.DecisionJudge`` over a fleet: returns the expected level of a grade, from a decision in the dialect of the endpoint."""
+    """``vf.DecisionJudge`` over a fleet. It returns the expected level of a grade.
+
+    The level comes from a decision, which is requested in the dialect (request format) of the endpoint.
+    """
 
     async def evaluate(self, *, trace: Any = None, **fields: Any) -> Any:
         """Ask for the grade. The answer is recorded on the trace.
 
         Returns:
-            The response of verifiers, whose ``parsed`` is the expected level, from 0 to 1.
+            The response of verifiers. Its ``parsed`` is the expected level on a scale from 0 (the first level) to 1 (the last level).
 
         Raises:
             InvalidResponse: the model declined, or all levels together are less probable than ``min_label_mass``.
@@ -250,12 +257,13 @@ class FleetDecisionJudge(FleetJudge[float, FleetDecisionJudgeConfig], vf.Decisio
 
 
 class RewardJudgeConfig(vf.JudgeConfig):  # type: ignore[misc]
-    """The settings file of :class:`RewardJudge`, and which part of the rollout is scored. The file is validated before a rollout begins.
+    """The settings of :class:`RewardJudge`. The settings file is validated before a rollout begins.
 
     Attributes:
-        settings: file with :class:`~qreward.integrations.trainers.RewardConfig`; by default the file that ``QREWARD_REWARD`` names. It
-            configures the scorer and its endpoints; of verifiers' own settings only ``id``, ``name`` and ``weight`` are used.
-        view: ``last_reply`` or ``full_trace``.
+        settings: file with the settings of :class:`~qreward.integrations.trainers.RewardConfig`. The default is the file that
+            ``QREWARD_REWARD`` names. The file configures the scorer and its endpoints. Of verifiers' own settings, only ``id``, ``name``
+            and ``weight`` are used.
+        view: the part of the rollout that is scored: ``last_reply`` or ``full_trace``.
     """
 
     settings: Path | None = None
@@ -263,13 +271,15 @@ class RewardJudgeConfig(vf.JudgeConfig):  # type: ignore[misc]
 
     @model_validator(mode="after")
     def _settings_fit(self) -> RewardJudgeConfig:
-        if self.settings is not None or os.environ.get(VARIABLE):  # else QREWARD_REWARD may still be set before the first score
+        if self.settings is not None or os.environ.get(VARIABLE):  # an unset QREWARD_REWARD may still be set before the first score
             _ADAPTER.checked(load_reward_config(self.settings))
         return self
 
 
 class RewardJudge(vf.Judge[float, RewardJudgeConfig]):  # type: ignore[misc]
-    """Scores a rollout with the settings of an adapter: a ``Judge`` of qreward with votes and parse retries, or a reward model.
+    """Scores a rollout with the scorer that the settings of an adapter name.
+
+    The scorer is a ``Judge`` of qreward, which has votes and repeats requests whose answers cannot be parsed, or a reward model.
 
     Each vote is recorded on the trace as a call. The first call has the tokens of all votes.
     """
@@ -278,7 +288,7 @@ class RewardJudge(vf.Judge[float, RewardJudgeConfig]):  # type: ignore[misc]
         """Return the reward.
 
         Raises:
-            QRewardError: there is no reward, and ``on_failure`` is not a number. verifiers then fails the rollout and scores nothing.
+            QRewardError: there is no reward, and ``on_failure`` is not a number. verifiers then fails the rollout without a score.
             ConfigError: the settings are missing or wrong, or say ``on_failure: none``, which verifiers does not support.
         """
         made = _ADAPTER.rewarder(self.config.settings)
@@ -291,7 +301,7 @@ class RewardJudge(vf.Judge[float, RewardJudgeConfig]):  # type: ignore[misc]
         return found
 
     def _record(self, trace: Any, item: Mapping[str, Any], scored: Scored, config: RewardConfig) -> None:
-        """Record the answers, parsed or not, as ``FleetJudge`` does. Without an answer nothing is recorded."""
+        """Record all answers on the trace, as ``FleetJudge`` does, even if they could not be parsed. Without answers, record nothing."""
         answers: list[tuple[str, str, float | None]]
         if scored.verdict is not None:
             usage = scored.verdict.usage

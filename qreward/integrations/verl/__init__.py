@@ -1,7 +1,7 @@
-"""Rewards of a judge or a reward model in verl: a reward function and a reward manager, which verl loads by the name of this package.
+"""Rewards of a judge or a reward model in verl: a reward function and a reward manager. verl loads them by the name of this package.
 
-``reward.custom_reward_function.path=pkg://qreward.integrations.verl`` uses :func:`compute_score`. ``QRewardManager``, for
-``reward.reward_manager.source=importlib``, is imported on first access, because only it needs verl.
+``reward.custom_reward_function.path=pkg://qreward.integrations.verl`` uses :func:`compute_score`.
+``reward.reward_manager.source=importlib`` uses ``QRewardManager``. It is imported on first access, because only it needs verl.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""The reward function for verl, and its settings. Its results always have the same keys, because verl stacks results by the keys of the
-first one. Does not import verl.
+"""The reward function for verl, and its settings.
+
+All results of the function have the same keys, because verl stacks results by the keys of the first result. This module does not import
+verl.
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ from qreward.integrations.trainers.settings import read_reward_settings
 from qreward.spelling import closest
 
 DEADLINE = 240.0
-"""Default number of seconds for one reward. verl's own managers allow 300, or have no limit."""
+"""Default number of seconds for one reward. verl's own managers allow 300 seconds, or have no limit."""
 CONFIG = "config"
-"""The one key of ``reward_kwargs`` that is not a setting of ``RewardConfig``: the path of the file with the other settings."""
+"""Key of ``reward_kwargs`` whose value is the path of a settings file. All other keys are settings of ``RewardConfig``."""
 ROUTER = "reward_router_address"
 HOSTS = frozenset({ROUTER, "reward_model_tokenizer"})
 """Arguments that verl passes if it serves a reward model itself."""
@@ -48,14 +50,15 @@ async def compute_score(
         data_source: a column for the judge's prompt, like all entries of ``extra_info``.
         solution_str: the response. None means that there is no response, and therefore no reward.
         ground_truth: the reference.
-        extra_info: must hold the question, because verl passes no prompt to a reward function. By default the first of ``prompt``,
-            ``question``, ``problem``, ``query``, ``raw_prompt`` that is present; ``columns: {prompt: name}`` selects another.
-        kwargs: ``reward_kwargs`` of the configuration: ``config``, the path of a settings file, or settings of
-            :class:`~qreward.integrations.trainers.RewardConfig`, or both; and verl's own additions.
+        extra_info: columns that include the question, because verl passes no prompt to a reward function. By default, the question is the
+            first of ``prompt``, ``question``, ``problem``, ``query``, ``raw_prompt`` that is present. The setting
+            ``columns: {prompt: name}`` selects another column.
+        kwargs: ``reward_kwargs`` of the configuration, and verl's own additions. ``reward_kwargs`` may have ``config``, which is the path
+            of a settings file, and settings of :class:`~qreward.integrations.trainers.RewardConfig`.
 
     Returns:
-        A dict: ``score``; ``judge_ok`` (1.0, or 0.0 if ``score`` is the number of ``on_failure``); ``judge_error`` (a text, ``""`` on
-        success); ``judge_seconds``; and ``judge_tokens`` (0.0 if no server reported any).
+        A dict with ``score``, ``judge_ok`` (1.0, or 0.0 if ``score`` is the number of ``on_failure``), ``judge_error`` (a text, ``""`` on
+        success), ``judge_seconds``, and ``judge_tokens`` (0.0 if no server reported tokens).
 
     Raises:
         ConfigError: a setting is wrong, or a column does not exist.
@@ -71,13 +74,13 @@ async def compute_score(
 
 
 async def score_row(adapter: Adapter, row: Mapping[str, Any], config: RewardConfig) -> dict[str, Any]:
-    """Score the item in the columns of ``row``."""
-    made = adapter.rewarder(config)  # first, as it checks the settings
+    """Score the item in the columns of ``row``, and return the result for verl."""
+    made = adapter.rewarder(config)  # first, because it checks the settings
     return result_of(await made.score(**plain(adapter.item(row, config))), config)
 
 
 def result_of(scored: Scored, config: RewardConfig) -> dict[str, Any]:
-    """Return the result for verl. Raises the error of scoring unless ``on_failure`` is a number, because verl needs a number."""
+    """Return the result for verl. If scoring failed and ``on_failure`` is not a number, raise the error, because verl needs a number."""
     if scored.error is not None and NOTE not in getattr(scored.error, "__notes__", ()):  # identical samples may share one error
         scored.error.add_note(NOTE)
     return {
@@ -89,12 +92,19 @@ def result_of(scored: Scored, config: RewardConfig) -> dict[str, Any]:
 
 
 def settings_of(given: Mapping[str, Any], kind: str = "vllm") -> RewardConfig:
-    """Return the settings in the keyword arguments of ``compute_score``. Each combination is read once. Raises ``ConfigError``.
+    """Return the settings in the keyword arguments of ``compute_score``. Each combination of arguments is read only once.
 
-    The file that ``config`` names is read first; settings beside it override those of the file. Without any setting, the file that
-    ``QREWARD_REWARD`` names is read. If the settings configure no client and verl serves a model itself, requests go to that model, on
-    servers of this ``kind``. An unknown name is an error if it resembles the name of a setting. Otherwise it
-    is ignored with one warning.
+    If ``config`` names a file, the file is read first. Other settings in the arguments override the settings of the file. If there is no
+    setting, the file that ``QREWARD_REWARD`` names is read. If the settings configure no client and verl serves a model itself, the
+    requests go to the model that verl serves. An unknown argument whose name resembles the name of a setting is an error. Any other
+    unknown argument is ignored with one warning.
+
+    Args:
+        given: the keyword arguments.
+        kind: kind of the servers on which verl serves a model, such as ``vllm`` or ``sglang``.
+
+    Raises:
+        ConfigError: a setting is wrong, or an argument resembles a setting.
     """
     ours = {name: plain(value) for name, value in given.items() if name in _SETTINGS and value is not None}
     router = given.get(ROUTER)
@@ -112,7 +122,7 @@ def settings_of(given: Mapping[str, Any], kind: str = "vllm") -> RewardConfig:
 
 
 def plain(value: Any) -> Any:
-    """Convert arrays and OmegaConf containers to lists and dicts; return anything else unchanged."""
+    """Return arrays and OmegaConf containers as lists and dicts, and all other values unchanged."""
     if isinstance(value, Mapping):
         return {str(name): plain(inner) for name, inner in value.items()}
     if hasattr(value, "tolist"):

@@ -1,4 +1,7 @@
-"""A reward manager for verl. It has the original prompt and all columns of the data. The only module here that imports verl."""
+"""A reward manager for verl. It receives the original prompt and all columns of the data.
+
+Of the modules for verl, only this module imports verl.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,11 @@ _Base: Any = importlib.import_module("verl.experimental.reward_loop.reward_manag
 
 
 class QRewardManager(_Base):  # type: ignore[misc]  # verl has no types
-    """Scores each sample. Settings are ``reward.custom_reward_function.reward_kwargs``, or the file that ``QREWARD_REWARD`` names.
+    """Scores each sample.
 
-    Unlike a reward function it receives the prompt (``raw_prompt``), so the data need not repeat it in ``extra_info``, and it needs no
-    reference. Results have the same keys as those of :func:`~qreward.integrations.verl.compute_score`.
+    The settings are in ``reward.custom_reward_function.reward_kwargs``, or in the file that ``QREWARD_REWARD`` names. Unlike a reward
+    function, the manager receives the prompt (``raw_prompt``), so ``extra_info`` need not contain the prompt. The manager needs no
+    reference. Its results have the keys of the results of :func:`~qreward.integrations.verl.compute_score`.
 
     Raises:
         ConfigError: on construction, if a setting is wrong or another reward function is configured, which this manager would not call.
@@ -53,7 +57,7 @@ class QRewardManager(_Base):  # type: ignore[misc]  # verl has no types
         _ADAPTER.rewarder(self.settings)  # a wrong setting fails here, not at the first sample
 
     async def run_single(self, data: Any) -> dict[str, Any]:
-        """Score the last sequence of a sample."""
+        """Score the last sequence of a sample, and return the score and the whole result."""
         item = data[-1:][0]
         response = await asyncio.to_thread(self._decode, item.batch)
         result = await score_row(_ADAPTER, row_of(item.non_tensor_batch, response), self.settings)
@@ -66,9 +70,10 @@ class QRewardManager(_Base):  # type: ignore[misc]  # verl has no types
 
 
 def row_of(columns: Mapping[str, Any], response: str) -> dict[str, Any]:
-    """Return the columns of a sample, the response, the ground truth of ``reward_model``, and the entries of the two extra mappings.
+    """Return a mapping that describes a sample.
 
-    A column takes precedence over an entry of ``extra_info`` or ``tool_extra_fields`` that has the same name.
+    It has the columns of the sample, the response, the ground truth in the column ``reward_model``, and the entries of the columns
+    ``extra_info`` and ``tool_extra_fields``. A column takes precedence over an entry with the name of the column.
     """
     inner = [columns.get(name) for name in ("extra_info", "tool_extra_fields")]
     row = {name: value for mapping in inner if isinstance(mapping, Mapping) for name, value in mapping.items()}

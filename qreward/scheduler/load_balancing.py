@@ -46,9 +46,9 @@ class _Scored:
 class ExpectedFinish(_Scored):
     """Chooses the source whose answer is expected soonest.
 
-    The expected time is the mean latency, and grows with the used share of the concurrency limit. Times that differ by less than about 13 %
-    count as equal, so that small changes do not reorder the sources. A source that has not answered yet goes first. A source that has the
-    prefix of a task in its cache is expected to answer this task sooner; see ``PrefixCache.warm_share``.
+    The expected time is the mean latency, converted from the load at which it was measured to the present load. Times that differ by less
+    than about 13 % count as equal, so that small changes do not reorder the sources. A source that has not answered yet goes first. A
+    source that has the prefix of a task in its cache is expected to answer this task sooner; see ``PrefixCache.warm_share``.
     """
 
     by_speed = True

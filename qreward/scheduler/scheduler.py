@@ -218,7 +218,7 @@ class Scheduler:
         if attempt.ended:
             return
         attempt.ended = True
-        source.ended(attempt)
+        source.ended(now, attempt)
         if not source.inflight:
             source.check_at = inf
             self.wheel.remove(source)
@@ -363,7 +363,7 @@ class Scheduler:
 
     def _answered(self, now: float, attempt: Attempt, answer: Answer) -> None:
         source, task = attempt.source, attempt.task
-        source.answered(now, attempt.sent_at, answer, attempt.held)
+        source.answered(now, attempt, answer)
         if task.prefix is not None:
             source.prefix_cache.answered(task.prefix, attempt.cached, answer, now - attempt.sent_at - attempt.held)
         if source.down_since is not None and source.health.is_back:
@@ -732,7 +732,7 @@ class Scheduler:
         if source is None:
             return
         usual = source.stream_timing.first(0.5) if task.streamed and source.stream_timing is not None else None
-        if (usual or source.expected_finish()) < now - attempt.sent_at and self._hedging.withdraw():
+        if (usual or max(source.latency.mean, source.expected_finish())) < now - attempt.sent_at and self._hedging.withdraw():
             self._send(now, task, source)
         self._offer(now, source)
 

@@ -156,6 +156,7 @@ class Attempt:
     won: bool = False  # its answer is the task's answer
     held: float = 0.0  # seconds for which it waited for the caller to read
     holds_since: float | None = None  # when it began to wait, if it waits now
+    inflight_seconds: float = 0.0  # ``Source.inflight_seconds`` when it was sent
     cost: float = 0.0  # tokens reserved for it
     cached: Expected = COLD  # what it was expected to find in the prefix cache of its source
     prompt: float = 0.0  # estimated tokens of the prompt, before scaling
@@ -254,9 +255,10 @@ class Source:
     """
 
     __slots__ = (
-        "answered_at", "attempt_timeout", "attempts", "check_at", "cooldown", "down_since", "due", "handle", "health", "inflight",
-        "interactive_inflight", "latency", "learned", "lease", "look_after", "metered", "name", "pools", "prefix_cache", "proven",
-        "removed", "requests", "reserved", "silence", "stream_timing", "tally", "tokens", "trouble", "unanswered", "weight", "window",
+        "answered_at", "attempt_timeout", "attempts", "check_at", "cooldown", "counted_at", "down_since", "due", "handle", "health",
+        "inflight", "inflight_seconds", "interactive_inflight", "latency", "learned", "lease", "look_after", "metered", "name", "pools",
+        "prefix_cache", "proven", "removed", "requests", "reserved", "silence", "stream_timing", "tally", "tokens", "trouble",
+        "unanswered", "weight", "window",
     )  # fmt: skip
 
     def __init__(
@@ -289,6 +291,7 @@ class Source:
         # requests in flight
         self.attempts: dict[Attempt, None] = {}  # oldest first, including those being cancelled
         self.inflight = 0  # their number
+        self.inflight_seconds = self.counted_at = 0.0  # the sum of the seconds for which requests were in flight, up to a time
         self.interactive_inflight = 0  # number of those outside of batches
         self.look_after = ATTEMPT_LEAST  # age in seconds from which they are inspected
         self.check_at = inf  # time of their next inspection; inf while there is none
@@ -328,6 +331,8 @@ class Source:
     def sent(self, now: float, attempt: Attempt) -> None:
         """Record that a request is sent."""
         self.attempts[attempt] = None
+        attempt.inflight_seconds = self.inflight_seconds = self.inflight_seconds + self.inflight * (now - self.counted_at)
+        self.counted_at = now
         self.inflight += 1
         self.interactive_inflight += attempt.task.feed is None
         self.tally.sent += 1
@@ -342,9 +347,11 @@ class Source:
         if self.requests is not None:
             self.requests.take(now)
 
-    def ended(self, attempt: Attempt) -> None:
+    def ended(self, now: float, attempt: Attempt) -> None:
         """Record that a request has ended, whatever its outcome."""
         del self.attempts[attempt]
+        self.inflight_seconds += self.inflight * (now - self.counted_at)
+        self.counted_at = now
         self.inflight -= 1
         self.interactive_inflight -= attempt.task.feed is None
 
@@ -357,13 +364,16 @@ class Source:
         if self.silence.since != inf:
             self.silence.since = now
 
-    def answered(self, now: float, sent_at: float, answer: Answer, held: float = 0.0) -> None:
-        """Record an answer, after ``ended`` was called. ``held`` is the number of seconds for which the answer waited for its reader."""
+    def answered(self, now: float, attempt: Attempt, answer: Answer) -> None:
+        """Record an answer, after ``ended`` was called for its attempt."""
+        sent_at, held = attempt.sent_at, attempt.held
+        taken = now - sent_at
         self.answered_at, self.proven = now, max(self.proven, sent_at)
         self.unanswered = 0
-        self.latency.add(now - sent_at - held, answer.output_tokens)
+        load = (self.inflight_seconds - attempt.inflight_seconds) / taken - 1.0 if taken > 0.0 else self.inflight
+        self.latency.add(taken - held, answer.output_tokens, load)
         self.silence.broken(now, self.inflight, self.latency.mean)
-        if held <= HELD * (now - sent_at):
+        if held <= HELD * taken:
             self.window.ok(now, sent_at, answer.output_tokens, self.inflight)
         self.cooldown.ok(sent_at)
         if self.learned is not None:
@@ -464,11 +474,8 @@ class Source:
         return max(ATTEMPT_LEAST, ATTEMPT_FACTOR * max(slow, rare) * 2.0 ** min(max(0, overdue - 1), MOST_DOUBLINGS))
 
     def expected_finish(self) -> float:
-        """Return the seconds in which the source is expected to answer, or 0 if that is unknown.
-
-        This is the mean latency, raised by the used share of the concurrency limit.
-        """
-        return self.latency.mean * (1.0 + self.inflight / self.window.limit)
+        """Return the seconds in which the source is expected to answer at its present load, or 0 if that is unknown."""
+        return self.latency.at_load(self.inflight, self.window.limit)
 
     def __repr__(self) -> str:
         return f"<Source {self.name!r} {self.inflight}/{self.window.limit} in flight>"

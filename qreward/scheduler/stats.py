@@ -57,12 +57,20 @@ class Quantiles:
         return None
 
 
+CAPACITY = 256
+"""Number of requests in flight at which a server is assumed to take twice as long as for one. It is the default of vLLM's
+``max_num_seqs``. With 128, batches on simulated fleets took 1 % longer on average, with 64 3 %."""
+
+
 class LatencyStats:
     """Latency of one source: mean and quantiles of the time of an answer, and seconds per token.
 
     The mean covers all answers up to about the tenth. After that it is a moving average in which each new answer has a weight of 10 %.
     Quantiles are refreshed every 32 answers. The seconds per token are the total seconds divided by the total tokens of about the last 20
     answers. The mean of the single answers' seconds per token is not used, because it would follow the shortest answers.
+
+    ``at_load`` uses a mean of more answers, about as many as are in flight together. The mean of the last ten answers would describe the
+    end of a batch, when few requests are left.
 
     Attributes:
         mean: mean seconds of an answer, 0 before the first one.
@@ -77,23 +85,45 @@ class LatencyStats:
         self.p99: float | None = None
         self.reports_tokens = False
         self._answers = 0
+        self._long_mean = self._load = 0.0  # mean seconds of the last answers, about as many as were in flight, and their mean load
         self._seconds = self._tokens = 0.0
         self._quantiles = Quantiles(fade_after=1000)
         self.at = self._quantiles.at
 
-    def add(self, seconds: float, tokens: int | None = None) -> None:
-        """Add an answer. ``tokens`` is the number of its output tokens, or None if the source does not report it."""
-        self.mean += (seconds - self.mean) * (0.1 if self._answers > 10 else 1.0 / (self._answers + 1))
-        self._answers += 1
+    def add(self, seconds: float, tokens: int | None = None, load: float = 0.0) -> None:
+        """Add an answer.
+
+        Args:
+            seconds: its latency.
+            tokens: the number of its output tokens, or None if the source does not report it.
+            load: mean number of other requests that were in flight at the source at the same time.
+        """
+        answers = self._answers = self._answers + 1
+        weight = 0.1 if answers > 11 else 1.0 / answers
+        self.mean += (seconds - self.mean) * weight
+        if weight * (load + 1.0) > 1.0:
+            weight = max(1.0 / (load + 1.0), 1.0 / answers)
+        self._long_mean += (seconds - self._long_mean) * weight
+        self._load += (load - self._load) * weight
         self._quantiles.add(seconds)
         if tokens and not self.reports_tokens:
             self.reports_tokens, self._seconds, self._tokens = True, 0.0, 0.0
         self._seconds = 0.95 * self._seconds + seconds
         self._tokens = 0.95 * self._tokens + (tokens or 1)
         self.seconds_per_token = self._seconds / self._tokens
-        if self._answers >= KNOWN and (self._answers % 32 == 0 or self.p99 is None):
+        if answers >= KNOWN and (answers % 32 == 0 or self.p99 is None):
             self.p99 = self._quantiles.at(0.99)
             self.p5 = self._quantiles.at(0.05) or 0.0
+
+    def at_load(self, others: int, limit: int) -> float:
+        """Return the expected seconds of an answer while ``others`` are in flight; 0 before the first answer.
+
+        Far above the capacity of a server, requests wait for each other, and the latency is proportional to their number (Little's law).
+        Far below, it hardly changes. So the latency is assumed to be proportional to the capacity plus the number of other requests. The
+        capacity is ``CAPACITY``, or the concurrency limit ``limit`` if that is lower.
+        """
+        capacity = min(limit, CAPACITY)
+        return self._long_mean * (capacity + others) / (capacity + self._load)
 
 
 KNOWN = 20

@@ -159,6 +159,26 @@ def test_sources_of_equal_worth_share_the_work() -> None:
     assert all(len(driver.at(name)) == pytest.approx(8, abs=2) for name in "abcd")
 
 
+def test_batches_below_the_limits_are_shared_by_equal_servers_that_queue_whatever_they_served_before() -> None:
+    """Each server serves 16 requests at a time, for a random time, and lets the others wait. Its limit is far above."""
+    driver, rng = Driver({"a": 1000, "b": 1000}, thorough=False), Random(1)
+    driver.wait(1.0)
+    for number in range(12):
+        for _ in range(400 if number != 3 else 3):  # after a pause, which tells nothing of a batch
+            driver.submit()
+        most = max(len(driver.at(name)) for name in "ab")
+        assert number == 3 or most <= 260, (number, most)
+        due = {attempt: rng.lognormvariate(0, 0.5) for name in "ab" for attempt in driver.at(name)}
+        while driver.watch.live:
+            serving = [attempt for name in "ab" for attempt in driver.at(name)[:16]]
+            first = min(serving, key=due.__getitem__)
+            step = due[first]
+            for attempt in serving:
+                due[attempt] -= step
+            driver.ok(first, after=step)
+        driver.wait(5.0)
+
+
 @pytest.mark.parametrize("strategy", S)
 def test_no_source_with_a_free_slot_is_left_idle_and_when_all_are_full_the_first_with_a_free_slot_pulls(strategy: S) -> None:
     driver = Driver({"a": 1, "b": 3, "c": 5}, strategy=strategy, weights={"a": 100.0})

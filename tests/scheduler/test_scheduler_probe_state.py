@@ -41,7 +41,8 @@ def send(source: Source, now: float) -> Attempt:
 
 
 def answer(source: Source, now: float, sent_at: float | None = None) -> None:
-    source.answered(now, now if sent_at is None else sent_at, Answer(None))
+    attempt = Attempt(Task(None, None, 5, None, None, 0), source, now if sent_at is None else sent_at)  # type: ignore[arg-type]
+    source.answered(now, attempt, Answer(None))
 
 
 def send_late(source: Source, now: float) -> None:

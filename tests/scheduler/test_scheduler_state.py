@@ -20,21 +20,33 @@ def source(limits: Limits | None = None, **more: float) -> Source:
     return Source("a", Random(0), limits, **more)  # type: ignore[arg-type]
 
 
+def attempt(source: Source, now: float) -> Attempt:
+    return Attempt(Task(None, POOL, 5, None, None, 0), source, now)
+
+
 def send(source: Source, now: float) -> None:
     assert source.ready_at(now) <= now
-    source.sent(now, Attempt(Task(None, POOL, 5, None, None, 0), source, now))
+    source.sent(now, attempt(source, now))
+
+
+def answered(source: Source, seconds: float) -> None:
+    """It answers a request that was the only one in flight."""
+    sent = attempt(source, 0.0)
+    source.sent(0.0, sent)
+    source.ended(seconds, sent)
+    source.answered(seconds, sent, Answer("yes", 3, 4))
 
 
 def end(source: Source, now: float, sent_at: float) -> None:
     source.inflight -= 1
-    source.answered(now, sent_at, Answer("yes", 3, 4))
+    source.answered(now, attempt(source, sent_at), Answer("yes", 3, 4))
 
 
 def test_the_time_limit_of_an_attempt_is_long_until_the_source_has_shown_its_speed_and_doubles_when_it_is_exceeded() -> None:
     new, fast, slow, fixed = source(), source(), source(), source(attempt_timeout=3.0)
     for _ in range(20):
-        fast.answered(0.01, 0.0, Answer("yes"))
-        slow.answered(5.0, 0.0, Answer("yes"))
+        answered(fast, 0.01)
+        answered(slow, 5.0)
     assert [new.attempt_limit(overdue) for overdue in range(3)] == [ATTEMPT_FIRST, 2 * ATTEMPT_FIRST, 4 * ATTEMPT_FIRST]
     assert new.attempt_limit(5000) > 480.0
     assert fast.attempt_limit(0) == ATTEMPT_LEAST
@@ -79,7 +91,7 @@ def test_it_is_essential_unless_half_of_the_others_are_in_service() -> None:
 def test_the_expected_finish_grows_as_the_window_fills() -> None:
     loaded = source(Limits(max_concurrency=4))
     assert loaded.expected_finish() == 0.0
-    loaded.answered(2.0, 0.0, Answer("yes"))
+    answered(loaded, 2.0)
     assert loaded.expected_finish() == pytest.approx(2.0)
     loaded.inflight = 4
     assert loaded.expected_finish() == pytest.approx(4.0)

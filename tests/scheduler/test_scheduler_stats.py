@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scale import seeds
 from scheduler_memory import bytes_left_by
 
-from qreward.scheduler.stats import ENOUGH, LONG, REFRESH, STRETCH, LatencyStats, OutputLengths, Quantiles
+from qreward.scheduler.stats import CAPACITY, ENOUGH, LONG, REFRESH, STRETCH, LatencyStats, OutputLengths, Quantiles
 
 seconds = st.floats(2e-4, 1e5)
 
@@ -52,6 +52,28 @@ def test_the_mean_starts_at_the_first_answer_and_follows() -> None:
     for _ in range(100):
         latency.add(1.0)
     assert latency.mean == pytest.approx(1.0, abs=0.01)
+
+
+def test_the_latency_at_another_load_is_proportional_far_above_the_capacity_and_equal_far_below() -> None:
+    for limit, capacity in ((4, 4), (1000, CAPACITY)):
+        for load in (0, capacity, 50 * capacity):
+            latency = LatencyStats()
+            for _ in range(20):
+                latency.add(6.0, None, load)
+            measured = capacity + load
+            for others in (0, load, 100 * capacity):
+                assert latency.at_load(others, limit) == pytest.approx(6.0 * (capacity + others) / measured), (limit, load, others)
+    assert LatencyStats().at_load(5, 10) == 0.0
+
+
+def test_the_latency_at_a_load_is_a_mean_of_as_many_answers_as_were_in_flight() -> None:
+    latency = LatencyStats()
+    for number in range(300):
+        latency.add(2.0 if number % 2 else 14.0, None, 300)
+    for _ in range(10):
+        latency.add(14.0, None, 300)
+    assert latency.mean > 11.0
+    assert latency.at_load(300, 1000) == pytest.approx(8.0, rel=0.05)
 
 
 def test_the_slow_answer_is_known_after_twenty_and_follows_a_change_within_a_few_thousand() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from qreward import ClientClosed
-from qreward.engine.portal import Portal, portal
+from qreward.engine.portal import GRACE, SHORT_GRACE, Portal, portal
 
 WHO: contextvars.ContextVar[str] = contextvars.ContextVar("WHO", default="nobody")
 
@@ -208,6 +208,32 @@ def test_a_second_interrupt_does_not_wait_for_work_that_will_not_end() -> None:
         portal().call(stubborn)
     assert not portal().call(all_done)
     go_on.set()
+
+
+@pytest.mark.parametrize(("stubborn", "seconds"), [(False, GRACE), (True, SHORT_GRACE)])
+def test_closing_waits_less_long_after_work_that_did_not_end_when_it_was_interrupted(
+    stubborn: bool, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, go_on = Portal(), threading.Event()
+    waited: list[float] = []
+
+    async def work() -> None:
+        interrupt()
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            if stubborn:
+                interrupt()
+                await asyncio.to_thread(go_on.wait, 30)
+
+    with pytest.raises(KeyboardInterrupt):
+        mine.call(work)
+    go_on.set()
+    with monkeypatch.context() as patch:
+        patch.setattr(mine._thread, "join", waited.append)
+        mine.close()
+    mine._thread.join(30)
+    assert waited == [seconds]
 
 
 def test_an_interrupt_in_one_thread_leaves_the_work_of_the_others() -> None:

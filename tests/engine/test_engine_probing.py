@@ -14,6 +14,7 @@ import pytest
 from engine_tools import MODEL, FakeWire, chat, client_of, now, on_virtual_time
 
 from qreward import Endpoint, Limits, QRewardClient
+from qreward.engine.driver import LoopDriver
 from qreward.engine.probing import LATE, TIMEOUT, ProbingEngine
 from qreward.errors import ConnectionFailed
 from qreward.scheduler.outcome import Failure, FailureKind, ProbeResult
@@ -38,8 +39,8 @@ class ProbedWire(FakeWire):
         return "yes"
 
     async def look(self, endpoint: Any) -> ProbeResult:
-        assert not self.closed
         self.looks.append((endpoint.name, round(asyncio.get_running_loop().time(), 2)))
+        assert not self.closed
         if self._look is not None:
             return await self._look(endpoint.name)
         return ProbeResult(ready=endpoint.name not in self.gone)
@@ -66,6 +67,22 @@ async def test_an_endpoint_is_looked_at_every_so_many_seconds_from_the_first_cal
     assert {name for name, _ in wire.looks} == {"a", "b"}
     await client.aclose()
     count = len(wire.looks)
+    await asyncio.sleep(60)
+    assert len(wire.looks) == count
+
+
+async def test_a_change_that_is_heard_of_after_the_client_was_closed_begins_no_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be made by another thread at the same moment."""
+    wire, late = ProbedWire(), []
+    client = client_of(wire, [endpoint("a", 2.0)], timeout=60)
+    await ask(client)
+    with monkeypatch.context() as patch:
+        patch.setattr(LoopDriver, "later", lambda _, work: late.append(work))
+        client.add_endpoint(endpoint("b", 2.0))
+    await client.aclose()
+    count = len(wire.looks)
+    for work in late:
+        work()
     await asyncio.sleep(60)
     assert len(wire.looks) == count
 

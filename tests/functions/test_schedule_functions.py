@@ -219,6 +219,32 @@ def test_one_function_serves_many_threads_and_loops_under_one_limit() -> None:
     assert counter.most == 3
 
 
+def test_a_call_is_hedged_although_the_loop_that_freed_its_slot_is_not_run_any_more() -> None:
+    tries: list[str] = []
+
+    @schedule(pool="freed", max_concurrency=2)
+    async def holds() -> None:
+        await asyncio.sleep(0.001)
+
+    @schedule(pool="freed", max_concurrency=2, hedged_request_time=0.05)
+    async def waits() -> str:
+        tries.append("hangs" if not tries else "answers")
+        await asyncio.sleep(0 if tries[1:] else 60)
+        return tries[-1]
+
+    first, second = asyncio.new_event_loop(), asyncio.new_event_loop()
+    holders = [first.create_task(holds()) for _ in range(2)]
+    first.run_until_complete(asyncio.sleep(0))
+    waiter = second.create_task(waits())
+    second.run_until_complete(asyncio.sleep(0))
+    assert tries == []
+    first.run_until_complete(asyncio.gather(*holders))
+    assert second.run_until_complete(asyncio.wait_for(waiter, 5)) == "answers"
+    for loop in (first, second):
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+
 def test_async_and_blocking_functions_share_a_pool() -> None:
     counter = Counter()
 
@@ -306,6 +332,30 @@ def test_a_caller_that_is_interrupted_while_it_waits_does_not_stop_the_clock_of_
         second = threads.spawn(score)
         first.join()
         assert second.join() == pytest.approx(10.0, abs=0.1)
+
+
+def test_a_caller_that_is_interrupted_just_when_it_is_given_a_slot_gives_it_back() -> None:
+    class Interrupted(VirtualThreads):
+        def wait(self, lock: Any, timeout: float | None) -> bool:
+            woken = super().wait(lock, timeout)
+            if threading.current_thread().name == "impatient":
+                raise KeyboardInterrupt
+            return woken
+
+    with Interrupted() as threads, replaced_time(threads):
+
+        @schedule(max_concurrency=1)
+        def score() -> float:
+            threads.sleep(1.0)
+            return threads.now()
+
+        def impatient() -> None:
+            with pytest.raises(KeyboardInterrupt):
+                score()
+
+        first, second = threads.spawn(score), threads.spawn(impatient, "impatient")
+        second.join()
+        assert (first.join(), score()) == (1.0, 2.0)
 
 
 def test_without_a_free_thread_a_hedge_is_left_out_and_a_call_is_refused() -> None:

@@ -116,6 +116,16 @@ def test_calls_without_a_prefix_go_to_the_least_busy_source() -> None:
     assert set(Counter(placed(driver, *[None] * 50)).values()) == {10}
 
 
+def test_calls_of_nested_groups_are_hashed_by_the_innermost_so_that_a_large_outer_group_is_divided() -> None:
+    driver = Driver(dict.fromkeys("abcde", 64), strategy=LoadBalanceStrategy.CONSISTENT_HASH)
+    homes = set()
+    for question in range(20):
+        task = driver.submit(prefix=Prefix((1, 100 + question), (500.0, 9000.0), 10_000.0, named=True))
+        homes.add(driver.where(task))
+        driver.ok(live(task))
+    assert homes == set("abcde")
+
+
 def test_a_call_with_a_found_prefix_is_hashed_by_the_beginning_of_its_prompt() -> None:
     driver = Driver(dict.fromkeys("abcde", 64))
     balancer = make_balancer(LoadBalanceStrategy.CONSISTENT_HASH, {}, driver.rng)

@@ -115,6 +115,14 @@ def test_a_given_capacity_stays() -> None:
     assert cache.capacity == 1000
 
 
+def test_the_reported_capacity_applies_again_when_a_configured_one_is_given_up() -> None:
+    cache = PrefixCache()
+    for configured in (None, 5_000, None):
+        cache.set_capacity(configured)
+        cache.report_capacity(300_000)
+        assert cache.capacity == (configured or 300_000)
+
+
 def test_tokens_are_counted_by_what_the_server_says_of_the_prompt() -> None:
     cache = PrefixCache()
     for _ in range(100):

@@ -112,6 +112,17 @@ def test_a_failed_task_goes_to_another_source_at_once_or_waits_for_it_rather_tha
     assert driver.where(other) == second
 
 
+def test_a_task_that_an_endpoint_cannot_serve_does_not_return_to_one_where_it_failed_before() -> None:
+    driver = Driver(dict.fromkeys("abc", 4))
+    task = driver.submit()
+    driver.fail(live(task), K.TRANSIENT)
+    (left,) = set("abc") - set(driver.path(task))
+    while len(driver.at(left)) < 3:
+        driver.submit()
+    driver.fail(live(task), K.UNSUITABLE)
+    assert driver.path(task)[2:] == [left], "although it has the most to do"
+
+
 def test_a_task_that_always_fails_is_sent_as_often_as_the_policy_says() -> None:
     for sources, attempts, kind in product(("a", "ab", "abcdef"), (1, 2, 4), (K.TRANSIENT, K.UNREACHABLE, K.TIMEOUT, K.LOCAL)):
         driver = Driver(dict.fromkeys(sources, 4), retry=Retry(attempts=attempts))

@@ -94,6 +94,11 @@ CASES: dict[str, tuple[list[Event], list[ProbeEffect], float]] = {
         [NONE, NONE, BETTER],
         3.0,
     ),
+    "a trial sent before it was silent tells nothing": (
+        [(0, eject(1)), (0, AWAY), (1, send_late), (2, SILENT), (3, READY), (3.5, fail)],
+        [NONE, NONE, BETTER],
+        3.0,
+    ),
     "a trial sent since is waited for": (
         [(0, eject(1.5)), (0, AWAY), (1, AWAY), (1.6, send_late), (2, READY), (2.5, answer_late)],
         [NONE] * 3,

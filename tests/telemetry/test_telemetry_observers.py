@@ -151,6 +151,9 @@ async def test_an_observer_that_raises_breaks_no_call_is_not_called_again_and_is
             self.calls += 1
             raise kind(f"secret of {event.endpoint}")
 
+        def call_ended(self, _: CallEnded) -> None:
+            self.calls += 1
+
     async def thrice(client: Any) -> None:
         for _ in range(3):
             await ask(client)

@@ -73,15 +73,18 @@ async def test_nothing_is_kept_of_responses_that_are_over() -> None:
     assert kept == {"whole": 0, "too long": 0, "cut off": 0}
 
 
-def test_waiting_for_ones_turn_to_connect_counts_against_no_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+@each("rate, seconds", [(None, 4.0), (1.0, 9.4)])
+def test_waiting_for_ones_turn_to_connect_counts_against_no_timeout(
+    monkeypatch: pytest.MonkeyPatch, rate: float | None, seconds: float
+) -> None:
     async def slow(*_: Any) -> None:
         await asyncio.sleep(0.4)
 
     async def test() -> None:
-        connector = GatedConnector(connect=0.5, connects_per_second=None, keepalive=4.0, tls=True)
+        connector = GatedConnector(connect=0.5, connects_per_second=rate, keepalive=4.0, tls=True)
         unused: Any = None
         await asyncio.gather(*(connector._create_connection(unused, unused, unused) for _ in range(10)))
-        assert round(asyncio.get_running_loop().time(), 3) == 4.0, "one after the other"
+        assert round(asyncio.get_running_loop().time(), 3) == seconds, "one after the other"
         await connector.close()
 
     monkeypatch.setattr(aiohttp.TCPConnector, "_create_connection", slow)
@@ -191,6 +194,8 @@ async def test_a_proxy_that_refuses_to_connect_is_no_answer_and_its_password_is_
         ({"http_proxy": "proxy.example:3128"}, None, "http://proxy.example:3128"),
         ({"all_proxy": "http://proxy.example:1"}, None, "http://proxy.example:1"),
         ({"http_proxy": "http://proxy.example:1", "no_proxy": "judge.example"}, None, None),
+        ({"http_proxy": "http://proxy.example:1", "no_proxy": "judge.example:8000"}, None, None),
+        ({"http_proxy": "http://proxy.example:1", "no_proxy": "judge.example:8001"}, None, "http://proxy.example:1"),
         ({"http_proxy": "http://proxy.example:1"}, "", None),
         ({"http_proxy": "http://proxy.example:1"}, "http://other.example:2", "http://other.example:2"),
         ({"https_proxy": "http://proxy.example:1"}, None, None),
@@ -205,7 +210,7 @@ def test_which_proxy_is_used(
         monkeypatch.delenv(name.upper(), raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert AiohttpTransport(Endpoint("http://judge.example/v1", proxy=setting))._proxy == expected
+    assert AiohttpTransport(Endpoint("http://judge.example:8000/v1", proxy=setting))._proxy == expected
 
 
 @each("proxy", ["socks5://user:pw-of-mine@host:1", "http://:1", "ftp://host", "http://host:port"])

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict
 from shared_tools import each
 
-from qreward.codecs.base import EmbeddedError, Malformed, Reply, TransportError, WireRequest
+from qreward.codecs.base import EmbeddedError, Malformed, Reply, TransportError, Unfinished, WireRequest
 from qreward.codecs.chat import CHAT
 from qreward.codecs.rate_limit_headers import retry_after, should_retry
 from qreward.errors import (
@@ -277,6 +277,14 @@ def test_a_body_that_is_no_answer_shows_how_it_begins() -> None:
     assert len(str(got.error)) < 320
     nothing = failure_from_body(Malformed("the answer is empty"), Reply(200, {}, b""), "gpu-0", "judge-7b", NONE)
     assert str(nothing.error) == "endpoint 'gpu-0' answered 200 for model 'judge-7b': the answer is empty"
+
+
+def test_a_failure_tells_the_rate_limits_that_its_response_states_even_if_the_body_is_no_answer() -> None:
+    headers = CIMultiDict({"x-ratelimit-limit-requests": "60", "x-ratelimit-remaining-requests": "7"})
+    found = [failure_from_reply(Reply(429, headers, b""), "gpu-0", "judge-7b", NONE)]
+    for error in (EmbeddedError("odd"), Malformed("no JSON"), Unfinished("length")):
+        found.append(failure_from_body(error, Reply(200, headers, b""), "gpu-0", "judge-7b", NONE))
+    assert [failure.limits and failure.limits.requests and failure.limits.requests.remaining for failure in found] == [7] * 4
 
 
 DATE = "Fri, 15 Jan 2027 08:00:30 GMT"  # 30 seconds after NOW

@@ -61,14 +61,18 @@ async def test_a_stream_that_is_refused_leaves_nothing_of_an_endpoint_that_is_no
 
 
 async def test_closing_the_backend_leaves_no_task_for_requests_that_it_ends() -> None:
-    async with backend_to(hang) as (server, endpoint, backend):
-        asked = asyncio.ensure_future(backend.send(endpoint, call()))
-        await server.until(1)
-        backend.keep([])
-        before = asyncio.all_tasks()
-        await backend.aclose()
-        assert isinstance(await asked, Failure)
-        assert asyncio.all_tasks() <= before
+    """Also for one that was sent when its endpoint was not kept any more."""
+    for late in (False, True):
+        async with backend_to(hang) as (server, endpoint, backend), asyncio.timeout(PATIENCE):
+            if late:
+                backend.keep([])
+            asked = asyncio.ensure_future(backend.send(endpoint, call()))
+            await server.until(1)
+            backend.keep([])
+            before = asyncio.all_tasks()
+            await backend.aclose()
+            assert isinstance(await asked, Failure)
+            assert asyncio.all_tasks() <= before
 
 
 async def test_all_requests_under_way_to_an_endpoint_that_is_not_kept_any_more_are_finished_first() -> None:

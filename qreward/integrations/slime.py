@@ -57,7 +57,8 @@ async def reward(args: Any, sample: Any, **kwargs: Any) -> Any:  # noqa: ARG001 
         sample: one ``Sample`` of slime, or a list of samples. slime passes a list if one generation produces several samples.
 
     Returns:
-        A float. If ``--reward-key`` is set, or in an evaluation ``--eval-reward-key``, a dict. For a list of samples, a list of these.
+        The reward of the sample: a dict if ``--reward-key`` is set (in an evaluation: that or ``--eval-reward-key``), otherwise a float.
+        For a list of samples, a list of their rewards.
 
     Raises:
         QRewardError: a reward is missing and ``on_failure`` is ``raise``, or ``MOST_LOST`` rewards in a row were missing.
@@ -71,7 +72,8 @@ async def reward(args: Any, sample: Any, **kwargs: Any) -> Any:  # noqa: ARG001 
 async def group_reward(args: Any, samples: Sequence[Any], **kwargs: Any) -> list[Any]:  # noqa: ARG001 - slime's signature
     """Score a group. The options are ``--group-rm --custom-rm-path qreward.integrations.slime.group_reward``.
 
-    A sample that could not be judged gets the mean of its group, so it does not change the baseline. This differs from :func:`reward`.
+    A sample that could not be judged gets the mean of its group, so it does not change the baseline. :func:`reward` usually receives only
+    one sample, so it gives the mean of recent rewards instead.
 
     Raises:
         QRewardError: as in :func:`reward`.
@@ -111,9 +113,9 @@ def _keys(args: Any, samples: Sequence[Any]) -> list[str]:
 
 
 def _is_evaluation(samples: Sequence[Any]) -> bool:
-    """Return whether the samples belong to an evaluation. slime does not pass this to a reward function.
+    """Return whether the samples belong to an evaluation.
 
-    It is known from the samples, because only training samples belong to a group.
+    slime does not tell a reward function whether it trains or evaluates. But only training samples have a ``group_index``.
     """
     return all(getattr(sample, "group_index", None) is None for sample in samples)
 

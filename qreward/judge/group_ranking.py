@@ -37,7 +37,7 @@ fields that a prompt template names."""
 
 
 def unique_responses(fields: Mapping[str, Any]) -> tuple[list[Any], list[int]]:
-    """Return the responses of a group without duplicates, and for each given response its index among these.
+    """Return the distinct responses of a group, and for each given response the index of the distinct response that equals it.
 
     Raises:
         ConfigError: ``responses`` is not a list, holds None, or has more than ``MOST_RESPONSES`` different responses.

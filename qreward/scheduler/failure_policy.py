@@ -4,9 +4,10 @@ Overload affects the source's cooldown and concurrency limit. It costs the task 
 source. Any other failure of an endpoint counts against the health of the source, unless the task is the likely cause
 (``_is_task_to_blame``).
 
-A refused request is never sent again. Any other task is retried at another source at once if one will be available soon. Otherwise it waits
-with full jitter (Brooker, AWS 2015) and may return to the same source. Retries are charged to one budget (Finagle's RetryBudget), so that a
-failing fleet does not receive much more load than a healthy one.
+A refused request is never sent again. Any other task is queued again. After a failure that is charged, the task first waits with full
+jitter (Brooker, AWS 2015), unless it has fewer than two charged failures and another source is expected to accept work within ``SOON``
+seconds. If there is no such source, the task may return to the same source. Retries after such failures are charged to one budget
+(Finagle's RetryBudget), so that a failing fleet does not receive much more load than a healthy one.
 """
 
 from __future__ import annotations
@@ -205,8 +206,7 @@ class FailurePolicy:
         """Return whether the task, and not the source, is the likely cause of a failure.
 
         That is so if the task has failed at a source that served other tasks, or has failed as often as the retry policy allows. The
-        failure
-        is then charged to the task if its ``FailureRule`` requires that, and does not count against the source.
+        failure is then charged to the task if its ``FailureRule`` requires that, and does not count against the source.
         """
         if len(task.failures) >= self._retry.attempts:
             return True

@@ -6,9 +6,9 @@ The text of an input states the truth, in one of two forms:
 
 - ``truth=0.8`` applies to all questions. For a ``YesNo``, the number is the probability that the answer is yes. For a ``Score``, the number
   is the place between the lowest level (0) and the highest (1). For a ``Choice`` between responses, the input states one ``truth=`` for
-  each response, in the order of the options. The option with the highest number is the true option. If several options have the highest
-  number, the result is a tie. If the question has an option after those of the responses, this option is then the true one. Else each
-  option with the highest number is true with equal probability.
+  each response, in the order of the options. The option with the highest number is the true option. Several options with the highest number
+  are a tie. If the question has a further option after the options for the responses, such as ``tie``, the true option is then this one.
+  Otherwise each of the tied options is true with equal probability.
 - ``truth[right]=0.8`` applies to the question with the name ``right``, or with ``right`` as its first line of instructions. It has
   precedence over ``truth=``. The value may also be an option: ``yes``, ``no``, the label of a level, or a choice. A value that names an
   option is not read as a number.

@@ -130,7 +130,7 @@ class RewardConfig(Policy):
 
     @property
     def scorer(self) -> JudgeConfig | CascadeConfig | str:
-        """The setting of the scorer. It is the one of ``judge``, ``reward_model`` and ``cascade`` that is set."""
+        """The value of the setting that names the scorer: ``judge``, ``reward_model`` or ``cascade``, whichever is set."""
         return next(each for each in (self.judge, self.cascade, self.reward_model) if each is not None)
 
     @property

@@ -155,7 +155,7 @@ class Input:
         return sum(map(self._count, self.names))
 
     def _count(self, name: str) -> int:
-        """Return the number of lines in a text file. Blank lines are counted too: only the progress display uses the number."""
+        """Return the number of lines in a text file. Blank lines count too; only the progress display uses the number."""
         lines, last = 0, b"\n"
         with Path(name).open("rb") as file:
             while not self._is_closed and (data := file.read(1 << 20)):
@@ -239,9 +239,9 @@ class _KnownBlocks:
         self.next = None
 
     def take(self, data: bytes) -> BlockMark | None:
-        """Return the mark of the next block if ``data``, its bytes, has not changed.
+        """Return the mark of the earlier run's next block if this block had the same position and consisted of the same bytes, ``data``.
 
-        For a changed block, return None. All later blocks of the input then count as changed too.
+        If not, the block has changed: return None. All later blocks of the input then count as changed too.
         """
         mark, self.next = self.next, None
         if mark is not None and (mark.first, mark.size, mark.digest) == (self.ordinal, len(data), _hash(data)):
@@ -257,7 +257,10 @@ class _KnownBlocks:
         return Block(mark.lines, None, mark)
 
     def new(self, lines: list[InputLine], rows: int, data: bytes) -> Block:
-        """Return a parsed block. The block has a mark only if it ends with a line break. Other blocks may still grow at their last line."""
+        """Return a parsed block.
+
+        The block gets no mark if it does not end with a line break, because text may still be appended to its last line.
+        """
         first, self.ordinal = self.ordinal, self.ordinal + len(lines)
         is_whole = lines and data.endswith(b"\n")
         return Block(len(lines), lines, BlockMark(first, len(lines), rows, len(data), _hash(data)) if is_whole else None)
@@ -376,7 +379,7 @@ def _parquet(name: str) -> Iterator[InputLine]:
 
 
 def needed(module: str, name: str) -> Any:
-    """Import a module for a file. Raises ``ConfigError`` if its package is not installed."""
+    """Import a module that the file ``name`` needs. Raises ``ConfigError`` if its package is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError:

@@ -97,14 +97,14 @@ class BlockMark(NamedTuple):
 
 
 class Summary(msgspec.Struct):
-    """A summary of one part of a journal. If a journal has it, the records of this part need not be read one by one.
+    """A summary of one part of a journal. With a summary, the records of the part need not be read one by one.
 
     Attributes:
         crc: CRC-32 of the part.
         results: three little-endian 64-bit numbers for each result, in base64. The first is the ordinal. The second is twice the offset of
             the record, plus 1 if the line succeeded. The third is the digest.
         others: offsets of the records of provider batches and blocks.
-        spent: tokens and cost from the beginning of the journal to here, except those of the lines in ``started``.
+        spent: tokens and cost from the beginning of the journal to the end of the part, except those of the lines in ``started``.
         started: the lines that were sent and have no result: ordinal, tokens and cost of each.
     """
 
@@ -121,7 +121,7 @@ class Summary(msgspec.Struct):
 
 
 def summary_record(begin: int, crc: int, results: array[int], others: list[int], spent: Spent, started: Mapping[int, Spent]) -> bytes:
-    """Return the record of a :class:`Summary` of all records from the offset ``begin`` on."""
+    """Return a summary record. It summarizes all records of the journal from the offset ``begin`` to the place of the summary record."""
     text = b64encode(_little_endian(results).tobytes()).decode()
     left = [(ordinal, most.tokens, most.cost) for ordinal, most in started.items()]
     return record(b"K%012d %b" % (begin, msgspec.json.encode(Summary(crc, text, others, spent, left))))

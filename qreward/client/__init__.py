@@ -287,14 +287,17 @@ class QRewardClient:
         return await self._merged_many(SCORE, model, "pairs", pairs, options)
 
     async def classify(self, prompt: Any, response: str = DEFAULT, *, model: str, **options: Unpack[CallOptions]) -> dict[str, float]:
-        """Classify one item, and return the probability of each label. Arguments and errors are those of :meth:`score`."""
+        """Classify one item, and return a mapping from label to probability. Arguments and errors are those of :meth:`score`."""
         item = prompt if response is DEFAULT else (prompt, response)
         return cast("dict[str, float]", await self._merged_one(CLASSIFY, model, item, options))
 
     async def batch_classify(
         self, items: Iterable[Any] | AsyncIterable[Any], model: str, **options: Unpack[BatchOptions]
     ) -> BatchResult[dict[str, float]]:
-        """Classify many items. Each result is the probability of each label. Arguments and errors are those of :meth:`batch_score`."""
+        """Classify many items.
+
+        The result of an item is a mapping from label to probability. Arguments and errors are those of :meth:`batch_score`.
+        """
         return await self._merged_many(CLASSIFY, model, "items", items, options)
 
     async def rerank(self, query: str, documents: Sequence[str], model: str, **options: Unpack[CallOptions]) -> list[float]:
@@ -338,7 +341,7 @@ class QRewardClient:
             The answers in the order of the questions. A question that was refused or failed is an answer with an error.
 
         Raises:
-            RequestError: no question was answered; see its subclasses. ``BadRequest`` if no endpoint of the route takes the question.
+            RequestError: no question was answered; see its subclasses. It is a ``BadRequest`` if no endpoint of the route takes a question.
             Rejected, NoEndpoint, ConfigError: as in :meth:`chat_completion`.
 
         Example:
@@ -363,8 +366,8 @@ class QRewardClient:
         """Ask typed questions about many inputs, distributed over all endpoints of the route.
 
         Args:
-            inputs: a list, an iterator or an async iterator of inputs as in :meth:`decide`. If ``questions`` is not given, its items are
-                ``(input, questions)``. It is read only as fast as its items are sent.
+            inputs: a list, an iterator or an async iterator of inputs as in :meth:`decide`. If ``questions`` is not given, each item is a
+                pair ``(input, questions)``. ``inputs`` is read only as fast as its items are sent.
             questions: the questions about every input; None if each item has its own questions.
             model: name of the model; selects the route.
             options: see :class:`~qreward.options.ChatBatchOptions`. Any other name becomes a member of the JSON body.

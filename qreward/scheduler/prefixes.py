@@ -20,24 +20,27 @@ CHARACTERS = 4.0
 IDLE = 600.0
 """Seconds without a request after which a source is taken to have dropped its cache. Hosted APIs drop it after 5 to 10 minutes."""
 WEIGHT = 0.1
-"""Weight of one answer in what is learned."""
+"""Weight of one answer in the learned means and in the learned capacity."""
 WARM = 0.9
-"""A source with a cached prefix is preferred as if it answered in this share of the time at most. The computation that is saved also makes
-other requests faster."""
+"""Maximum of ``warm_share``. Even if an answer with a cached prefix takes no less time, the source that has the prefix is preferred this
+much, because the computation that is saved also makes other requests faster."""
 UNKNOWN = 0.7
-"""That share until answers have shown it."""
+"""Value of ``warm_share`` until answers have shown it."""
 SOON = 0.125
-"""A prefix that is missed after less than this share of the capacity was not evicted: it was still being computed, or nothing is cached."""
+"""Share of the capacity. If a prefix is missing from the cache at an age below this share, it was not evicted. The prefix was still being
+computed, or the server caches nothing."""
 LIMIT, GROWTH = 0.9, 1.05
-"""A prefix found after this share of the capacity shows that the cache holds more; the growth for each."""
+"""If a prefix is found at an age above ``LIMIT`` times the capacity, the cache probably holds more. The capacity is then multiplied by
+``GROWTH``."""
 SWEEP = 4096
-"""Prefixes that are remembered before those that are no longer cached are dropped, and as many as are cached."""
+"""Number of prefixes that are remembered before a first sweep drops the old ones. Each sweep sets the next one to this number plus twice
+the number of prefixes that are left."""
 REMEMBERED = 65_536
-"""Prefixes whose holders are remembered at least, and twice as many at most."""
+"""Minimum number of recent prefixes whose holders are remembered. The maximum is about twice this number."""
 MOST_HOLDERS = 32
-"""Sources that are remembered for a prefix, those that were sent it last."""
+"""Maximum number of sources that are remembered for a prefix: those to which it was sent last."""
 COMPUTED = frozenset({FailureKind.TRANSIENT, FailureKind.TIMEOUT})
-"""Failures after which a server may have computed the prompt. After the others it has not."""
+"""Failures after which a server may have computed the prompt. After all other failures, it has not."""
 
 
 class Prefix(NamedTuple):
@@ -57,10 +60,10 @@ class Expected(NamedTuple):
 
     tokens: float  # prompt tokens that are read from the cache
     computed: float  # prompt tokens that are computed
-    age: float  # tokens that were computed since its innermost known prefix was used, also if that is too long ago to be cached
-    known: int  # how many of its nested prefixes were ever used
-    warm: int  # how many of them were expected to be cached
-    clock: float  # tokens computed when it was sent, with its own
+    age: float  # tokens that were computed since the innermost known prefix was used, even if it is no longer cached
+    known: int  # how many of the nested prefixes are known: they were used before
+    warm: int  # how many of the nested prefixes were expected to be cached
+    clock: float  # tokens that the source has computed, including those of this request
 
 
 COLD = Expected(0.0, 0.0, 0.0, 0, 0, 0.0)
@@ -70,8 +73,9 @@ make_prefix = _new = tuple.__new__  # a third of the time: hot path
 class PrefixCache:
     """What one source is expected to have in its prefix cache.
 
-    A server evicts what was used least recently. So a prefix is cached until as many tokens as the cache holds were computed after its last
-    use. These tokens are its age. An outer prefix is used whenever an inner one is, so it never leaves before it.
+    A server evicts what was used least recently. The *age* of a prefix is the number of tokens that were computed since its last use. A
+    prefix is cached until its age reaches the capacity of the cache. Whenever an inner prefix is used, its outer prefixes are used too. So
+    an outer prefix is never evicted before its inner prefixes.
 
     Args:
         capacity: tokens that the cache holds, if known; None learns it from the cached tokens that answers report.
@@ -89,7 +93,7 @@ class PrefixCache:
         self._sweep_at = SWEEP
         self.characters = CHARACTERS  # per token
         self._warm = self._cold = 0.0  # mean seconds of an answer whose prefix was cached, and of one whose prefix was not; 0 if unknown
-        self.predicted_tokens = 0.0  # tokens expected from the cache, over the answers that report how many were
+        self.predicted_tokens = 0.0  # expected cached tokens, summed over the answers that report cached tokens
         self.set_capacity(capacity)
 
     def set_capacity(self, tokens: float | None) -> None:
@@ -99,7 +103,7 @@ class PrefixCache:
         self._reported = 0.0  # the last size that the server reported
 
     def report_capacity(self, tokens: float) -> None:
-        """The server reports how many tokens its cache holds. Learning goes on from there."""
+        """Record how many tokens the cache holds, as the server reports. Learning continues from this number. A given capacity is kept."""
         if self._learns and tokens != self._reported:
             self._reported = self.capacity = tokens
 
@@ -113,7 +117,7 @@ class PrefixCache:
         return self._used.get(key, 0.0)
 
     def use(self, now: float, prefix: Prefix) -> Expected:
-        """A request with this prefix is sent. Returns what it is expected to find in the cache."""
+        """Record that a request with this prefix is sent. Returns what the request is expected to find in the cache."""
         if now - self._sent_at > IDLE:
             self.forget()
         self._sent_at = now
@@ -140,7 +144,10 @@ class PrefixCache:
         return _new(Expected, (tokens, computed, age, known, warm, clock))
 
     def failed(self, prefix: Prefix, expected: Expected, outcome: Failure | Cancelled) -> None:
-        """A request for which ``use`` returned ``expected`` ended without an answer. What only it has used is perhaps not cached."""
+        """Record that a request ended without an answer. ``expected`` is what ``use`` returned for the request.
+
+        Prefixes that only this request has used may not be cached, and are forgotten.
+        """
         used = self._used
         for key in prefix.keys[expected.warm :]:
             if used.get(key) == expected.clock:
@@ -149,7 +156,7 @@ class PrefixCache:
             self.clock -= expected.computed
 
     def answered(self, prefix: Prefix, expected: Expected, answer: Answer, seconds: float) -> None:
-        """A request was answered."""
+        """Record that a request was answered."""
         prompt, cached = answer.prompt_tokens, answer.cached_tokens
         tokens = expected[0]
         self.clock += answer.output_tokens or 0
@@ -166,20 +173,24 @@ class PrefixCache:
             self._learn(prefix, expected, cached)
 
     def warm_share(self) -> float:
-        """Return the time of an answer whose prefix is cached, relative to one whose prefix is not."""
+        """Return the time of an answer whose prefix is cached, divided by the time of an answer whose prefix is not cached."""
         return min(WARM, self._warm / self._cold) if self._warm and self._cold else UNKNOWN
 
     def split(self, outer: int, inner: int) -> None:
-        """Remember a prefix that nobody knew to be shared as used when an inner one was."""
+        """Record a new outer prefix of a known ``inner`` prefix. Its last use was that of the inner prefix."""
         if inner in self._used:
             self._used.setdefault(outer, self._used[inner])
 
     def forget(self) -> None:
-        """The source has lost its cache: it was restarted, or was silent for long."""
+        """Forget all prefixes, because the source has lost its cache: it was restarted, or had no requests for long."""
         self._used.clear()
 
     def _learn(self, prefix: Prefix, expected: Expected, cached: int) -> None:
-        """Move the capacity towards an age at which a prefix was found although it was too old, or missed although it was not."""
+        """Correct the capacity after an answer that contradicts it.
+
+        The capacity moves towards the age of the prefix if the prefix was found although its age was above the capacity, or was missing
+        although its age was below the capacity. If a prefix was found at an age just below the capacity, the capacity grows.
+        """
         lengths, known = prefix.lengths, expected.known
         least = (lengths[known - 1] + (lengths[known - 2] if known > 1 else 0.0)) / 2 / self.characters
         capacity, age, found = self.capacity, expected.age, cached > least
@@ -190,14 +201,14 @@ class PrefixCache:
         self.capacity = min(max(capacity, LEAST), MOST)
 
     def _sweep(self) -> None:
-        """Drop what is no longer cached; but not at once, so that a capacity that is too small is noticed."""
+        """Drop prefixes whose age exceeds twice the capacity. Younger ones show whether the learned capacity is too small."""
         oldest = self.clock - 2 * self.capacity
         self._used = {key: then for key, then in self._used.items() if then > oldest}
         self._sweep_at = SWEEP + 2 * len(self._used)
 
 
 class HasCache(Protocol):
-    """A source, as far as this matters here."""
+    """A source, with the one attribute that this module uses."""
 
     prefix_cache: PrefixCache
 
@@ -206,23 +217,23 @@ S = TypeVar("S", bound=HasCache)
 
 
 class Holders(Generic[S]):
-    """Which sources of a pool were sent a prefix and are expected to have it in their cache still."""
+    """The holders of each prefix: sources of a pool that were sent the prefix and are expected to have it in their cache still."""
 
     __slots__ = ("_before", "_recent", "unshared")
 
     def __init__(self) -> None:
-        self.unshared = 0  # tasks in a row whose prompts, as far as they were compared, shared nothing with others
+        self.unshared = 0  # number of tasks in a row whose prompts shared nothing with others, as far as they were compared
         self._recent: dict[int, tuple[S, ...]] = {}
         self._before: dict[int, tuple[S, ...]] = {}
 
     def add(self, prefix: Prefix, source: S) -> None:
-        """A source was sent a request with this prefix."""
+        """Record that a source was sent a request with this prefix."""
         recent, before = self._recent, self._before
         if len(recent) > REMEMBERED:
             self._before, self._recent = before, recent = recent, {}
         for key in reversed(prefix[0]):
             holders = recent.get(key, ())
-            if source in holders:  # and so it is in those of the outer prefixes
+            if source in holders:  # then it also holds the outer prefixes
                 return
             holders = holders or before.get(key, ())
             if source in holders:
@@ -233,7 +244,7 @@ class Holders(Generic[S]):
                 recent[key] = (source,)
 
     def split(self, outer: int, inner: int) -> None:
-        """Remember the holders of a prefix that nobody knew to be shared: they are those of an inner one."""
+        """Record a new outer prefix of a known ``inner`` prefix. Its holders are those of the inner prefix."""
         holders = self._recent.get(inner) or self._before.get(inner, ())
         if holders and outer not in self._recent and outer not in self._before:
             self._recent[outer] = holders
@@ -245,10 +256,13 @@ class Holders(Generic[S]):
         return tuple([source for source in self._recent.get(key) or self._before.get(key, ()) if source.prefix_cache.is_warm(key)])
 
     def last_held(self, keys: tuple[int, ...], place: int) -> int:
-        """Return the number of keys up to the innermost that any source holds, or ``place``, before which no key is looked at."""
+        """Return the number of keys up to and including the innermost one that a source holds.
+
+        Only the keys from ``place`` on are checked. If no source holds one of these, return ``place``.
+        """
         recent, before = self._recent, self._before
         rest = keys[place:]
-        if recent.keys().isdisjoint(rest) and (not before or before.keys().isdisjoint(rest)):  # as a rule; quicker than one by one
+        if recent.keys().isdisjoint(rest) and (not before or before.keys().isdisjoint(rest)):  # usual; faster than one by one
             return place
         for end in range(len(keys), place, -1):
             if self.of(keys[end - 1]):

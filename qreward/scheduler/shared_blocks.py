@@ -1,8 +1,9 @@
 """Finds which prompts begin alike, from the hashes of their blocks of text, or from the groups that the caller has named.
 
-The blocks of recent tasks form a radix tree. A node is a row of blocks that the same tasks have, and ends where these tasks differ. So a
-task costs one look-up per node, not one per block. The group of a task is the innermost node that another task has too. The first task of a
-group has no group until the second one comes; ``find`` then returns the first one again. The module does not know sources or queues.
+The blocks of recent tasks form a radix tree. A node is a run of consecutive blocks that the same tasks have. It ends where these tasks
+begin to differ. So a task costs one look-up per node, not one per block. The group of a task is the innermost node that another task has
+too. The first task of a group has no group until the second task comes. ``find`` then also returns the first task, so that it can be moved
+to the group. The module does not know sources or queues.
 """
 
 from __future__ import annotations
@@ -13,16 +14,16 @@ from typing import Any, Generic, Protocol, TypeVar
 from qreward.scheduler.prefixes import Holders, Prefix
 
 REMEMBERED = 4096
-"""Nodes that are remembered at least, and twice as many at most."""
+"""Number of the most recently used nodes that are remembered at least. At most twice as many nodes are remembered."""
 
 
 class WaitingTask(Protocol):
-    """A task, as far as this matters here and to ``AffineQueue``."""
+    """The attributes of a task that this module and ``AffineQueue`` use."""
 
     prefix: Prefix | None
-    attempt: Any  # its request in flight, of which it waits to send a copy, or None
-    group: Any  # the ``Group`` in which it waits, or None
-    unshared: Any  # the ``Node`` that only this task had when it last waited, or None
+    attempt: Any  # the request in flight of a task that waits to send a copy of this request, or None
+    group: Any  # the ``Group`` in which the task waits, or None
+    unshared: Any  # the ``Node`` that only this task had when the task last waited, or None
     position: int
     slack: int
 
@@ -31,38 +32,38 @@ T = TypeVar("T", bound=WaitingTask)
 
 
 class Node(Generic[T]):
-    """Blocks that the same tasks have."""
+    """Consecutive blocks that the same tasks have."""
 
     __slots__ = ("end", "keys", "shared", "task")
 
     def __init__(self, keys: tuple[int, ...], end: int, task: T | None) -> None:
-        self.keys = keys  # of one of these tasks
+        self.keys = keys  # the keys of all blocks of one of these tasks
         self.end = end  # how many blocks there are from the beginning of the prompt to the end of this node
-        self.task = task  # the only one that has had it, while it waits
-        self.shared = task is None  # several have had it
+        self.task = task  # the task, if only one task has had this node and that task is waiting; otherwise None
+        self.shared = task is None  # whether several tasks have had this node, or a source held its blocks from the start
 
 
 class SharedBlocks(Generic[T]):
-    """The blocks of recent tasks."""
+    """The tree of the blocks of recent tasks."""
 
     __slots__ = ("_before", "_nodes")
 
     def __init__(self) -> None:
-        self._nodes: dict[int, Node[T]] = {}  # by the key of their first block, which depends on all blocks before it
-        self._before: dict[int, Node[T]] = {}  # those that were not needed lately
+        self._nodes: dict[int, Node[T]] = {}  # key of a node's first block, which depends on all blocks before it -> node
+        self._before: dict[int, Node[T]] = {}  # older nodes, which have not been used since ``_nodes`` was last emptied
 
     def find(self, task: T, prefix: Prefix, holders: Holders[Any]) -> tuple[list[int], T | None, tuple[int, int] | None]:
-        """Return the groups of a task, which is remembered.
+        """Return the groups of a task, and remember the blocks of the task.
 
         Args:
             task: the task.
-            prefix: its prefix.
-            holders: which sources hold which blocks, perhaps from tasks of long ago.
+            prefix: the prefix of the task.
+            holders: which sources hold which blocks. They may still hold blocks of tasks that this tree has forgotten.
 
         Returns:
-            How many blocks each of its nested groups has, from the outermost to the innermost.
-            The waiting task that belongs to the innermost of them from now on, if any.
-            If a node was split, the keys of the two groups: that of the new, outer one, and that of the inner one.
+            The first value is a list with the number of blocks of each nested group of the task, from the outermost group to the innermost.
+            The second value is another waiting task that belongs to the innermost group from now on, or None.
+            The third value is None unless a node was split. It then has the key of the new outer group, and that of the inner group.
         """
         if len(self._nodes) > REMEMBERED:
             self._before, self._nodes = self._nodes, {}
@@ -77,9 +78,9 @@ class SharedBlocks(Generic[T]):
                 node = nodes[key] = before.pop(key)
             if (
                 node is None
-                or (node is task.unshared and not node.shared)  # the task is back, for a retry
+                or (node is task.unshared and not node.shared)  # the task has returned for a retry
                 or (end := node.end) <= place
-                or (others := node.keys)[place] != key  # another has an equal key by chance
+                or (others := node.keys)[place] != key  # a different block has an equal key by chance
             ):
                 self._add(task, keys, place, ends, holders)
                 break
@@ -99,9 +100,10 @@ class SharedBlocks(Generic[T]):
         return ends, first, split
 
     def _add(self, task: T, keys: tuple[int, ...], place: int, ends: list[int], holders: Holders[Any]) -> None:
-        """Remember the blocks from ``place`` on, which no other recent task has. Those that a source holds are a group.
+        """Remember the blocks of a task from ``place`` on, which no other recent task has. Blocks that a source holds become a group.
 
-        A copy has no such group: it must go elsewhere than the request by which a source holds the blocks.
+        The copy of a request in flight gets no such group. It must go to another source than this request, and the source of the request
+        may hold the blocks only because of the request.
         """
         end = holders.last_held(keys, place) if task.attempt is None else place
         if end > place:

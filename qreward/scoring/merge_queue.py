@@ -41,14 +41,14 @@ class PriorityLane:
 
 
 class MergedItem(Task):
-    """One item. The caller receives the outcome of this task, and the scheduler sends the ``MergedRequest`` that contains the item.
+    """One item, as a task. The caller receives the outcome of this task. The scheduler sends another task: the ``MergedRequest`` that
+    contains the item.
 
     An item has the attributes that ``Backlog`` needs. All items have equal keys and the cost 1. ``MergeQueue`` keeps their deadlines.
 
     Attributes:
         payload: the request with this item alone.
-        until: the deadline in seconds; inf while the time limit has not started. The time limit of an item that a batch has read ahead
-            has not started.
+        until: the deadline in seconds; inf while the time limit has not started, as in an item that a batch has read ahead.
         place: ``WAITING`` in the backlog, ``TAKEN`` by a merged request, or ``OVER``. A new item is ``OVER`` until it is added.
     """
 
@@ -254,7 +254,7 @@ class MergeQueue:
     # adding and removing items, and recording outcomes
 
     def put(self, now: float, items: Sequence[MergedItem], waiter: Any, *, batch: bool) -> None:
-        """Add items at the end. The time limit of a single item starts now. The time limit of an item of a batch starts when it is sent."""
+        """Add items at the end. The time limit of a single item starts now. That of an item of a batch starts when the item is sent."""
         for item in items:
             item.born = now
             item.state = TaskState.QUEUED

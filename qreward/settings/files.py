@@ -25,8 +25,8 @@ class SettingsLocation:
 
     Args:
         name: name used in messages.
-        line_of: function that returns the line number of the setting with a path, or None if the line is not known.
-        content: the settings. Messages take the names of the items of lists, such as endpoints, from the settings.
+        line_of: function that receives the path of a setting, and returns its line number, or None if the line is not known.
+        content: the settings. They contain the names of list items, such as the names of endpoints, which are shown in messages.
     """
 
     def __init__(self, name: str, line_of: Callable[[Path_], int | None] = lambda _: None, content: object = None) -> None:
@@ -71,9 +71,9 @@ def read_settings(
 
     Args:
         source: path of the file, or a mapping.
-        empty: end of the message for an empty file.
-        known: what the mapping must contain, such as ``with 'endpoints'``. The message about a file without a mapping uses this text.
-        expand: whether environment variables are replaced; see ``expand_variables``. False can read a file whose variables are not set.
+        empty: what to do about an empty file. The error message for such a file is ``is empty;`` followed by this text.
+        known: what the mapping must contain, such as ``with 'endpoints'``. If the file holds no mapping, the error message has this text.
+        expand: whether environment variables are replaced; see ``expand_variables``. With False, the variables need not be set.
 
     Returns:
         The settings, and their location.

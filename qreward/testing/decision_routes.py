@@ -50,7 +50,7 @@ class DecisionCall(NamedTuple):
         model: name of the model; None if the request names no model.
         input: the input as a text.
         asked: the questions.
-        answer: function that returns the response, from the judge's answers, the number of prompt tokens and the number of cached tokens.
+        answer: function that receives the judge's answers and the numbers of prompt tokens and of cached tokens, and returns the response.
         together: whether one prompt contains all questions. If not, each question has its own prompt, which begins with the input.
     """
 
@@ -338,7 +338,10 @@ def _sglang_answer(asked: Asked, read: JudgeRead, temperature: float) -> dict[st
 
 
 def _sglang_names(asked: Asked, read: JudgeRead) -> dict[Option, float]:
-    """Return a mapping from each option to its probability. The keys are ``yes`` and ``no``, the numbers of levels, or choices."""
+    """Return a mapping from option to probability.
+
+    The options are ``yes`` and ``no`` in a yes/no question, the numbers of the levels in a score, and the names of the choices in a choice.
+    """
     names: Sequence[Option] = asked.options
     if asked.kind != "choice":
         names = ("yes", "no") if asked.kind == "yes_no" else [str(level) for level in range(len(asked.options))]

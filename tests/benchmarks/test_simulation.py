@@ -20,6 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from benchmark_tools import quick
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scale import SCALE
@@ -702,3 +703,10 @@ def test_the_markdown_command_runs_nothing_and_writes_the_parts_there_are(
     assert "0.70/1.0%" in text
     assert "some CPU" in text
     assert "<!-- scenarios:begin -->old" in text
+
+
+def test_the_quick_run_of_steps_has_a_figure_for_each_strategy(tmp_path: Path) -> None:
+    run, printed = quick("steps.py", tmp_path / "steps.json")
+    assert {record["strategy"] for record in run["records"]} == {"expected_finish", "least_connections", "power_of_two", "round_robin"}
+    assert all(len(record["seconds"]) == 10 and min(record["seconds"]) > 0 for record in run["records"])
+    assert "| 2 equal, 64 sequences |" in printed

@@ -8,9 +8,10 @@ and the cooldown of the source starts; or the source is only full. Failures and 
 
 Two measurements change the adaptive limit. *Rejects* show the capacity of the source, which is the number of requests that it serves while
 it rejects others. *Elasticity* shows whether more requests in flight increase throughput. It is computed from the time per token, and also
-works for a server that queues requests and never rejects one. A *round* is a number of answers to requests that were sent under one value
-of the limit. Each round is compared with the round before. The lowest latency is not used as a measurement, because with language models it
-is the latency of the shortest answer.
+works for a server that queues requests and never rejects one. A *round* is as many answers as half of the limit, to requests that were sent
+under one value of the limit. Each round is compared with the round before. Rounds grow with the limit, because a server that queues answers
+the first requests of a batch soon, however many follow. The lowest latency is not used as a measurement, because with language models it is
+the latency of the shortest answer.
 
 W1  Start at 32, and double the limit every round while throughput rises with the limit. A configured limit of at most 64 is used at once.
     If this limit is too high, the first rejects show the capacity within one round trip.
@@ -141,7 +142,6 @@ class Tuning:
     settle: float = 1.0  # W4: least seconds between tries; a reject within this time is attributed to the last try
     price: float = 20.0  # W4: after a failed try whose reject carried a wait, the next try comes after this many times that wait
     shortest_round: int = 12  # least number of answers in a round
-    longest_round: int = 100  # largest number of answers in a round
     trusted: int = 64  # W1: largest configured limit that is used at once
     look: int = 8  # W2: rounds between two tests below the configured limit
 
@@ -243,7 +243,7 @@ class AdaptiveLimit(ConcurrencyLimit):
             current.answers += 1
             current.seconds += now - sent_at
             current.tokens += tokens or 1.0
-            if current.answers >= min(TUNING.longest_round, max(TUNING.shortest_round, self.limit / 2)):
+            if current.answers >= max(TUNING.shortest_round, self.limit / 2):
                 self._end_round(now, inflight)
 
     def rejected(self, now: float, sent_at: float, hint: float | None, others: int) -> bool:
@@ -305,7 +305,8 @@ class AdaptiveLimit(ConcurrencyLimit):
     def _end_round(self, now: float, inflight: int) -> None:
         current, base = self._round, self._base
         if current.peak < 0.8 * self.limit:  # the limit was hardly reached, so the round says nothing about it
-            self._elasticity.break_off()
+            if not self._starting:  # else the limit would double after each pause
+                self._elasticity.break_off()
         else:
             change = self._elasticity.add(self.limit, current.seconds / current.tokens)
             factor = 1.0

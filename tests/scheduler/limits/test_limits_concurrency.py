@@ -38,12 +38,14 @@ def test_it_finds_the_capacity_of_servers_of_any_kind(module: Callable[[str], Mo
     assert not missed
 
 
-def path(limit: AdaptiveLimit, seconds: Callable[[int], float], rounds: int, *, cap: int = 2048, load: int = 2048) -> list[int]:
+def path(
+    limit: AdaptiveLimit, seconds: Callable[[int], float], rounds: int, *, cap: int = 2048, load: int = 2048, now: float = 0.0
+) -> list[int]:
     """Return the limit before each round, in which as many of ``load`` requests are sent as it allows.
 
     Those beyond ``cap`` are rejected after 0.1 s; the others are answered after ``seconds(sent)``.
     """
-    now, seen = 0.0, []
+    seen = []
     for _ in range(rounds):
         seen.append(limit.limit)
         sent = min(limit.limit, load)
@@ -98,6 +100,29 @@ def test_the_path_of_the_limit_follows_from_elasticity_and_rejects() -> None:
         if seen != expected:
             wrong[number] = seen
     assert not wrong
+
+
+def test_the_limit_doubles_at_the_start_only_if_throughput_grew_since_the_limit_was_last_used() -> None:
+    for seconds, expected in ((1.0, 128), (2.0, 27)):
+        limit = AdaptiveLimit(Random(0))
+        assert path(limit, lambda _sent: 1.0, 1) == [32]
+        assert path(limit, lambda _sent: 1.0, 3, load=32, now=100.0) == [64, 64, 64], "half of the limit is no use of it"
+        path(limit, dict.fromkeys([64], seconds).__getitem__, 1, now=200.0)
+        assert limit.limit == expected, seconds
+
+
+def test_the_first_answers_of_batches_do_not_raise_the_limit_of_a_server_that_queues_without_end() -> None:
+    """The server serves ten requests at a time, in the order of their arrival, each for a second."""
+    limit, now, seen = AdaptiveLimit(Random(0)), 0.0, []
+    for _ in range(30):
+        sent = min(limit.limit, 1000)
+        for number in range(sent):
+            limit.sent(now, number + 1)
+        for others in range(sent - 1, -1, -1):
+            limit.ok(now + 1.0 + (sent - 1 - others) // 10, now, 10, others)
+        now += 1000.0
+        seen.append(limit.limit)
+    assert max(seen) <= 256, seen
 
 
 def test_each_change_of_the_limit_is_counted_with_its_reason() -> None:

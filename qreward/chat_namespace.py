@@ -1,7 +1,7 @@
 """``client.chat.completions.create``: the interface of the openai SDK, for code written for the SDK's clients.
 
-Responses have the types of the openai package; errors are those of this package. This module calls the client. From the openai package it
-uses only the types.
+Responses have the types of the openai package. Errors have the types of this package. This module calls the client, and uses only types of
+the openai package.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ def too_large() -> RuntimeError:
 
 
 def results_of(returned: Any, count: int) -> Sequence[Any]:
-    """Return the results of a batch function as a sequence. Raises an error if the number of results is not ``count``."""
+    """Return the results of a batch function as a sequence. Raises ``InvalidResponse`` if the number of results is not ``count``."""
     if type(returned) is not list and type(returned) is not tuple:
         returned = _in_order(returned)
     if len(returned) != count:
@@ -277,9 +277,9 @@ class InFlightBatch:
             item.batch = self
 
     async def carry_out(self) -> None:
-        """Run the function, and return to each caller its result or error.
+        """Run the function. Each caller receives the result or the error of its item.
 
-        This method never raises an ``Exception``. It raises only other exceptions, such as ``KeyboardInterrupt``.
+        This method never raises an ``Exception``. It can only raise a ``BaseException`` of another kind, such as ``KeyboardInterrupt``.
         """
         function, values = self.function, [item.value for item in self.items]
         _BATCH.set(self)

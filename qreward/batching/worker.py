@@ -159,9 +159,9 @@ class LoopWorker:
             self._idle.set()
 
     def _next(self, now: float) -> tuple[list[Any], float]:
-        """Return the items of the next batch, without items whose callers have left, and the time at which to try again.
+        """Return the items of the next batch, and the time at which to try again.
 
-        If no batch may be sent now, the items are an empty list.
+        Items whose callers have left are not returned. If no batch may be sent now, the list of items is empty.
         """
         function, settings = self.function, self.function.settings
         measure = None if settings.batch_size_fn is None else function.measure

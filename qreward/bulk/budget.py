@@ -102,13 +102,16 @@ class SpendingLimit:
 
 
 def highest(prices: Iterable[Price]) -> Price | None:
-    """Return the highest prompt price and the highest completion price, possibly from two endpoints; None if there are no prices."""
+    """Return the highest prompt price and the highest completion price; None if there are no prices.
+
+    The two prices may come from different endpoints.
+    """
     known = list(prices)
     return (max(price[0] for price in known), max(price[1] for price in known)) if known else None
 
 
 def upper_bound(call: WireRequest, price: Price | None) -> Spent:
-    """Return the maximum cost of one attempt of a request. Each byte of text counts as a token, because no token is shorter.
+    """Return the maximum cost of one attempt of a request. Each byte of text counts as a token, because no token is shorter than a byte.
 
     Raises:
         ConfigError: the request does not limit its output.

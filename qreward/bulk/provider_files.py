@@ -78,7 +78,7 @@ class Files:
         self._last_line = 0.0
 
     def turn(self, url: str, model: str) -> int:
-        """Return the number of complete files of a model. It decides which of the model's endpoints gets the next file."""
+        """Return the number of complete files of a model. This number decides which of the model's endpoints gets the next file."""
         return self._turns[url, model]
 
     def limit(self, endpoint: str, lines: int) -> None:

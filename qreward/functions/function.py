@@ -36,7 +36,7 @@ Outcome = Literal["ok", "failed", "timeout", "circuit_open", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class ScheduleMetrics:
-    """One finished call of a decorated function. ``metrics_callback`` and ``telemetry_exporter`` receive it.
+    """Describes one finished call of a decorated function. ``metrics_callback`` and ``telemetry_exporter`` receive this object.
 
     Attributes:
         function: module and qualified name of the function.
@@ -310,7 +310,7 @@ class FunctionPool:
 
     Attributes:
         members: the functions of the pool.
-        engine: the engine that schedules their calls.
+        engine: the engine that schedules the calls of these functions.
         thread_driver: driver that runs the calls of blocking functions.
     """
 

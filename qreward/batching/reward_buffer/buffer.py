@@ -52,8 +52,8 @@ class RewardBuffer:
         max_queue_size: maximum number of waiting completions, in each event loop. A query is rejected if not all of its completions fit.
         timeout: maximum number of seconds for one completion, including its time in the queue. Afterwards, the completion has an error.
             None means no limit.
-        isolate_errors: if True and the scorer raises for a batch, it is called again with each half of the batch. This is repeated, so in
-            the end only the completions that fail alone have an error.
+        isolate_errors: True splits a batch for which the scorer raises. The scorer is then called again with each half of the batch. Halves
+            are split again, so in the end only the completions that fail alone have an error.
         on_batch: function that is called with a :class:`~qreward.batching.BatchRecord` when a batch has ended.
 
     Raises:
@@ -142,8 +142,8 @@ class RewardBuffer:
         Args:
             drain: True scores the waiting completions. False ends waiting and running completions with an error.
 
-        A scorer that runs in a thread or in an actor cannot be stopped. ``close`` waits for the scorer only as long as one of its callers
-        waits.
+        A scorer that runs in a thread or in an actor cannot be stopped. ``close`` waits for the scorer only as long as a caller
+        waits for a result of the scorer.
         """
         await self._queue.close(drain)
 

@@ -31,7 +31,7 @@ class QRewardRLVRWorkflow(_Workflow):  # type: ignore[misc]  # AReaL has no type
     def __init__(self, **arguments: Any) -> None:
         load_reward_config()
         super().__init__("qreward.integrations.areal.async_reward", **arguments)
-        self.reward_fn = self.async_reward_fn = async_reward  # the function instead of its name, for which AReaL makes a process pool
+        self.reward_fn = self.async_reward_fn = async_reward  # if this were the name of the function, AReaL would make a process pool
 
     @_trace("reward")  # type: ignore[untyped-decorator]
     async def _compute_rewards(self, resp: Any, prompt_str: str, task_data: dict[str, Any]) -> float:

@@ -20,8 +20,8 @@ from qreward.integrations.trainers import Adapter, RewardConfig, Scored
 from qreward.integrations.trainers.texts import response_in, without_end
 
 DEADLINE = 180.0
-"""Default number of seconds for one reward. OpenRLHF allows a remote reward model this time per attempt. It does not limit the time of
-functions."""
+"""Default number of seconds for one reward. OpenRLHF allows a remote reward model this time per attempt. OpenRLHF does not
+limit the time of functions."""
 
 ADAPTER = Adapter(
     trainer="openrlhf",
@@ -65,7 +65,7 @@ async def results(queries: Iterable[str], prompts: Iterable[str], labels: Iterab
     Args:
         queries: prompts and responses as the tokenizer decodes them, with special tokens.
         prompts: the prompts as they were sent to the model.
-        labels: the labels of the data; ``""`` if there are none.
+        labels: the label of each sample; ``""`` for a sample without a label.
 
     Raises:
         ConfigError: the settings are missing or wrong.

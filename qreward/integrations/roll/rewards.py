@@ -27,7 +27,7 @@ PROMPTS, RESPONSES = "prompts", "responses"
 LARGEST = 65504.0
 """Largest finite number in float16, in which ROLL stores rewards (IEEE 754 binary16)."""
 MOST_DROPPED = 100
-"""Number of prompts or groups dropped in a row after which the run ends, because judging then probably fails for all of them."""
+"""Number of prompts or groups dropped in a row after which the run ends, because judging then probably fails for every prompt."""
 INVALID = -999.0
 """Reward of a step that could not be judged; ROLL's own environments use the same value."""
 KEYS = ("judge_model_name", "judge_api_url", "judge_api_key", "judge_prompt")
@@ -225,8 +225,8 @@ def judge(
         fields: other fields that the judge's prompt names.
 
     Returns:
-        The reward. If there is no reward, the number in ``on_failure``. If ``on_failure`` is not a number, :data:`INVALID`. ROLL trains on
-        :data:`INVALID` like on any other number unless ``group_filter_cls: qreward.integrations.roll.InvalidGroupFilter`` drops the group.
+        The reward. If there is no reward, the function returns the number in ``on_failure``, or :data:`INVALID` if ``on_failure`` is not a
+        number. ROLL trains on :data:`INVALID` like on any other number unless ``group_filter_cls: qreward.integrations.roll.InvalidGroupFilter`` drops the group.
 
     Raises:
         QRewardError: there is no reward and ``on_failure`` is ``raise``.

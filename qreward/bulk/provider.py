@@ -68,7 +68,7 @@ class FileObject(msgspec.Struct, frozen=True):
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """Number of lines in the output file and in the error file."""
+    """Number of lines of a batch: ``completed`` lines are in the output file, and ``failed`` lines are in the error file."""
 
     completed: int = 0
     failed: int = 0

@@ -56,7 +56,7 @@ class BulkReport:
             with its maximum cost. ``cost_before`` is None if no endpoint has a price, or if a scorer is used.
         cached_tokens: number of tokens in ``prompt_tokens`` that servers read from their prefix caches.
         prompt_tokens: prompt tokens of this run.
-        endpoints: endpoint name -> its statistics for this run.
+        endpoints: endpoint name -> the endpoint's statistics for this run.
         errors: kind of error, such as ``ServerError (500)`` -> two values: the number of lines of this run that failed with this kind of
             error, and the message of the first of these errors.
         output, failures: paths of the files of results and of failures; None for a file that was not written.

@@ -227,7 +227,10 @@ def _overload_of_grpc(error: Any) -> Overload | None:
 
 
 def _retry_delay(entries: Mapping[str, bytes]) -> float | None:
-    """Return the seconds in a RetryInfo; None if there is no RetryInfo. A RetryInfo is sent alone or in the details of a ``google.rpc.Status``."""
+    """Return the seconds in a RetryInfo; None if there is no RetryInfo.
+
+    A RetryInfo is sent alone or in the details of a ``google.rpc.Status``.
+    """
     detail = entries.get("grpc-status-details-bin", b"").partition(b"google.rpc.RetryInfo\x12")[2][1:]  # the first byte is the length
     found = _RETRY_INFO.match(entries.get("google.rpc.retryinfo-bin", detail))
     if found is None or found.end() - found.end(1) != found[1][0]:

@@ -39,7 +39,7 @@ def error_text(error: BaseException | None) -> str:
 
 @dataclass(slots=True)
 class LiveAnswer:
-    """One streamed answer. Times are in seconds on the caller's clock, and None if unknown.
+    """The state of one streamed answer. Times are in seconds on the caller's clock, and None if unknown.
 
     Attributes:
         began: start of the measurement.

@@ -1,7 +1,7 @@
 """The queue of the items that wait to be merged, and the requests that are filled with these items.
 
 Callers and observers receive the outcome of a ``MergedItem``. The scheduler sends a ``MergedRequest``, which is empty until an endpoint
-takes it. This module must not know HTTP, the event loop or the clock. The present time is an argument, ``now``.
+takes it. This module does not depend on HTTP, and must not use an event loop or a clock. The present time is an argument, ``now``.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class MergedItem(Task):
 
     Attributes:
         payload: the request with this item alone.
-        until: the deadline in seconds; inf while the time limit has not started, as in an item that a batch has read ahead.
+        until: the deadline in seconds; inf while the time limit has not started, for example for an item that a batch has read ahead.
         place: ``WAITING`` in the backlog, ``TAKEN`` by a merged request, or ``OVER``. A new item is ``OVER`` until it is added.
     """
 
@@ -129,7 +129,10 @@ class Split:
         self._open = 2
 
     def record_answer(self) -> Source | None:
-        """Record that a part was answered. After the second part, return the endpoint that refused the undivided request, or else None."""
+        """Record that a part was answered. Return None after the first part.
+
+        After the second part, return the endpoint that refused the undivided request; None if no endpoint refused it.
+        """
         self.others_served = True
         self._open -= 1
         return None if self._open else self.source
@@ -254,7 +257,7 @@ class MergeQueue:
     # adding and removing items, and recording outcomes
 
     def put(self, now: float, items: Sequence[MergedItem], waiter: Any, *, batch: bool) -> None:
-        """Add items at the end. The time limit of a single item starts now. That of an item of a batch starts when the item is sent."""
+        """Add items at the end. The time limit of a single item starts now. The time limit of a batch item starts when it is sent."""
         for item in items:
             item.born = now
             item.state = TaskState.QUEUED

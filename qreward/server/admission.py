@@ -1,6 +1,6 @@
 """Checks of a request before it is scored: the token, the request rate, the queue length, the memory, and the limits of its body.
 
-A request over a limit does not wait. It is rejected with a retry time. This module knows HTTP, but not rewards.
+A request over a limit does not wait. It is rejected with a retry time. This module does not depend on rewards.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from qreward.server.http_errors import HTTPError, busy
 
 Receive = Callable[[], Awaitable[Any]]
 _MEMORY_RETRY = 1.0
-"""Seconds of the retry time while memory is full. The value is fixed, because it is not known when memory will be free."""
+"""Retry time in seconds while memory is full. The value is fixed, because it is not known when memory will be free."""
 
 
 class ClientDisconnected(Exception):

@@ -29,7 +29,7 @@ class Service:
 
     Attributes:
         active: number of running requests.
-        draining: True while the server accepts no new requests and finishes the running ones.
+        draining: True while the server accepts no new requests and finishes the running requests.
     """
 
     def __init__(self, scorer: Any, config: ServerConfig) -> None:

@@ -24,7 +24,7 @@ SHAREABLE = frozenset({"weight", "price", "models", "probe", "limits", "timeouts
 """Names of settings on which an endpoint's connections do not depend. The connections do depend on some members of ``limits`` and
 ``timeouts``, which ``_of_connections`` lists."""
 PASSING = frozenset({408, 425, 429})
-"""Temporary HTTP statuses. They do not show whether the endpoint's settings are correct."""
+"""Temporary HTTP statuses. Such a status does not show whether the endpoint's settings are correct."""
 
 
 class EndpointConnection:
@@ -51,7 +51,7 @@ class EndpointConnection:
         self._root: HttpTransport | None = None
 
     def serves(self, endpoint: Endpoint) -> bool:
-        """Return True if ``endpoint`` can use these connections. All settings on which they depend must then be equal."""
+        """Return True if ``endpoint`` can use these connections. All settings on which the connections depend must be equal."""
         return _of_connections(self.endpoint) == _of_connections(endpoint)
 
     def root_transport(self) -> HttpTransport:

@@ -1,6 +1,6 @@
 """One streamed attempt: sends the request, reads the response chunk by chunk, and determines the outcome.
 
-This module knows transports, events, chunks and failures. It must not know queues, time limits or the consumer. Usage::
+This module uses transports, events, chunks and failures. It does not depend on queues, time limits or the consumer. Usage::
 
     opened = await backend.stream(endpoint, call)     # a ChatStream if the server has answered 2xx, else a Failure
     async with opened as stream:                      # leaving early closes the connection immediately, so the server notices

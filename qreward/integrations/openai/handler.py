@@ -153,7 +153,8 @@ class RequestHandler:
             headers: headers of the request.
             body: body of the request.
             seconds: timeout of the request, in seconds. Without streaming, the timeout covers the whole answer, including queueing and
-                retries. With streaming, the timeout covers the wait for the first token and each pause between two chunks. None means the client's own timeout.
+                retries. With streaming, the timeout covers the wait for the first token and each pause between two chunks. None means the
+                client's own timeout.
         """
         path = path.rstrip("/")
         try:

@@ -1,6 +1,7 @@
 """Transports for httpx and httpx2, and clients of the openai SDK (major version 2 or 3).
 
-In ``qreward.integrations.openai``, only this module imports httpx, httpx2 and openai. One class serves both HTTP libraries, in async and in blocking code. Each request is answered with a response of the library that sent it.
+In ``qreward.integrations.openai``, only this module imports httpx, httpx2 and openai. One class serves both HTTP libraries, in async and
+in blocking code. Each request is answered with a response of the library that sent the request.
 """
 
 from __future__ import annotations

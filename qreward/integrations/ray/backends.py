@@ -101,7 +101,10 @@ Reply = tuple[bool, Any]
 
 
 class ScorerActor:
-    """The class of the Ray actors. Each batch of a blocking scorer runs in a thread of its own; an async scorer runs in the actor's event loop."""
+    """The class of the Ray actors.
+
+    Each batch of a blocking scorer runs in a thread of its own. An async scorer runs in the actor's event loop.
+    """
 
     def __init__(self, spec: ScorerSpec, concurrency: int) -> None:
         self._made = spec.make()

@@ -213,7 +213,7 @@ class ScorerPool:
                 the first lists.
 
         Returns:
-            The scorer's return value. If actors died while they scored the batch, the return value may be a list that joins the results of its
+            The scorer's return value. If actors died while they scored the batch, it may be a list that joins the results of the batch's
             parts.
 
         Raises:

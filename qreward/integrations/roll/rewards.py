@@ -226,7 +226,8 @@ def judge(
 
     Returns:
         The reward. If there is no reward, the function returns the number in ``on_failure``, or :data:`INVALID` if ``on_failure`` is not a
-        number. ROLL trains on :data:`INVALID` like on any other number unless ``group_filter_cls: qreward.integrations.roll.InvalidGroupFilter`` drops the group.
+        number. ROLL trains on :data:`INVALID` like on any other number, unless
+        ``group_filter_cls: qreward.integrations.roll.InvalidGroupFilter`` drops the group.
 
     Raises:
         QRewardError: there is no reward and ``on_failure`` is ``raise``.

@@ -1,7 +1,7 @@
 """One client per process and client configuration. The client is closed in all of its event loops when the process ends.
 
-If an adapter is set up twice, for example for training and for evaluation, both share this client and the limits of its API keys. This
-module depends on no trainer and no judge.
+If an adapter is set up twice, for example for training and for evaluation, both setups share this client and the limits of its API keys.
+This module depends on no trainer and no judge.
 """
 
 from __future__ import annotations

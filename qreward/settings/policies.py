@@ -402,7 +402,7 @@ class Endpoint(Policy):
             router in front of several servers.
         http_client: your own ``httpx.AsyncClient`` or ``httpx.AsyncBaseTransport``, used instead of the built-in HTTP client.
         verify: False disables TLS verification; a string is the path of a CA bundle.
-        proxy: URL of a proxy. By default, the proxy is taken from environment variables such as ``HTTPS_PROXY`` and ``NO_PROXY``. ``""`` uses
+        proxy: URL of a proxy. By default, the proxy comes from environment variables such as ``HTTPS_PROXY`` and ``NO_PROXY``. ``""`` uses
             no proxy.
         max_response_bytes: maximum number of bytes of a response. A larger response is an error.
         keepalive: seconds for which an idle connection is kept open. vLLM and uvicorn close idle connections after 5 seconds.

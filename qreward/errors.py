@@ -106,9 +106,12 @@ class ServerError(RequestError):
 
 
 class BadRequest(RequestError):
-    """The request itself is wrong, and sending it again cannot help. Either the server refused it (400, 413, 422), or it was not sent.
+    """The request itself is wrong, and sending it again cannot help.
 
-    Also raised for 404, 405 and 410. In this case, the ``base_url`` of the endpoint or the name of the model is probably wrong.
+    Either the server refused the request (400, 413, 422), or the request was not sent.
+
+    The error is also raised for 404, 405 and 410. In these cases, the ``base_url`` of the endpoint or the name of the model is probably
+    wrong.
     """
 
 

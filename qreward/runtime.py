@@ -50,7 +50,7 @@ Items = Iterable[Any] | AsyncIterable[Any]
 
 
 class Runtime:
-    """The engine, the endpoints and the settings of one client.
+    """Holds the engine, the endpoints and the settings of one client.
 
     After a fork, the runtime of the child process starts anew with the same settings, without requests or connections.
 
@@ -327,7 +327,7 @@ class Runtime:
 
 
 class Client(Protocol):
-    """A ``QRewardClient`` or ``SyncQRewardClient``."""
+    """The type of a ``QRewardClient`` or a ``SyncQRewardClient``."""
 
     @property
     def _runtime(self) -> Runtime: ...

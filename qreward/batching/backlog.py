@@ -63,7 +63,7 @@ class Item:
 
 
 class KeyQueue:
-    """The waiting items of one key. Each priority level has a deque, which is in the order of submission.
+    """Holds the waiting items of one key. Each priority level has a deque, which is in the order of submission.
 
     A removed item stays in its deque until it reaches the head of the deque or ``sweep`` is called.
 
@@ -155,7 +155,7 @@ class KeyQueue:
 
 
 class Deadlines:
-    """A heap of the deadlines of waiting and taken items. From time to time, the entries of items in the state ``OVER`` are removed."""
+    """Holds the deadlines of waiting and taken items in a heap. Entries of items in the state ``OVER`` are removed from time to time."""
 
     __slots__ = ("_entries", "_most")
 
@@ -188,10 +188,10 @@ class Deadlines:
 
 
 class Backlog:
-    """Items that wait for a batch, and the deadlines of waiting and taken items.
+    """Holds the items that wait for a batch, and the deadlines of waiting and taken items.
 
-    This is the low-level interface for code that sends lists itself. Such code takes items only when they can be sent. It puts them back if
-    the server rejects the list (429, 503). If the list fails for another reason, it splits the list with :func:`halves`.
+    This is the low-level interface for code that sends lists itself. Such code takes items only when it can send them. It puts the items
+    back if the server rejects the list (429, 503). If the list fails for another reason, it splits the list with :func:`halves`.
 
     Attributes:
         waiting: number of waiting items.

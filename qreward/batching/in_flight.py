@@ -50,7 +50,7 @@ class PendingItem(Item):
 
 
 class BatchFunction:
-    """A batch function and its settings, shared by all its queues. It does not depend on an event loop.
+    """Holds a batch function and its settings. All queues of the function share this object. It does not depend on an event loop.
 
     Args:
         function: the batch function.
@@ -243,7 +243,7 @@ def batch_contexts() -> tuple[Context, ...]:
 
 @dataclass(slots=True, eq=False, repr=False)
 class InFlightBatch:
-    """A batch that has been sent. It makes one call of the function, in a separate task.
+    """A batch that has been sent. This object makes one call of the batch function, in a separate task.
 
     Args:
         function: the batch function.

@@ -14,7 +14,7 @@ KEPT = 1024
 
 @dataclass(frozen=True, slots=True)
 class QueueStats:
-    """The state of a queue and its counters, over all event loops.
+    """Holds the state of a queue and its counters, over all event loops.
 
     Args:
         waiting: number of items that are not in a batch yet.

@@ -33,7 +33,7 @@ class CallFailed(Exception):
 
 
 class BatchApi:
-    """The Batch API of one endpoint. Every method raises ``CallFailed`` if its call fails. A cancelled call closes its connection.
+    """Calls the Batch API of one endpoint. Every method raises ``CallFailed`` if its call fails. A cancelled call closes its connection.
 
     Args:
         endpoint: the endpoint. The calls use its address, key, proxy and TLS settings, like any request.

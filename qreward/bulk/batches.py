@@ -101,7 +101,7 @@ class LineQueue:
 
 
 class ModelBatch(BatchWaiter):
-    """The batch of one model. A line is recorded as sent just before its first attempt."""
+    """Sends the lines of one model as a batch. A line is recorded as sent just before its first attempt."""
 
     def __init__(self, run: LineRun, model: str, pool: Pool) -> None:
         runtime, self.queue = run.runtime, LineQueue(run.read_on)
@@ -142,7 +142,7 @@ class ModelBatch(BatchWaiter):
 
 
 class ScorerBatch:
-    """The batch of a judge or a reward model. A line is recorded as sent when the scorer takes it."""
+    """Gives the lines to a judge or a reward model. A line is recorded as sent when the scorer takes it."""
 
     def __init__(self, run: LineRun, scorer: Scorer) -> None:
         self._bulk, self._scorer, self.queue = run, scorer, LineQueue(run.read_on)
@@ -230,7 +230,7 @@ class LineRun(ABC):
         """Handle the end of a task of the run."""
 
     def start(self, entry: Entry) -> bool:
-        """Record that a line is about to be sent. Returns False if it must not be sent."""
+        """Record that a line is about to be sent. Returns False if the line must not be sent."""
         if self.is_stopping:
             return False
         try:

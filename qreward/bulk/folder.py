@@ -63,10 +63,10 @@ def _without_nulls(value: Any) -> Any:
 
 
 class JournalFolder:
-    """The results in all journals of a folder. Each row with a result takes about 100 bytes of memory.
+    """Holds the results in all journals of a folder. Each row with a result takes about 100 bytes of memory.
 
     Args:
-        path: the folder. If the processes run on several machines, it must be on a file system that they share.
+        path: the folder. If the processes run on several machines, the folder must be on a file system that all of them share.
         settings: the settings that all runs in the folder must share, as JSON values.
         force: True accepts journals of other settings.
         retry_failed: True counts rows that failed before this object was created as not done.

@@ -86,7 +86,7 @@ def digest_of(content: bytes) -> int:
 
 
 class Input:
-    """The input of a run. Files are opened anew each time they are read.
+    """Reads the input of a run. A file is opened again each time it is read.
 
     Args:
         source: paths, globs, ``-`` for standard input, or an iterable of mappings.

@@ -40,7 +40,7 @@ CHUNK = 1 << 22
 """Number of bytes that are read at once, and number of bytes of records after which a summary is written."""
 SUMMARISED, AT_THE_END = 8192, 256
 """``SUMMARISED``: number of results after which a summary is written. ``AT_THE_END``: minimum number of results without a summary. If
-there are fewer at the end of a run, no summary is written for them."""
+fewer results are left at the end of a run, no summary is written for these results."""
 RESERVED = 1 << 20
 """Number of bytes of disk space that are reserved at once. The reservation shows a full disk before a request is sent."""
 
@@ -62,7 +62,7 @@ class Line(NamedTuple):
 
 
 class Journal:
-    """The journal of one output file. Opening it locks the file, drops an incomplete record at the end, and builds an index of the results.
+    """The journal of one output file. Opening a journal locks the file, drops an incomplete record, and builds an index of the results.
 
     Args:
         path: path of the file; it is created if it does not exist.
@@ -74,13 +74,13 @@ class Journal:
         torn: number of bytes that belong to no valid record: to an incomplete record at the end, or to damaged records.
         unfinished: ordinals of lines that an earlier run sent without receiving a result. These lines may be charged twice.
         spent_before: tokens and cost of earlier runs. Unfinished lines count with their maximum cost.
-        held: number of a provider batch -> the batch. It holds the batches of earlier runs that have not ended. The provider charges the
-            lines of these batches.
+        held: number of a provider batch -> the batch. The mapping holds the batches of earlier runs that have not ended. The provider
+            charges the lines of these batches.
         batches: number of provider batches in the journal. It is also the number of the next batch, because batches are numbered from
             0.
         blocks: ordinal of the first line -> mark of a block of the input, in the order of the input. No line of these blocks has changed
             since it was sent.
-        lost: number of lines whose result could not be written. The next run sends them again.
+        lost: number of lines whose result could not be written. The next run sends these lines again.
 
     Raises:
         ConfigError: another run has the file open, the file is not a journal, or its settings differ. The message names a setting that

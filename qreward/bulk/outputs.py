@@ -92,7 +92,7 @@ def _encoded(value: object) -> bytes:
 
 
 class OutputFile:
-    """An output file. It is written under another name, and renamed when it is complete.
+    """Writes an output file. The file is written under another name, and renamed when it is complete.
 
     Args:
         path: path of the file. If it ends in ``.parquet``, the file is a table with the columns ``id``, ``custom_id``, ``response`` and

@@ -56,7 +56,7 @@ class Batch:
 
 
 class Files:
-    """The files that are being filled, and the complete files that wait to be sent.
+    """Holds the files that are being filled, and the complete files that wait to be sent.
 
     Args:
         folder: folder for the temporary files.

@@ -146,8 +146,8 @@ class BulkRun(LineRun):
         Args:
             entry: the line.
             result: result of the line.
-            text: the result as a line of the output, without line break. If it is None, it is made from ``result``.
-            spent: cost of the line. If it is None, it is computed from the usage and the attempts of the result.
+            text: the result as a line of the output, without line break. If ``text`` is None, the line is made from ``result``.
+            spent: cost of the line. If ``spent`` is None, the cost is computed from the usage and the attempts of the result.
         """
         error = result.error
         if error is not None and _was_never_processed(entry, result):

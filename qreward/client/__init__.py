@@ -326,7 +326,7 @@ class QRewardClient:
     ) -> Decision:
         """Ask typed questions about one input. Each answer is a probability for every option.
 
-        All questions are sent in one request. If the server takes fewer questions, they are sent in several requests at the same time. The
+        All questions are sent in one request. If the server takes fewer questions, several requests are sent at the same time. The
         endpoints may have different APIs. ``Endpoint(decisions=...)`` sets the API of an endpoint. Without this setting, one small request
         before the first call for a model finds out the API.
 

@@ -144,7 +144,7 @@ def no_waiting() -> Iterator[None]:
 
 
 class ScheduledFunction:
-    """A decorated function, its configuration and its pool.
+    """Holds a decorated function, its configuration and its pool.
 
     Args:
         body: the original function.
@@ -306,7 +306,7 @@ def _check_agreement(member: ScheduledFunction, pool: FunctionPool) -> None:
 
 
 class FunctionPool:
-    """The engine and the limits that the functions of one pool share.
+    """Holds the engine and the limits that the functions of one pool share.
 
     Attributes:
         members: the functions of the pool.

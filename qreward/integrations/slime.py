@@ -124,7 +124,7 @@ def _is_evaluation(samples: Sequence[Any]) -> bool:
 def _value(scored: Scored, keys: Sequence[str]) -> float | None:
     """Return the value that slime will train on; None if there is no reward.
 
-    The value is the attribute of the verdict that has the name of one of ``keys``. Without such an attribute, it is the score.
+    The value is the attribute of the verdict that has the name of one of ``keys``. Without such an attribute, the value is the score.
     """
     if scored.verdict is None:
         return None

@@ -63,8 +63,8 @@ def reward(
         columns: field of the item -> column of the dataset; overrides the settings. By default, the prompt and the completion come from
             TRL. The reference is by default the first of ``reference``, ``solution``, ``answer``, ``ground_truth`` that is present. Any
             other field that the judge's prompt names is by default the column with this name.
-        on_failure: what replaces a missing reward; overrides the settings. It is ``none`` (needs TRL 1.6), ``raise``, or a number. The
-            default is ``none`` if this is the only reward function of the trainer.
+        on_failure: what replaces a missing reward; overrides the settings. The value is ``none`` (needs TRL 1.6), ``raise``, or a number.
+            The default is ``none`` if this is the only reward function of the trainer.
         deadline: seconds for one reward, which may need several requests; overrides the settings. The default is 300.
 
     Raises:
@@ -108,7 +108,7 @@ async def judge_reward(
 
 
 def combined(*functions: Callable[..., Any], weights: Sequence[float] | None = None, name: str = "combined") -> RewardFunction:
-    """Return one reward function that combines several functions. It returns the weighted sum of their rewards for each completion.
+    """Return one reward function that combines several functions. The result for a completion is the weighted sum of their rewards.
 
     If one of the functions has no reward for a completion, the sum is None. TRL then leaves the completion out of its group's baseline and
     does not train on it, whatever the other functions return. Without ``combined``, TRL would count the missing reward as 0.0. All
@@ -239,7 +239,9 @@ def _name(function: Any) -> str:
 
 
 def _logging_as(label: str, function: Any, every: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the arguments of a function. If its label differs from its name, metrics that it logs under its name get the label instead.
+    """Return the arguments of a function.
+
+    If the label of the function differs from its name, metrics that the function logs under its name get the label instead.
 
     TRL keeps as many values of a column as there are completions. If two functions logged a column with one name, TRL would mix their
     values.
@@ -298,8 +300,8 @@ def rows_of(prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping
 def conversation(prompt: Any, completion: Any) -> tuple[Any, str | None]:
     """Return the prompt and the text of the last assistant message. Messages in between, such as tool results, join the prompt.
 
-    The text is None if the completion is None, if it has no assistant message, or if its last assistant message has neither content nor
-    tool calls. A completion whose text is None gets no reward. The text of a message with only tool calls is ``""``.
+    The text is None if the completion is None or has no assistant message, or if the last assistant message has neither content nor tool
+    calls. A completion whose text is None gets no reward. The text of a message with only tool calls is ``""``.
     """
     if completion is None or isinstance(completion, str):
         return prompt, completion

@@ -21,7 +21,7 @@ from qreward.scoring.sizing import EndpointLimits, LearnedLimits
 
 
 class PriorityLane:
-    """The waiting items of one priority. A lane holds either single items or items of batches.
+    """Holds the waiting items of one priority. A lane holds either single items or items of batches.
 
     Attributes:
         waiting: number of waiting items.
@@ -110,7 +110,7 @@ class ItemGroup:
 
 
 class Split:
-    """The split of a failed merged request into two parts.
+    """Describes the split of a failed merged request into two parts.
 
     If an endpoint refused the request and both parts are answered, the request had too many items.
 
@@ -195,7 +195,7 @@ The maximum of ``MergeQueue.failures`` is twice this value."""
 
 
 class MergeQueue:
-    """The waiting items of one ``RequestMerger``.
+    """Holds the waiting items of one ``RequestMerger``.
 
     The caller of a method must hold the engine's lock, because the thread of another event loop may fill a merged request. Only ``waiting``
     may be read without the lock. Its value may then be out of date.
@@ -257,7 +257,7 @@ class MergeQueue:
     # adding and removing items, and recording outcomes
 
     def put(self, now: float, items: Sequence[MergedItem], waiter: Any, *, batch: bool) -> None:
-        """Add items at the end. The time limit of a single item starts now. The time limit of a batch item starts when it is sent."""
+        """Add items at the end. The time limit of a single item starts now. The time limit of a batch item starts when the item is sent."""
         for item in items:
             item.born = now
             item.state = TaskState.QUEUED
@@ -303,7 +303,7 @@ class MergeQueue:
             self._limits[refused_by].record_refusal(split.length)
 
     def record_rejection(self, source: Source, items: int) -> None:
-        """Record that an endpoint rejected a request for lack of capacity, although it had no other request of this client."""
+        """Record that an endpoint rejected a request for lack of capacity, although the endpoint had no other request of this client."""
         if source in self._limits:
             self._limits[source].record_rejection(items)
 

@@ -35,7 +35,7 @@ AHEAD = 4 * sizing.MOST
 
 
 class RequestMerger:
-    """The waiter of merged requests (see ``engine.driver.Waiter``).
+    """Merges items into requests, and receives the outcomes of these requests (see ``engine.driver.Waiter``).
 
     Args:
         attempts: number of failed attempts after which a merged request fails or is split.

@@ -119,9 +119,9 @@ def pause(pool: Pool) -> float:
 
 
 class EndpointLimits:
-    """The limits of requests to one endpoint, for items of one kind.
+    """Learns the limits of requests to one endpoint, for items of one kind.
 
-    The class learns from two kinds of events.
+    The limits are learned from two kinds of events.
 
     *Rejections.* Text Embeddings Inference has a queue slot for each item. If a request has more items than there are slots, the server
     rejects the request, and reports only that it has no capacity. Therefore, shorter requests are tried after rejections. If even a single
@@ -152,7 +152,7 @@ class EndpointLimits:
         self._rejections = self._answers_below_limits = self._answers_below_usual = 0
 
     def report(self, items: int) -> None:
-        """Apply the maximum number of items that the server reports. It replaces the limit of this kind of server, if there is one."""
+        """Apply the maximum number of items that the server reports. This number replaces any limit of this kind of server."""
         if self._reported is not None and self._usual != ALONE and items != self._reported:
             self._reported = items
             self._begin(self._usual.of_items(items))
@@ -193,7 +193,7 @@ class EndpointLimits:
 
 
 class LearnedLimits:
-    """The learned limits of all endpoints of a client. The limits of an endpoint are kept until the endpoint is removed.
+    """Holds the learned limits of all endpoints of a client. The limits of an endpoint are kept until the endpoint is removed.
 
     The mergers of all event loops share this object, so the caller of a method must hold the engine's lock.
     """

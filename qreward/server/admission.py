@@ -24,7 +24,7 @@ class ClientDisconnected(Exception):
 
 
 class Admission:
-    """The limits of one server. ``pending`` is the number of bytes of all requests that the server reads or has not answered yet."""
+    """Applies the limits of one server. ``pending`` is the number of bytes of all requests that the server reads or has not answered."""
 
     def __init__(self, config: ServerConfig, buffer: RewardBuffer) -> None:
         self.config = config
@@ -46,7 +46,7 @@ class Admission:
 
 
 class MemoryReservation:
-    """The memory that is reserved for one request. It is released when the ``with`` block ends."""
+    """Reserves memory for one request. The memory is released when the ``with`` block ends."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission

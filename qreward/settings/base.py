@@ -63,8 +63,8 @@ _HARMLESS = re.compile(r"[+-]?\d[\d_.,]*\s*[A-Za-z%]{0,8}|[A-Za-z_ -]{0,24}")
 
 
 class Number:
-    """Validates a number. It runs before pydantic's own validation, because its message contains the value and
-    the unit.
+    """Validates a number. This validation runs before pydantic's own validation, because the message of this validation
+    contains the value and the unit.
 
     Args:
         unit: unit of the number; empty if the number has no unit.

@@ -386,7 +386,8 @@ class Endpoint(Policy):
         models: glob patterns of the models that the server serves.
         model_names: name of a model in calls -> name of the model on the server, for models whose two names differ.
         kind: API of the server: ``openai``, ``vllm``, ``sglang``, ``tei``, ``openrlhf``, ``nim``, or a kind that ``register_kind`` has
-            added. ``openai_batch`` is a provider's Batch API. Only bulk runs (``client.run``, ``qreward run``) send requests to it.
+            added. ``openai_batch`` is a provider's Batch API. Only bulk runs (``client.run``, ``qreward run``) send requests to such an
+            endpoint.
         weight: relative share of the requests under ``WEIGHTED_ROUND_ROBIN`` and ``LEAST_CONNECTIONS``. The weight has no effect
             under other strategies.
         limits: see :class:`Limits`.

@@ -32,7 +32,7 @@ def _known(attributes: Mapping[str, Any]) -> Attributes:
 
 
 class ServerAddress:
-    """The attributes of one endpoint at one address.
+    """Holds the attributes of one endpoint at one address.
 
     Attributes:
         name: name of the endpoint.
@@ -61,7 +61,7 @@ def address_of(source: Source) -> ServerAddress:
 
 
 class CallKind:
-    """The shared attributes of all calls with the same operation, model and route.
+    """Holds the attributes that all calls with the same operation, model and route share.
 
     Attributes:
         name: name of the spans.

@@ -1,7 +1,7 @@
 """The metric instruments of a meter provider. They are created once and shared by all clients that use the provider.
 
 Measurements are made only if the provider records them. Observable instruments read the states of all live clients when metrics are
-collected, and add them up.
+collected, and add these states up.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ Read = Callable[[Any], ClientState]
 
 
 class Instruments:
-    """The instruments of one provider. Each instrument is an attribute with the name of its key in ``names.METRICS``.
+    """Holds the instruments of one provider. Each instrument is an attribute with the name of its key in ``names.METRICS``.
 
     Args:
         provider: the meter provider. None means the global meter provider, even if it is set later.

@@ -28,7 +28,7 @@ PASSING = frozenset({408, 425, 429})
 
 
 class EndpointConnection:
-    """An endpoint with the objects that are created once for it: its transport, the names of its models, and its secrets.
+    """Holds an endpoint, and the objects that are created once for the endpoint: the transport, the names of the models, and the secrets.
 
     Attributes:
         info: the server information that changes only when the server restarts; None until it is fetched.
@@ -142,7 +142,8 @@ class EndpointConnection:
 
 
 def open_transport(endpoint: Endpoint) -> HttpTransport:
-    """Return the transport for an endpoint. It uses the user's ``http_client`` if there is one, and otherwise aiohttp.
+    """Return the transport for an endpoint. The transport uses the user's ``http_client`` if there is one, and otherwise
+    aiohttp.
 
     Raises ``ConfigError``.
     """

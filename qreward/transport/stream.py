@@ -204,7 +204,7 @@ async def open_stream(connection: EndpointConnection, call: WireRequest) -> Chat
     """Send a streamed request. Raises ``TransportError``, or ``BadRequest`` if the request cannot be sent.
 
     Token usage is requested through ``stream_options`` unless the caller set this parameter. If the server rejects ``stream_options``, the
-    request is sent once more without it. If the second request succeeds, later requests to this server omit ``stream_options``.
+    request is sent once more without this parameter. If the second request succeeds, later requests to this server omit ``stream_options``.
     """
     if call.headers is not None:
         connection_settings.check_call_headers(call.headers, call.model)

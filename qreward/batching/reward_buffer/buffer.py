@@ -41,8 +41,8 @@ class RewardBuffer:
 
     Args:
         scorer: function that is called as ``scorer(completions: list[str], metadata: list[dict])``, or as ``scorer(completions)`` if it
-            takes one argument. It may be an ``async def``, a ``def``, which runs in a thread, or the method of a Ray actor
-            (``actor.method``). It returns a list, or a mapping with ``rewards`` and other lists. A list has one element for each
+            takes one argument. The scorer may be an ``async def``, a ``def``, which runs in a thread, or the method of a Ray actor
+            (``actor.method``). The scorer returns a list, or a mapping with ``rewards`` and other lists. A list has one element for each
             completion: a number, a mapping with ``reward`` or ``score``, or an exception. If the element is None or NaN, or has an
             ``error``, the completion has an error and never the reward 0. Each call receives copies of the metadata. Mappings, lists and
             sets inside the metadata are also copied, and all other objects are shared.

@@ -163,7 +163,7 @@ Mode = Literal["auto", "singleton", "batch"]
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Completions that are answered together.
+    """A group of completions that are answered together.
 
     Args:
         completions: the texts to score.

@@ -16,7 +16,7 @@ _trace: Any = importlib.import_module("areal.utils.perf_tracer").trace_session
 
 
 class QRewardRLVRWorkflow(_Workflow):  # type: ignore[misc]  # AReaL has no types here
-    """``RLVRWorkflow`` without ``reward_fn``. The settings are in the file that ``QREWARD_REWARD`` names.
+    """A ``RLVRWorkflow`` that takes no ``reward_fn``. The settings are in the file that ``QREWARD_REWARD`` names.
 
     A missing reward raises an error, and AReaL rejects the whole group. With ``on_failure: none``, only the trajectory without reward is
     left out. Do not combine ``on_failure: none`` with AReaL's group normalization, which expects exactly ``group_size`` trajectories.

@@ -34,7 +34,7 @@ class Broken(Exception):
 
 
 class Events(AsyncIterator[bytes]):
-    """The events of a stream that has begun: an asynchronous iterator of bytes.
+    """Iterates over the events of a stream that has begun. Each event is ``bytes``.
 
     Args:
         stream: the stream to read.

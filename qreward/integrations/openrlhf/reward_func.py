@@ -4,8 +4,8 @@ This file does not import OpenRLHF. OpenRLHF calls the function in threads, at m
 package has no such limit.
 
 If a sample could not be scored and the settings name no number for it, its ``rewards`` are None and its ``scores`` are NaN. OpenRLHF 0.11
-handles such a sample as follows. With ``--algo.dynamic_filtering_enable``, it drops the sample with its whole group, because a score is
-NaN, and takes another prompt. Without this option, the run stops when OpenRLHF makes experience of the sample.
+handles such a sample as follows. With ``--algo.dynamic_filtering_enable``, OpenRLHF drops the sample with its whole group, because a
+score is NaN, and takes another prompt. Without this option, the run stops when OpenRLHF makes experience of the sample.
 """
 
 from __future__ import annotations

@@ -234,7 +234,7 @@ Sent = tuple[asyncio.Future[Reply], Callable[[], object]]
 
 
 class RayBackend:
-    """The backend with Ray actors. Its methods run in the event loop of the pool, which Ray's calls may block."""
+    """Runs scorers in Ray actors. The methods run in the event loop of the pool, and calls of Ray may block this loop."""
 
     name = "ray"
 
@@ -290,7 +290,10 @@ class RayBackend:
 
 
 class LocalBackend:
-    """The backend with scorers in this process. A blocking scorer runs in a worker thread, an async scorer in its caller's event loop."""
+    """Runs scorers in this process.
+
+    A blocking scorer runs in a worker thread. An async scorer runs in the event loop of its caller.
+    """
 
     name = "local"
 

@@ -96,13 +96,13 @@ _OURS = ("max_concurrency", "max_restarts", "max_task_retries")
 class ScorerPool:
     """Runs a scorer in several Ray actors. Each actor takes one or more batches at once. Without Ray, the scorers run in this process.
 
-    A pool is called with a batch, like a batch function: ``await pool(texts)``. It can therefore be the function of a ``BatchQueue`` or the
-    scorer of a ``RewardBuffer``. The method ``queue`` makes such a queue, and ``buffer`` makes such a buffer. Both send as many concurrent
-    batches as the actors can take.
+    A pool is called with a batch, like a batch function: ``await pool(texts)``. A pool can therefore be the function of a ``BatchQueue`` or
+    the scorer of a ``RewardBuffer``. The method ``queue`` makes such a queue, and ``buffer`` makes such a buffer. Both send as many
+    concurrent batches as the actors can take.
 
     A batch goes to the actor with the fewest batches. If the actor dies, the batch is sent again and a new actor is started. An item that
-    kills actors is found by splitting its batch. Only this item fails, after an actor died that scored no other item. Because an item may
-    be scored several times, scoring should be idempotent.
+    kills actors is found by splitting its batch. Only this item fails, and only after an actor that scored nothing else has died. Because
+    an item may be scored several times, scoring should be idempotent.
 
     A pool is created without an event loop, and may be used from several loops and threads.
 

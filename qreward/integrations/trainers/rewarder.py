@@ -42,7 +42,7 @@ _log = logging.getLogger("qreward.integrations.trainers")
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A reward, or the error that prevented it.
+    """Holds a reward, or the error that prevented the reward.
 
     Attributes:
         verdict: the verdict; None if scoring failed.
@@ -216,7 +216,8 @@ _LOOPS: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
 
 
 def rewarder(source: Source = None, *, deadline: float) -> Rewarder:
-    """Return the rewarder of this process for these settings. The first call creates the rewarder. The end of the process closes it.
+    """Return the rewarder of this process for these settings. The first call creates the rewarder. The rewarder is closed when the process
+    ends.
 
     Args:
         source: the settings, in any form that :func:`~qreward.integrations.trainers.settings.load_reward_config` accepts.
@@ -258,7 +259,7 @@ def close_all() -> None:
 
 
 def _end_before(loop: asyncio.AbstractEventLoop) -> None:
-    """Register ``close_all`` again for a new event loop. At exit, it then runs before the trainer stops this event loop.
+    """Register ``close_all`` again for a new event loop. At exit, ``close_all`` then runs before the trainer stops this loop.
 
     Connections can be closed only while their event loop runs.
     """

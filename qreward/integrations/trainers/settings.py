@@ -79,7 +79,7 @@ class RewardConfig(Policy):
 
     @property
     def place(self) -> str:
-        """The source of these settings, such as the name of a file. Error messages name it."""
+        """The source of these settings, such as the name of a file. Error messages name this source."""
         return self._place
 
     def at(self, place: str) -> RewardConfig:

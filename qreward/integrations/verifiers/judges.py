@@ -196,7 +196,7 @@ class FleetReferenceJudgeConfig(vf.ReferenceJudgeConfig, FleetJudgeConfig):  # t
 
 
 class FleetReferenceJudge(FleetJudge[float, FleetReferenceJudgeConfig], vf.ReferenceJudge):  # type: ignore[misc, type-arg]
-    """``vf.ReferenceJudge`` over a fleet. It compares a response with a reference answer, and answers yes or no."""
+    """A ``vf.ReferenceJudge`` whose requests go to a fleet. It compares a response with a reference answer, and answers yes or no."""
 
 
 class FleetRubricJudgeConfig(vf.RubricJudgeConfig, FleetJudgeConfig):  # type: ignore[misc]
@@ -204,7 +204,7 @@ class FleetRubricJudgeConfig(vf.RubricJudgeConfig, FleetJudgeConfig):  # type: i
 
 
 class FleetRubricJudge(FleetJudge[Any, FleetRubricJudgeConfig], vf.RubricJudge):  # type: ignore[misc, type-arg]
-    """``vf.RubricJudge`` over a fleet. It gives a verdict for each criterion."""
+    """A ``vf.RubricJudge`` whose requests go to a fleet. It gives a verdict for each criterion."""
 
 
 class FleetDecisionJudgeConfig(vf.DecisionJudgeConfig, FleetJudgeConfig):  # type: ignore[misc]
@@ -221,7 +221,7 @@ class FleetDecisionJudgeConfig(vf.DecisionJudgeConfig, FleetJudgeConfig):  # typ
 
 
 class FleetDecisionJudge(FleetJudge[float, FleetDecisionJudgeConfig], vf.DecisionJudge):  # type: ignore[misc, type-arg]
-    """``vf.DecisionJudge`` over a fleet. It returns the expected level of a grade.
+    """A ``vf.DecisionJudge`` whose requests go to a fleet. It returns the expected level of a grade.
 
     The level comes from a decision, which is requested in the dialect (request format) of the endpoint.
     """

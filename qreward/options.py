@@ -214,7 +214,8 @@ class StreamOptions(ChatOptions, total=False):
 
 
 class BatchStreamOptions(StreamOptions, CollectingOptions, total=False):
-    """Options of a batch of streams: the options of one stream, the options that decide how results are collected, and two others.
+    """Options of a batch of streams: the options of one stream, the options that decide how results are collected, and two further
+    options.
 
     Attributes:
         max_concurrent_streams: maximum number of concurrent streams; 0 for as many as the endpoints accept.

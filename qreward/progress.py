@@ -30,7 +30,7 @@ _log = logging.getLogger("qreward")
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The progress of a batch at one moment. All counts are numbers of items, unless the attribute says something else.
+    """The progress of a batch at one moment. A count is a number of items, unless its description names something else.
 
     Attributes:
         done: items that have a result.

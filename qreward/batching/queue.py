@@ -210,7 +210,7 @@ class BatchQueue(Generic[T, R]):
         return sum(worker.backlog.waiting for worker in workers), sum(len(worker.batches) for worker in workers)
 
     def set_max_batch_size(self, size: int) -> None:
-        """Set the maximum batch size. The batch that fills now may keep the old value. This is true of all setters.
+        """Set the maximum batch size. The batch that fills now may keep the old value. All setters behave in this way.
 
         Raises:
             TypeError, ConfigError: the value is invalid, as in the constructor. Nothing is changed.

@@ -397,7 +397,7 @@ def _suffix(name: str) -> str:
 
 
 def _suffixes(name: str) -> tuple[str, str]:
-    """Return two suffixes of a file name: of the format, and of the compression (``""`` if the file is not compressed)."""
+    """Return the suffix of the format, and the suffix of the compression (``""`` if the file is not compressed)."""
     if _suffix(name) in _PACKED:
         return _suffix(name.rpartition(".")[0]), _suffix(name)
     return _suffix(name), ""

@@ -42,7 +42,8 @@ SUMMARISED, AT_THE_END = 8192, 256
 """``SUMMARISED``: number of results after which a summary is written. ``AT_THE_END``: minimum number of results without a summary. If
 fewer results are left at the end of a run, no summary is written for these results."""
 RESERVED = 1 << 20
-"""Number of bytes of disk space that are reserved at once. The reservation shows a full disk before a request is sent."""
+"""Number of bytes of disk space that are reserved at once. If the disk is full, the reservation fails before a
+request is sent."""
 
 
 class JournalInUse(ConfigError):

@@ -331,8 +331,8 @@ class ProviderBatches:
     async def _handle_refusal(self, batch: Batch, found: BatchObject) -> None:
         """Handle a refused file. If the provider names faulty lines, these lines fail, and all other lines are sent again.
 
-        If the provider names no line because the provider's queue was full, all lines are sent again. If it names no line for another
-        reason, the run stops.
+        If the provider names no line because the provider's queue was full, all lines are sent again. If the provider names no line
+        for another reason, the run stops.
         """
         faults = found.faults
         words = "; ".join(f"{fault.code}: {fault.message}" for fault in faults[:3]) or "it does not say why"

@@ -13,7 +13,8 @@ from qreward.bulk.provider import HeldBatch
 from qreward.bulk.spool import Spool, SpooledLine
 
 IDLE = 5.0
-"""Seconds without a new line after which files that are not full are sent. Further lines may wait for the budget or for the input."""
+"""Seconds without a new line after which files that are not full are sent. The files are then sent, because further lines
+may have to wait for the budget or for the input."""
 
 
 class Batch:

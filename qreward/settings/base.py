@@ -248,7 +248,7 @@ def expand_once(value: object, info: ValidationInfo) -> object:
 
 
 def wrong(*faults: tuple[tuple[str | int, ...], str]) -> ValidationError:
-    """Return the exception with which a validator reports faults. A fault is a path below the validated value and a message."""
+    """Return the exception with which a validator reports faults. A fault has a path below the validated value, and a message."""
     details: list[Any] = [
         {"type": PydanticCustomError("wrong", "{text}", {"text": text}), "loc": path, "input": None} for path, text in faults
     ]

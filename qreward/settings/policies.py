@@ -70,7 +70,7 @@ class RewardModel(Policy):
 
     Args:
         route: the API of the server that returns the reward. ``classify`` is for sequence classifiers; it is the default of vLLM, SGLang
-            and TEI. ``pooling`` is vLLM's API for token and process reward models, whose last row counts. ``score`` is vLLM's API for
+            and TEI. ``pooling`` is vLLM's API for token and process reward models; the last row is the reward. ``score`` is vLLM's API for
             cross-encoders, which take pairs. ``embeddings`` is for servers that return the reward as a vector of one number. None uses the
             default of the endpoint's kind. The kind ``openai`` has no default.
         label: which number is the reward if a response has several numbers. It is the name of a class, the name of an attribute such as

@@ -118,7 +118,7 @@ def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def failure_of(config: RewardConfig) -> float | None:
-    """Return the number that replaces a missing reward, or None if an error is raised instead, which is the default.
+    """Return the number that replaces a missing reward. Return None if an error is raised instead, which is the default.
 
     Raises ``ConfigError`` if ``on_failure`` is ``none``, which ROLL does not support, or a number beyond float16.
     """

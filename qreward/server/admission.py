@@ -1,6 +1,6 @@
 """Checks of a request before it is scored: the token, the request rate, the queue length, the memory, and the limits of its body.
 
-A request over a limit does not wait. It is rejected with a retry time. This module does not depend on rewards.
+A request over a limit does not wait. It is rejected with a retry time. This module does not handle rewards.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """``client.chat.completions.create``: the interface of the openai SDK, for code written for the SDK's clients.
 
-Responses have the types of the openai package; errors are those of this package. This module calls the client. From the openai package it
-uses only the types.
+Responses have the types of the openai package. Errors have the types of this package. This module calls the client, and uses only types of
+the openai package.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ChunkStream:
-    """A streamed chat completion, chunk by chunk, for ``async for`` and ``async with``.
+    """A streamed chat completion. ``async for`` reads its chunks. ``async with`` closes the stream at the end of the block.
 
     The object is returned once the first token was received.
     """
@@ -49,7 +49,7 @@ class ChunkStream:
 
 
 class SyncChunkStream:
-    """A streamed chat completion, chunk by chunk, for ``for`` and ``with``."""
+    """A streamed chat completion in blocking code. ``for`` reads its chunks. ``with`` closes the stream at the end of the block."""
 
     def __init__(self, chunks: ChunkStream) -> None:
         self._chunks = chunks

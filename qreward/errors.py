@@ -17,8 +17,8 @@ class QRewardError(Exception):
     Attributes:
         usage: tokens of the responses that were received, although none of them became a result. An example is a judge response that could
             not be parsed. None if there were no such responses, or if no server reported usage.
-        help_url: the section of the documentation about this class of errors: causes and remedies. It is not part of the message, so that
-            a log of many failures does not repeat it.
+        help_url: the section of the documentation about this class of errors: causes and remedies. The URL is not part of the message, so
+            that a log of many failures does not repeat it.
     """
 
     usage: Usage | None = None
@@ -64,7 +64,7 @@ class RequestError(QRewardError):
     Attributes:
         endpoint: name of the endpoint of the last attempt, or None if no endpoint was reached.
         model: the requested model.
-        status_code: HTTP status of the last response, or None if there was none.
+        status_code: HTTP status of the last response, or None if there was no response.
         request_id: the server's ``x-request-id``, if it sent one.
         attempts: every attempt, oldest first.
     """
@@ -94,7 +94,7 @@ class RequestTimeout(RequestError, TimeoutError):
 
 
 class ConnectionFailed(RequestError):
-    """No connection could be opened, or it broke before the response was complete."""
+    """No connection could be opened, or the connection broke before the response was complete."""
 
 
 class RateLimited(RequestError):
@@ -106,9 +106,12 @@ class ServerError(RequestError):
 
 
 class BadRequest(RequestError):
-    """The request itself is wrong, and sending it again cannot help. Either the server refused it (400, 413, 422), or it was not sent.
+    """The request itself is wrong, and sending it again cannot help.
 
-    Also raised for 404, 405 and 410. In this case, the ``base_url`` of the endpoint or the name of the model is probably wrong.
+    Either the server refused the request (400, 413, 422), or the request was not sent.
+
+    The error is also raised for 404, 405 and 410. In these cases, the ``base_url`` of the endpoint or the name of the model is probably
+    wrong.
     """
 
 
@@ -121,7 +124,7 @@ class InvalidResponse(RequestError):
 
 
 class StreamInterrupted(RequestError):
-    """A stream ended early after the caller received part of it, or it was read after it had been closed.
+    """A stream ended early after the caller received part of it, or a closed stream was read.
 
     Attributes:
         text: the text received before the stream ended. ``__cause__`` is the error that ended it.

@@ -180,7 +180,7 @@ CARRIED: ContextVar[Mapping[str, str] | None] = ContextVar("qreward-carried", de
 
 
 def with_carried(headers: Mapping[str, str] | None) -> Mapping[str, str] | None:
-    """Return the headers of a call together with those in ``CARRIED``. A header of the call takes precedence."""
+    """Return the headers of a call together with the headers in ``CARRIED``. A header of the call takes precedence."""
     carried = CARRIED.get()
     if carried is None:
         return headers

@@ -1,6 +1,6 @@
 """The options of calls, and their validation. The functions of this module run before a request is sent.
 
-Each option is declared once, in a ``TypedDict``. Methods take them as ``**options: Unpack[...]``.
+Each option is declared once, in a ``TypedDict``. Methods take the options as ``**options: Unpack[...]``.
 """
 
 from __future__ import annotations
@@ -100,10 +100,11 @@ class SchedulingOptions(TypedDict, total=False):
     """Options that decide when a request is sent, and how long it may take.
 
     Attributes:
-        timeout: seconds. In a call, this is the limit of the whole call, which includes the time in the queue. In a batch, it is the limit
-            of one item, measured from when an endpoint takes the item. If no endpoint of the route responds for ``timeout`` seconds, all
-            waiting items of the batch fail with ``RequestTimeout``. In a stream, it is the limit of the whole stream, which includes time
-            in which the caller does not read. The default is the client's timeout; None sets no limit.
+        timeout: maximum number of seconds. In a call, this is the limit of the whole call, which includes the time in the queue. In a
+            batch, ``timeout`` is the limit of one item, measured from when an endpoint takes the item. If no endpoint of the route responds
+            for ``timeout`` seconds, all waiting items of the batch fail with ``RequestTimeout``. In a stream, ``timeout`` is the limit of
+            the whole stream, which includes time in which the caller does not read. The default is the client's timeout. None sets no
+            limit.
         priority: 0 (most urgent) to 9, or ``"high"``, ``"normal"``, ``"low"``.
         tenant: name of the party that the request is made for. Tenants that wait at the same priority receive equal shares of
             the endpoints.
@@ -213,7 +214,8 @@ class StreamOptions(ChatOptions, total=False):
 
 
 class BatchStreamOptions(StreamOptions, CollectingOptions, total=False):
-    """Options of a batch of streams: the options of one stream, those that decide how results are collected, and two more.
+    """Options of a batch of streams: the options of one stream, the options that decide how results are collected, and two further
+    options.
 
     Attributes:
         max_concurrent_streams: maximum number of concurrent streams; 0 for as many as the endpoints accept.
@@ -246,7 +248,7 @@ def arguments_of(kind: type, options: Mapping[str, Any]) -> Arguments:
     """Divide the arguments of a call into options and parameters.
 
     Args:
-        kind: the ``TypedDict`` of the call's options. An option that it lacks counts as a parameter, and is refused by :func:`preparer`.
+        kind: the ``TypedDict`` of the call's options. An option that ``kind`` lacks counts as a parameter, and :func:`preparer` refuses it.
         options: the keyword arguments of the call.
     """
     names = _names_of(kind)

@@ -1,7 +1,7 @@
 """Progress of a batch: a bar, lines in the log, or calls of a function.
 
-A ``ProgressMeter`` counts results and shows the counts at most a few times a second. This module must not depend on the engine or on
-asyncio. tqdm is an optional dependency, which is imported only for a bar.
+A ``ProgressMeter`` counts results and shows the counts at most a few times a second. This module does not depend on the engine or
+on asyncio. tqdm is an optional dependency, which is imported only for a bar.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _log = logging.getLogger("qreward")
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Progress of a batch. Counts are items unless stated otherwise.
+    """The progress of a batch at one moment. A count is a number of items, unless its description names something else.
 
     Attributes:
         done: items that have a result.
         ok: items that succeeded.
         failed: items that failed.
         total: number of items, or None if the input has no length.
-        in_flight: requests in flight at the endpoints of the route, including those of other batches.
+        in_flight: requests in flight at the endpoints of the route, including the requests of other batches.
         window: maximum number of requests that the endpoints in service may have in flight now.
         retried: items that were sent again after a failure. A 429 or another rejection for overload does not count as a failure.
         hedged: items sent to two endpoints at once.
@@ -236,7 +236,9 @@ class _Plain:
 
 
 class _Lines:
-    """Writes a line 2 seconds after the start, then every 10 seconds. It goes to the log, or to standard error if no log is configured.
+    """Writes a line 2 seconds after the start, and then every 10 seconds.
+
+    The lines go to the log, or to standard error if no log is configured.
 
     Args:
         title: label of the progress.
@@ -263,7 +265,7 @@ class _Lines:
 
 
 def _cell_line(title: str) -> Callable[[Progress], None]:
-    """Return a function that shows a line in a notebook cell and rewrites it in place. It needs no widgets."""
+    """Return a function that shows a line in a notebook cell and rewrites the line in place. This needs no widgets."""
     handle: Any = None
 
     def show(progress: Progress) -> None:
@@ -328,7 +330,10 @@ def _bar() -> Any:
 
 
 def _has_widgets() -> bool:
-    """Return whether ipywidgets is installed. Without it, tqdm warns and writes to standard error, which a notebook shows in red."""
+    """Return whether ipywidgets is installed.
+
+    Without ipywidgets, tqdm warns and writes to standard error, which a notebook shows in red.
+    """
     return importlib.util.find_spec("ipywidgets") is not None
 
 

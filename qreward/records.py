@@ -23,7 +23,7 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def cached_tokens(self) -> int | None:
-        """Prompt tokens that the server read from its prefix cache. They are included in ``prompt_tokens``."""
+        """Prompt tokens that the server read from its prefix cache. These tokens are included in ``prompt_tokens``."""
         details = self.prompt_tokens_details
         return None if details is None else details.cached_tokens
 
@@ -43,7 +43,7 @@ def _sum(one: int | None, other: int | None) -> int | None:
 
 
 class AttemptRecord(msgspec.Struct, frozen=True, gc=False):
-    """One attempt to send a request to one endpoint.
+    """Describes one attempt to send a request to one endpoint.
 
     Attributes:
         endpoint: name of the endpoint.

@@ -1,6 +1,6 @@
 """Results: one ``Result`` per item, one ``BatchResult`` per batch, and their statistics.
 
-A failed item is a ``Result`` with an error, never ``None`` or 0. This module must not depend on HTTP or on the scheduler. It accesses
+A failed item is a ``Result`` with an error, never ``None`` or 0. This module does not depend on HTTP or on the scheduler. It accesses
 responses through the ``Answered`` protocol.
 """
 
@@ -93,8 +93,8 @@ class Result(Generic[T]):
     def extra(self) -> Mapping[str, Any]:
         """The fields of an item that are not judged, such as an ``id``.
 
-        Batches of judges, cascades and ``RewardModelScorer`` take these fields from items that are mappings. There are no such fields for
-        other items, and for items that were never read.
+        Batches of judges, cascades and ``RewardModelScorer`` take these fields from items that are mappings. For all other
+        items, and for items that were never read, the mapping is empty.
         """
         return {} if self._extra is None else self._extra
 
@@ -113,7 +113,10 @@ class Result(Generic[T]):
 
     @property
     def body(self) -> bytes:
-        """The JSON of the response as bytes; ``b""`` for an item that shared its request with others. Raises the error of a failed item."""
+        """The JSON of the response as bytes. Raises the error of a failed item.
+
+        The result is ``b""`` for an item that shared its request with other items.
+        """
         body: bytes = getattr(self._answered(), "body", b"")
         return body
 
@@ -127,7 +130,10 @@ class Result(Generic[T]):
 
     @property
     def usage(self) -> Usage | None:
-        """Tokens of the response. For a failed item of a judge, the tokens of all its responses. None if no server reported usage."""
+        """Tokens of the response; None if no server reported usage.
+
+        For a failed item of a judge, these are the tokens of all responses to the item.
+        """
         paid = self._answer if self._answer is not None else self.error
         return paid.usage if paid is not None else None
 
@@ -191,18 +197,18 @@ class EndpointStats:
     """Counts and latencies of one endpoint.
 
     Attributes:
-        sent: requests sent.
-        answered: requests that succeeded. ``won`` is another name of this count.
-        rejected: requests that the endpoint rejected because of a rate limit or overload.
-        retried: requests sent again after a failure. A request sent again after a 429 is not counted.
-        hedged: copies that hedging sent to this endpoint, of requests that were in flight at another endpoint.
-        failed: requests that failed for another reason than a rate limit or overload.
-        cancelled: requests cancelled by the client or the caller.
+        sent: number of requests sent.
+        answered: number of requests that succeeded. ``won`` is another name of this count.
+        rejected: number of requests that the endpoint rejected because of a rate limit or overload.
+        retried: number of requests sent again after a failure. A request sent again after a 429 is not counted.
+        hedged: number of copies that hedging sent to this endpoint, of requests that were in flight at another endpoint.
+        failed: number of requests that failed for another reason than a rate limit or overload.
+        cancelled: number of requests cancelled by the client or the caller.
         prompt_tokens, completion_tokens: tokens, as reported by the server.
         cached_tokens: prompt tokens that the server read from its prefix cache, as reported by the server.
         predicted_tokens: prompt tokens that prefix affinity expected to be in the prefix cache, summed over the responses that report
             cached tokens. 0 in the statistics of a batch.
-        p50, p95, p99: quantiles of the latency of successful attempts in seconds; None if there were none.
+        p50, p95, p99: quantiles of the latency of successful attempts in seconds; None if no attempt succeeded.
         state: the current state of the endpoint; None in the statistics of a batch.
     """
 
@@ -264,14 +270,14 @@ def endpoints_table(endpoints: Mapping[str, EndpointStats]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BatchStats:
-    """The statistics of a batch. They print as a table with one line per endpoint.
+    """Holds the statistics of a batch. ``print`` shows them as a table with one line per endpoint.
 
     Attributes:
         items: number of items.
         ok: items that succeeded.
         failed: items that failed.
         seconds: time in seconds from the start of the batch to its last result.
-        endpoints: endpoint name -> its statistics for this batch.
+        endpoints: endpoint name -> the endpoint's statistics for this batch.
         cost: US dollars; see :attr:`BatchResult.cost`.
         decided_by: name of a stage of a cascade -> number of items whose verdict or error comes from this stage. Empty for other batches.
     """
@@ -344,14 +350,14 @@ class BatchResult(Sequence[Result[T]]):
         return self._each(lambda result: result.text, default)
 
     def scores(self, default: Any = _RAISE) -> list[Any]:
-        """Return the reward of each item as a float. The items are those of a reward model (``batch_score``) or a judge.
+        """Return the reward of each item as a float. The batch must come from a reward model (``batch_score``) or a judge.
 
         Args:
             default: the reward of a failed item, for example ``None`` or ``math.nan``. Without ``default``, a failed item raises.
 
         Raises:
             ExceptionGroup: items failed and no ``default`` was passed.
-            TypeError: the values are not rewards, such as those of ``batch_chat_completion``.
+            TypeError: the values are not rewards. For example, the values of ``batch_chat_completion`` are not rewards.
 
         Example:
             >>> BatchResult([Result(0, None, QRewardError("no answer"), None, 0.0, 0.0)], BatchStats()).scores(default=None)

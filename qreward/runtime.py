@@ -50,7 +50,7 @@ Items = Iterable[Any] | AsyncIterable[Any]
 
 
 class Runtime:
-    """The engine, the endpoints and the settings of one client.
+    """Holds the engine, the endpoints and the settings of one client.
 
     After a fork, the runtime of the child process starts anew with the same settings, without requests or connections.
 
@@ -189,7 +189,7 @@ class Runtime:
         deadline = options.seconds("deadline", given.get("deadline"))
         on_result = options.callback("on_result", given.get("on_result"))
         total = len(items) if isinstance(items, Sized) else None
-        # all prices, because an endpoint may be added while the batch runs; no prices if no endpoint of the pool has one
+        # all prices, because an endpoint may be added while the batch runs; no prices if no endpoint of the pool has a price
         prices = self.prices if any(source.name in self.prices for source in pool.sources) else {}
         progress = start_progress(given.get("progress"), total, title=title, load=partial(load_of, pool), prices=prices, clock=self.clock)
         keep = given.get("keep_results", True)
@@ -221,7 +221,7 @@ class Runtime:
         return await DividedDecision(self.one, most, request_options, self.clock, began).result(call, result)
 
     async def _find_dialects(self, pool: Pool, model: str, request_options: RequestOptions) -> RequestOptions:
-        """Find out which dialect the endpoints speak. Returns the options with the remaining timeout."""
+        """Find out which dialect each endpoint uses. Returns the options with the remaining timeout."""
         began, timeout = self.clock(), request_options.timeout
         await self.dialects.find(self.driver(), pool, model, timeout)
         if timeout is None:
@@ -278,7 +278,7 @@ class Runtime:
         return await waiter.run()
 
     def _merger(self, driver: LoopDriver, pool: Pool, spec: MergeSpec, tenant: str | None, key: Hashable) -> RequestMerger:
-        """Return the merger of items that may share a request. It is created for the first item and removed when no item is left."""
+        """Return the merger of items that may share a request. The merger is created for the first item and removed after the last item."""
         mergers, place = self._mergers, (driver, pool, tenant, key)
         if place in mergers:
             return mergers[place]
@@ -327,7 +327,7 @@ class Runtime:
 
 
 class Client(Protocol):
-    """A ``QRewardClient`` or ``SyncQRewardClient``."""
+    """The type of a ``QRewardClient`` or a ``SyncQRewardClient``."""
 
     @property
     def _runtime(self) -> Runtime: ...
@@ -339,7 +339,10 @@ def runtime_of(client: Client) -> Runtime:
 
 
 def _watching(telemetry: Any, observers: Any) -> tuple[Any, Any, list[object]]:
-    """Return the telemetry or None, the watcher of the telemetry or None, and a list of the observers."""
+    """Return three values: the telemetry, the watcher of the telemetry, and a list of the observers.
+
+    The first two values are None if telemetry is disabled.
+    """
     if isinstance(observers, str) or not isinstance(observers, Iterable):
         raise ConfigError(f"observers must be a list of observers, such as [MyObserver()], not {type(observers).__name__}")
     if telemetry is None:

@@ -6,8 +6,9 @@ import difflib
 from collections.abc import Iterable
 
 TYPO = 0.85
-"""Minimum similarity (0 to 1) of two names at which one counts as a misspelling of the other. It is used where unknown names are allowed.
-``time_out`` then counts as a misspelling of ``timeout``, but ``store`` does not count as a misspelling of ``score``."""
+"""Minimum similarity (0 to 1) of two names at which the first name counts as a misspelling of the second name. This minimum is used
+where unknown names are allowed. For example, ``time_out`` counts as a misspelling of ``timeout``, but ``store`` does not count as a
+misspelling of ``score``."""
 
 
 def closest(name: object, known: Iterable[str], *, most: int = 1, cutoff: float = 0.6) -> list[str]:

@@ -63,7 +63,7 @@ class Item:
 
 
 class KeyQueue:
-    """The waiting items of one key. Each priority level has a deque, which is in the order of submission.
+    """Holds the waiting items of one key. Each priority level has a deque, which is in the order of submission.
 
     A removed item stays in its deque until it reaches the head of the deque or ``sweep`` is called.
 
@@ -87,7 +87,7 @@ class KeyQueue:
         self.count, self.cost, self.dead = 0, 0.0, 0
 
     def first(self) -> deque[Any] | None:
-        """Return the deque whose first item is next, or None if no item waits.
+        """Return the deque whose first item is sent next, or None if no item waits.
 
         One priority level counts as much as ``AGEING`` seconds of waiting.
         """
@@ -103,7 +103,7 @@ class KeyQueue:
         return best
 
     def rank(self) -> tuple[float, int]:
-        """Return the sort key of the first item, for comparison with the first items of other keys."""
+        """Return the rank of the next item. Of several ``KeyQueue`` objects, the one with the lowest rank comes first."""
         waiting = self.first()
         assert waiting is not None
         head = waiting[0]
@@ -155,7 +155,7 @@ class KeyQueue:
 
 
 class Deadlines:
-    """A heap of the deadlines of waiting and taken items. Entries of items that are over are removed before they accumulate."""
+    """Holds the deadlines of waiting and taken items in a heap. Entries of items in the state ``OVER`` are removed from time to time."""
 
     __slots__ = ("_entries", "_most")
 
@@ -178,7 +178,7 @@ class Deadlines:
         return entries[0][0] if entries else inf
 
     def due(self, now: float) -> list[Any]:
-        """Remove all items whose deadline has passed, and return those that are not over."""
+        """Remove all items whose deadline has passed. Return the removed items that are not over."""
         late: list[Any] = []
         while self._entries and self._entries[0][0] <= now:
             item = heappop(self._entries)[2]
@@ -188,10 +188,10 @@ class Deadlines:
 
 
 class Backlog:
-    """Items that wait for a batch, and the deadlines of waiting and taken items.
+    """Holds the items that wait for a batch, and the deadlines of waiting and taken items.
 
-    This is the low-level interface for code that sends lists itself. Such code takes items only when they can be sent. It puts them back if
-    the server rejects the list (429, 503). If the list fails for another reason, it splits the list with :func:`halves`.
+    This is the low-level interface for code that sends lists itself. Such code takes items only when it can send them. It puts the items
+    back if the server rejects the list (429, 503). If the list fails for another reason, it splits the list with :func:`halves`.
 
     Attributes:
         waiting: number of waiting items.

@@ -10,7 +10,7 @@ from typing import Any
 
 
 class FunctionKind(Enum):
-    """How a function returns its results."""
+    """The way in which a function returns its results."""
 
     AWAITED = "async def"
     THREADED = "def"

@@ -25,7 +25,7 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class CallSignature(NamedTuple):
-    """The parameters that a call passed, if it left some parameters out.
+    """The parameters that a call passed. This object is made only for a call that left some parameters out.
 
     Attributes:
         positional: number of arguments that are passed to the function by position.
@@ -187,9 +187,9 @@ def batch(function: Any = None, /, **settings: Unpack[Options]) -> Any:
     ``await score.close()`` closes the queues.
 
     Raises:
-        TypeError: the decorated object is not a function. Or ``@batch`` without parentheses decorates a plain ``def``. Or a setting is
-            unknown or has the wrong type. A call raises it if its arguments do not match the signature of the function, or if the
-            function has no parameter for a list.
+        TypeError: the decorated object is not a function, ``@batch`` without parentheses decorates a plain ``def``, or a setting is
+            unknown or has the wrong type. A call of the batched function also raises ``TypeError`` if the arguments do not match the
+            signature of the function, or if the function has no parameter for a list.
         ConfigError: a setting is out of range. ``ConfigError`` is a ``ValueError``.
 
     Example:

@@ -50,7 +50,7 @@ class PendingItem(Item):
 
 
 class BatchFunction:
-    """A batch function and its settings, shared by all its queues. It does not depend on an event loop.
+    """Holds a batch function and its settings. All queues of the function share this object. It does not depend on an event loop.
 
     Args:
         function: the batch function.
@@ -157,7 +157,7 @@ def too_large() -> RuntimeError:
 
 
 def results_of(returned: Any, count: int) -> Sequence[Any]:
-    """Return the results of a batch function as a sequence. Raises an error if the number of results is not ``count``."""
+    """Return the results of a batch function as a sequence. Raises ``InvalidResponse`` if the number of results is not ``count``."""
     if type(returned) is not list and type(returned) is not tuple:
         returned = _in_order(returned)
     if len(returned) != count:
@@ -243,7 +243,7 @@ def batch_contexts() -> tuple[Context, ...]:
 
 @dataclass(slots=True, eq=False, repr=False)
 class InFlightBatch:
-    """A batch that has been sent. It makes one call of the function, in a separate task.
+    """A batch that has been sent. This object makes one call of the batch function, in a separate task.
 
     Args:
         function: the batch function.
@@ -277,9 +277,9 @@ class InFlightBatch:
             item.batch = self
 
     async def carry_out(self) -> None:
-        """Run the function, and return to each caller its result or error.
+        """Run the function. Each caller receives the result or the error of its item.
 
-        This method never raises an ``Exception``. It raises only other exceptions, such as ``KeyboardInterrupt``.
+        This method never raises an ``Exception``. It can only raise a ``BaseException`` of another kind, such as ``KeyboardInterrupt``.
         """
         function, values = self.function, [item.value for item in self.items]
         _BATCH.set(self)

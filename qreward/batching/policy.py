@@ -51,7 +51,7 @@ class AdaptiveBatchSize:
         self._begin()
 
     def done(self, limit: float, size: float, seconds: float) -> None:
-        """Record a full batch. The batch is ignored if the limit has changed since it began.
+        """Record a full batch. The batch is ignored if the limit has changed since the batch began.
 
         Args:
             limit: the limit under which the batch began.
@@ -106,7 +106,7 @@ Measure = Callable[[list[Any]], float]
 
 
 class BatchPolicy:
-    """The backlog of one queue, and the rules by which batches are taken from it.
+    """Holds the backlog of one queue, and decides which items of the backlog form the next batch.
 
     Attributes:
         backlog: the waiting items.
@@ -191,8 +191,8 @@ class BatchPolicy:
 def fit(backlog: Backlog, queue: KeyQueue, now: float, limit: float, measure: Measure) -> list[Any]:
     """Take items from the head of the queue, as many as fit into ``limit`` together.
 
-    If the size of the list is the sum of the sizes of its items, this sum decides how many items fit. If it is not, ``_search`` measures
-    lists of different lengths. This is the case, for example, when all items are padded to the length of the longest item.
+    If the size of the list is the sum of the sizes of its items, this sum decides how many items fit. Otherwise, ``_search``
+    measures lists of different lengths. For example, the size is not the sum if all items are padded to the length of the longest item.
     """
     chosen = backlog.take(now, max_cost=limit, queue=queue)
     fits = len(chosen)

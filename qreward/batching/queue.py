@@ -28,7 +28,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 NORMAL = Priority.NORMAL
 LOOP_CHECK_INTERVAL = 0.1
-"""Seconds between two checks in which ``close`` looks whether the event loop of another thread is still running."""
+"""Seconds between two checks. In each check, ``close`` tests whether the event loop of another thread is still running."""
 
 
 class BatchQueue(Generic[T, R]):
@@ -103,9 +103,9 @@ class BatchQueue(Generic[T, R]):
             RequestTimeout: the timeout has passed. An item that was still waiting is never sent. ``RequestTimeout`` is a ``TimeoutError``.
             QueueFull: ``max_queue_size`` items are already waiting.
             ClientClosed: the queue is closed.
-            InvalidResponse: the function returned a different number of results.
+            InvalidResponse: the function did not return one result for each item of the batch.
             RuntimeError: the item is larger than ``max_batch_size``.
-            Exception: the function raised this exception. Each caller receives a separate exception object.
+            Exception: any exception that the function raised. Each caller receives a separate exception object.
         """
         if priority is NORMAL and timeout is None:  # fast path for the usual case
             return await self.result_of(item, None)  # type: ignore[no-any-return]
@@ -149,9 +149,9 @@ class BatchQueue(Generic[T, R]):
     def stream(self, item: T, *, priority: int | str = NORMAL, timeout: float | None = None) -> AsyncGenerator[R, None]:
         """Submit one item and return its stream. The function must be an async generator.
 
-        Arguments and errors are those of ``submit``. The caller must read the stream to its end, or call ``aclose()``. If the batch has to
-        wait longer than ``stream_timeout`` seconds because this stream is not read, the stream ends. The pieces received until then can
-        still be read. After them, ``RequestTimeout`` is raised.
+        The arguments and errors are the same as for ``submit``. The caller must read the stream to its end, or call ``aclose()``. If the
+        batch has to wait longer than ``stream_timeout`` seconds because this stream is not read, the stream ends. The pieces received until
+        then can still be read. After these pieces, ``RequestTimeout`` is raised.
         """
         return self.stream_of(item, None, *_checked(priority, timeout))
 
@@ -184,7 +184,8 @@ class BatchQueue(Generic[T, R]):
             drain: True sends the waiting items at once, even in batches that are not full. False fails waiting and running items with
                 ``ClientClosed``.
 
-        A function that runs in a thread cannot be stopped. ``close`` waits for the function only as long as one of its callers waits.
+        A function that runs in a thread cannot be stopped. ``close`` waits for the function only as long as a caller waits for a result
+        of this function.
         """
         self._function.close()
         here = asyncio.get_running_loop()
@@ -209,7 +210,7 @@ class BatchQueue(Generic[T, R]):
         return sum(worker.backlog.waiting for worker in workers), sum(len(worker.batches) for worker in workers)
 
     def set_max_batch_size(self, size: int) -> None:
-        """Set the maximum batch size. The batch that fills now may keep the old value. This is true of all setters.
+        """Set the maximum batch size. The batch that fills now may keep the old value. All setters behave in this way.
 
         Raises:
             TypeError, ConfigError: the value is invalid, as in the constructor. Nothing is changed.
@@ -255,7 +256,7 @@ class BatchQueue(Generic[T, R]):
 
 
 async def _close_elsewhere(worker: LoopWorker, drain: bool) -> None:
-    """Close a worker in the event loop of the worker. Wait until it is closed or this event loop no longer runs."""
+    """Close a worker in the event loop of the worker. Wait until the worker is closed or its event loop no longer runs."""
     closed: Future[None] = Future()
 
     def begin() -> None:

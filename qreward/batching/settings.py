@@ -66,8 +66,8 @@ class BatchSettings:
     Args:
         max_batch_size: maximum number of items in a batch. With ``batch_size_fn``, it is the maximum size of a batch in the unit of this
             function.
-        batch_wait_timeout_s: seconds for which a batch that is not full waits for more items while a slot is free. They are counted from
-            the submission of its first item. 0 means that a batch waits only for a free slot.
+        batch_wait_timeout_s: seconds for which a batch that is not full waits for more items while a slot is free. The time begins
+            with the submission of the first item of the batch. 0 means that a batch waits only for a free slot.
         max_concurrent_batches: maximum number of batches that run at once, in each event loop.
         batch_size_fn: function that returns the size of a list of items, such as the number of their tokens. It receives a list of the
             first argument of each call. The size must not decrease when an item is added to the list.

@@ -14,7 +14,7 @@ KEPT = 1024
 
 @dataclass(frozen=True, slots=True)
 class QueueStats:
-    """The state of a queue and its counters, over all event loops.
+    """Holds the state of a queue and its counters, over all event loops.
 
     Args:
         waiting: number of items that are not in a batch yet.
@@ -28,9 +28,9 @@ class QueueStats:
         expired: number of items whose timeout passed.
         cancelled: number of items whose caller stopped waiting.
         wait_p50: median of the seconds from submission to sending, over the latest 1,024 items.
-        wait_p95: 95th percentile of these seconds.
+        wait_p95: 95th percentile of the seconds from submission to sending, over the latest 1,024 items.
         run_p50: median of the seconds that the function took, over the latest 1,024 batches.
-        run_p95: 95th percentile of these seconds.
+        run_p95: 95th percentile of the seconds that the function took, over the latest 1,024 batches.
     """
 
     waiting: int

@@ -1,7 +1,7 @@
 """Streams: the batch function is an async generator that yields lists with one piece per caller, and each caller reads a separate stream.
 
-The generator runs at most ``AHEAD`` pieces ahead of the fastest reader. Slower readers have a buffer of ``KEPT`` pieces. If a buffer is
-full, the generator waits until the reader of this buffer has read, but at most ``stream_timeout`` seconds. When all readers have left, the
+The generator runs at most ``AHEAD`` pieces ahead of the fastest reader. Each slower reader has a buffer of ``KEPT`` pieces. If a buffer
+is full, the generator waits until a piece is read from this buffer, but at most ``stream_timeout`` seconds. When all readers have left, the
 generator is closed.
 """
 
@@ -24,7 +24,7 @@ _ENDS = (StopIteration, StopAsyncIteration)
 
 
 class BatchStreamReader(PendingItem):
-    """An item whose caller reads a stream. Its ``future`` never gets a result. It is cancelled at the end of the stream."""
+    """An item whose caller reads a stream. Its ``future`` never gets a result, and is cancelled at the end of the stream."""
 
     __slots__ = ("_error", "_waiter", "buffer")
     batch: StreamBatch

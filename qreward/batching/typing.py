@@ -30,7 +30,7 @@ Stream: TypeAlias = AsyncGenerator[R, None]
 
 
 class Controls(Protocol):
-    """The attributes of a batched function. If the function is a method, they apply to the queues of all instances."""
+    """The attributes of a batched function. If the function is a method, these attributes apply to the queues of all instances."""
 
     __name__: str
     __qualname__: str
@@ -53,13 +53,13 @@ class Controls(Protocol):
 
 
 class Batched(Controls, Protocol[P, Made_co]):
-    """A batched function, or a method of an instance."""
+    """The type of a batched function, and of a batched method that is accessed on an instance."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Made_co: ...
 
 
 class BatchedMethod(Controls, Protocol[S_contra, P, Made_co]):
-    """A batched method, accessed on its class."""
+    """The type of a batched method that is accessed on its class."""
 
     def __call__(self, instance: S_contra, /, *args: P.args, **kwargs: P.kwargs) -> Made_co: ...
     @overload
@@ -69,7 +69,7 @@ class BatchedMethod(Controls, Protocol[S_contra, P, Made_co]):
 
 
 class BatchDecorator(Protocol):
-    """``batch``, and the decorator that ``batch(...)`` with settings returns."""
+    """The type of ``batch``, and of the decorator that a call of ``batch`` with settings returns."""
 
     __name__: str
 

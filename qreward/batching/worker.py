@@ -27,7 +27,7 @@ _log = logging.getLogger("qreward")
 
 
 class LoopWorker:
-    """The state of a queue in one event loop. Only ``post`` may be called from outside this loop."""
+    """Runs a queue in one event loop. Only ``post`` may be called from outside this loop."""
 
     def __init__(self, function: BatchFunction, loop: asyncio.AbstractEventLoop) -> None:
         self.function = function
@@ -89,7 +89,7 @@ class LoopWorker:
             raise QueueFull(f"{message}; submit fewer at once, or set a larger max_queue_size")
 
     def _made(self, value: Any, signature_key: Hashable, level: int) -> Any:
-        """Create an item. The settings determine its size and key, and whether it has a context."""
+        """Create an item. The settings determine its size and key, and whether the item has a context."""
         function, settings = self.function, self.function.settings
         key = function.key_of(value, signature_key)
         cost = 1 if settings.batch_size_fn is None else function.size_of(value)
@@ -159,9 +159,9 @@ class LoopWorker:
             self._idle.set()
 
     def _next(self, now: float) -> tuple[list[Any], float]:
-        """Return the items of the next batch, without items whose callers have left, and the time at which to try again.
+        """Return the items of the next batch, and the time at which to try again.
 
-        If no batch may be sent now, the items are an empty list.
+        Items whose callers have left are not returned. If no batch may be sent now, the list of items is empty.
         """
         function, settings = self.function, self.function.settings
         measure = None if settings.batch_size_fn is None else function.measure

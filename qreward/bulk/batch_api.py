@@ -20,12 +20,12 @@ from qreward.transport.connection import EndpointConnection, failure_of
 PAGE = 100
 """Number of batches on a page of the provider's list. OpenAI allows no more."""
 PAGES = 20
-"""Maximum number of pages that are searched for a batch. They suffice, because such a batch was created recently, and the newest batches
-are listed first."""
+"""Maximum number of pages that are searched for a batch. These pages suffice, because the batch was created recently, and the list begins
+with the newest batches."""
 
 
 class CallFailed(Exception):
-    """A call has failed. ``failure`` has the kind of failure and an error without secrets."""
+    """Raised when a call of the Batch API has failed. ``failure`` has the kind of failure and an error without secrets."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(str(failure.error))
@@ -33,7 +33,7 @@ class CallFailed(Exception):
 
 
 class BatchApi:
-    """The Batch API of one endpoint. Every method raises ``CallFailed`` if its call fails. A cancelled call closes its connection.
+    """Calls the Batch API of one endpoint. Every method raises ``CallFailed`` if its call fails. A cancelled call closes its connection.
 
     Args:
         endpoint: the endpoint. The calls use its address, key, proxy and TLS settings, like any request.

@@ -1,4 +1,6 @@
-"""The batches of a bulk run: one per model, or one for a scorer. Each batch takes lines from its queue when it can send them.
+"""The batches of a bulk run: one batch per model, or one batch for a scorer.
+
+Each batch has a queue of lines, and takes a line from the queue when it can send the line.
 
 ``LineRun`` is the base class of :class:`~qreward.bulk.run.BulkRun` and :class:`~qreward.bulk.keyed.KeyedRun`.
 """
@@ -31,16 +33,16 @@ WAITING = 1024
 ALL_FAILED = 100
 """Number of failed lines after which the run stops if no line has succeeded. The cause is then probably not in the lines."""
 SCORING = 2048
-"""Maximum number of lines that a scorer has at once. They count as sent. If the run is killed, the next run may send them again."""
+"""Maximum number of lines that a scorer has at once. These lines count as sent. If the run is killed, the next run may send them again."""
 
 
 class Entry:
     """A line that is to be sent or was sent.
 
     Attributes:
-        ordinal: its position in the input, from 0.
+        ordinal: position of the line in the input, from 0.
         digest, place: as in :class:`~qreward.bulk.inputs.InputLine`.
-        custom_id: its identifier in the output.
+        custom_id: identifier of the line in the output.
         content: the request, or the item for a scorer.
         reserved: maximum cost of all attempts of the line together.
         started: True if the journal has recorded the line as sent.
@@ -55,7 +57,7 @@ class Entry:
 
 
 class LineQueue:
-    """Lines that wait for a batch, which iterates over the queue. ``read_on`` is set whenever a line is taken."""
+    """Holds the lines that wait for one batch. The batch iterates over the queue. ``read_on`` is set whenever a line is taken."""
 
     def __init__(self, read_on: asyncio.Event) -> None:
         self._read_on = read_on
@@ -99,7 +101,7 @@ class LineQueue:
 
 
 class ModelBatch(BatchWaiter):
-    """The batch of one model. A line is recorded as sent just before its first attempt."""
+    """Sends the lines of one model as a batch. A line is recorded as sent just before its first attempt."""
 
     def __init__(self, run: LineRun, model: str, pool: Pool) -> None:
         runtime, self.queue = run.runtime, LineQueue(run.read_on)
@@ -140,7 +142,7 @@ class ModelBatch(BatchWaiter):
 
 
 class ScorerBatch:
-    """The batch of a judge or a reward model. A line is recorded as sent when the scorer takes it."""
+    """Gives the lines to a judge or a reward model. A line is recorded as sent when the scorer takes it."""
 
     def __init__(self, run: LineRun, scorer: Scorer) -> None:
         self._bulk, self._scorer, self.queue = run, scorer, LineQueue(run.read_on)
@@ -201,7 +203,7 @@ class LineRun(ABC):
         self.runtime, self._journal, self._settings, self._scorer = runtime, journal, settings, scorer
         self._reader = reader
         self.scheduling: Mapping[str, Any] = settings.scheduling()
-        hedge = {"hedge": False} if settings.is_limited else {}  # no hedges with a budget, because their cost is not reserved
+        hedge = {"hedge": False} if settings.is_limited else {}  # no hedges with a budget, because the cost of a hedge is not reserved
         self.request_options = runtime.request_options({**self.scheduling, **hedge})
         self.read_on = asyncio.Event()
         self._batches: dict[Pool | None, ModelBatch | ScorerBatch] = {}
@@ -213,7 +215,7 @@ class LineRun(ABC):
     @property
     @abstractmethod
     def is_stopping(self) -> bool:
-        """True if nothing more may be sent."""
+        """True if no further lines may be sent."""
 
     @abstractmethod
     def stop(self, reason: QRewardError | str) -> None:
@@ -228,7 +230,7 @@ class LineRun(ABC):
         """Handle the end of a task of the run."""
 
     def start(self, entry: Entry) -> bool:
-        """Record that a line is about to be sent. Returns False if it must not be sent."""
+        """Record that a line is about to be sent. Returns False if the line must not be sent."""
         if self.is_stopping:
             return False
         try:

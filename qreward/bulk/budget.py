@@ -22,8 +22,8 @@ adds 5. Names and special tokens can double these numbers."""
 
 MEDIA = ("image_url", "image", "input_image", "audio_url", "input_audio", "video_url", "video", "file")
 MEDIA_TOKENS = 16_384
-"""Number of tokens that are counted for an image, a sound or a video. It is the limit of Qwen2-VL for one image. A long video can use
-more tokens."""
+"""Number of tokens that are counted for an image, a sound or a video. The number is the limit of Qwen2-VL for one image. A long video
+can use more tokens."""
 TEXTS = ("text", "input_text", "function")
 WITHOUT_OUTPUT = ("score", "rerank", "classify", "pooling", "embed", "embeddings", "moderations", "reward", "similarity", "tokenize")
 """Last parts of the URL paths of requests that generate no text."""
@@ -58,7 +58,7 @@ NOTHING = Spent()
 
 
 class SpendingLimit:
-    """The limits of a run, with the amounts that are spent and reserved.
+    """Holds the limits of a run, and the amounts that are spent and reserved.
 
     Args:
         max_cost: limit in US dollars; None for no limit.
@@ -102,13 +102,16 @@ class SpendingLimit:
 
 
 def highest(prices: Iterable[Price]) -> Price | None:
-    """Return the highest prompt price and the highest completion price, possibly from two endpoints; None if there are no prices."""
+    """Return the highest prompt price and the highest completion price; None if there are no prices.
+
+    The two prices may come from different endpoints.
+    """
     known = list(prices)
     return (max(price[0] for price in known), max(price[1] for price in known)) if known else None
 
 
 def upper_bound(call: WireRequest, price: Price | None) -> Spent:
-    """Return the maximum cost of one attempt of a request. Each byte of text counts as a token, because no token is shorter.
+    """Return the maximum cost of one attempt of a request. Each byte of text counts as a token, because no token is shorter than a byte.
 
     Raises:
         ConfigError: the request does not limit its output.

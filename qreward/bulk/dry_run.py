@@ -24,7 +24,7 @@ SHOWN = 20
 
 @dataclass(slots=True)
 class ModelPlan:
-    """The requests that a run would send to one model.
+    """Describes the requests that a run would send to one model.
 
     Attributes:
         endpoints: names of the endpoints that serve the model.

@@ -29,7 +29,8 @@ class KeyedLine(NamedTuple):
     Attributes:
         digest: 64-bit hash of the row's content, as in the journal.
         identifier: ``qreward-`` and a 128-bit hash of the row's content. It is the ``id`` of the row's line in the output.
-        line: the row as a line of the input. If it has neither ``custom_id`` nor ``id``, the identifier becomes its ``custom_id``.
+        line: the row as a line of the input. If the row has neither ``custom_id`` nor ``id``, ``identifier`` becomes its
+            ``custom_id``.
     """
 
     digest: int
@@ -62,18 +63,18 @@ def _without_nulls(value: Any) -> Any:
 
 
 class JournalFolder:
-    """The results in all journals of a folder. Each row with a result takes about 100 bytes of memory.
+    """Holds the results in all journals of a folder. Each row with a result takes about 100 bytes of memory.
 
     Args:
-        path: the folder. If the processes run on several machines, it must be on a file system that they share.
+        path: the folder. If the processes run on several machines, the folder must be on a file system that all of them share.
         settings: the settings that all runs in the folder must share, as JSON values.
         force: True accepts journals of other settings.
         retry_failed: True counts rows that failed before this object was created as not done.
 
     Attributes:
-        sent: number of times that any row was sent.
-        sent_again: number of times that a row was sent although it had been sent before. Either an earlier run had sent the row and
-            received no result, or another process sent it at the same time.
+        sent: total number of times that rows were sent.
+        sent_again: number of times that a row was sent although the row had been sent before. Either an earlier run had sent the row and
+            received no result, or another process sent the row at the same time.
 
     Raises:
         ConfigError: the folder does not exist, or holds journals of other settings.
@@ -166,7 +167,9 @@ class JournalFolder:
     # writing
 
     def claim(self) -> tuple[int, Journal]:
-        """Open the first journal that no process has open, or a new one. Returns its number and the journal.
+        """Open the first journal that no process has open. If there is none, create a journal.
+
+        Returns the number of the journal, and the journal.
 
         Raises:
             ConfigError: the journal cannot be written, or has other settings.
@@ -179,9 +182,10 @@ class JournalFolder:
         raise AssertionError
 
     def write(self) -> int:
-        """Write the results of each journal to a file such as ``part-00000.jsonl``, and its failures to ``part-00000.failed.jsonl``.
+        """Write the rows that succeeded and the rows that failed to separate files, two files for each journal.
 
-        Each row is written once. Returns the number of files with results.
+        For example, the rows of the first journal that succeeded go to ``part-00000.jsonl``, and the rows that failed go to
+        ``part-00000.failed.jsonl``. Each row is written once. Returns the number of files such as ``part-00000.jsonl``.
 
         Raises:
             OSError: a file cannot be written, for example because the disk is full. Files of an earlier run are then unchanged.

@@ -60,7 +60,7 @@ class Index:
             states[ordinal] = FAILED - (place & 1)
 
     def get(self, ordinal: int) -> tuple[int, int] | None:
-        """Return the offset of a line's record and its digest, or None if the line has no result."""
+        """Return the offset of the record of a line, and the digest of the line. Return None if the line has no result."""
         if ordinal >= self.size or not self._states[ordinal]:
             return None
         return self._entries[2 * ordinal] >> 1, self._entries[2 * ordinal + 1]

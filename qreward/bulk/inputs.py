@@ -45,7 +45,7 @@ class InputLine(NamedTuple):
         place: file and line number, such as ``requests.jsonl:17``.
         digest: 64-bit hash of the line's content.
         content: content of the line, as JSON.
-        fault: reason why a row cannot be written as JSON; ``""`` for all other lines.
+        fault: reason why a row of a table cannot be written as JSON; ``""`` if there is no such reason.
     """
 
     place: str
@@ -72,8 +72,8 @@ class Block(NamedTuple):
     Attributes:
         length: number of lines.
         lines: the lines; None if they were not parsed because all of them are done.
-        mark: position and hash of the block. If a later run finds them unchanged and all lines of the block are done, it does not parse
-            these lines. None for blocks that every run must parse.
+        mark: position and hash of the block. A later run does not parse the lines of the block if all of them are done, and the position
+            and hash are unchanged. None for blocks that every run must parse.
     """
 
     length: int
@@ -86,7 +86,7 @@ def digest_of(content: bytes) -> int:
 
 
 class Input:
-    """The input of a run. Files are opened anew each time they are read.
+    """Reads the input of a run. A file is opened again each time it is read.
 
     Args:
         source: paths, globs, ``-`` for standard input, or an iterable of mappings.
@@ -164,7 +164,7 @@ class Input:
         return lines + (last != b"\n")
 
     def close(self) -> None:
-        """Make a call of ``count`` that still runs in another thread return early."""
+        """End a call of ``count`` that still runs in another thread. The call then returns early."""
         self._is_closed = True
 
 
@@ -239,9 +239,9 @@ class _KnownBlocks:
         self.next = None
 
     def take(self, data: bytes) -> BlockMark | None:
-        """Return the mark of the earlier run's next block if this block had the same position and consisted of the same bytes, ``data``.
+        """Return the mark of the earlier run's next block if that block had the current position and consisted of the bytes ``data``.
 
-        If not, the block has changed: return None. All later blocks of the input then count as changed too.
+        Otherwise, return None, because the input has changed. All later blocks of the input then count as changed too.
         """
         mark, self.next = self.next, None
         if mark is not None and (mark.first, mark.size, mark.digest) == (self.ordinal, len(data), _hash(data)):
@@ -301,7 +301,7 @@ def _whole_lines(data: bytes) -> tuple[bytes, bytes]:
 
 
 def _lines(label: str, number: int, data: bytes) -> list[InputLine]:
-    """Return the lines of ``data`` except blank ones. In the file, ``number`` lines stand before ``data``."""
+    """Return the lines of ``data`` except blank ones. ``number`` is the number of lines of the file before ``data``."""
     if not number:
         data = data.removeprefix(codecs.BOM_UTF8)
     contents = enumerate(map(bytes.strip, data.split(NEWLINE)), number + 1)
@@ -397,7 +397,7 @@ def _suffix(name: str) -> str:
 
 
 def _suffixes(name: str) -> tuple[str, str]:
-    """Return the suffix of the format, and the suffix of the compression or ``""``."""
+    """Return the suffix of the format, and the suffix of the compression (``""`` if the file is not compressed)."""
     if _suffix(name) in _PACKED:
         return _suffix(name.rpartition(".")[0]), _suffix(name)
     return _suffix(name), ""

@@ -39,14 +39,15 @@ SYNC = 0.1
 CHUNK = 1 << 22
 """Number of bytes that are read at once, and number of bytes of records after which a summary is written."""
 SUMMARISED, AT_THE_END = 8192, 256
-"""``SUMMARISED``: number of results after which a summary is written. ``AT_THE_END``: minimum number of results that are not in a summary
-yet for which a summary is written at the end of a run."""
+"""``SUMMARISED``: number of results after which a summary is written. ``AT_THE_END``: minimum number of results without a summary. If
+fewer results are left at the end of a run, no summary is written for these results."""
 RESERVED = 1 << 20
-"""Number of bytes of disk space that are reserved at once. The reservation shows a full disk before a request is sent."""
+"""Number of bytes of disk space that are reserved at once. If the disk is full, the reservation fails before a
+request is sent."""
 
 
 class JournalInUse(ConfigError):
-    """Another run has the journal open."""
+    """Raised when another run has the journal open."""
 
 
 class Line(NamedTuple):
@@ -62,7 +63,7 @@ class Line(NamedTuple):
 
 
 class Journal:
-    """The journal of one output file. Opening it locks the file, drops an incomplete record at the end, and builds an index of the results.
+    """The journal of one output file. Opening a journal locks the file, drops an incomplete record, and builds an index of the results.
 
     Args:
         path: path of the file; it is created if it does not exist.
@@ -72,14 +73,15 @@ class Journal:
 
     Attributes:
         torn: number of bytes that belong to no valid record: to an incomplete record at the end, or to damaged records.
-        unfinished: ordinals of lines that an earlier run sent without receiving a result. They may be charged twice.
+        unfinished: ordinals of lines that an earlier run sent without receiving a result. These lines may be charged twice.
         spent_before: tokens and cost of earlier runs. Unfinished lines count with their maximum cost.
-        held: number of a provider batch -> the batch. The batches are those of earlier runs that have not ended. The provider charges their
-            lines.
-        batches: number of provider batches in the journal. It is also the number of the next batch, because they are numbered from 0.
+        held: number of a provider batch -> the batch. The mapping holds the batches of earlier runs that have not ended. The provider
+            charges the lines of these batches.
+        batches: number of provider batches in the journal. It is also the number of the next batch, because batches are numbered from
+            0.
         blocks: ordinal of the first line -> mark of a block of the input, in the order of the input. No line of these blocks has changed
             since it was sent.
-        lost: number of lines whose result could not be written. The next run sends them again.
+        lost: number of lines whose result could not be written. The next run sends these lines again.
 
     Raises:
         ConfigError: another run has the file open, the file is not a journal, or its settings differ. The message names a setting that
@@ -97,7 +99,7 @@ class Journal:
         self._index = Index()
         self._started: dict[int, Spent] = {}  # ordinal of a line that this run sent and that has no result yet -> its maximum cost
         self._left_before: dict[int, Spent] = {}  # ordinal of a line that an earlier run sent and that has no result -> its maximum cost
-        self._spent = NOTHING  # tokens and cost of all other lines
+        self._spent = NOTHING  # tokens and cost of all lines that are in neither of these two mappings
         self.held: dict[int, HeldBatch] = {}
         self.blocks: dict[int, BlockMark] = {}
         self.batches = 0
@@ -187,7 +189,7 @@ class Journal:
                 )
 
     def _read_parts(self, data: bytes, check: Callable[[bytes], None]) -> bytes:
-        """Read all parts of ``data`` that end with a summary, and return the remaining bytes. They begin at the offset ``_read_to``."""
+        """Read all parts of ``data`` that end with a summary, and return the remaining bytes. These begin at offset ``_read_to``."""
         begin = 0
         for place, end in records.summaries_in(data):
             self._read_part(data[begin:place], data[place:end], check)
@@ -371,7 +373,7 @@ class Journal:
         return found
 
     def set_block(self, first: int, mark: BlockMark | None) -> None:
-        """Record the block of the input that begins with the line ``first``. If ``mark`` is None, some of its lines changed: remove it."""
+        """Record the block of the input that begins with the line ``first``. If ``mark`` is None, remove the block."""
         if (mark is None or self.blocks.get(first) != mark) and self._set_block(first, mark):
             self._part_others.append(self._end + self._unwritten_size)
             self._append(records.record(b"I%012d %b" % (first, msgspec.json.encode(mark))))
@@ -397,7 +399,7 @@ class Journal:
             raise self._error_of(error) from None
 
     def flush(self) -> bool:
-        """Write all records that are not written yet. Returns False if that fails; the next call tries again."""
+        """Write all records that are not written yet. Returns False if the writing fails; the next call tries again."""
         with suppress(QRewardError):  # the next ``start`` or ``close`` raises the error
             self.write()
         return not self._unwritten

@@ -156,7 +156,7 @@ class KeyedRun(LineRun):
     def stop(self, reason: QRewardError | str) -> None:
         """Send no further rows. Requests in flight are finished and recorded. Every row without a result ends with the error ``reason``.
 
-        The next run uses the recorded results, and sends the rows that have none.
+        The next run uses the recorded results, and sends the rows without a recorded result.
         """
         if self._error is not None:
             return

@@ -92,7 +92,7 @@ def _encoded(value: object) -> bytes:
 
 
 class OutputFile:
-    """An output file. It is written under another name, and renamed when it is complete.
+    """Writes an output file. The file is written under another name, and renamed when it is complete.
 
     Args:
         path: path of the file. If it ends in ``.parquet``, the file is a table with the columns ``id``, ``custom_id``, ``response`` and
@@ -113,7 +113,7 @@ class OutputFile:
             raise ConfigError(f"the output {str(path)!r} is a folder; name a file in it")
 
     def write(self, lines: Iterable[bytes]) -> int:
-        """Write all lines and return their number. Without lines, a file of an earlier run is removed.
+        """Write all lines and return their number. If there are no lines, the file of an earlier run is removed.
 
         Raises:
             OSError: the file cannot be written, for example because the disk is full. A file of an earlier run is then unchanged.

@@ -38,11 +38,11 @@ METADATA = "qreward"
 this tag."""
 FIRST_POLL, LONGEST_POLL, POLL_FACTOR = 5.0, 60.0, 1.5
 """``FIRST_POLL``: seconds before the first poll of a batch. ``LONGEST_POLL``: maximum number of seconds between two polls.
-``POLL_FACTOR``: each wait is this many times as long as the wait before it."""
+``POLL_FACTOR``: factor by which the wait grows from one poll to the next."""
 SENT_AGAIN = frozenset({FailureKind.OVERLOADED, FailureKind.TRANSIENT, FailureKind.TIMEOUT})
 """Kinds of failures after which a line is sent again, such as 429 and 5xx."""
 NOT_DONE = {"batch_expired": FailureKind.TIMEOUT, "batch_cancelled": FailureKind.TIMEOUT}
-"""Error codes of lines that the provider did not process. They cost nothing and are sent again."""
+"""Error codes of lines that the provider did not process. Such lines cost nothing and are sent again."""
 TOO_MANY_TOKENS = "token_limit_exceeded"
 """Error code of a batch that exceeds the limit of tokens that an account may have in the provider's queue."""
 
@@ -68,7 +68,7 @@ class FileObject(msgspec.Struct, frozen=True):
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """Number of lines in the output file and in the error file."""
+    """Number of lines of a batch: ``completed`` lines are in the output file, and ``failed`` lines are in the error file."""
 
     completed: int = 0
     failed: int = 0

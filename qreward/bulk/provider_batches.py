@@ -33,7 +33,7 @@ from qreward.settings.policies import Endpoint
 IN_FLIGHT = 32
 """Maximum number of batches that are uploaded, polled or read at once. Each batch holds at most 50,000 lines."""
 REPEAT_FOR = 3600.0
-"""Seconds for which a failing call is repeated. After this time the run stops. Its batches keep running at the provider."""
+"""Seconds for which a failing call is repeated. After this time, the run stops. The batches of the run keep running at the provider."""
 TEMPORARY = provider.SENT_AGAIN | {FailureKind.UNREACHABLE, FailureKind.LOCAL}
 """Kinds of failures after which a call is repeated."""
 
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class ProviderBatches:
-    """All provider batches of a run.
+    """Runs all provider batches of a run.
 
     Args:
         run: the run.
@@ -72,7 +72,7 @@ class ProviderBatches:
         return self._results.endpoints()
 
     def still_running(self) -> tuple[int, int]:
-        """Return two numbers: the lines in the batches that keep running at the provider, and these batches."""
+        """Return the number of lines in the batches that keep running at the provider, and the number of these batches."""
         lines = [batch.missing + batch.spool.left for batch in self._open.values()]
         return sum(lines), len(lines)
 
@@ -137,7 +137,7 @@ class ProviderBatches:
                 await api.aclose()
 
     def stop(self) -> None:
-        """End the run. Its batches keep running at the provider."""
+        """End the run. The batches of the run keep running at the provider."""
         self._changed.set()
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
@@ -304,7 +304,10 @@ class ProviderBatches:
         await self._send_again(batch, again, found.status)
 
     async def _send_again(self, batch: Batch, again: Again, status: str) -> None:
-        """End a batch. Lines with a temporary failure and lines without a result are sent again, up to ``retry.attempts`` attempts each."""
+        """End a batch. Send lines with a temporary failure and lines without a result again.
+
+        A line has at most ``retry.attempts`` attempts.
+        """
         if self._bulk.is_stopping or (batch.missing and not self._bulk.has_read_all):
             return  # the batch stays in the journal, and the next run takes the results that are missing there
         nothing, left = without_result(batch, status), []
@@ -328,7 +331,8 @@ class ProviderBatches:
     async def _handle_refusal(self, batch: Batch, found: BatchObject) -> None:
         """Handle a refused file. If the provider names faulty lines, these lines fail, and all other lines are sent again.
 
-        If the provider names no line, the run stops, with one exception: if the provider's queue was full, the lines are sent again.
+        If the provider names no line because the provider's queue was full, all lines are sent again. If the provider names no line
+        for another reason, the run stops.
         """
         faults = found.faults
         words = "; ".join(f"{fault.code}: {fault.message}" for fault in faults[:3]) or "it does not say why"

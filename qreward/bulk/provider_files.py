@@ -13,7 +13,8 @@ from qreward.bulk.provider import HeldBatch
 from qreward.bulk.spool import Spool, SpooledLine
 
 IDLE = 5.0
-"""Seconds without a new line after which files that are not full are sent. Further lines may wait for the budget or for the input."""
+"""Seconds without a new line after which files that are not full are sent. The files are then sent, because further lines
+may have to wait for the budget or for the input."""
 
 
 class Batch:
@@ -56,7 +57,7 @@ class Batch:
 
 
 class Files:
-    """The files that are being filled, and the complete files that wait to be sent.
+    """Holds the files that are being filled, and the complete files that wait to be sent.
 
     Args:
         folder: folder for the temporary files.
@@ -78,7 +79,7 @@ class Files:
         self._last_line = 0.0
 
     def turn(self, url: str, model: str) -> int:
-        """Return the number of complete files of a model. It decides which of the model's endpoints gets the next file."""
+        """Return the number of complete files of a model. This number decides which of the model's endpoints gets the next file."""
         return self._turns[url, model]
 
     def limit(self, endpoint: str, lines: int) -> None:

@@ -31,7 +31,7 @@ Again = list[tuple[SpooledLine, Failure]]
 
 
 class ProviderRun(Protocol):
-    """The part of :class:`~qreward.bulk.run.BulkRun` that provider batches use. Its methods are documented there.
+    """The part of :class:`~qreward.bulk.run.BulkRun` that provider batches use. The methods are documented there.
 
     Attributes:
         runtime: runtime of the client.
@@ -132,7 +132,7 @@ class Results:
 
 
 def without_result(batch: Batch, status: str) -> Failure:
-    """Return the failure for lines without a result in an ended batch. They count as paid only if the batch is ``completed``."""
+    """Return the failure for lines without a result in an ended batch. Such lines count as paid only if ``status`` is ``completed``."""
     name = batch.api.endpoint.name
     words = f"endpoint {name!r}: provider batch {batch.id} is {status}, without a result for this line"
     kind = FailureKind.TRANSIENT if status == "completed" else FailureKind.TIMEOUT

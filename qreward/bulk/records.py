@@ -79,7 +79,7 @@ def result_of(found: bytes) -> bytes:
 
 
 class BlockMark(NamedTuple):
-    """Position, size and hash of a block of the input. A later run compares them to see whether the block has changed.
+    """Position, size and hash of a block of the input. A later run compares these values to see whether the block has changed.
 
     Attributes:
         first: ordinal of the block's first line.
@@ -104,7 +104,7 @@ class Summary(msgspec.Struct):
         results: three little-endian 64-bit numbers for each result, in base64. The first is the ordinal. The second is twice the offset of
             the record, plus 1 if the line succeeded. The third is the digest.
         others: offsets of the records of provider batches and blocks.
-        spent: tokens and cost from the beginning of the journal to the end of the part, except those of the lines in ``started``.
+        spent: tokens and cost from the beginning of the journal to the end of the part. The lines in ``started`` are not included.
         started: the lines that were sent and have no result: ordinal, tokens and cost of each.
     """
 

@@ -34,7 +34,7 @@ def _shortened(message: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BulkReport:
-    """The report of a bulk run: what the run did.
+    """Reports what a bulk run did.
 
     Attributes:
         lines: number of lines of the input that were read.
@@ -42,9 +42,10 @@ class BulkReport:
         failed: number of done lines whose result is an error.
         resumed: number of lines that were done before this run.
         sent: number of lines that this run sent.
-        sent_again: number of lines in ``sent`` that an earlier run had also sent, without receiving a result. They may be charged twice.
+        sent_again: number of lines in ``sent`` that an earlier run had also sent, without receiving a result. These lines may be charged
+            twice.
         in_flight: number of lines that this run sent without receiving a result.
-        at_provider: two numbers: the lines in provider batches that are still running, and these batches. The next run takes the results
+        at_provider: number of lines in provider batches that are still running, and number of these batches. The next run takes the results
             of the batches, and does not pay for their lines again.
         torn: number of bytes of the journal that belong to no valid record. Most often they are an incomplete record at the end, because an
             earlier run was killed while it wrote the record.
@@ -55,7 +56,7 @@ class BulkReport:
             with its maximum cost. ``cost_before`` is None if no endpoint has a price, or if a scorer is used.
         cached_tokens: number of tokens in ``prompt_tokens`` that servers read from their prefix caches.
         prompt_tokens: prompt tokens of this run.
-        endpoints: endpoint name -> its statistics for this run.
+        endpoints: endpoint name -> the endpoint's statistics for this run.
         errors: kind of error, such as ``ServerError (500)`` -> two values: the number of lines of this run that failed with this kind of
             error, and the message of the first of these errors.
         output, failures: paths of the files of results and of failures; None for a file that was not written.
@@ -86,7 +87,7 @@ class BulkReport:
 
     @property
     def exit_code(self) -> int:
-        """0 if all lines succeeded, 1 if some failed, 75 if the run stopped early and can be continued."""
+        """0 if all lines succeeded, 1 if some lines failed, 75 if the run stopped early and can be continued."""
         return GO_ON if self.reason is not None else SOME_FAILED if self.failed else FINISHED
 
     def __str__(self) -> str:

@@ -22,8 +22,8 @@ from qreward.spelling import did_you_mean
 CHATS, EMBEDDED = "/v1/chat/completions", "/v1/embeddings"
 BATCH_FIELDS = ("custom_id", "method", "url", "body")
 IDS = ("custom_id", "id")
-"""Fields of a plain line or row that can hold its identifier. If a line has both fields, the first counts. A line without these fields is
-identified by its number."""
+"""Fields of a plain line or row that can hold its identifier. If a line has both fields, ``custom_id`` counts. A line without these fields
+is identified by its number."""
 
 
 class BulkRequest(NamedTuple):

@@ -146,8 +146,8 @@ class BulkRun(LineRun):
         Args:
             entry: the line.
             result: result of the line.
-            text: the result as a line of the output, without line break. If it is None, it is made from ``result``.
-            spent: cost of the line. If it is None, it is computed from the usage and the attempts of the result.
+            text: the result as a line of the output, without line break. If ``text`` is None, the line is made from ``result``.
+            spent: cost of the line. If ``spent`` is None, the cost is computed from the usage and the attempts of the result.
         """
         error = result.error
         if error is not None and _was_never_processed(entry, result):
@@ -298,7 +298,7 @@ class BulkRun(LineRun):
         return [*self._batches.values(), *([] if self._provider is None else [self._provider])]
 
     async def _reserve(self, call: WireRequest, names: Iterable[str], attempts: int) -> Spent | None:
-        """Reserve the maximum cost of ``attempts`` attempts of a request, and return it. The highest price of the named endpoints is used.
+        """Reserve and return the maximum cost of ``attempts`` attempts of a request. The highest price of the named endpoints is used.
 
         If requests in flight hold the remaining budget, wait until they end. If the budget is too small, stop the run and return None. A
         request without ``max_tokens`` raises ``ConfigError`` if the run has a budget. Without a budget, nothing is reserved for it.
@@ -435,14 +435,17 @@ class BulkRun(LineRun):
         )
 
     def _cost(self, endpoints: Mapping[str, EndpointStats]) -> float:
-        """Return the cost of this run in US dollars. With a scorer it is computed from the tokens of all answers."""
+        """Return the cost of this run in US dollars. With a scorer, the cost is computed from the tokens of all answers."""
         if self._scorer is None:
             return (self._budget.spent - self._journal.spent_before).cost
         priced = [(self.runtime.prices[name], stats) for name, stats in endpoints.items() if name in self.runtime.prices]
         return sum(dollars(price, stats.prompt_tokens, stats.completion_tokens) for price, stats in priced)
 
     def _endpoints(self) -> dict[str, EndpointStats]:
-        """Return the statistics of each endpoint. The counts of an endpoint that serves several models are sums; it has no quantiles."""
+        """Return the statistics of each endpoint.
+
+        If an endpoint serves several models, its counts are summed over the models, and its quantiles are left out.
+        """
         found: dict[str, EndpointStats] = {}
         for batch in self._all_batches():
             for name, stats in batch.endpoints().items():

@@ -25,10 +25,10 @@ class BulkSettings(Policy):
         timeout: seconds per line, counted from when an endpoint takes the line. None sets no limit.
         priority, tenant: as in :meth:`QRewardClient.batch_chat_completion`.
         deadline: seconds after which the run sends no further requests. The run waits for the requests in flight.
-        max_cost: limit in US dollars for all runs on one journal together. It needs ``Endpoint(price=...)``, and ``max_tokens`` in each
-            line or in ``params``. A request is sent only if its maximum cost is within the limit. Requests are not hedged.
-        max_tokens: limit of prompt and completion tokens for all runs on one journal together. Like ``max_cost``, it needs ``max_tokens``
-            in each line or in ``params``, and requests are not hedged.
+        max_cost: limit in US dollars for all runs on one journal together. This limit needs ``Endpoint(price=...)``, and ``max_tokens``
+            in each line or in ``params``. A request is sent only if its maximum cost is within the limit. Requests are not hedged.
+        max_tokens: limit of prompt and completion tokens for all runs on one journal together. Like ``max_cost``, this limit needs
+            ``max_tokens`` in each line or in ``params``, and requests are not hedged.
         sample: number of lines after which the run stops. The next run continues with the remaining lines.
         shard: ``(i, n)`` sends only the i-th of every n lines, counted from 1.
         order: ``input`` writes the output in the order of the input; ``any`` writes it in the order in which the results arrived.

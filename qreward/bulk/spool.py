@@ -51,7 +51,7 @@ _LINE = msgspec.msgpack.Decoder(SpooledLine)
 
 
 class Spool:
-    """The lines of one provider batch, in the order in which they were added. ``close`` removes its temporary files.
+    """Stores the lines of one provider batch on disk, in the order in which they were added. ``close`` removes the temporary files.
 
     Args:
         folder: folder for the temporary files.

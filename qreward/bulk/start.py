@@ -31,9 +31,9 @@ async def run_bulk(
     """Run a bulk run and return its report. See :meth:`QRewardClient.run`.
 
     Args:
-        client: the client that sends the requests. With a scorer, it must be the scorer's client.
+        client: the client that sends the requests. With a scorer, this client must be the scorer's client.
         source: paths, globs, ``-`` for standard input, or an iterable of mappings.
-        output: the file of the results. The journal and the file of failures are created beside it.
+        output: the file of the results. The journal and the file of failures are created beside this file.
         settings: the fields of :class:`BulkSettings`.
         scorer: a judge or reward model that scores each line as an item. None sends each line as a request. All runs on one journal must
             use the same scorer.

@@ -97,7 +97,10 @@ def _lines(settings: Sequence[Setting], between: str) -> Iterator[str]:
 
 
 def _inline(value: Any, between: str) -> str:
-    """Return a value on one line. Strings, numbers and lists are written as in JSON, which is valid YAML and TOML. Mappings differ."""
+    """Return a value on one line. Strings, numbers and lists are written as in JSON, which is valid YAML and TOML.
+
+    In a mapping, the text ``between`` is written between each name and its value.
+    """
     if isinstance(value, dict):
         return "{" + ", ".join(f"{name}{between}{_inline(inner, between)}" for name, inner in value.items()) + "}"
     if isinstance(value, list):
@@ -110,8 +113,8 @@ _VARIABLES = {"base_url": "OPENAI_BASE_URL", "api_key": "OPENAI_API_KEY"}
 
 
 def form_of(file: str | Path | None) -> str:
-    """Return the form in which hints write settings: the ending of the file, such as ``.toml``. It is empty if there is no file, because
-    the settings are then environment variables.
+    """Return the form in which hints write settings: the ending of the file, such as ``.toml``. The form is empty if there is no file,
+    because the settings are then environment variables.
     """
     return Path(file).suffix.lower() if file else ""
 

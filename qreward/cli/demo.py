@@ -25,10 +25,10 @@ OUTPUT = Path("out") / "verdicts.jsonl"
 HEALTHY_RATE = 125.0
 """Requests per second that the fleet can serve while all endpoints are alive."""
 SLOTS = 16
-"""Maximum number of concurrent requests at judge-small, and at judge-mortal. The client's settings do not contain it: the client has to
-learn it."""
+"""Maximum number of concurrent requests at judge-small, and at judge-mortal. The client's settings do not contain this number: the
+client has to learn it."""
 TIMEOUT = 120.0
-"""Timeout of one request in seconds, including time in the queue. It is many times the duration of the batch."""
+"""Timeout of one request in seconds, including time in the queue. The timeout is many times as long as the whole batch takes."""
 
 
 class DemoRequest(msgspec.Struct, frozen=True):
@@ -47,7 +47,10 @@ class DemoVerdict(msgspec.Struct, frozen=True):
 
 
 def demo_fleet(requests: int) -> FakeFleet:
-    """Return a fleet of three judges: one with slow answers, one with a rate limit, and one that dies after about half of ``requests``."""
+    """Return a fleet of three judges.
+
+    One judge answers slowly, another judge has a rate limit, and a third judge dies after about half of ``requests``.
+    """
 
     def judge(name: str, per_token: float, **limits: Any) -> FakeEndpoint:
         latency = Latency(base=0.05, per_token=per_token, tokens=200, sigma=0.3)

@@ -44,13 +44,13 @@ STATUS_PATHS = ("/health", "/metrics", "/info", "/v1/loads", "/get_load", _NIM_R
 GUARDED = (API_MODELS, MODELS, "/info", "/v1/loads")
 """Routes for which a server with authentication requires a key."""
 DISTINCT_KINDS = ("vllm", "sglang", "tei", "openrlhf", "nim")
-"""Kinds of server that can be recognised by their responses. The kind ``openai`` cannot, because any server may have its API. A kind that a
-user has registered cannot either."""
+"""Kinds of server that can be recognised by their responses. The kind ``openai`` is missing, because any server may have the API of OpenAI.
+Kinds that a user has registered are missing too."""
 ANY_NAME = "any"
 EXPIRY_WARNING = 14
-"""Number of days. There is a note about a certificate that expires in fewer days."""
+"""Minimum number of days until a certificate expires. If there are fewer days left, there is a note about the certificate."""
 CLOCK_WARNING = 60
-"""Difference of two clocks in seconds above which there is a note."""
+"""Maximum difference of two clocks in seconds. If the difference is larger, there is a note about it."""
 MAX_LISTED = 6
 """Maximum number of names that a message lists."""
 _UNLISTED = "; if the server has no list of models, add a model name to models and check with --call"
@@ -58,7 +58,10 @@ _REMEDY = "change models or the route, or map names with model_names"
 
 
 class Tls(msgspec.Struct, frozen=True):
-    """The result of a TLS handshake: the TLS version, such as ``TLSv1.3``, and the days until the certificate expires, or None."""
+    """The result of a TLS handshake.
+
+    ``version`` is the TLS version, such as ``TLSv1.3``. ``days`` is the number of days until the certificate expires; None if unknown.
+    """
 
     version: str
     days: float | None
@@ -188,7 +191,7 @@ async def _get_all(connection: EndpointConnection, found: Examined, replies: dic
 
 
 async def _api_at_host(endpoint: Endpoint) -> str | None:
-    """Return the URL of ``/v1`` of the host if an OpenAI API is there. Return None if it is not there, or if ``base_url`` is this URL."""
+    """Return the URL of ``/v1`` of the host if an OpenAI API is there. Return None if no API is there, or if ``base_url`` is this URL."""
     host = "{0.scheme}://{0.netloc}".format(urlsplit(endpoint.base_url))
     if host == server_root(endpoint.base_url):
         return None
@@ -252,7 +255,7 @@ _EMPTY = "an empty list"
 
 
 def _refusal(reply: Reply | None) -> str | None:
-    """Return what a server answered instead of a list of models, or None if the answer does not show whether it has such a list."""
+    """Return what a server answered instead of a list of models. None if the answer does not show whether the server has such a list."""
     if reply is None or 300 <= reply.status < 400 or reply.status in (401, 403, *PASSING):
         return None
     if not 200 <= reply.status < 300:
@@ -288,7 +291,7 @@ def _seems(replies: Mapping[str, Reply], loads: Mapping[str, Load]) -> str | Non
 
 
 async def call(endpoint: Endpoint, model: str, seconds: float) -> QRewardError | None:
-    """Send one small model request. Return None if it succeeds, and its error without secrets if it fails."""
+    """Send one small model request. If the request fails, return its error without secrets; otherwise None."""
     if endpoint.reward is not None or not kind_of(endpoint.kind).chat:
         request = WireRequest(SCORE, model, [SCORE.item(("Say yes.", "yes"))], {}, None)
     else:
@@ -402,7 +405,7 @@ def problems(endpoint: Endpoint, config: ClientConfig, found: Examined, called: 
 
 
 def notes(endpoint: Endpoint, config: ClientConfig, found: Examined, called: Called = NOT_CALLED, *, form: str = "") -> Iterator[str]:
-    """Yield the notes. They are findings that do not make calls fail."""
+    """Yield the notes: the findings that do not make calls fail."""
     if endpoint.kind == "openai" and found.seems is not None:
         kind = written("kind", found.seems, form)
         yield f"it seems to be a server of kind {found.seems!r}; with {kind} it can be asked for scores and for its load"
@@ -433,7 +436,10 @@ def _of_answers(endpoint: Endpoint, found: Examined, called: Called, form: str) 
 
 
 def _of_path(endpoint: Endpoint, found: Examined, form: str) -> str | None:
-    """Return why ``base_url`` seems not to be the root of an API that the endpoint can use, and what to change. None if it seems right."""
+    """Return None if ``base_url`` seems to be the root of an API that the endpoint can use.
+
+    Otherwise, return a text that says why ``base_url`` seems wrong, and what to change.
+    """
     base_url, refusal, kind = endpoint.base_url, found.refusal, kind_of(endpoint.kind)
     if found.statuses.get(API_MODELS) == 404 and found.statuses.get(MODELS) in (200, 401, 403) and endpoint.reward is None:
         return f"its API is one level below base_url; set {written('base_url', f'{base_url}/v1', form)}"

@@ -28,7 +28,7 @@ from qreward.transport.connection_settings import configured_proxy
 from qreward.transport.redaction import Secrets
 
 SETTINGS = ("QREWARD_CONFIG", VARIABLE, "OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY")
-"""Variables that name settings. They are always listed; other variables that begin with ``QREWARD_`` are listed if they are set."""
+"""Variables that name settings. They are always listed. Other variables that begin with ``QREWARD_`` are listed only if they are set."""
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 NOT_FOR_USERS = frozenset({"dev", "docs"})
 """Extras for developers of this package."""
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
 def examined(file: str | None, seconds: float) -> dict[str, Any]:
     """Return the report in the form that ``--json`` prints. Durations are in seconds.
 
-    ``problems`` of the report are those that belong to no endpoint.
+    The member ``problems`` of the report lists the problems that belong to no endpoint.
     """
     settings, config = _settings(file)
     endpoints = [] if config is None else asyncio.run(check.check_all(config, seconds, calls=False, form=check.used_form(file)))
@@ -140,7 +140,10 @@ def open_files() -> dict[str, int] | None:
 
 
 def _few_files(config: ClientConfig | None, files: Mapping[str, int] | None) -> Iterator[str]:
-    """Yield a problem if the settings allow more requests in flight than the process may open connections. Each request needs one."""
+    """Yield a problem if the settings allow more requests in flight than the process may open connections.
+
+    Each request needs a connection.
+    """
     at_once = 0 if config is None else sum(each.limits.max_concurrency or 0 for each in config.endpoints)
     if files is not None and at_once + SPARE_FILES > files["limit"]:
         yield (

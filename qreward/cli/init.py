@@ -46,7 +46,7 @@ MOST_NAMED = 8
 """Maximum number of models of a server whose names are proposed. For a server with more models, ``*`` is proposed."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _UNSET_VARIABLE = re.compile(r"[A-Z][A-Z0-9]{0,15}(_[A-Z0-9]{1,16})*")
-"""Pattern of the names that are accepted for a variable that is not set. It rejects a key that is typed instead of a name."""
+"""Pattern of the names that are accepted for a variable that is not set. The pattern rejects a key that is typed instead of a name."""
 
 
 class _NewEndpoint(argparse.Action):
@@ -195,7 +195,7 @@ _KEEP = "; to add a judge to a configuration file, leave out --endpoint and name
 
 
 def _reference(name: str) -> str:
-    """Return ``${NAME}`` for the name of a variable. If ``name`` may be a key, raise a ``ConfigError`` that does not show it."""
+    """Return ``${NAME}`` for the name of a variable. If ``name`` may be a key, raise a ``ConfigError`` that does not show the key."""
     bare = name.removeprefix("${").removesuffix("}").removeprefix("$")
     is_name = _VARIABLE.fullmatch(bare) if os.environ.get(bare) else _UNSET_VARIABLE.fullmatch(bare)
     if not is_name:
@@ -211,7 +211,7 @@ def _variables(endpoints: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _validated(document: Document) -> ClientConfig:
-    """Return the settings as a client reads them, without ``api_key``, because its variable may be set later.
+    """Return the settings as a client reads them, without ``api_key``, because the environment variable of the key may be set later.
 
     Raises:
         ConfigError: a setting is invalid.
@@ -286,7 +286,7 @@ def _limit(answer: str) -> int | None:
 
 
 def _one_of(base_url: str) -> dict[str, Any]:
-    """Return an endpoint with this URL. Raises ``ConfigError`` if it is not a URL."""
+    """Return an endpoint with this URL. Raises ``ConfigError`` if ``base_url`` is not a URL."""
     _validated(client_document([{"base_url": base_url}], ""))
     return {"base_url": base_url}
 

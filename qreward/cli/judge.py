@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_output(path: Path) -> None:
-    """Raise ``ConfigError`` if the calibration cannot be written to this path. It is called before a request is sent."""
+    """Raise ``ConfigError`` if the calibration cannot be written to this path. This check runs before a request is sent."""
     folder = path.expanduser().parent
     if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
         reason = "it is a directory" if path.is_dir() else f"{str(folder)!r} is no directory that can be written to"
@@ -99,7 +99,7 @@ async def _compared(items: str, configs: Sequence[str], timeout: float) -> Agree
 
 
 def _names(configs: Sequence[str]) -> Sequence[str]:
-    """Return a name for each file. It is the file's name without folder and ending; if two of these are equal, all names are paths.
+    """Return a name for each file: the file name without folder and ending. If two of these names are equal, return the paths instead.
 
     Raises:
         ConfigError: a file is repeated.

@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
-    """Add the options that limit a run, and those that choose its lines."""
+    """Add the options that limit a run, and the options that choose its lines."""
     add = parser.add_argument
     add(
         "--timeout",
@@ -184,7 +184,7 @@ def _progress(kind: str) -> tuple[Any, Callable[[], None]]:
 
 
 class _JsonLines:
-    """Writes the progress to standard error as one line of JSON per second, and one at the end."""
+    """Writes the progress to standard error as one line of JSON per second, and one line at the end."""
 
     def __init__(self) -> None:
         self._due = 0.0
@@ -203,7 +203,7 @@ class _JsonLines:
 
 
 def _stop_on_interrupt(run: BulkRun) -> None:
-    """Set what Ctrl-C does. The first stops the run after the requests in flight are finished. The second stops the run at once."""
+    """Set what Ctrl-C does. The first Ctrl-C stops the run after the requests in flight are finished. The second stops the run at once."""
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
     assert task is not None

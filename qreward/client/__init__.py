@@ -64,7 +64,7 @@ class QRewardClient:
 
     Args:
         endpoints: one or more endpoints, each as an ``Endpoint``, a mapping of its settings, or a URL.
-        routes: which endpoints serve which models, in addition to each endpoint's ``models``.
+        routes: rules that say which endpoints serve which models, in addition to each endpoint's ``models``.
         retry: the policy by which a failed request is sent again.
         hedge: the policy by which a slow request is also sent to a second endpoint. None disables hedging.
         max_queued: maximum number of single calls that may be queued for a route. A further call fails with ``QueueFull``. None sets no
@@ -287,7 +287,7 @@ class QRewardClient:
         return await self._merged_many(SCORE, model, "pairs", pairs, options)
 
     async def classify(self, prompt: Any, response: str = DEFAULT, *, model: str, **options: Unpack[CallOptions]) -> dict[str, float]:
-        """Classify one item, and return a mapping from label to probability. Arguments and errors are those of :meth:`score`."""
+        """Classify one item, and return a mapping from label to probability. The arguments and errors are the same as for :meth:`score`."""
         item = prompt if response is DEFAULT else (prompt, response)
         return cast("dict[str, float]", await self._merged_one(CLASSIFY, model, item, options))
 
@@ -296,15 +296,15 @@ class QRewardClient:
     ) -> BatchResult[dict[str, float]]:
         """Classify many items.
 
-        The result of an item is a mapping from label to probability. Arguments and errors are those of :meth:`batch_score`.
+        The result of an item is a mapping from label to probability. The arguments and errors are the same as for :meth:`batch_score`.
         """
         return await self._merged_many(CLASSIFY, model, "items", items, options)
 
     async def rerank(self, query: str, documents: Sequence[str], model: str, **options: Unpack[CallOptions]) -> list[float]:
         """Score how well each document answers the query.
 
-        All documents are sent in one request, or in several requests if the server's limits require it. All other arguments, and the
-        errors, are those of :meth:`score`.
+        All documents are sent in one request, or in several requests if the server's limits require it. The arguments
+        ``model`` and ``options``, and the errors, are the same as for :meth:`score`.
 
         Returns:
             One score per document, in the order of ``documents``.
@@ -326,7 +326,7 @@ class QRewardClient:
     ) -> Decision:
         """Ask typed questions about one input. Each answer is a probability for every option.
 
-        All questions are sent in one request. If the server takes fewer questions, they are sent in several requests at the same time. The
+        All questions are sent in one request. If the server takes fewer questions, several requests are sent at the same time. The
         endpoints may have different APIs. ``Endpoint(decisions=...)`` sets the API of an endpoint. Without this setting, one small request
         before the first call for a model finds out the API.
 
@@ -341,7 +341,8 @@ class QRewardClient:
             The answers in the order of the questions. A question that was refused or failed is an answer with an error.
 
         Raises:
-            RequestError: no question was answered; see its subclasses. It is a ``BadRequest`` if no endpoint of the route takes a question.
+            RequestError: no question was answered; see its subclasses. If no endpoint of the route takes a question, the error is a
+                ``BadRequest``.
             Rejected, NoEndpoint, ConfigError: as in :meth:`chat_completion`.
 
         Example:
@@ -397,7 +398,7 @@ class QRewardClient:
         """Create embeddings of one input: a text, a list of texts, or token ids.
 
         Calls with the same parameters share a request if they are queued at the same time. Each call returns its own response, as if the
-        call had been sent alone. Arguments and errors are those of :meth:`chat_completion`.
+        call had been sent alone. The other arguments and the errors are the same as for :meth:`chat_completion`.
         """
         return cast("CreateEmbeddingResponse", await self._merged_one(None, model, input, options))
 
@@ -406,7 +407,8 @@ class QRewardClient:
     ) -> BatchResult[CreateEmbeddingResponse]:
         """Create embeddings of many inputs, merged into shared requests.
 
-        Each result is the response to one item of ``batch_input``. Arguments and errors are those of :meth:`batch_chat_completion`.
+        Each result is the response to one item of ``batch_input``. The other arguments and the errors are the same as for
+        :meth:`batch_chat_completion`.
         """
         return await self._merged_many(None, model, "batch_input", batch_input, options)
 
@@ -420,7 +422,7 @@ class QRewardClient:
             model, options: as in :meth:`chat_completion`. Members of the JSON body are ``max_tokens``, ``n``, ``logprobs`` and others.
 
         Returns:
-            ``n`` choices (1 by default) as openai's ``CompletionChoice``. They do not include token usage.
+            ``n`` choices (1 by default) as openai's ``CompletionChoice``. The choices do not include token usage.
             :meth:`batch_text_completion` returns the usage in ``Result.usage``.
 
         Raises:
@@ -433,7 +435,7 @@ class QRewardClient:
     ) -> BatchResult[list[CompletionChoice]]:
         """Complete many prompts as :meth:`text_completion` does, merged into shared requests.
 
-        Arguments and errors are those of :meth:`batch_chat_completion`.
+        The other arguments and the errors are the same as for :meth:`batch_chat_completion`.
         """
         return await self._merged_many(COMPLETE, model, "prompts", prompts, options)
 
@@ -445,7 +447,7 @@ class QRewardClient:
     ) -> Moderation:
         """Check whether a text or a list of parts should be flagged. The result is openai's ``Moderation``.
 
-        Arguments and errors are those of :meth:`text_completion`.
+        The other arguments and the errors are the same as for :meth:`text_completion`.
         """
         return cast("Moderation", await self._merged_one(MODERATE, model, input, options))
 
@@ -454,7 +456,7 @@ class QRewardClient:
     ) -> BatchResult[Moderation]:
         """Check many inputs as :meth:`moderation` does, merged into shared requests.
 
-        Arguments and errors are those of :meth:`batch_chat_completion`.
+        The other arguments and the errors are the same as for :meth:`batch_chat_completion`.
         """
         return await self._merged_many(MODERATE, model, "inputs", inputs, options)
 
@@ -532,7 +534,7 @@ class QRewardClient:
         self._runtime.register(route)
 
     def list_routes(self) -> list[Route]:
-        """Return all routes in the order in which they are matched, including those from the endpoints' ``models``."""
+        """Return all routes in the order in which they are matched, including the routes that come from the endpoints' ``models``."""
         return self._runtime.fleet.routes()
 
     def add_endpoint(self, endpoint: Endpoint | Mapping[str, Any] | str) -> None:
@@ -547,7 +549,7 @@ class QRewardClient:
         """Remove an endpoint.
 
         Requests in flight at the endpoint are finished. Then its connections are closed. Queued requests go to other endpoints. If there
-        are no other endpoints, they fail with ``NoEndpoint``.
+        are no other endpoints, queued requests fail with ``NoEndpoint``.
 
         Raises:
             ConfigError: no endpoint has this name.

@@ -61,7 +61,9 @@ def old_names(module: str) -> Callable[[str], Any]:
 
 
 def old_name(module: str, name: str) -> Any:
-    """Return the object for a name of a 0.1.7 module, and warn at the line of the import. ``__getattr__`` of that module calls this.
+    """Return the object for a name of a 0.1.7 module, and warn at the line of the import.
+
+    The ``__getattr__`` of the 0.1.7 module calls this function.
 
     Raises:
         ImportError: the name was dropped. The message says what to use instead.

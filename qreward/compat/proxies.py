@@ -182,7 +182,8 @@ class ProxyGroup:
 class ModelRouter:
     """Selects a group of proxies by model.
 
-    It selects the group whose pattern is the model's exact name. If there is none, it selects the first group whose pattern matches.
+    It selects the group whose pattern is the model's exact name. If no group has this pattern, it selects the first group whose pattern
+    matches.
     """
 
     def __init__(self) -> None:

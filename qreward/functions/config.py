@@ -98,7 +98,7 @@ OnChange = Callable[[Any, frozenset[str]], object]
 
 
 class Changes:
-    """The callbacks that are called when one object changes.
+    """Holds the callbacks that are called when one object changes.
 
     Attributes:
         lock: held while a change is made and its callbacks run. Callbacks therefore see changes in order. The lock is reentrant, so a
@@ -166,8 +166,8 @@ class ScheduleConfig(Policy):
     """The configuration of a function: the parameters of ``@schedule``, and the type of ``function.config``.
 
     A *try* is one run of the function. ``None`` switches a feature off. A parameter marked "with x" has no effect while the parameter x is
-    off. Both may be set in any order. Configurations are equal if all their values are equal. They are not hashable, because they can
-    change. Copies and pickles do not contain the ``on_change`` callbacks.
+    off. The two parameters may be set in any order. Configurations are equal if all their values are equal. Configurations are not
+    hashable, because they can change. Copies and pickles do not contain the ``on_change`` callbacks.
 
     Args:
         timeout: maximum number of seconds for a whole call, including waiting, retries and hedges.
@@ -181,7 +181,8 @@ class ScheduleConfig(Policy):
         limit_size: rate limit: maximum number of tries per key that begin in any ``limit_window`` seconds.
         limit_window: length of the window in seconds; with ``limit_size``.
         key_func: function that receives the arguments of a call and returns the key of the call. Each key has its own rate limit and
-            circuit breaker. With None, all calls share one rate limit and one circuit breaker. It cannot be changed.
+            circuit breaker. With None, all calls share one rate limit and one circuit breaker. ``key_func`` cannot be
+            changed.
         max_concurrency: maximum number of tries running at once.
         hedged_request_time: seconds after which a hedge (a second try) is started while the first try still runs (Dean and Barroso, "The
             Tail at Scale", CACM 2013). A percentile such as ``"p95"`` is computed from the times of the function's own tries.
@@ -192,15 +193,17 @@ class ScheduleConfig(Policy):
         default_result: a value that is returned instead of an exception, or a function of the call's arguments that returns this value.
             With ``UNSET``, the exception is raised.
         circuit_breaker_threshold: number of consecutive failures after which calls are rejected with ``CircuitOpen``.
-        circuit_breaker_recovery: seconds for which calls are rejected. Then one call is let through; with ``circuit_breaker_threshold``.
-        adaptive_limit: True adapts a limit to the results of the tries. It is the rate limit if ``limit_size`` is set, otherwise the
-            concurrency limit.
+        circuit_breaker_recovery: seconds for which calls are rejected. After this time, one call is let through; with
+            ``circuit_breaker_threshold``.
+        adaptive_limit: True adapts a limit to the results of the tries. The adapted limit is the rate limit if ``limit_size`` is set, and
+            otherwise the concurrency limit.
         adaptive_limit_min: lower bound of the adaptive limit, in tries; with ``adaptive_limit``.
         adaptive_limit_max: upper bound of the adaptive limit, in tries; with ``adaptive_limit``.
         adaptive_error_threshold: share (0 to 1) of failed tries above which the limit is lowered; with ``adaptive_limit``.
         adaptive_latency_threshold: mean seconds of a try above which the limit is lowered; with ``adaptive_limit``.
         priority: 0 (most urgent) to 9, a :class:`~qreward.settings.policies.Priority`, or the name of a priority.
-        pool: name of a pool. Functions with the same pool share ``max_concurrency`` and the adaptive limit. It cannot be changed.
+        pool: name of a pool. Functions with the same pool share ``max_concurrency`` and the adaptive limit. The pool cannot be
+            changed.
         metrics_callback: function that is called with a ``ScheduleMetrics`` for each finished call.
         telemetry_exporter: an object with a method ``export(metrics)``.
         debug: True logs each decision about a call.
@@ -422,7 +425,7 @@ class CompiledSettings:
         return isinstance(error, self._exceptions)
 
     def judge(self, error: Exception) -> CallFailure:
-        """Classify an exception that a try raised. The result says whether to retry, how long to wait, and whether it means overload."""
+        """Classify an exception that a try raised. The result says whether and when to retry, and whether the exception means overload."""
         overload = overload_of(error)
         wait = None if overload is None else overload.retry_after
         again: bool | float = isinstance(error, self._exceptions)

@@ -36,7 +36,7 @@ Outcome = Literal["ok", "failed", "timeout", "circuit_open", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class ScheduleMetrics:
-    """One finished call of a decorated function. ``metrics_callback`` and ``telemetry_exporter`` receive it.
+    """Describes one finished call of a decorated function. ``metrics_callback`` and ``telemetry_exporter`` receive this object.
 
     Attributes:
         function: module and qualified name of the function.
@@ -144,7 +144,7 @@ def no_waiting() -> Iterator[None]:
 
 
 class ScheduledFunction:
-    """A decorated function, its configuration and its pool.
+    """Holds a decorated function, its configuration and its pool.
 
     Args:
         body: the original function.
@@ -306,11 +306,11 @@ def _check_agreement(member: ScheduledFunction, pool: FunctionPool) -> None:
 
 
 class FunctionPool:
-    """The engine and the limits that the functions of one pool share.
+    """Holds the engine and the limits that the functions of one pool share.
 
     Attributes:
         members: the functions of the pool.
-        engine: the engine that schedules their calls.
+        engine: the engine that schedules the calls of these functions.
         thread_driver: driver that runs the calls of blocking functions.
     """
 

@@ -11,7 +11,7 @@ These exceptions are inspected:
 - the exception that was being handled, if the ``except`` block itself raised the new exception, as in
   ``except RateLimitError: raise JudgeFailed``. If a function that the block calls raised the new exception, the handled exception is
   ignored, because the new exception is then about the fallback;
-- all exceptions of an exception group. The group counts as an overload only if each of its exceptions does.
+- all exceptions of an exception group. The group counts as an overload only if each of its exceptions counts as an overload.
 
 An exhausted account (402, ``insufficient_quota``) is not an overload, because waiting does not help.
 """
@@ -29,7 +29,8 @@ from qreward.transport import error_mapping
 from qreward.transport.error_mapping import ErrorBody, error_body_of, parse_error_body
 
 LINKS = 8
-"""Maximum number of exceptions of a chain that are inspected. Libraries build chains of up to four. The limit also ends cycles."""
+"""Maximum number of exceptions of a chain that are inspected. Libraries build chains of at most four exceptions. The limit also ends
+cycles."""
 _OVERLOADED = frozenset({429, 503, 529})
 _USED_UP = 402
 _ELSEWHERE = frozenset({200, 400, 500})  # streams and some servers use these statuses for overload; the code in the body decides
@@ -46,12 +47,12 @@ _RETRY_INFO = re.compile(rb"\x0a(.)(?:\x08" + _VARINT + rb")?(?:\x10" + _VARINT 
 
 
 class Overload(NamedTuple):
-    """A server is overloaded, or a rate limit is exhausted.
+    """States that a server is overloaded, or that a rate limit is exhausted.
 
     Attributes:
-        retry_after: seconds to wait, as the server requested; None if it requested no wait.
-        should_retry: False if the server forbids a retry, and True if it asks for a retry (``x-should-retry``, gRPC's pushback). None if it
-            does neither.
+        retry_after: seconds to wait, as the server requested; None if the server requested no wait.
+        should_retry: False if the server forbids a retry, and True if it asks for a retry (``x-should-retry``, gRPC's pushback). None if
+            the server does neither.
     """
 
     retry_after: float | None = None
@@ -123,7 +124,7 @@ def _raised_by_handler(error: BaseException, caught: BaseException) -> bool:
 
 
 def _overload_of_one(error: BaseException) -> Overload | None:
-    """Return the overload that one exception reports, without its chain; None if it reports no overload.
+    """Return the overload that one exception reports; None if it reports no overload. The chain of the exception is not inspected.
 
     Raises:
         _AccountExhausted: the exception reports that the account has no quota left.
@@ -226,7 +227,10 @@ def _overload_of_grpc(error: Any) -> Overload | None:
 
 
 def _retry_delay(entries: Mapping[str, bytes]) -> float | None:
-    """Return the seconds in a RetryInfo, or None. A RetryInfo is sent alone or in the details of a ``google.rpc.Status``."""
+    """Return the seconds in a RetryInfo; None if there is no RetryInfo.
+
+    A RetryInfo is sent alone or in the details of a ``google.rpc.Status``.
+    """
     detail = entries.get("grpc-status-details-bin", b"").partition(b"google.rpc.RetryInfo\x12")[2][1:]  # the first byte is the length
     found = _RETRY_INFO.match(entries.get("google.rpc.retryinfo-bin", detail))
     if found is None or found.end() - found.end(1) != found[1][0]:

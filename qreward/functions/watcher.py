@@ -37,7 +37,8 @@ class SettingsSource(NamedTuple):
         name: name of the source in errors and logs.
         state: function that returns the current state, which is compared with the state at the last check. It returns None if nothing has
             changed. It raises ``ConfigError`` if the state cannot be read.
-        settings: function that converts a state to settings. It raises ``ConfigError`` if they are invalid.
+        settings: function that converts a state to settings. It raises ``ConfigError`` if the settings are
+            invalid.
     """
 
     name: str

@@ -1,9 +1,9 @@
 """Rewards of a judge or a reward model in slime: functions for ``--custom-rm-path`` and related options. This module does not need slime.
 
-slime awaits the functions in one event loop of one process, with as many concurrent calls as there are samples. It does not limit the time
-of a call, and an exception ends the run. slime needs a number for each sample, because None breaks its tensors. It trains on the number
-unless ``sample.remove_sample`` is set. A sample that could not be judged is therefore removed from the loss, and its reward is chosen so
-that it hardly changes the baseline.
+slime awaits the functions in one event loop of one process, with as many concurrent calls as there are samples. slime does not limit the
+time of a call, and an exception ends the run. slime needs a number for each sample, because None breaks its tensors. slime trains on the
+number unless ``sample.remove_sample`` is set. A sample that could not be judged is therefore removed from the loss, and its reward is
+chosen so that the reward hardly changes the baseline.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ MOST_LOST = 1000
 CENTRED = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
 """Values of ``--advantage-estimator`` for which slime subtracts the mean of the group from each reward."""
 SCALED = ("grpo", "gspo", "cispo")
-"""Values of ``--advantage-estimator`` for which slime also divides by the standard deviation, if ``--grpo-std-normalization`` is set."""
+"""Values of ``--advantage-estimator`` for which slime also divides each reward by the standard deviation of the group, if
+``--grpo-std-normalization`` is set."""
 EPSILON = 1e-6
 """Number that is added to the standard deviation before a reward is divided by it. slime adds the same number."""
 
@@ -57,8 +58,8 @@ async def reward(args: Any, sample: Any, **kwargs: Any) -> Any:  # noqa: ARG001 
         sample: one ``Sample`` of slime, or a list of samples. slime passes a list if one generation produces several samples.
 
     Returns:
-        The reward of the sample: a dict if ``--reward-key`` is set (in an evaluation: that or ``--eval-reward-key``), otherwise a float.
-        For a list of samples, a list of their rewards.
+        The reward of the sample: a float, or a dict if ``--reward-key`` is set. In an evaluation, the reward is also a dict if
+        ``--eval-reward-key`` is set. For a list of samples, the result is a list of their rewards.
 
     Raises:
         QRewardError: a reward is missing and ``on_failure`` is ``raise``, or ``MOST_LOST`` rewards in a row were missing.
@@ -73,7 +74,7 @@ async def group_reward(args: Any, samples: Sequence[Any], **kwargs: Any) -> list
     """Score a group. The options are ``--group-rm --custom-rm-path qreward.integrations.slime.group_reward``.
 
     A sample that could not be judged gets the mean of its group, so it does not change the baseline. :func:`reward` usually receives only
-    one sample, so it gives the mean of recent rewards instead.
+    one sample, so :func:`reward` gives the mean of recent rewards instead.
 
     Raises:
         QRewardError: as in :func:`reward`.
@@ -115,7 +116,7 @@ def _keys(args: Any, samples: Sequence[Any]) -> list[str]:
 def _is_evaluation(samples: Sequence[Any]) -> bool:
     """Return whether the samples belong to an evaluation.
 
-    slime does not tell a reward function whether it trains or evaluates. But only training samples have a ``group_index``.
+    slime passes no argument that shows whether it trains or evaluates. However, only training samples have a ``group_index``.
     """
     return all(getattr(sample, "group_index", None) is None for sample in samples)
 
@@ -123,7 +124,7 @@ def _is_evaluation(samples: Sequence[Any]) -> bool:
 def _value(scored: Scored, keys: Sequence[str]) -> float | None:
     """Return the value that slime will train on; None if there is no reward.
 
-    The value is the attribute of the verdict that has the name of one of ``keys``. Without such an attribute, it is the score.
+    The value is the attribute of the verdict that has the name of one of ``keys``. Without such an attribute, the value is the score.
     """
     if scored.verdict is None:
         return None
@@ -148,10 +149,10 @@ def _rewarded(sample: Any, scored: Scored, value: float | None, fallback: float,
 class Fallbacks:
     """Chooses the rewards of samples that could not be judged.
 
-    If ``on_failure`` is a number, this number is the reward, and slime trains on it. If it is ``raise``, the error is raised. With any
-    other value, the sample is removed from the loss. Its reward is then the mean of the other rewards of the call. If the call has no other
-    reward, it is the mean of the last ``MEMORY`` rewards. If there are no earlier rewards, it is the middle of the judge's range. After
-    ``MOST_LOST`` failures in a row, the next error is raised.
+    If ``on_failure`` is a number, this number is the reward, and slime trains on it. If ``on_failure`` is ``raise``, the error is
+    raised. With any other value, the sample is removed from the loss, and its reward is the mean of the other rewards of the call. If the
+    call has no other reward, the reward is the mean of the last ``MEMORY`` rewards. If there are no earlier rewards, the reward is the
+    middle of the judge's range. After ``MOST_LOST`` failures in a row, the next error is raised.
     """
 
     def __init__(self, config: RewardConfig) -> None:

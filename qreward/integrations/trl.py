@@ -57,19 +57,20 @@ def reward(
     Args:
         settings: a file, or a mapping with the content of a file (see :class:`~qreward.integrations.trainers.RewardConfig`). None takes the
             file that ``QREWARD_REWARD`` names.
-        judge: a scorer, which replaces ``settings``: a ``Judge``, a ``RewardModelScorer``, or your own object with the methods of these.
+        judge: a scorer, which replaces ``settings``: a ``Judge``, a ``RewardModelScorer``, or your own object with the same
+            methods.
         name: name of the function in TRL's logs.
-        columns: field of the item -> column of the dataset; overrides the settings. By default, the prompt and the completion are TRL's.
-            The reference is by default the first of ``reference``, ``solution``, ``answer``, ``ground_truth`` that is present. Any other
-            field that the judge's prompt names is by default the column with this name.
-        on_failure: what replaces a missing reward; overrides the settings. It is ``none`` (needs TRL 1.6), ``raise``, or a number. The
-            default is ``none`` if this is the only reward function of the trainer.
+        columns: field of the item -> column of the dataset; overrides the settings. By default, the prompt and the completion come from
+            TRL. The reference is by default the first of ``reference``, ``solution``, ``answer``, ``ground_truth`` that is present. Any
+            other field that the judge's prompt names is by default the column with this name.
+        on_failure: what replaces a missing reward; overrides the settings. The value is ``none`` (needs TRL 1.6), ``raise``, or a number.
+            The default is ``none`` if this is the only reward function of the trainer.
         deadline: seconds for one reward, which may need several requests; overrides the settings. The default is 300.
 
     Raises:
         ConfigError: a setting is wrong, or a missing reward would be None and the installed TRL is older than 1.6. A call of the returned
-            function raises ``ConfigError`` if a column does not exist. It also does so if the trainer has several reward functions and
-            ``on_failure`` was not chosen, because TRL would count a missing reward as 0.0.
+            function raises ``ConfigError`` if a column does not exist. It also raises ``ConfigError`` if the trainer has several
+            reward functions and ``on_failure`` was not chosen, because TRL would count a missing reward as 0.0.
         ValueError: both ``settings`` and ``judge`` were passed.
 
     Example:
@@ -107,7 +108,7 @@ async def judge_reward(
 
 
 def combined(*functions: Callable[..., Any], weights: Sequence[float] | None = None, name: str = "combined") -> RewardFunction:
-    """Return one reward function that combines several. For each completion, it returns the weighted sum of their rewards.
+    """Return one reward function that combines several functions. The result for a completion is the weighted sum of their rewards.
 
     If one of the functions has no reward for a completion, the sum is None. TRL then leaves the completion out of its group's baseline and
     does not train on it, whatever the other functions return. Without ``combined``, TRL would count the missing reward as 0.0. All
@@ -122,7 +123,7 @@ def combined(*functions: Callable[..., Any], weights: Sequence[float] | None = N
     Raises:
         ValueError: there is no function, or the numbers of functions and weights differ. A call of the returned function raises
             ``ValueError`` if one of the functions returned too few or too many rewards.
-        ConfigError: a call of the returned function raises it if a reward is missing and the installed TRL is older than 1.6.
+        ConfigError: a call of the returned function raises ``ConfigError`` if a reward is missing and the installed TRL is older than 1.6.
 
     Example:
         ``GRPOTrainer(model, reward_funcs=combined(reward("reward.yaml"), format_reward, weights=[1.0, 0.2]), ...)``
@@ -238,7 +239,9 @@ def _name(function: Any) -> str:
 
 
 def _logging_as(label: str, function: Any, every: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the arguments of a function. If its label differs from its name, metrics that it logs under its name get the label instead.
+    """Return the arguments of a function.
+
+    If the label of the function differs from its name, metrics that the function logs under its name get the label instead.
 
     TRL keeps as many values of a column as there are completions. If two functions logged a column with one name, TRL would mix their
     values.
@@ -264,7 +267,7 @@ def _check(label: str, column: Sequence[Any], expected: int, given: Mapping[str,
         raise ValueError(f"the reward function {label!r} returned {len(column)} rewards for {expected} completions")
     if (log_metric := given.get("log_metric")) is not None:
         # All ranks must log this metric, even without a value. TRL before 1.14 gathers metrics by name, and waits forever for a rank that
-        # does not log one of them.
+        # does not log one of these metrics.
         log_metric(f"rewards/{label}/mean", mean([float(value) for value in column if not _missing(value)]))
 
 
@@ -297,8 +300,8 @@ def rows_of(prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping
 def conversation(prompt: Any, completion: Any) -> tuple[Any, str | None]:
     """Return the prompt and the text of the last assistant message. Messages in between, such as tool results, join the prompt.
 
-    The text is None if the completion is None, if it has no assistant message, or if its last assistant message has neither content nor
-    tool calls. A completion whose text is None gets no reward. The text of a message with only tool calls is ``""``.
+    The text is None if the completion is None or has no assistant message, or if the last assistant message has neither content nor tool
+    calls. A completion whose text is None gets no reward. The text of a message with only tool calls is ``""``.
     """
     if completion is None or isinstance(completion, str):
         return prompt, completion

@@ -83,7 +83,7 @@ def table(columns: Iterable[Column], rows: Sequence[object]) -> str:
 BARS = 40
 """Number of bars of a histogram."""
 SHORTEST = 1e-6
-"""Seconds of the shortest time that is drawn. Shorter times are drawn as this time."""
+"""Shortest time in seconds that is drawn. Shorter times are drawn as this time."""
 _PITCH, _MARGIN, _HEIGHT = 8, 30, 80  # pixels: distance of the bars, margin at each side, total height
 
 

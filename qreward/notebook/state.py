@@ -39,7 +39,7 @@ def error_text(error: BaseException | None) -> str:
 
 @dataclass(slots=True)
 class LiveAnswer:
-    """One streamed answer. Times are in seconds on the caller's clock, and None if unknown.
+    """The state of one streamed answer. Times are in seconds on the caller's clock, and None if unknown.
 
     Attributes:
         began: start of the measurement.
@@ -97,7 +97,7 @@ class LiveAnswer:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens as reported by the server. If they are not reported yet, the number of pieces.
+        """Number of tokens that the server reported. Before the server reports a number, this is the number of pieces.
 
         Most servers send one token per piece.
         """
@@ -118,7 +118,7 @@ class LiveAnswer:
 
 @dataclass(slots=True)
 class LiveBatch:
-    """The streamed answers of a batch. A limited number of answers is displayed, each at a place of the display.
+    """The state of the streamed answers of a batch. A limited number of answers is displayed, each at a place of the display.
 
     At its first event, an answer takes a free place. If no place is free, it takes the place of an answer that has ended. An answer that
     ends before it has a place is counted, and never displayed.

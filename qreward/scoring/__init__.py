@@ -5,5 +5,5 @@ until an endpoint takes it. The request is then filled with the first waiting it
 request. Therefore, requests become larger while sending is limited (no free slot, no rate token, a cooldown).
 
 The items of a batch never wait for a timer. Single items may wait for other items for a fraction of a response time (``sizing.pause``).
-This package must not know HTTP or request bodies.
+This package does not depend on HTTP. Codecs write the request bodies.
 """

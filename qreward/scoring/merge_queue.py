@@ -1,7 +1,7 @@
 """The queue of the items that wait to be merged, and the requests that are filled with these items.
 
 Callers and observers receive the outcome of a ``MergedItem``. The scheduler sends a ``MergedRequest``, which is empty until an endpoint
-takes it. This module must not know HTTP, the event loop or the clock. The present time is an argument, ``now``.
+takes it. This module does not depend on HTTP, and must not use an event loop or a clock. The present time is an argument, ``now``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from qreward.scoring.sizing import EndpointLimits, LearnedLimits
 
 
 class PriorityLane:
-    """The waiting items of one priority. A lane holds either single items or items of batches.
+    """Holds the waiting items of one priority. A lane holds either single items or items of batches.
 
     Attributes:
         waiting: number of waiting items.
@@ -48,7 +48,7 @@ class MergedItem(Task):
 
     Attributes:
         payload: the request with this item alone.
-        until: the deadline in seconds; inf while the time limit has not started, as in an item that a batch has read ahead.
+        until: the deadline in seconds; inf while the time limit has not started, for example for an item that a batch has read ahead.
         place: ``WAITING`` in the backlog, ``TAKEN`` by a merged request, or ``OVER``. A new item is ``OVER`` until it is added.
     """
 
@@ -110,7 +110,7 @@ class ItemGroup:
 
 
 class Split:
-    """The split of a failed merged request into two parts.
+    """Describes the split of a failed merged request into two parts.
 
     If an endpoint refused the request and both parts are answered, the request had too many items.
 
@@ -129,7 +129,10 @@ class Split:
         self._open = 2
 
     def record_answer(self) -> Source | None:
-        """Record that a part was answered. After the second part, return the endpoint that refused the undivided request, or else None."""
+        """Record that a part was answered. Return None after the first part.
+
+        After the second part, return the endpoint that refused the undivided request; None if no endpoint refused it.
+        """
         self.others_served = True
         self._open -= 1
         return None if self._open else self.source
@@ -192,7 +195,7 @@ The maximum of ``MergeQueue.failures`` is twice this value."""
 
 
 class MergeQueue:
-    """The waiting items of one ``RequestMerger``.
+    """Holds the waiting items of one ``RequestMerger``.
 
     The caller of a method must hold the engine's lock, because the thread of another event loop may fill a merged request. Only ``waiting``
     may be read without the lock. Its value may then be out of date.
@@ -254,7 +257,7 @@ class MergeQueue:
     # adding and removing items, and recording outcomes
 
     def put(self, now: float, items: Sequence[MergedItem], waiter: Any, *, batch: bool) -> None:
-        """Add items at the end. The time limit of a single item starts now. That of an item of a batch starts when the item is sent."""
+        """Add items at the end. The time limit of a single item starts now. The time limit of a batch item starts when the item is sent."""
         for item in items:
             item.born = now
             item.state = TaskState.QUEUED
@@ -300,7 +303,7 @@ class MergeQueue:
             self._limits[refused_by].record_refusal(split.length)
 
     def record_rejection(self, source: Source, items: int) -> None:
-        """Record that an endpoint rejected a request for lack of capacity, although it had no other request of this client."""
+        """Record that an endpoint rejected a request for lack of capacity, although the endpoint had no other request of this client."""
         if source in self._limits:
             self._limits[source].record_rejection(items)
 

@@ -149,7 +149,7 @@ _INDEX = msgspec.json.Decoder(int)
 
 
 class SharedEmbeddings(EmbeddingsAnswer, gc=False):
-    """Embeddings of one call from a merged request.
+    """The embeddings of one call, taken from the response to a merged request.
 
     ``usage`` is a share of the usage of the request. The share is proportional to the size of the inputs of the call.
     """

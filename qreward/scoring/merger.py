@@ -1,7 +1,8 @@
 """Merge waiting items into requests, and distribute each answer or error among the items of its request.
 
 Items that may share a request have one ``RequestMerger`` per event loop. Its ``MergeQueue`` is used under the engine's lock. All other code
-runs in the thread of the event loop. ``ItemWaiter`` receives the results of one call, and ``MergedBatchWaiter`` those of a batch.
+runs in the thread of the event loop. ``ItemWaiter`` receives the results of one call, and ``MergedBatchWaiter`` receives
+the results of a batch.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ AHEAD = 4 * sizing.MOST
 
 
 class RequestMerger:
-    """The waiter of merged requests (see ``engine.driver.Waiter``).
+    """Merges items into requests, and receives the outcomes of these requests (see ``engine.driver.Waiter``).
 
     Args:
         attempts: number of failed attempts after which a merged request fails or is split.
@@ -113,7 +114,8 @@ class RequestMerger:
         self._wake_at(min(wake, pause_end) if paused else wake)
 
     def _submit(self, now: float, paused: bool) -> None:
-        """Submit one unfilled merged request for each lane with waiting items. If the scheduler sends it at once, submit the next one.
+        """Submit one unfilled merged request for each lane with waiting items. If the scheduler sends this request at once, submit the
+        next request.
 
         If ``paused`` is True, do nothing for lanes of single items.
         """

@@ -1,7 +1,8 @@
 """Choose how many items a merged request should have.
 
-``EndpointLimits`` learns how many items an endpoint accepts in one request. ``length`` chooses the number of items. It is large enough that
-the fixed cost of a request does not dominate, and small enough that the items keep all slots busy. This module must not know items or HTTP.
+``EndpointLimits`` learns how many items an endpoint accepts in one request. ``length`` chooses the number of items. This number is large
+enough that the fixed cost of a request does not dominate, and small enough that the items keep all slots busy. This module does not depend
+on the content of items or on HTTP.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ WEIGHT = 0.95
 PORTION = 1.5
 """Number of requests per slot into which the remaining items are divided. With more requests than slots, a slow endpoint gets fewer items.
 The values 1, 1.5, 2 and 3 were measured on servers that take 20 ms + 1.5 ms per item or 100 ms per request, with equal and with different
-speeds. 1.5 was the best of them."""
+speeds. The value 1.5 was the best."""
 
 LONE_REJECTS = 2
 """Number of successive rejections after which shorter requests are tried at an endpoint. A rejection counts if the endpoint has no other
@@ -30,12 +31,12 @@ request of this client."""
 MOST_PATIENCE = 64
 """Maximum number of requests that must be answered after a rejection before a longer request is tried."""
 REFUSED_PATIENCE = 1000
-"""Number of requests that must be answered after a refusal before a longer request is tried. It is doubled if the longer request is also
-refused."""
+"""Number of requests that must be answered after a refusal before a longer request is tried. The number is doubled if the longer request
+is also refused."""
 
 
 class ServiceTimeModel:
-    """The response time in seconds as a linear function ``a + b * n`` of the number of items ``n``.
+    """Models the response time in seconds as a linear function ``a + b * n`` of the number of items ``n``.
 
     The function is fitted by weighted least squares to about the last twenty requests.
 
@@ -118,14 +119,14 @@ def pause(pool: Pool) -> float:
 
 
 class EndpointLimits:
-    """The limits of requests to one endpoint, for items of one kind.
+    """Learns the limits of requests to one endpoint, for items of one kind.
 
-    The class learns from two kinds of events.
+    The limits are learned from two kinds of events.
 
     *Rejections.* Text Embeddings Inference has a queue slot for each item. If a request has more items than there are slots, the server
     rejects the request, and reports only that it has no capacity. Therefore, shorter requests are tried after rejections. If even a single
     item is rejected, the length was not the cause, and the full limit applies again. If a shorter request is accepted, the next requests
-    have the same length. Later, the length is doubled repeatedly, up to the full limit.
+    have the same length. Later, the length is doubled repeatedly, until the full limit is reached.
 
     *Refusals.* A request was also too long if it was refused and both of its halves were accepted. Long items may have been the cause, so a
     longer request is tried again after many answers.
@@ -151,7 +152,7 @@ class EndpointLimits:
         self._rejections = self._answers_below_limits = self._answers_below_usual = 0
 
     def report(self, items: int) -> None:
-        """Apply the maximum number of items that the server reports. If this kind of server has a limit, the number replaces it."""
+        """Apply the maximum number of items that the server reports. This number replaces any limit of this kind of server."""
         if self._reported is not None and self._usual != ALONE and items != self._reported:
             self._reported = items
             self._begin(self._usual.of_items(items))
@@ -192,7 +193,7 @@ class EndpointLimits:
 
 
 class LearnedLimits:
-    """The learned limits of all endpoints of a client. The limits of an endpoint are kept until the endpoint is removed.
+    """Holds the learned limits of all endpoints of a client. The limits of an endpoint are kept until the endpoint is removed.
 
     The mergers of all event loops share this object, so the caller of a method must hold the engine's lock.
     """

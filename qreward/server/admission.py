@@ -1,6 +1,6 @@
 """Checks of a request before it is scored: the token, the request rate, the queue length, the memory, and the limits of its body.
 
-A request over a limit does not wait. It is rejected with a retry time. This module knows HTTP, but not rewards.
+A request over a limit does not wait. It is rejected with a retry time. This module does not handle rewards.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from qreward.server.http_errors import HTTPError, busy
 
 Receive = Callable[[], Awaitable[Any]]
 _MEMORY_RETRY = 1.0
-"""Seconds of the retry time while memory is full. The value is fixed, because it is not known when memory will be free."""
+"""Retry time in seconds while memory is full. The value is fixed, because it is not known when memory will be free."""
 
 
 class ClientDisconnected(Exception):
@@ -24,7 +24,7 @@ class ClientDisconnected(Exception):
 
 
 class Admission:
-    """The limits of one server. ``pending`` is the number of bytes of all requests that the server reads or has not answered yet."""
+    """Applies the limits of one server. ``pending`` is the number of bytes of all requests that the server reads or has not answered."""
 
     def __init__(self, config: ServerConfig, buffer: RewardBuffer) -> None:
         self.config = config
@@ -46,7 +46,7 @@ class Admission:
 
 
 class MemoryReservation:
-    """The memory that is reserved for one request. It is released when the ``with`` block ends."""
+    """Reserves memory for one request. The memory is released when the ``with`` block ends."""
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission

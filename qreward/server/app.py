@@ -29,7 +29,8 @@ ALWAYS = (*OPEN, "/metrics")
 """Paths that are served while the server drains, that is, while it finishes the last requests before it stops."""
 JSON = "application/json"
 _CLIENT_CLOSED = 499
-"""HTTP status under which a request is counted if the caller closed the connection. The number is nginx's. No caller receives it."""
+"""HTTP status under which a request is counted if the caller closed the connection. nginx uses the same number. No caller receives this
+status."""
 SCORING: dict[str, tuple[Read, tuple[type[msgspec.Struct], ...]]] = {
     "/get_reward": (forms.read_get_reward, (forms.OpenRlhfBody, forms.BufferBody)),
     "/classify": (forms.read_classify, (forms.ClassifyBody,)),

@@ -143,7 +143,8 @@ def token_of(variable: str | None, path: str | None) -> str | None:
     """Read the token from an environment variable or a file. Return None if neither is named.
 
     Raises:
-        ConfigError: both are named. Or the variable or file is missing, empty or unreadable. The message never shows the token.
+        ConfigError: both a variable and a file are named, or the named source is missing, empty or unreadable. The message never shows the
+            token.
     """
     if variable and path:
         raise ConfigError("pass --token-env or --token-file, not both")

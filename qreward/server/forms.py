@@ -86,7 +86,7 @@ class ScoreRequest:
 def read_get_reward(body: bytes, config: ServerConfig) -> ScoreRequest:
     """Read the body of ``/get_reward``. Raises ``HTTPError``.
 
-    A body with ``metadata`` has the form ``buffer``. A body without it has the form ``openrlhf``.
+    A body with ``metadata`` has the form ``buffer``. A body without ``metadata`` has the form ``openrlhf``.
     """
     document = _decode(body, dict[str, Any])
     form: type[BufferBody | OpenRlhfBody] = BufferBody if "metadata" in document else OpenRlhfBody

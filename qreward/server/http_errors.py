@@ -1,4 +1,4 @@
-"""The error responses of the server. Each has a status, a kind, and a message with advice. This module does no I/O."""
+"""The error responses of the server. Each response has a status, a kind, and a message with advice. This module does no I/O."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 LONGEST_WAIT = 60.0
-"""Maximum number of seconds of a retry time. Scoring may become faster, so callers should not wait longer."""
+"""Maximum retry time in seconds. Scoring may become faster, so callers should not wait longer."""
 
 
 class HTTPError(Exception):

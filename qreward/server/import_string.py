@@ -1,4 +1,4 @@
-"""Loads the object that a text such as ``module:function`` names. This module knows only imports."""
+"""Loads the object that a text such as ``module:function`` names. This module does not depend on HTTP or scoring."""
 
 from __future__ import annotations
 

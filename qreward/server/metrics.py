@@ -1,4 +1,4 @@
-"""Metrics of the server in the Prometheus text format 0.0.4. This module knows only numbers and names.
+"""Metrics of the server in the Prometheus text format 0.0.4. This module does not depend on HTTP or scoring.
 
 The names of batch metrics are the names of Ray Serve with the prefix ``qreward_``.
 """

@@ -22,7 +22,7 @@ from qreward.server.http_errors import HTTPError, draining
 from qreward.transport.error_mapping import INVALID_SCORES
 
 LABEL = "LABEL_0"
-"""vLLM's name of the class, if a model has only one class."""
+"""Name that vLLM uses for the class of a model with only one class."""
 
 
 def answer(request: ScoreRequest, scored: Sequence[ScoreResult], model: str, mode: Mode) -> bytes:
@@ -83,7 +83,7 @@ def _finite(value: Any) -> float | None:
 
 
 def _sigmoid(reward: float) -> float:
-    """Return the sigmoid of a reward. vLLM applies it to the logit of a model with one class."""
+    """Return the sigmoid of a reward. vLLM applies a sigmoid to the logit of a model with one class."""
     small = math.exp(-abs(reward))
     return 1 / (1 + small) if reward >= 0 else small / (1 + small)
 

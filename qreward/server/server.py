@@ -18,7 +18,7 @@ from qreward.server.service import Service
 
 _BACKLOG = 2048
 _CLOSE_TIMEOUT = 2
-"""Seconds in which the last responses can be sent (uvicorn's graceful shutdown timeout)."""
+"""Maximum number of seconds for sending the last responses (uvicorn's graceful shutdown timeout)."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -38,7 +38,7 @@ class RewardServer:
         all_done: after shutdown, whether all requests finished within ``drain_timeout``.
 
     Raises:
-        ConfigError: a setting is invalid. Or the address cannot be bound when the block begins.
+        ConfigError: a setting is invalid, or the address cannot be bound when the block begins.
         TypeError: the scorer cannot be called.
 
     Example:
@@ -106,7 +106,7 @@ class RewardServer:
 
 
 async def serve(scorer: Any, config: ServerConfig | None = None, ready: Callable[[str], object] | None = None) -> bool:
-    """Serve until SIGTERM or SIGINT, then finish the running requests. A second signal aborts them.
+    """Serve until SIGTERM or SIGINT, then finish the running requests. A second signal aborts these requests.
 
     Args:
         scorer: see :class:`RewardServer`.
@@ -135,7 +135,7 @@ async def serve(scorer: Any, config: ServerConfig | None = None, ready: Callable
 
 
 def run(scorer: Any, config: ServerConfig | None = None, ready: Callable[[str], object] | None = None) -> bool:
-    """Run :func:`serve` in a new event loop. Arguments, return value and errors are those of :func:`serve`."""
+    """Run :func:`serve` in a new event loop. The arguments, the return value and the errors are the same as for :func:`serve`."""
     return asyncio.run(serve(scorer, config, ready))
 
 

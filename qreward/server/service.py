@@ -25,11 +25,11 @@ _ABORT_TIMEOUT = 1.0
 
 
 class Service:
-    """The state and operations that the routes of an app share.
+    """Holds the state and the operations that the routes of an app share.
 
     Attributes:
         active: number of running requests.
-        draining: True while the server accepts no new requests and finishes the running ones.
+        draining: True while the server accepts no new requests and finishes the running requests.
     """
 
     def __init__(self, scorer: Any, config: ServerConfig) -> None:
@@ -90,9 +90,9 @@ class Service:
             self._idle.set()
 
     async def drain(self) -> bool:
-        """Accept no new requests, and finish the running requests. Return True if they finished within ``drain_timeout``.
+        """Accept no new requests, and finish the running requests.
 
-        Otherwise, abort the remaining requests and return False.
+        Return True if the running requests finished within ``drain_timeout``. Otherwise, abort the remaining requests and return False.
         """
         self.draining = True
         try:

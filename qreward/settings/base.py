@@ -1,4 +1,5 @@
-"""The base class of all settings, the types of their values, and the messages for invalid values. This module knows no particular setting.
+"""The base class of all settings, the types of their values, and the messages for invalid values. This module does not
+depend on any particular setting.
 
 These conventions hold for all settings: ``None`` disables a feature, durations are seconds, and an unknown name is an error that suggests
 the closest valid name.
@@ -41,7 +42,7 @@ else:
 
 
 def default(value: Any) -> Any:
-    """Return the value unchanged. It is the default of a setting whose type is ``Accepting``.
+    """Return the value unchanged. The value is the default of a setting whose type is ``Accepting``.
 
     Without this function, type checkers would report the value, because it is not an ``Accepting``.
     """
@@ -62,10 +63,11 @@ _HARMLESS = re.compile(r"[+-]?\d[\d_.,]*\s*[A-Za-z%]{0,8}|[A-Za-z_ -]{0,24}")
 
 
 class Number:
-    """Validates a number. It runs before pydantic's own validation, because its message contains the value and its unit.
+    """Validates a number. This validation runs before pydantic's own validation, because the message of this validation
+    contains the value and the unit.
 
     Args:
-        unit: unit of the number; empty if it has none.
+        unit: unit of the number; empty if the number has no unit.
         whole: True allows only integers.
         least, most: inclusive bounds of the value.
         above, below: exclusive bounds of the value.
@@ -111,7 +113,7 @@ class Number:
             raise ValueError(f"must be a {self._kind}, not {_kind_of(value)}") from None
 
     def _remedy(self, text: str) -> str:
-        """Return a correction, such as ``; write 300`` for ``300s``. It is empty if the unit is not known."""
+        """Return a correction, such as ``; write 300`` for ``300s``. The result is empty if the unit is not known."""
         found = _WITH_UNIT.fullmatch(text.strip())
         if found is None:
             return ""
@@ -155,7 +157,7 @@ class Policy(BaseModel):
     def from_content(cls, content: Mapping[str, Any]) -> Self:
         """Return the settings in the content of a file, in which environment variables have been replaced.
 
-        They are not replaced again, because a value may contain ``$``.
+        The result of a replacement is not expanded again, because a value may contain ``$``.
         """
         try:
             return cls.model_validate(content, context=_EXPANDED)
@@ -201,7 +203,7 @@ def expand_variables(value: object) -> object:
 
     Raises:
         ValueError: a variable without a default is not set or empty. Also raised if the string is a variable in another notation
-            (``$VAR``), because it would be sent unchanged.
+            (``$VAR``), because the string would be sent unchanged.
 
     Example:
         >>> expand_variables("http://${QREWARD_EXAMPLE_HOST:-gpu-0}:8000/v1")
@@ -246,7 +248,7 @@ def expand_once(value: object, info: ValidationInfo) -> object:
 
 
 def wrong(*faults: tuple[tuple[str | int, ...], str]) -> ValidationError:
-    """Return the exception with which a validator reports faults. A fault is a path below the validated value and a message."""
+    """Return the exception with which a validator reports faults. A fault has a path below the validated value, and a message."""
     details: list[Any] = [
         {"type": PydanticCustomError("wrong", "{text}", {"text": text}), "loc": path, "input": None} for path, text in faults
     ]

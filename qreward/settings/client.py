@@ -33,7 +33,7 @@ def _not_none(value: object) -> object:
 
 
 _ROUTES = TypeAdapter(dict[str, Annotated[Route, BeforeValidator(_not_none)]])
-"""Validates a mapping from pattern to route. Its errors name the pattern."""
+"""Validates a mapping from pattern to route. The errors name the pattern."""
 
 
 class ClientConfig(Policy):
@@ -41,11 +41,11 @@ class ClientConfig(Policy):
 
     Args:
         endpoints: the endpoints: at least one, each with a unique name.
-        routes: which endpoints serve which models, in addition to the endpoints' ``models``. As in a file, ``routes`` may also be a mapping
-            of pattern to ``{endpoints, strategy, weights}``.
+        routes: rules that say which endpoints serve which models, in addition to the endpoints' ``models``. As in a file, ``routes`` may
+            also be a mapping of pattern to ``{endpoints, strategy, weights}``.
         retry: see :class:`~qreward.settings.policies.Retry`.
         hedge: see :class:`~qreward.settings.policies.Hedge`; ``None`` disables hedging.
-        prefix_affinity: see :class:`~qreward.settings.policies.PrefixAffinity`; ``None`` disables it.
+        prefix_affinity: see :class:`~qreward.settings.policies.PrefixAffinity`; ``None`` disables prefix affinity.
         max_queued: maximum number of single calls that wait for a route. A further call fails with ``QueueFull``. ``None`` sets no limit.
         timeout: total seconds of one call, including the time in the queue. ``None`` sets no limit.
 
@@ -123,19 +123,19 @@ def load_config(source: str | Path | Mapping[str, Any]) -> ClientConfig:
 
 
 def read_config(source: str | Path | Mapping[str, Any]) -> tuple[ClientConfig, SettingsLocation]:
-    """Return the configuration, like :func:`load_config`, and its location, which messages name. No warnings are logged."""
+    """Return the configuration, and its location for messages. Unlike :func:`load_config`, this function logs no warnings."""
     content, place = read_settings(source, empty=_LEAST, known="with 'endpoints'")
     return config_of(content, place), place
 
 
 _LEAST = "it must contain at least 'endpoints'"
 USUAL_FILES = ("qreward.toml", "qreward.yaml", "qreward.yml", "qreward.json")
-"""Usual names of a configuration file. A file with such a name is not read unless the user names it. If it is in the working directory,
-messages about missing settings name it."""
+"""Usual names of a configuration file. A file with such a name is not read unless the user names the file. If such a file is in
+the working directory, messages about missing settings name the file."""
 
 
 def usual_file() -> str | None:
-    """Return the name of the configuration file in the working directory, or None if it has none of the usual names."""
+    """Return the first of the usual names that a file in the working directory has; None if there is no such file."""
     return next((name for name in USUAL_FILES if Path(name).is_file()), None)
 
 
@@ -156,10 +156,10 @@ def config_of(content: Mapping[str, Any], place: SettingsLocation) -> ClientConf
 def without_effect(config: ClientConfig) -> Iterator[tuple[str, str]]:
     """Find settings that are valid but probably mistakes.
 
-    They are endpoints that get no requests, weights that have no effect, and two endpoints that are one server.
+    Such settings are endpoints that get no requests, weights that have no effect, and two endpoints that are one server.
 
     Yields:
-        The name of an endpoint, and a warning about it.
+        The name of an endpoint, and a warning about the endpoint.
 
     Example:
         >>> config = ClientConfig(endpoints=(Endpoint("http://gpu-0:8000/v1", weight=2),))

@@ -1,6 +1,6 @@
-"""Reads settings from YAML, JSON and TOML files. Its errors say which part of a file cannot be read, and why.
+"""Reads settings from YAML, JSON and TOML files. The errors say which part of a file cannot be read, and why.
 
-This module knows no particular setting. PyYAML is imported only for a YAML file, and to find line numbers in a JSON file.
+This module does not depend on any particular setting. PyYAML is imported only for a YAML file, and to find line numbers in a JSON file.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def _yaml_loader(yaml: Any) -> Any:
 def _line_of(text: str, path: Path_) -> int | None:
     """Return the line of a setting in a YAML or JSON text, or None if it is not known, for example because PyYAML is not installed.
 
-    If the text does not have the whole path, return the line of the deepest part of the path that it has.
+    If the text does not have the whole path, return the line of the deepest part of the path that the text has.
     """
     try:
         import yaml  # noqa: PLC0415 - an extra, and slow to import
@@ -239,8 +239,8 @@ _TOML_LINE = re.compile(rf"\s*(\[\[?)?\s*({_KEY}(?:\s*\.\s*{_KEY})*)\s*(?:=|\]\]
 def _toml_line_of(text: str, path: Path_) -> int | None:
     """Return the line of a setting in a TOML text, which must be valid. Return None if the line is not known.
 
-    If neither the setting nor its table has a line of its own, return the line of the deepest part of the path that has one. This function
-    searches the text, because ``tomllib`` reports no lines.
+    If neither the setting nor its table has a line of its own, return the line of the deepest part of the path that has a line of
+    its own. This function searches the text, because ``tomllib`` reports no lines.
     """
     lines: dict[Path_, int] = {}
     last: dict[Path_, int] = {}  # path of an array of tables -> index of its last table

@@ -70,18 +70,18 @@ class RewardModel(Policy):
 
     Args:
         route: the API of the server that returns the reward. ``classify`` is for sequence classifiers; it is the default of vLLM, SGLang
-            and TEI. ``pooling`` is vLLM's API for token and process reward models, whose last row counts. ``score`` is vLLM's API for
+            and TEI. ``pooling`` is vLLM's API for token and process reward models; the last row is the reward. ``score`` is vLLM's API for
             cross-encoders, which take pairs. ``embeddings`` is for servers that return the reward as a vector of one number. None uses the
             default of the endpoint's kind. The kind ``openai`` has no default.
         label: which number is the reward if a response has several numbers. It is the name of a class, the name of an attribute such as
             ``helpfulness``, or a position. Positions count from 0, or from the end if they are negative. By default, the only number is the
-            reward. If there are several, the default is the last class for vLLM's ``classify`` and ``pooling`` (as in verl), and the
-            attribute ``reward`` for OpenRLHF and NIM.
+            reward. If there are several numbers, the default is the last class for vLLM's ``classify`` and ``pooling`` (as in verl),
+            and the attribute ``reward`` for OpenRLHF and NIM.
         labels: names of the classes in the order of the model, for servers that do not report the names.
         activation: True makes the server apply a sigmoid or softmax to the scores. By default, scores are raw, because reward models are
             trained on raw scores.
-        activation_field: name of the vLLM parameter for ``activation``: ``use_activation`` since 0.11.2, ``activation`` in versions before,
-            and ``softmax`` in still older versions. A server ignores an unknown name and applies its activation.
+        activation_field: name of the vLLM parameter for ``activation``: ``use_activation`` since 0.11.2, ``activation`` in older versions,
+            and ``softmax`` in the oldest versions. A server ignores an unknown name and applies its activation.
         template: text that joins prompt and response; contains ``{prompt}`` and ``{response}``. None sends prompt and response separately,
             or as a conversation if the server has a chat template. Such conversations cannot share a request.
 
@@ -109,11 +109,11 @@ class RewardModel(Policy):
 
 
 MAX_RETRY_AFTER = 60.0
-"""Seconds that are the default of ``Retry.max_retry_after``. The method ``_calculate_retry_timeout`` of openai-python 2 has this limit."""
+"""Default of ``Retry.max_retry_after``, in seconds. The method ``_calculate_retry_timeout`` of openai-python 2 has the same limit."""
 
 
 class Priority(IntEnum):
-    """How urgent a request is. A setting accepts any integer from 0 (most urgent, as in vLLM) to 9, and these names in any case."""
+    """The urgency of a request. A setting accepts any integer from 0 (most urgent, as in vLLM) to 9, and these names in any case."""
 
     HIGH = 0
     NORMAL = 5
@@ -143,7 +143,10 @@ Level = Annotated[Accepting[int, int | str], BeforeValidator(priority_level)]
 
 
 class LoadBalanceStrategy(StrEnum):
-    """How one of several available endpoints is chosen. If no endpoint is available, the next available endpoint takes the request."""
+    """The rule that chooses one of several available endpoints.
+
+    If no endpoint is available, the first endpoint that becomes available takes the request.
+    """
 
     EXPECTED_FINISH = "expected_finish"
     ROUND_ROBIN = "round_robin"
@@ -194,13 +197,13 @@ class Limits(Policy):
 
 
 class Timeouts(Policy):
-    """Time limits of one attempt, in seconds. They do not include time in the queue.
+    """Time limits of one attempt, in seconds. The limits do not include time in the queue.
 
     Args:
         connect: seconds for opening a connection.
         read: seconds between two reads of the response. Without streaming, this time includes the whole generation.
-        attempt: seconds for the whole attempt. By default, the limit is learned. It is well above the times of the endpoint's slowest
-            responses.
+        attempt: seconds for the whole attempt. By default, the limit is learned. The learned limit is well above the times of the
+            endpoint's slowest responses.
     """
 
     connect: Seconds = 10.0
@@ -211,9 +214,9 @@ class Timeouts(Policy):
 class Retry(Policy):
     """The settings that decide when a failed request is sent again.
 
-    Overload (429, 503, 529) is not a failure: it uses no attempt, and the request waits up to its timeout. If another endpoint is
-    available, the first retry goes to this endpoint at once. If not, and before all further retries, the request waits with full jitter
-    (Brooker, "Exponential Backoff And Jitter", AWS 2015). All retries of a client draw on one budget (Finagle's RetryBudget: 20 % of the
+    Overload (429, 503, 529) is not a failure: it uses no attempt, and the request may wait until its timeout. If another
+    endpoint is available, the first retry goes to that endpoint at once. Before any other retry, the request waits with full jitter
+    (Brooker, "Exponential Backoff And Jitter", AWS 2015). All retries of a client share one budget (Finagle's RetryBudget: 20 % of the
     requests and 10 a second). While the budget is empty, a retry waits another ``1 / budget_floor`` seconds.
 
     Args:
@@ -239,7 +242,7 @@ class Hedge(Policy):
 
     The first response is used, and the other attempt is cancelled. Copies are sent in four cases: a single call takes unusually long (Dean
     and Barroso, "The Tail at Scale", CACM 2013); the last requests of a batch are in flight and other endpoints are idle; a request seems
-    to hang; the endpoint of a request has stopped responding. Copies in all cases except the last draw on one budget. An endpoint never
+    to hang; the endpoint of a request has stopped responding. The copies of the first three cases share one budget. An endpoint never
     works on two attempts of the same request.
 
     Args:
@@ -265,8 +268,8 @@ class Hedge(Policy):
 class PrefixAffinity(Policy):
     """The settings of prefix affinity: requests whose prompts begin alike go to the same endpoint, whose prefix cache holds the beginning.
 
-    Only routes with several endpoints use prefix affinity. Priorities, tenants, deadlines and retries take precedence over it. No endpoint
-    stays idle because of it.
+    Only routes with several endpoints use prefix affinity. Priorities, tenants, deadlines and retries take precedence over prefix affinity.
+    No endpoint stays idle because of prefix affinity.
 
     Args:
         look_ahead: number of requests of a batch that are read ahead. An endpoint chooses its next request among these requests.
@@ -383,24 +386,25 @@ class Endpoint(Policy):
         models: glob patterns of the models that the server serves.
         model_names: name of a model in calls -> name of the model on the server, for models whose two names differ.
         kind: API of the server: ``openai``, ``vllm``, ``sglang``, ``tei``, ``openrlhf``, ``nim``, or a kind that ``register_kind`` has
-            added. ``openai_batch`` is a provider's Batch API. Only bulk runs (``client.run``, ``qreward run``) send requests to it.
-        weight: relative share of the requests under ``WEIGHTED_ROUND_ROBIN`` and ``LEAST_CONNECTIONS``. It has no effect under other
-            strategies.
+            added. ``openai_batch`` is a provider's Batch API. Only bulk runs (``client.run``, ``qreward run``) send requests to such an
+            endpoint.
+        weight: relative share of the requests under ``WEIGHTED_ROUND_ROBIN`` and ``LEAST_CONNECTIONS``. The weight has no effect
+            under other strategies.
         limits: see :class:`Limits`.
         timeouts: see :class:`Timeouts`.
         reward: properties of the endpoint's reward model that the server does not report; see :class:`RewardModel`.
         decisions: API by which the server answers the questions of ``decide``: ``openai``, ``vllm``, ``sglang``, ``systemone``,
             ``generative_scoring``, or ``chat`` (log probabilities of chat completions). By default, one small request finds out the API.
         decision_labels: the token ids of the answers yes and no in the model's vocabulary, for ``decisions="generative_scoring"``.
-        price: US dollars for a million prompt tokens and for a million completion tokens. Used to report costs; it does not affect
-            scheduling.
+        price: US dollars for a million prompt tokens and for a million completion tokens. The price is used to report costs, and
+            does not affect scheduling.
         headers: additional HTTP headers of each request. Values may contain ``${VAR}`` and are never shown.
         group_header: name of a header that carries a hash of a call's ``group``, such as ``X-Session-ID`` or ``X-SMG-Routing-Key``, for a
             router in front of several servers.
         http_client: your own ``httpx.AsyncClient`` or ``httpx.AsyncBaseTransport``, used instead of the built-in HTTP client.
         verify: False disables TLS verification; a string is the path of a CA bundle.
-        proxy: URL of a proxy. By default, it is taken from environment variables such as ``HTTPS_PROXY`` and ``NO_PROXY``. ``""`` uses no
-            proxy.
+        proxy: URL of a proxy. By default, the proxy comes from environment variables such as ``HTTPS_PROXY`` and ``NO_PROXY``. ``""`` uses
+            no proxy.
         max_response_bytes: maximum number of bytes of a response. A larger response is an error.
         keepalive: seconds for which an idle connection is kept open. vLLM and uvicorn close idle connections after 5 seconds.
         probe: seconds between two probes of the server's health and load; None disables probing. For ``openai_batch``, ``probe`` is also
@@ -474,7 +478,7 @@ class Endpoint(Policy):
 
 
 class Route(Policy):
-    """The endpoints that serve the models matching a pattern.
+    """Says which endpoints serve the models that match a pattern.
 
     Args:
         pattern: name of a model, or a glob (``*``, ``?``, ``[abc]``).

@@ -287,7 +287,7 @@ class BatchStream(StreamHandle[BatchStreamSink]):
         return None
 
     def _event(self, event: tuple[int, Any]) -> tuple[int, Any]:
-        """Return the event. If it is a failed result, call ``on_stream_error`` first."""
+        """Return the event. If the event is a failed result, call ``on_stream_error`` first."""
         what = event[1]
         if self._on_stream_error is not None and isinstance(what, Result) and what.error is not None:
             self._on_stream_error(event[0], what.error)

@@ -32,7 +32,7 @@ def _known(attributes: Mapping[str, Any]) -> Attributes:
 
 
 class ServerAddress:
-    """The attributes of one endpoint at one address.
+    """Holds the attributes of one endpoint at one address.
 
     Attributes:
         name: name of the endpoint.
@@ -61,7 +61,7 @@ def address_of(source: Source) -> ServerAddress:
 
 
 class CallKind:
-    """The shared attributes of all calls with the same operation, model and route.
+    """Holds the attributes that all calls with the same operation, model and route share.
 
     Attributes:
         name: name of the spans.
@@ -284,8 +284,8 @@ _MEANINGS: dict[type[BaseException], str] = {
 def error_type(error: BaseException) -> str:
     """Return the ``error.type`` of an error.
 
-    It is the HTTP status of the error, if there is one. Otherwise it is a name such as ``timeout``. For all other errors of qreward, it is
-    the class. For errors of other libraries, it is ``_OTHER``.
+    The result is the HTTP status of the error if the error has a status. For some errors without a status, it is a name such as
+    ``timeout``. For all other errors of qreward, it is the name of the class. For errors of other libraries, it is ``_OTHER``.
 
     Example:
         >>> from qreward.errors import RateLimited, RequestTimeout
@@ -311,7 +311,7 @@ def error_description(error: BaseException) -> str:
 
 
 def rejection(error: BaseException) -> str:
-    """Return the reason why a call ended without being sent: ``full``, ``deadline``, ``closed``, or else its ``error.type``."""
+    """Return the reason why a call ended without being sent: ``full``, ``deadline``, ``closed``, or else the ``error.type``."""
     if isinstance(error, errors.QueueFull):
         return "full"
     if isinstance(error, TimeoutError | errors.DeadlineExceeded):

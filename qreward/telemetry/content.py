@@ -118,7 +118,7 @@ class Content:
     def _secrets_of(self, task: Task) -> list[Secrets]:
         """Return the secrets that are removed from the texts of a call.
 
-        They are the values of the call's extra headers, and the secrets of all endpoints that may serve the call.
+        These secrets are the values of the call's extra headers, and the secrets of all endpoints that may serve the call.
         """
         found = [Secrets().and_headers(getattr(task.payload, "headers", None))]
         for source in () if task.pool is None else task.pool.sources:

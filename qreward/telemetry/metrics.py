@@ -1,7 +1,7 @@
 """The metric instruments of a meter provider. They are created once and shared by all clients that use the provider.
 
 Measurements are made only if the provider records them. Observable instruments read the states of all live clients when metrics are
-collected, and add them up.
+collected, and add these states up.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ Read = Callable[[Any], ClientState]
 
 
 class Instruments:
-    """The instruments of one provider. Each instrument is an attribute with the name of its key in ``names.METRICS``.
+    """Holds the instruments of one provider. Each instrument is an attribute with the name of its key in ``names.METRICS``.
 
     Args:
         provider: the meter provider. None means the global meter provider, even if it is set later.
@@ -122,7 +122,7 @@ class Instruments:
         return create(metric.name, [partial(self._observe, key)], metric.unit, metric.description)
 
     def _observe(self, key: str, _options: CallbackOptions) -> Iterable[Observation]:
-        """Return one observation for each set of attributes. Its value is the sum over all clients."""
+        """Return one observation for each set of attributes. The value of an observation is the sum over all clients."""
         sums: dict[tuple[tuple[str, Any], ...], float] = {}
         with _lock:
             clients = list(self._clients.items())
@@ -139,7 +139,7 @@ _of_global: dict[Dialect, Instruments] = {}
 
 
 def instruments_of(provider: MeterProvider | None, dialect: Dialect) -> Instruments:
-    """Return the instruments of a provider. They are created on first use."""
+    """Return the instruments of a provider. The instruments are created on first use."""
     with _lock:
         made = _of_global if provider is None else _of_provider.setdefault(provider, {})
         found = made.get(dialect)

@@ -44,7 +44,7 @@ from qreward.telemetry.telemetry import Telemetry
 
 
 def propagated_headers(context: Context) -> dict[str, str] | None:
-    """Return the headers that the program's propagators write for a context. Return None if they write none or a propagator fails."""
+    """Return the headers that the program's propagators write for a context; None if there are no headers, or a propagator fails."""
     headers: dict[str, str] = {}
     try:
         propagate.inject(headers, context)
@@ -109,7 +109,7 @@ class CallState:
         recording: True if the span is recorded.
         metered: True if the metrics of the call are recorded.
         merged: True if the call is an item of a merged request. The merged request records the usage.
-        first: seconds until the first chunk of the answer; None before it.
+        first: seconds until the first chunk of the answer; None before the first chunk.
         idle_since: time on the engine's clock since which no attempt has been in flight.
         idle: total seconds between attempts in which no attempt was in flight; None before the first retry.
     """
@@ -296,14 +296,14 @@ class CallWatcher:
                 names.FINISH_REASONS: metadata.reasons or None,
                 names.FINGERPRINT: metadata.fingerprint,
             }
-            if not call.merged:  # if it is merged, the span of the merged request records them
+            if not call.merged:  # otherwise, the span of the merged request records the tokens
                 known[names.INPUT_TOKENS], known[names.OUTPUT_TOKENS] = end.prompt_tokens, end.output_tokens
                 known[names.CACHE_READ_TOKENS], known[names.REASONING_TOKENS] = metadata.cached, metadata.reasoning
             found |= {name: value for name, value in known.items() if value is not None}
         return found
 
     def _params(self, task: Task) -> Attributes:
-        """Return the parameters of a request as attributes. For a batch, they are computed only once."""
+        """Return the parameters of a request as attributes. For a batch, the attributes are computed only once."""
         params = getattr(task.payload, "params", None)
         if not params:
             return {}

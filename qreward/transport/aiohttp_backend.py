@@ -3,8 +3,9 @@
 The settings replace defaults of aiohttp. By default, aiohttp queues requests above 100 connections, and times out after 300 s. It follows
 the redirect of a POST, although the headers contain the API key. It keeps cookies, and reads the environment for each request.
 
-This module has no time limit for a whole attempt, because a timer per request costs more CPU time than all of qreward's own code. It limits
-the time in which a connection is opened (``timeouts.connect``). If the user sets ``timeouts.read``, it also limits each wait for data.
+This module has no time limit for a whole attempt, because a timer per request costs more CPU time than all of qreward's own code. The
+module limits the time in which a connection is opened (``timeouts.connect``). If the user sets ``timeouts.read``, the module also limits
+each wait for data.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ CONNECTS_AT_ONCE = 64
 seconds, until they time out. With 64 handshakes at a time, the total time is the same, and the loop is blocked for less than 100 ms
 (measured)."""
 
-_LARGE = 1 << 20  # bytes of the largest body that is passed as one bytes object; aiohttp warns about larger ones
+_LARGE = 1 << 20  # bytes of the largest body that is passed as one bytes object; aiohttp warns about a larger object
 _NOT_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.ClientHttpProxyError, aiohttp.InvalidURL, UnicodeError)
 _EXPECTED = (aiohttp.ClientError, OSError, HttpProcessingError, UnicodeError)
 
 
 class AiohttpTransport(HttpTransport):
-    """Connections to one endpoint, in the event loop in which it is first used.
+    """Holds the connections to one endpoint, in the event loop in which this object is first used.
 
     Raises ``ConfigError`` for a CA bundle that cannot be read, a proxy that cannot be used, or headers that cannot be sent.
     """

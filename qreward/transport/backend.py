@@ -1,6 +1,6 @@
 """The backend that the engine uses: ``HttpBackend.send`` sends a request to an endpoint and returns an ``Answer`` or a ``Failure``.
 
-This module knows codecs, transports and failures, and must not know queues, retries or limits. An ``HttpBackend`` belongs to one event
+This module uses codecs, transports and failures. It does not depend on queues, retries or limits. An ``HttpBackend`` belongs to one event
 loop.
 """
 
@@ -35,7 +35,7 @@ class HttpBackend:
     def __init__(self) -> None:
         self._connections: dict[int, EndpointConnection] = {}
         self._dismissed: dict[EndpointConnection, asyncio.Task[None] | None] = {}  # connection -> the task that closes it
-        self._kept: dict[int, Endpoint] | None = None  # endpoints whose connections are kept; None keeps the connections of all
+        self._kept: dict[int, Endpoint] | None = None  # endpoints whose connections are kept; None keeps the connections of all endpoints
         self._closed = False
 
     async def send(self, endpoint: Endpoint, call: WireRequest) -> Answer | Failure:
@@ -84,7 +84,7 @@ class HttpBackend:
     async def look(self, endpoint: Endpoint) -> ProbeResult:
         """Probe a server, to learn whether it is ready and how loaded it is. Raises only ``CancelledError``.
 
-        If the probe fails, the result is empty, or its ``trouble`` contains the reason why this server cannot be probed.
+        If the probe fails, the result is empty, or the ``trouble`` of the result contains the reason why this server cannot be probed.
         """
         connection = None
         try:
@@ -103,8 +103,8 @@ class HttpBackend:
         """Keep the connections of these endpoints. Every other connection is closed when its last request has ended.
 
         This method must be called in the event loop. A new ``Endpoint`` object with the name of an old ``Endpoint`` takes over the
-        connections of the old one, unless a setting on which the connections depend has changed. A later request to an endpoint that is not
-        kept opens a separate connection, which is closed after the request.
+        connections of the old object, unless a setting on which the connections depend has changed. A later request to an endpoint that is
+        not kept opens a separate connection, which is closed after the request.
         """
         kept = self._kept = {id(endpoint): endpoint for endpoint in endpoints}
         fresh = {endpoint.name: endpoint for key, endpoint in kept.items() if key not in self._connections}

@@ -15,7 +15,7 @@ from qreward.codecs.base import Reply, TransportError
 
 
 class ByteStream(ABC):
-    """An HTTP response whose body has not been read yet. ``headers`` is case-insensitive. Only one task may read it at a time."""
+    """An HTTP response whose body has not been read yet. ``headers`` is case-insensitive. Only one task at a time may read the body."""
 
     __slots__ = ("headers", "status")
 
@@ -37,7 +37,7 @@ class ByteStream(ABC):
         """
 
     async def drain(self, seconds: float) -> None:
-        """Release the connection for other requests if the body ends within ``seconds``; otherwise close it. Raises nothing."""
+        """Release the connection for other requests if the body ends within ``seconds``; otherwise close the connection. Raises nothing."""
         try:
             async with asyncio.timeout(seconds):
                 while await self.read():
@@ -64,7 +64,7 @@ Body = bytes | AsyncIterable[bytes] | None
 
 
 class HttpTransport(ABC):
-    """Connections to one endpoint, in one event loop. ``cap`` is the maximum number of bytes in the body of a response."""
+    """Holds the connections to one endpoint, in one event loop. ``cap`` is the maximum number of bytes in the body of a response."""
 
     cap: int
 

@@ -24,11 +24,11 @@ SHAREABLE = frozenset({"weight", "price", "models", "probe", "limits", "timeouts
 """Names of settings on which an endpoint's connections do not depend. The connections do depend on some members of ``limits`` and
 ``timeouts``, which ``_of_connections`` lists."""
 PASSING = frozenset({408, 425, 429})
-"""Temporary HTTP statuses. They do not show whether the endpoint's settings are correct."""
+"""Temporary HTTP statuses. Such a status does not show whether the endpoint's settings are correct."""
 
 
 class EndpointConnection:
-    """An endpoint with the objects that are created once for it: its transport, the names of its models, and its secrets.
+    """Holds an endpoint, and the objects that are created once for the endpoint: the transport, the names of the models, and the secrets.
 
     Attributes:
         info: the server information that changes only when the server restarts; None until it is fetched.
@@ -51,7 +51,7 @@ class EndpointConnection:
         self._root: HttpTransport | None = None
 
     def serves(self, endpoint: Endpoint) -> bool:
-        """Return True if ``endpoint`` can use these connections. All settings on which they depend must then be equal."""
+        """Return True if ``endpoint`` can use these connections. All settings on which the connections depend must be equal."""
         return _of_connections(self.endpoint) == _of_connections(endpoint)
 
     def root_transport(self) -> HttpTransport:
@@ -142,7 +142,8 @@ class EndpointConnection:
 
 
 def open_transport(endpoint: Endpoint) -> HttpTransport:
-    """Return the transport for an endpoint. It uses the user's ``http_client`` if there is one, and otherwise aiohttp.
+    """Return the transport for an endpoint. The transport uses the user's ``http_client`` if there is one, and otherwise
+    aiohttp.
 
     Raises ``ConfigError``.
     """

@@ -1,4 +1,4 @@
-"""Conversion of error responses and transport errors to a ``Failure``. It has a kind, and an error with advice to the user.
+"""Conversion of error responses and transport errors to a ``Failure``, which has a kind, and an error with advice to the user.
 
 First, ``parse_error_body`` extracts the message and the error codes from the body. Then ``status_of`` maps codes, types and phrases to the
 HTTP status that the server should have sent. Last, ``_MEANINGS`` maps the status to a kind of failure, an error class and advice.
@@ -12,7 +12,7 @@ These forms of a body are understood:
 - FastAPI: ``{"detail": ...}``
 - a list that contains one of these objects, plain text, and HTML
 
-This module knows HTTP statuses and the error formats of servers. It must not know sockets or the scheduler's reaction to a failure.
+This module does not depend on sockets, or on what the scheduler does after a failure.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ _TOO_LONG = frozenset({"context_length_exceeded", "exceed_context_size_error", "
 def status_of(error_body: ErrorBody) -> int | None:
     """Return the HTTP status that an error body stands for, or None.
 
-    The first known code of the body determines the status. If no code is known, a phrase in the text determines it.
+    The first known code of the body determines the status. If no code is known, a phrase in the text determines the status.
 
     Example:
         >>> status_of(ErrorBody("slow down", ("rate_limit_exceeded",)))

@@ -1,7 +1,7 @@
 """The backend for a user's own HTTP client: a client or a transport of ``httpx`` or ``httpx2``.
 
-Only this module knows these packages. The module imports neither package, because a user who passes an object of a package has already
-imported it.
+No other module of ``qreward.transport`` uses these packages. This module imports neither package, because a user who passes
+an object of one of these packages has already imported the package.
 
 These clients have two weaknesses that the default backend does not have. First, these clients deliver an unrequested response to the next
 request on the connection. Second, above a few hundred connections, each request takes much CPU time.
@@ -98,8 +98,8 @@ class HttpxStream(ByteStream):
 def translate(package: Any, error: Exception) -> TransportError:
     """Return the ``TransportError`` for an exception of httpx. The default backend would return an equal error.
 
-    The text of an exception is used only to distinguish a broken connection from malformed HTTP. The text of a ``RuntimeError``, such as
-    that of a closed client, is also shown to the user.
+    The text of an exception is used only to distinguish a broken connection from malformed HTTP. The text of a ``RuntimeError``, which a
+    closed client raises, for example, is also shown to the user.
     """
     what = type(error).__name__
     cause: BaseException | None = error

@@ -1,6 +1,6 @@
 """Redaction of secrets: every text that becomes part of an error passes through ``Secrets.hide``.
 
-This module knows which settings of an endpoint are secret. It must not know the meaning of the texts.
+This module defines which settings of an endpoint are secret. It does not depend on the meaning of the texts.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One streamed attempt: sends the request, reads the response chunk by chunk, and determines the outcome.
 
-This module knows transports, events, chunks and failures. It must not know queues, time limits or the consumer. Usage::
+This module uses transports, events, chunks and failures. It does not depend on queues, time limits or the consumer. Usage::
 
     opened = await backend.stream(endpoint, call)     # a ChatStream if the server has answered 2xx, else a Failure
     async with opened as stream:                      # leaving early closes the connection immediately, so the server notices
@@ -204,7 +204,7 @@ async def open_stream(connection: EndpointConnection, call: WireRequest) -> Chat
     """Send a streamed request. Raises ``TransportError``, or ``BadRequest`` if the request cannot be sent.
 
     Token usage is requested through ``stream_options`` unless the caller set this parameter. If the server rejects ``stream_options``, the
-    request is sent once more without it. If the second request succeeds, later requests to this server omit ``stream_options``.
+    request is sent once more without this parameter. If the second request succeeds, later requests to this server omit ``stream_options``.
     """
     if call.headers is not None:
         connection_settings.check_call_headers(call.headers, call.model)

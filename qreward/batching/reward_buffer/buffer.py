@@ -41,8 +41,8 @@ class RewardBuffer:
 
     Args:
         scorer: function that is called as ``scorer(completions: list[str], metadata: list[dict])``, or as ``scorer(completions)`` if it
-            takes one argument. It may be an ``async def``, a ``def``, which runs in a thread, or the method of a Ray actor
-            (``actor.method``). It returns a list, or a mapping with ``rewards`` and other lists. A list has one element for each
+            takes one argument. The scorer may be an ``async def``, a ``def``, which runs in a thread, or the method of a Ray actor
+            (``actor.method``). The scorer returns a list, or a mapping with ``rewards`` and other lists. A list has one element for each
             completion: a number, a mapping with ``reward`` or ``score``, or an exception. If the element is None or NaN, or has an
             ``error``, the completion has an error and never the reward 0. Each call receives copies of the metadata. Mappings, lists and
             sets inside the metadata are also copied, and all other objects are shared.
@@ -52,8 +52,8 @@ class RewardBuffer:
         max_queue_size: maximum number of waiting completions, in each event loop. A query is rejected if not all of its completions fit.
         timeout: maximum number of seconds for one completion, including its time in the queue. Afterwards, the completion has an error.
             None means no limit.
-        isolate_errors: if True and the scorer raises for a batch, it is called again with each half of the batch. This is repeated, so in
-            the end only the completions that fail alone have an error.
+        isolate_errors: True splits a batch for which the scorer raises. The scorer is then called again with each half of the batch. Halves
+            are split again, so in the end only the completions that fail alone have an error.
         on_batch: function that is called with a :class:`~qreward.batching.BatchRecord` when a batch has ended.
 
     Raises:
@@ -142,8 +142,8 @@ class RewardBuffer:
         Args:
             drain: True scores the waiting completions. False ends waiting and running completions with an error.
 
-        A scorer that runs in a thread or in an actor cannot be stopped. ``close`` waits for the scorer only as long as one of its callers
-        waits.
+        A scorer that runs in a thread or in an actor cannot be stopped. ``close`` waits for the scorer only as long as a caller
+        waits for a result of the scorer.
         """
         await self._queue.close(drain)
 

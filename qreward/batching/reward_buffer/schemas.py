@@ -66,8 +66,8 @@ def read_scores(given: Any, count: int) -> list[ScoreResult]:
     Args:
         given: the value that a scorer returned: a list (tuple, array, tensor) or a mapping. A list has one element for each completion: a
             number, a mapping with ``reward`` or ``score``, or an exception. A mapping has the list ``rewards`` (or ``scores``), and
-            optionally the lists ``errors``, ``metas`` and ``next_turn_feedback``. All other lists of a mapping, and those in its member
-            ``extra_logs``, are added to ``meta``.
+            optionally the lists ``errors``, ``metas`` and ``next_turn_feedback``. All other lists of the mapping are added to ``meta``.
+            The lists in the mapping's member ``extra_logs`` are added to ``meta`` too.
         count: number of completions.
 
     Example:
@@ -163,7 +163,7 @@ Mode = Literal["auto", "singleton", "batch"]
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Completions that are answered together.
+    """A group of completions that are answered together.
 
     Args:
         completions: the texts to score.
@@ -251,8 +251,8 @@ def check_mode(query: Query, mode: Mode) -> None:
 def answer_of(query: Query, scored: Sequence[ScoreResult], mode: Mode) -> SingletonAnswer | BatchAnswer:
     """Return the answer to a query.
 
-    ``singleton`` returns a ``SingletonAnswer`` and ``batch`` a ``BatchAnswer``. ``auto`` returns a ``SingletonAnswer`` if the query had a
-    single completion, and a ``BatchAnswer`` if it had a list.
+    In mode ``singleton``, the answer is a ``SingletonAnswer``. In mode ``batch``, the answer is a ``BatchAnswer``. In mode ``auto``, the
+    answer is a ``SingletonAnswer`` if the query had a single completion, and a ``BatchAnswer`` if the query had a list.
     """
     if mode == "singleton" or (mode == "auto" and query.single):
         (one,) = scored

@@ -126,8 +126,8 @@ class BisectingScorer:
         completion can be the cause of the error, for example after a broken connection, a timeout or the death of an actor.
 
         If the scorer does not return one outcome for each completion of a list or of a half, the whole list fails. ``own`` of a failed
-        completion is True if the scorer scored another completion of this list or of the previous list, and the completion may be the
-        cause of its error.
+        completion is True if two conditions hold. The scorer scored another completion of this list or of the previous list, and the error
+        is of a kind that a completion can cause.
         """
         try:
             scored = await _split(self._call, pairs, self._isolate)

@@ -1,7 +1,7 @@
 """Rewards for AReaL: ``reward`` for its process pool, and ``async_reward`` for workflows, which need no process pool.
 
 Only ``workflow.py`` imports AReaL. A missing reward raises an error unless the settings choose something else. After an error, AReaL calls
-``reward`` again, up to four times in all. If all calls fail, AReaL does not train on the trajectory, and rejects its whole group. If
+``reward`` again, up to four times in all. If all calls fail, AReaL does not train on the trajectory, and rejects the whole group. If
 AReaL's own time limit ends a call, the reward is 0. ``reward`` therefore finishes before that limit.
 """
 
@@ -37,7 +37,10 @@ _WORKFLOW = replace(_POOL, deadline=WORKFLOW_DEADLINE)
 
 
 class NoReward(QRewardError):
-    """No reward arrived in time. The class is not a ``TimeoutError``, which AReaL's ``AsyncRewardWrapper`` turns into a reward of 0."""
+    """No reward arrived in time. This class is not a subclass of ``TimeoutError``.
+
+    AReaL's ``AsyncRewardWrapper`` turns a ``TimeoutError`` into a reward of 0.
+    """
 
 
 def reward(prompt: str, completions: str, prompt_ids: list[int], completion_ids: list[int], **data: Any) -> float | None:
@@ -50,12 +53,12 @@ def reward(prompt: str, completions: str, prompt_ids: list[int], completion_ids:
         data: the columns of the data.
 
     Returns:
-        A finite float. If there is no reward and the settings say ``on_failure: none``, None. AReaL cannot train on None, and rejects the
+        A finite float, or None if there is no reward and the settings say ``on_failure: none``. AReaL cannot train on None, and rejects the
         trajectory without another call.
 
     Raises:
         ConfigError: the settings in the file that ``QREWARD_REWARD`` names are missing or wrong.
-        QRewardError: there is no reward, and ``on_failure`` does not replace it. ``NoReward`` if the time ran out.
+        QRewardError: there is no reward, and ``on_failure`` does not replace it. If the time ran out, it is a ``NoReward``.
     """
     made = _POOL.rewarder()
     _warn_of_late(made.deadline)
@@ -70,7 +73,8 @@ async def async_reward(
 ) -> float | None:
     """Score one completion in a workflow that awaits it. All trajectories are scored concurrently, because no process pool limits them.
 
-    Arguments, result and errors are those of :func:`reward`, with one exception: if the time runs out, ``RequestTimeout`` is raised.
+    The arguments, the result and the errors are the same as for :func:`reward`, except that ``RequestTimeout`` is raised if the time runs
+    out.
 
     Example:
         >>> async def score(tokenizer, resp, data):

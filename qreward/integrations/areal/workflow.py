@@ -16,7 +16,7 @@ _trace: Any = importlib.import_module("areal.utils.perf_tracer").trace_session
 
 
 class QRewardRLVRWorkflow(_Workflow):  # type: ignore[misc]  # AReaL has no types here
-    """``RLVRWorkflow`` without ``reward_fn``. The settings are in the file that ``QREWARD_REWARD`` names.
+    """A ``RLVRWorkflow`` that takes no ``reward_fn``. The settings are in the file that ``QREWARD_REWARD`` names.
 
     A missing reward raises an error, and AReaL rejects the whole group. With ``on_failure: none``, only the trajectory without reward is
     left out. Do not combine ``on_failure: none`` with AReaL's group normalization, which expects exactly ``group_size`` trajectories.
@@ -31,7 +31,7 @@ class QRewardRLVRWorkflow(_Workflow):  # type: ignore[misc]  # AReaL has no type
     def __init__(self, **arguments: Any) -> None:
         load_reward_config()
         super().__init__("qreward.integrations.areal.async_reward", **arguments)
-        self.reward_fn = self.async_reward_fn = async_reward  # the function instead of its name, for which AReaL makes a process pool
+        self.reward_fn = self.async_reward_fn = async_reward  # if this were the name of the function, AReaL would make a process pool
 
     @_trace("reward")  # type: ignore[untyped-decorator]
     async def _compute_rewards(self, resp: Any, prompt_str: str, task_data: dict[str, Any]) -> float:

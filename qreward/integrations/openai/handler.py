@@ -74,7 +74,8 @@ class PlainCodec:
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
         """Return estimates of the input tokens and the output tokens.
 
-        The input tokens are estimated from the length of the inputs, the output tokens from ``max_tokens``. Only completions have it.
+        The input tokens are estimated from the length of the inputs. The output tokens are estimated from ``max_tokens``, which only
+        completions have.
         """
         inputs, most, choices = call.inputs, call.params.get("max_tokens"), call.params.get("n")
         prompt = len(str(inputs)) / CHARS_PER_TOKEN
@@ -91,7 +92,8 @@ ROUTES: dict[str, tuple[str, Codec]] = {
     "/moderations": ("input", PlainCodec("/moderations", "input")),
     "/rerank": ("documents", PlainCodec("/rerank", "documents")),
 }
-"""The end of a path -> the member of the body that holds the inputs, and the codec. If several entries match a path, the first counts."""
+"""The end of a path -> the member of the body that holds the inputs, and the codec. If several entries match a path, the first entry
+counts."""
 
 _OURS = frozenset({
     "host", "connection", "content-length", "content-type", "transfer-encoding", "accept", "accept-encoding", "user-agent",
@@ -123,7 +125,7 @@ def read(route: str, headers: Iterable[tuple[str, str]], body: bytes) -> WireReq
 
 
 def forwarded(headers: Iterable[tuple[str, str]]) -> dict[str, str] | None:
-    """Return the headers to forward. They are the headers that the program added, without keys and headers of the connection or the SDK."""
+    """Return the headers that the program added, which are forwarded. Keys, and headers of the connection or the SDK, are left out."""
     named = ((name.lower(), value) for name, value in headers)
     return {name: value for name, value in named if name not in _OURS and not name.startswith(_SDK)} or None
 
@@ -132,7 +134,7 @@ class RequestHandler:
     """Handles requests with a client, in any event loop.
 
     Args:
-        client: the client that sends the requests. It stays open; its owner closes it.
+        client: the client that sends the requests. The handler does not close the client.
         priority, hedge, tenant: options of all requests, as in ``QRewardClient.chat_completion``.
     """
 
@@ -150,8 +152,9 @@ class RequestHandler:
             path: path of the URL; its end selects the operation.
             headers: headers of the request.
             body: body of the request.
-            seconds: timeout of the request, in seconds. Without streaming it covers the whole answer, including queueing and retries. With
-                streaming it covers the wait for the first token and each pause between two chunks. None means the client's own timeout.
+            seconds: timeout of the request, in seconds. Without streaming, the timeout covers the whole answer, including queueing and
+                retries. With streaming, the timeout covers the wait for the first token and each pause between two chunks. None means the
+                client's own timeout.
         """
         path = path.rstrip("/")
         try:

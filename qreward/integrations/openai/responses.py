@@ -34,7 +34,7 @@ class Broken(Exception):
 
 
 class Events(AsyncIterator[bytes]):
-    """The events of a stream that has begun: an asynchronous iterator of bytes.
+    """Iterates over the events of a stream that has begun. Each event is ``bytes``.
 
     Args:
         stream: the stream to read.
@@ -194,7 +194,7 @@ def described(error: QRewardError) -> dict[str, Any]:
 
 
 def status_of(error: QRewardError) -> int:
-    """Return the HTTP status for an error. It is the endpoint's own status if SDKs raise the same error for it."""
+    """Return the HTTP status for an error. If SDKs raise the same error for the endpoint's own status, return the endpoint's own status."""
     own = error.status_code if isinstance(error, RequestError) else None
     status, allowed = next((status, allowed) for kind, status, allowed in _STATUSES if isinstance(error, kind))
     return own if own is not None and own in allowed else status
@@ -205,7 +205,7 @@ def _error(message: str, status: int, code: str) -> dict[str, Any]:
 
 
 def _code(error: QRewardError) -> str:
-    """Return the API's error code if programs check for one, else the name of the error class in snake case."""
+    """Return the API's error code if programs check for this code; otherwise, return the name of the error class in snake case."""
     if isinstance(error, errors.NoEndpoint):
         return "model_not_found"
     if isinstance(error, errors.BadRequest) and error_mapping.is_too_long(ErrorBody(str(error))):

@@ -1,6 +1,7 @@
-"""Transports for httpx and httpx2, and clients of the openai SDK (major version 2 or 3). Only this module of the package imports them.
+"""Transports for httpx and httpx2, and clients of the openai SDK (major version 2 or 3).
 
-One class serves both HTTP libraries, in async and in blocking code. Each request is answered with a response of the library that sent it.
+In ``qreward.integrations.openai``, only this module imports httpx, httpx2 and openai. One class serves both HTTP libraries, in async and
+in blocking code. Each request is answered with a response of the library that sent the request.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def _joined(*names: str) -> Any:
 BASE_URL = "http://qreward/v1"
 """``base_url`` for an SDK. The host name is never resolved or connected to."""
 _KEY = "-"
-"""API key for an SDK, which requires one. The requests are sent with the keys of the endpoints instead."""
+"""API key for an SDK, because an SDK requires an API key. The requests are sent with the keys of the endpoints instead."""
 
 
 def transport(
@@ -50,7 +51,8 @@ def transport(
     The model in the body selects a route of ``client``, whose scheduler sends the request.
 
     Args:
-        client: an async or a blocking client. With either, the transport serves async and blocking programs. Closing the client of the
+        client: an async or a blocking client. With either kind of client, the transport serves async and blocking
+            programs. Closing the client of the
             SDK or of httpx does not close this client.
         priority: priority of all requests, 0 (most urgent) to 9.
         hedge: False for requests that must not be sent to two endpoints at once.
@@ -72,7 +74,7 @@ def transport(
 
 
 def async_openai_client(client: QRewardClient | SyncQRewardClient, **settings: Any) -> openai.AsyncOpenAI:
-    """Return an ``AsyncOpenAI`` whose requests go through a client. Libraries built on the SDK accept it like any other.
+    """Return an ``AsyncOpenAI`` whose requests go through a client. Libraries built on the SDK accept this object.
 
     Args:
         client: the client that sends the requests. Closing the SDK's client does not close this client.
@@ -92,9 +94,10 @@ def openai_client(client: QRewardClient | SyncQRewardClient, **settings: Any) ->
 
 
 def async_http_client(client: QRewardClient | SyncQRewardClient, **settings: Any) -> Any:
-    """Return an ``http_client`` for the installed SDK: an ``httpx.AsyncClient``, or from openai 3 on an ``httpx2.AsyncClient``.
+    """Return an ``http_client`` for the installed SDK: an ``httpx.AsyncClient``. Since openai 3, it is an
+    ``httpx2.AsyncClient``.
 
-    It sets no timeout. The ``timeout`` of ``client`` therefore applies, unless a request has a timeout.
+    The ``http_client`` sets no timeout. The ``timeout`` of ``client`` therefore applies, unless a request has a timeout.
     """
     return openai.DefaultAsyncHttpxClient(transport=transport(client, **settings), timeout=None)
 

@@ -1,6 +1,7 @@
 """``python -m qreward.integrations.openrlhf`` prints the options for OpenRLHF.
 
-With the argument ``agent`` or ``reward_func``, it prints only the path of this file.
+With the argument ``agent``, it prints only the path of ``agent.py``. With the argument ``reward_func``, it prints only the path of
+``reward_func.py``.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ This file does not import OpenRLHF. OpenRLHF calls the function in threads, at m
 package has no such limit.
 
 If a sample could not be scored and the settings name no number for it, its ``rewards`` are None and its ``scores`` are NaN. OpenRLHF 0.11
-handles such a sample as follows. With ``--algo.dynamic_filtering_enable``, it drops the sample with its whole group, because a score is
-NaN, and takes another prompt. Without this option, the run stops when OpenRLHF makes experience of the sample.
+handles such a sample as follows. With ``--algo.dynamic_filtering_enable``, OpenRLHF drops the sample with its whole group, because a
+score is NaN, and takes another prompt. Without this option, the run stops when OpenRLHF makes experience of the sample.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from qreward.integrations.trainers import Adapter, RewardConfig, Scored
 from qreward.integrations.trainers.texts import response_in, without_end
 
 DEADLINE = 180.0
-"""Default number of seconds for one reward. OpenRLHF allows a remote reward model this time per attempt. It does not limit the time of
-functions."""
+"""Default number of seconds for one reward. OpenRLHF allows a remote reward model this time per attempt. OpenRLHF does not
+limit the time of functions."""
 
 ADAPTER = Adapter(
     trainer="openrlhf",
@@ -65,7 +65,7 @@ async def results(queries: Iterable[str], prompts: Iterable[str], labels: Iterab
     Args:
         queries: prompts and responses as the tokenizer decodes them, with special tokens.
         prompts: the prompts as they were sent to the model.
-        labels: the labels of the data; ``""`` if there are none.
+        labels: the label of each sample; ``""`` for a sample without a label.
 
     Raises:
         ConfigError: the settings are missing or wrong.

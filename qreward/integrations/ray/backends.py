@@ -101,7 +101,10 @@ Reply = tuple[bool, Any]
 
 
 class ScorerActor:
-    """The actor class. Each batch of a blocking scorer runs in a thread of its own; an async scorer runs in the actor's event loop."""
+    """The class of the Ray actors.
+
+    Each batch of a blocking scorer runs in a thread of its own. An async scorer runs in the actor's event loop.
+    """
 
     def __init__(self, spec: ScorerSpec, concurrency: int) -> None:
         self._made = spec.make()
@@ -231,7 +234,7 @@ Sent = tuple[asyncio.Future[Reply], Callable[[], object]]
 
 
 class RayBackend:
-    """The backend with Ray actors. Its methods run in the event loop of the pool, which Ray's calls may block."""
+    """Runs scorers in Ray actors. The methods run in the event loop of the pool, and calls of Ray may block this loop."""
 
     name = "ray"
 
@@ -244,7 +247,7 @@ class RayBackend:
         self._never_started: tuple[Any, ...] = tuple(getattr(errors, name) for name in NEVER_STARTED)
         most = config.max_concurrent_batches
         # An actor may run one call more than batches, so that ``ready`` and ``end`` do not wait for a batch. Ray does not restart actors
-        # here, because it restarts without a delay, and does not restart an actor whose class raised. The supervisor restarts them.
+        # here, because Ray restarts without a delay, and does not restart an actor whose class raised. The supervisor restarts actors.
         own = {"max_concurrency": most + 1, "max_restarts": 0, "max_task_retries": 0}
         self._make: Callable[[], Any] = partial(ray.remote(ScorerActor).options(**config.options, **own).remote, spec, most)
 
@@ -265,13 +268,13 @@ class RayBackend:
         return _result_of(reference.future()), partial(self._cancel, reference)
 
     def read(self, error: BaseException) -> BaseException:
-        """Convert an exception of Ray to the exception that the caller receives. It is ``ActorLost`` if the actor is gone."""
+        """Convert an exception of Ray to the exception that the caller receives. If the actor is gone, return ``ActorLost``."""
         if isinstance(error, self._deaths):
             never_started = isinstance(error, self._never_started) or getattr(error, "actor_init_failed", False)
             return ActorLost(_last_line(str(error)), never_started=never_started, excused=getattr(error, "preempted", False))
         if isinstance(error, self._ray.exceptions.TaskCancelledError):
             return _cancelled()
-        cause = getattr(error, "cause", None)  # a RayTaskError has one, such as for unpicklable results
+        cause = getattr(error, "cause", None)  # a RayTaskError has a cause, for example if results cannot be pickled
         return cause if isinstance(cause, Exception) else error
 
     async def close(self, actor: Any, _caller: asyncio.AbstractEventLoop) -> None:
@@ -287,7 +290,10 @@ class RayBackend:
 
 
 class LocalBackend:
-    """The backend with scorers in this process. A blocking scorer runs in a worker thread, an async scorer in its caller's event loop."""
+    """Runs scorers in this process.
+
+    A blocking scorer runs in a worker thread. An async scorer runs in the event loop of its caller.
+    """
 
     name = "local"
 

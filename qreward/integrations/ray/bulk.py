@@ -88,7 +88,7 @@ class BulkRequests:
         self._run: KeyedRun | None = None
 
     async def __call__(self, batch: Any) -> Any:
-        """Send the rows of a ``pyarrow.Table``, and return it with the columns of the results."""
+        """Send the rows of a ``pyarrow.Table``. Return the table with the columns of the results added."""
         pyarrow = importlib.import_module("pyarrow")
         if not isinstance(batch, pyarrow.Table):
             raise ConfigError(f'the batch is a {type(batch).__name__}; call map_batches with batch_format="pyarrow"')

@@ -26,7 +26,7 @@ use."""
 
 
 class LedgerActor:
-    """The actor's class: the ledger of one key, with the clock of the actor's process."""
+    """The class of the actors. Each actor has the ledger of one key, and uses the clock of its own process."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

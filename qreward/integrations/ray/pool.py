@@ -38,7 +38,8 @@ def parts_of(columns: Columns) -> tuple[Columns, Columns]:
 def rows_of(results: Any, count: int) -> list[Any]:
     """Return the results of a part as a list with one entry for each item, so that parts can be joined.
 
-    The results are a list, a tuple, an array, or a mapping of lists, which reward scorers may return. Others raise ``InvalidScores``.
+    The results are a list, a tuple, an array, or a mapping of lists, which reward scorers may return. Results of any other type
+    raise ``InvalidScores``.
     """
     if isinstance(results, Mapping):
         return [
@@ -59,16 +60,16 @@ class PoolStats:
 
     Args:
         backend: ``ray`` or ``local``; None before the first batch.
-        ready: actors that can take batches.
-        starting: actors that are starting, or wait to be restarted.
-        lost: actors that were given up.
-        waiting: batches that wait for an actor.
-        in_flight: batches that actors work on.
-        batches: batches that returned, with results or with an exception of the scorer.
-        deaths: actors that died or failed to start.
-        retried: batches that were sent again because their actor died.
-        poisonous: items that failed because an actor died with only that item on it.
-        timeouts: batches that exceeded ``batch_timeout``.
+        ready: number of actors that can take batches.
+        starting: number of actors that are starting, or wait to be restarted.
+        lost: number of actors that were given up.
+        waiting: number of batches that wait for an actor.
+        in_flight: number of batches that actors work on.
+        batches: number of batches that returned, with results or with an exception of the scorer.
+        deaths: number of actors that died or failed to start.
+        retried: number of batches that were sent again because their actor died.
+        poisonous: number of items that failed because an actor died with only that item on it.
+        timeouts: number of batches that exceeded ``batch_timeout``.
     """
 
     backend: str | None = None
@@ -95,13 +96,13 @@ _OURS = ("max_concurrency", "max_restarts", "max_task_retries")
 class ScorerPool:
     """Runs a scorer in several Ray actors. Each actor takes one or more batches at once. Without Ray, the scorers run in this process.
 
-    A pool is called with a batch, like a batch function: ``await pool(texts)``. It can therefore be the function of a ``BatchQueue`` or the
-    scorer of a ``RewardBuffer``. The method ``queue`` makes such a queue, and ``buffer`` makes such a buffer. Both send as many concurrent
-    batches as the actors can take.
+    A pool is called with a batch, like a batch function: ``await pool(texts)``. A pool can therefore be the function of a ``BatchQueue`` or
+    the scorer of a ``RewardBuffer``. The method ``queue`` makes such a queue, and ``buffer`` makes such a buffer. Both send as many
+    concurrent batches as the actors can take.
 
     A batch goes to the actor with the fewest batches. If the actor dies, the batch is sent again and a new actor is started. An item that
-    kills actors is found by splitting its batch. Only this item fails, after an actor died that scored no other item. Because an item may
-    be scored several times, scoring should be idempotent.
+    kills actors is found by splitting its batch. Only this item fails, and only after an actor that scored nothing else has died. Because
+    an item may be scored several times, scoring should be idempotent.
 
     A pool is created without an event loop, and may be used from several loops and threads.
 
@@ -212,7 +213,8 @@ class ScorerPool:
                 the first lists.
 
         Returns:
-            The scorer's return value. If actors died while they scored the batch, it may be a list that joins the results of its parts.
+            The scorer's return value. If actors died while they scored the batch, it may be a list that joins the results of the batch's
+            parts.
 
         Raises:
             Exception: any exception of the scorer.

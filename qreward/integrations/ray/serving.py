@@ -1,7 +1,7 @@
 """A scorer as a deployment of Ray Serve. Each replica has a queue that forms batches.
 
-The deployment is called over the HTTP API of the reward server, or through a Serve handle. Of Ray, this module uses only Serve. The HTTP
-API and the queue are those of ``qreward.server``.
+The deployment is called over the HTTP API of the reward server, or through a Serve handle. This module uses only the Serve library of Ray.
+The HTTP API and the queue come from ``qreward.server``.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class AsgiProxy:
 class Replica:
     """One replica. It holds the scorer, and the reward server's app that calls the scorer.
 
-    The attribute of the app is ``asgi``, because Serve reserves the name ``app``.
+    The app is in the attribute ``asgi``, because Serve reserves the name ``app``.
     """
 
     def __init__(self, spec: ScorerSpec, settings: Mapping[str, Any], key: str) -> None:

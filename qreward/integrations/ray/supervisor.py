@@ -23,12 +23,12 @@ from qreward.errors import ClientClosed, RequestTimeout
 from qreward.integrations.ray.backends import CLOSE_TIMEOUT, ActorBackend, ActorDied, ActorLost, PoolConfig, Reply
 
 FIRST_DELAY = 0.1
-"""Seconds before the restart after the second death in a row. The first restart is immediate. After the second, the delay doubles with
-each death, up to ``LONGEST_DELAY``."""
+"""Seconds before the restart after the second death in a row. After the first death, the restart is immediate. With each death after the
+second, the delay doubles until it is ``LONGEST_DELAY``."""
 LONGEST_DELAY = 30.0
 STARTS = 3
-"""Maximum number of attempts to start an actor that fails to start. There are few, because a constructor that raises will most likely raise
-again."""
+"""Maximum number of attempts to start an actor that fails to start. The number is small, because a constructor that raises will most likely
+raise again."""
 GRACE = 5.0
 """Seconds for which an actor may still work on a batch after the timeout of the batch. Then the actor is killed and restarted."""
 LOOP_CHECK_INTERVAL = 0.1
@@ -38,14 +38,15 @@ _log = logging.getLogger("qreward")
 
 @dataclass(eq=False, slots=True)
 class Actor:
-    """A running actor. After its death it is replaced by another.
+    """A running actor. After its death, another actor replaces it.
 
     Attributes:
         handle: the backend's object for the actor.
         lost: a future that is done when the actor has died.
         load: number of batches that the actor works on.
         alone: whether the actor works on a batch that must not share it.
-        turn: number of the actor's latest assignment. Of several actors with the same load, the one with the lowest number is chosen.
+        turn: number of the actor's latest assignment. Of several actors with the same load, the actor with the lowest number is
+            chosen.
         finished: whether the actor has finished a batch.
     """
 
@@ -58,7 +59,7 @@ class Actor:
 
 
 class Supervisor:
-    """The actors of one pool in this process. ``name`` is the name of the scorer in error messages.
+    """Manages the actors of one pool in this process. ``name`` is the name of the scorer in error messages.
 
     Attributes:
         ready: actors that can take batches.

@@ -11,7 +11,9 @@ from qreward.integrations.roll.rewards import Drops, RewardUnavailable
 
 
 class SkippingRolloutLoop(UserDefinedRolloutLoop):  # type: ignore[misc]  # ROLL has no types
-    """ROLL's rollout loop, except that :class:`RewardUnavailable` drops the prompt with all its responses, and ROLL takes another prompt.
+    """ROLL's rollout loop, but a :class:`RewardUnavailable` does not end the run.
+
+    Instead, the loop drops the prompt with all its responses, and ROLL takes another prompt.
 
     The class is for ``user_defined_rollout_loop_cls`` of a pipeline. A dropped prompt is also replaced in a validation.
 

@@ -27,7 +27,7 @@ PROMPTS, RESPONSES = "prompts", "responses"
 LARGEST = 65504.0
 """Largest finite number in float16, in which ROLL stores rewards (IEEE 754 binary16)."""
 MOST_DROPPED = 100
-"""Number of prompts or groups dropped in a row after which the run ends, because judging then probably fails for all of them."""
+"""Number of prompts or groups dropped in a row after which the run ends, because judging then probably fails for every prompt."""
 INVALID = -999.0
 """Reward of a step that could not be judged; ROLL's own environments use the same value."""
 KEYS = ("judge_model_name", "judge_api_url", "judge_api_key", "judge_prompt")
@@ -118,7 +118,7 @@ def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def failure_of(config: RewardConfig) -> float | None:
-    """Return the number that replaces a missing reward, or None if an error is raised instead, which is the default.
+    """Return the number that replaces a missing reward. Return None if an error is raised instead, which is the default.
 
     Raises ``ConfigError`` if ``on_failure`` is ``none``, which ROLL does not support, or a number beyond float16.
     """
@@ -225,8 +225,9 @@ def judge(
         fields: other fields that the judge's prompt names.
 
     Returns:
-        The reward. If there is no reward, the number in ``on_failure``. If ``on_failure`` is not a number, :data:`INVALID`. ROLL trains on
-        :data:`INVALID` like on any other number unless ``group_filter_cls: qreward.integrations.roll.InvalidGroupFilter`` drops the group.
+        The reward. If there is no reward, the function returns the number in ``on_failure``, or :data:`INVALID` if ``on_failure`` is not a
+        number. ROLL trains on :data:`INVALID` like on any other number, unless
+        ``group_filter_cls: qreward.integrations.roll.InvalidGroupFilter`` drops the group.
 
     Raises:
         QRewardError: there is no reward and ``on_failure`` is ``raise``.

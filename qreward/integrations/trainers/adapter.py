@@ -18,15 +18,16 @@ from qreward.spelling import did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """The properties in which one trainer differs from other trainers.
+    """Describes how one trainer differs from other trainers.
 
     Attributes:
         trainer: name of the trainer. The logger of the adapter is ``qreward.<trainer>``.
-        deadline: default number of seconds for one reward. It is below the trainer's own limit.
+        deadline: default number of seconds for one reward. The number is below the trainer's own limit.
         columns: field of an item -> default columns. If the settings name no column for a field, the first default column that is present
             fills the field.
         missing: meaning of ``on_failure: default``.
-        none_unsupported: the reason why ``on_failure: none`` is not possible, and what to use instead; ``""`` if it is possible.
+        none_unsupported: the reason why ``on_failure: none`` is not possible, and what to use instead; ``""`` if ``none`` is
+            possible.
     """
 
     trainer: str
@@ -42,7 +43,7 @@ class Adapter:
         return config
 
     def rewarder(self, source: Source = None) -> Rewarder:
-        """Return the rewarder of this process for these settings. Raises ``ConfigError`` if they are missing or wrong."""
+        """Return the rewarder of this process for these settings. Raises ``ConfigError`` if the settings are missing or wrong."""
         made = rewarder(source, deadline=self.deadline)
         self.checked(made.config)
         return made

@@ -1,7 +1,7 @@
 """One client per process and client configuration. The client is closed in all of its event loops when the process ends.
 
-If an adapter is set up twice, for example for training and for evaluation, both share this client and the limits of its API keys. This
-module depends on no trainer and no judge.
+If an adapter is set up twice, for example for training and for evaluation, both setups share this client and the limits of its API keys.
+This module depends on no trainer and no judge.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _lock = threading.Lock()
 
 
 def shared_client(config: ClientConfig | None = None) -> QRewardClient:
-    """Return the client of this process for a configuration. The first call creates it. The caller must not close it.
+    """Return the client of this process for a configuration. The first call creates the client. The caller must not close the client.
 
     Args:
         config: the client's settings. None takes the settings that ``QRewardClient.from_env`` finds.
@@ -54,7 +54,7 @@ def close_clients() -> None:
 
 
 def _close(client: QRewardClient) -> None:
-    """Close a client, and wait until it is closed in the event loops of other threads. ``aclose`` does not wait for them."""
+    """Close a client, and wait until it is closed in the event loops of other threads. ``aclose`` does not wait for these loops."""
     engine = runtime_of(client).engine
     for loop in [driver.loop for driver in engine.drivers()]:
         with suppress(Exception):

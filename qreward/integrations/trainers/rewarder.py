@@ -42,7 +42,7 @@ _log = logging.getLogger("qreward.integrations.trainers")
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A reward, or the error that prevented it.
+    """Holds a reward, or the error that prevented the reward.
 
     Attributes:
         verdict: the verdict; None if scoring failed.
@@ -59,7 +59,7 @@ class Scored:
         return self.verdict is not None
 
     def score(self, failure: float | None) -> float | None:
-        """Return the reward. If it is missing, return ``failure``, which is the user's value for a missing reward."""
+        """Return the reward. If the reward is missing, return ``failure``, which is the user's value for a missing reward."""
         return failure if self.verdict is None else self.verdict.score
 
     @property
@@ -108,7 +108,7 @@ class Rewarder:
         self.config = config or RewardConfig(reward_model="scorer")  # the name is a placeholder, because the scorer exists already
         self._priority = priority
         self._unfits: frozenset[str] = frozenset()
-        self._known: set[str] = set()  # the fields that at least one item had so far, and those of expect()
+        self._known: set[str] = set()  # the fields that at least one item had so far, and the fields that expect() named
 
     def expect(self, fields: Iterable[str]) -> None:
         """Treat a None in one of these fields as the failure of its item, even if no item has had a value in the field so far.
@@ -121,9 +121,9 @@ class Rewarder:
         """Score one response. If scoring fails, the error is returned in the result and not raised.
 
         If the response is None, no request is sent, and the error is a ``BadRequest``. If the scorer raises a ``ValueError``, such as the
-        ``UnicodeEncodeError`` of a lone surrogate, this error is logged, and the error in the result is a ``BadRequest``. If the scorer
-        raises a ``ConfigError``, and a field of the item is None or missing that another item had or that :meth:`expect` named, the
-        ``ConfigError`` is the error in the result.
+        ``UnicodeEncodeError`` of a lone surrogate, this error is logged, and the error in the result is a ``BadRequest``. A
+        field is expected if another item had a value in it, or if :meth:`expect` named it. If the scorer raises a ``ConfigError``, and an
+        expected field of this item is None or missing, the ``ConfigError`` is the error in the result.
 
         Raises:
             ConfigError: the settings do not fit the data. For example, the prompt names a field that no item has had so far and that
@@ -168,7 +168,7 @@ class Rewarder:
         return failure
 
     async def score_many(self, items: Iterable[Mapping[str, Any]]) -> list[Scored]:
-        """Score many items concurrently. The results are in the order of the items. Errors are those of :meth:`score`."""
+        """Score many items concurrently. The results are in the order of the items. The errors are the same as for :meth:`score`."""
         rows = list(items)
         for row in rows:
             self._known.update(_filled(row))
@@ -192,7 +192,7 @@ def _filled(item: Mapping[str, Any]) -> set[str]:
 
 
 def reward_of(scored: Scored, on_failure: Failure, default: Failure) -> float | None:
-    """Return the reward as a finite float. If it is missing, ``on_failure`` decides what happens.
+    """Return the reward as a finite float. If the reward is missing, ``on_failure`` decides what happens.
 
     If ``on_failure`` is a number, this number is returned. ``none`` returns None. ``raise`` raises the error of scoring. ``default`` stands
     for the value of the argument ``default``.
@@ -216,7 +216,8 @@ _LOOPS: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
 
 
 def rewarder(source: Source = None, *, deadline: float) -> Rewarder:
-    """Return the rewarder of this process for these settings. The first call creates the rewarder. The end of the process closes it.
+    """Return the rewarder of this process for these settings. The first call creates the rewarder. The rewarder is closed when the process
+    ends.
 
     Args:
         source: the settings, in any form that :func:`~qreward.integrations.trainers.settings.load_reward_config` accepts.
@@ -258,7 +259,7 @@ def close_all() -> None:
 
 
 def _end_before(loop: asyncio.AbstractEventLoop) -> None:
-    """Register ``close_all`` again for a new event loop. At exit, it then runs before the trainer stops this event loop.
+    """Register ``close_all`` again for a new event loop. At exit, ``close_all`` then runs before the trainer stops this loop.
 
     Connections can be closed only while their event loop runs.
     """

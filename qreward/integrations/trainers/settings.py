@@ -53,10 +53,10 @@ class RewardConfig(Policy):
             ``judge``, ``reward_model`` and ``cascade`` is required.
         deadline: seconds for one reward, including queueing, retries and hedges. None takes the default of the adapter, which is below the
             trainer's own limit.
-        on_failure: what happens if a reward is missing. A number replaces the reward. ``none`` replaces it by None, if the trainer supports
-            missing rewards. ``raise`` raises the error. ``default`` leaves the choice to the adapter.
+        on_failure: what happens if a reward is missing. A number replaces the reward. ``none`` replaces the reward by None, if the trainer
+            supports missing rewards. ``raise`` raises the error. ``default`` leaves the choice to the adapter.
         columns: field of the item (``prompt``, ``response``, ``reference``, or any field that the judge's prompt names) -> name of the
-            trainer's column that holds it.
+            trainer's column that holds the field.
         priority: priority of all requests, 0 (most urgent) to 9.
 
     Raises:
@@ -79,7 +79,7 @@ class RewardConfig(Policy):
 
     @property
     def place(self) -> str:
-        """The source of these settings, such as the name of a file. Error messages name it."""
+        """The source of these settings, such as the name of a file. Error messages name this source."""
         return self._place
 
     def at(self, place: str) -> RewardConfig:
@@ -160,7 +160,7 @@ def load_reward_config(source: Source = None, *, place: str | None = None) -> Re
         place: name of the source in error messages; the file's name by default.
 
     Raises:
-        ConfigError: there are no settings, they cannot be read, or a setting is wrong. The message names the file and the setting.
+        ConfigError: there are no settings, the settings cannot be read, or a setting is wrong. The message names the file and the setting.
     """
     if isinstance(source, RewardConfig):
         return source

@@ -11,7 +11,7 @@ _END = re.compile(r"(?:<[|\uff5c][^<>|\uff5c\s]{1,40}[|\uff5c]>|</?s>|<(?:eos|pa
 """Pattern of a special token at the end of a text. It matches tokens of the common model families, such as ``<|im_end|>``, ``</s>``,
 ``<end_of_turn>``, and DeepSeek's tokens with full-width bars."""
 _LONGEST = 44
-"""Maximum number of characters of such a token."""
+"""Maximum number of characters of a token that ``_END`` matches."""
 
 SHORTEST = 16
 """Minimum number of non-whitespace characters that must be left of a prompt that was truncated on the left. With fewer characters, the
@@ -41,8 +41,8 @@ def _text_end(text: str, end: int) -> int:
 def response_in(query: str, prompt: str) -> str | None:
     """Return the response, which follows the prompt in ``query``; None if ``query`` does not begin with the prompt.
 
-    The whitespace of ``query`` and ``prompt`` may differ, because some tokenizers do not restore it. A special token may stand before the
-    prompt. The prompt may have been truncated on the left to fit the model's context.
+    The whitespace of ``query`` and ``prompt`` may differ, because some tokenizers do not restore whitespace. A special token may stand
+    before the prompt. The prompt may have been truncated on the left to fit the model's context.
 
     Example:
         >>> response_in("<s> User: 2 + 2? Assistant: 4</s>", "User: 2 + 2?\\nAssistant:")
@@ -72,7 +72,7 @@ def _end_of(shown: str, wanted: str) -> int | None:
 
 
 def _overlap(left: str, right: str, shortest: int) -> int:
-    """Return the length of the longest suffix of ``left`` that is a prefix of ``right``; 0 if it is shorter than ``shortest``."""
+    """Return the length of the longest suffix of ``left`` that is a prefix of ``right``; 0 if that suffix is shorter than ``shortest``."""
     begin = left.find(right[:shortest]) if 0 < shortest <= len(right) else -1
     while begin >= 0 and not right.startswith(left[begin:]):
         begin = left.find(right[:shortest], begin + 1)

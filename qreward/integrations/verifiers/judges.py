@@ -1,7 +1,7 @@
 """The judges for verifiers. This module imports verifiers.
 
 ``FleetJudge`` is a ``vf.Judge`` whose requests go to a fleet, which means the endpoints of a client. The shared client of the process sends
-the requests. Prompts, parsing and records are those of verifiers. Each built-in judge of verifiers has a counterpart in this module.
+the requests. Prompts, parsing and records come from verifiers. Each built-in judge of verifiers has a counterpart in this module.
 ``RewardJudge`` uses the scorer that the settings of an adapter name.
 """
 
@@ -56,7 +56,8 @@ class FleetJudgeConfig(vf.JudgeConfig):  # type: ignore[misc]  # no types where 
 
     Attributes:
         fleet: file with a client's settings. The default is the file that ``QREWARD_CONFIG`` names, if this variable is set. Without a
-            file, ``base_url``, ``api_key_var`` and the headers configure a client with one endpoint. With a file, they are not used.
+            file, ``base_url``, ``api_key_var`` and the headers configure a client with one endpoint. With a file, these settings are not
+            used.
         deadline: seconds for a call, including queueing, retries and hedges. If ``timeout.scoring`` of the agent is set, choose a lower
             number.
         priority: 0 (most urgent) to 9, or ``"high"``, ``"normal"``, ``"low"``.
@@ -119,8 +120,8 @@ class FleetJudge(_Judge):  # type: ignore[misc]
             trace: the trace that records the call and its usage.
             schema: pydantic model of the answer. The answer must match the model, and ``parsed`` of the result is an instance of the model.
             parse: function that is called with the result. Its return value becomes ``parsed``. Its exceptions propagate.
-            sampling: sampling settings, which override those of the config. Two other names are options of the request: ``timeout``
-                (seconds, retries included) and ``extra_headers``.
+            sampling: sampling settings, which override the sampling settings of the config. Two other names are options of the request:
+                ``timeout`` (seconds, retries included) and ``extra_headers``.
 
         Raises:
             QRewardError: there is no answer, the answer is not complete, or it does not match ``schema``.
@@ -195,7 +196,7 @@ class FleetReferenceJudgeConfig(vf.ReferenceJudgeConfig, FleetJudgeConfig):  # t
 
 
 class FleetReferenceJudge(FleetJudge[float, FleetReferenceJudgeConfig], vf.ReferenceJudge):  # type: ignore[misc, type-arg]
-    """``vf.ReferenceJudge`` over a fleet. It compares a response with a reference answer, and answers yes or no."""
+    """A ``vf.ReferenceJudge`` whose requests go to a fleet. It compares a response with a reference answer, and answers yes or no."""
 
 
 class FleetRubricJudgeConfig(vf.RubricJudgeConfig, FleetJudgeConfig):  # type: ignore[misc]
@@ -203,7 +204,7 @@ class FleetRubricJudgeConfig(vf.RubricJudgeConfig, FleetJudgeConfig):  # type: i
 
 
 class FleetRubricJudge(FleetJudge[Any, FleetRubricJudgeConfig], vf.RubricJudge):  # type: ignore[misc, type-arg]
-    """``vf.RubricJudge`` over a fleet. It gives a verdict for each criterion."""
+    """A ``vf.RubricJudge`` whose requests go to a fleet. It gives a verdict for each criterion."""
 
 
 class FleetDecisionJudgeConfig(vf.DecisionJudgeConfig, FleetJudgeConfig):  # type: ignore[misc]
@@ -220,7 +221,7 @@ class FleetDecisionJudgeConfig(vf.DecisionJudgeConfig, FleetJudgeConfig):  # typ
 
 
 class FleetDecisionJudge(FleetJudge[float, FleetDecisionJudgeConfig], vf.DecisionJudge):  # type: ignore[misc, type-arg]
-    """``vf.DecisionJudge`` over a fleet. It returns the expected level of a grade.
+    """A ``vf.DecisionJudge`` whose requests go to a fleet. It returns the expected level of a grade.
 
     The level comes from a decision, which is requested in the dialect (request format) of the endpoint.
     """
@@ -261,8 +262,8 @@ class RewardJudgeConfig(vf.JudgeConfig):  # type: ignore[misc]
 
     Attributes:
         settings: file with the settings of :class:`~qreward.integrations.trainers.RewardConfig`. The default is the file that
-            ``QREWARD_REWARD`` names. The file configures the scorer and its endpoints. Of verifiers' own settings, only ``id``, ``name``
-            and ``weight`` are used.
+            ``QREWARD_REWARD`` names. The file configures the scorer and its endpoints. Only ``id``, ``name`` and ``weight`` of
+            verifiers' own settings are used.
         view: the part of the rollout that is scored: ``last_reply`` or ``full_trace``.
     """
 
@@ -279,7 +280,8 @@ class RewardJudgeConfig(vf.JudgeConfig):  # type: ignore[misc]
 class RewardJudge(vf.Judge[float, RewardJudgeConfig]):  # type: ignore[misc]
     """Scores a rollout with the scorer that the settings of an adapter name.
 
-    The scorer is a ``Judge`` of qreward, which has votes and repeats requests whose answers cannot be parsed, or a reward model.
+    The scorer is a ``Judge`` of qreward, a cascade of several scorers, or a reward model. A ``Judge`` has votes, and repeats requests whose
+    answers cannot be parsed.
 
     Each vote is recorded on the trace as a call. The first call has the tokens of all votes.
     """
@@ -301,7 +303,10 @@ class RewardJudge(vf.Judge[float, RewardJudgeConfig]):  # type: ignore[misc]
         return found
 
     def _record(self, trace: Any, item: Mapping[str, Any], scored: Scored, config: RewardConfig) -> None:
-        """Record all answers on the trace, as ``FleetJudge`` does, even if they could not be parsed. Without answers, record nothing."""
+        """Record all answers on the trace, as ``FleetJudge`` does, even if they could not be parsed.
+
+        If there are no answers, record nothing.
+        """
         answers: list[tuple[str, str, float | None]]
         if scored.verdict is not None:
             usage = scored.verdict.usage

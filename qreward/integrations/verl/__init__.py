@@ -1,7 +1,8 @@
 """Rewards of a judge or a reward model in verl: a reward function and a reward manager. verl loads them by the name of this package.
 
 ``reward.custom_reward_function.path=pkg://qreward.integrations.verl`` uses :func:`compute_score`.
-``reward.reward_manager.source=importlib`` uses ``QRewardManager``. It is imported on first access, because only it needs verl.
+``reward.reward_manager.source=importlib`` uses ``QRewardManager``. This class is imported on first access, because only this class
+needs verl.
 """
 
 from __future__ import annotations

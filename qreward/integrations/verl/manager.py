@@ -1,6 +1,6 @@
 """A reward manager for verl. It receives the original prompt and all columns of the data.
 
-Of the modules for verl, only this module imports verl.
+In ``qreward.integrations.verl``, only this module imports verl.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ WF2Q+ (Bennett and Zhang 1997). So an endless sequence of new flows cannot starv
 request that was served last ends.
 
 The real cost of a request is known only after its answer. The difference between the real cost and the charge is added to the next charge
-of the flow. The module does not know tasks, priority levels or time.
+of the flow. This module does not depend on tasks, priority levels or time.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ MOST_OWED = 64.0
 """Factor on the first charge of a request. When the real cost is known, at most the product is charged in addition. Without this bound, a
 wrong token count in one answer could lock out a flow."""
 FEW = 8
-"""Number of flows below which idle flows are not removed."""
+"""Minimum number of flows before idle flows are removed."""
 
 
 class Flow:
-    """One participant in fair queueing."""
+    """A flow is one participant in fair queueing."""
 
     __slots__ = ("owed", "tag")
 
@@ -36,7 +36,7 @@ class Flow:
     owed: float  # real cost of its answered requests less their charges; not yet added to its tag
 
     def waits(self) -> bool:
-        """Return whether it has a request waiting."""
+        """Return whether a request of this flow waits."""
         raise NotImplementedError
 
 
@@ -71,13 +71,13 @@ class FairHeap(IndexedHeap[F]):
         return None
 
     def least(self, flow: F) -> float:
-        """Return the lowest tag: that of the next flow, or of ``flow`` if that is lower."""
+        """Return the lower of two tags: the tag of the flow to be served next, and the tag of ``flow``."""
         first = self.first()
         return flow.tag if first is None else min(flow.tag, first.tag)
 
 
 class Fair(Generic[Key, F]):
-    """Flows that share a resource. While there is only one flow, nothing is charged."""
+    """Decides which of several flows is served next. While there is only one flow, nothing is charged."""
 
     def __init__(self) -> None:
         self.flows: dict[Key, F] = {}  # all known flows, including idle ones
@@ -144,7 +144,7 @@ class Fair(Generic[Key, F]):
         self._clock = 0.0
 
     def _forget_idle(self) -> None:
-        """Remove idle flows whose tag the clock has passed. If such a flow returns, it starts at the clock, removed or not."""
+        """Remove idle flows whose tag the clock has passed. Their tag is not needed: if such a flow returns, it starts at the clock."""
         clock = self._clock
         self.flows = {key: flow for key, flow in self.flows.items() if flow.tag > clock or flow.waits()}
         self._few = max(FEW, 2 * len(self.flows))

@@ -28,7 +28,7 @@ QUICK_START = 4
 """Divisor of a source's concurrency limit. After its first answer, a half-open source may use the limit divided by this number."""
 SICK = 0.4
 """Success rate (0 to 1) below which the source is taken out of service."""
-_MEMORY = 0.95  # each outcome multiplies the weight of older ones in the success rate by this, so that it covers about the last 20
+_MEMORY = 0.95  # factor by which each outcome multiplies the weight of older outcomes; the success rate covers about the last 20
 _DISTINCT = 3  # number of distinct tasks that must have failed before a low success rate counts
 
 
@@ -41,18 +41,18 @@ class HealthChange(NamedTuple):
 
 
 class Health:
-    """Circuit breaker: in service, out of service until a time, or half-open.
+    """The circuit breaker of one source. The source is in service, out of service until a time, or half-open.
 
     Args:
         rng: for jitter.
-        changed: called when ``in_service`` or ``is_back`` changes, with the difference of each: 1 if it became true, -1 if it became false,
-            0 if it is as before.
+        changed: function that is called when ``in_service`` or ``is_back`` changes. It gets one number for each of the two: 1 if the
+            attribute became true, -1 if it became false, 0 if it did not change.
 
     Attributes:
         in_service: the source is neither out of service after failures nor marked unhealthy by an operator.
-        is_back: it is in service, and more than one request may be in flight.
-        serving_since: when it first answered after it was last out of service; -inf if it never was out of service. Failures before that
-            time may belong to the outage.
+        is_back: the source is in service, and may have more than one request in flight.
+        serving_since: when the source first answered after it was last out of service; -inf if it never was out of service. Failures before
+            that time may belong to the outage.
     """
 
     def __init__(self, rng: Random, changed: Callable[[int, int], None] = lambda _in_service, _is_back: None) -> None:
@@ -61,7 +61,7 @@ class Health:
         self.marked_unhealthy = False
         self.in_service = self.is_back = True
         self._openings = 0  # times that the breaker opened since the source was last fully back
-        self._ejected = False  # it was ejected, and no answer has come since
+        self._ejected = False  # the source was ejected, and no answer has come since
         self.since = self.serving_since = -inf  # when the state last changed; requests sent earlier do not count
         self._close()
 
@@ -164,8 +164,8 @@ class Health:
     def try_now(self, now: float, away_at: float) -> bool:
         """Allow one request now, because a probe reports "ready".
 
-        This does something only if the source is out of service, or if it has been half-open for one request since before ``away_at``. Then
-        outcomes of earlier requests no longer count.
+        The call has an effect only if the source is out of service, or if it has been half-open for one request since before ``away_at``.
+        In that case, outcomes of requests that were sent before ``now`` no longer count.
 
         Args:
             now: seconds.
@@ -191,7 +191,7 @@ class Health:
 FIRST = 0.25
 LONGEST = 3.2
 """``FIRST``, ``LONGEST``: seconds of the first and of the longest cooldown without a hint, before jitter. Jitter multiplies them by at most
-1.5, so that the longest cooldown is below 5 s."""
+1.5, so that the longest cooldown takes less than 5 s."""
 
 
 class Cooldown:
@@ -206,7 +206,7 @@ class Cooldown:
     def __init__(self, rng: Random) -> None:
         self.opens_at = -inf  # time before which nothing may be sent
         self._rng = rng
-        self.closed = 0  # number of cooldowns in a row, between which all requests were rejected; 0 while it is inactive
+        self.closed = 0  # number of cooldowns in a row without an answer in between; 0 while no cooldown is active
         self.uncapped_hint: float | None = None  # the last hint in seconds if it was capped, else None
         self._closed_at = -inf  # when the last cooldown started
         self._hint_until = -inf  # when the wait of the longest hint ends

@@ -19,7 +19,7 @@ class IndexedHeap(Generic[T]):
     __slots__ = ("_entries", "_heap", "_pushes")
 
     def __init__(self) -> None:
-        self._heap: list[list[Any]] = []  # rank, number, a number that makes the entry unique, and the item or None
+        self._heap: list[list[Any]] = []  # rank, number, a serial number that makes the entry unique, and the item or None
         self._entries: dict[T, list[Any]] = {}
         self._pushes = 0
 

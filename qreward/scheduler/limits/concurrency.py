@@ -35,11 +35,12 @@ from random import Random
 DEFAULT_LIMIT = 64
 """Maximum number of requests in flight at an endpoint that has neither a configured nor an adaptive limit."""
 PATIENCE = 100
-"""Number of answers after which a lowered limit is raised again. So at most about one request in this number is rejected."""
+"""Number of answers after which a ``FixedLimit`` that was lowered is raised again; fewer answers if the limit is small. So if the limit is
+large, at most about one request in this number is rejected."""
 
 
 Changes = dict[tuple[str, str], int]
-"""Counts of the changes of a limit. The key is a pair: ``up`` or ``down``, and one word for the reason."""
+"""Numbers of changes of a limit. The key is a pair: the direction (``up`` or ``down``), and one word for the reason."""
 
 
 def count_change(changes: Changes, before: int, after: int, reason: str) -> None:
@@ -85,10 +86,11 @@ class ConcurrencyLimit:
 
 
 class FixedLimit(ConcurrencyLimit):
-    """A configured limit, or the default.
+    """A limit that is configured, or else ``DEFAULT_LIMIT``. Only rejects lower it.
 
-    If the source rejects requests but still serves others, the limit falls to the number of requests that the source serves. After 100
-    answers (fewer if the limit is small) the limit doubles, up to the configured limit. A single reject among good answers is ignored.
+    If the source rejects a request but still serves other requests, the limit falls to the number of requests that the source serves. After
+    100 answers (fewer if the limit is small) the limit doubles, but it never exceeds the configured limit. A single reject among good
+    answers is ignored.
     """
 
     def __init__(self, limit: int | None = None) -> None:

@@ -1,6 +1,6 @@
 """Background asyncio tasks that no caller awaits, and hooks that reset objects in a forked child.
 
-This module must not know what the tasks do or what the objects are.
+This module does not depend on what the tasks do or what the objects are.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextvars import Context
 from typing import Any, TypeVar
 
 _TASKS: set[asyncio.Task[Any]] = set()
-"""Strong references to the tasks: an event loop holds its tasks weakly."""
+"""Strong references to the background tasks. They are needed because an event loop holds only weak references to its tasks."""
 
 
 def run_in_background(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any]) -> None:

@@ -40,7 +40,8 @@ T = TypeVar("T")
 
 LOG = logging.getLogger("qreward")
 GIVEN_UP, REPORTED = 1, 2
-"""Values of ``Task.end_reported``: an attempt was cancelled from outside the engine, or the end of the task was reported."""
+"""Values of ``Task.end_reported``. ``GIVEN_UP``: an attempt was cancelled from outside the engine. ``REPORTED``: the end of the task was
+reported."""
 UNWANTED = -1
 """The ``Task.serial`` of a call in which no watcher is interested."""
 
@@ -51,7 +52,7 @@ End = Answer | BaseException | None
 
 
 class Scope(Protocol):
-    """A scope entered while an attempt is sent, kept in ``Attempt.span``."""
+    """A scope that is entered while an attempt is sent. It is kept in ``Attempt.span``."""
 
     def enter(self) -> None: ...
     def leave(self) -> None: ...
@@ -113,7 +114,7 @@ class Instrumentation:
             self._notify("gaps", attempt, gaps)
 
     def ended(self, attempt: Attempt, outcome: Outcome) -> None:
-        """Report the end of an attempt, once, after the scheduler has received it."""
+        """Report the end of an attempt. Call this once for each attempt, after the scheduler has recorded the end."""
         task = attempt.task
         if task.serial == UNWANTED:
             return
@@ -207,7 +208,7 @@ def model_of(task: Task) -> str:
 
 
 def route_of(pool: Pool | None) -> str:
-    """Return the pattern of a route: the name of its pool without the quotes."""
+    """Return the pattern of a route. This is the name of the route's pool without the quotes."""
     return "" if pool is None else pool.name[1:-1]
 
 
@@ -220,7 +221,7 @@ METHODS = ("call_started", "attempt_started", "first_chunk", "attempt_ended", "c
 
 
 class ObserverNotifier:
-    """The watcher that notifies the user's observers.
+    """Notifies the user's observers. It is one of the watchers.
 
     Args:
         observers: objects with at least one method of :class:`~qreward.observers.Observer`. An observer that raises is not called again.
@@ -279,7 +280,7 @@ class ObserverNotifier:
 
 
 def _has(observer: object, name: str) -> bool:
-    """Return True if the observer defines the method itself, and does not inherit the empty one of ``Observer``."""
+    """Return True if the observer defines the method itself, and does not inherit the empty method of ``Observer``."""
     return getattr(type(observer), name, None) is not getattr(Observer, name) and callable(getattr(observer, name, None))
 
 

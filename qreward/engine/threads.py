@@ -31,10 +31,10 @@ MOST = 1024
 
 
 class Workers:
-    """A pool of threads.
+    """Runs jobs in a pool of daemon threads.
 
     Args:
-        most: maximum number of threads, including hung ones; at least 1.
+        most: maximum number of threads, including hung threads; at least 1.
         idle_seconds: seconds without work after which a thread ends.
 
     A forked child starts with no threads. To let a job see the caller's context variables, run it with
@@ -108,7 +108,7 @@ class _ThreadPool:
 
 
 class _Worker:
-    """One thread, and the lock (``wakeup``) on which it sleeps."""
+    """Runs jobs in one thread. Between jobs, the thread sleeps on the lock ``wakeup``."""
 
     __slots__ = ("_idle_seconds", "_pool", "job", "wakeup")
 
@@ -158,7 +158,7 @@ SHARED = Workers()
 
 
 class BlockingTime(Protocol):
-    """Time and threads for blocking code: :class:`RealTime`, or ``qreward.testing.VirtualThreads``."""
+    """Provides time and threads for blocking code. Implemented by :class:`RealTime` and ``qreward.testing.VirtualThreads``."""
 
     def now(self) -> float:
         """Return the seconds of a monotonic clock."""
@@ -174,7 +174,7 @@ class BlockingTime(Protocol):
 
 
 class RealTime:
-    """Real time and real threads.
+    """Provides real time and real threads.
 
     Args:
         workers: the pool that runs jobs; by default the pool that the process shares.
@@ -195,7 +195,7 @@ class RealTime:
     now = staticmethod(monotonic)
 
     def wait(self, lock: threading.Lock, timeout: float | None) -> bool:
-        """See :class:`BlockingTime`. A signal handler, such as that of Ctrl-C, may run during the wait and may raise."""
+        """See :class:`BlockingTime`. A signal handler, such as the handler of Ctrl-C, may run during the wait and may raise."""
         return lock.acquire(timeout=-1 if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX))
 
     def wake(self, lock: threading.Lock) -> None:
@@ -206,7 +206,10 @@ REAL_TIME = RealTime()
 
 
 class Clock:
-    """The ``BlockingTime`` that decorated functions use at present. Its methods are those of its attribute ``time``."""
+    """Holds the ``BlockingTime`` that decorated functions use at present.
+
+    The methods of a ``Clock`` are the methods of its attribute ``time``.
+    """
 
     def __init__(self) -> None:
         self.use(REAL_TIME)

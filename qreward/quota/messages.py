@@ -25,7 +25,7 @@ after its report."""
 
 
 class Demand(msgspec.Struct, array_like=True):
-    """A member's state and demand for one limit.
+    """Reports a member's state and demand for one limit.
 
     For a rate limit, amounts are requests or tokens, and ``limit``, ``hold`` and ``rate`` are per minute. For a concurrency limit, amounts
     are requests in flight; ``want``, ``least``, ``spent``, ``returned`` and ``left`` have no meaning.
@@ -48,7 +48,7 @@ class Demand(msgspec.Struct, array_like=True):
 
 
 class RenewRequest(msgspec.Struct, array_like=True):
-    """A member's renewal request: its demand for each limit that is configured."""
+    """A member's request for a renewal. It contains the demand for each limit that is configured."""
 
     requests: Demand | None = None
     tokens: Demand | None = None
@@ -56,9 +56,9 @@ class RenewRequest(msgspec.Struct, array_like=True):
 
 
 class Grant(msgspec.Struct, array_like=True):
-    """A member's part of one limit."""
+    """Says what the ledger grants to a member, for one limit."""
 
-    limit: float = inf  # the limit for all members together: the smallest that a member has configured
+    limit: float = inf  # the limit for all members together: the smallest limit that a member has configured
     hold: float = 0.0  # the member's share: per minute for a rate limit, in flight for a concurrency limit
     grant: float = 0.0  # amount that the member may use in addition to ``left``, while its lease is valid
 

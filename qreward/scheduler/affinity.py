@@ -134,7 +134,7 @@ class LargestFirst(Generic[T]):
 
 
 class AffineQueue(Generic[T]):
-    """A queue of waiting tasks of one pool, in the order of arrival. A source may take a later task by prefix affinity."""
+    """Keeps waiting tasks of one pool in the order of arrival. A source may take a later task by prefix affinity."""
 
     __slots__ = (
         "_ahead", "_blocks",

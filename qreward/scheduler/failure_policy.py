@@ -7,7 +7,7 @@ the source. Any other failure of an endpoint counts against the health of the so
 A refused request is never sent again. Any other task is queued again. After a failure that is charged, the task first waits with full
 jitter (Brooker, AWS 2015), unless it has fewer than two charged failures and another source is expected to accept work within ``SOON``
 seconds. If there is no such source, the task may return to the same source. Retries after charged failures are taken from one budget
-(Finagle's RetryBudget), so that a failing fleet does not receive much more load than a healthy one.
+(Finagle's RetryBudget), so that a failing fleet does not receive much more load than a healthy fleet.
 """
 
 from __future__ import annotations

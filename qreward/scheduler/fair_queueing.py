@@ -45,7 +45,7 @@ F = TypeVar("F", bound=Flow)
 
 
 class FairHeap(IndexedHeap[F]):
-    """A heap of flows by tag. Flows with equal tags take turns.
+    """Orders flows by their tags. Flows with equal tags take turns.
 
     When a flow reaches the top, its position is updated; an idle flow is removed.
     """
@@ -80,7 +80,7 @@ class Fair(Generic[Key, F]):
     """Decides which of several flows is served next. While there is only one flow, nothing is charged."""
 
     def __init__(self) -> None:
-        self.flows: dict[Key, F] = {}  # all known flows, including idle ones
+        self.flows: dict[Key, F] = {}  # all known flows, including idle flows
         self._turns: FairHeap[F] = FairHeap(lambda flow: flow.waits())
         self._clock = 0.0
         self._few = FEW

@@ -1,10 +1,10 @@
 """Decides when a source is sent no requests. ``Health`` is a circuit breaker for failures, and ``Cooldown`` is a pause after overload.
 
 The breaker opens when five distinct tasks in a row have failed, or when most attempts fail. While the breaker is open, the source is out of
-service. The breaker stays open for 2 s the first time and twice as long each further time, up to 5 s, with jitter. Then it is half-open,
-and one task is sent. If that task fails, the breaker opens again. If that task is answered, a quarter of the concurrency limit may be used.
-Each further answer adds one slot and each failure removes one, until the whole limit may be used again and the breaker is closed. (This is
-a slow start: the number of slots doubles each round.)
+service. The breaker stays open for 2 s the first time and twice as long each further time, but at most 5 s, with jitter. Then it is
+half-open, and one task is sent. If that task fails, the breaker opens again. If that task is answered, a quarter of the concurrency limit
+may be used. Each further answer adds one slot and each failure removes one slot, until the whole limit may be used again and the breaker is
+closed. (This is a slow start: the number of slots doubles each round.)
 
 Each task counts once, so one task that always fails cannot open the breaker. ``failure_policy`` decides which failures count. A stalled
 source is also out of service; any answer puts it back in service.
@@ -33,7 +33,7 @@ _DISTINCT = 3  # number of distinct tasks that must have failed before a low suc
 
 
 class HealthChange(NamedTuple):
-    """A source went out of service, or came back."""
+    """Reports that a source went out of service, or came back."""
 
     source: str  # name of the source
     reason: str  # why it is out of service; ``""`` if it is back
@@ -41,7 +41,7 @@ class HealthChange(NamedTuple):
 
 
 class Health:
-    """The circuit breaker of one source. The source is in service, out of service until a time, or half-open.
+    """A circuit breaker. It decides whether a source is in service, out of service until a time, or half-open.
 
     Args:
         rng: for jitter.
@@ -195,12 +195,13 @@ LONGEST = 3.2
 
 
 class Cooldown:
-    """A pause after a source rejected requests because of overload. It is inactive, active until a time, or tested by one request.
+    """Pauses a source after the source rejected requests because of overload. A cooldown is inactive, active until a time, or tested by one
+    request.
 
     A hint (``Retry-After``) is obeyed exactly, after ``failure_policy`` has capped it. Without a hint the cooldown lasts 0.25 s the first
-    time and twice as long each further time, up to 3.2 s, with jitter. After a cooldown one request is sent as a test. Further requests
-    follow when this request is answered, or when three times the usual delay of a reject have passed. ``ConcurrencyLimit.rejected`` decides
-    which rejects start a cooldown; all other rejects only mean that the source is full.
+    time and twice as long each further time, but at most 3.2 s, with jitter. After a cooldown one request is sent as a test. Further
+    requests follow when this request is answered, or when three times the usual delay of a reject have passed.
+    ``ConcurrencyLimit.rejected`` decides which rejects start a cooldown; all other rejects only mean that the source is full.
     """
 
     def __init__(self, rng: Random) -> None:

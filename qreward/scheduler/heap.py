@@ -14,7 +14,7 @@ SWEEP = 64
 
 
 class IndexedHeap(Generic[T]):
-    """A heap in which each item has one position. Items of equal rank are ordered by number, then in the order in which they were put."""
+    """Keeps items ordered by rank, each item once. Items of equal rank are ordered by number, then in the order in which they were put."""
 
     __slots__ = ("_entries", "_heap", "_pushes")
 

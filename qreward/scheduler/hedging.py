@@ -1,8 +1,8 @@
 """Decides when a request in flight is also sent to a second source: hedges, tail copies and suspected hangs.
 
 A *copy* is a second attempt at a task whose first attempt is still in flight. The first answer counts, and the other attempt is cancelled.
-All copies are charged to one budget, except those of the attempts at a stalled source. A slow attempt goes on while its copy runs, because
-cancelling it would lose the work done. One of the two is cancelled only if both seem to hang.
+All copies are charged to one budget, except copies of the attempts at a stalled source. A slow attempt goes on while its copy runs, because
+cancelling it would lose the work done. One of the two attempts is cancelled only if both attempts seem to hang.
 
 Hang    An attempt that takes 1.3 times as long as an answer of the 99.9th percentile length is suspected to hang. It is copied even while
         other work waits, and ahead of that work. The time doubles with each suspicion of the same task. If the copy seems to hang as
@@ -170,7 +170,7 @@ class HedgingPolicy:
         return inf if source.latency.p99 is None else source.latency.at(policy.quantile) or inf
 
     def may_be_copied(self, attempt: Attempt) -> bool:
-        """Return whether an attempt is the only one of its task, and the task may have a copy."""
+        """Return whether an attempt is the only attempt of its task in flight, and the task may have a copy."""
         task = attempt.task
         if self.policy is None or not task.hedge or attempt.committed or task.tries + 1 >= self._tries:
             return False

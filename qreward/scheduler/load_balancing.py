@@ -143,7 +143,7 @@ in the SGLang router)."""
 
 
 class ConsistentHash(LeastConnections):
-    """Consistent hashing with bounded loads: chooses the source that follows the task's prefix on a ring of hashes.
+    """Chooses the source that follows the task's prefix on a ring of hashes (consistent hashing with bounded loads).
 
     If that source has no free slot, or many more requests in flight than the mean, the next source on the ring is chosen. The positions of
     a source depend on its name only, so several clients choose the same source for the same prefix key. A task without a prefix goes to

@@ -38,7 +38,10 @@ class FailureKind(IntEnum):
 
 @dataclass(slots=True, eq=False)
 class RateLimit:
-    """One rate limit as a server advertises it. All numbers are finite and not negative; None means that it is not advertised."""
+    """Describes one rate limit as a server advertises it.
+
+    All numbers are finite and not negative. A number that is not advertised is None.
+    """
 
     limit: float | None = None  # requests or tokens that are allowed per window
     remaining: float | None = None  # how many requests or tokens are left
@@ -56,7 +59,7 @@ class RateLimitInfo:
 
 @dataclass(slots=True, eq=False)
 class ProbeResult:
-    """Result of a probe: what a server reports about itself. A field is None if the server does not report it."""
+    """The result of a probe. It contains what a server reports about itself. A field is None if the server does not report it."""
 
     ready: bool | None = None  # False if it reports that it is not ready, or does not respond
     running: float | None = None  # number of items that the server works on

@@ -1,8 +1,8 @@
-"""Prefixes of prompts, and which of them are expected to be in the prefix cache of each source.
+"""Predicts which prefixes of prompts are in the prefix cache of each source.
 
 Model servers keep the attention state of prompts that they have computed (vLLM's automatic prefix caching, SGLang's RadixAttention, prompt
-caching of hosted APIs). A prompt that begins like an earlier one at the same server is cheaper. ``PrefixCache`` predicts the cache of one
-source. ``Holders`` says which sources of a pool hold a prefix. This module does not depend on messages, hashing or queues.
+caching of hosted APIs). A prompt that begins like an earlier prompt at the same server costs the server less time. ``PrefixCache`` predicts
+the cache of one source. ``Holders`` says which sources of a pool hold a prefix. This module does not depend on messages, hashing or queues.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ LIMIT, GROWTH = 0.9, 1.05
 """If a prefix is found at an age above ``LIMIT`` times the capacity, the cache probably holds more. The capacity is then multiplied by
 ``GROWTH``."""
 SWEEP = 4096
-"""Number of prefixes that are remembered before a first sweep drops the old ones. Each sweep sets the next one to this number plus twice
-the number of prefixes that are left."""
+"""Number of prefixes that are remembered before a first sweep drops old prefixes. The next sweep comes at this number plus twice the number
+of prefixes that are left."""
 REMEMBERED = 65_536
 """Minimum number of recent prefixes whose holders are remembered. The maximum is about twice this number."""
 MOST_HOLDERS = 32
-"""Maximum number of sources that are remembered for a prefix: those to which it was sent last."""
+"""Maximum number of sources that are remembered for a prefix. These are the sources to which the prefix was sent last."""
 COMPUTED = frozenset({FailureKind.TRANSIENT, FailureKind.TIMEOUT})
 """Kinds of failure after which a server may have computed the prompt. After a failure of another kind, the server has not computed the
 prompt."""

@@ -65,7 +65,7 @@ class ProbeState:
         self._answers = self._requests = 0
         self._believed = False  # L2 applies: "ready" was reported, and no request sent after a later "not ready" was answered
         self._away_since = inf  # time of the first "not ready" since the last "ready"; inf if there is none
-        self._asked_at = -inf  # time of the last "not ready" that came after a new request (one sent since the probe before it)
+        self._asked_at = -inf  # time of the last "not ready" that came after a new request (a request sent since the probe before)
         self._held_until = -inf  # end of the last cooldown started by L2
         self._unready_at = -inf  # time of the last probe that did not report "ready"
 

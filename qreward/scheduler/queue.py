@@ -496,7 +496,7 @@ class Queue:
             source: the source that takes the task.
             now: the time, in seconds.
             allow_batch: False if batch items that were never sent must wait. Retries of batch items are taken nevertheless, because this
-                source may be the only one that they do not avoid.
+                source may be the only source that they do not avoid.
         """
         levels = self.levels
         if len(levels) == 1:

@@ -38,7 +38,7 @@ def matches(pattern: str, model: str) -> bool:
 
 
 class Routes(Generic[R]):
-    """A table of patterns and their routes. Matching is case-sensitive."""
+    """Maps patterns to routes. Matching is case-sensitive."""
 
     def __init__(self) -> None:
         self._exact: dict[str, R] = {}

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class TaskState(IntEnum):
-    """State of a task: new, queued for a source, waiting for its retry time, in flight, or ended."""
+    """The state of a task: new, queued for a source, waiting for its retry time, in flight, or ended."""
 
     NEW = 0
     QUEUED = 1
@@ -53,7 +53,7 @@ class CancelReason(IntEnum):
 
 
 class RequestOptions(NamedTuple):
-    """Options of the tasks of one call."""
+    """Options that apply to all tasks of one call."""
 
     level: int  # priority, 0 (most urgent) to 9
     timeout: float | None = None  # seconds that a task may take, or None; the time in the queue counts, except for items of batches
@@ -125,7 +125,7 @@ class Task:
         return True
 
     def holds(self, attempt: Attempt) -> bool:
-        """Return whether the attempt is a current one of this task, so that its answer counts."""
+        """Return whether the attempt is a current attempt of this task, so that its answer counts."""
         return attempt is self.attempt or attempt is self.copy
 
     def other(self, attempt: Attempt) -> Attempt | None:
@@ -179,8 +179,8 @@ below which more input is requested."""
 
 @dataclass(slots=True, eq=False, repr=False)
 class BatchFeed:
-    """A batch of tasks of one priority. The scheduler takes tasks from ``buffer``, and requests more tasks from the engine when few are
-    left.
+    """A feed supplies the tasks of one batch, which have one priority. The scheduler takes tasks from ``buffer``, and requests more tasks
+    from the engine when few are left.
 
     Tasks in the buffer are input that was read ahead. They are not bound to a source, and their timeout has not started.
     """
@@ -512,7 +512,7 @@ class Availability(NamedTuple):
 
 
 def standing(now: float, source: Source) -> Availability:
-    """Return whether a source may be sent a request now. If several things prevent that, return the one that lasts longest."""
+    """Return whether a source may be sent a request now. If several reasons prevent that, return the reason that lasts longest."""
     health = source.health
     if source.removed:
         return Availability("removed", inf)

@@ -61,8 +61,9 @@ class Quantiles:
 
 
 CAPACITY = 256
-"""Number of requests in flight at which a server is assumed to take twice as long for each as if it had only one. The number is the default
-of vLLM's ``max_num_seqs``. With 128 instead, batches on simulated fleets took 1 % longer on average. With 64, they took 3 % longer."""
+"""Number of requests in flight. With this number, a server is assumed to need twice as long for a request as with only one request in
+flight. The number is the default of vLLM's ``max_num_seqs``. With 128 instead, batches on simulated fleets took 1 % longer on average. With
+64, they took 3 % longer."""
 
 
 class LatencyStats:
@@ -77,7 +78,7 @@ class LatencyStats:
     would describe only the end of a batch, when few requests are left.
 
     Attributes:
-        mean: mean seconds of an answer, 0 before the first one.
+        mean: mean seconds of an answer, 0 before the first answer.
         seconds_per_token: seconds per output token, 0 before the first answer; seconds per answer while the source reports no tokens.
         reports_tokens: the source reports tokens.
         p5: 5th percentile in seconds, 0 before 20 answers.

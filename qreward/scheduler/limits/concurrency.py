@@ -86,7 +86,7 @@ class ConcurrencyLimit:
 
 
 class FixedLimit(ConcurrencyLimit):
-    """A limit that is configured, or else ``DEFAULT_LIMIT``. Only rejects lower it.
+    """Limits the requests in flight to a configured number, or to ``DEFAULT_LIMIT`` without one. Only rejects lower the limit.
 
     If the source rejects a request but still serves other requests, the limit falls to the number of requests that the source serves. After
     100 answers (fewer if the limit is small) the limit doubles, but it never exceeds the configured limit. A single reject among good

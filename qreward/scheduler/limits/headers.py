@@ -40,8 +40,8 @@ LONG = USUAL_WINDOWS[2:]
 """Lengths in seconds of the windows that are recognised from a single response. The shorter usual windows are left out, because a small
 empty bucket would look like a window of one second."""
 NEAR, EXACT = 0.25, 0.05
-"""Relative tolerances (0 to 1) within which a window counts as a usual one. ``NEAR`` is for a measured window, ``EXACT`` for a window that
-a single response shows."""
+"""Relative tolerances (0 to 1) within which a window counts as a usual window. ``NEAR`` is for a measured window, ``EXACT`` for a window
+that a single response shows."""
 MARKED = 0.05
 """Share (0 to 1) of the largest ``remaining`` seen. ``remaining`` must have fallen by this much before it is decided whether the limit is a
 bucket or a window."""
@@ -77,7 +77,7 @@ REMEMBERED = 4096
 
 
 class HeaderRateLimit:
-    """A limit on requests or on tokens that a server advertises. It has the interface of a ``Gcra``.
+    """Follows a limit on requests or on tokens that a server advertises. It has the interface of a ``Gcra``.
 
     Args:
         pace: the configured limit, which applies as well.
@@ -176,8 +176,7 @@ class HeaderRateLimit:
         """Correct the charge of a request that has ended.
 
         While the server advertises ``remaining``, the tokens that an answer used do not change the remaining amount, because the server
-        counts them itself. Besides, the first answers to arrive are the short ones, so the tokens that they used would be too low an
-        estimate.
+        counts them itself. Besides, short answers arrive first, so the tokens that the first answers used would be too low an estimate.
 
         Args:
             reserved: the amount that was charged.
@@ -227,7 +226,7 @@ class HeaderRateLimit:
         if sent_at < max(self._newest, self._began) or (limit is not None and limit <= 0):
             return
         if remaining is None:
-            if limit is None or window is None:  # a limit of unknown window may be per second, and would be taken for one per minute
+            if limit is None or window is None:  # a limit of unknown window may be per second, and would be taken for a limit per minute
                 return
             remaining = limit if self._left == inf else min(limit, self._left)
             self._follows = False
@@ -266,7 +265,7 @@ class HeaderRateLimit:
         self._at = max(self._at, now)
 
     def _follow(self, now: float, sent_at: float, remaining: float, *, later: bool) -> None:
-        """Set the remaining amount to the advertised one, less the cost of later requests, plus the refill since then."""
+        """Set the remaining amount to the advertised amount, less the cost of later requests, plus the refill since then."""
         sends = self._sends
         while sends and sends[0][0] < sent_at:
             sends.popleft()

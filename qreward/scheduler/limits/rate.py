@@ -23,7 +23,7 @@ windows of one second could receive twice the rate (simulated)."""
 
 
 class Gcra:
-    """A limit on requests or tokens per second."""
+    """Limits the requests or the tokens per second."""
 
     def __init__(self, rate: float, burst: float = BURST) -> None:
         self.rate = rate
@@ -68,7 +68,7 @@ counts against a learned rate."""
 
 
 class LearnedRate:
-    """A limit on requests per second that is learned from rejects. There is no limit before a reject carries a hint."""
+    """Limits the requests per second to a rate that is learned from rejects. There is no limit before a reject carries a hint."""
 
     def __init__(self) -> None:
         self._pace: Gcra | None = None

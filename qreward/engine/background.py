@@ -31,7 +31,7 @@ def report_error(task: asyncio.Task[Any]) -> None:
     """Report the error of a finished task to the exception handler of its event loop. Used as a done callback of tasks.
 
     asyncio itself would report the error only when the task is garbage-collected. ``KeyboardInterrupt`` and ``SystemExit`` are not
-    reported, because asyncio raises them out of the event loop, which they end.
+    reported, because asyncio raises them out of the event loop, and so they end the event loop.
     """
     error = None if task.cancelled() else task.exception()
     if isinstance(error, Exception):

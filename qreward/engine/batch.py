@@ -63,7 +63,7 @@ class BatchWaiter(Waiter):
         keep: keep the results; if False, ``run`` returns an empty batch with its statistics.
 
     The input, ``on_result`` and ``progress`` are the caller's code. This code may raise any exception, and may run in the asyncio task of
-    another caller. Every exception of the caller's code is caught and passed to ``_fail``, which ends this batch and no other.
+    another caller. Every exception of the caller's code is caught and passed to ``_fail``, which ends only this batch.
     """
 
     execute: Callable[[Attempt], Awaitable[Outcome]] | None = None
@@ -184,7 +184,7 @@ class BatchWaiter(Waiter):
     # guarded calls of the caller's code
 
     def _call(self, function: Callable[..., object], *arguments: Any) -> bool:
-        """Call a function of the caller. Returns False if it raised; no further item is then started."""
+        """Call a function of the caller. Returns False if the function raised; no further item is then started."""
         try:
             function(*arguments)
         except BaseException as error:

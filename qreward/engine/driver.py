@@ -39,7 +39,7 @@ class Backend(Protocol):
     """
 
     async def send(self, endpoint: Any, call: Any) -> Answer | Failure:
-        """Make one attempt. Raises only ``CancelledError``; the connection is closed before."""
+        """Make one attempt. Raises only ``CancelledError``, after the connection is closed."""
 
     async def aclose(self) -> None: ...
 

@@ -5,8 +5,8 @@ endpoints and routes while requests are in flight. The scheduler's state changes
 change. New endpoints enter the pools before old endpoints leave, so that no pool is empty in between.
 
 Requests in flight finish at their endpoint, and queued requests stay queued. A pool exists as long as its pattern exists. A pool whose
-pattern is gone is served by the endpoints that now serve the models requested from it. If there are none, the queued requests of the pool
-fail with ``NoEndpoint``.
+pattern is gone is served by the endpoints that now serve the models requested from it. If there are no such endpoints, the queued requests
+of the pool fail with ``NoEndpoint``.
 
 An endpoint keeps its learned state if it is the same server with other limits, weight, price, models or timeouts. Any other change
 (address, key, headers, ``limits.adaptive``, ...) makes a new endpoint with the old name.
@@ -42,7 +42,7 @@ ADJUSTABLE = frozenset({
 })  # fmt: skip
 """Settings of an endpoint that may change while it stays the same server."""
 MAX_MODELS = 1000
-"""Maximum number of requested models that a pool remembers. It is bounded because the names come from callers."""
+"""Maximum number of requested models that a pool remembers. The number is bounded, because the names come from callers."""
 WINDOW_RESTRICTED = 0.8
 """Share (0 to 1) of the configured limit. A concurrency limit of at least this share counts as restricted by the configured limit alone."""
 
@@ -121,8 +121,8 @@ class Fleet:
     def remove(self, name: str) -> None:
         """Remove an endpoint.
 
-        Requests in flight at the endpoint are finished. Queued requests go to other endpoints, or fail with ``NoEndpoint`` if there are
-        none.
+        Requests in flight at the endpoint are finished. Queued requests go to other endpoints, or fail with ``NoEndpoint`` if there are no
+        other endpoints.
         """
         self.source(name)
         routes = [_without(route, name) if name in route.endpoints else route for route in self._registered()]
@@ -314,7 +314,7 @@ def _without(route: Route, name: str) -> Route | None:
 
 
 def detach(pool: Pool | None) -> None:
-    """Remove a pool with an empty queue from all its sources, whose references would keep it alive."""
+    """Remove a pool with an empty queue from all its sources, because references of the sources would keep the pool alive."""
     if pool is not None:
         for source in tuple(pool.sources):
             pool.leave(source)

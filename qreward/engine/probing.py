@@ -52,10 +52,10 @@ class _Schedule:
 
 
 class ProbingEngine(Engine[Scheduler]):
-    """An engine that probes its sources at the interval of their endpoints' ``probe`` setting, while it has event loops.
+    """Probes its sources at the interval of their endpoints' ``probe`` setting, while event loops use the engine.
 
-    A probe calls ``look`` of the backend, which takes an endpoint and returns a ``scheduler.outcome.ProbeResult``, and must not raise.
-    A backend without ``look`` makes no probes.
+    A probe calls the backend's method ``look``. This method takes an endpoint, returns a ``scheduler.outcome.ProbeResult``, and must not
+    raise. A backend without ``look`` makes no probes.
     """
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:

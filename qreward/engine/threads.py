@@ -2,7 +2,8 @@
 
 ``Workers`` runs jobs in daemon threads, up to a maximum number of threads. ``concurrent.futures`` is not used because it joins its
 threads when the process ends: one hung function would keep the process alive forever. No function here waits for a thread to end. Each
-thread sleeps on a raw lock of its own. Idle threads form a stack: threads that are not needed stay at its bottom, and end after a while.
+thread sleeps on a raw lock of its own. Idle threads form a stack: threads that are not needed stay at the bottom of the stack, and end
+after a while.
 
 ``BlockingTime`` is the one interface through which blocking code waits, so that tests can replace real time by virtual time. Waiting
 and waking use a raw ``threading.Lock`` that is already held: the waiting thread acquires it, the waking thread releases it. An

@@ -101,7 +101,7 @@ class Lease:
                 quota.given(now, part)
 
     def go_alone(self, now: float, request: RenewRequest, reason: str) -> None:
-        """Continue with the last share, because the ledger does not answer. Call this at least once in the time of a lease."""
+        """Continue with the last share, because the ledger does not answer. Call this again before ``LEASE`` seconds have passed."""
         for quota, need in ((self.requests, request.requests), (self.tokens, request.tokens)):
             if quota is not None and need is not None and not quota.share:
                 quota.share, quota.limit = need.limit / max(NEWCOMER, self.members), need.limit

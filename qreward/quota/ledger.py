@@ -28,8 +28,8 @@ M4  A grant is at least the smallest amount that is useful to the member. If tha
 
 P1  A member's share is its max-min fair part, reduced to what the other members leave free (see P2). A share therefore grows only after
     another member reports a smaller share, loses its lease or dies.
-P2  Until its next report, a member is assumed to use the larger of the share that it reported and the share that it was granted, and at
-    least its requests in flight.
+P2  Until its next report, a member is assumed to use the largest of three numbers: the share that it reported, the share that it was
+    granted, and its requests in flight.
 P3  If the parts must be whole numbers, a remainder is left, and some members get one slot more than others. After each ``TURN`` different
     members get these slots. So every member gets a slot at times, even if the limit is smaller than the number of members.
 """
@@ -125,7 +125,7 @@ class WindowQuota(msgspec.Struct, array_like=True):
             self.close(self.accounts[member].at + LEASE, member)
 
     def close(self, now: float, member: str) -> None:
-        """Close a member's account. The amount that it has not reported counts as used."""
+        """Close a member's account. The amount that the member has not reported counts as used."""
         account = self.accounts.pop(member, None)
         if account is not None:
             self._use(now, account.out)
@@ -168,7 +168,7 @@ class WindowQuota(msgspec.Struct, array_like=True):
         return sum(self.used.values()) + sum(account.out for account in self.accounts.values())
 
     def _fair_part(self, account: Account, hungry: dict[str, Account], amount: float) -> float:
-        """Return a member's fair part of an amount, 0 if this part is too small to be useful to the member."""
+        """Return a member's fair part of an amount, or 0 if this part is too small to be useful to the member."""
         height = water_level(amount, ((other.served, other.want) for other in hungry.values()))
         part = min(account.want, max(0.0, height - account.served))
         if self.whole:
@@ -326,7 +326,8 @@ class Ledger(msgspec.Struct, array_like=True):
         return Grant(quota.limit, hold, 0.0 if young else quota.grant(now, member))
 
     def leave(self, now: float, member: str, request: RenewRequest) -> None:
-        """Remove a member that leaves. The ledger counts the amounts that the member reports as used, and takes back its other grants."""
+        """Remove a member that leaves. The ledger counts the amounts that the member reports as used, and takes back all other grants of
+        the member."""
         now = self._advance(now)
         for need, quota in ((request.requests, self.requests), (request.tokens, self.tokens)):
             if need is not None and member in quota.accounts:
@@ -334,7 +335,7 @@ class Ledger(msgspec.Struct, array_like=True):
         self.remove_dead(now, member)
 
     def remove_dead(self, now: float, member: str) -> None:
-        """Remove a member that has died. Amounts that it has not reported count as used, and its shares become free."""
+        """Remove a member that has died. Amounts that the member has not reported count as used, and its shares become free."""
         self.members.pop(member, None)
         now = self._advance(now)
         for quota in (self.requests, self.tokens):
@@ -351,7 +352,8 @@ class Ledger(msgspec.Struct, array_like=True):
         return now >= self.now - BACKWARDS
 
     def _advance(self, now: float) -> float:
-        """Advance all state to ``now``, or to the last time if that is later. Each limit becomes the smallest that a member has configured.
+        """Advance all state to ``now``, or to the last time if that is later. Each limit becomes the smallest limit that a member has
+        configured.
 
         Returns the time to which the state was advanced.
         """

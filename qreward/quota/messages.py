@@ -7,13 +7,14 @@ from math import inf
 import msgspec
 
 LEASE = 4.0
-"""Seconds for which a lease is valid. A member that does not renew its lease within this time loses its share and stops using it."""
+"""Seconds for which a lease is valid. A member that does not renew its lease within this time loses its share and stops using the share."""
 RENEW = 0.5
 """Seconds between two renewals of an active member."""
 FRESH = 1.5
 """Seconds without a renewal after which a member counts as slow. Nothing is reserved for a slow member."""
 LINGER = 60.0
-"""Seconds after which the requests of a process that stopped renewing are assumed to have ended, if its latency is unknown."""
+"""Seconds after which the requests of a process that stopped renewing are assumed to have ended, if the latency of its source is
+unknown."""
 MINUTE = 60.0
 MARGIN = 0.5
 """Maximum number of seconds by which two requests may arrive closer together than they were sent (loaded machines, new connections)."""

@@ -2,8 +2,8 @@
 
 A *flow* is one participant, such as a tenant or a batch. Each flow has a *tag*, which is its position on a virtual clock. The clock counts
 cost, not time. The flow with the lowest tag is served next, and its tag advances by the cost of the request. Between two flows that always
-have requests waiting, the cost served differs by at most one request of each. A flow that is new, or was idle, starts at the present value
-of the clock, so it has neither credit nor debt.
+have requests waiting, the cost served differs by at most one request of each flow. A flow that is new, or was idle, starts at the present
+value of the clock, so it has neither credit nor debt.
 
 With each request that is served, the clock advances by the cost of this request divided by the number of flows with waiting requests, as in
 WF2Q+ (Bennett and Zhang 1997). So an endless sequence of new flows cannot starve a flow. The clock never passes the position at which the
@@ -60,7 +60,7 @@ class FairHeap(IndexedHeap[F]):
             self.put(flow, flow.tag)
 
     def first(self) -> F | None:
-        """Return the flow to be served next, or None if none has requests waiting."""
+        """Return the flow to be served next, or None if no flow has requests waiting."""
         while (flow := super().first()) is not None:
             if not self._waits(flow):
                 self.drop(flow)
@@ -104,7 +104,7 @@ class Fair(Generic[Key, F]):
         self._turns.join(flow)
 
     def first(self) -> F | None:
-        """Return the flow to be served next, or None if none has requests waiting."""
+        """Return the flow to be served next, or None if no flow has requests waiting."""
         alone = self.alone
         if alone is None:
             return self._turns.first()

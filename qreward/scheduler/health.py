@@ -119,8 +119,8 @@ class Health:
     def failed(self, now: float, sent_at: float, task: int, *, last: bool) -> bool:
         """Record that a task failed at this source. Returns True if this failure takes the source out of service.
 
-        An essential source is not taken out of service for a low success rate. Five failed tasks in a row take it out of service, but each
-        time only for about two seconds.
+        An essential source is not taken out of service for a low success rate. Five failed tasks in a row take an essential source out of
+        service too, but each time only for about two seconds.
 
         Args:
             now: seconds.

@@ -27,7 +27,7 @@ class FailureKind(IntEnum):
     TIMEOUT = 4
     """The attempt's own time limit passed."""
     UNSUITABLE = 5
-    """This endpoint will never serve the task, but another may (401, 403, 404, 405, 501, a redirect, context too long)."""
+    """This endpoint will never serve the task, but another endpoint may (401, 403, 404, 405, 501, a redirect, context too long)."""
     REFUSED = 6
     """The request itself is wrong (400, 413, 422, content filter). It is never sent again."""
     UNSENDABLE = 7

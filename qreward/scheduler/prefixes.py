@@ -27,8 +27,8 @@ much, because the computation that is saved also makes other requests faster."""
 UNKNOWN = 0.7
 """Value of ``warm_share`` until answers have shown it."""
 SOON = 0.125
-"""Share (0 to 1) of the capacity. If a prefix is missing from the cache at an age below this share, it was not evicted. The prefix was
-still being computed, or the server caches nothing."""
+"""Share (0 to 1) of the capacity. If a prefix is missing from the cache at an age below this share, the prefix was not evicted. Instead it
+was still being computed, or the server caches nothing."""
 LIMIT, GROWTH = 0.9, 1.05
 """If a prefix is found at an age above ``LIMIT`` times the capacity, the cache probably holds more. The capacity is then multiplied by
 ``GROWTH``."""
@@ -79,7 +79,7 @@ class PrefixCache:
     too. So an outer prefix is never evicted before its inner prefixes.
 
     Args:
-        capacity: tokens that the cache holds, if known; None learns it from the cached tokens that answers report.
+        capacity: number of tokens that the cache holds. With None, this number is learned from the cached tokens that answers report.
     """
 
     __slots__ = (
@@ -98,7 +98,7 @@ class PrefixCache:
         self.set_capacity(capacity)
 
     def set_capacity(self, tokens: float | None) -> None:
-        """Set how many tokens the cache holds, or None to learn it."""
+        """Set the number of tokens that the cache holds. With None, this number is learned."""
         self._learns = tokens is None
         self.capacity = CAPACITY if tokens is None else tokens
         self._reported = 0.0  # the last size that the server reported
@@ -192,8 +192,9 @@ class PrefixCache:
     def _learn(self, prefix: Prefix, expected: Expected, cached: int) -> None:
         """Correct the capacity after an answer that contradicts it.
 
-        The capacity moves towards the age of the prefix if the prefix was found although its age was above the capacity, or was missing
-        although its age was below the capacity. If a prefix was found at an age just below the capacity, the capacity grows.
+        An answer contradicts the capacity if a prefix was found although its age was above the capacity, or was missing although its age
+        was below the capacity. Then the capacity moves towards this age. If a prefix was found at an age just below the capacity, the
+        capacity grows.
         """
         lengths, known = prefix.lengths, expected.known
         least = (lengths[known - 1] + (lengths[known - 2] if known > 1 else 0.0)) / 2 / self.characters

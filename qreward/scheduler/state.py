@@ -744,7 +744,7 @@ class TailGuard:
 
     @staticmethod
     def _slowest(now: float, pool: Pool) -> tuple[float, float]:
-        """Return how slow a source may be to be used, and how long the remaining items will last.
+        """Compute which sources should take the remaining items, and how long these items will last.
 
         Returns:
             The first value is the largest number of seconds per token of a source that should be used. It is inf if all sources should be

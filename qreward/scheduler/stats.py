@@ -186,7 +186,7 @@ ENOUGH = 100
 RARE, EXTREME = 0.99, 0.999
 """The quantiles ``p99`` and ``p999``."""
 FADE = 4000
-"""Number of answers in the counts at which the weight of all these answers is halved."""
+"""Number of counted answers. When this number is reached, the weight of all counted answers is halved."""
 REFRESH = 32
 """Number of answers after which quantiles are recomputed."""
 LONG = 0.03
@@ -237,7 +237,7 @@ class OutputLengths:
         return latency.seconds_per_token if latency.reports_tokens else latency.seconds_per_token / self.mean
 
     def long(self, least: float) -> float:
-        """Return the length in tokens of a long answer (see ``LONG``) among those longer than ``least`` tokens."""
+        """Return the length in tokens of a long answer (see ``LONG``) among the answers longer than ``least`` tokens."""
         if not self._beyond:
             self._beyond = self._sizes.beyond(LONG)
         return max(self._beyond[self._sizes.bucket(least)], STRETCH * least)
@@ -246,14 +246,14 @@ class OutputLengths:
 LEAST_INFLIGHT = 3
 """Number of requests in flight below which a silence (a time without any answer) is no evidence of a stall."""
 LEAST_ANSWERS = 20
-"""Number of silences that must have ended before a stall can be detected."""
+"""Minimum number of silences that must have ended before a stall can be detected."""
 LEAST_SECONDS = 2.5
 """Minimum length in seconds of a silence that counts as a stall."""
 FACTOR = 3.0
 """Factor on the longest silence so far. A silence counts as a stall only if it is longer than the product."""
 LEAST_DUE = 24.0
-"""Number of answers that must have been due during a silence before it counts as a stall. If answers arrive independently of each other,
-the probability of such a silence is e^-24."""
+"""Minimum number of answers that must have been due during a silence before it counts as a stall. If answers arrive independently of each
+other, the probability of such a silence is e^-24."""
 _MEMORY = 0.9995  # each silence multiplies the longest earlier silence by this factor, so that it is forgotten slowly
 
 
@@ -263,7 +263,7 @@ class StallDetector:
     An endpoint that dies with all slots in use reports no failure; its answers just stop. A *silence* is a time without answers. The length
     of a silence is measured by the number of answers that were due in it. This number is the seconds of the silence times the requests in
     flight, divided by the mean time of an answer (Little's law). The number is about the same at any load. A server that answers in batches
-    has long silences regularly, and these are learned as well.
+    has long silences regularly, and these silences are learned as well.
     """
 
     def __init__(self) -> None:
@@ -281,7 +281,7 @@ class StallDetector:
 
         Args:
             now: seconds.
-            inflight: requests in flight, without the one that has ended.
+            inflight: requests in flight, without the request that has ended.
             mean: mean latency in seconds.
         """
         if self.since != inf and mean > 0:

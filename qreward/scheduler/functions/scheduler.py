@@ -81,7 +81,7 @@ def _adapt(call: Call, record: Callable[..., bool], *event: float) -> None:
 
 
 def next_try(now: float, call: Call, rng: Random, wait: float | None = None) -> float:
-    """Return when the next retry of a call may be made; inf if its deadline or the circuit breaker allows none.
+    """Return when the next retry of a call may be made; inf if its deadline or the circuit breaker allows no retry.
 
     ``wait`` is a number of seconds that the error or the user states, and is used exactly. If it is None, the backoff is used.
     """
@@ -184,7 +184,7 @@ class CallScheduler:
         self._set_timer(call)
 
     def withdraw(self, now: float, calls: list[Call]) -> None:
-        """Drop calls that their caller has abandoned. Their tries are cancelled, and no FINISH follows."""
+        """Drop calls that the caller has abandoned. The tries of these calls are cancelled, and no FINISH follows."""
         for call in calls:
             if not call.done:
                 self._end(now, call, CancelReason.ABANDONED)
@@ -413,7 +413,7 @@ class CallScheduler:
             self._empty(now, call.key_state)
 
     def _empty(self, now: float, state: KeyState) -> None:
-        """End the waiting calls of a key whose circuit breaker has opened, except those with a try in flight."""
+        """End the waiting calls of a key whose circuit breaker has opened, except calls with a try in flight."""
         calls = state.queue.empty()
         self._arrange(now, state)
         for call in calls:

@@ -248,7 +248,7 @@ class Function:
         name: its name in messages.
         group: the concurrency group of its pool.
         options: its present options.
-        keyed: it may have more than one key.
+        keyed: True if the function may have more than one key.
         keys: state of each key.
         quantiles: quantiles of the seconds that successful tries took.
         hedges_left: hedge budget, to which each call adds.

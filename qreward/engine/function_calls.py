@@ -211,8 +211,8 @@ class BlockingCall:
     def _run_in_worker(self, context: Context, attempt: Attempt) -> Callable[[], None]:
         """Make one attempt in a worker thread.
 
-        Returns the function that reports the outcome. The worker calls this function when it is idle again, because the report may start
-        the next attempt.
+        Returns the function that reports the outcome. The worker calls this function when the worker is idle again, because the report may
+        start the next attempt.
         """
         try:
             outcome = context.run(self._run, attempt)

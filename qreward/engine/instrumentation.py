@@ -2,7 +2,7 @@
 
 Watchers must not change anything, and their errors never reach a call. A watcher is called in the event loop of the call, never under
 the engine's lock, and must be quick. The events of a call come in this order: ``began`` once, ``sent`` and ``ended`` for each attempt,
-``first`` when the answer begins to be delivered, ``done`` once. An attempt that lost may end after its call is done.
+``first`` when the answer begins to be delivered, ``done`` once. An attempt that lost to another attempt may end after its call is done.
 
 ``ObserverNotifier`` is the watcher that creates the events of ``qreward.observers``. It creates an event only if an observer has the
 method for it.
@@ -48,7 +48,7 @@ UNWANTED = -1
 _SERIALS = count(1)
 
 End = Answer | BaseException | None
-"""How a call ended: an answer, an error, or None if its caller cancelled it."""
+"""The end of a call: an answer, an error, or None if the caller cancelled the call."""
 
 
 class Scope(Protocol):
@@ -213,7 +213,7 @@ def route_of(pool: Pool | None) -> str:
 
 
 def queued(task: Task, now: float) -> float:
-    """Return the seconds between the start of a task and its first attempt, or until ``now`` if there was none."""
+    """Return the seconds from the start of a task to its first attempt, or to ``now`` if the task has had no attempt."""
     return (now if task.sent_at is None else task.sent_at) - task.born
 
 

@@ -1,7 +1,7 @@
 """The portal: one event loop in a background thread, through which blocking code uses asynchronous code.
 
-A process has one portal, started when first needed and ended at exit. A forked child gets a portal of its own. This module does not depend
-on clients or requests. It runs any coroutines and asynchronous iterables.
+A process has one portal. It is started when it is first needed, and ended at exit. A forked child gets a portal of its own. This module
+does not depend on clients or requests. It runs any coroutines and asynchronous iterables.
 """
 
 from __future__ import annotations

@@ -326,8 +326,10 @@ class Ledger(msgspec.Struct, array_like=True):
         return Grant(quota.limit, hold, 0.0 if young else quota.grant(now, member))
 
     def leave(self, now: float, member: str, request: RenewRequest) -> None:
-        """Remove a member that leaves. The ledger counts the amounts that the member reports as used, and takes back all other grants of
-        the member."""
+        """Remove a member that leaves.
+
+        The ledger counts the amounts that the member reports as used, and takes back all other grants of the member.
+        """
         now = self._advance(now)
         for need, quota in ((request.requests, self.requests), (request.tokens, self.tokens)):
             if need is not None and member in quota.accounts:

@@ -74,7 +74,7 @@ class DemandTracker:
         self.hungry = False  # True if tasks waited for the source at the last renewal
 
     def is_idle(self, now: float) -> bool:
-        """Return whether nothing has been in flight or waiting for more than ``IDLE`` seconds."""
+        """Return whether no request has been in flight and no task has waited for more than ``IDLE`` seconds."""
         if self._source.inflight or self.waiting(now):
             self._worked_at = now
         return now - self._worked_at > IDLE
@@ -286,7 +286,7 @@ class Sharing:
     def turn(self) -> float | None:
         """Run all renewals that are due.
 
-        Returns the seconds until the next renewal, or None if there is none before a request needs a lease.
+        Returns the seconds until the next renewal, or None if no renewal is due before a request needs a lease.
         """
         renewers = list(self._renewers.items())  # read before the sources, so that a source added in between does not seem removed
         now, present = self._engine.clock(), set(self._sources())
@@ -321,7 +321,10 @@ class Sharing:
         renewer.stand_by()
 
     def _call(self) -> None:
-        """Wake the renewal thread. If there is none, start it later in an event loop, because the engine's lock may be held here."""
+        """Wake the renewal thread.
+
+        If there is no thread yet, it is started later in an event loop, because the engine's lock may be held here.
+        """
         if self._thread is None:
             for driver in self._engine.drivers():  # in all loops, because a loop may be blocked; the first loop that runs starts the thread
                 driver.later(self._start)

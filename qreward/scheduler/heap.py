@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 SWEEP = 64
-"""Number of empty entries that a heap may hold, in addition to one for each item, before all empty entries are deleted."""
+"""Number of empty entries that a heap may hold, in addition to one entry for each item, before all empty entries are deleted."""
 
 
 class IndexedHeap(Generic[T]):

@@ -4,9 +4,9 @@ A *copy* is a second attempt at a task whose first attempt is still in flight. T
 All copies are charged to one budget, except copies of the attempts at a stalled source. A slow attempt goes on while its copy runs, because
 cancelling it would lose the work done. One of the two attempts is cancelled only if both attempts seem to hang.
 
-Hang    An attempt that takes 1.3 times as long as an answer of the 99.9th percentile length is suspected to hang. It is copied even while
-        other work waits, and ahead of that work. The time doubles with each suspicion of the same task. If the copy seems to hang as
-        well, the scheduler cancels and replaces the attempt that has done less work, so that a very long answer is not lost.
+Hang    An attempt that takes 1.3 times as long as an answer of the 99.9th percentile length is suspected to hang. Such an attempt is copied
+        even while other work waits, and ahead of that work. The time doubles with each suspicion of the same task. If the copy seems to
+        hang as well, the scheduler cancels and replaces the attempt that has done less work, so that a very long answer is not lost.
 Hedge   A request outside of a batch is copied if it takes longer than 95 % of its source's answers (if streamed: of its source's first
         tokens). A fast source must have a free slot for which no work waits (Dean and Barroso, "The Tail at Scale", CACM 2013).
 Tail    Once the queue is empty, the last requests of a batch are copied to sources with a free slot. A request is copied if its attempt
@@ -113,7 +113,8 @@ class HedgingPolicy:
         """Find the attempts of a source that have passed a limit.
 
         Returns:
-            The attempts, each with the limit that it has passed, and the time at which the next attempt passes a limit.
+            The first value is a list of attempts, each with the limit that it has passed.
+            The second value is the time at which the next attempt passes a limit.
         """
         found, next_at = [], inf
         hedged_after = [self.hedged_after(source, streamed=streamed) if source.interactive_inflight else inf for streamed in (False, True)]
@@ -188,7 +189,7 @@ class HedgingPolicy:
         return pool.in_service >= HEALTHY * len(pool.sources)
 
     def tail(self, now: float, pool: Pool) -> Iterator[tuple[Task, Source]]:
-        """Yield (task, source) for each tail copy to be made. The caller must send each copy before it requests the next one."""
+        """Yield (task, source) for each tail copy to be made. The caller must send each copy before it requests the next copy."""
         if self.policy is None or not self.policy.tail or not self.is_well(pool):
             return
         targets = CopyTargets(now, pool)

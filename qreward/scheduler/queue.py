@@ -149,7 +149,10 @@ class RetryQueue:
         self.groups[key].append(task)
 
     def first(self, source: Source) -> AffineQueue[Task] | None:
-        """Return the group whose first task a source should take, among the first ``MOST_GROUPS`` groups; None if there is none."""
+        """Return the group whose first task a source should take, or None.
+
+        Only the first ``MOST_GROUPS`` groups are searched.
+        """
         best: AffineQueue[Task] | None = None
         least = inf
         for group in list(islice(self.groups, MOST_GROUPS)):
@@ -180,7 +183,7 @@ class RetryQueue:
         return [task for task in chain.from_iterable(self.groups.values()) if task.state is QUEUED]
 
     def _head(self, group: tuple[tuple[Source, ...], int]) -> Task | None:
-        """Return the oldest task of a group. If none is left, remove the group and return None."""
+        """Return the oldest task of a group. If no task is left, remove the group and return None."""
         line = self.groups[group]
         while (head := line.first()) is not None and head.state is not QUEUED:
             line.popleft()
@@ -224,7 +227,7 @@ class TenantFlow(Flow):
         self.batches: Fair[BatchFeed, BatchFlow] = Fair()
 
     def next(self, allow_batch: bool) -> Task | BatchFlow | None:
-        """Return the next entry, or None if there is none.
+        """Return the next entry, or None if there is no entry.
 
         The entry is a single task if one waits, unless a batch has waited ``BULK`` seconds longer than this task. Otherwise the entry is a
         batch. If ``allow_batch`` is False, no batch is returned.
@@ -490,7 +493,9 @@ class Queue:
         return min((self._levels[level].best(source, allow_batch)[0] + level * AGEING for level in self.levels), default=inf)
 
     def take(self, source: Source, now: float, *, allow_batch: bool = True) -> tuple[Task, BatchFeed | None] | None:
-        """Remove and return the best task for a source, with its feed if it is a batch item that was never sent; None if there is none.
+        """Remove and return the best task for a source, or return None if there is no task.
+
+        If the task is a batch item that was never sent, its feed is returned with it.
 
         Args:
             source: the source that takes the task.
@@ -577,7 +582,7 @@ class Queue:
             self._levels[task.level].passed(task, self.cost)
 
     def settle(self, task: Task, used: float) -> None:
-        """Replace the charge of a task that has ended by its real cost. Does nothing if the task was not charged.
+        """When a task has ended, replace its charge by its real cost. Does nothing if the task was not charged.
 
         Args:
             task: a task with a charge; settling clears the charge.

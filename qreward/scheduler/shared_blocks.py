@@ -103,8 +103,8 @@ class SharedBlocks(Generic[T]):
     def _add(self, task: T, keys: tuple[int, ...], place: int, ends: list[int], holders: Holders[Any]) -> None:
         """Remember the blocks of a task from ``place`` on, which no other recent task has. Blocks that a source holds become a group.
 
-        The copy of a request in flight gets no such group. It must go to another source than this request, and the source of the request
-        may hold the blocks only because of the request.
+        The copy of a request in flight gets no such group. The copy must go to another source than this request, and the source of the
+        request may hold the blocks only because of the request.
         """
         end = holders.last_held(keys, place) if task.attempt is None else place
         if end > place:

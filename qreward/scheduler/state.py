@@ -198,9 +198,9 @@ class BatchFeed:
     left: int | None = None  # number of items that are still to be taken, or None if the size of the input is unknown
     served: float = field(init=False)  # when an item was last taken
     failing: Callable[[], QRewardError] | None = None
-    """None, except after the pool has had no live source for too long. Then it is a function that makes an error, until a source is alive.
-    Waiting items fail with such an error, and so do items that are read from the input. While the buffer is not empty, the engine may fail
-    an item that it reads with such an error, instead of appending the item."""
+    """Function that makes an error, or None. It is set while the pool cannot serve the batch, for example because no source has been alive
+    for too long. While it is set, waiting items and items that are read from the input fail with such an error. While the buffer is not
+    empty, the engine may fail an item that it reads with such an error, instead of appending the item."""
     due: int = -1  # belongs to the timer wheel
     postponed: bool = False  # used by ``outages``
     read_ahead: int = READ_AHEAD  # number of tasks that the buffer should hold; a larger number if the tasks have prefixes
@@ -222,7 +222,7 @@ class BatchFeed:
 ATTEMPT_FIRST = 120.0
 """Maximum number of seconds that an attempt may take at a source whose latency is not known yet."""
 ATTEMPT_LEAST = 10.0
-"""Minimum of a time limit that is learned from the latency, in seconds."""
+"""Minimum number of seconds of a time limit that is learned from the latency."""
 ATTEMPT_FACTOR = 8.0
 """Factor on the longer of two times: the 99th percentile of the source's latency, and the time in which the source generates an answer of
 the pool's 99th percentile length. The product is the time limit of an attempt."""

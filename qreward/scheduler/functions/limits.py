@@ -290,7 +290,9 @@ class Breaker:
         return True
 
     def over(self, call: object) -> None:
-        """Record that a call has ended. If the call is the probe and has neither succeeded nor failed, another call may become the
-        probe."""
+        """Record that a call has ended.
+
+        If the call is the probe and has neither succeeded nor failed, another call may become the probe.
+        """
         if self.probe is call:
             self.probe = None

@@ -11,9 +11,9 @@ A1  The remaining amount is computed from the response to the latest request. It
     were sent at the same instant may be processed in any order. If the server writes the headers when it answers, it has counted some later
     requests already. The computed amount is then too low until the next response.
 A2  If ``remaining`` falls and ``reset`` rises, the limit is a bucket; if both fall, it is a window. The latest such observation counts.
-    Before the first observation the limit is taken for a window, with one exception. If the used amount divided by ``reset`` equals the
-    limit divided by a usual window, the limit is taken for a bucket. The refill rate of a bucket is the fall of ``remaining`` divided by
-    the rise of ``reset``.
+    Before the first observation the limit is taken for a window, unless the used amount divided by ``reset`` equals the limit divided by a
+    usual window. In that case the limit is taken for a bucket. The refill rate of a bucket is the fall of ``remaining`` divided by the rise
+    of ``reset``.
 A3  If nothing remains, requests wait for the refill or for the end of the window. After a minute without a request, or when the time of a
     ``Retry-After`` has passed, one request is sent anyway. If this request is answered and the response advertises that nothing remains,
     the headers are ignored until they advertise a remaining amount. An answer without the header ends the limit.
@@ -63,7 +63,7 @@ DOUBT = 0.25
 """Share (0 to 1) of the reserved tokens by which the used tokens may exceed the reserved tokens."""
 RESERVE = 0.05
 """Maximum share (0 to 1) of a window's limit that is kept free for a large request. It is small, because the kept part is lost if no large
-request comes before the window ends. For a bucket there is no such maximum, because its kept part is not lost."""
+request comes before the window ends. For a bucket there is no such maximum, because the kept part of a bucket is not lost."""
 FADE = 0.998
 """Factor by which each request multiplies the largest recent cost, and each response the longest recent lag. The cost halves in about 350
 requests, and the lag in about 350 responses."""

@@ -1,6 +1,6 @@
 """Background asyncio tasks that no caller awaits, and hooks that reset objects in a forked child.
 
-This module must not know what the tasks do or what the objects are.
+This module does not depend on what the tasks do or what the objects are.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextvars import Context
 from typing import Any, TypeVar
 
 _TASKS: set[asyncio.Task[Any]] = set()
-"""Strong references to the tasks: an event loop holds its tasks weakly."""
+"""Strong references to the background tasks. They are needed because an event loop holds only weak references to its tasks."""
 
 
 def run_in_background(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any]) -> None:
@@ -31,7 +31,7 @@ def report_error(task: asyncio.Task[Any]) -> None:
     """Report the error of a finished task to the exception handler of its event loop. Used as a done callback of tasks.
 
     asyncio itself would report the error only when the task is garbage-collected. ``KeyboardInterrupt`` and ``SystemExit`` are not
-    reported, because asyncio raises them out of the event loop, which they end.
+    reported, because asyncio raises them out of the event loop, and so they end the event loop.
     """
     error = None if task.cancelled() else task.exception()
     if isinstance(error, Exception):

@@ -1,4 +1,4 @@
-"""The waiter of a batch: one caller that waits for many tasks. The items are read from an iterable as they are needed.
+"""The waiter of a batch, in which one caller waits for many tasks. The items are read from an iterable as they are needed.
 
 There is no asyncio task, future or coroutine per item. Memory holds the items in flight and a small read-ahead, plus the results
 if they are kept.
@@ -48,7 +48,7 @@ class BatchProgress(Protocol):
 
 
 class BatchWaiter(Waiter):
-    """The waiter of a batch.
+    """Reads the items of one batch, and receives the outcomes of their tasks.
 
     Args:
         driver: the loop driver on which the batch runs.
@@ -63,7 +63,7 @@ class BatchWaiter(Waiter):
         keep: keep the results; if False, ``run`` returns an empty batch with its statistics.
 
     The input, ``on_result`` and ``progress`` are the caller's code. This code may raise any exception, and may run in the asyncio task of
-    another caller. Every exception of the caller's code is caught and passed to ``_fail``, which ends this batch and no other.
+    another caller. Every exception of the caller's code is caught and passed to ``_fail``, which ends only this batch.
     """
 
     execute: Callable[[Attempt], Awaitable[Outcome]] | None = None
@@ -94,7 +94,7 @@ class BatchWaiter(Waiter):
         self._read = 0  # items taken from the input
         self._results: list[Result[Any] | None] = []
         self._live: dict[Task, None] = {}
-        self._ending = False  # items that were not read are receiving their error
+        self._ending = False  # items that were not read are being failed with an error
         self._tallies = Tallies()
         self._error: BaseException | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -184,7 +184,7 @@ class BatchWaiter(Waiter):
     # guarded calls of the caller's code
 
     def _call(self, function: Callable[..., object], *arguments: Any) -> bool:
-        """Call a function of the caller. Returns False if it raised; no further item is then started."""
+        """Call a function of the caller. Returns False if the function raised; no further item is then started."""
         try:
             function(*arguments)
         except BaseException as error:
@@ -266,7 +266,10 @@ class BatchWaiter(Waiter):
         return True
 
     def _is_filling(self, feed: BatchFeed) -> bool:
-        """Return True while a new batch reads ahead and sends nothing yet. So more of a group is read before endpoints take its items."""
+        """Return True while a new batch reads ahead and sends nothing yet.
+
+        So many items of a group are read before endpoints take the first item of the group.
+        """
         return feed.read_ahead > READ_AHEAD and self._room(feed) > 0 and self.driver.engine.clock() < self._fill_until
 
     def _room(self, feed: BatchFeed) -> int:

@@ -1,4 +1,4 @@
-"""One ``Engine`` per client, and one ``LoopDriver`` per event loop.
+"""Each client has one ``Engine``. An engine has one ``LoopDriver`` for each event loop.
 
 The scheduler's state belongs to the client, so limits hold across all event loops and threads. The state is accessed only under the
 engine's lock, and never while the caller's code runs. Each loop driver has connections of its own, because a connection belongs to one
@@ -32,20 +32,22 @@ TURNS = 64
 
 
 class Backend(Protocol):
-    """A backend that sends requests. Each event loop has a backend of its own.
+    """Sends requests. Each event loop has a backend of its own.
 
     A backend may also have ``stream(endpoint, call)`` (see ``stream_sink``), ``look(endpoint)`` to probe an endpoint (see ``probing``),
     and ``keep(endpoints)``, which closes the connections to all other endpoints. ``keep`` is called in the event loop.
     """
 
     async def send(self, endpoint: Any, call: Any) -> Answer | Failure:
-        """Make one attempt. Raises only ``CancelledError``; the connection is closed before."""
+        """Make one attempt. Raises only ``CancelledError``, after the connection is closed."""
 
     async def aclose(self) -> None: ...
 
 
 class SchedulerProtocol(Protocol):
-    """The methods of a scheduler that the engine calls. The scheduler of endpoints and that of scheduled functions have them.
+    """Declares the methods of a scheduler that the engine calls.
+
+    ``scheduler.scheduler.Scheduler`` (endpoints) and ``scheduler.functions.scheduler.CallScheduler`` (functions) have these methods.
 
     After each call of a method, the engine takes the resulting commands from ``out`` and the changes of health from ``health_changes``.
     """
@@ -96,7 +98,7 @@ S = TypeVar("S", bound=SchedulerProtocol)
 
 
 class Engine(Generic[S]):
-    """A scheduler, its lock, and the loop drivers of the event loops that use it.
+    """Holds a scheduler, its lock, and the loop drivers of the event loops that use the scheduler.
 
     Args:
         scheduler: makes all decisions; ``qreward.scheduler.scheduler.Scheduler`` for endpoints.
@@ -123,7 +125,7 @@ class Engine(Generic[S]):
         self._drivers: dict[asyncio.AbstractEventLoop, LoopDriver] = {}
 
     def driver(self) -> LoopDriver:
-        """Return the loop driver of the running event loop, created on first use. Raises ``ClientClosed`` if the client is closed."""
+        """Return the loop driver of the running event loop. It is created on first use. Raises ``ClientClosed`` if the client is closed."""
         driver = self._drivers.get(asyncio.get_running_loop())
         return driver if driver is not None and not self.closed else self._open_driver()
 
@@ -210,13 +212,16 @@ class Engine(Generic[S]):
             await driver.aclose()
 
     def forget(self, driver: LoopDriver) -> None:
-        """Remove a loop driver that has ended, and wake the others, because the ended driver's timer may have been set for their work."""
+        """Remove a loop driver that has ended, and wake all other loop drivers.
+
+        The timer of the ended driver may have been set for work of another driver.
+        """
         self._drivers.pop(driver.loop, None)
         self._wake_all()
 
 
 class LoopDriver:
-    """The engine in one event loop."""
+    """Runs the engine in one event loop."""
 
     def __init__(self, engine: Engine[Any], loop: asyncio.AbstractEventLoop, backend: Backend) -> None:
         self.engine = engine
@@ -358,7 +363,7 @@ class LoopDriver:
         except GeneratorExit:  # the coroutine was discarded, perhaps by the garbage collector while the engine's own code runs
             self.later(partial(self.ended, attempt, CANCELLED))
             raise
-        except Exception as error:  # a backend must not raise; if one does, the item fails and nothing hangs
+        except Exception as error:  # a backend must not raise; if it raises anyway, the item fails and nothing hangs
             name = attempt.source.name
             failure = InvalidResponse(f"endpoint {name!r}: the HTTP backend failed: {type(error).__name__}", endpoint=name)
             failure.__cause__ = error

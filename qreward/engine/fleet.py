@@ -1,12 +1,12 @@
-"""The endpoints and routes of one client, as sources and pools of its scheduler. Any thread can change them.
+"""The endpoints and routes of one client, as sources and pools of the client's scheduler. Any thread can change them.
 
-Every change, from one endpoint to a whole new configuration, is the same operation: the current endpoints and routes are replaced by
-others while requests are in flight. The scheduler's state changes once, under the engine's lock, so no request sees half of a change. New
-endpoints enter the pools before old ones leave, so that no pool is empty in between.
+Every change, from one endpoint to a whole new configuration, is the same operation: the current endpoints and routes are replaced by new
+endpoints and routes while requests are in flight. The scheduler's state changes once, under the engine's lock, so no request sees half of a
+change. New endpoints enter the pools before old endpoints leave, so that no pool is empty in between.
 
 Requests in flight finish at their endpoint, and queued requests stay queued. A pool exists as long as its pattern exists. A pool whose
-pattern is gone is served by the endpoints that now serve the models requested from it. If there are none, the queued requests of the pool
-fail with ``NoEndpoint``.
+pattern is gone is served by the endpoints that now serve the models requested from it. If there are no such endpoints, the queued requests
+of the pool fail with ``NoEndpoint``.
 
 An endpoint keeps its learned state if it is the same server with other limits, weight, price, models or timeouts. Any other change
 (address, key, headers, ``limits.adaptive``, ...) makes a new endpoint with the old name.
@@ -42,16 +42,16 @@ ADJUSTABLE = frozenset({
 })  # fmt: skip
 """Settings of an endpoint that may change while it stays the same server."""
 MAX_MODELS = 1000
-"""Maximum number of requested models that a pool remembers. It is bounded because the names come from callers."""
+"""Maximum number of requested models that a pool remembers. The number is bounded, because the names come from callers."""
 WINDOW_RESTRICTED = 0.8
-"""Share (0 to 1) of the configured limit. A concurrency limit of at least this share counts as restricted by the configured one alone."""
+"""Share (0 to 1) of the configured limit. A concurrency limit of at least this share counts as restricted by the configured limit alone."""
 
 _Balancing = tuple[LoadBalanceStrategy, dict[str, float]]
 _DEFAULT_BALANCING: _Balancing = (LoadBalanceStrategy.EXPECTED_FINISH, {})
 
 
 class Fleet:
-    """Endpoints by name, and pools by pattern. A registered route takes precedence over an endpoint's own pattern."""
+    """Keeps the endpoints by name, and the pools by pattern. A registered route takes precedence over an endpoint's own pattern."""
 
     def __init__(
         self, engine: Engine[Scheduler], endpoints: Iterable[Endpoint], routes: Iterable[Route], affinity: PrefixAffinity | None = None
@@ -121,15 +121,18 @@ class Fleet:
     def remove(self, name: str) -> None:
         """Remove an endpoint.
 
-        Requests in flight at the endpoint are finished. Queued requests go to other endpoints, or fail with ``NoEndpoint`` if there are
-        none.
+        Requests in flight at the endpoint are finished. Queued requests go to other endpoints, or fail with ``NoEndpoint`` if there are no
+        other endpoints.
         """
         self.source(name)
         routes = [_without(route, name) if name in route.endpoints else route for route in self._registered()]
         self._set([endpoint for endpoint in self._endpoints() if endpoint.name != name], [route for route in routes if route is not None])
 
     def register(self, route: Route) -> None:
-        """Add a route, or replace the route with the same pattern. Requests queued on the old route follow the new one."""
+        """Add a route, or replace the route with the same pattern.
+
+        Requests that are queued on the old route are served by the new route.
+        """
         for name in route.endpoints:
             self.source(name)
         others = [other for other in self._registered() if other.pattern != route.pattern]
@@ -217,11 +220,11 @@ class Fleet:
         return source
 
     def _size_cache(self, source: Source) -> None:
-        """Set the size of a source's prefix cache if it is configured."""
+        """Set the size of a source's prefix cache to the configured size. If no size is configured, the size is learned."""
         source.prefix_cache.set_capacity(None if self._affinity is None else self._affinity.capacity)
 
     def _replace_pools(self, routes: Iterable[Route]) -> list[tuple[Pool, list[Source], Balancer]]:
-        """Return a pool for each pattern, with its new sources and its balancer. A pattern that had a pool keeps it."""
+        """Return a pool for each pattern, with its new sources and its balancer. A pattern that had a pool keeps that pool."""
         balancings = {pool: (route.strategy, route.weights) for route, pool in self._routes.values()}
         unused = self._pools()
         served: list[tuple[Pool, list[Source], Balancer]] = []
@@ -311,7 +314,7 @@ def _without(route: Route, name: str) -> Route | None:
 
 
 def detach(pool: Pool | None) -> None:
-    """Remove a pool with an empty queue from all its sources, whose references would keep it alive."""
+    """Remove a pool with an empty queue from all its sources, because references of the sources would keep the pool alive."""
     if pool is not None:
         for source in tuple(pool.sources):
             pool.leave(source)
@@ -320,7 +323,7 @@ def detach(pool: Pool | None) -> None:
 def differences(before: ClientConfig, after: ClientConfig) -> frozenset[str]:
     """Return the names of the endpoints that were added, removed or changed, and of the settings that changed.
 
-    If the routes changed, ``"routes"`` is one of them. The order of endpoints and routes does not matter.
+    If the routes changed, ``"routes"`` is one of the names. The order of endpoints and routes does not matter.
     """
     old, new = ({endpoint.name: endpoint for endpoint in config.endpoints} for config in (before, after))
     names = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
@@ -331,7 +334,7 @@ def differences(before: ClientConfig, after: ClientConfig) -> frozenset[str]:
 
 
 def is_same_server(old: Endpoint, new: Endpoint) -> bool:
-    """Return True if what was learned about the old endpoint also holds for the new one."""
+    """Return True if what was learned about the old endpoint also holds for the new endpoint."""
     if old.limits.adaptive != new.limits.adaptive or old.limits.shared != new.limits.shared:
         return False
     if new.limits.shared != "none" and _limited(old.limits) != _limited(new.limits):
@@ -361,7 +364,7 @@ def adjust(source: Source, endpoint: Endpoint, rng: Random) -> None:
 def _resized(window: ConcurrencyLimit, most: int | None, rng: Random) -> ConcurrencyLimit:
     """Return a concurrency limit under another configured limit.
 
-    An adaptive limit starts anew if only the old configured limit restricted it, because nothing was learned about values above that one.
+    An adaptive limit starts anew if only the old configured limit restricted it, because nothing was learned about values above that limit.
     """
     if not isinstance(window, AdaptiveLimit):
         return FixedLimit(most)
@@ -375,7 +378,10 @@ def _resized(window: ConcurrencyLimit, most: int | None, rng: Random) -> Concurr
 
 
 def _at_rate(limit: Gcra | HeaderRateLimit | None, per_minute: float | None) -> Gcra | HeaderRateLimit | None:
-    """Return a rate limit with another configured rate, or without one. What was already charged to the limit stays charged."""
+    """Return a rate limit with another configured rate, or without a configured rate.
+
+    What was already charged to the limit stays charged.
+    """
     rate = limit.pace if isinstance(limit, HeaderRateLimit) else limit
     if per_minute is None:
         rate = None

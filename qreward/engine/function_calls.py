@@ -32,7 +32,7 @@ ErrorClassifier = Callable[[Exception], CallFailure]
 
 
 class AsyncCall(Single):
-    """The waiter of one asynchronous call.
+    """Runs the attempts of one asynchronous call, and receives its outcome.
 
     Args:
         driver: the loop driver on which the call runs.
@@ -132,7 +132,7 @@ class ThreadDriver:
             self.do(self.scheduler.tick)
 
     def hand_over(self) -> None:
-        """Wake another waiting caller after one has ended its wait. The woken caller becomes the leader."""
+        """Wake another waiting caller after a caller has ended its wait. The woken caller becomes the leader."""
         if not self._waiting:
             return
         with self._engine.lock:
@@ -142,7 +142,7 @@ class ThreadDriver:
 
 
 class BlockingCall:
-    """The waiter of one blocking call.
+    """Runs the attempts of one blocking call, and receives its outcome.
 
     Args:
         driver: the driver of blocking callers.
@@ -211,8 +211,8 @@ class BlockingCall:
     def _run_in_worker(self, context: Context, attempt: Attempt) -> Callable[[], None]:
         """Make one attempt in a worker thread.
 
-        Returns the function that reports the outcome. The worker calls this function when it is idle again, because the report may start
-        the next attempt.
+        Returns the function that reports the outcome. The worker calls this function when the worker is idle again, because the report may
+        start the next attempt.
         """
         try:
             outcome = context.run(self._run, attempt)

@@ -2,7 +2,7 @@
 
 Watchers must not change anything, and their errors never reach a call. A watcher is called in the event loop of the call, never under
 the engine's lock, and must be quick. The events of a call come in this order: ``began`` once, ``sent`` and ``ended`` for each attempt,
-``first`` when the answer begins to be delivered, ``done`` once. An attempt that lost may end after its call is done.
+``first`` when the answer begins to be delivered, ``done`` once. An attempt that lost to another attempt may end after its call is done.
 
 ``ObserverNotifier`` is the watcher that creates the events of ``qreward.observers``. It creates an event only if an observer has the
 method for it.
@@ -40,18 +40,19 @@ T = TypeVar("T")
 
 LOG = logging.getLogger("qreward")
 GIVEN_UP, REPORTED = 1, 2
-"""Values of ``Task.end_reported``: an attempt was cancelled from outside the engine, or the end of the task was reported."""
+"""Values of ``Task.end_reported``. ``GIVEN_UP``: an attempt was cancelled from outside the engine. ``REPORTED``: the end of the task was
+reported."""
 UNWANTED = -1
 """The ``Task.serial`` of a call in which no watcher is interested."""
 
 _SERIALS = count(1)
 
 End = Answer | BaseException | None
-"""How a call ended: an answer, an error, or None if its caller cancelled it."""
+"""The end of a call: an answer, an error, or None if the caller cancelled the call."""
 
 
 class Scope(Protocol):
-    """A scope entered while an attempt is sent, kept in ``Attempt.span``."""
+    """A scope that is entered while an attempt is sent. It is kept in ``Attempt.span``."""
 
     def enter(self) -> None: ...
     def leave(self) -> None: ...
@@ -113,7 +114,7 @@ class Instrumentation:
             self._notify("gaps", attempt, gaps)
 
     def ended(self, attempt: Attempt, outcome: Outcome) -> None:
-        """Report the end of an attempt, once, after the scheduler has received it."""
+        """Report the end of an attempt. Call this once for each attempt, after the scheduler has recorded the end."""
         task = attempt.task
         if task.serial == UNWANTED:
             return
@@ -207,12 +208,12 @@ def model_of(task: Task) -> str:
 
 
 def route_of(pool: Pool | None) -> str:
-    """Return the pattern of a route: the name of its pool without the quotes."""
+    """Return the pattern of a route. This is the name of the route's pool without the quotes."""
     return "" if pool is None else pool.name[1:-1]
 
 
 def queued(task: Task, now: float) -> float:
-    """Return the seconds between the start of a task and its first attempt, or until ``now`` if there was none."""
+    """Return the seconds from the start of a task to its first attempt, or to ``now`` if the task has had no attempt."""
     return (now if task.sent_at is None else task.sent_at) - task.born
 
 
@@ -220,7 +221,7 @@ METHODS = ("call_started", "attempt_started", "first_chunk", "attempt_ended", "c
 
 
 class ObserverNotifier:
-    """The watcher that notifies the user's observers.
+    """Notifies the user's observers. It is one of the watchers.
 
     Args:
         observers: objects with at least one method of :class:`~qreward.observers.Observer`. An observer that raises is not called again.
@@ -279,7 +280,7 @@ class ObserverNotifier:
 
 
 def _has(observer: object, name: str) -> bool:
-    """Return True if the observer defines the method itself, and does not inherit the empty one of ``Observer``."""
+    """Return True if the observer defines the method itself, and does not inherit the empty method of ``Observer``."""
     return getattr(type(observer), name, None) is not getattr(Observer, name) and callable(getattr(observer, name, None))
 
 

@@ -1,7 +1,7 @@
 """The portal: one event loop in a background thread, through which blocking code uses asynchronous code.
 
-A process has one portal, started when first needed and ended at exit. A forked child gets a portal of its own. This module must not know
-clients or requests, only coroutines and asynchronous iterables.
+A process has one portal. It is started when it is first needed, and ended at exit. A forked child gets a portal of its own. This module
+does not depend on clients or requests. It runs any coroutines and asynchronous iterables.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 GRACE = 5.0
-"""Seconds that an interrupted caller, and the exit of the process, wait for cancelled work to end."""
+"""Maximum number of seconds that an interrupted caller waits for cancelled work to end. The exit of the process waits for the same time."""
 SHORT_GRACE = 0.5
-"""Seconds that the exit of the process waits if an earlier such wait timed out or was interrupted."""
+"""Maximum number of seconds that the exit of the process waits for cancelled work, if an earlier wait timed out or was interrupted."""
 _END: Any = object()
 
 
 class Portal:
-    """An event loop in a thread of its own. :func:`portal` returns the portal of this process.
+    """Runs an event loop in a thread of its own. :func:`portal` returns the portal of this process.
 
     Attributes:
         ended: True if the event loop has ended.
@@ -87,7 +87,10 @@ class Portal:
             error.add_note(note)
 
     def close(self) -> None:
-        """Cancel all work and end the event loop. Waits ``GRACE`` seconds at most, or ``SHORT_GRACE`` after a failed wait."""
+        """Cancel all work and end the event loop.
+
+        Waits for this at most ``GRACE`` seconds, or ``SHORT_GRACE`` seconds if an earlier wait failed.
+        """
         self.soon(self._stop.set)
         self._thread.join(self._exit_timeout)
 
@@ -124,7 +127,7 @@ class Portal:
 
         Returns the objects that must be kept, because closing them would affect the parent.
         """
-        self._lock = threading.RLock()  # another thread of the parent may have held the old one
+        self._lock = threading.RLock()  # another thread of the parent may have held the old lock
         kept = (self, *(work.task for work in self.under_way))
         self._give_up()
         return kept
@@ -162,7 +165,7 @@ class Portal:
 
 
 class _Work(Generic[T]):
-    """A coroutine that the event loop runs for a waiting thread.
+    """Runs a coroutine in the event loop for a waiting thread.
 
     ``on_end`` is called when the coroutine is over, normally in the event loop.
     """
@@ -183,7 +186,7 @@ class _Work(Generic[T]):
             self.task.add_done_callback(self.settle)
 
     def settle(self, task: asyncio.Task[T] | None = None) -> None:
-        """Mark the work as over: done, or lost if called without a task."""
+        """Mark the work as over. The work is done if ``task`` is given, and lost otherwise."""
         if not self._open:
             return
         self._open = False
@@ -309,7 +312,10 @@ class BlockingIterator(Iterator[T]):
 
 
 class _Pump(Generic[T]):
-    """The event loop's side of a ``BlockingIterator``. Holds no reference to the iterator, which could otherwise not be freed."""
+    """The part of a ``BlockingIterator`` that runs in the event loop.
+
+    It holds no reference to the iterator, so that the iterator can be freed.
+    """
 
     def __init__(self, source: AsyncIterable[T], ahead: int) -> None:
         self._source = source

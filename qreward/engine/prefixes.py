@@ -18,11 +18,12 @@ from qreward.codecs.decisions.base import DecisionInput
 from qreward.scheduler.prefixes import Prefix, make_prefix
 
 BLOCK = 256
-"""Characters in a block, about 64 tokens. vLLM caches blocks of 16 tokens, but hashing so many blocks would cost more than it gains."""
+"""Number of characters in a block of the smallest size, about 64 tokens. vLLM caches blocks of 16 tokens, but hashing so many blocks would
+cost more than it gains."""
 PER_SIZE = 16
 """Number of blocks of the smallest size. After the first 4,096 characters, the block length doubles each time the position doubles."""
 LONGEST = 1 << 22
-"""Position in characters up to which, at least, the blocks of a prompt are hashed."""
+"""Minimum number of characters at the beginning of a long prompt that are hashed. The maximum is about twice this number."""
 
 
 def _ends() -> Iterator[int]:
@@ -34,11 +35,11 @@ def _ends() -> Iterator[int]:
 
 
 ENDS = tuple(_ends())
-"""Positions at which blocks end."""
+"""Positions, in characters, at which blocks end."""
 FIRST_ENDS = tuple(ENDS[:count] for count in range(len(ENDS) + 1))
-"""The first so many of them."""
+"""``FIRST_ENDS[n]`` holds the first n positions of ``ENDS``."""
 MOST_GROUPS = 1024
-"""Named groups that are remembered."""
+"""Maximum number of named groups that are remembered."""
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -48,13 +49,15 @@ class PrefixFinder:
     """Finds the prefixes of requests. Can be called from any thread."""
 
     def __init__(self) -> None:
-        self._keys: dict[Any, tuple[int, ...]] = {}  # by model and group: the key of each nested group
-        self._common: dict[int, str] = {}  # by key: what the prompts of the group have in common so far
-        self._last: tuple[int, tuple[int, ...], str] = 0, (), ""  # salt and keys of the last prompt, and the text that it shared
+        self._keys: dict[Any, tuple[int, ...]] = {}  # (model, group) -> the keys of the nested groups
+        self._common: dict[int, str] = {}  # key of a group -> beginning that all prompts of the group had so far
+        self._last: tuple[int, tuple[int, ...], str] = 0, (), ""  # of the last prompt: salt, keys, text shared with the prompt before
 
     def __call__(self, call: WireRequest, named_only: bool = False) -> Prefix | None:
-        """Return the prefix of a request. Returns None for inputs that are not a prompt (as for a reward model) or are shorter than a
-        block.
+        """Return the prefix of a request, or None if the request has no prefix.
+
+        A request has no prefix if its input is not a prompt, as for a reward model. A prompt that is shorter than a block has a prefix only
+        if the caller has named a group.
 
         Args:
             call: the request.
@@ -74,7 +77,10 @@ class PrefixFinder:
         return self._found(call, text) if call.group is None else self._named(call, text)
 
     def _found(self, call: WireRequest, text: str) -> Prefix | None:
-        """Return the prefix of a prompt, from its blocks. Those that the last two prompts had in common are compared, not hashed again."""
+        """Return the prefix of a prompt, from its blocks.
+
+        Blocks that the last two prompts had in common are not hashed again. They are only compared with the text.
+        """
         ends = FIRST_ENDS[bisect_right(ENDS, len(text))]
         if not ends:
             return None
@@ -99,11 +105,14 @@ class PrefixFinder:
         return make_prefix(Prefix, (found, ends, float(len(text)), False))
 
     def _named(self, call: WireRequest, text: str) -> Prefix:
-        """Return the prefix of a named group. A tuple is nested groups, the outermost first. The keys are the same in all processes."""
+        """Return the prefix of a named group. The keys are the same in all processes.
+
+        If the name is a tuple, it names nested groups, the outermost group first.
+        """
         try:
             name: Any = call.model, call.group
             keys = self._keys.get(name)
-        except TypeError:  # it has no hash
+        except TypeError:  # the group's name has no hash
             name = call.model, repr(call.group)
             keys = self._keys.get(name)
         if keys is None:
@@ -135,12 +144,12 @@ def _keys(call: WireRequest) -> tuple[int, ...]:
 
 
 def common_length(one: str, other: str) -> int:
-    """Return the number of characters with which both texts begin."""
+    """Return the number of characters at the beginning that two texts have in common."""
     return bisect_left(range(1, len(one) + 1), True, key=lambda length: one[:length] != other[:length])
 
 
 def _is_message(value: Any) -> bool:
-    return (type(value) is dict or isinstance(value, Mapping)) and "role" in value  # the test of the type is much quicker
+    return (type(value) is dict or isinstance(value, Mapping)) and "role" in value  # the test of the type takes much less time
 
 
 def _text(messages: Sequence[Mapping[str, Any]]) -> str:

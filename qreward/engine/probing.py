@@ -1,8 +1,8 @@
 """An engine that probes its endpoints at intervals, to learn whether they are ready and how loaded they are.
 
 Each loop driver has a probe loop with one timer. Due probes are claimed under the engine's lock, so that only one event loop probes an
-endpoint, always the same one. If that event loop stops, another takes over. Without endpoints to probe, there is no timer. This module
-decides when to probe. The backend makes the probe, and ``scheduler.probe_state`` interprets the result.
+endpoint, always the same event loop. If that event loop stops, another event loop takes the endpoint over. Without endpoints to probe,
+there is no timer. This module decides when to probe. The backend makes the probe, and ``scheduler.probe_state`` interprets the result.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ _Probe = Callable[[Endpoint], Awaitable[ProbeResult]]
 
 
 class _Schedule:
-    """The probes of one source: their results, the time of the next probe, its probe loop, and the problem that was logged last."""
+    """Records the probes of one source: what the results showed, the time of the next probe, the probe loop that makes the probes, and the
+    problem that was logged last.
+    """
 
     __slots__ = ("busy_until", "by", "next_at", "state", "trouble")
 
@@ -50,10 +52,10 @@ class _Schedule:
 
 
 class ProbingEngine(Engine[Scheduler]):
-    """An engine that probes its sources at the interval of their endpoints' ``probe`` setting, while it has event loops.
+    """Probes its sources at the interval of their endpoints' ``probe`` setting, while event loops use the engine.
 
-    A probe calls ``look`` of the backend, which takes an endpoint and returns a ``scheduler.outcome.ProbeResult``, and must not raise.
-    A backend without ``look`` makes no probes.
+    A probe calls the backend's method ``look``. This method takes an endpoint, returns a ``scheduler.outcome.ProbeResult``, and must not
+    raise. A backend without ``look`` makes no probes.
     """
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:

@@ -1,4 +1,4 @@
-"""One caller that waits for one task and runs its attempts in its own asyncio task. Only a hedge needs another asyncio task."""
+"""The waiter of a single call. The caller's own asyncio task runs the attempts of the call. Only a hedge needs another asyncio task."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qreward.scheduler.state import Attempt, Source, Task, TaskState
 
 
 class Single(Waiter):
-    """The waiter of a single call."""
+    """Runs the attempts of a single call, and receives its outcome."""
 
     execute = None
     __slots__ = ("_mine", "_next", "_result", "_task", "_waiter", "context", "driver")

@@ -1,4 +1,4 @@
-"""Conversion of the scheduler's state and outcomes to the results and statistics that callers receive."""
+"""Converts the scheduler's state and outcomes to the results and statistics that callers receive."""
 
 from __future__ import annotations
 
@@ -53,7 +53,13 @@ def load_of(pool: Pool) -> RouteLoad:
 
 
 class QueueState(NamedTuple):
-    """The queue of one route: its pattern, the number of queued requests, and the limit on queued single requests (None: no limit)."""
+    """The state of the queue of one route.
+
+    Attributes:
+        name: pattern of the route.
+        waiting: number of queued requests.
+        capacity: maximum number of queued single requests, or None for no limit.
+    """
 
     name: str
     waiting: int
@@ -61,7 +67,7 @@ class QueueState(NamedTuple):
 
 
 class ClientState(NamedTuple):
-    """The current state of a client. The sources are live objects and must not be changed."""
+    """The state of a client. The sources are live objects and must not be changed."""
 
     queues: list[QueueState]
     sources: list[Source]
@@ -83,7 +89,7 @@ def state_of(engine: Engine[Scheduler], sources: list[Source], capacity: int | N
 
 
 class Tallies:
-    """The statistics of each endpoint for one batch."""
+    """Counts the results of one batch, in total and for each endpoint."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, _Counters] = {}
@@ -130,7 +136,10 @@ class Tallies:
 
 
 class ItemTallies(Tallies):
-    """The statistics of a batch whose items may need several requests. ``ok`` and ``failed`` count items; the rest counts requests."""
+    """Counts the results of a batch whose items may need several requests.
+
+    ``ok`` and ``failed`` count items. All other numbers count requests.
+    """
 
     def add(self, result: Result[object]) -> None:
         self.ok += result.error is None

@@ -24,7 +24,7 @@ AHEAD = 256
 
 
 class BatchStreamSink(StreamWaiter, BatchWaiter):
-    """The waiter of a batch of streams. Takes the arguments of :class:`BatchWaiter`, and ``most``.
+    """Receives the events of a batch of streams. Its constructor takes the arguments of :class:`BatchWaiter`, and ``most``.
 
     Args:
         most: maximum number of concurrent streams; 0 for as many as the endpoints accept.
@@ -74,7 +74,7 @@ class BatchStreamSink(StreamWaiter, BatchWaiter):
             self._read_soon()
 
     def hush(self) -> None:
-        """Drop all text events, those that are queued and those to come. The results are still delivered."""
+        """Drop all queued text events, and all text events that arrive later. The results are still delivered."""
         if not self.over():
             self._arrived.check_loop()
         self._only_results = True

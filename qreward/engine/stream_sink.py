@@ -3,7 +3,7 @@
 No chunk is passed on before the first token. Until then an attempt can fail, or lose against another attempt, without the consumer
 noticing it. At the first token the attempt is committed, and the scheduler cancels the other attempts. A stream has one consumer, which
 reads the events. The buffer of events is bounded: while it is full, nothing more is read, and only the time limit of the whole request
-runs. This module must know neither HTTP nor what the consumer does with the chunks.
+runs. This module does not depend on HTTP, or on what the consumer does with the chunks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ AHEAD = 64
 
 
 class OpenStream(Protocol):
-    """An open stream. The backend's ``stream`` returns it, or a ``Failure``. Chunks have ``text`` and ``has_output``."""
+    """An open stream. The backend's method ``stream`` returns an open stream or a ``Failure``. Each chunk has the attributes ``text`` and
+    ``has_output``.
+    """
 
     limits: RateLimitInfo | None
     outcome: Outcome | None
@@ -40,7 +42,7 @@ class OpenStream(Protocol):
 
 
 class InactivityTimer:
-    """One timer for all waits of an asyncio task. The timer cancels the task when a wait takes too long.
+    """Limits all waits of an asyncio task with one timer. The timer cancels the task when a wait takes too long.
 
     The timer is not set again for each token. If it fires before the current deadline, it is set again for that deadline.
     """
@@ -83,7 +85,7 @@ class InactivityTimer:
 
 
 class Signal:
-    """Wakes all its waiters.
+    """Wakes all asyncio tasks that wait for it.
 
     The futures that its methods return must be awaited immediately. For speed the methods are not coroutines, because a reader waits for
     each token.
@@ -332,7 +334,7 @@ class StreamRestarted:
 
 
 class SingleStreamSink(StreamWaiter):
-    """The waiter of a single stream.
+    """Receives the events of a single stream.
 
     Attributes:
         begun: an attempt was committed, and its chunks are passed on.

@@ -2,7 +2,8 @@
 
 ``Workers`` runs jobs in daemon threads, up to a maximum number of threads. ``concurrent.futures`` is not used because it joins its
 threads when the process ends: one hung function would keep the process alive forever. No function here waits for a thread to end. Each
-thread sleeps on a raw lock of its own. Idle threads form a stack: threads that are not needed stay at its bottom, and end after a while.
+thread sleeps on a raw lock of its own. Idle threads form a stack: threads that are not needed stay at the bottom of the stack, and end
+after a while.
 
 ``BlockingTime`` is the one interface through which blocking code waits, so that tests can replace real time by virtual time. Waiting
 and waking use a raw ``threading.Lock`` that is already held: the waiting thread acquires it, the waking thread releases it. An
@@ -31,10 +32,10 @@ MOST = 1024
 
 
 class Workers:
-    """A pool of threads.
+    """Runs jobs in a pool of daemon threads.
 
     Args:
-        most: maximum number of threads, including hung ones; at least 1.
+        most: maximum number of threads, including hung threads; at least 1.
         idle_seconds: seconds without work after which a thread ends.
 
     A forked child starts with no threads. To let a job see the caller's context variables, run it with
@@ -108,7 +109,7 @@ class _ThreadPool:
 
 
 class _Worker:
-    """One thread, and the lock (``wakeup``) on which it sleeps."""
+    """Runs jobs in one thread. Between jobs, the thread sleeps on the lock ``wakeup``."""
 
     __slots__ = ("_idle_seconds", "_pool", "job", "wakeup")
 
@@ -158,7 +159,7 @@ SHARED = Workers()
 
 
 class BlockingTime(Protocol):
-    """Time and threads for blocking code: :class:`RealTime`, or ``qreward.testing.VirtualThreads``."""
+    """Provides time and threads for blocking code. Implemented by :class:`RealTime` and ``qreward.testing.VirtualThreads``."""
 
     def now(self) -> float:
         """Return the seconds of a monotonic clock."""
@@ -174,7 +175,7 @@ class BlockingTime(Protocol):
 
 
 class RealTime:
-    """Real time and real threads.
+    """Provides real time and real threads.
 
     Args:
         workers: the pool that runs jobs; by default the pool that the process shares.
@@ -195,7 +196,7 @@ class RealTime:
     now = staticmethod(monotonic)
 
     def wait(self, lock: threading.Lock, timeout: float | None) -> bool:
-        """See :class:`BlockingTime`. A signal handler, such as that of Ctrl-C, may run during the wait and may raise."""
+        """See :class:`BlockingTime`. A signal handler, such as the handler of Ctrl-C, may run during the wait and may raise."""
         return lock.acquire(timeout=-1 if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX))
 
     def wake(self, lock: threading.Lock) -> None:
@@ -206,7 +207,10 @@ REAL_TIME = RealTime()
 
 
 class Clock:
-    """The ``BlockingTime`` that decorated functions use at present. Its methods are those of its attribute ``time``."""
+    """Holds the ``BlockingTime`` that decorated functions use at present.
+
+    The methods of a ``Clock`` are the methods of its attribute ``time``.
+    """
 
     def __init__(self) -> None:
         self.use(REAL_TIME)

@@ -2,8 +2,8 @@
 
 A process may die while it changes a ledger. Changes are made under a kernel lock (``flock``), which the kernel releases when the process
 dies. The file has two slots, each with a number and a checksum. A change overwrites the older slot, so that the previous state survives
-if the write is interrupted. Each member has a file of its own and keeps it locked while its process lives. The other members see from this
-lock that the process has died.
+if the write is interrupted. Each member has a file of its own, and keeps this file locked while the member's process lives. If the file is
+not locked, the process has died.
 
 The directory and its files must belong to the user alone, and links are not followed. The name of a ledger is a hash from which the API key
 cannot be recovered.
@@ -37,14 +37,14 @@ NO_LINKS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
 class Unsafe(OSError):
-    """A directory or file that other users could have created, or could change."""
+    """Raised for a directory or file that other users could have created, or could change."""
 
 
 def directory() -> Path:
     """Return the directory of the ledgers.
 
-    It is the environment variable ``QREWARD_SHARE_DIR`` if that is set, else ``qreward`` in the user's runtime directory if there is one,
-    else a directory in the temporary directory.
+    It is the value of the environment variable ``QREWARD_SHARE_DIR`` if that variable is set. Otherwise it is ``qreward`` in the user's
+    runtime directory (``XDG_RUNTIME_DIR``). Without a runtime directory, it is ``qreward-<user id>`` in the temporary directory.
     """
     if chosen := os.environ.get(VARIABLE):
         return Path(chosen)
@@ -90,7 +90,7 @@ moment."""
 
 
 class LedgerFile:
-    """The file of one ledger.
+    """Reads and writes the file of one ledger, under a lock.
 
     Args:
         path: the directory.
@@ -186,7 +186,7 @@ class LedgerFile:
         return Ledger(now if self._others_are_alive() else -inf)
 
     def _read_slot(self, at: int) -> tuple[int, bytes]:
-        """Return the number and the content of a slot, (0, b"") if the slot is empty or damaged."""
+        """Return the number and the content of a slot. Return (0, b"") if the slot is empty or damaged."""
         serial, length, checksum = HEAD.unpack(os.pread(self._file, HEAD.size, at).ljust(HEAD.size, b"\0"))
         content = os.pread(self._file, min(length, SLOT - HEAD.size), at + HEAD.size)
         return (serial, content) if crc32(content, serial & 0xFFFFFFFF) == checksum else (0, b"")

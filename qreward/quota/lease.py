@@ -1,4 +1,4 @@
-"""The lease of one member: how much its source may send, and until when.
+"""The lease of one member. It says how much the member's source may send, and until when.
 
 A ``LeasedQuota`` replaces the source's limits on requests and on tokens, and a ``CappedLimit`` wraps its concurrency limit. Both depend on
 the source's ``Lease``. The source sends nothing before it has a share, and nothing after the lease has expired, even if the process was
@@ -20,23 +20,25 @@ from qreward.scheduler.limits.rate import Gcra
 from qreward.settings.policies import Limits
 
 FADE = 0.95
-"""Factor by which each request multiplies the largest cost, which thus halves in 14 requests."""
+"""Factor by which each request multiplies the largest recent cost. So this cost halves in 14 requests."""
 HAIR = 1e-9
 NEWCOMER = 8
 """Number by which a process divides the limit if it starts while the ledger does not answer: the usual number of reward workers."""
 SLOWER = 1.0
-"""Number of requests a minute by which a member on its own stays below its share. If that is more than half of the share, it is half."""
+"""Number of requests a minute by which a member on its own stays below its share. If this number is more than half of the share, half of
+the share is used instead."""
 CATCH_UP = 1 / 32
 """Seconds by which a member on its own may send a request early, because the scheduler wakes in steps of 1/64 s."""
 FIRST_TOKENS = 256.0
-"""The number of tokens that the first requests are expected to use."""
+"""Number of tokens that each of the first requests is expected to use."""
 
 
 class Lease:
-    """The shares of one process in the limits of one key.
+    """Holds the shares of one process in the limits of one key, and says until when they are valid.
 
     Attributes:
-        call: called when a request has to wait for the lease, and not again until ``missed`` is reset. Must not block.
+        call: function that is called when a request has to wait for the lease. It is not called again until ``missed`` is reset, and must
+            not block.
         requests, tokens: quotas of the limits per minute; None for a limit that is not configured.
         quotas: the quotas that are not None.
     """
@@ -99,7 +101,7 @@ class Lease:
                 quota.given(now, part)
 
     def go_alone(self, now: float, request: RenewRequest, reason: str) -> None:
-        """Continue with the last share, because the ledger does not answer. Call this at least once in the time of a lease."""
+        """Continue with the last share, because the ledger does not answer. Call this again before ``LEASE`` seconds have passed."""
         for quota, need in ((self.requests, request.requests), (self.tokens, request.tokens)):
             if quota is not None and need is not None and not quota.share:
                 quota.share, quota.limit = need.limit / max(NEWCOMER, self.members), need.limit
@@ -141,7 +143,7 @@ class Lease:
 
 
 class LeasedQuota(Gcra):
-    """A member's share of a limit per minute, with the interface of a ``Gcra``.
+    """Holds a member's share of a limit per minute. It has the interface of a ``Gcra``.
 
     Args:
         lease: the lease that this quota belongs to.
@@ -233,13 +235,13 @@ class LeasedQuota(Gcra):
 
 
 class CappedLimit(ConcurrencyLimit):
-    """A concurrency limit capped by the member's share of requests in flight. The wrapped limit adapts as usual.
+    """Caps a concurrency limit by the member's share of requests in flight. The wrapped limit adapts as usual.
 
     ``limit`` is at least 1. If the share allows no request, ``Lease.may_send`` prevents sending.
     """
 
     def __init__(self, inner: ConcurrencyLimit, permits: float) -> None:
-        self.peak = 0  # most requests in flight since it was last set
+        self.peak = 0  # largest number of requests in flight since ``peak`` was last set
         self._permits = permits
         self.inner = inner
 

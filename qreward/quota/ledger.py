@@ -4,11 +4,11 @@ sources, in different processes, that share its limits. The ledger records how m
 The ledger does no I/O and reads no clock. Callers pass in ``now``, in seconds of a clock that all processes of the ledger share. Between
 two calls the ledger can be stored anywhere.
 
-A new ledger may replace a lost one while members still hold shares of the lost one. For the time of one lease the new ledger is therefore
-*young* and grants nothing. A member that reports a share keeps it, and every other member waits. If no member can hold a share, the ledger
-is created without this period, as ``Ledger()``.
+A new ledger may replace a lost ledger while members still hold shares of the lost ledger. For the time of one lease the new ledger is
+therefore *young* and grants nothing. A member that reports a share keeps it, and every other member waits. If no member can hold a share,
+the ledger is created without this period, as ``Ledger()``.
 
-Shares are max-min fair: small demands are met in full, and the rest is divided equally (water filling; Bertsekas and Gallager, Data
+Shares are max-min fair: small demands are met in full, and what remains is divided equally (water filling; Bertsekas and Gallager, Data
 Networks, 6.5.2).
 
 ``WindowQuota`` limits the use in any minute. It grants small amounts to the members.
@@ -28,8 +28,8 @@ M4  A grant is at least the smallest amount that is useful to the member. If tha
 
 P1  A member's share is its max-min fair part, reduced to what the other members leave free (see P2). A share therefore grows only after
     another member reports a smaller share, loses its lease or dies.
-P2  Until its next report, a member is assumed to use the larger of the share that it reported and the share that it was granted, and at
-    least its requests in flight.
+P2  Until its next report, a member is assumed to use the largest of three numbers: the share that it reported, the share that it was
+    granted, and its requests in flight.
 P3  If the parts must be whole numbers, a remainder is left, and some members get one slot more than others. After each ``TURN`` different
     members get these slots. So every member gets a slot at times, even if the limit is smaller than the number of members.
 """
@@ -46,7 +46,7 @@ from qreward.quota.messages import FRESH, LEASE, MARGIN, MINUTE, PERIOD, RENEW, 
 
 
 def water_level(amount: float, vessels: Iterable[tuple[float, float]]) -> float:
-    """Return the level of an amount of water poured into connected vessels, inf if their total capacity is smaller.
+    """Return the level of an amount of water poured into connected vessels, or inf if the vessels cannot hold this amount.
 
     Args:
         amount: the amount of water.
@@ -72,16 +72,16 @@ def water_level(amount: float, vessels: Iterable[tuple[float, float]]) -> float:
 
 
 LEAST_WAITING = 2.0
-"""Number of requests up to which the credit for requests may accumulate, even if the credit of one second is less."""
+"""Number of requests. The credit for requests may accumulate to the credit of one second, or to this number if that is more."""
 HAIR = 1e-9
 """Relative tolerance for rounding errors in sums of floats."""
 
 
 class Account(msgspec.Struct, array_like=True):
-    """One member's use of a limit per minute.
+    """Records one member's use of a limit per minute.
 
     Attributes:
-        spent, returned: totals of the member's last report, see ``Demand``.
+        spent, returned: the totals ``spent`` and ``returned`` in the member's last report; see ``Demand``.
     """
 
     at: float  # time of the member's last report
@@ -94,7 +94,7 @@ class Account(msgspec.Struct, array_like=True):
 
 
 class WindowQuota(msgspec.Struct, array_like=True):
-    """A limit per minute; rules M1 to M4."""
+    """Limits the use of all members per minute, by the rules M1 to M4."""
 
     whole: bool  # True if only whole numbers are granted
     limit: float = inf  # amount per minute
@@ -102,7 +102,7 @@ class WindowQuota(msgspec.Struct, array_like=True):
     used: dict[int, float] = {}  # number of the time step -> amount reported as used in this step
     credit: float = 0.0  # amount that may be granted at the time ``since``
     since: float = -inf
-    clock: float = 0.0  # the common clock: that of the member furthest behind among those that want a grant
+    clock: float = 0.0  # the common clock: the clock of the member furthest behind, of all members that want a grant
 
     @property
     def rate(self) -> float:
@@ -125,7 +125,7 @@ class WindowQuota(msgspec.Struct, array_like=True):
             self.close(self.accounts[member].at + LEASE, member)
 
     def close(self, now: float, member: str) -> None:
-        """Close a member's account. The amount that it has not reported counts as used."""
+        """Close a member's account. The amount that the member has not reported counts as used."""
         account = self.accounts.pop(member, None)
         if account is not None:
             self._use(now, account.out)
@@ -164,11 +164,11 @@ class WindowQuota(msgspec.Struct, array_like=True):
         return given
 
     def counted(self) -> float:
-        """Return the sum of the amounts that count now, see M1."""
+        """Return the sum of the amounts that count now (rule M1)."""
         return sum(self.used.values()) + sum(account.out for account in self.accounts.values())
 
     def _fair_part(self, account: Account, hungry: dict[str, Account], amount: float) -> float:
-        """Return a member's fair part of an amount, 0 if this part is too small to be useful to the member."""
+        """Return a member's fair part of an amount, or 0 if this part is too small to be useful to the member."""
         height = water_level(amount, ((other.served, other.want) for other in hungry.values()))
         part = min(account.want, max(0.0, height - account.served))
         if self.whole:
@@ -176,7 +176,10 @@ class WindowQuota(msgspec.Struct, array_like=True):
         return part if part >= min(account.least, account.want) else 0.0
 
     def _piece(self, member: str, hungry: dict[str, Account], room: float) -> float:
-        """Return the smallest amount that is useful to a member, or 0 if the credit is too small for this member and those before it."""
+        """Return the smallest amount that is useful to a member.
+
+        Return 0 if the credit is too small for the member and the members before it.
+        """
         left, enough = self.credit, 1.0 if self.whole else self.rate
         for name, other in sorted(hungry.items(), key=lambda item: (item[1].served, item[0])):
             least = min(other.least, other.want, self.limit)
@@ -203,11 +206,12 @@ assert RENEW < FRESH < LEASE
 
 
 TURN = 15.0
-"""Seconds after which the remainder of P3 goes to the next members. After each change the remainder is unused for about half a second."""
+"""Seconds after which the remaining slots of rule P3 go to the next members. After each change these slots are unused for about half a
+second."""
 
 
 class Holder(msgspec.Struct, array_like=True):
-    """One member's part of a ``PermitPool``."""
+    """Records the part of a ``PermitPool`` that one member holds."""
 
     at: float  # time of the member's last renewal
     want: float = 0.0  # the share that the member wants
@@ -216,12 +220,12 @@ class Holder(msgspec.Struct, array_like=True):
     lasts: float = 0.0  # seconds after which the requests in flight have certainly ended
 
     def holds(self, now: float) -> float:
-        """Return what the member is assumed to use, see P2. After its lease these are only the requests in flight."""
+        """Return how much the member is assumed to use (rule P2). After the end of its lease, only its requests in flight count."""
         return max(self.held, self.using) if now <= self.at + LEASE else float(self.using)
 
 
 class PermitPool(msgspec.Struct, array_like=True):
-    """A limit on requests in flight; rules P1 to P3. ``Ledger`` also uses it to divide limits per minute into shares."""
+    """Limits the requests in flight of all members, by the rules P1 to P3. ``Ledger`` also divides limits per minute with this class."""
 
     whole: bool  # True if the shares are whole numbers
     total: float = inf  # the limit
@@ -234,7 +238,7 @@ class PermitPool(msgspec.Struct, array_like=True):
                 del self.holders[name]
 
     def held(self, now: float) -> float:
-        """Return the sum of what the members are assumed to use, see P2."""
+        """Return the sum of the amounts that the members are assumed to use (rule P2)."""
         return sum(holder.holds(now) for holder in self.holders.values())
 
     def renew(self, now: float, member: str, need: Demand, *, young: bool) -> float:
@@ -261,11 +265,12 @@ class PermitPool(msgspec.Struct, array_like=True):
 
 
 BACKWARDS = 1.0
-"""Seconds by which the clocks of members may differ. An earlier time comes from another clock, as after a restart of the machine."""
+"""Maximum number of seconds by which the clocks of members may differ. A time that is earlier by more than this comes from another clock,
+for example from the clock after a restart of the machine."""
 
 
 class Member(msgspec.Struct, array_like=True):
-    """A member: the time of its last renewal, and its configured limits."""
+    """Records the time of a member's last renewal, and the limits that the member has configured."""
 
     at: float
     requests: float = inf
@@ -274,7 +279,7 @@ class Member(msgspec.Struct, array_like=True):
 
 
 class Ledger(msgspec.Struct, array_like=True):
-    """The limits of one key and its members. The module docstring lists the rules.
+    """The ledger of one key. It records the limits of the key and the shares of its members. The module docstring lists the rules.
 
     Args:
         begun: time of creation; -inf if no earlier ledger can have granted shares.
@@ -321,7 +326,10 @@ class Ledger(msgspec.Struct, array_like=True):
         return Grant(quota.limit, hold, 0.0 if young else quota.grant(now, member))
 
     def leave(self, now: float, member: str, request: RenewRequest) -> None:
-        """Remove a member that leaves. The ledger counts the amounts that the member reports as used, and takes back its other grants."""
+        """Remove a member that leaves.
+
+        The ledger counts the amounts that the member reports as used, and takes back all other grants of the member.
+        """
         now = self._advance(now)
         for need, quota in ((request.requests, self.requests), (request.tokens, self.tokens)):
             if need is not None and member in quota.accounts:
@@ -329,7 +337,7 @@ class Ledger(msgspec.Struct, array_like=True):
         self.remove_dead(now, member)
 
     def remove_dead(self, now: float, member: str) -> None:
-        """Remove a member that has died. Amounts that it has not reported count as used, and its shares become free."""
+        """Remove a member that has died. Amounts that the member has not reported count as used, and its shares become free."""
         self.members.pop(member, None)
         now = self._advance(now)
         for quota in (self.requests, self.tokens):
@@ -346,7 +354,8 @@ class Ledger(msgspec.Struct, array_like=True):
         return now >= self.now - BACKWARDS
 
     def _advance(self, now: float) -> float:
-        """Advance all state to ``now``, or to the last time if that is later. Each limit becomes the smallest that a member has configured.
+        """Advance all state to ``now``, or to the last time if that is later. Each limit becomes the smallest limit that a member has
+        configured.
 
         Returns the time to which the state was advanced.
         """

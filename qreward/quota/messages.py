@@ -7,13 +7,14 @@ from math import inf
 import msgspec
 
 LEASE = 4.0
-"""Seconds for which a lease is valid. A member that does not renew its lease within this time loses its share and stops using it."""
+"""Seconds for which a lease is valid. A member that does not renew its lease within this time loses its share and stops using the share."""
 RENEW = 0.5
 """Seconds between two renewals of an active member."""
 FRESH = 1.5
 """Seconds without a renewal after which a member counts as slow. Nothing is reserved for a slow member."""
 LINGER = 60.0
-"""Seconds after which the requests of a process that stopped renewing are assumed to have ended, if its latency is unknown."""
+"""Seconds after which the requests of a process that stopped renewing are assumed to have ended, if the latency of its source is
+unknown."""
 MINUTE = 60.0
 MARGIN = 0.5
 """Maximum number of seconds by which two requests may arrive closer together than they were sent (loaded machines, new connections)."""
@@ -25,7 +26,7 @@ after its report."""
 
 
 class Demand(msgspec.Struct, array_like=True):
-    """A member's state and demand for one limit.
+    """Reports a member's state and demand for one limit.
 
     For a rate limit, amounts are requests or tokens, and ``limit``, ``hold`` and ``rate`` are per minute. For a concurrency limit, amounts
     are requests in flight; ``want``, ``least``, ``spent``, ``returned`` and ``left`` have no meaning.
@@ -48,7 +49,7 @@ class Demand(msgspec.Struct, array_like=True):
 
 
 class RenewRequest(msgspec.Struct, array_like=True):
-    """A member's renewal request: its demand for each limit that is configured."""
+    """A member's request for a renewal. It contains the demand for each limit that is configured."""
 
     requests: Demand | None = None
     tokens: Demand | None = None
@@ -56,9 +57,9 @@ class RenewRequest(msgspec.Struct, array_like=True):
 
 
 class Grant(msgspec.Struct, array_like=True):
-    """A member's part of one limit."""
+    """Says what the ledger grants to a member, for one limit."""
 
-    limit: float = inf  # the limit for all members together: the smallest that a member has configured
+    limit: float = inf  # the limit for all members together: the smallest limit that a member has configured
     hold: float = 0.0  # the member's share: per minute for a rate limit, in flight for a concurrency limit
     grant: float = 0.0  # amount that the member may use in addition to ``left``, while its lease is valid
 

@@ -3,7 +3,7 @@
 A thread is used and not a task of the event loop, because reward code may block the loop. The leases of active sources are renewed twice a
 second. A source that starts to work is renewed at once. An idle source leaves the ledger. If all sources are idle, the thread sleeps until
 a source starts to work. The ledger is in a file of this machine (``file_ledger``) or in a Ray actor (``integrations.ray.limit_actor``); a
-``LedgerTransport`` reaches it and may block. ``quota.lease`` defines what a share allows.
+``LedgerTransport`` connects to the ledger, and may block. ``quota.lease`` defines what a share allows.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from qreward.scheduler.state import LOW, Source
 from qreward.settings.policies import Endpoint, Limits
 
 SOON = 0.05
-"""The minimum number of seconds between a renewal and an early renewal."""
+"""Minimum number of seconds between a renewal and an early renewal."""
 AGAIN = 0.25
 """Seconds after which a failed renewal is retried. After two failures in a row the ledger counts as unreachable."""
 RETRY = 1.0
 """Seconds between two tries while the ledger is unreachable."""
 CLOSE_TIMEOUT = 3.0
-"""Seconds for which ``aclose`` waits until the shares are returned."""
+"""Maximum number of seconds for which ``aclose`` waits until the shares are returned."""
 AHEAD = 1.5
 """Factor on the amount that a source used recently. The source requests the product, so that its use can grow."""
 SLOW = 2.0
@@ -74,13 +74,13 @@ class DemandTracker:
         self.hungry = False  # True if tasks waited for the source at the last renewal
 
     def is_idle(self, now: float) -> bool:
-        """Return whether nothing has been in flight or waiting for more than ``IDLE`` seconds."""
+        """Return whether no request has been in flight and no task has waited for more than ``IDLE`` seconds."""
         if self._source.inflight or self.waiting(now):
             self._worked_at = now
         return now - self._worked_at > IDLE
 
     def waiting(self, now: float) -> float:
-        """Return the number of tasks that wait for the source, inf if there are ``LOW`` or more.
+        """Return the number of tasks that wait for the source, or inf if ``LOW`` or more tasks wait.
 
         Returns 0 if the source cannot take tasks, for example because it is unhealthy.
         """
@@ -149,7 +149,7 @@ class LeaseRenewer:
     def turn(self, now: float) -> float | None:
         """Renew the lease if that is due, or leave the ledger if the source is idle.
 
-        Returns the time at which this method must be called again, or None if it must be called when a request needs the lease.
+        Returns the time at which this method must be called again, or None if it need not be called before a request needs the lease.
         """
         with self._engine.lock:
             idle = self._demand.is_idle(now)
@@ -286,7 +286,7 @@ class Sharing:
     def turn(self) -> float | None:
         """Run all renewals that are due.
 
-        Returns the seconds until the next renewal, or None if there is none before a request needs a lease.
+        Returns the seconds until the next renewal, or None if no renewal is due before a request needs a lease.
         """
         renewers = list(self._renewers.items())  # read before the sources, so that a source added in between does not seem removed
         now, present = self._engine.clock(), set(self._sources())
@@ -321,9 +321,12 @@ class Sharing:
         renewer.stand_by()
 
     def _call(self) -> None:
-        """Wake the renewal thread. If there is none, start it later in an event loop, because the engine's lock may be held here."""
+        """Wake the renewal thread.
+
+        If there is no thread yet, it is started later in an event loop, because the engine's lock may be held here.
+        """
         if self._thread is None:
-            for driver in self._engine.drivers():  # in all event loops, because one may be blocked; the first one starts the thread
+            for driver in self._engine.drivers():  # in all loops, because a loop may be blocked; the first loop that runs starts the thread
                 driver.later(self._start)
         self._wake.set()
 

@@ -1,17 +1,18 @@
-"""The waiting tasks of a batch or of a tenant. Each source takes the one that its prefix cache suits best.
+"""A queue of the waiting tasks of one batch or one tenant. Each source takes the task that its prefix cache suits best.
 
-Tasks whose prompts begin alike form a group. Groups are nested: the group of a rubric contains those of its questions. A source *holds* a
-group while its cache is expected to have the prefix of the group. A group that no source holds is *cold*. A source chooses among the oldest
-``look_ahead`` tasks:
+Tasks whose prompts begin alike form a group. Groups are nested: for example, the group of a rubric contains the groups of its questions. A
+source *holds* a group while the prefix of the group is expected to be in the cache of the source. A group that no source holds is *cold*. A
+source chooses among the oldest ``look_ahead`` tasks:
 
-1. It takes from a group that it holds: the most deeply nested one, and of several the one that it used last. Cold groups inside of this
-   group go first.
-2. If it holds no group with tasks, it takes from the cold group that saves most text.
-3. If there is no cold group, it takes a task without a group.
-4. If there is no such task, it takes from a large group that other sources hold.
+1. If it holds groups with tasks, the source takes from the most deeply nested of these groups. If several are equally nested, it takes from
+   the group that it used last. If the chosen group contains cold groups, it takes from a cold group first.
+2. If the source holds no group with tasks, it takes from the cold group that saves the most text.
+3. If there is no cold group, the source takes a task without a group.
+4. If there is no task without a group, the source takes from a large group that other sources hold.
 
-So each prefix is computed once, and no source is idle while tasks wait. A task with n tasks before it is sent after at most
-2 n + ``look_ahead`` others. If no two tasks share a prefix, the order is that of arrival.
+So no source is idle while tasks wait, and a source computes a prefix that other sources hold only if it has no other task to take, or if a
+task has waited long. If n tasks are before a task when it arrives, at most 2 n + ``look_ahead`` other tasks are sent before it. If no two
+tasks share a prefix, tasks are taken in the order of arrival.
 """
 
 from __future__ import annotations
@@ -26,43 +27,49 @@ from qreward.scheduler.prefixes import HasCache, Holders, Prefix, make_prefix
 from qreward.scheduler.shared_blocks import SharedBlocks, T
 
 COMPARED = 16
-"""Groups of other sources of which the largest is taken."""
+"""Maximum number of groups that are compared when a source must take from a group that other sources hold. It takes from the largest of
+them."""
 BATCH = 16
-"""More tasks are sorted into groups when this part of the look-ahead is free, because sorting several at once costs less."""
+"""Divisor of the look-ahead. More tasks are sorted into groups when more than the look-ahead divided by this number is free. So several
+tasks are sorted together, which costs less per task."""
 SLICE = 256
-"""Most tasks that are sorted in one go, and most groups that are checked in one sweep, so that no request is delayed by it."""
+"""Maximum number of tasks that are sorted in one call, and maximum number of groups that one call of ``_sweep`` checks. A longer call would
+delay requests."""
 SWEEP = 1024
-"""Groups in the tree from which on those without use are dropped."""
+"""Number of groups in the tree that triggers the first sweep, in which unused groups are dropped. At the end of a sweep, the trigger is set
+to this number plus twice the number of groups that are left."""
 
 Groups = OrderedDict["Group[T]", None]
 Path = tuple[int, tuple[int, ...], tuple[float, ...]]
-"""The keys and lengths of a group and of those around it, the outermost first, and the number of splits when they were collected."""
+"""A triple: the number of splits when the triple was made, and the keys and the lengths of a group and of the groups around it, from the
+outermost group to the innermost."""
 Held = list[tuple[int, float, int, "Group[T]"]]
-"""Heap of groups that a source holds: the most deeply nested first, then the one that it used last. A group may be in it twice."""
+"""A heap of the groups that one source holds. The most deeply nested group is first. Of equally nested groups, the group that the source
+used last is first. A group may be in the heap twice."""
 
 
 class Group(Generic[T]):
-    """Waiting tasks with a common prefix: those that share no more than it, and inner groups."""
+    """A group holds the waiting tasks with a common prefix. Tasks that share a longer prefix are in inner groups."""
 
     __slots__ = ("cold", "depth", "holders", "idle", "inner", "key", "length", "listed", "parent", "path", "tasks")
 
     def __init__(self, key: int, length: float, parent: Group[T] | None) -> None:
         self.key, self.length, self.parent = key, length, parent
         self.depth: int = 0 if parent is None else parent.depth + 1
-        self.tasks: deque[T] = deque()  # its own, which are in no inner group; the first one waits, others may have been taken
-        self.inner = 0  # how many inner groups it has
-        self.cold: LargestFirst[T] | None = None  # the cold ones among them
-        self.holders: dict[HasCache, None] = {}  # the sources that held it when they looked last
-        self.idle: dict[HasCache, None] = {}  # the holders that found no task here, and look again when one comes
-        self.listed: Groups[T] | None = None  # the list in which sources find it that do not hold it
+        self.tasks: deque[T] = deque()  # tasks that are in no inner group; the first one waits, later ones may have left
+        self.inner = 0  # number of inner groups
+        self.cold: LargestFirst[T] | None = None  # the cold inner groups
+        self.holders: dict[HasCache, None] = {}  # the sources that held this group when they last checked
+        self.idle: dict[HasCache, None] = {}  # the holders that found no task here; they look again when a task is added
+        self.listed: Groups[T] | None = None  # the list in which sources that do not hold this group find it
         self.path: Path = (-1, (), ())  # see ``Path``
 
     def has_work(self) -> bool:
-        """Return whether a source that holds it would find a task here: one of its own, or one of a cold inner group."""
+        """Return whether a source that holds this group would find a task: a task of the group itself, or of a cold inner group."""
         return bool(self.tasks) or (self.cold is not None and self.cold.first() is not None)
 
     def is_held_by(self, source: HasCache) -> bool:
-        """Return whether a source holds it."""
+        """Return whether a source holds this group."""
         return source in self.holders and source.prefix_cache.is_warm(self.key)
 
     def unlist(self) -> None:
@@ -71,9 +78,10 @@ class Group(Generic[T]):
             self.listed = None
 
     def shorten(self, prefix: Prefix, splits: int) -> Prefix:
-        """Return the prefix of one of its tasks with the keys of the nested groups and the last key only.
+        """Shorten the prefix of a task of this group. Only the keys of the nested groups and the last key are kept.
 
-        No two tasks are known to differ at the other keys, so nobody asks for them. If two do later, ``Holders.split`` fills them in.
+        No two tasks are known to differ at a dropped key, so a dropped key is not looked up. If two tasks differ at a dropped key later,
+        ``Holders.split`` adds this key.
         """
         at, keys, lengths = self.path
         if at != splits:
@@ -91,12 +99,14 @@ class Group(Generic[T]):
 
 
 class LargestFirst(Generic[T]):
-    """Groups by the text that they save, in classes of a factor of two. A finer order makes no batch faster (simulated)."""
+    """Orders groups by the amount of text that they save, in classes. The limit of each class is twice the limit of the class before. A
+    finer order makes no batch faster (simulated).
+    """
 
     __slots__ = ("_classes",)
 
     def __init__(self) -> None:
-        self._classes: dict[int, Groups[T]] = {}  # by the bits of the size
+        self._classes: dict[int, Groups[T]] = {}  # number of bits of the size -> the groups of this class
 
     def put(self, group: Group[T]) -> None:
         """Add a group, or move it because its size has changed."""
@@ -110,7 +120,7 @@ class LargestFirst(Generic[T]):
             groups[group] = None
 
     def first(self) -> Group[T] | None:
-        """Return the oldest of the largest groups, or None. Groups without tasks are removed."""
+        """Return the group that came first into the class of the largest groups, or None. Groups without work are removed."""
         while self._classes:
             bits = max(self._classes)
             groups = self._classes[bits]
@@ -124,7 +134,7 @@ class LargestFirst(Generic[T]):
 
 
 class AffineQueue(Generic[T]):
-    """Waiting tasks in order of arrival, for one pool."""
+    """Keeps waiting tasks of one pool in the order of arrival. A source may take a later task by prefix affinity."""
 
     __slots__ = (
         "_ahead", "_blocks",
@@ -147,28 +157,28 @@ class AffineQueue(Generic[T]):
     )  # fmt: skip
 
     def __init__(self, tasks: Iterable[T] = ()) -> None:
-        self._ahead: deque[T] = deque()  # tasks that go before all others
-        self._line: list[T | None] = []  # the tasks that are sorted into groups, oldest first; None for those that have left
-        self._head = 0  # place in it before which all have left
-        self._grouped = self._left = 0  # how many tasks were ever sorted, and how many of them have left
-        self._ungrouped: deque[T] = deque(tasks)  # those behind them
-        self._root: Group[T] = Group(0, 0.0, None)  # of the tree of groups; its own tasks are those without a group
-        self._groups: dict[int, Group[T]] = {}  # those with tasks, and those that a source holds
+        self._ahead: deque[T] = deque()  # tasks that go before all other tasks
+        self._line: list[T | None] = []  # the tasks that are sorted into groups, oldest first; None for a task that has left
+        self._head = 0  # index in ``_line``; all tasks before this index have left
+        self._grouped = self._left = 0  # number of tasks that were ever sorted into groups, and number of these that have left
+        self._ungrouped: deque[T] = deque(tasks)  # younger tasks, which are not sorted yet
+        self._root: Group[T] = Group(0, 0.0, None)  # root of the tree of groups; its tasks are the tasks without a group
+        self._groups: dict[int, Group[T]] = {}  # key -> group, if it has tasks or a source holds it
         self._sweep_at = SWEEP
-        self._to_check: list[Group[T]] = []  # what is left to do of a sweep
-        self._current: dict[HasCache, Group[T]] = {}  # the group from which a source took last
-        self._held: dict[HasCache, Held[T]] = {}  # groups that a source holds and that may have work
-        self._entries = 0  # how many were pushed there
+        self._to_check: list[Group[T]] = []  # groups that the present sweep has not checked yet
+        self._current: dict[HasCache, Group[T]] = {}  # source -> the group from which it took last
+        self._held: dict[HasCache, Held[T]] = {}  # source -> groups that it holds and that may have work
+        self._entries = 0  # number of entries that were ever pushed to these heaps
         self._of_others: Groups[T] = OrderedDict()  # groups that some source holds and that may have work
-        self._splits = 0  # how many groups were inserted between others
-        self._blocks: SharedBlocks[T] | None = None  # made when it is needed first
+        self._splits = 0  # number of groups that were inserted between an outer and an inner group
+        self._blocks: SharedBlocks[T] | None = None  # created when it is needed first
         self.append = self._ungrouped.append
         self.extend = self._ungrouped.extend
 
     # in order of arrival
 
     def appendleft(self, task: T) -> None:
-        """Add a task that goes before all others."""
+        """Add a task that goes before all other tasks."""
         self._ahead.appendleft(task)
 
     def first(self) -> T | None:
@@ -227,7 +237,7 @@ class AffineQueue(Generic[T]):
         self.__init__()  # type: ignore[misc]
 
     def keep(self, tasks: list[T]) -> None:
-        """Drop all tasks but these, which are some of them in their order."""
+        """Keep only the given tasks. They must be tasks of this queue, in the order of this queue."""
         self.clear()
         self.extend(tasks)
 
@@ -245,7 +255,7 @@ class AffineQueue(Generic[T]):
         return (task for task in islice(self._line, self._head, None) if task is not None)
 
     def _oldest(self) -> T:
-        """Return the oldest of the tasks that are sorted into groups, of which there must be one."""
+        """Return the oldest task that is sorted into a group. Call this only if there is one."""
         line, head = self._line, self._head
         while (task := line[head]) is None:
             head += 1
@@ -259,8 +269,8 @@ class AffineQueue(Generic[T]):
 
         Args:
             source: the source.
-            look_ahead: how many tasks, in order of arrival, it chooses among; 0 for the oldest.
-            holders: which sources hold which prefixes.
+            look_ahead: number of the oldest tasks among which the source chooses; 0 to take the oldest task.
+            holders: the holders of all prefixes.
         """
         if self._ahead or not look_ahead:
             return self.popleft()
@@ -271,12 +281,12 @@ class AffineQueue(Generic[T]):
             self.form_groups(look_ahead, holders)
         task = self._line[self._head] or self._oldest()
         group = task.group
-        passed = self._left - task.position  # at most so many younger tasks have left before it
+        passed = self._left - task.position  # upper bound of the number of younger tasks that have left before this task
         if passed >= task.slack or (2 * passed >= task.slack and group.is_held_by(source)):
             self._join(group, source)
         else:
             group = self._current.get(source)
-            if group is None or group.cold is not None or not group.tasks:  # else it stays with its group
+            if group is None or group.cold is not None or not group.tasks:  # otherwise it stays with its group
                 group = self._choose(source)
             task = group.tasks[0]
         self.discard(task)
@@ -286,7 +296,7 @@ class AffineQueue(Generic[T]):
         return task
 
     def _choose(self, source: HasCache) -> Group[T]:
-        """Return the group from which a source takes from now on. It has tasks of its own."""
+        """Return the group from which a source takes from now on. This group has tasks of its own."""
         group = self._held_group(source) or (self._root if self._root.has_work() else self._group_of_others())
         while group.cold is not None and (inner := group.cold.first()) is not None:
             group = inner
@@ -294,7 +304,7 @@ class AffineQueue(Generic[T]):
         return group
 
     def _join(self, group: Group[T], source: HasCache) -> None:
-        """Record that a source takes from a group, which it holds from now on."""
+        """Record that a source takes from a group. From now on the source holds the group."""
         if group.parent is not None:
             self._current[source] = group
             if source not in group.holders:
@@ -319,7 +329,7 @@ class AffineQueue(Generic[T]):
         return None
 
     def _group_of_others(self) -> Group[T]:
-        """Return a large group with work. All groups with work must be held by sources."""
+        """Return a large group with work. Call this only if each group with work is held by a source."""
         while True:
             group = max(islice(self._of_others, COMPARED), key=lambda group: len(group.tasks) + group.inner)
             if group.has_work():
@@ -329,7 +339,10 @@ class AffineQueue(Generic[T]):
     # the tree of groups
 
     def form_groups(self, look_ahead: int, holders: Holders[Any]) -> None:
-        """Sort some of the oldest tasks into groups. Tasks without a prefix stay in order if there are no others."""
+        """Sort some of the oldest unsorted tasks into groups.
+
+        Nothing is sorted if no sorted task waits and the oldest task has no prefix.
+        """
         ungrouped, position = self._ungrouped, self._grouped
         waiting = position - self._left
         if not ungrouped or not look_ahead or (not waiting and ungrouped[0].prefix is None):
@@ -355,14 +368,14 @@ class AffineQueue(Generic[T]):
             tasks = group.tasks
             tasks.append(task)
             size = len(tasks)
-            if size & (size - 1) == 0:  # its first task, or its size has doubled
+            if size & (size - 1) == 0:  # this is the group's first task, or the size has doubled
                 self._list(group)
         self._grouped = position
         if len(groups) > self._sweep_at:
             self._sweep()
 
     def _find_group(self, task: T, prefix: Prefix, holders: Holders[Any]) -> Group[T]:
-        """Return the group of a task. The first task of a new group is moved there."""
+        """Return the group of a task. If the group is new, the earlier task with the same prefix is moved to the group."""
         if self._blocks is None:
             self._blocks = SharedBlocks()
         ends, first, split = self._blocks.find(task, prefix, holders)
@@ -375,7 +388,7 @@ class AffineQueue(Generic[T]):
         group = self._groups.get(prefix.keys[ends[-1] - 1]) or self._add_groups(prefix, ends, holders)
         if split is not None:
             outer, inner = self._groups.get(split[0]), self._groups.get(split[1])
-            if outer is not None and inner is not None:  # else keys are equal by chance
+            if outer is not None and inner is not None:  # otherwise keys of different blocks are equal by chance
                 self._insert(outer, inner)
         if first is not None and first.group is not None and first.group is not group:
             self._move(first, group)
@@ -389,7 +402,7 @@ class AffineQueue(Generic[T]):
             before.tasks.popleft()
 
     def _add_groups(self, prefix: Prefix, ends: Sequence[int], holders: Holders[Any]) -> Group[T]:
-        """Return the innermost of the groups that are so many keys of a prefix; they are created if needed."""
+        """Return the innermost group of a prefix. ``ends`` has the number of keys of each nested group. Groups are created if needed."""
         parent = self._root
         for end in ends:
             key = prefix.keys[end - 1]
@@ -403,7 +416,7 @@ class AffineQueue(Generic[T]):
         return parent
 
     def _insert(self, group: Group[T], inner: Group[T]) -> None:
-        """Insert a new group between an inner group and its parent."""
+        """Insert the new group ``group`` between the group ``inner`` and the parent of ``inner``."""
         parent = group.parent
         if parent is None or inner is group or inner.parent is not parent:
             return
@@ -414,12 +427,12 @@ class AffineQueue(Generic[T]):
         group.inner += 1
         holders, inner.holders = inner.holders, {}
         inner.idle.clear()
-        for source in holders:  # which hold the new group too
+        for source in holders:  # they hold the new group too
             self._hold(inner, source, source.prefix_cache.used_at(inner.key))
         self._list(inner)
 
     def _hold(self, group: Group[T], source: HasCache, at: float) -> None:
-        """Record that a source holds a group and those around it, and when it used them last, by its clock."""
+        """Record that a source holds a group and the groups around it. ``at`` is the clock of the source when it last used them."""
         while (parent := group.parent) is not None and source not in group.holders:
             group.holders[source] = None
             self._push(group, source, at)
@@ -427,7 +440,7 @@ class AffineQueue(Generic[T]):
             group = parent
 
     def _list(self, group: Group[T]) -> None:
-        """List a group that has a task where sources look for it: in the heaps of its holders, and in a list for the other sources."""
+        """Enter a group with a task where sources look for groups: in the heaps of its holders, and in a list for all other sources."""
         parent = group.parent
         if parent is None:
             return
@@ -447,12 +460,15 @@ class AffineQueue(Generic[T]):
                 self._list(parent)
 
     def _push(self, group: Group[T], source: HasCache, at: float) -> None:
-        """Put a group into the heap of a source that holds it."""
+        """Put a group into the heap of a source that holds the group."""
         self._entries += 1
         heappush(self._held.setdefault(source, []), (-group.depth, -at, self._entries, group))
 
     def _sweep(self) -> None:
-        """Drop groups without tasks that no source holds. An inner group is newer than those around it, and is checked before them."""
+        """Drop groups that have no tasks and that no source holds.
+
+        The newest group is checked first, because an inner group is usually newer than the groups around it.
+        """
         if not self._to_check:
             self._to_check = list(self._groups.values())
         for _ in range(min(SLICE, len(self._to_check))):

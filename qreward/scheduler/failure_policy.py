@@ -1,13 +1,13 @@
 """Decides what follows from a failed attempt, for its source and for its task.
 
-Overload affects the source's cooldown and concurrency limit. It costs the task no attempt and does not count against the health of the
-source. Any other failure of an endpoint counts against the health of the source, unless the task is the likely cause
+Overload affects the source's cooldown and concurrency limit. Overload costs the task no attempt, and does not count against the health of
+the source. Any other failure of an endpoint counts against the health of the source, unless the task is the likely cause
 (``_is_task_to_blame``).
 
 A refused request is never sent again. Any other task is queued again. After a failure that is charged, the task first waits with full
 jitter (Brooker, AWS 2015), unless it has fewer than two charged failures and another source is expected to accept work within ``SOON``
-seconds. If there is no such source, the task may return to the same source. Retries after such failures are charged to one budget
-(Finagle's RetryBudget), so that a failing fleet does not receive much more load than a healthy one.
+seconds. If there is no such source, the task may return to the same source. Retries after charged failures are taken from one budget
+(Finagle's RetryBudget), so that a failing fleet does not receive much more load than a healthy fleet.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from qreward.settings.policies import Retry
 
 
 class FailureRule(NamedTuple):
-    """What follows from one kind of failure."""
+    """A rule that says what follows from one kind of failure."""
 
     retryable: bool  # the task may be retried
     charged: bool = False  # the failure counts as one of the task's attempts, and the retry is charged to the budget
@@ -46,22 +46,26 @@ RULES: dict[FailureKind, FailureRule] = {
 
 
 def rule_for(failure: Failure) -> FailureRule:
-    """Return the rule of a failure. The endpoint's ``x-should-retry`` header takes precedence over the table."""
+    """Return the rule of a failure. The endpoint's ``x-should-retry`` header takes precedence over ``RULES``."""
     if failure.should_retry is False:
         return RULES[FailureKind.REFUSED]
     return RULES[FailureKind.TRANSIENT if failure.should_retry and failure.kind is FailureKind.REFUSED else failure.kind]
 
 
 def backoff(base: float, cap: float, tries: int, rng: Random) -> float:
-    """Return the seconds to wait after ``tries`` failed attempts. They double from ``base`` up to ``cap``, with full jitter."""
+    """Return a random number of seconds to wait after ``tries`` failed attempts (full jitter).
+
+    The longest possible wait is ``base`` after the first failed attempt. It doubles with each further failed attempt, but never exceeds
+    ``cap``.
+    """
     return rng.uniform(0.0, min(cap, base * 2.0 ** min(tries - 1, 60)))
 
 
 class Budget:
-    """The retry budget: a share of recent requests, and a reserve that refills at a fixed rate.
+    """The retry budget limits the number of retries. It consists of a share of recent requests, and a reserve that refills at a fixed rate.
 
     The reserve is large enough for every request that can be in flight, so that all requests of a lost endpoint can be retried at once.
-    The default numbers are those of Finagle's RetryBudget (20 %, 10 a second, over 10 s).
+    The default numbers are taken from Finagle's RetryBudget (20 %, 10 a second, over 10 s).
     """
 
     TTL = 10.0
@@ -73,7 +77,7 @@ class Budget:
         self.capacity = 0  # requests that all sources can have in flight
         self._earned = 0.0
         self._reserve = inf  # retries; at most what ``_advance`` allows
-        self._then = -inf  # when the two were last updated
+        self._then = -inf  # when ``_earned`` and ``_reserve`` were last updated
 
     def deposit(self) -> None:
         """Add to the budget, because a request was sent for the first time."""
@@ -108,18 +112,20 @@ class Budget:
 QUOTA_AWAY = 300.0
 """Seconds for which a source is out of service after it reported that the quota of its account is used up."""
 MOST_UNFIT = 2
-"""Number of sources whose failure is ``UNSUITABLE``, at which the task fails with the error of the last one."""
+"""Number of sources that cannot serve a task. When a task has this many such sources and the last failure is ``UNSUITABLE``, the task fails
+with the error of that failure."""
 
 ALIVE = frozenset({FailureKind.OVERLOADED, FailureKind.REFUSED})
 NO_SIGN_OF_LIFE = frozenset({FailureKind.TIMEOUT, FailureKind.UNREACHABLE, FailureKind.UNSENDABLE, FailureKind.LOCAL})
 
 MOST_TRAIL = 100
-"""Maximum number of failed attempts that a task records. Failed connections to a source that is out of service are not charged to the task,
-so that the task can wait until the outage ends. Beyond this number of failed attempts, such connections are charged."""
+"""Maximum number of failed attempts that a task records. Until then, failed connections to a source that is out of service are not charged
+to the task, so that the task can wait until the outage ends. After this number of failed attempts, failed connections are charged to the
+task too."""
 
 
 class RetryDecision(NamedTuple):
-    """What follows from a failed attempt."""
+    """A decision that says what follows from a failed attempt."""
 
     lost: bool = False  # the failure made the source unavailable for a second or more
     wait: float = 0.0  # seconds after which the task is retried; 0 is now
@@ -205,8 +211,8 @@ class FailurePolicy:
     def _is_task_to_blame(self, task: Task, source: Source) -> bool:
         """Return whether the task, and not the source, is the likely cause of a failure.
 
-        That is so if the task has failed at a source that served other tasks, or has failed as often as the retry policy allows. The
-        failure is then charged to the task if its ``FailureRule`` requires that, and does not count against the source.
+        That is so if the task has failed at a source that served other tasks, or has failed as often as the retry policy allows. Such a
+        failure does not count against the source. It is charged to the task if the ``FailureRule`` of the failure requires that.
         """
         if len(task.failures) >= self._retry.attempts:
             return True
@@ -235,7 +241,7 @@ class FailurePolicy:
     def _is_charged(self, task: Task, source: Source, failure: Failure, rule: FailureRule) -> bool:
         """Return whether a failure counts as one of the task's attempts.
 
-        Failures at a source that is out of service do not count, up to a bound.
+        Failures at a source that is out of service do not count, unless the task has had too many of them.
         """
         if not rule.hurts_health or source.health.in_service:
             return True
@@ -273,7 +279,7 @@ def record_attempt(attempt: Attempt, outcome: str, now: float, status: int | Non
 
 
 def _hangs_elsewhere(now: float, attempt: Attempt) -> bool:
-    """Return whether the task of an attempt that timed out seems to hang anywhere, so that the source is not the cause.
+    """Return whether the task of an attempt that timed out seems to hang at every source, so that its source is not the cause.
 
     That is so if the task has exceeded a time limit before, or has been in flight at another source for twice the 99th percentile of the
     latency of that source.

@@ -2,15 +2,15 @@
 
 A *flow* is one participant, such as a tenant or a batch. Each flow has a *tag*, which is its position on a virtual clock. The clock counts
 cost, not time. The flow with the lowest tag is served next, and its tag advances by the cost of the request. Between two flows that always
-have requests waiting, the cost served differs by at most one request of each. A flow that is new, or was idle, starts at the present value
-of the clock, so it has neither credit nor debt.
+have requests waiting, the cost served differs by at most one request of each flow. A flow that is new, or was idle, starts at the present
+value of the clock, so it has neither credit nor debt.
 
 With each request that is served, the clock advances by the cost of this request divided by the number of flows with waiting requests, as in
 WF2Q+ (Bennett and Zhang 1997). So an endless sequence of new flows cannot starve a flow. The clock never passes the position at which the
 request that was served last ends.
 
 The real cost of a request is known only after its answer. The difference between the real cost and the charge is added to the next charge
-of the flow. The module does not know tasks, priority levels or time.
+of the flow. This module does not depend on tasks, priority levels or time.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ MOST_OWED = 64.0
 """Factor on the first charge of a request. When the real cost is known, at most the product is charged in addition. Without this bound, a
 wrong token count in one answer could lock out a flow."""
 FEW = 8
-"""Number of flows below which idle flows are not removed."""
+"""Minimum number of flows before idle flows are removed."""
 
 
 class Flow:
-    """One participant in fair queueing."""
+    """A flow is one participant in fair queueing."""
 
     __slots__ = ("owed", "tag")
 
@@ -36,7 +36,7 @@ class Flow:
     owed: float  # real cost of its answered requests less their charges; not yet added to its tag
 
     def waits(self) -> bool:
-        """Return whether it has a request waiting."""
+        """Return whether a request of this flow waits."""
         raise NotImplementedError
 
 
@@ -45,7 +45,7 @@ F = TypeVar("F", bound=Flow)
 
 
 class FairHeap(IndexedHeap[F]):
-    """A heap of flows by tag. Flows with equal tags take turns.
+    """Orders flows by their tags. Flows with equal tags take turns.
 
     When a flow reaches the top, its position is updated; an idle flow is removed.
     """
@@ -60,7 +60,7 @@ class FairHeap(IndexedHeap[F]):
             self.put(flow, flow.tag)
 
     def first(self) -> F | None:
-        """Return the flow to be served next, or None if none has requests waiting."""
+        """Return the flow to be served next, or None if no flow has requests waiting."""
         while (flow := super().first()) is not None:
             if not self._waits(flow):
                 self.drop(flow)
@@ -71,16 +71,16 @@ class FairHeap(IndexedHeap[F]):
         return None
 
     def least(self, flow: F) -> float:
-        """Return the lowest tag: that of the next flow, or of ``flow`` if that is lower."""
+        """Return the lower of two tags: the tag of the flow to be served next, and the tag of ``flow``."""
         first = self.first()
         return flow.tag if first is None else min(flow.tag, first.tag)
 
 
 class Fair(Generic[Key, F]):
-    """Flows that share a resource. While there is only one flow, nothing is charged."""
+    """Decides which of several flows is served next. While there is only one flow, nothing is charged."""
 
     def __init__(self) -> None:
-        self.flows: dict[Key, F] = {}  # all known flows, including idle ones
+        self.flows: dict[Key, F] = {}  # all known flows, including idle flows
         self._turns: FairHeap[F] = FairHeap(lambda flow: flow.waits())
         self._clock = 0.0
         self._few = FEW
@@ -104,7 +104,7 @@ class Fair(Generic[Key, F]):
         self._turns.join(flow)
 
     def first(self) -> F | None:
-        """Return the flow to be served next, or None if none has requests waiting."""
+        """Return the flow to be served next, or None if no flow has requests waiting."""
         alone = self.alone
         if alone is None:
             return self._turns.first()
@@ -144,7 +144,7 @@ class Fair(Generic[Key, F]):
         self._clock = 0.0
 
     def _forget_idle(self) -> None:
-        """Remove idle flows whose tag the clock has passed. If such a flow returns, it starts at the clock, removed or not."""
+        """Remove idle flows whose tag the clock has passed. Their tag is not needed: if such a flow returns, it starts at the clock."""
         clock = self._clock
         self.flows = {key: flow for key, flow in self.flows.items() if flow.tag > clock or flow.waits()}
         self._few = max(FEW, 2 * len(self.flows))

@@ -1,10 +1,10 @@
 """Decides when a source is sent no requests. ``Health`` is a circuit breaker for failures, and ``Cooldown`` is a pause after overload.
 
 The breaker opens when five distinct tasks in a row have failed, or when most attempts fail. While the breaker is open, the source is out of
-service. The breaker stays open for 2 s the first time and twice as long each further time, up to 5 s, with jitter. Then it is half-open,
-and one task is sent. If that task fails, the breaker opens again. If that task is answered, a quarter of the concurrency limit may be used.
-Each further answer adds one slot and each failure removes one, until the whole limit may be used again and the breaker is closed. (This is
-a slow start: the number of slots doubles each round.)
+service. The breaker stays open for 2 s the first time and twice as long each further time, but at most 5 s, with jitter. Then it is
+half-open, and one task is sent. If that task fails, the breaker opens again. If that task is answered, a quarter of the concurrency limit
+may be used. Each further answer adds one slot and each failure removes one slot, until the whole limit may be used again and the breaker is
+closed. (This is a slow start: the number of slots doubles each round.)
 
 Each task counts once, so one task that always fails cannot open the breaker. ``failure_policy`` decides which failures count. A stalled
 source is also out of service; any answer puts it back in service.
@@ -28,12 +28,12 @@ QUICK_START = 4
 """Divisor of a source's concurrency limit. After its first answer, a half-open source may use the limit divided by this number."""
 SICK = 0.4
 """Success rate (0 to 1) below which the source is taken out of service."""
-_MEMORY = 0.95  # each outcome multiplies the weight of older ones in the success rate by this, so that it covers about the last 20
+_MEMORY = 0.95  # factor by which each outcome multiplies the weight of older outcomes; the success rate covers about the last 20
 _DISTINCT = 3  # number of distinct tasks that must have failed before a low success rate counts
 
 
 class HealthChange(NamedTuple):
-    """A source went out of service, or came back."""
+    """Reports that a source went out of service, or came back."""
 
     source: str  # name of the source
     reason: str  # why it is out of service; ``""`` if it is back
@@ -41,18 +41,18 @@ class HealthChange(NamedTuple):
 
 
 class Health:
-    """Circuit breaker: in service, out of service until a time, or half-open.
+    """A circuit breaker. It decides whether a source is in service, out of service until a time, or half-open.
 
     Args:
         rng: for jitter.
-        changed: called when ``in_service`` or ``is_back`` changes, with the difference of each: 1 if it became true, -1 if it became false,
-            0 if it is as before.
+        changed: function that is called when ``in_service`` or ``is_back`` changes. It gets one number for each of the two: 1 if the
+            attribute became true, -1 if it became false, 0 if it did not change.
 
     Attributes:
         in_service: the source is neither out of service after failures nor marked unhealthy by an operator.
-        is_back: it is in service, and more than one request may be in flight.
-        serving_since: when it first answered after it was last out of service; -inf if it never was out of service. Failures before that
-            time may belong to the outage.
+        is_back: the source is in service, and may have more than one request in flight.
+        serving_since: when the source first answered after it was last out of service; -inf if it never was out of service. Failures before
+            that time may belong to the outage.
     """
 
     def __init__(self, rng: Random, changed: Callable[[int, int], None] = lambda _in_service, _is_back: None) -> None:
@@ -61,7 +61,7 @@ class Health:
         self.marked_unhealthy = False
         self.in_service = self.is_back = True
         self._openings = 0  # times that the breaker opened since the source was last fully back
-        self._ejected = False  # it was ejected, and no answer has come since
+        self._ejected = False  # the source was ejected, and no answer has come since
         self.since = self.serving_since = -inf  # when the state last changed; requests sent earlier do not count
         self._close()
 
@@ -119,8 +119,8 @@ class Health:
     def failed(self, now: float, sent_at: float, task: int, *, last: bool) -> bool:
         """Record that a task failed at this source. Returns True if this failure takes the source out of service.
 
-        An essential source is not taken out of service for a low success rate. Five failed tasks in a row take it out of service, but each
-        time only for about two seconds.
+        An essential source is not taken out of service for a low success rate. Five failed tasks in a row take an essential source out of
+        service too, but each time only for about two seconds.
 
         Args:
             now: seconds.
@@ -164,8 +164,8 @@ class Health:
     def try_now(self, now: float, away_at: float) -> bool:
         """Allow one request now, because a probe reports "ready".
 
-        This does something only if the source is out of service, or if it has been half-open for one request since before ``away_at``. Then
-        outcomes of earlier requests no longer count.
+        The call has an effect only if the source is out of service, or if it has been half-open for one request since before ``away_at``.
+        In that case, outcomes of requests that were sent before ``now`` no longer count.
 
         Args:
             now: seconds.
@@ -191,22 +191,23 @@ class Health:
 FIRST = 0.25
 LONGEST = 3.2
 """``FIRST``, ``LONGEST``: seconds of the first and of the longest cooldown without a hint, before jitter. Jitter multiplies them by at most
-1.5, so that the longest cooldown is below 5 s."""
+1.5, so that the longest cooldown takes less than 5 s."""
 
 
 class Cooldown:
-    """A pause after a source rejected requests because of overload. It is inactive, active until a time, or tested by one request.
+    """Pauses a source after the source rejected requests because of overload. A cooldown is inactive, active until a time, or tested by one
+    request.
 
     A hint (``Retry-After``) is obeyed exactly, after ``failure_policy`` has capped it. Without a hint the cooldown lasts 0.25 s the first
-    time and twice as long each further time, up to 3.2 s, with jitter. After a cooldown one request is sent as a test. Further requests
-    follow when this request is answered, or when three times the usual delay of a reject have passed. ``ConcurrencyLimit.rejected`` decides
-    which rejects start a cooldown; all other rejects only mean that the source is full.
+    time and twice as long each further time, but at most 3.2 s, with jitter. After a cooldown one request is sent as a test. Further
+    requests follow when this request is answered, or when three times the usual delay of a reject have passed.
+    ``ConcurrencyLimit.rejected`` decides which rejects start a cooldown; all other rejects only mean that the source is full.
     """
 
     def __init__(self, rng: Random) -> None:
         self.opens_at = -inf  # time before which nothing may be sent
         self._rng = rng
-        self.closed = 0  # number of cooldowns in a row, between which all requests were rejected; 0 while it is inactive
+        self.closed = 0  # number of cooldowns in a row without an answer in between; 0 while no cooldown is active
         self.uncapped_hint: float | None = None  # the last hint in seconds if it was capped, else None
         self._closed_at = -inf  # when the last cooldown started
         self._hint_until = -inf  # when the wait of the longest hint ends

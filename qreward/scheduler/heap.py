@@ -10,16 +10,16 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 SWEEP = 64
-"""Number of empty entries that a heap may hold, in addition to one for each item, before all empty entries are deleted."""
+"""Number of empty entries that a heap may hold, in addition to one entry for each item, before all empty entries are deleted."""
 
 
 class IndexedHeap(Generic[T]):
-    """A heap in which each item has one position. Items of equal rank are ordered by number, then in the order in which they were put."""
+    """Keeps items ordered by rank, each item once. Items of equal rank are ordered by number, then in the order in which they were put."""
 
     __slots__ = ("_entries", "_heap", "_pushes")
 
     def __init__(self) -> None:
-        self._heap: list[list[Any]] = []  # rank, number, a number that makes the entry unique, and the item or None
+        self._heap: list[list[Any]] = []  # rank, number, a serial number that makes the entry unique, and the item or None
         self._entries: dict[T, list[Any]] = {}
         self._pushes = 0
 

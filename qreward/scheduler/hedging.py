@@ -1,16 +1,17 @@
 """Decides when a request in flight is also sent to a second source: hedges, tail copies and suspected hangs.
 
 A *copy* is a second attempt at a task whose first attempt is still in flight. The first answer counts, and the other attempt is cancelled.
-All copies are charged to one budget, except those of the attempts at a stalled source. A slow attempt goes on while its copy runs, because
-cancelling it would lose the work done. One of the two is cancelled only if both seem to hang.
+All copies are charged to one budget, except copies of the attempts at a stalled source. A slow attempt goes on while its copy runs, because
+cancelling it would lose the work done. One of the two attempts is cancelled only if both attempts seem to hang.
 
-Hang    An attempt that takes 1.3 times as long as an answer of the 99.9th percentile length is suspected to hang. It is copied even while
-        other work waits, and ahead of that work. The time doubles with each suspicion of the same task. If the copy seems to hang as
-        well, the scheduler cancels and replaces the attempt that has done less work, so that a very long answer is not lost.
+Hang    An attempt that takes 1.3 times as long as an answer of the 99.9th percentile length is suspected to hang. Such an attempt is copied
+        even while other work waits, and ahead of that work. The time doubles with each suspicion of the same task. If the copy seems to
+        hang as well, the scheduler cancels and replaces the attempt that has done less work, so that a very long answer is not lost.
 Hedge   A request outside of a batch is copied if it takes longer than 95 % of its source's answers (if streamed: of its source's first
         tokens). A fast source must have a free slot for which no work waits (Dean and Barroso, "The Tail at Scale", CACM 2013).
-Tail    Once the queue is empty, the last requests of a batch are copied to a source with a free slot if a copy would finish a long answer
-        a quarter sooner. The attempt with the most remaining time is copied first (LATE, Zaharia et al., OSDI 2008).
+Tail    Once the queue is empty, the last requests of a batch are copied to sources with a free slot. A request is copied if its attempt
+        needs more than 1.25 times as long as the copy to finish a long answer. The attempt with the most remaining time is copied first
+        (LATE, Zaharia et al., OSDI 2008).
 
 The budget has a reserve. A tail copy is made only if half of the reserve is left afterwards, and a copy of a suspected hang only if a
 quarter is left. A hedge may use the whole reserve, and so may the copy of an attempt that has run for twice the time of a suspicion.
@@ -38,19 +39,21 @@ yet."""
 GAIN = 1.25
 """Factor on the expected time of a tail copy. The copy is made if the remaining time of the attempt is longer than the product."""
 EQUAL = 1.1
-"""Factor on the seconds per token of the attempt's source, up to which another source counts as equally fast. At the end of a batch, an
-attempt past the 99th percentile length is copied to an equally fast source, because free slots make a needless copy cheap."""
+"""Factor on the seconds per token of the attempt's source. Another source counts as equally fast if it needs at most the product for a
+token. At the end of a batch, an attempt past the 99th percentile length is copied to an equally fast source, because free slots make a
+needless copy cheap."""
 WORTH = 1.5
-"""Factor on the seconds per token of the fastest source, up to which a source gets copies. A slower source gets none, because a task has
-only one copy and a fast source has a free slot soon."""
+"""Factor on the seconds per token of the fastest source. A source that needs more than the product for a token gets no copies, because a
+task has only one copy and a fast source has a free slot soon."""
 LEAST_GAIN = 0.5
-"""Seconds that an attempt must have left at least for a tail copy to be made."""
+"""Minimum number of seconds that an attempt must still need for a tail copy of it to be made."""
 HEALTHY = 0.7
-"""Share (0 to 1) of a pool's sources that must be in service for hedges and tail copies (cf. gRPC A6, hedging throttling)."""
+"""Minimum share (0 to 1) of a pool's sources that must be in service for hedges and tail copies to be made (cf. gRPC A6, hedging
+throttling)."""
 
 
 class Overdue(IntEnum):
-    """Which limit an attempt has passed. The scheduler acts on lower values first."""
+    """Names the limit that an attempt has passed. The scheduler acts on lower values first."""
 
     TIMED_OUT = 0
     """The time limit of the attempt."""
@@ -67,7 +70,7 @@ class HedgingPolicy:
 
     Args:
         policy: the settings; None disables all copies.
-        tries: number of failed attempts that end a task. An attempt that would be the last one is not copied.
+        tries: number of failed attempts that end a task. The last attempt that a task may make is not copied.
     """
 
     def __init__(self, policy: Hedge | None, tries: int) -> None:
@@ -110,7 +113,8 @@ class HedgingPolicy:
         """Find the attempts of a source that have passed a limit.
 
         Returns:
-            The attempts, each with the limit that it has passed, and the time at which the next attempt passes a limit.
+            The first value is a list of attempts, each with the limit that it has passed.
+            The second value is the time at which the next attempt passes a limit.
         """
         found, next_at = [], inf
         hedged_after = [self.hedged_after(source, streamed=streamed) if source.interactive_inflight else inf for streamed in (False, True)]
@@ -167,7 +171,7 @@ class HedgingPolicy:
         return inf if source.latency.p99 is None else source.latency.at(policy.quantile) or inf
 
     def may_be_copied(self, attempt: Attempt) -> bool:
-        """Return whether an attempt is the only one of its task, and the task may have a copy."""
+        """Return whether an attempt is the only attempt of its task in flight, and the task may have a copy."""
         task = attempt.task
         if self.policy is None or not task.hedge or attempt.committed or task.tries + 1 >= self._tries:
             return False
@@ -185,7 +189,7 @@ class HedgingPolicy:
         return pool.in_service >= HEALTHY * len(pool.sources)
 
     def tail(self, now: float, pool: Pool) -> Iterator[tuple[Task, Source]]:
-        """Yield (task, source) for each tail copy to be made. The caller must send each copy before it requests the next one."""
+        """Yield (task, source) for each tail copy to be made. The caller must send each copy before it requests the next copy."""
         if self.policy is None or not self.policy.tail or not self.is_well(pool):
             return
         targets = CopyTargets(now, pool)
@@ -230,12 +234,15 @@ def _limit(now: float, attempt: Attempt) -> float:
 
 
 def _doubled(task: Task) -> float:
-    """Return the factor on the time of a suspicion, which doubles with each earlier suspicion of the task."""
+    """Return the factor on the time of a suspicion. The factor doubles with each earlier suspicion of the task."""
     return 2.0**task.suspected
 
 
 def _pace(source: Source, pool: Pool) -> float:
-    """Return the seconds per token at a source: a high guess if it has not answered yet, 0 if no source of the pool has answered yet."""
+    """Return the seconds per token at a source.
+
+    If the source has not answered yet, the result is a high guess. If no source of the pool has answered yet, the result is 0.
+    """
     lengths = pool.lengths
     return lengths.seconds_per_token(source.latency) or UNKNOWN * max(
         (lengths.seconds_per_token(other.latency) for other in pool.sources), default=0.0
@@ -243,7 +250,7 @@ def _pace(source: Source, pool: Pool) -> float:
 
 
 class CopyTargets:
-    """The sources of a pool that may receive copies, fastest first. It is valid at one time only."""
+    """Finds the sources of a pool that may receive copies, fastest first. An object is valid only for the time ``now`` given to it."""
 
     def __init__(self, now: float, pool: Pool) -> None:
         self._paces = [(pool.lengths.seconds_per_token(source.latency), place, source) for place, source in enumerate(pool.sources)]
@@ -253,9 +260,9 @@ class CopyTargets:
         self._ready = [(pace, source) for pace, _, source in self._in_service if source.ready_at(now) <= now]
 
     def too_slow(self, avoided: tuple[Source, ...]) -> tuple[Source, ...]:
-        """Return the sources outside of ``avoided`` whose speed is unknown, or much lower than that of the fastest available source.
+        """Return the sources outside of ``avoided`` whose speed is unknown, or much lower than the speed of the fastest available source.
 
-        Empty if no source outside of ``avoided`` is available.
+        The result is empty if no source outside of ``avoided`` is available.
         """
         slow = self._slow.get(avoided)
         if slow is None:
@@ -265,7 +272,10 @@ class CopyTargets:
         return slow
 
     def quickest(self, avoided: tuple[Source, ...]) -> Source | None:
-        """Return the fastest source with a free slot outside of ``avoided``, or None if there is none or it is too slow for copies."""
+        """Return the fastest source with a free slot outside of ``avoided``.
+
+        Return None if there is no such source, or if the source is too slow for copies.
+        """
         most = self._most(avoided)
         for place, (pace, source) in enumerate(self._ready):
             if pace > most:

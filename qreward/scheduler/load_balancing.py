@@ -1,5 +1,5 @@
-"""Load balancing: which of several sources with a free slot takes the next task. If none has a free slot, no choice is needed: the first
-source that gets one takes the task.
+"""Load balancing: a balancer chooses which of several sources with a free slot takes the next task. If no source has a free slot, no choice
+is needed: the first source that gets a free slot takes the task.
 
 Scores are kept in a heap with one valid entry per source, so that the cost of a choice hardly depends on the number of sources.
 """
@@ -79,7 +79,10 @@ class ExpectedFinish(_Scored):
 
 
 def _finish(source: Source) -> float:
-    """Return the seconds in which a source is expected to answer; if it has not answered yet, a number that grows with its load."""
+    """Return the seconds in which a source is expected to answer.
+
+    If the source has not answered yet, the result is a number that grows with the load of the source.
+    """
     return source.expected_finish() or 1.0 + source.inflight / source.window.limit
 
 
@@ -95,7 +98,9 @@ class LeastConnections(_Scored):
 
 
 class WeightedRoundRobin(_Scored):
-    """Chooses each source in proportion to its weight, evenly spread over time, by earliest deadline (as Envoy's scheduler does).
+    """Chooses each source in proportion to its weight, and spreads these choices evenly over time.
+
+    The source with the earliest deadline is chosen, as in Envoy's scheduler.
 
     A source that was unavailable does not catch up afterwards. If ``weights`` is None, this is plain round robin.
     """
@@ -130,15 +135,15 @@ class WeightedRoundRobin(_Scored):
 VIRTUAL = 256
 """Number of positions of each source on the ring, as in KubeAI."""
 BOUND = 1.25
-"""Maximum number of requests that a source may have in flight, divided by the mean number of all sources (Mirrokni, Thorup and
-Zadimoghaddam 2018; KubeAI)."""
+"""Factor on the mean number of requests in flight of all sources. A source with as many requests in flight as the product is passed over
+(Mirrokni, Thorup and Zadimoghaddam 2018; KubeAI)."""
 HASHED = 1024.0
-"""Number of characters at the beginning of a prompt that decide its position on the ring if its group has no name (256 tokens, as in the
-SGLang router)."""
+"""Number of characters at the beginning of a prompt that decide its position on the ring, if the caller has named no group (256 tokens, as
+in the SGLang router)."""
 
 
 class ConsistentHash(LeastConnections):
-    """Consistent hashing with bounded loads: chooses the source that follows the task's prefix on a ring of hashes.
+    """Chooses the source that follows the task's prefix on a ring of hashes (consistent hashing with bounded loads).
 
     If that source has no free slot, or many more requests in flight than the mean, the next source on the ring is chosen. The positions of
     a source depend on its name only, so several clients choose the same source for the same prefix key. A task without a prefix goes to
@@ -244,7 +249,7 @@ def _load(source: Source) -> float:
 
 
 def make_balancer(strategy: LoadBalanceStrategy, weights: dict[str, float], rng: Random) -> Balancer:
-    """Return the balancer of a strategy. ``weights`` are by source name and take precedence over the sources' own weights."""
+    """Return the balancer of a strategy. ``weights`` has weights by source name, which take precedence over the sources' own weights."""
     makers: dict[LoadBalanceStrategy, Callable[[], Balancer]] = {
         LoadBalanceStrategy.EXPECTED_FINISH: ExpectedFinish,
         LoadBalanceStrategy.LEAST_CONNECTIONS: lambda: LeastConnections(weights),

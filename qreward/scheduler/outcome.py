@@ -1,6 +1,6 @@
 """The outcomes of an attempt, as transports report them to the scheduler.
 
-The module does not know HTTP. Codecs and transports have already mapped the status code to a ``FailureKind``.
+This module does not depend on HTTP. Codecs and transports map the status code to a ``FailureKind``.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from qreward.errors import QRewardError
 
 
 class FailureKind(IntEnum):
-    """Why an attempt brought no answer. ``failure_policy.RULES`` says what follows from each kind."""
+    """The reason why an attempt brought no answer. ``failure_policy.RULES`` says what follows from each kind."""
 
     OVERLOADED = 0
-    """The endpoint is at capacity or a rate limit is used up (429, 503, 529). The task loses no attempt, and health is not affected."""
+    """The endpoint is at capacity or a rate limit is used up (429, 503, 529). The failure does not count as one of the task's attempts, and
+    the endpoint's health is not affected."""
     QUOTA = 1
     """The quota of the account is used up (``insufficient_quota``). Only another endpoint can serve the task for the next minutes."""
     TRANSIENT = 2
@@ -26,7 +27,7 @@ class FailureKind(IntEnum):
     TIMEOUT = 4
     """The attempt's own time limit passed."""
     UNSUITABLE = 5
-    """This endpoint will never serve the task, but another may (401, 403, 404, 405, 501, a redirect, context too long)."""
+    """This endpoint will never serve the task, but another endpoint may (401, 403, 404, 405, 501, a redirect, context too long)."""
     REFUSED = 6
     """The request itself is wrong (400, 413, 422, content filter). It is never sent again."""
     UNSENDABLE = 7
@@ -37,11 +38,14 @@ class FailureKind(IntEnum):
 
 @dataclass(slots=True, eq=False)
 class RateLimit:
-    """One rate limit as a server advertises it. All numbers are finite and not negative; None means that it is not advertised."""
+    """Describes one rate limit as a server advertises it.
+
+    All numbers are finite and not negative. A number that is not advertised is None.
+    """
 
     limit: float | None = None  # requests or tokens that are allowed per window
-    remaining: float | None = None  # how many of them are left
-    reset: float | None = None  # seconds until all of them are available again
+    remaining: float | None = None  # how many requests or tokens are left
+    reset: float | None = None  # seconds until the whole limit is available again
     window: float | None = None  # length of the window in seconds; most servers do not advertise it
 
 
@@ -55,20 +59,20 @@ class RateLimitInfo:
 
 @dataclass(slots=True, eq=False)
 class ProbeResult:
-    """Result of a probe: what a server reports about itself. A field is None if the server does not report it."""
+    """The result of a probe. It contains what a server reports about itself. A field is None if the server does not report it."""
 
     ready: bool | None = None  # False if it reports that it is not ready, or does not respond
-    running: float | None = None  # items of requests that it works on
-    waiting: float | None = None  # items that wait inside it
-    most: float | None = None  # maximum number of items that it works on at once
-    items: int | None = None  # maximum number of items in one list
-    cache_tokens: int | None = None  # tokens that its prefix cache holds
+    running: float | None = None  # number of items that the server works on
+    waiting: float | None = None  # number of items that wait inside the server
+    most: float | None = None  # maximum number of items that the server works on at once
+    items: int | None = None  # maximum number of items in one request
+    cache_tokens: int | None = None  # number of tokens that the server's prefix cache holds
     trouble: str | None = None  # why the probe failed, if a wrong setting is the cause
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Answer:
-    """A successful attempt.
+    """The outcome of an attempt that was answered.
 
     Attributes:
         prompt_tokens, output_tokens: tokens used as reported by the server, or None.
@@ -84,7 +88,7 @@ class Answer:
 
 @dataclass(slots=True, eq=False)
 class Failure:
-    """A failed attempt."""
+    """The outcome of an attempt that failed."""
 
     kind: FailureKind  # see :class:`FailureKind`
     error: QRewardError  # the error that the caller receives if the task is not retried
@@ -97,7 +101,7 @@ class Failure:
 
 
 class Cancelled:
-    """An attempt that was cancelled, by the scheduler or by the caller. Its connection is closed."""
+    """The outcome of an attempt that was cancelled, by the scheduler or by the caller. The connection of the attempt is closed."""
 
     __slots__ = ()
 

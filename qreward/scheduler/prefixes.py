@@ -1,8 +1,8 @@
-"""Prefixes of prompts, and which of them are expected to be in the prefix cache of each source.
+"""Predicts which prefixes of prompts are in the prefix cache of each source.
 
 Model servers keep the attention state of prompts that they have computed (vLLM's automatic prefix caching, SGLang's RadixAttention, prompt
-caching of hosted APIs). A prompt that begins like an earlier one at the same server is cheaper. ``PrefixCache`` predicts the cache of one
-source. ``Holders`` says which sources of a pool hold a prefix. The module does not know messages, hashing or queues.
+caching of hosted APIs). A prompt that begins like an earlier prompt at the same server costs the server less time. ``PrefixCache`` predicts
+the cache of one source. ``Holders`` says which sources of a pool hold a prefix. This module does not depend on messages, hashing or queues.
 """
 
 from __future__ import annotations
@@ -14,71 +14,72 @@ from qreward.scheduler.outcome import Answer, Cancelled, Failure, FailureKind
 CAPACITY = 500_000.0
 """Tokens that a prefix cache is assumed to hold until answers show more or less (llm-d assumes 31,250 blocks of 16 tokens)."""
 LEAST, MOST = 1_000.0, 1e8
-"""Bounds of the learned capacity, in tokens."""
+"""``LEAST``: minimum of the learned capacity, in tokens. ``MOST``: maximum of the learned capacity, in tokens."""
 CHARACTERS = 4.0
-"""Characters per token until answers have shown the number."""
+"""Number of characters per token that is assumed until answers have shown the real number."""
 IDLE = 600.0
 """Seconds without a request after which a source is taken to have dropped its cache. Hosted APIs drop it after 5 to 10 minutes."""
 WEIGHT = 0.1
-"""Weight of one answer in the learned means and in the learned capacity."""
+"""Weight (0 to 1) of the latest answer in the learned means and in the learned capacity."""
 WARM = 0.9
 """Maximum of ``warm_share``. Even if an answer with a cached prefix takes no less time, the source that has the prefix is preferred this
 much, because the computation that is saved also makes other requests faster."""
 UNKNOWN = 0.7
 """Value of ``warm_share`` until answers have shown it."""
 SOON = 0.125
-"""Share of the capacity. If a prefix is missing from the cache at an age below this share, it was not evicted. The prefix was still being
-computed, or the server caches nothing."""
+"""Share (0 to 1) of the capacity. If a prefix is missing from the cache at an age below this share, the prefix was not evicted. Instead it
+was still being computed, or the server caches nothing."""
 LIMIT, GROWTH = 0.9, 1.05
 """If a prefix is found at an age above ``LIMIT`` times the capacity, the cache probably holds more. The capacity is then multiplied by
 ``GROWTH``."""
 SWEEP = 4096
-"""Number of prefixes that are remembered before a first sweep drops the old ones. Each sweep sets the next one to this number plus twice
-the number of prefixes that are left."""
+"""Number of prefixes that are remembered before a first sweep drops old prefixes. The next sweep comes at this number plus twice the number
+of prefixes that are left."""
 REMEMBERED = 65_536
 """Minimum number of recent prefixes whose holders are remembered. The maximum is about twice this number."""
 MOST_HOLDERS = 32
-"""Maximum number of sources that are remembered for a prefix: those to which it was sent last."""
+"""Maximum number of sources that are remembered for a prefix. These are the sources to which the prefix was sent last."""
 COMPUTED = frozenset({FailureKind.TRANSIENT, FailureKind.TIMEOUT})
-"""Failures after which a server may have computed the prompt. After all other failures, it has not."""
+"""Kinds of failure after which a server may have computed the prompt. After a failure of another kind, the server has not computed the
+prompt."""
 
 
 class Prefix(NamedTuple):
-    """What the prompt of a task begins with: nested prefixes, from the outermost to the innermost.
+    """A ``Prefix`` describes the beginning of a task's prompt as nested prefixes, from the outermost to the innermost.
 
     Equal keys mean equal text from the beginning of the prompt, for one model.
     """
 
     keys: tuple[int, ...]  # a hash per nested prefix, salted by the model; at least one
-    lengths: tuple[float, ...]  # characters from the beginning of the prompt to the end of each; increasing
+    lengths: tuple[float, ...]  # characters from the beginning of the prompt to the end of each nested prefix; never decreasing
     total: float  # characters of the whole prompt
-    named: bool = False  # the keys are groups that the caller named; False: they are the ends of blocks of text, found by hashing
+    named: bool = False  # True if the keys are groups that the caller named; False if they are hashes of blocks of text
 
 
 class Expected(NamedTuple):
-    """What a request was expected to find in the cache of its source when it was sent."""
+    """An ``Expected`` says what a request was expected to find in the prefix cache of its source when the request was sent."""
 
     tokens: float  # prompt tokens that are read from the cache
     computed: float  # prompt tokens that are computed
     age: float  # tokens that were computed since the innermost known prefix was used, even if it is no longer cached
-    known: int  # how many of the nested prefixes are known: they were used before
+    known: int  # how many of the nested prefixes were used before
     warm: int  # how many of the nested prefixes were expected to be cached
-    clock: float  # tokens that the source has computed, including those of this request
+    clock: float  # tokens that the source has computed, including the tokens of this request
 
 
 COLD = Expected(0.0, 0.0, 0.0, 0, 0, 0.0)
-make_prefix = _new = tuple.__new__  # a third of the time: hot path
+make_prefix = _new = tuple.__new__  # takes a third of the time of a normal call; this is a hot path
 
 
 class PrefixCache:
-    """What one source is expected to have in its prefix cache.
+    """Predicts what is in the prefix cache of one source.
 
-    A server evicts what was used least recently. The *age* of a prefix is the number of tokens that were computed since its last use. A
-    prefix is cached until its age reaches the capacity of the cache. Whenever an inner prefix is used, its outer prefixes are used too. So
-    an outer prefix is never evicted before its inner prefixes.
+    A server evicts the prefix that was used least recently. The *age* of a prefix is the number of tokens that were computed since its last
+    use. A prefix is cached until its age reaches the capacity of the cache. Whenever an inner prefix is used, its outer prefixes are used
+    too. So an outer prefix is never evicted before its inner prefixes.
 
     Args:
-        capacity: tokens that the cache holds, if known; None learns it from the cached tokens that answers report.
+        capacity: number of tokens that the cache holds. With None, this number is learned from the cached tokens that answers report.
     """
 
     __slots__ = (
@@ -92,18 +93,21 @@ class PrefixCache:
         self._sent_at = 0.0  # when a request was last sent, in seconds
         self._sweep_at = SWEEP
         self.characters = CHARACTERS  # per token
-        self._warm = self._cold = 0.0  # mean seconds of an answer whose prefix was cached, and of one whose prefix was not; 0 if unknown
+        self._warm = self._cold = 0.0  # mean seconds of answers with a cached prefix, and of answers without; 0 if unknown
         self.predicted_tokens = 0.0  # expected cached tokens, summed over the answers that report cached tokens
         self.set_capacity(capacity)
 
     def set_capacity(self, tokens: float | None) -> None:
-        """Set how many tokens the cache holds, or None to learn it."""
+        """Set the number of tokens that the cache holds. With None, this number is learned."""
         self._learns = tokens is None
         self.capacity = CAPACITY if tokens is None else tokens
         self._reported = 0.0  # the last size that the server reported
 
     def report_capacity(self, tokens: float) -> None:
-        """Record how many tokens the cache holds, as the server reports. Learning continues from this number. A given capacity is kept."""
+        """Record how many tokens the cache holds, as the server reports. Learning continues from this number.
+
+        Does nothing if the capacity was set and is not learned.
+        """
         if self._learns and tokens != self._reported:
             self._reported = self.capacity = tokens
 
@@ -113,7 +117,7 @@ class PrefixCache:
         return used is not None and self.clock - used < self.capacity
 
     def used_at(self, key: int) -> float:
-        """Return the clock when a prefix was last used."""
+        """Return the clock at the last use of a prefix; 0 if the prefix is unknown."""
         return self._used.get(key, 0.0)
 
     def use(self, now: float, prefix: Prefix) -> Expected:
@@ -131,7 +135,7 @@ class PrefixCache:
             known = warm = 0
         else:
             age, warm = clock - last, known
-            if age >= self.capacity:  # it was evicted; perhaps an outer one was not
+            if age >= self.capacity:  # the innermost known prefix was evicted; perhaps an outer prefix was not
                 warm = next((outer for outer in range(known - 1, 0, -1) if self.is_warm(keys[outer - 1])), 0)
             if warm:
                 tokens = lengths[warm - 1] / characters
@@ -146,7 +150,7 @@ class PrefixCache:
     def failed(self, prefix: Prefix, expected: Expected, outcome: Failure | Cancelled) -> None:
         """Record that a request ended without an answer. ``expected`` is what ``use`` returned for the request.
 
-        Prefixes that only this request has used may not be cached, and are forgotten.
+        A prefix that only this request has used may not be in the cache, and is forgotten.
         """
         used = self._used
         for key in prefix.keys[expected.warm :]:
@@ -177,7 +181,7 @@ class PrefixCache:
         return min(WARM, self._warm / self._cold) if self._warm and self._cold else UNKNOWN
 
     def split(self, outer: int, inner: int) -> None:
-        """Record a new outer prefix of a known ``inner`` prefix. Its last use was that of the inner prefix."""
+        """Record a new outer prefix of a known ``inner`` prefix. The last use of ``inner`` was also the last use of ``outer``."""
         if inner in self._used:
             self._used.setdefault(outer, self._used[inner])
 
@@ -188,8 +192,9 @@ class PrefixCache:
     def _learn(self, prefix: Prefix, expected: Expected, cached: int) -> None:
         """Correct the capacity after an answer that contradicts it.
 
-        The capacity moves towards the age of the prefix if the prefix was found although its age was above the capacity, or was missing
-        although its age was below the capacity. If a prefix was found at an age just below the capacity, the capacity grows.
+        An answer contradicts the capacity if a prefix was found although its age was above the capacity, or was missing although its age
+        was below the capacity. Then the capacity moves towards this age. If a prefix was found at an age just below the capacity, the
+        capacity grows.
         """
         lengths, known = prefix.lengths, expected.known
         least = (lengths[known - 1] + (lengths[known - 2] if known > 1 else 0.0)) / 2 / self.characters
@@ -201,7 +206,10 @@ class PrefixCache:
         self.capacity = min(max(capacity, LEAST), MOST)
 
     def _sweep(self) -> None:
-        """Drop prefixes whose age exceeds twice the capacity. Younger ones show whether the learned capacity is too small."""
+        """Drop prefixes whose age exceeds twice the capacity.
+
+        Younger prefixes are kept even if they are evicted, because they can show that the learned capacity is too small.
+        """
         oldest = self.clock - 2 * self.capacity
         self._used = {key: then for key, then in self._used.items() if then > oldest}
         self._sweep_at = SWEEP + 2 * len(self._used)
@@ -217,7 +225,7 @@ S = TypeVar("S", bound=HasCache)
 
 
 class Holders(Generic[S]):
-    """The holders of each prefix: sources of a pool that were sent the prefix and are expected to have it in their cache still."""
+    """Remembers the holders of each prefix. A holder is a source of the pool that was sent the prefix and is expected to have it cached."""
 
     __slots__ = ("_before", "_recent", "unshared")
 
@@ -244,7 +252,7 @@ class Holders(Generic[S]):
                 recent[key] = (source,)
 
     def split(self, outer: int, inner: int) -> None:
-        """Record a new outer prefix of a known ``inner`` prefix. Its holders are those of the inner prefix."""
+        """Record a new outer prefix of a known ``inner`` prefix. The holders of ``inner`` are also the holders of ``outer``."""
         holders = self._recent.get(inner) or self._before.get(inner, ())
         if holders and outer not in self._recent and outer not in self._before:
             self._recent[outer] = holders
@@ -256,9 +264,9 @@ class Holders(Generic[S]):
         return tuple([source for source in self._recent.get(key) or self._before.get(key, ()) if source.prefix_cache.is_warm(key)])
 
     def last_held(self, keys: tuple[int, ...], place: int) -> int:
-        """Return the number of keys up to and including the innermost one that a source holds.
+        """Return the number of keys from the first key to the innermost key that a source holds.
 
-        Only the keys from ``place`` on are checked. If no source holds one of these, return ``place``.
+        Only the keys from the index ``place`` on are checked. If no source holds a key that is checked, return ``place``.
         """
         recent, before = self._recent, self._before
         rest = keys[place:]

@@ -3,8 +3,8 @@
 The outcomes of requests take precedence over probes. A server that reports "ready" while its requests fail is treated as failing. A server
 that reports "not ready" while it answers requests is treated as working.
 
-L1  If the server did not report "ready" before and now does, the cooldown or the time out of service of its source ends, and one request is
-    sent.
+L1  If the server reports "ready" and did not report it before, the cooldown or the time out of service of its source ends, and one request
+    is sent.
 L2  If the server reported "ready", now reports "not ready", and has answered no request since the last probe, its source is sent only one
     request every 30 seconds until the server reports "ready". The rule starts a cooldown instead of taking the source out of service, so
     that the source keeps its concurrency limit. If the server answers a request that was sent after a report of "not ready", this rule is
@@ -26,17 +26,17 @@ from qreward.scheduler.outcome import ProbeResult
 from qreward.scheduler.state import Source
 
 LONGEST_AWAY = 30.0
-"""Seconds without a request to a server that reports "not ready", after which one request is sent anyway."""
+"""Maximum number of seconds for which no request is sent to a server that reports "not ready". Then one request is sent anyway."""
 VALID, LEAST_VALID = 2.0, 2.0
 """``VALID``: number of probe intervals for which a probe result is valid. It is more than one, because the next probe may be late.
 ``LEAST_VALID``: number of seconds for which a probe result is valid at least."""
 CROWD = 0.1
-"""Number of waiting items divided by the number of running items, from which on a server counts as crowded. Below this number nothing is
-unusual: a few items always wait for the server's next step."""
+"""Minimum ratio of waiting items to running items at which a server counts as crowded. At least one item must wait. A lower ratio is usual:
+a few items always wait for the server's next step."""
 
 
 class ProbeEffect(IntEnum):
-    """Effect of a probe on the source."""
+    """The effect that a probe had on the source."""
 
     NONE = 0
     LOST = 1
@@ -46,7 +46,7 @@ class ProbeEffect(IntEnum):
 
 
 class ProbeState:
-    """State of the probes of one source.
+    """Keeps the state of the probes of one source, and applies each result to the source.
 
     Example:
         >>> from random import Random
@@ -65,7 +65,7 @@ class ProbeState:
         self._answers = self._requests = 0
         self._believed = False  # L2 applies: "ready" was reported, and no request sent after a later "not ready" was answered
         self._away_since = inf  # time of the first "not ready" since the last "ready"; inf if there is none
-        self._asked_at = -inf  # time of the last "not ready" that came after a new request (one sent since the probe before it)
+        self._asked_at = -inf  # time of the last "not ready" that came after a new request (a request sent since the probe before)
         self._held_until = -inf  # end of the last cooldown started by L2
         self._unready_at = -inf  # time of the last probe that did not report "ready"
 
@@ -75,7 +75,7 @@ class ProbeState:
         Args:
             now: the time of the result, in seconds.
             source: the source that was probed.
-            look: the result.
+            look: the result of the probe.
             interval: seconds until the next probe.
 
         Returns:

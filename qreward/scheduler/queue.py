@@ -21,25 +21,27 @@ from qreward.scheduler.state import BatchFeed, Pool, Source, Task, TaskState
 
 QUEUED = TaskState.QUEUED
 PATIENCE = 600.0
-"""Seconds after which a task without a deadline is as urgent as one whose deadline is now."""
+"""Seconds of waiting after which a task without a deadline is as urgent as a task whose deadline is now."""
 MOST_GROUPS = 32
-"""Maximum number of groups of retries in which a source checks the oldest task."""
+"""Maximum number of groups of retries that are searched when a source takes a task. Only the oldest task of each group is checked."""
 LAST = 1e9
 """Seconds by which each failure moves a task back in the order for a half-open source."""
 BULK = 60.0
-"""Seconds without a turn after which a batch's next item goes ahead of newer single tasks of its level and tenant."""
+"""Seconds. If a batch has not been served for this time, its next item goes ahead of single tasks of the same level and tenant that arrive
+afterwards."""
 PASSED_OVER = 0.5
-"""Share (0 to 1) of a single task's timeout. For this time, later tasks may be taken before it because of their prefixes."""
+"""Share (0 to 1) of the time between the arrival of a single task and its ``due`` time. Until this share has passed, later tasks may be
+taken before this task because of their prefixes."""
 LEAST_COST = 1.0
 LEVELS = 10
 AGEING = 15.0
 """Seconds of waiting that outweigh one level of priority."""
 SWEEP = 64
-"""Number of ended tasks that may be in the queue before all of them are removed."""
+"""Minimum number of tasks that must have ended in the queue before all ended tasks are removed together."""
 
 
 def due(task: Task) -> float:
-    """Return the time by which a task is ordered: its deadline, or ``PATIENCE`` after its submission if that is sooner.
+    """Return the time by which a task is ordered: its deadline, or ``PATIENCE`` seconds after its submission if that is sooner.
 
     Tasks of equal timeouts keep their order, and no task starves.
     """
@@ -47,7 +49,7 @@ def due(task: Task) -> float:
 
 
 def rank(task: Task, source: Source) -> float:
-    """Return the sort key of a task that was sent before: its arrival time.
+    """Return the sort key of a task that was sent before. The key is the arrival time of the task, except for a half-open source.
 
     For a half-open source, tasks with fewer failures come first. Without this order, a few tasks that always fail would keep every source
     out of service.
@@ -63,11 +65,11 @@ def take_queued(line: AffineQueue[Task], source: Source, pool: Pool) -> Task:
 
 
 class DeadlineQueue:
-    """Tasks that were never sent, ordered by deadline. Tasks with equal deadlines are in the order of arrival.
+    """Holds tasks that were never sent, ordered by deadline. Tasks with equal deadlines are in the order of arrival.
 
     Tasks of equal timeouts arrive in the order of their deadlines. They are kept in ``line``, from which a source may take a later task by
-    prefix affinity. A task whose deadline is earlier than that of the last task in ``line`` is kept in the heap ``early``. Both may contain
-    tasks that have ended.
+    prefix affinity. A task whose deadline is earlier than the deadline of the last task in ``line`` is kept in the heap ``early``. Both
+    ``line`` and ``early`` may contain tasks that have ended.
     """
 
     __slots__ = ("_last", "early", "line")
@@ -127,10 +129,10 @@ class DeadlineQueue:
 
 
 class RetryQueue:
-    """Tasks that were sent before, grouped by the sources they avoid and by their number of failures.
+    """Holds tasks that were sent before, grouped by the sources that they avoid and by their number of failures.
 
-    A source thus finds the tasks that it may take without a look at every task. Tasks with many failures do not block tasks with fewer
-    failures (see ``rank``).
+    With these groups, the tasks that a source may take are found without a look at every task. Tasks with many failures do not block tasks
+    with fewer failures (see ``rank``).
     """
 
     __slots__ = ("groups", "most_avoided")
@@ -147,7 +149,10 @@ class RetryQueue:
         self.groups[key].append(task)
 
     def first(self, source: Source) -> AffineQueue[Task] | None:
-        """Return the group whose first task a source should take, among the first ``MOST_GROUPS`` groups; None if there is none."""
+        """Return the group whose first task a source should take, or None.
+
+        Only the first ``MOST_GROUPS`` groups are searched.
+        """
         best: AffineQueue[Task] | None = None
         least = inf
         for group in list(islice(self.groups, MOST_GROUPS)):
@@ -178,7 +183,7 @@ class RetryQueue:
         return [task for task in chain.from_iterable(self.groups.values()) if task.state is QUEUED]
 
     def _head(self, group: tuple[tuple[Source, ...], int]) -> Task | None:
-        """Return the oldest task of a group. If none is left, remove the group and return None."""
+        """Return the oldest task of a group. If no task is left, remove the group and return None."""
         line = self.groups[group]
         while (head := line.first()) is not None and head.state is not QUEUED:
             line.popleft()
@@ -191,7 +196,7 @@ class RetryQueue:
 
 
 class BatchFlow(Flow):
-    """One batch among the batches of its tenant."""
+    """The flow of one batch. It takes turns with the other batches of the same tenant."""
 
     __slots__ = ("feed",)
 
@@ -212,7 +217,7 @@ class BatchFlow(Flow):
 
 
 class TenantFlow(Flow):
-    """All that one tenant has waiting at a level, except retries."""
+    """The flow of one tenant at one level. It holds the waiting tasks and batches of the tenant, except retries."""
 
     __slots__ = ("batches", "name", "singles")
 
@@ -222,7 +227,7 @@ class TenantFlow(Flow):
         self.batches: Fair[BatchFeed, BatchFlow] = Fair()
 
     def next(self, allow_batch: bool) -> Task | BatchFlow | None:
-        """Return the next entry, or None if there is none.
+        """Return the next entry, or None if there is no entry.
 
         The entry is a single task if one waits, unless a batch has waited ``BULK`` seconds longer than this task. Otherwise the entry is a
         batch. If ``allow_batch`` is False, no batch is returned.
@@ -246,7 +251,7 @@ Found = Task | BatchFlow | AffineQueue[Task] | None
 
 
 class PriorityLevel:
-    """The entries of one level."""
+    """Holds the entries of one priority level."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -258,7 +263,7 @@ class PriorityLevel:
     # adding
 
     def tenant(self, name: str | None) -> TenantFlow:
-        """Return the tenant of that name, created if needed. The caller is about to add a task or a feed to it."""
+        """Return the tenant of that name, created if needed. The caller must then add a task or a feed to the tenant."""
         alone = self._tenants.alone
         return alone if alone is not None and alone.name == name else self._enter(name)
 
@@ -295,7 +300,12 @@ class PriorityLevel:
         return self.remove(self._turn(allow_batch) if alone is None else alone.next(allow_batch), source, now, cost)
 
     def best(self, source: Source, allow_batch: bool) -> tuple[float, Found]:
-        """Return the arrival time of the most urgent entry for a source, and the entry that it should take; (inf, None) without entries."""
+        """Find the entry that a source should take.
+
+        Returns:
+            The first value is the arrival time of the most urgent entry, or inf if there is no entry for this source.
+            The second value is the entry that the source should take, or None.
+        """
         alone = self._tenants.alone
         fresh = self._turn(allow_batch) if alone is None else alone.next(allow_batch)
         found: Found = fresh
@@ -437,18 +447,18 @@ class PriorityLevel:
 
 
 class Queue:
-    """Tasks and feeds of one pool.
+    """The queue of one pool. It holds tasks, and feeds whose buffer is not empty.
 
     Args:
-        cost: returns the expected cost of a task, in any unit, such as tokens; at least 1 is charged. Called only while several tenants or
-            batches share a level.
+        cost: function that returns the expected cost of a task, in any unit, such as tokens; at least 1 is charged. It is called only while
+            several tenants or batches share a level.
     """
 
     def __init__(self, cost: Callable[[Task], float] = lambda _task: 1.0) -> None:
         self.cost = cost  # as given; may be changed at any time
         self.levels: list[int] = []  # the priority levels with entries; empty if nothing waits
         self.waiting = 0  # waiting tasks that do not belong to a batch, including those that were sent before
-        self._levels: dict[int, PriorityLevel] = {}  # empty ones are kept, since they are often needed again at once
+        self._levels: dict[int, PriorityLevel] = {}  # levels without entries are kept, since they are often needed again soon
         self._ended = 0
         self._most_ended = SWEEP
 
@@ -476,17 +486,22 @@ class Queue:
     # taking
 
     def key(self, source: Source, *, allow_batch: bool = True) -> float:
-        """Return the sort key of the best entry for a source; smaller is sooner, inf if there is none. For ``allow_batch`` see ``take``."""
+        """Return the sort key of the best entry for a source, or inf if there is no entry.
+
+        The pool with the smallest key is served first. For ``allow_batch`` see ``take``.
+        """
         return min((self._levels[level].best(source, allow_batch)[0] + level * AGEING for level in self.levels), default=inf)
 
     def take(self, source: Source, now: float, *, allow_batch: bool = True) -> tuple[Task, BatchFeed | None] | None:
-        """Remove and return the best task for a source, with its feed if it is a batch item that was never sent; None if there is none.
+        """Remove and return the best task for a source, or return None if there is no task.
+
+        If the task is a batch item that was never sent, its feed is returned with it.
 
         Args:
             source: the source that takes the task.
             now: the time, in seconds.
             allow_batch: False if batch items that were never sent must wait. Retries of batch items are taken nevertheless, because this
-                source may be the only one that they do not avoid.
+                source may be the only source that they do not avoid.
         """
         levels = self.levels
         if len(levels) == 1:
@@ -553,7 +568,7 @@ class Queue:
             self._close_if_idle(self._levels[task.level])
 
     def take_back(self, task: Task) -> None:
-        """Remove a task that no longer needs to wait; its state must have changed before. It may be added again."""
+        """Remove a task that no longer needs to wait; its state must have changed before. The task may be added again."""
         self._out([task])
         level = self._levels[task.level]
         level.sweep()
@@ -567,7 +582,7 @@ class Queue:
             self._levels[task.level].passed(task, self.cost)
 
     def settle(self, task: Task, used: float) -> None:
-        """Replace the charge of a task that has ended by its real cost. Does nothing if the task was not charged.
+        """When a task has ended, replace its charge by its real cost. Does nothing if the task was not charged.
 
         Args:
             task: a task with a charge; settling clears the charge.

@@ -18,8 +18,9 @@ def is_glob(pattern: str) -> bool:
 def specificity(pattern: str) -> tuple[int, int, int, str]:
     """Return a sort key that is larger for more specific patterns.
 
-    A pattern is more specific if it has more literal characters, else if it has fewer ``*``, else if it has fewer ``?`` and ``[...]``.
-    Equally specific patterns are ordered alphabetically, so that the order in which routes were added does not matter.
+    The pattern with more literal characters is more specific. If two patterns have equally many, the pattern with fewer ``*`` is more
+    specific, and then the pattern with fewer ``?`` and ``[...]``. Equally specific patterns are ordered alphabetically, so that the order
+    in which routes were added does not matter.
     """
     bare = re.sub(r"\[!?\]?[^\]]*\]", "?", pattern)
     literal = sum(mark not in "*?" for mark in bare)
@@ -37,7 +38,7 @@ def matches(pattern: str, model: str) -> bool:
 
 
 class Routes(Generic[R]):
-    """A table of patterns and their routes. Matching is case-sensitive."""
+    """Maps patterns to routes. Matching is case-sensitive."""
 
     def __init__(self) -> None:
         self._exact: dict[str, R] = {}
@@ -45,7 +46,7 @@ class Routes(Generic[R]):
         self._cache: dict[str, R | None] = {}
 
     def set(self, pattern: str, route: R) -> None:
-        """Add a route, or replace the one with the same pattern."""
+        """Add a route, or replace the route with the same pattern."""
         (self._globs if is_glob(pattern) else self._exact)[pattern] = route
         self._globs = dict(sorted(self._globs.items(), key=lambda item: specificity(item[0]), reverse=True))
         self._cache.clear()

@@ -1,4 +1,5 @@
-"""The scheduler of requests to endpoints. Each pool has one queue; sources with free capacity take tasks from it.
+"""The scheduler of requests to endpoints. A *source* is one endpoint, and a *pool* is one route. Each pool has one queue of tasks. A source
+with free capacity takes tasks from the queues of its pools.
 
 The scheduler is pure: each input carries the time ``now``, and the resulting commands are appended to ``out``. It does no I/O and reads no
 clock. A command is a tuple:
@@ -6,17 +7,17 @@ clock. A command is a tuple:
 ``(SEND, attempt)``          start the attempt, and report its end by exactly one ``event``;
 ``(CANCEL, attempt)``        stop the attempt, and report ``CANCELLED`` once its connection is closed;
 ``(FINISH, task, outcome, source, seconds)``
-                             deliver to the caller an ``Answer``, its source and the seconds of the attempt, or an error;
+                             deliver to the caller an error, or an ``Answer`` with its source and the seconds that its attempt took;
 ``(MORE, feed)``             read more input into the feed's buffer, then call ``refill``.
 
 Rules that hold between any two calls:
 1. work conservation: while a task waits, no source that may serve it has free capacity;
-2. a source never has more requests in flight than its concurrency limit, and gets none before ``ready_at``;
+2. a source gets no request before ``ready_at``, or while it has as many requests in flight as its concurrency limit allows;
 3. every task submitted or taken from a batch gets exactly one FINISH, unless it is withdrawn or has nothing to send (``Task.bind``);
 4. every SEND is followed by exactly one event; later events for the same attempt are ignored.
 
-Other modules make parts of the decisions. ``failure_policy`` decides what follows from a failure, ``state`` when a source may be sent a
-request, and ``hedging`` which requests are sent twice.
+Other modules make parts of the decisions. ``failure_policy`` decides what follows from a failure. ``state`` decides when a source may be
+sent a request. ``hedging`` decides which requests are sent twice.
 """
 
 from __future__ import annotations
@@ -69,7 +70,10 @@ def outage_error_factory(feed: BatchFeed) -> Callable[[], RequestTimeout]:
 
 
 def too_late(task: Task) -> RequestTimeout:
-    """Return the error of a task that is dropped because even a fast (5th percentile) answer would come after its deadline."""
+    """Return the error of a task that is dropped before it is sent.
+
+    Even a fast answer (5th percentile of the latency) of any source in service would come after the deadline of the task.
+    """
     error = RequestTimeout(
         f"dropped before it was sent: no endpoint of {task.pool.name} answers within what is left of the timeout of {task.timeout:g} s"
         " (queueing included); raise the timeout, send less at once, or add endpoints"
@@ -84,7 +88,7 @@ def full(pool: Pool, most: int) -> QueueFull:
 
 
 def unservable_error(pool: Pool) -> QRewardError | None:
-    """Return the error if no source of a pool can serve a task before the sources change, else None."""
+    """Return an error if no source of a pool can serve any task until the sources change. Otherwise return None."""
     if not pool.sources:
         return NoEndpoint(f"the route {pool.name} has no endpoint left; add one, or register the route anew")
     if all(source.health.marked_unhealthy for source in pool.sources):
@@ -94,7 +98,7 @@ def unservable_error(pool: Pool) -> QRewardError | None:
 
 
 def described(outcome: Failure | Cancelled) -> str:
-    """Describe what ended an attempt, for a log message. The server's text is left out, because it may quote the request."""
+    """Describe what ended an attempt, for a log message. The server's text is left out, because that text may quote the request."""
     if not isinstance(outcome, Failure):
         return "requests were given up without an answer"
     error = outcome.error
@@ -118,12 +122,13 @@ Command = tuple[Any, ...]
 
 
 LOOK_LATER = 0.25
-"""Seconds between two checks of a pool with idle sources, and of attempts that could not be copied because no source had capacity."""
+"""Seconds after which a check is repeated. A pool with idle sources is checked again after this time. Attempts that were not copied because
+no source had capacity are also checked again after this time."""
 
 
 STALLED = 0.1
-"""Seconds by which a tick may be late. A later tick means that the event loop was blocked, and that answers may be unread. Checks of
-attempts and sources are then postponed by this many seconds."""
+"""Maximum number of seconds by which a tick may be late. A later tick means that the event loop was blocked, and that answers may be
+unread. Checks of attempts and sources are then postponed by this many seconds."""
 
 
 LOOK_ANEW = 32
@@ -136,9 +141,9 @@ class Scheduler:
     Args:
         retry: the retry policy.
         rng: the only source of randomness.
-        estimate: returns (prompt tokens, maximum output tokens) of a payload. Called only for sources with a token limit, and while several
-            batches or tenants share a priority.
-        hedge: when a request is also sent to a second source; None never hedges.
+        estimate: function that returns (prompt tokens, maximum output tokens) of a payload. It is called only for sources with a token
+            limit, and while several batches or tenants of a pool have the same priority.
+        hedge: settings that say when a request is also sent to a second source. With None, that never happens.
         most_waiting: maximum number of tasks outside of batches that may wait in a pool. A further task ends with ``QueueFull``. None means
             no limit.
     """
@@ -178,7 +183,10 @@ class Scheduler:
         self._ask(feed)
 
     def attend(self, now: float, feed: BatchFeed) -> None:
-        """Watch over a batch until ``close_feed``: its waiting items fail if no source is alive for their timeout (see ``outages``)."""
+        """Watch a batch until ``close_feed``.
+
+        The waiting items of the batch fail if no source of its pool is alive for the timeout of an item (see ``outages``).
+        """
         self.outages.enter(now, feed)
 
     def refill(self, now: float, feed: BatchFeed) -> None:
@@ -205,7 +213,7 @@ class Scheduler:
         return rest
 
     def withdraw(self, _now: float, tasks: Iterable[Task]) -> None:
-        """Drop tasks that their caller has abandoned. Their attempts are cancelled, and no FINISH follows."""
+        """Drop tasks that the caller has abandoned. The attempts of these tasks are cancelled, and no FINISH follows."""
         for task in tasks:
             if task.state is not TaskState.DONE:
                 self._end(task)
@@ -242,7 +250,7 @@ class Scheduler:
         self._fill(now, source)
 
     def commit(self, now: float, attempt: Attempt) -> None:
-        """Commit the task to this attempt, because its streamed answer is about to be passed to the caller.
+        """Commit a task to one of its attempts, because the streamed answer of that attempt is about to be passed to the caller.
 
         Sets ``attempt.committed``, unless another attempt was faster or the task has ended. The task's other attempt is cancelled. If a
         committed attempt fails, its task fails too, unless the task ``restarts``.
@@ -266,7 +274,7 @@ class Scheduler:
         self._fill(now, attempt.source)
 
     def tick(self, now: float) -> None:
-        """Run the timers that are due. Call it at ``next_wake`` or later."""
+        """Run the timers that are due. Call this method at the time that ``next_wake`` returned, or later."""
         wake = self.wheel.next_wake()
         stalled = wake is not None and now - wake > STALLED and not self._stalled  # once only, since a loop may always be late
         self._stalled = stalled
@@ -293,7 +301,10 @@ class Scheduler:
             self._give_up(item, outage_error_factory(item))
 
     def next_wake(self) -> float | None:
-        """Return when ``tick`` must be called next, or None. The time may be a little earlier than needed, never later."""
+        """Return the time at which ``tick`` must be called next, or None if no timer is set.
+
+        The time may be a little earlier than needed, but is never later.
+        """
         return self.wheel.next_wake()
 
     # inputs: the fleet
@@ -309,7 +320,10 @@ class Scheduler:
         source.look_after = self._hedging.look_after(source)
 
     def changed(self, now: float, source: Source) -> None:
-        """Use the capacity that a source may have gained, because it joined a pool, was marked healthy, or its limits were raised."""
+        """Use the capacity that a source may have gained.
+
+        Call this after the source has joined a pool, was marked healthy, or got higher limits.
+        """
         if source.is_alive():
             self.outages.end(source)
         self._fill(now, source)
@@ -320,7 +334,7 @@ class Scheduler:
         self._reclaim(now, pool)
 
     def reroute(self, now: float, pool: Pool, sources: Sequence[Source], balancer: Balancer) -> None:
-        """Replace the sources and the balancer of a pool. Its queue is kept."""
+        """Replace the sources and the balancer of a pool. The pool keeps its queue."""
         before, after = set(pool.sources), set(sources)
         changed = sources if balancer is not pool.balancer else [source for source in sources if source not in before]
         pool.balancer = balancer
@@ -356,7 +370,7 @@ class Scheduler:
                 self._wake(source, source.check_at)
 
     def resize(self, sources: Sequence[Source]) -> None:
-        """Set the capacity of the retry budget to the requests that all sources together can have in flight."""
+        """Set the capacity of the retry budget to the number of requests that all sources together can have in flight."""
         self._failure_policy.budget.capacity = sum(source.window.limit for source in sources)
 
     # what follows
@@ -421,7 +435,7 @@ class Scheduler:
         return self._hedging.balance
 
     def pump(self, now: float, pool: Pool) -> None:
-        """Send waiting tasks to sources with capacity, each to the best one."""
+        """Send waiting tasks of a pool. The balancer chooses a source with capacity, and this source takes a task from its queues."""
         unable: tuple[Source, ...] = ()
         while pool.queue.levels:
             source = self._ready(now, pool, unable)
@@ -499,7 +513,7 @@ class Scheduler:
             self.wheel.move(source, at)
 
     def _next(self, now: float, source: Source) -> Task | None:
-        """Take the best task for a source from the queues of its pools, and end tasks that can no longer meet their deadline."""
+        """Take the best task for a source from the queues of the source's pools. End tasks that can no longer meet their deadline."""
         while (pool := self._best_pool(now, source)) is not None:
             taken = pool.queue.take(source, now, allow_batch=pool.allows_batch(now, source))
             if taken is None:
@@ -523,7 +537,10 @@ class Scheduler:
         return min(waiting, key=lambda pool: pool.queue.key(source, allow_batch=pool.allows_batch(now, source)))
 
     def _begin(self, now: float, task: Task, feed: BatchFeed, source: Source) -> None:
-        """Start a task that a source takes from a batch. Its timeout starts too, unless an outage started it earlier (see ``outages``)."""
+        """Start a task that a source takes from a batch.
+
+        The timeout of the task starts now, except during an outage: then the timeout has started earlier (see ``outages``).
+        """
         task.pool.batch_inflight += 1
         if feed.left is not None:
             feed.left -= 1
@@ -540,7 +557,7 @@ class Scheduler:
         return prompt + task.pool.lengths.mean
 
     def _too_late(self, now: float, task: Task, source: Source) -> bool:
-        """End a task that is not in flight if no source in service can answer it before its deadline. Returns True if it did."""
+        """End a task that is not in flight if no source in service can answer it before its deadline. Returns True if the task ended."""
         quick = source.latency.p5
         if task.deadline == inf or now + quick <= task.deadline or task.attempt is not None:
             return False
@@ -582,7 +599,7 @@ class Scheduler:
         self.out.append((SEND, attempt))
 
     def _report_down(self, now: float, source: Source, reason: str) -> None:
-        """Report that a source went out of service. Later calls report nothing until the source is back."""
+        """Report that a source went out of service. Further calls report nothing until the source is back in service."""
         if source.down_since is None:
             source.down_since = now
             source.prefix_cache.forget()  # it may return with an empty cache
@@ -667,7 +684,7 @@ class Scheduler:
                 self._give_up(feed, partial(type(error), str(error)))
 
     def _give_up(self, feed: BatchFeed, failing: Callable[[], QRewardError]) -> None:
-        """Fail the waiting items of a batch, and those that are read from now on, until a source of its pool is alive."""
+        """Fail the waiting items of a batch. Items that are read later fail too, until a source of the batch's pool is alive."""
         feed.failing = failing
         self.wheel.remove(feed)
         self._fail_waiting(feed, failing)
@@ -675,7 +692,10 @@ class Scheduler:
         self.out.append((MORE, feed))
 
     def _fail_waiting(self, feed: BatchFeed, failing: Callable[[], QRewardError]) -> None:
-        """Fail the buffered items of a batch. One is kept while input remains, because only a request can show that a source is alive."""
+        """Fail the buffered items of a batch.
+
+        While input remains, one item is kept, because only a request can show that a source is alive.
+        """
         while len(feed.buffer) > (not feed.ended):
             self._finish(feed.buffer.pop(), failing())
         if not feed.buffer:
@@ -684,7 +704,10 @@ class Scheduler:
     # inspection of attempts that take too long
 
     def _look(self, now: float, source: Source) -> None:
-        """Cancel attempts past their limit, copy those that seem to hang or are due for a hedge, and schedule the next inspection."""
+        """Inspect the attempts at a source, and schedule the next inspection.
+
+        Attempts that have exceeded their time limit are cancelled. Attempts that seem to hang or are due for a hedge are copied.
+        """
         if now >= source.silence.alarm_at(source.inflight, source.latency.mean):
             self._on_stall(now, source)
         found, next_at = self._hedging.inspect(now, source)
@@ -737,7 +760,7 @@ class Scheduler:
         self._offer(now, source)
 
     def _copy(self, now: float, task: Task, targets: dict[Pool, CopyTargets]) -> None:
-        """Send a task to a second source. If none has capacity, queue the task ahead of tasks that were never sent.
+        """Send a task to a second source. If no source has capacity, queue the task ahead of tasks that were never sent.
 
         ``targets`` keeps the ``CopyTargets`` of each pool for the time ``now``, because making one sorts all sources of the pool.
         """

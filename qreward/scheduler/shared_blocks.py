@@ -3,7 +3,7 @@
 The blocks of recent tasks form a radix tree. A node is a run of consecutive blocks that the same tasks have. It ends where these tasks
 begin to differ. So a task costs one look-up per node, not one per block. The group of a task is the innermost node that another task has
 too. The first task of a group has no group until the second task comes. ``find`` then also returns the first task, so that it can be moved
-to the group. The module does not know sources or queues.
+to the group. This module does not depend on sources or queues.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from qreward.scheduler.prefixes import Holders, Prefix
 
 REMEMBERED = 4096
-"""Number of the most recently used nodes that are remembered at least. At most twice as many nodes are remembered."""
+"""Minimum number of recently used nodes that are remembered. The maximum is about twice this number."""
 
 
 class WaitingTask(Protocol):
@@ -32,7 +32,7 @@ T = TypeVar("T", bound=WaitingTask)
 
 
 class Node(Generic[T]):
-    """Consecutive blocks that the same tasks have."""
+    """A node stands for consecutive blocks that the same tasks have."""
 
     __slots__ = ("end", "keys", "shared", "task")
 
@@ -44,7 +44,7 @@ class Node(Generic[T]):
 
 
 class SharedBlocks(Generic[T]):
-    """The tree of the blocks of recent tasks."""
+    """Keeps the blocks of recent tasks in a radix tree, and finds the blocks that several tasks share."""
 
     __slots__ = ("_before", "_nodes")
 
@@ -63,7 +63,8 @@ class SharedBlocks(Generic[T]):
         Returns:
             The first value is a list with the number of blocks of each nested group of the task, from the outermost group to the innermost.
             The second value is another waiting task that belongs to the innermost group from now on, or None.
-            The third value is None unless a node was split. It then has the key of the new outer group, and that of the inner group.
+            The third value is None unless a node was split. In that case it is a pair: the key of the new outer group, and the key of the
+            inner group.
         """
         if len(self._nodes) > REMEMBERED:
             self._before, self._nodes = self._nodes, {}
@@ -102,8 +103,8 @@ class SharedBlocks(Generic[T]):
     def _add(self, task: T, keys: tuple[int, ...], place: int, ends: list[int], holders: Holders[Any]) -> None:
         """Remember the blocks of a task from ``place`` on, which no other recent task has. Blocks that a source holds become a group.
 
-        The copy of a request in flight gets no such group. It must go to another source than this request, and the source of the request
-        may hold the blocks only because of the request.
+        The copy of a request in flight gets no such group. The copy must go to another source than this request, and the source of the
+        request may hold the blocks only because of the request.
         """
         end = holders.last_held(keys, place) if task.attempt is None else place
         if end > place:
@@ -115,5 +116,5 @@ class SharedBlocks(Generic[T]):
 
 
 def _common(keys: tuple[int, ...], others: tuple[int, ...], low: int, high: int) -> int:
-    """Return how many blocks two tasks have in common, which is between ``low`` and ``high``."""
+    """Return the number of blocks at the beginning that two tasks have in common. It must be between ``low`` and ``high``."""
     return low + bisect_left(range(low + 1, high + 1), True, key=lambda count: keys[count - 1] != others[count - 1])

@@ -1,7 +1,7 @@
 """The state of the scheduler: tasks and their attempts, batches, sources, and pools.
 
-Only the scheduler changes this state. The engine keeps its own objects in ``handle``. ``Source.ready_at`` combines all limits of a source
-into one time: the earliest time at which the source may be sent a request.
+Only the scheduler changes this state. The engine keeps objects of its own in the fields named ``handle``. ``Source.ready_at`` combines all
+limits of a source into one time: the earliest time at which the source may be sent a request.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class TaskState(IntEnum):
-    """State of a task: new, queued for a source, waiting for its retry time, in flight, or ended."""
+    """The state of a task: new, queued for a source, waiting for its retry time, in flight, or ended."""
 
     NEW = 0
     QUEUED = 1
@@ -42,7 +42,10 @@ class TaskState(IntEnum):
 
 
 class CancelReason(IntEnum):
-    """Why the scheduler cancels an attempt: its time limit passed, the task was abandoned, or another attempt answered first."""
+    """The reason for which the scheduler cancels an attempt.
+
+    The attempt exceeded its time limit, its task was abandoned or has failed, or another attempt of the task answered first.
+    """
 
     OVERDUE = 1
     ABANDONED = 2
@@ -50,10 +53,10 @@ class CancelReason(IntEnum):
 
 
 class RequestOptions(NamedTuple):
-    """Options of the tasks of one call."""
+    """Options that apply to all tasks of one call."""
 
     level: int  # priority, 0 (most urgent) to 9
-    timeout: float | None = None  # seconds each task may take, queueing included, or None
+    timeout: float | None = None  # seconds that a task may take, or None; the time in the queue counts, except for items of batches
     hedge: bool = True  # a task may be sent to a second source while the first still works on it
     tenant: str | None = None  # name of the tenant for fair queueing, or None
     restarts: bool = False  # a streamed answer may be restarted from the beginning after parts of it were delivered
@@ -69,16 +72,16 @@ class RequestOptions(NamedTuple):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Task:
-    """One logical request. See ``RequestOptions`` for the fields without a comment."""
+    """A task is one logical request, which may need several attempts. See ``RequestOptions`` for the fields without a comment."""
 
     payload: Any  # the request content; opaque to the scheduler
     pool: Pool
     level: int
     timeout: float | None
     waiter: Any  # the waiter to which the engine delivers the outcome; opaque to the scheduler
-    index: int  # its position within its ``waiter``
-    tenant: str | None = None  # of a task outside of batches; for a batch item the feed's tenant applies
-    feed: BatchFeed | None = None  # the batch it was taken from
+    index: int  # position of the task within its ``waiter``
+    tenant: str | None = None  # tenant of a task outside of batches; a batch item has the tenant of its feed
+    feed: BatchFeed | None = None  # the batch from which the task was taken
     state: TaskState = TaskState.NEW
     queued: bool = False  # it is in the queue
     number: int = 0  # unique among the live tasks of a scheduler
@@ -88,16 +91,16 @@ class Task:
     due: int = -1  # belongs to the timer wheel
     charge: float = 0.0  # tokens that fair queueing has charged for it and not yet corrected
     attempt: Attempt | None = None  # the older one of its attempts in flight
-    copy: Attempt | None = None  # the younger one, at another source
+    copy: Attempt | None = None  # the younger one of its attempts in flight, at another source
     hedge: bool = True
     restarts: bool = False
     streamed: bool = False
     sends: int = 0  # how often it was sent
-    copies: int = 0  # how many of those sends were copies of an attempt in flight
+    copies: int = 0  # how many times it was sent as a copy of an attempt in flight
     tries: int = 0  # failed attempts that were charged to it
     overdue: int = 0  # how many of its attempts exceeded their time limit; a higher number raises the limit of the next attempt
     suspected: int = 0  # how often one of its attempts was suspected to hang
-    failures: tuple[tuple[Source, float], ...] = ()  # where and when it failed, if the task itself may be the cause
+    failures: tuple[tuple[Source, float], ...] = ()  # (source, time) of each failure that the task itself may have caused
     excluded: tuple[Source, ...] = ()  # sources it should not go to now
     unfit: tuple[Source, ...] = ()  # the sources in ``excluded`` that can never serve it
     prefix: Prefix | None = None  # what its prompt begins with; None if unknown, so that prefix affinity does not apply
@@ -106,9 +109,9 @@ class Task:
     unshared: Node[Task] | None = None  # the blocks of its prefix that no other task had when it last waited
     position: int = 0  # how many tasks were sorted into groups before it
     slack: int = 0  # how many younger tasks may be taken before it
-    trail: list[AttemptRecord] | None = None  # one record per attempt that failed or lost to another
+    trail: list[AttemptRecord] | None = None  # one record for each attempt that failed, or that lost to another attempt
     last_error: QRewardError | None = None
-    items: tuple[Task, ...] = ()  # the tasks that are merged into this one
+    items: tuple[Task, ...] = ()  # the tasks that are merged into this task
     # the next three belong to the engine's instrumentation:
     serial: int = 0  # its number, once assigned
     end_reported: int = 0  # whether its end was reported
@@ -122,7 +125,7 @@ class Task:
         return True
 
     def holds(self, attempt: Attempt) -> bool:
-        """Return whether the attempt is a current one of this task, so that its answer counts."""
+        """Return whether the attempt is a current attempt of this task, so that its answer counts."""
         return attempt is self.attempt or attempt is self.copy
 
     def other(self, attempt: Attempt) -> Attempt | None:
@@ -142,7 +145,7 @@ class Task:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Attempt:
-    """One attempt at a task, at one source."""
+    """An attempt sends one task to one source."""
 
     task: Task
     source: Source
@@ -165,7 +168,7 @@ class Attempt:
     handle: Any = None  # used by the engine, for example for an asyncio task
 
     def held_until(self, now: float) -> float:
-        """Return the seconds for which it has waited for the caller to read, up to ``now``."""
+        """Return the seconds up to ``now`` for which the attempt has waited for the caller to read."""
         return self.held if self.holds_since is None else self.held + now - self.holds_since
 
 
@@ -176,7 +179,8 @@ below which more input is requested."""
 
 @dataclass(slots=True, eq=False, repr=False)
 class BatchFeed:
-    """A batch of tasks of one priority. The scheduler takes tasks from ``buffer`` and requests more from the engine when it runs low.
+    """A feed supplies the tasks of one batch, which have one priority. The scheduler takes tasks from ``buffer``, and requests more tasks
+    from the engine when few are left.
 
     Tasks in the buffer are input that was read ahead. They are not bound to a source, and their timeout has not started.
     """
@@ -191,14 +195,15 @@ class BatchFeed:
     queued: bool = False  # it is in the queue, that is, the buffer is not empty
     more_requested: bool = False  # more input was requested
     ended: bool = False  # all input was read
-    left: int | None = None  # items that are still to be taken, if the size of the input is known
+    left: int | None = None  # number of items that are still to be taken, or None if the size of the input is unknown
     served: float = field(init=False)  # when an item was last taken
     failing: Callable[[], QRewardError] | None = None
-    """Function that makes the error of each item that waits, or is read, while no source of the pool is alive; None while one is alive.
-    If the buffer is not empty, the engine may fail an item that it reads with this error, instead of appending the item."""
+    """Function that makes an error, or None. It is set while the pool cannot serve the batch, for example because no source has been alive
+    for too long. While it is set, waiting items and items that are read from the input fail with such an error. While the buffer is not
+    empty, the engine may fail an item that it reads with such an error, instead of appending the item."""
     due: int = -1  # belongs to the timer wheel
     postponed: bool = False  # used by ``outages``
-    read_ahead: int = READ_AHEAD  # tasks that the buffer should hold; more if they have prefixes
+    read_ahead: int = READ_AHEAD  # number of tasks that the buffer should hold; a larger number if the tasks have prefixes
 
     def __post_init__(self) -> None:
         self.served = self.opened_at
@@ -215,25 +220,25 @@ class BatchFeed:
 
 
 ATTEMPT_FIRST = 120.0
-"""Seconds an attempt may take at a source whose latency is not known yet."""
+"""Maximum number of seconds that an attempt may take at a source whose latency is not known yet."""
 ATTEMPT_LEAST = 10.0
-"""Seconds that an attempt may take at least, if the time limit is learned from the latency."""
+"""Minimum number of seconds of a time limit that is learned from the latency."""
 ATTEMPT_FACTOR = 8.0
 """Factor on the longer of two times: the 99th percentile of the source's latency, and the time in which the source generates an answer of
-the pool's 99th percentile length. An attempt may take the product."""
+the pool's 99th percentile length. The product is the time limit of an attempt."""
 MOST_DOUBLINGS = 3
 """Maximum number of times that the time limit of a task's attempts doubles. The limit doubles with each attempt that exceeds it. If the
 latency of the source is known, the first such attempt does not double the limit."""
 SOON = 1.0
-"""Seconds within which a source is expected to accept work if it counts as available soon."""
+"""Seconds. A source is *available soon* if it is expected to accept work within this time."""
 HELD = 0.05
-"""Share (0 to 1) of a stream's time. If the stream waited for its reader for longer than this, its answer does not affect the concurrency
+"""Share (0 to 1) of a stream's time. If a stream waited for its reader for more than this share, the answer does not affect the concurrency
 limit."""
 
 
 @dataclass(slots=True)
 class SourceCounters:
-    """Counts of requests since the source was created, by outcome."""
+    """Counts the requests of a source by outcome, and their tokens, since the source was created."""
 
     sent: int = 0
     ok: int = 0
@@ -248,9 +253,9 @@ class SourceCounters:
 
 
 class Source:
-    """One endpoint: its limits, cooldown, health, latency and requests in flight.
+    """A source holds the state of one endpoint: its limits, cooldown, health, latency and requests in flight.
 
-    ``make_source`` creates one that adapts its limits. Without ``window`` and ``learned`` only the configured limits apply, and
+    ``make_source`` creates a source that adapts its limits. Without ``window`` and ``learned``, only the configured limits apply, and
     ``limits.adaptive`` is ignored.
     """
 
@@ -287,19 +292,19 @@ class Source:
         self.metered = False  # its answers have carried rate limit headers
         self.lease: Lease | None = None  # the lease on limits that are shared with other processes
         self.cooldown = Cooldown(rng)
-        self.attempt_timeout = attempt_timeout  # seconds one attempt may take as configured; None if that limit is learned
+        self.attempt_timeout = attempt_timeout  # configured number of seconds that one attempt may take; None to learn this number
         # requests in flight
         self.attempts: dict[Attempt, None] = {}  # oldest first, including those being cancelled
-        self.inflight = 0  # their number
-        self.inflight_seconds = self.counted_at = 0.0  # the sum of the seconds for which requests were in flight, up to a time
-        self.interactive_inflight = 0  # number of those outside of batches
-        self.look_after = ATTEMPT_LEAST  # age in seconds from which they are inspected
-        self.check_at = inf  # time of their next inspection; inf while there is none
+        self.inflight = 0  # number of requests in flight
+        self.inflight_seconds = self.counted_at = 0.0  # sum of the seconds for which requests were in flight, and the time of that sum
+        self.interactive_inflight = 0  # number of requests in flight that are not part of a batch
+        self.look_after = ATTEMPT_LEAST  # age in seconds at which an attempt is inspected for the first time
+        self.check_at = inf  # time of the next inspection of the attempts; inf while none is planned
         self.due = -1  # belongs to the timer wheel
         # observations
         self.tally = SourceCounters()
         self.latency = LatencyStats()
-        self.stream_timing: StreamTiming | None = None  # timing of its streams, from the first one on
+        self.stream_timing: StreamTiming | None = None  # timing of its streams; None before the first token of its first stream
         self.silence = StallDetector()
         self.health = Health(rng, self._health_changed)
         self.down_since: float | None = None  # when it was found to be out of service; None again when an answer shows that it is back
@@ -429,14 +434,18 @@ class Source:
     def was_well(self, then: float, *, asked_now: bool) -> bool:
         """Return whether this source served other tasks around the time ``then``, at which a task failed here.
 
-        It did if it has answered since then and was not out of service in between. If ``asked_now`` is False, the task has now failed at
-        another source. Then it is enough that this source is still in service.
+        Returns True if the source has answered a request since then, and was not out of service in between. If ``asked_now`` is False, the
+        task has now failed at another source. In that case no later answer is needed: this source need only have been in service since
+        then.
         """
         health = self.health
         return then >= health.serving_since and (self.answered_at > then or (not asked_now and health.is_back))
 
     def is_alive(self) -> bool:
-        """Return False if the source is out of service, half-open or removed, or if five requests timed out since a sign of life."""
+        """Return whether the source is alive.
+
+        It is not alive if it is out of service, half-open or removed, or if five requests have timed out since its last sign of life.
+        """
         return self.health.is_back and self.unanswered < IN_A_ROW and not self.removed
 
     def available_soon(self, now: float) -> bool:
@@ -496,14 +505,14 @@ def make_source(name: str, rng: Random, limits: Limits, *, weight: float = 1.0, 
 
 
 class Availability(NamedTuple):
-    """Whether a source may be sent a request, and if not, why."""
+    """Says whether a source may be sent a request. If not, it also says what prevents that, and for how long."""
 
     reason: str  # what prevents it; ``ready`` if nothing does
     seconds: float  # seconds until it may be sent a request; inf if an event must come first
 
 
 def standing(now: float, source: Source) -> Availability:
-    """Return whether a source may be sent a request now, and if not, the reason that lasts longest."""
+    """Return whether a source may be sent a request now. If several reasons prevent that, return the reason that lasts longest."""
     health = source.health
     if source.removed:
         return Availability("removed", inf)
@@ -537,19 +546,19 @@ def _obstacles(now: float, source: Source) -> Iterator[tuple[float, str]]:
 
 
 class Balancer(Protocol):
-    """The sources of one pool that may have a free slot, and the choice among them.
+    """A balancer keeps the sources of one pool that may have a free slot, and chooses among them.
 
-    A source that was taken is not chosen again before it is offered again.
+    After a source was taken, it is not chosen again until it is offered again.
     """
 
     by_speed: bool
-    """True if it prefers fast sources. At the end of a batch a slow source may then be left idle."""
+    """True if the balancer prefers fast sources. A slow source may then be left idle at the end of a batch."""
 
     def offer(self, source: Source) -> None:
         """Add a source that has a free slot, or whose score has changed."""
 
     def take(self, avoided: tuple[Source, ...], task: Task | None = None) -> Source | None:
-        """Remove and return the best source that is not avoided, or None. ``task`` is None if the task is not known yet."""
+        """Remove and return the best source outside of ``avoided``, or None. ``task`` is None if the task is not known yet."""
 
     def sent(self, source: Source) -> None:
         """Record that a source was sent a task of this pool."""
@@ -559,7 +568,7 @@ class Balancer(Protocol):
 
 
 class TaskQueue(Protocol):
-    """The queue of one pool. ``scheduler.queue.Queue`` implements and describes it."""
+    """The interface of a pool's queue. ``scheduler.queue.Queue`` implements this interface and describes its methods."""
 
     cost: Callable[[Task], float]
     levels: list[int]
@@ -584,24 +593,24 @@ class TaskQueue(Protocol):
 LOOK_AHEAD = 4096
 """Number of waiting tasks among which prefix affinity chooses. A larger number gains hardly anything (simulated)."""
 ONLINE = 30.0
-"""Seconds after an interactive request (a request outside of batches) during which another one is expected."""
+"""Seconds. For this time after an interactive request (a request outside of batches), another interactive request is expected."""
 RESERVE, LEAST_WINDOW = 0.1, 8
 """``RESERVE``: share (0 to 1) of a concurrency limit that is reserved while interactive requests are expected. ``LEAST_WINDOW``: smallest
 concurrency limit of which a share is reserved, in requests in flight."""
 
 
 def reserve(window: int) -> int:
-    """Return the slots of a concurrency limit that are reserved for interactive requests."""
+    """Return the number of slots of a concurrency limit that are reserved for interactive requests."""
     return ceil(RESERVE * window) if window >= LEAST_WINDOW else 0
 
 
 UNSHARED, EACH = 256, 8
-"""``UNSHARED``: number of tasks in a row whose prompts have no common beginning with others. After this number only one prompt in ``EACH``
-is compared with others, until one has a common beginning."""
+"""``UNSHARED``: a number of tasks in a row. After this many prompts that had no common beginning with other prompts, only one prompt in
+``EACH`` is compared with other prompts, until a prompt has a common beginning with another prompt."""
 
 
 class Pool:
-    """One route at run time. A source may be in several pools; its limits apply to all of them together."""
+    """A pool is one route at run time. A source may be in several pools. The limits of a source apply to all of its pools together."""
 
     def __init__(self, name: str, sources: list[Source], balancer: Balancer, queue: TaskQueue) -> None:
         self.name = name
@@ -616,21 +625,21 @@ class Pool:
         self.holders: Holders[Source] = Holders()  # which of its sources hold which prefixes
         self.compared = 0  # number of oldest tasks of a batch or tenant among which a source chooses by prefix; 0 for a single source
         self.look_ahead = LOOK_AHEAD
-        self.down_since = inf  # since when no source is alive while batches wait; inf while one is alive, or without batches
+        self.down_since = inf  # time since which no source is alive; inf while a source is alive, or no batch is open
         self.due = -1  # belongs to the timer wheel
         self.prefix_of: Callable[[Any, bool], Prefix | None] | None = None
-        """Returns the prefix of a payload's prompt, or None if it has none. If the second argument is True, it returns a prefix only if the
-        caller has named a group. The attribute itself is None if there is no prefix affinity."""
+        """Function that returns the prefix of a payload's prompt, or None if the prompt has no prefix. If its second argument is True, the
+        function returns a prefix only if the caller has named a group. The attribute is None if there is no prefix affinity."""
         self._looked = 0  # counts payloads, up to ``EACH``
         self.sources: list[Source] = []
-        self.in_service = self.back = 0  # how many of its sources are ``in_service``, and how many ``is_back``; see ``Health``
+        self.in_service = self.back = 0  # numbers of its sources that are ``in_service``, and that are ``is_back``; see ``Health``
         self._found = 0  # index of the last source found to be available soon
         self._alive: Source | None = None  # the source that was found alive last
         for source in sources:
             self.join(source)
 
     def prefix_of_task(self, payload: Any) -> Prefix | None:
-        """Return what a task's prompt begins with, or None if that is unknown or not needed. With one endpoint it is not needed."""
+        """Return the prefix of a task's prompt, or None if it is unknown or not needed. A pool of one endpoint needs no prefixes."""
         if not self.compared or self.prefix_of is None:
             return None
         self._looked = (self._looked + 1) % EACH
@@ -654,7 +663,7 @@ class Pool:
     def has_other(self, source: Source) -> bool:
         """Return whether the pool can go on without a source.
 
-        It can if at least half of the other sources are back (``Health.is_back``), and at least one.
+        It can if at least one other source is back (see ``Health.is_back``), and at least half of the other sources are back.
         """
         well = self.back - source.health.is_back
         return well > 0 and 2 * well >= len(self.sources) - 1
@@ -735,9 +744,12 @@ class TailGuard:
 
     @staticmethod
     def _slowest(now: float, pool: Pool) -> tuple[float, float]:
-        """Return the largest seconds per token of a source that should be used, and the seconds until all items are taken.
+        """Compute which sources should take the remaining items, and how long these items will last.
 
-        The first number is inf if all sources should be used: many items are left, or too little is known.
+        Returns:
+            The first value is the largest number of seconds per token of a source that should be used. It is inf if all sources should be
+            used, because many items are left or too little is known.
+            The second value is the number of seconds until all items are taken.
         """
         left, lengths = pool.queue.left(), pool.lengths
         long = lengths.at(1 - LONG)

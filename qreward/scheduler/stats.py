@@ -1,4 +1,4 @@
-"""What is measured of endpoints, in constant memory: latencies, timing of streams, output lengths, stalls."""
+"""Measures endpoints in constant memory: latencies, timing of streams, output lengths, and stalls."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _BUCKETS = 256
 
 
 class Quantiles:
-    """Quantiles of positive numbers, exact to about 5 %.
+    """Computes quantiles of positive numbers, exact to about 5 %.
 
-    They are computed from counts in logarithmic buckets of 10 % width, as in DDSketch (Masson et al., VLDB 2019). All counts are halved
-    each time they reach ``fade_after`` together, so that old numbers lose weight.
+    The numbers are counted in logarithmic buckets of 10 % width, as in DDSketch (Masson et al., VLDB 2019). All counts are halved each time
+    their sum reaches ``fade_after``, so that old numbers lose weight.
     """
 
     def __init__(self, fade_after: int | None = None) -> None:
@@ -36,7 +36,10 @@ class Quantiles:
         return min(_BUCKETS - 1, int(log(value) / _GROWTH + _OFFSET)) if value > _SMALLEST else 0
 
     def beyond(self, share: float) -> list[float]:
-        """Return for each bucket the value that is exceeded by ``share`` of the values in later buckets; 0 if later buckets are empty."""
+        """Return one value for each bucket.
+
+        The share ``share`` of all numbers in later buckets exceeds this value. The value is 0 if all later buckets are empty.
+        """
         found, rank, above = [0.0] * _BUCKETS, 0, 0.0  # ``above``: values in buckets after ``top``
         top = _BUCKETS - 1
         for bucket in range(_BUCKETS - 1, -1, -1):
@@ -58,22 +61,24 @@ class Quantiles:
 
 
 CAPACITY = 256
-"""Number of requests in flight at which a server is assumed to take twice as long as for one. It is the default of vLLM's
-``max_num_seqs``. With 128, batches on simulated fleets took 1 % longer on average, with 64 3 %."""
+"""Number of requests in flight. With this number, a server is assumed to need twice as long for a request as with only one request in
+flight. The number is the default of vLLM's ``max_num_seqs``. With 128 instead, batches on simulated fleets took 1 % longer on average. With
+64, they took 3 % longer."""
 
 
 class LatencyStats:
-    """Latency of one source: mean and quantiles of the time of an answer, and seconds per token.
+    """Measures the latency of one source: mean and quantiles of the time of an answer, and seconds per token.
 
-    The mean covers all answers up to about the tenth. After that it is a moving average in which each new answer has a weight of 10 %.
+    Over the first eleven answers, ``mean`` is their plain mean. After that it is a moving average in which each new answer has a weight of
+    10 %.
     Quantiles are refreshed every 32 answers. The seconds per token are the total seconds divided by the total tokens of about the last 20
     answers. The mean of the single answers' seconds per token is not used, because it would follow the shortest answers.
 
-    ``at_load`` uses a mean of more answers, about as many as are in flight together. The mean of the last ten answers would describe the
-    end of a batch, when few requests are left.
+    ``at_load`` uses a mean over more answers: about as many answers as requests are in flight together. A mean over the last ten answers
+    would describe only the end of a batch, when few requests are left.
 
     Attributes:
-        mean: mean seconds of an answer, 0 before the first one.
+        mean: mean seconds of an answer, 0 before the first answer.
         seconds_per_token: seconds per output token, 0 before the first answer; seconds per answer while the source reports no tokens.
         reports_tokens: the source reports tokens.
         p5: 5th percentile in seconds, 0 before 20 answers.
@@ -116,7 +121,7 @@ class LatencyStats:
             self.p5 = self._quantiles.at(0.05) or 0.0
 
     def at_load(self, others: int, limit: int) -> float:
-        """Return the expected seconds of an answer while ``others`` are in flight; 0 before the first answer.
+        """Return the expected seconds of an answer while ``others`` other requests are in flight; 0 before the first answer.
 
         Far above the capacity of a server, requests wait for each other, and the latency is proportional to their number (Little's law).
         Far below, it hardly changes. So the latency is assumed to be proportional to the capacity plus the number of other requests. The
@@ -127,14 +132,14 @@ class LatencyStats:
 
 
 KNOWN = 20
-"""Number of values that are needed before a quantile is used."""
+"""Minimum number of values for a quantile to be used."""
 FIRST_FACTOR, FIRST_LEAST, FIRST_MOST = 4.0, 5.0, 120.0
 GAP_FACTOR, GAP_LEAST, GAP_MOST = 20.0, 5.0, 60.0
 MOST_DOUBLINGS = 3
 
 
 class StreamTiming:
-    """Times to the first token and gaps between tokens of one source's streams, and the limits derived from them.
+    """Measures the streams of one source: the time to the first token, and the gaps between tokens. Both yield time limits.
 
     The time limit for a first token is 4 times the 99th percentile, at least 5 s and at most 120 s. The limit doubles for each time limit
     that the task has exceeded before, because the task may just take long. Before 20 first tokens have come there is no such limit, only
@@ -177,11 +182,11 @@ class StreamTiming:
 
 
 ENOUGH = 100
-"""Number of answers that are needed before ``p99`` and ``p999`` are known."""
+"""Minimum number of answers for ``p99`` and ``p999`` to be known."""
 RARE, EXTREME = 0.99, 0.999
 """The quantiles ``p99`` and ``p999``."""
 FADE = 4000
-"""Number of answers at which the weight of all earlier ones is halved."""
+"""Number of counted answers. When this number is reached, the weight of all counted answers is halved."""
 REFRESH = 32
 """Number of answers after which quantiles are recomputed."""
 LONG = 0.03
@@ -192,7 +197,7 @@ answer was that long."""
 
 
 class OutputLengths:
-    """Output lengths of the answers of a pool, in tokens, over all of its sources, and predictions for answers in progress.
+    """Measures the lengths of a pool's answers in tokens, over all of its sources, and predicts the lengths of answers in progress.
 
     The time of an answer is the source's seconds per token times the length of the answer. The length depends on the request only, so the
     lengths seen at all sources predict the remaining time of an answer at any source. Answers of a source that does not report tokens are
@@ -228,11 +233,11 @@ class OutputLengths:
                 self.p999 = self._sizes.at(EXTREME) or inf
 
     def seconds_per_token(self, latency: LatencyStats) -> float:
-        """Return the seconds per token at a source, 0 if it has not answered yet."""
+        """Return the seconds per token at a source, or 0 if the source has not answered yet."""
         return latency.seconds_per_token if latency.reports_tokens else latency.seconds_per_token / self.mean
 
     def long(self, least: float) -> float:
-        """Return the length in tokens of a long answer (see ``LONG``) among those longer than ``least`` tokens."""
+        """Return the length in tokens of a long answer (see ``LONG``) among the answers longer than ``least`` tokens."""
         if not self._beyond:
             self._beyond = self._sizes.beyond(LONG)
         return max(self._beyond[self._sizes.bucket(least)], STRETCH * least)
@@ -241,28 +246,28 @@ class OutputLengths:
 LEAST_INFLIGHT = 3
 """Number of requests in flight below which a silence (a time without any answer) is no evidence of a stall."""
 LEAST_ANSWERS = 20
-"""Number of silences that must have ended before a stall can be detected."""
+"""Minimum number of silences that must have ended before a stall can be detected."""
 LEAST_SECONDS = 2.5
-"""Seconds that a silence lasts at least before it counts as a stall."""
+"""Minimum length in seconds of a silence that counts as a stall."""
 FACTOR = 3.0
 """Factor on the longest silence so far. A silence counts as a stall only if it is longer than the product."""
 LEAST_DUE = 24.0
-"""Number of answers that must have been due during a silence before it counts as a stall. If answers arrive independently of each other,
-the probability of such a silence is e^-24."""
+"""Minimum number of answers that must have been due during a silence before it counts as a stall. If answers arrive independently of each
+other, the probability of such a silence is e^-24."""
 _MEMORY = 0.9995  # each silence multiplies the longest earlier silence by this factor, so that it is forgotten slowly
 
 
 class StallDetector:
     """Detects a stalled source. A source is stalled if it has requests in flight and has answered nothing for far longer than ever before.
 
-    An endpoint that dies with all slots in use reports no failure; its answers just stop. A *silence* is a time without answers. Its length
-    is measured by the number of answers that were due in it. This number is the seconds of the silence times the requests in flight,
-    divided by the mean time of an answer (Little's law). It is about the same at any load. A server that answers in batches has long
-    silences regularly, and these are learned as well.
+    An endpoint that dies with all slots in use reports no failure; its answers just stop. A *silence* is a time without answers. The length
+    of a silence is measured by the number of answers that were due in it. This number is the seconds of the silence times the requests in
+    flight, divided by the mean time of an answer (Little's law). The number is about the same at any load. A server that answers in batches
+    has long silences regularly, and these silences are learned as well.
     """
 
     def __init__(self) -> None:
-        self.since = inf  # when the present silence began; inf while it has too few requests in flight
+        self.since = inf  # when the present silence began; inf while too few requests are in flight
         self._longest = 0.0  # the longest silence, in answers that were due
         self._answers = 0  # silences that a sign of life ended
 
@@ -276,7 +281,7 @@ class StallDetector:
 
         Args:
             now: seconds.
-            inflight: requests in flight, without the one that has ended.
+            inflight: requests in flight, without the request that has ended.
             mean: mean latency in seconds.
         """
         if self.since != inf and mean > 0:
@@ -290,9 +295,9 @@ class StallDetector:
             self.since = inf
 
     def alarm_at(self, inflight: int, mean: float) -> float:
-        """Return the time from which on the source counts as stalled if no answer comes until then.
+        """Return the time at which the source counts as stalled if no answer comes before.
 
-        Return inf if too few requests are in flight or too little is known.
+        The result is inf if too few requests are in flight or too little is known.
         """
         if self.since == inf or self._answers < LEAST_ANSWERS or inflight < LEAST_INFLIGHT:
             return inf

@@ -15,18 +15,18 @@ PER_SECOND = 64
 
 
 class Timed(Protocol):
-    """An item with a timer. The wheel sets ``due`` to the number of the item's bucket, or to -1 if it is in none."""
+    """An item with a timer. The wheel sets ``due`` to the number of the item's bucket, or to -1 while the item is in no bucket."""
 
     due: int
 
 
 class TimerWheel:
-    """Items ordered by due time. The cost of adding and removing does not grow with the number of items."""
+    """Keeps items ordered by due time. The cost of adding and removing does not grow with the number of items."""
 
     def __init__(self) -> None:
         self._buckets: dict[int, dict[Timed, None]] = {}
         self._heap: list[int] = []
-        self._known: set[int] = set()  # the buckets in the heap, so that one that empties and fills again is not pushed twice
+        self._known: set[int] = set()  # the buckets in the heap, so that a bucket that empties and fills again is not pushed twice
 
     def add(self, item: Timed, when: float) -> None:
         """Add an item that is not in the wheel. It is due at ``when`` (seconds), rounded up to the next bucket."""
@@ -53,7 +53,7 @@ class TimerWheel:
             del self._buckets[bucket]
 
     def move(self, item: Timed, when: float) -> None:
-        """Change the due time of an item, or add it."""
+        """Change the due time of an item. An item that is not in the wheel is added."""
         self.remove(item)
         self.add(item, when)
 
@@ -67,7 +67,7 @@ class TimerWheel:
         return None
 
     def pop_due(self, now: float) -> list[Timed]:
-        """Remove and return the items due at ``now``, earliest first; items of one bucket in the order in which they were added."""
+        """Remove and return the items due at ``now``, earliest first. Items of one bucket keep the order in which they were added."""
         due: list[Timed] = []
         heap = self._heap
         while heap and heap[0] / PER_SECOND <= now:

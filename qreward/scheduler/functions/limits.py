@@ -1,4 +1,4 @@
-"""Options of calls of decorated functions, and the limits that they set: adaptive, per window, and circuit breakers.
+"""Options of calls of decorated functions, and the limits that these options set: adaptive limits, rate limits, and circuit breakers.
 
 The options are plain values, computed from the user's settings.
 
@@ -11,8 +11,8 @@ count, so that the effect of a change is seen before the next change.
 that begins with a full bucket. This limit stores the time of each start within the last window. That takes constant time and the memory of
 one float for each start.
 
-``Breaker`` is a circuit breaker (Nygard, "Release It!", 2007). A number of failures in a row opens it. After some time one call is tried
-again. Both numbers are configured, unlike those of ``scheduler.health``.
+``Breaker`` is a circuit breaker (Nygard, "Release It!", 2007). A number of failures in a row opens it. After some seconds one call is tried
+again. The number of failures and the seconds are configured. In ``scheduler.health`` both are fixed.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from typing import NamedTuple
 
 
 class Pause(NamedTuple):
-    """Longest wait in seconds before the first retry (``base``) and any retry (``cap``); see ``scheduler.failure_policy.backoff``."""
+    """The longest waits in seconds: ``base`` before the first retry, ``cap`` before any retry. See ``scheduler.failure_policy.backoff``."""
 
     base: float
     cap: float
 
 
 class Rate(NamedTuple):
-    """At most ``size`` tries in any ``window`` seconds, for each key."""
+    """Settings of a rate limit of each key: at most ``size`` tries may start in any ``window`` seconds."""
 
     size: int
     window: float
 
 
 class Hedging(NamedTuple):
-    """When a call is hedged, that is, tried again while a try is in flight.
+    """Settings that say when a call is hedged, that is, tried again while a try is in flight.
 
     Attributes:
-        after: seconds after which it is hedged, or None for the ``quantile`` of the times of successful tries.
+        after: seconds after which a call is hedged; None to use the ``quantile`` of the seconds that successful tries took.
         quantile: a number between 0 and 1.
         most: maximum number of hedges per call.
         share: number of hedges that each call adds to the budget of all calls.
@@ -53,7 +53,7 @@ class Hedging(NamedTuple):
 
 
 class Breaking(NamedTuple):
-    """``threshold`` failures in a row open the circuit breaker of a key for ``recovery`` seconds."""
+    """Settings of a circuit breaker: ``threshold`` failures in a row open the circuit breaker of a key for ``recovery`` seconds."""
 
     threshold: int
     recovery: float
@@ -65,7 +65,7 @@ class Adapting(NamedTuple):
     Attributes:
         least, most: the bounds of the limit.
         errors: share (0 to 1) of failed tries above which the limit falls.
-        seconds: mean time of a successful try above which the limit falls, or None.
+        seconds: mean seconds of a successful try above which the limit falls; None if the limit does not depend on them.
     """
 
     least: int
@@ -75,7 +75,7 @@ class Adapting(NamedTuple):
 
 
 class FunctionOptions(NamedTuple):
-    """Options of a call.
+    """Options of a call of a decorated function.
 
     Attributes:
         level: priority, 0 (most urgent) to 9.
@@ -87,10 +87,11 @@ class FunctionOptions(NamedTuple):
         rate: rate limit of each key, or None.
         hedging: when to hedge, or None.
         breaking: circuit breaker of each key, or None.
-        adapting: settings of an adaptive limit, or None. The rate limit adapts. Without a rate limit, the pool's concurrency limit adapts.
-            The adaptive limit never exceeds the configured one.
-        paced: its tries wait for the rate limit. If False, they do not wait, but count towards the rate limit.
-        noted: decisions are logged in ``Call.notes``.
+        adapting: settings of an adaptive limit, or None. If there is a rate limit, the rate limit adapts. Otherwise the pool's concurrency
+            limit adapts. The adaptive limit never exceeds the configured limit.
+        paced: True if the tries of the call wait for the rate limit. If False, the tries do not wait, but they still count towards the rate
+            limit.
+        noted: True if the decisions about the call are logged in ``Call.notes``.
     """
 
     level: int = 5
@@ -108,18 +109,18 @@ class FunctionOptions(NamedTuple):
 
 
 FALL, RISE = 0.5, 1.1
-"""Factors by which an adaptive limit falls and rises."""
+"""``FALL``: factor on an adaptive limit when it falls. ``RISE``: factor on the limit when it rises; the limit rises by at least 1."""
 LEAST_ROUND = 5
-"""Number of tries that must have ended at least before an adaptive limit is evaluated."""
+"""Minimum number of tries that must have ended before an adaptive limit is evaluated."""
 
 
 class AimdLimit:
-    """An adaptive limit between two bounds.
+    """Adapts a limit between two bounds.
 
     Args:
         config: the bounds, and the conditions under which the limit falls.
         start: initial limit, clamped to the bounds.
-        most: upper bound in addition to the one in ``config``.
+        most: upper bound in addition to the upper bound in ``config``.
 
     Attributes:
         limit: the present limit.
@@ -201,7 +202,10 @@ def adapted(adaptive: AimdLimit | None, config: Adapting | None, start: float, m
 
 
 class SlidingWindowLimit:
-    """At most ``size`` starts in any half-open interval of ``window`` seconds. Both may be changed; past starts count."""
+    """Allows at most ``size`` starts in any half-open interval of ``window`` seconds.
+
+    ``size`` and ``window`` may be changed. Starts before a change still count.
+    """
 
     __slots__ = ("_starts", "size", "window")
 
@@ -218,7 +222,7 @@ class SlidingWindowLimit:
 
     @property
     def clear_at(self) -> float:
-        """Time from which past starts no longer count."""
+        """Time after which past starts no longer count."""
         return self._starts[-1] + self.window if self._starts else -inf
 
     def take(self, now: float) -> None:
@@ -229,11 +233,11 @@ class SlidingWindowLimit:
 
 
 class Breaker:
-    """A circuit breaker: closed, open until a time, or half-open with one probe call in flight.
+    """A circuit breaker. It is closed, open until a time, or half-open with one probe call in flight.
 
     Attributes:
         config: the configuration; may be replaced at any time.
-        probe: the call whose outcome decides, while half-open; else None.
+        probe: the call whose outcome decides while the breaker is half-open, or None.
         failures: failures in a row.
     """
 
@@ -286,6 +290,9 @@ class Breaker:
         return True
 
     def over(self, call: object) -> None:
-        """Record that a call has ended. If it is the probe and has neither succeeded nor failed, another call may become the probe."""
+        """Record that a call has ended.
+
+        If the call is the probe and has neither succeeded nor failed, another call may become the probe.
+        """
         if self.probe is call:
             self.probe = None

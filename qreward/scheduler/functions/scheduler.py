@@ -1,4 +1,4 @@
-"""The scheduler of function calls: decides when a call is tried, retried, hedged or ended, with which error, and why it waits.
+"""The scheduler of function calls. It decides when a call is tried, retried, hedged or ended, and with which error a call ends.
 
 It is pure: each input carries the time ``now``, and the resulting commands are appended to ``out``. ``scheduler.scheduler`` describes the
 commands, and ``functions.state`` describes keys and groups.
@@ -64,7 +64,7 @@ def learn(now: float, attempt: Attempt, call: Call, outcome: Answer | CallFailur
 
 
 def record_failure(now: float, call: Call, sent_at: float) -> bool:
-    """Count a failed try, or one that exceeded its call's timeout. Returns True if it opens the circuit breaker."""
+    """Count a try that failed or whose call exceeded its timeout. Returns True if this failure opens the circuit breaker."""
     _adapt(call, AimdLimit.failed, now, sent_at)
     breaker = call.key_state.breaker
     if breaker is None or not breaker.failed(now, call):
@@ -74,20 +74,20 @@ def record_failure(now: float, call: Call, sent_at: float) -> bool:
 
 
 def _adapt(call: Call, record: Callable[..., bool], *event: float) -> None:
-    """Record an event in the adaptive limits of a call's key and of its group, and apply those that change."""
+    """Record an event in the adaptive limits of a call's key and of its group, and apply the limits that change."""
     for holder in (call.key_state, call.function.group):
         if holder.adaptive is not None and record(holder.adaptive, *event):
             holder.apply()
 
 
 def next_try(now: float, call: Call, rng: Random, wait: float | None = None) -> float:
-    """Return when the next retry of a call may be made; inf if its deadline or the circuit breaker allows none.
+    """Return when the next retry of a call may be made; inf if its deadline or the circuit breaker allows no retry.
 
-    ``wait`` is a number of seconds that the error or the user states, and is used exactly. None uses the backoff.
+    ``wait`` is a number of seconds that the error or the user states, and is used exactly. If it is None, the backoff is used.
     """
     if wait is None:
         pause = backoff(*call.options.pause, call.retries + 1, rng)
-        at = max(now + min(pause, (call.deadline - now) / 2), call.not_before)  # a shorter backoff if time is short
+        at = max(now + min(pause, (call.deadline - now) / 2), call.not_before)  # the backoff is at most half of the time that is left
     else:
         at = now + wait
     breaker = call.key_state.breaker
@@ -137,7 +137,7 @@ FORGETS = 1000
 
 
 class CallScheduler:
-    """The scheduler of the functions of one pool.
+    """Schedules the calls of all functions of one pool.
 
     Args:
         rng: the only source of randomness.
@@ -184,7 +184,7 @@ class CallScheduler:
         self._set_timer(call)
 
     def withdraw(self, now: float, calls: list[Call]) -> None:
-        """Drop calls that their caller has abandoned. Their tries are cancelled, and no FINISH follows."""
+        """Drop calls that the caller has abandoned. The tries of these calls are cancelled, and no FINISH follows."""
         for call in calls:
             if not call.done:
                 self._end(now, call, CancelReason.ABANDONED)
@@ -413,7 +413,7 @@ class CallScheduler:
             self._empty(now, call.key_state)
 
     def _empty(self, now: float, state: KeyState) -> None:
-        """End the waiting calls of a key whose circuit breaker has opened, except those with a try in flight."""
+        """End the waiting calls of a key whose circuit breaker has opened, except calls with a try in flight."""
         calls = state.queue.empty()
         self._arrange(now, state)
         for call in calls:

@@ -31,13 +31,13 @@ ENOUGH = 20
 
 @dataclass(slots=True, eq=False)
 class CallFailure:
-    """A try that raised an exception."""
+    """The outcome of a try that raised an exception."""
 
     error: BaseException  # the exception that the caller receives if the call is not retried
     _: KW_ONLY
     again: bool = True  # the call may be retried, and the try counts as a failure; if False, the error ends the call and does not count
     wait: float | None = None  # seconds after which the call may be retried, if the error or the user states them; NaN or less than 0 is 0
-    overloaded: bool = False  # it was rejected because of overload: that uses up a retry, but does not count for the circuit breaker
+    overloaded: bool = False  # the try was rejected because of overload; it uses up a retry, but does not count for the circuit breaker
     covered: bool = False  # a default may be returned instead of this exception
 
     def __post_init__(self) -> None:
@@ -46,7 +46,7 @@ class CallFailure:
 
 
 class Call(Task):
-    """A task that is a call of a function. Several tries of it may be in flight at once.
+    """A task that is one call of a function. Several tries of the call may be in flight at once.
 
     Attributes:
         function, key: the function, and the key of the call.
@@ -55,13 +55,13 @@ class Call(Task):
         rank: sort key, smaller first. It is the arrival time plus some seconds per priority level.
         tried: tries in flight, oldest first.
         begun: number of tries started.
-        retries, hedges: numbers of tries beyond the first, by reason.
+        retries, hedges: number of tries that were started as retries, and as hedges.
         tries: number of tries that failed.
         streak: number of tries that failed since the last try that was rejected because of overload.
         error, covered: the last failure; see ``CallFailure``.
         not_before: no other try may start before this time, because the error or the user states a wait.
         retry_at, hedge_at: when the next retry or hedge is due; inf for none.
-        notes: the decisions about it with their times, or None if they are not logged.
+        notes: the decisions about the call with their times, or None if decisions are not logged.
     """
 
     __slots__ = (
@@ -107,7 +107,7 @@ class Call(Task):
     def may_retry(self) -> bool:
         """Return whether a retry may be made now, in addition to the tries in flight.
 
-        One try may be in flight, and one more for each failure since the last overload, up to ``parallel_tries``.
+        One try may be in flight, and one further try for each failure since the last overload, but at most ``parallel_tries`` in all.
         """
         options = self.options
         return self.retries < options.retries and len(self.tried) < max(1, min(options.parallel_tries, 1 + self.streak))
@@ -118,7 +118,7 @@ class Call(Task):
 
 
 class ConcurrencyGroup:
-    """Concurrency limit over all keys of all functions of a pool.
+    """Limits the tries in flight of a pool, over all keys of all functions of the pool.
 
     Attributes:
         limit: tries that may be in flight now; inf without a limit.
@@ -139,7 +139,7 @@ class ConcurrencyGroup:
         self._most: float = inf
 
     def follow(self) -> None:
-        """Update the limit from the options of the functions. If these have different limits, the lowest one applies."""
+        """Update the limit from the options of the functions. If the functions have different limits, the lowest limit applies."""
         options = [function.options for function in self.functions]
         self._most = min((each.most for each in options if each.most is not None), default=inf)
         adapting = [each.adapting for each in options if each.rate is None and each.adapting is not None]
@@ -156,7 +156,7 @@ def _strictness(adapting: Adapting) -> tuple[float, ...]:
 
 
 class KeyState:
-    """State of one key of a function. For the engine it is the source of an attempt.
+    """Holds the state of one key of a function. For the engine, a ``KeyState`` is the source of an attempt.
 
     Attributes:
         function: the function.
@@ -231,7 +231,7 @@ class KeyState:
         return not self.calls and not self.inflight
 
     def clear_at(self) -> float:
-        """Return the time from which on the key can be dropped without losing state that is needed; inf while the key is in use."""
+        """Return the time after which the key can be dropped without losing state that is needed; inf while the key is in use."""
         if not self.idle:
             return inf
         at = self.closed_until if self.rate_limit is None else max(self.closed_until, self.rate_limit.clear_at)
@@ -242,15 +242,15 @@ class KeyState:
 
 
 class Function:
-    """One decorated function.
+    """Holds the state of one decorated function.
 
     Attributes:
         name: its name in messages.
         group: the concurrency group of its pool.
         options: its present options.
-        keyed: it may have more than one key.
+        keyed: True if the function may have more than one key.
         keys: state of each key.
-        quantiles: of the seconds that successful tries took.
+        quantiles: quantiles of the seconds that successful tries took.
         hedges_left: hedge budget, to which each call adds.
         counters: counts of calls and tries.
     """
@@ -293,7 +293,7 @@ class Function:
             heappush(self._resting, (state.clear_at(), self._rests, state))
 
     def forget(self, now: float, most: float = inf) -> None:
-        """Drop keys whose state is not needed any more, checking at most ``most`` of those that are due."""
+        """Drop keys whose state is not needed any more. At most ``most`` keys are checked."""
         resting = self._resting
         while resting and most > 0 and resting[0][0] <= now:
             state = heappop(resting)[2]

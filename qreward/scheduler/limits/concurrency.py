@@ -36,11 +36,12 @@ from random import Random
 DEFAULT_LIMIT = 64
 """Maximum number of requests in flight at an endpoint that has neither a configured nor an adaptive limit."""
 PATIENCE = 100
-"""Number of answers after which a lowered limit is raised again. So at most about one request in this number is rejected."""
+"""Number of answers after which a ``FixedLimit`` that was lowered is raised again; fewer answers if the limit is small. So if the limit is
+large, at most about one request in this number is rejected."""
 
 
 Changes = dict[tuple[str, str], int]
-"""Counts of the changes of a limit. The key is a pair: ``up`` or ``down``, and one word for the reason."""
+"""Numbers of changes of a limit. The key is a pair: the direction (``up`` or ``down``), and one word for the reason."""
 
 
 def count_change(changes: Changes, before: int, after: int, reason: str) -> None:
@@ -86,10 +87,11 @@ class ConcurrencyLimit:
 
 
 class FixedLimit(ConcurrencyLimit):
-    """A configured limit, or the default.
+    """Limits the requests in flight to a configured number, or to ``DEFAULT_LIMIT`` without one. Only rejects lower the limit.
 
-    If the source rejects requests but still serves others, the limit falls to the number of requests that the source serves. After 100
-    answers (fewer if the limit is small) the limit doubles, up to the configured limit. A single reject among good answers is ignored.
+    If the source rejects a request but still serves other requests, the limit falls to the number of requests that the source serves. After
+    100 answers (fewer if the limit is small) the limit doubles, but it never exceeds the configured limit. A single reject among good
+    answers is ignored.
     """
 
     def __init__(self, limit: int | None = None) -> None:

@@ -3,17 +3,17 @@
 The headers of a response *advertise* the ``remaining`` amount of a limit, and the seconds (``reset``) until all of it is available again.
 There are two kinds of limits, which the headers do not distinguish. A *bucket* refills continuously, and its ``reset`` grows with use.
 OpenAI's limits are buckets. Their reset is "the time until the rate limit resets to its initial state" (guide to rate limits). For example,
-it was 13.554 s after 4,518 of 20,000 tokens a minute were used. A *window* ends at a fixed time, at which the whole limit is available
-again (``RateLimit-Reset`` of draft-ietf-httpapi-ratelimit-headers-06; proxies that count calendar minutes).
+the reset was 13.554 s after 4,518 of 20,000 tokens a minute were used. A *window* ends at a fixed time, at which the whole limit is
+available again (``RateLimit-Reset`` of draft-ietf-httpapi-ratelimit-headers-06; proxies that count calendar minutes).
 
 A1  The remaining amount is computed from the response to the latest request. It is the amount that this response advertised, less the cost
     of requests sent after that request, plus the refill since then. Responses to earlier requests are outdated. Requests that
     were sent at the same instant may be processed in any order. If the server writes the headers when it answers, it has counted some later
     requests already. The computed amount is then too low until the next response.
 A2  If ``remaining`` falls and ``reset`` rises, the limit is a bucket; if both fall, it is a window. The latest such observation counts.
-    Before the first observation the limit is taken for a window, with one exception. If the used amount divided by ``reset`` equals the
-    limit divided by a usual window, the limit is taken for a bucket. The refill rate of a bucket is the fall of ``remaining`` divided by
-    the rise of ``reset``.
+    Before the first observation the limit is taken for a window, unless the used amount divided by ``reset`` equals the limit divided by a
+    usual window. In that case the limit is taken for a bucket. The refill rate of a bucket is the fall of ``remaining`` divided by the rise
+    of ``reset``.
 A3  If nothing remains, requests wait for the refill or for the end of the window. After a minute without a request, or when the time of a
     ``Retry-After`` has passed, one request is sent anyway. If this request is answered and the response advertises that nothing remains,
     the headers are ignored until they advertise a remaining amount. An answer without the header ends the limit.
@@ -40,8 +40,8 @@ LONG = USUAL_WINDOWS[2:]
 """Lengths in seconds of the windows that are recognised from a single response. The shorter usual windows are left out, because a small
 empty bucket would look like a window of one second."""
 NEAR, EXACT = 0.25, 0.05
-"""Relative tolerances (0 to 1) within which a window counts as a usual one. ``NEAR`` is for a measured window, ``EXACT`` for a window that
-a single response shows."""
+"""Relative tolerances (0 to 1) within which a window counts as a usual window. ``NEAR`` is for a measured window, ``EXACT`` for a window
+that a single response shows."""
 MARKED = 0.05
 """Share (0 to 1) of the largest ``remaining`` seen. ``remaining`` must have fallen by this much before it is decided whether the limit is a
 bucket or a window."""
@@ -60,24 +60,24 @@ LONGEST_WAIT = 60.0
 FORGOTTEN = 300.0
 """Seconds after which an advertised limit is dropped if no response has advertised it again."""
 DOUBT = 0.25
-"""Share (0 to 1) of the reserved tokens by which the used tokens may exceed them."""
+"""Share (0 to 1) of the reserved tokens by which the used tokens may exceed the reserved tokens."""
 RESERVE = 0.05
 """Maximum share (0 to 1) of a window's limit that is kept free for a large request. It is small, because the kept part is lost if no large
-request comes before the window ends. For a bucket there is no such maximum, because its kept part is not lost."""
+request comes before the window ends. For a bucket there is no such maximum, because the kept part of a bucket is not lost."""
 FADE = 0.998
-"""Factor by which each request multiplies the largest recent cost, and each response the longest recent lag. Each of them halves in about
-350 steps."""
+"""Factor by which each request multiplies the largest recent cost, and each response the longest recent lag. The cost halves in about 350
+requests, and the lag in about 350 responses."""
 PRIOR, MEMORY = 10.0, 0.99
 """``PRIOR``: weight of the initial estimate, as a number of requests. ``MEMORY``: factor by which each new charge multiplies the weight of
 older charges."""
 MOST_SCALE = 8.0
 """Largest value of ``scale``, which is the server's charges divided by the estimates. The smallest value is 1 divided by this number."""
 REMEMBERED = 4096
-"""Maximum number of send times that are kept. The number would grow without it if no response advertised the limit."""
+"""Maximum number of send times that are kept. Without this maximum, the number would grow while no response advertises the limit."""
 
 
 class HeaderRateLimit:
-    """One advertised limit, on requests or on tokens, with the interface of a ``Gcra``.
+    """Follows a limit on requests or on tokens that a server advertises. It has the interface of a ``Gcra``.
 
     Args:
         pace: the configured limit, which applies as well.
@@ -108,11 +108,11 @@ class HeaderRateLimit:
         self._open = 0.0  # reserved amount that is not settled
         self._largest = 1.0  # largest recent cost of a request
         # what responses advertise
-        self._follows = False  # they advertise ``remaining``, and not only the limit
+        self._follows = False  # responses advertise ``remaining``, and not only the limit
         self._newest, self._advertised_at = -inf, -inf  # when the latest request with headers was sent, and when it was answered
-        self._replies, self._lowest = 0, 0.0  # the responses to requests sent at that instant: their number and lowest ``remaining``
+        self._replies, self._lowest = 0, 0.0  # responses to requests sent at ``_newest``: number, and lowest ``remaining``
         self._nonsense = False  # headers are ignored, by A3
-        self._sums = (0.0, 0.0)  # charged and estimated amounts, with more weight on recent ones
+        self._sums = (0.0, 0.0)  # charged and estimated amounts, with more weight on recent amounts
         self._reference: tuple[float, float, float] | None = None  # (sent at, cost so far, remaining) that charges are compared with
         # the kind of limit
         self._bucket: bool | None = None  # whether it is a bucket; None if unknown
@@ -176,8 +176,7 @@ class HeaderRateLimit:
         """Correct the charge of a request that has ended.
 
         While the server advertises ``remaining``, the tokens that an answer used do not change the remaining amount, because the server
-        counts them itself. Besides, the first answers to arrive are the short ones, so the tokens that they used would be too low an
-        estimate.
+        counts them itself. Besides, short answers arrive first, so the tokens that the first answers used would be too low an estimate.
 
         Args:
             reserved: the amount that was charged.
@@ -204,8 +203,8 @@ class HeaderRateLimit:
                 last response with a limit.
             answered: the request was served, not rejected.
             others: cost of the other requests in flight; used only with the first advertised limit.
-            hint: seconds after which a rejected request may be retried, as the server requests, or None. Takes precedence over computed
-                times.
+            hint: seconds after which a rejected request may be retried, as the server requests, or None. The hint takes precedence over
+                computed times.
         """
         if info is not None:
             self._apply(now, sent_at, info, answered, others)
@@ -227,7 +226,7 @@ class HeaderRateLimit:
         if sent_at < max(self._newest, self._began) or (limit is not None and limit <= 0):
             return
         if remaining is None:
-            if limit is None or window is None:  # a limit of unknown window may be per second, and would be taken for one per minute
+            if limit is None or window is None:  # a limit of unknown window may be per second, and would be taken for a limit per minute
                 return
             remaining = limit if self._left == inf else min(limit, self._left)
             self._follows = False
@@ -266,7 +265,7 @@ class HeaderRateLimit:
         self._at = max(self._at, now)
 
     def _follow(self, now: float, sent_at: float, remaining: float, *, later: bool) -> None:
-        """Set the remaining amount to the advertised one, less the cost of later requests, plus the refill since then."""
+        """Set the remaining amount to the advertised amount, less the cost of later requests, plus the refill since then."""
         sends = self._sends
         while sends and sends[0][0] < sent_at:
             sends.popleft()
@@ -345,8 +344,8 @@ class HeaderRateLimit:
     def _update_end(self, now: float, sent_at: float, reset: float) -> None:
         """Update the end of the window, which lies between ``sent_at + reset`` and ``now + reset``.
 
-        The upper bound is used. If several responses give upper bounds, the lowest one counts once the limit is known to be a window, and
-        the highest one before that.
+        The upper bound is used. Several responses may give different upper bounds. Before the limit is known to be a window, the highest
+        upper bound counts. After that, the lowest upper bound counts.
         """
         self._longest = max(self._longest, reset)
         first = self._guessed or sent_at + reset > self._full_at
@@ -380,7 +379,7 @@ class HeaderRateLimit:
 
 
 def near_usual(seconds: float) -> float:
-    """Return the usual window near this number of seconds, or the number itself.
+    """Return the usual window that is near a number of seconds. If there is none, return the number itself.
 
     Example:
         >>> near_usual(57.0), near_usual(25.0)

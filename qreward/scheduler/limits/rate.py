@@ -1,9 +1,9 @@
-"""Rate limits: a configured one (``Gcra``), and one learned from rejects (``LearnedRate``).
+"""Rate limits: a configured limit (``Gcra``), and a limit that is learned from rejects (``LearnedRate``).
 
 ``Gcra`` is the generic cell rate algorithm (ITU-T I.371). It needs one float per limit and constant time per request, and its wake times
 are exact. A request delays the theoretical arrival time by the cost of the request divided by the rate. The next request is allowed once
-that time is at most ``burst`` seconds ahead. A request whose cost exceeds the burst is allowed too; later requests then wait until its cost
-is paid off.
+the theoretical arrival time is at most ``burst`` seconds ahead. A request whose cost exceeds the burst is allowed too; later requests then
+wait until its cost is paid off.
 
 ``LearnedRate`` has no limit until a reject carries a hint (``Retry-After``), which may mean a rate limit. Then it allows the rate at which
 requests were accepted over the last minute, less 2 %. Token buckets and limits per calendar minute both allow that rate. The rate is raised
@@ -18,12 +18,12 @@ from __future__ import annotations
 from math import inf
 
 BURST = 0.1
-"""Seconds; the requests that the rate allows in this time may be sent at once. With one second, a provider that counts in windows of one
-second can receive twice the rate (simulated)."""
+"""Seconds. The requests that the rate allows in this time may be sent together. With a value of one second, a provider that counts in
+windows of one second could receive twice the rate (simulated)."""
 
 
 class Gcra:
-    """A limit on requests or tokens per second."""
+    """Limits the requests or the tokens per second."""
 
     def __init__(self, rate: float, burst: float = BURST) -> None:
         self.rate = rate
@@ -44,7 +44,12 @@ class Gcra:
         self._arrival -= cost / self.rate
 
     def settle(self, reserved: float, used: float) -> None:
-        """Correct the charge of a request that has ended. ``reserved`` was charged; ``used`` was really used, 0 if it was not served."""
+        """Correct the charge of a request that has ended.
+
+        Args:
+            reserved: the amount that was charged.
+            used: the amount that the request really used; 0 if it was not served.
+        """
         self.give_back(reserved - used)
 
 
@@ -53,23 +58,24 @@ SPAN = 60
 SHARE = 0.98
 """Share (0 to 1) of the rate of accepted requests that becomes the learned rate."""
 FIRST_RAISE, LARGEST_RAISE = 0.02, 0.30
-"""Shares (0 to 1) of the rate by which it is raised: ``FIRST_RAISE`` in the first raise, ``LARGEST_RAISE`` at most."""
+"""Shares (0 to 1) of the learned rate. ``FIRST_RAISE``: the share by which the first raise increases the rate. ``LARGEST_RAISE``: the
+largest share by which a later raise increases the rate."""
 CALM, NEXT = 20.0, 5.0
 """``CALM``: seconds without a reject before the first raise. ``NEXT``: seconds without a reject between two raises."""
 EVIDENCE = 5
-"""Number of accepted requests in the last minute that are needed to learn a rate. The same number of answers is needed before a reject
+"""Minimum number of accepted requests in the last minute for a rate to be learned. The same number of answers is needed before a reject
 counts against a learned rate."""
 
 
 class LearnedRate:
-    """A limit on requests per second that is learned from rejects. There is no limit before a reject carries a hint."""
+    """Limits the requests per second to a rate that is learned from rejects. There is no limit before a reject carries a hint."""
 
     def __init__(self) -> None:
         self._pace: Gcra | None = None
         self._accepted: dict[int, int] = {}  # second -> requests sent and not rejected, over the last minute
         self._began: float | None = None  # when the first request was sent
         self._changed = self._cut = -inf  # when the rate was last changed, and when it was last lowered
-        self._answered = 0  # answers since it was last lowered
+        self._answered = 0  # answers since the rate was last lowered
         self._in_vain = False  # the rate was last lowered although it had not been raised before
         self._raised = 0.0  # share by which the rate was last raised; 0 before the first raise
 

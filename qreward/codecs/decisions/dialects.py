@@ -1,4 +1,4 @@
-"""All dialects by name, and a table of the dialect that each endpoint was found to use."""
+"""All dialects by name, and a table of the dialects that endpoints use."""
 
 from __future__ import annotations
 
@@ -19,17 +19,18 @@ DIALECTS: Mapping[str, Dialect] = {
 }
 """Every dialect, by its name."""
 EXPECTED: Mapping[str, str] = {"sglang": "sglang", "vllm": "vllm"}
-"""Kind of an endpoint -> the dialect to try first; ``openai`` for all other kinds."""
+"""Kind of an endpoint -> the dialect to try first. For all other kinds, the dialect to try first is ``openai``."""
 PROBE = DecisionInput("2 + 2 = 4", (YesNo("The sum is right."),))
 """A small decision that shows which dialect a server uses. OpenAI and vLLM answer it in the dialect ``openai``, and SGLang refuses it.
 A vLLM server whose model cannot decide answers 501."""
 
 MOST_KNOWN = 8192
-"""Maximum number of pairs of endpoint and model that are remembered. There is a limit because callers choose the names of models."""
+"""Maximum number of pairs of endpoint and model that are remembered. A full table is emptied. There is a limit because callers choose the
+names of models."""
 
 
 class DialectTable:
-    """The dialects that endpoints use, for each pair of endpoint and model."""
+    """Stores the dialect of each pair of endpoint and model."""
 
     default = OPENAI
 
@@ -72,6 +73,6 @@ class DialectTable:
         self._known.pop((endpoint.name, endpoint.base_url, model), None)
 
     def limits(self, endpoints: Iterable[Endpoint], model: str) -> tuple[int, int]:
-        """Return the maximum number of questions in a request, and of options in a question, that every one of the endpoints takes."""
+        """Return two limits that all the endpoints accept: the maximum number of questions in a request, and of options in a question."""
         dialects = [self.expected(endpoint, model) for endpoint in endpoints]
         return min(dialect.most_questions for dialect in dialects), min(dialect.most_options for dialect in dialects)

@@ -32,7 +32,7 @@ _TYPES = {YesNo: "noul", Score: "score", Choice: "choice"}
 
 
 class SystemOneDialect(Dialect):
-    """Decisions of System One. vLLM takes 26 options and SGLang 255."""
+    """Asks for decisions with the System One API. vLLM takes at most 26 options, and SGLang takes at most 255."""
 
     name = "systemone"
     path = "/systemone"

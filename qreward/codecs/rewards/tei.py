@@ -20,7 +20,7 @@ reads the limit of the items from ``GET /info``."""
 
 
 class TeiLabels(ListCodec):
-    """``POST /predict`` for the probability of each label. The server sorts labels by score."""
+    """Codec of ``POST /predict`` for the probability of each label. The server sorts labels by score."""
 
     path = "/predict"
     native = True
@@ -39,7 +39,7 @@ class TeiLabels(ListCodec):
 
 
 class TeiPredict(TeiLabels):
-    """``POST /predict`` for a reward. The server sorts labels by score, so the reward is selected by its name."""
+    """Codec of ``POST /predict`` for a reward. The server sorts labels by score, so the reward is selected by the name of its label."""
 
     def defaults(self) -> dict[str, Any]:
         return {"raw_scores": not self.settings.activation}
@@ -67,7 +67,7 @@ class TeiPredict(TeiLabels):
 
 
 class TeiRerank(Rerank):
-    """``POST /rerank`` returns an array that is sorted by score."""
+    """Codec of ``POST /rerank``, which returns an array that is sorted by score."""
 
     native = True
     member = "texts"
@@ -77,7 +77,7 @@ class TeiRerank(Rerank):
 
 
 class TeiEmbeddings(EmbeddingList):
-    """``POST /v1/embeddings``. It is used instead of ``/embed`` because it reports the usage."""
+    """Codec of ``POST /v1/embeddings``. This route is used instead of ``/embed``, because it reports the usage."""
 
     path = "/v1/embeddings"
     native = True

@@ -120,9 +120,9 @@ class Choice:
 
     Args:
         instructions: the question that the choice answers.
-        choices: a list of 2 to 255 options, which are texts or bools; or a mapping from options to descriptions. OpenAI accepts
-            at most 255 options, vLLM and SGLang accept 26, and chat models accept 20. Servers call the options A, B, ..., so an option that
-            is a single letter must be the letter of its position.
+        choices: a list of 2 to 255 options, which are texts or bools; or a mapping from options to descriptions. OpenAI accepts at most 255
+            options, vLLM and SGLang accept 26, and chat models accept 20. Servers call the options A, B, ..., so an option that is a single
+            letter must be the letter of its position.
         name: name of the answer in the :class:`Decision`; None for no name.
 
     Example:
@@ -280,8 +280,8 @@ class AnswerTable(msgspec.Struct, frozen=True):
 
     Attributes:
         questions: the questions.
-        probabilities: the probabilities of all options of the first question, then those of all options of the second question, and so
-            on. All options of a question with an error have the probability 0.
+        probabilities: the probabilities of all options of the first question, then those of all options of the second question, and so on.
+            All options of a question with an error have the probability 0.
         label_masses: the label mass of each question, as in :class:`DecisionAnswer`; None for a question with an error.
         confidences: the confidence of each question, as in :class:`DecisionAnswer`; 0 for a question with an error.
         errors: index of a question -> its error.

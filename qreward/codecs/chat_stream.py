@@ -3,11 +3,10 @@
 A fast decoder (0.4 us) reads each chunk in the usual form. A slower, lenient decoder reads all other chunks. This module does not depend on
 HTTP.
 
-The members of the deltas are merged by these rules. Texts are concatenated. For ``id``, ``role`` and ``type``, the first
-value counts instead. If a server repeats the name of a function, the repeated name is ignored. A list item with an ``index`` is merged with
-the earlier item that has this index. Lists without indexes are concatenated. For any other type, the last value counts. Therefore, members
-that are not in the OpenAI API (``reasoning_content``, ``token_ids`` and others) get the form that they have in a response without
-streaming.
+The members of the deltas are merged by these rules. Texts are concatenated. For ``id``, ``role`` and ``type``, the first value counts
+instead. If a server repeats the name of a function, the repeated name is ignored. A list item with an ``index`` is merged with the earlier
+item that has this index. Lists without indexes are concatenated. For any other type, the last value counts. Therefore, members that are not
+in the OpenAI API (``reasoning_content``, ``token_ids`` and others) get the form that they have in a response without streaming.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ class ChunkChoice(msgspec.Struct, gc=False, forbid_unknown_fields=True):
         index: number of the choice.
         delta: the new parts of the message.
         finish_reason: reason why the choice ended, in the form that the server sent.
-        logprobs: undecoded JSON of the log probabilities; ``null`` if there are none. Log probabilities are not decoded on arrival,
-            because they are seldom read and far longer than the text.
+        logprobs: undecoded JSON of the log probabilities; ``null`` if there are none. Log probabilities are not decoded on arrival, because
+            they are seldom read and far longer than the text.
         more: members that are not in the OpenAI API, such as ``stop_reason`` and ``token_ids``.
     """
 

@@ -32,8 +32,8 @@ class PassthroughAnswer(msgspec.Struct, gc=False):
 
 
 class PassthroughCodec:
-    """Encodes ``POST`` requests to any route of a server, and decodes the responses. The body consists of ``model`` and the
-    parameters of the request. The inputs are not sent.
+    """Encodes ``POST`` requests to any route of a server, and decodes the responses. The body consists of ``model`` and the parameters of
+    the request. The inputs are not sent.
 
     Args:
         path: the route, relative to the root of the server, such as ``/v1/score``.

@@ -1,6 +1,6 @@
 """Functions for a scorer that was passed as an argument: its asynchronous form, and its description in a journal.
 
-This module must not know how a scorer works.
+This module uses only the interface of scorers.
 """
 
 from __future__ import annotations

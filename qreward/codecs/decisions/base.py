@@ -1,7 +1,7 @@
 """The base of all dialects of decisions: the input of a call, the encoding of the input, and checks of the numbers in answers.
 
-A dialect is the form in which one API takes questions and returns answers. In code, a dialect is a ``Codec``. The ``inputs`` of
-its calls are a ``DecisionInput``.
+A dialect is the form in which one API takes questions and returns answers. In code, a dialect is a ``Codec``. The ``inputs`` of its calls
+are a ``DecisionInput``.
 """
 
 from __future__ import annotations

@@ -79,8 +79,8 @@ class ListAnswer(msgspec.Struct, gc=False):
         usage: tokens of the whole request; None if the server reported no tokens.
         each: tokens of each item; None if the server did not report them.
         sizes: estimated prompt tokens of each item. ``usage`` is divided among the items in proportion to these sizes.
-        outputs: size of each item's generated text. The completion tokens of ``usage`` are divided in proportion to these sizes. None
-            if the operation generates no text.
+        outputs: size of each item's generated text. The completion tokens of ``usage`` are divided in proportion to these sizes. None if
+            the operation generates no text.
         kind: the type of an item's answer.
     """
 

@@ -1,14 +1,15 @@
 """Strict parsing of a judge's answer: a text becomes an instance of a pydantic model, or raises :class:`Unreadable`.
 
 An answer that is not clearly one verdict of the judge itself is rejected. A rejected answer costs another request, but a misread number
-would become a reward. This package must not know clients, prompts or the clock.
+would become a reward. This package must not import clients or prompts, and must not use the clock.
 
 The rules:
 
 - Reasoning: ``<think>``, ``<thinking>``, ``<reasoning>`` and ``<thought>`` blocks are removed. The answer is rejected if a block is not
-  closed, if there are two closing tags without opening tags, or if another verdict may stand before a closing tag without an opening one.
-- JSON: a JSON object is accepted if it is the whole answer, or the whole content of the only fenced block. In a text, it is accepted as a
-  sentence of its own, or after a label ("My verdict: {...}"), outside of quotations.
+  closed, if there are two closing tags without opening tags, or if a closing tag without an opening tag follows a text that may be another
+  verdict.
+- JSON: a JSON object is accepted if it is the whole answer, or the whole content of the only fenced block. Inside a longer text, a JSON
+  object outside of quotations is accepted if it is a sentence of its own, or if it follows a label ("My verdict: {...}").
 - Errors in JSON: trailing commas, single and typographic quotes, ``True``/``None``, comments, line breaks in strings, and keys without
   quotes or in another case are accepted. An answer with any other error is rejected, even if it also has a valid verdict.
 - A verdict in words is accepted if a whole sentence is the verdict and nothing else. It is a label with a value ("**Score:** 7/10", "Final
@@ -48,7 +49,8 @@ from qreward.judge.parsing.text import TextReader, Unreadable, sentences, withou
 __all__ = ["PreferenceVerdict", "ScoreVerdict", "Unreadable", "YesNoVerdict", "instruction", "read", "schema_of"]
 
 LONGEST = 100_000
-"""The maximum number of characters of an answer, without its reasoning. It limits the time that a hostile answer can take to parse."""
+"""The maximum number of characters of an answer, without its reasoning. This limit bounds the time that the parsing of a hostile answer can
+take."""
 
 _WRAPPED = re.compile(
     r"```\w{0,12}[ \t]*\n(?P<fenced>.*?)\n?[ \t]*```|<(?P<tag>answer|output|result|final|final_answer|judge?ment|evaluation)>(?P<tagged>.*)"
@@ -110,7 +112,7 @@ def _prepared(model: type[Any], scale: tuple[float, float] | None) -> tuple[Verd
 
 
 def _inside(text: str) -> str:
-    """Return the content if the text is one fenced block, tag or quotation, else ``""``."""
+    """Return the content if the text is one fenced block, tag or quotation. Otherwise return ``""``."""
     match = _WRAPPED.fullmatch(text.strip())
     return (match["fenced"] or match["tagged"] or match["quoted"] or "").strip() if match else ""
 
@@ -122,7 +124,7 @@ def _unwrapped(answer: str) -> str:
 
 
 def _whole_object(text: str) -> dict[str, Any] | None:
-    """Return the members of a JSON object if the whole text is the object; else None.
+    """Return the members of a JSON object if the whole text is the object. Otherwise return None.
 
     A fence, tag or quotes around the object are allowed.
     """
@@ -138,7 +140,7 @@ def _whole_object(text: str) -> dict[str, Any] | None:
 
 
 def _may_be_a_verdict(before: str, value: object, reader: TextReader) -> bool:
-    """Return whether the text before a closing reasoning tag without an opening one may contain a verdict of the judge.
+    """Return whether the text before a closing reasoning tag without an opening tag may contain a verdict of the judge.
 
     The judge may have quoted the tag from the judged text. Then the text before the tag is not reasoning.
     """

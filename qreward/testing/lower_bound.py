@@ -43,7 +43,7 @@ _ERRORS = ("dead", "error_503", "error_500")
 
 
 class TimeWindow(NamedTuple):
-    """A phase with its absolute start and end, in seconds."""
+    """Holds a phase with its absolute start and end, in seconds."""
 
     start: float
     end: float
@@ -51,7 +51,9 @@ class TimeWindow(NamedTuple):
 
 
 class Timeline:
-    """The phases of one endpoint. All times are in seconds, on the same clock as ``origin``, the time at which the endpoint started.
+    """Computes which phase of one endpoint is active at a time, and when work ends.
+
+    All times are in seconds, on the same clock as ``origin``, the time at which the endpoint started.
 
     Example:
         >>> slow = Timeline((Phase(behaviour="slow", factor=8, start=1, end=2),))
@@ -108,7 +110,7 @@ class Timeline:
             now = until
 
     def opens(self, now: float) -> float:
-        """Return the first time from ``now`` on at which requests are admitted."""
+        """Return the first time, not before ``now``, at which requests are admitted."""
         while refuses(self.at(now)):
             now = self.next_change(now)
         return now
@@ -150,7 +152,7 @@ class Timeline:
 
 
 def refuses(phase: Phase | None) -> bool:
-    """Return whether the phase refuses new requests and ends those in flight."""
+    """Return whether the phase refuses new requests and ends the requests in flight."""
     return phase is not None and phase.behaviour in _ERRORS
 
 
@@ -166,7 +168,7 @@ def _window(phase: Phase, origin: float) -> TimeWindow:
     return TimeWindow(origin + phase.start, end, phase)
 
 
-_NEGLIGIBLE = 1e-9  # seconds, requests or tokens; a resource of which no request uses more than this cannot limit anything
+_NEGLIGIBLE = 1e-9  # seconds, requests or tokens; a resource of which no request uses a larger amount cannot limit anything
 _FOREVER = 1e12  # seconds that count as infinite
 _BISECTIONS = 60  # number of halvings in the search for a time
 _ROUNDS = 2  # number of times that each step is tried on each price
@@ -175,11 +177,11 @@ _INITIAL_PRICE = 0.01  # cost of an average request in a resource that is not bi
 _SAMPLE = 1024  # number of (endpoint, request) pairs on which prices are improved
 
 Prices = list[float]
-"""The price of each resource. The resources of the first endpoint come first, then those of the second endpoint, and so on."""
+"""The price of each resource. The resources of the first endpoint come first, then the resources of the second endpoint, and so on."""
 
 
 class Resource(NamedTuple):
-    """A limited resource of an endpoint.
+    """Describes a limited resource of an endpoint.
 
     Attributes:
         supply: function that returns the amount which the endpoint can supply from the time 0 until a time.
@@ -258,7 +260,7 @@ def fluid(endpoints: Sequence[Sequence[Resource]], weight: float) -> float:
 
 
 class _DualProgram:
-    """The resources of all endpoints in one list, and the prices that make the dual of the linear program as large as possible."""
+    """Holds the resources of all endpoints in one list, and finds prices that make the dual of the linear program large."""
 
     def __init__(self, endpoints: Sequence[Sequence[Resource]], weight: float) -> None:
         self.endpoints = endpoints
@@ -329,7 +331,7 @@ class _DualProgram:
 
 
 def _first(holds: Callable[[float], bool]) -> float:
-    """Return the smallest time at which a monotone condition holds; infinite if it never does."""
+    """Return the smallest time at which a monotone condition holds; infinite if the condition never holds."""
     if holds(0.0):
         return 0.0
     high = 1e-3

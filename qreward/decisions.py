@@ -280,8 +280,8 @@ class AnswerTable(msgspec.Struct, frozen=True):
 
     Attributes:
         questions: the questions.
-        probabilities: the probabilities of all options of the first question, then those of all options of the second question, and so on.
-            All options of a question with an error have the probability 0.
+        probabilities: the probabilities of all options of the first question, then the probabilities of all options of the second question,
+            and so on. All options of a question with an error have the probability 0.
         label_masses: the label mass of each question, as in :class:`DecisionAnswer`; None for a question with an error.
         confidences: the confidence of each question, as in :class:`DecisionAnswer`; 0 for a question with an error.
         errors: index of a question -> its error.

@@ -1,4 +1,4 @@
-"""The codec of chat completions in the OpenAI API. It does not depend on HTTP or endpoints."""
+"""The codec of chat completions in the OpenAI API. This module does not depend on HTTP or endpoints."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class ChatCodec:
 
 
 class VerbatimChatCodec(ChatCodec):
-    """A ``ChatCodec`` that accepts every ``finish_reason``, for programs that check the reason themselves."""
+    """Accepts every ``finish_reason``, unlike ``ChatCodec``. It is for programs that check the reason themselves."""
 
     def takes(self, ending: str) -> bool:  # noqa: ARG002 - accepts every ending
         return True

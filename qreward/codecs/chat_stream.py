@@ -37,7 +37,7 @@ class ChunkChoice(msgspec.Struct, gc=False, forbid_unknown_fields=True):
         delta: the new parts of the message.
         finish_reason: reason why the choice ended, in the form that the server sent.
         logprobs: undecoded JSON of the log probabilities; ``null`` if there are none. Log probabilities are not decoded on arrival, because
-            they are seldom read and far longer than the text.
+            callers seldom read them, and because they are far longer than the text.
         more: members that are not in the OpenAI API, such as ``stop_reason`` and ``token_ids``.
     """
 
@@ -195,7 +195,7 @@ _FIRST = frozenset({"id", "created", "model"})
 
 
 class Pieces(list[str]):
-    """Holds the pieces of a text. They are joined when the completion is made."""
+    """Holds the pieces of a text. The pieces are joined when the completion is made."""
 
 
 class Indexed(dict[int, dict[str, Any]]):

@@ -1,4 +1,4 @@
-"""The codec of embeddings in the OpenAI API. It does not depend on HTTP or endpoints."""
+"""The codec of embeddings in the OpenAI API. This module does not depend on HTTP or endpoints."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """JSON encoding and decoding: strict for requests, lenient for responses.
 
-msgspec is tried first, because it is faster. The standard library handles the values and bodies that msgspec rejects.
+msgspec is tried first, because msgspec is faster than the standard library. The standard library handles the values and bodies that msgspec
+rejects.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _BYTES = (bytes, bytearray, memoryview)
 
 
 REFUSED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""Exceptions of msgspec's decoder. A body for which the decoder raises one of them is decoded leniently."""
+"""Exceptions of msgspec's decoder. A body for which the decoder raises one of these exceptions is decoded leniently."""
 
 
 def write(model: str, name: str, inputs: Any, params: Mapping[str, Any], *, all_text: bool) -> bytes:
@@ -53,7 +54,7 @@ def write(model: str, name: str, inputs: Any, params: Mapping[str, Any], *, all_
 
 
 def dumps(value: Any) -> bytes:
-    """Return a value as JSON. Raises ``BadRequest`` if JSON cannot represent it."""
+    """Return a value as JSON. Raises ``BadRequest`` if JSON cannot represent the value."""
     try:
         return _ENCODER.encode(value)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""The codec of requests to any route of a server. It sends the body as the caller wrote it, except for the name of the model.
+"""The codec of requests to any route of a server. The codec sends the body as the caller wrote it, except for the name of the model.
 
 A response must be a JSON object and must not contain an ``error``.
 """

@@ -101,7 +101,7 @@ def retry_after(headers: Headers, now: float) -> float | None:
 
 
 def should_retry(headers: Headers) -> bool | None:
-    """Return the value of the header ``x-should-retry``; None if it is neither true nor false."""
+    """Return the value of the header ``x-should-retry``; None if the value is neither true nor false."""
     return {"true": True, "false": False}.get((headers.get("x-should-retry") or "").strip().lower())
 
 
@@ -150,7 +150,8 @@ def _not_negative(number: float) -> float | None:
 def read(headers: Headers, now: float | None = None) -> RateLimitInfo | None:
     """Return the rate limits in the headers, or None if there are none.
 
-    If ``reset`` is a date, it is compared with the ``date`` header. Without a ``date`` header, it is compared with ``now``, the wall clock.
+    A ``reset`` that is a date is compared with the ``date`` header. Without a ``date`` header, ``reset`` is compared with ``now``, the wall
+    clock.
 
     Example:
         >>> read({"x-ratelimit-limit-requests": "60", "x-ratelimit-remaining-requests": "59", "x-ratelimit-reset-requests": "1s"})
@@ -216,7 +217,10 @@ def _window(policies: str, limit: str | None) -> float | None:
 
 
 def _of_draft(headers: Headers) -> RateLimit | None:
-    """Read ``ratelimit`` and ``ratelimit-policy``. Of the limits that count requests, return the one with the smallest remaining share."""
+    """Read ``ratelimit`` and ``ratelimit-policy``.
+
+    Of the limits that count requests, return the limit with the smallest remaining share.
+    """
     policies = dict(_items(headers.get("ratelimit-policy") or ""))
     found = []
     for name, item in _items(headers.get("ratelimit") or ""):

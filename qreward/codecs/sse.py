@@ -1,4 +1,4 @@
-"""An incremental parser of server-sent events. It does not depend on sockets and does not interpret events.
+"""An incremental parser of server-sent events. This module does not depend on sockets and does not interpret events.
 
 The parser follows the WHATWG HTML standard, section 9.2.6, with four exceptions:
 

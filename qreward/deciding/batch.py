@@ -35,7 +35,7 @@ class DividedItem:
         self._failed: list[AttemptRecord] = []  # attempts of requests that failed and were then divided
 
     def divided(self, place: tuple[int, ...], calls: list[WireRequest], attempts: tuple[AttemptRecord, ...] = ()) -> None:
-        """Replace the request at ``place`` by parts. ``attempts`` are the attempts of this request, if it was sent."""
+        """Replace the request at ``place`` by parts. ``attempts`` are the attempts of this request, if the request was sent."""
         self._calls.pop(place, None)
         self._calls |= {(*place, number): call for number, call in enumerate(calls)}
         self._failed += attempts

@@ -33,7 +33,7 @@ MOST_MODELS = 4096
 removed. There are limits because callers may use any number of names of models."""
 
 NEEDS_LABELS = "generative_scoring"
-"""Name of a dialect that is never assumed. It is used only if the settings of an endpoint name it."""
+"""Name of a dialect that is never assumed. An endpoint uses this dialect only if the settings of the endpoint name it."""
 
 ANY = "openai"
 """The ``kind`` of an endpoint whose settings do not name its server software."""

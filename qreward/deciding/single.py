@@ -1,4 +1,5 @@
-"""Send one decision of one caller. It becomes several requests if it has too many questions, or if the server rejects a question."""
+"""Send one decision of one caller. A decision becomes several requests if it has too many questions, or if the server rejects a
+question."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ Send = Callable[[WireRequest, RequestOptions], Awaitable[Result[Any]]]
 
 
 class DividedDecision:
-    """Sends one decision in parts.
+    """Sends one decision as one or several requests.
 
     Args:
         send: function that sends one request.

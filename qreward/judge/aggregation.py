@@ -103,9 +103,9 @@ def aggregate_scores(outcomes: Sequence[SampleOutcome], how: Settle, width: floa
     The votes of the aggregate are sorted by their distance from the aggregated score, the closest first.
 
     ``majority`` is the most frequent score. If several scores are equally frequent, ``majority`` is their median. The median of an even
-    number of scores is here the lower of the two middle scores, so that ``majority`` is always the score of a vote. With ``majority``, an
-    item is decided when no pending vote can change the score. With ``mean`` and ``median``, an item is decided when every request has a
-    vote or an error. All three methods need votes from more than half of the requests.
+    number of scores is here the lower of the two middle scores, so that the result of ``majority`` is always the score of a vote. With
+    ``majority``, an item is decided when no pending vote can change the score. With ``mean`` and ``median``, an item is decided when every
+    request has a vote or an error. All three methods need votes from more than half of the requests.
 
     Args:
         outcomes: the outcomes of the requests.
@@ -136,9 +136,9 @@ def aggregate_comparisons(outcomes: Sequence[SampleOutcome], how: Settle) -> Agg
     preferences are equally frequent, the comparison is a tie.
 
     A pair of decisions has a confidence of its own, and the confidence of a pair of written votes is None. With a single pair, the
-    confidence is that of the pair. With several pairs, the confidence is the sum over the pairs with the aggregated preference, divided by
-    the number of all pairs without an error. In this sum, a pair of written votes counts as 1, and a pair of decisions counts as its own
-    confidence.
+    confidence is the confidence of the pair. With several pairs, the confidence is the sum over the pairs with the aggregated preference,
+    divided by the number of all pairs without an error. In this sum, a pair of written votes counts as 1, and a pair of decisions counts as
+    its own confidence.
     """
     pairs = [_agreed(outcomes[place], outcomes[place + 1]) for place in range(0, len(outcomes), 2)]
     agreed = [pair for pair in pairs if isinstance(pair, Vote)]

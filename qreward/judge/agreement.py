@@ -1,8 +1,8 @@
 """``agreement``: measure how far judges agree, and how far the position and the length of responses influence their scores.
 
-The measures are pure functions of scores and comparisons. Krippendorff's alpha for numbers needs only a few sums, so it is computed here.
-The ``krippendorff`` package is not used, because it makes a matrix of all distinct scores for each item. With 300 items and three judges
-that give probabilities, these matrices would need 5 GB.
+The measures are pure functions of scores and comparisons. Krippendorff's alpha for numbers needs only a few sums, so this module computes
+it. The ``krippendorff`` package is not used, because it makes a matrix of all distinct scores for each item. With 300 items and three
+judges that give probabilities, these matrices would need 5 GB.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class JudgePairReport:
     Attributes:
         first, second: names of the judges.
         alpha: Krippendorff's alpha of the scores of both judges.
-        correlation: Spearman correlation of the scores of both judges. It is 1 if both judges put the responses into the same order.
+        correlation: Spearman correlation of the scores of both judges. The correlation is 1 if both judges put the responses into the same
+            order.
         difference: mean score of the first judge minus mean score of the second judge, over the items that both judges have scored.
         same_preference: share of the pairs for which both judges have the same preference.
     """
@@ -83,7 +84,8 @@ class AgreementReport:
 
     Attributes:
         alpha: Krippendorff's alpha of all judges' scores, as in :func:`krippendorff_alpha`. None for one judge, or if all scores are equal.
-        preference_alpha: Krippendorff's alpha of all judges' preferences, where a tie is half-way between the two responses.
+        preference_alpha: Krippendorff's alpha of all judges' preferences, where a tie is half-way between a preference for the first
+            response and a preference for the second response.
         judges: a report for each judge.
         pairs: a report for each pair of judges.
     """
@@ -285,7 +287,7 @@ async def agreement(judges: Mapping[str, Scorer] | Sequence[Scorer], items: Item
         options: as in :meth:`Judge.batch_score`.
 
     Returns:
-        The report. Scores of a ``Judge`` are mapped from its ``range`` to 0..1. Scores of other scorers are used as they are.
+        The report. Scores of a ``Judge`` are mapped from its ``range`` to 0..1. Scores of all other scorers are used unchanged.
 
     Raises:
         ConfigError: there is no judge, or a judge cannot compare. Or an item has all of the fields ``response``, ``first`` and ``second``,

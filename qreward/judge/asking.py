@@ -51,7 +51,7 @@ class JudgeModel(ABC):
 
     @abstractmethod
     def input_of(self, messages: Messages) -> Any:
-        """Return the input of a request with these messages. Raises ``BadRequest`` if they cannot be sent."""
+        """Return the input of a request with these messages. Raises ``BadRequest`` if the messages cannot be sent."""
 
     @abstractmethod
     def criterion_of(self, inputs: Any) -> str:
@@ -64,7 +64,7 @@ class JudgeModel(ABC):
 
     @abstractmethod
     def fall_back(self, form: str, error: QRewardError) -> bool:
-        """Return whether a request that failed in this form should be sent again in another form.
+        """Return whether a request that failed in the form ``form`` should be sent again in another form.
 
         If the method returns True, new requests use the other form too.
         """

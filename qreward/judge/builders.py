@@ -110,7 +110,7 @@ class Builders:
 
     @property
     def _width(self) -> float | None:
-        """The highest reward minus the lowest; None if they are not known."""
+        """The highest reward minus the lowest reward; None if these rewards are not known."""
         ends = self._parser.ends
         return None if ends is None else ends[1] - ends[0]
 

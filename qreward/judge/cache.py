@@ -5,8 +5,9 @@ of a decision is the list of its probabilities.
 
 Each answer is stored with a fingerprint of the weights that wrote it, as far as servers report them (see ``codec.fingerprint_of``). The
 file also stores the latest fingerprint of each endpoint. When an endpoint sends a new fingerprint, the model may have changed. Answers with
-other fingerprints are then no longer returned, until an endpoint sends their fingerprint again. So if endpoints have different weights at
-the same time, the answers of all endpoints are returned. If the weights were replaced, the answers of the old weights are not returned.
+other fingerprints are then no longer returned, until an endpoint sends the fingerprint of these answers again. So if endpoints have
+different weights at the same time, the answers of all endpoints are returned. If the weights were replaced, the answers of the old weights
+are not returned.
 
 SQLite runs in a thread of its own, with a write-ahead log and short transactions. If a process dies during a transaction, the file keeps
 its earlier content. If the file cannot be used, the log says so once, and judging continues without the cache.
@@ -96,7 +97,7 @@ class Cache:
     """Stores answers in a file, and looks them up.
 
     Args:
-        path: path of the file. It is created on first use; its directory must exist.
+        path: path of the file. The file is created on first use. The directory of the file must exist.
         most: the maximum number of answers in the file. The oldest answers are deleted first.
     """
 
@@ -134,7 +135,7 @@ class Cache:
         """Read the items of a batch, and yield them with their cached votes.
 
         The votes of up to ``CHUNK`` items are looked up together. Items of an asynchronous input are looked up one by one. If the input
-        raises an exception, the items before it are yielded first, and then the exception is raised.
+        raises an exception, the items before the exception are yielded first, and then the exception is raised.
         """
         async with aclosing(_chunks(items)) as chunks:
             async for chunk in chunks:

@@ -61,7 +61,7 @@ def range_to_calibrate(method: str, ends: tuple[float, float] | None) -> ScoreRa
 
     Args:
         method: the method of the judge.
-        ends: lowest and highest score of the judge; None if they are not known.
+        ends: lowest and highest score of the judge; None if these scores are not known.
 
     Raises:
         ConfigError: the judge cannot be calibrated, because the ends of its scores are not known or are equal, or because its method is
@@ -77,7 +77,8 @@ def range_to_calibrate(method: str, ends: tuple[float, float] | None) -> ScoreRa
 
 
 class Calibrator:
-    """Applies a calibration to the scores of a judge, and records the weights that answered. Without a calibration it only records.
+    """Applies a calibration to the scores of a judge, and records the weights that answered. Without a calibration, the object only records
+    the weights.
 
     Attributes:
         calibration: the calibration, or None.

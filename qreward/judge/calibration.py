@@ -61,7 +61,7 @@ class JudgeIdentity(Policy):
         return (*models, *(name for name in names if self.settings.get(name) != other.settings.get(name)))
 
     def has_other_weights(self, fingerprint: str) -> bool:
-        """Return True if weights are known and the fingerprint is not one of them."""
+        """Return True if fingerprints of weights are known and this fingerprint is not one of them."""
         return bool(self.weights) and fingerprint not in self.weights
 
 
@@ -132,8 +132,8 @@ class Calibration(Policy):
         failed: number of labelled items that could not be judged, and were left out.
         before: quality of the scores.
         after: quality of the calibrated scores, by cross-validation: the curve for an item is fitted without this item. A curve that is
-            measured on the items to which it was fitted looks better than it is.
-        judge: the judge for which the calibration was made; None if it is not known.
+            measured on the items to which it was fitted looks better than it really is.
+        judge: the judge for which the calibration was made; None if the judge is not known.
 
     Example:
         >>> scores, labels = [0.01] * 50 + [0.99] * 50, [True] * 10 + [False] * 40 + [True] * 40 + [False] * 10
@@ -193,7 +193,7 @@ class Calibration(Policy):
         failed: int = 0,
         judge: JudgeIdentity | None = None,
     ) -> Calibration:
-        """Fit a calibration.
+        """Fit a calibration to scores and labels.
 
         Args:
             scores: the judge's scores, in 0..1.

@@ -87,7 +87,7 @@ class CascadeStats(NamedTuple):
 
 
 class Cascade:
-    """Scores responses with several scorers in turn, until one of them is sure. A cascade is a ``Scorer`` too.
+    """Scores responses with several scorers in turn, until one scorer is sure. A cascade is a ``Scorer`` too.
 
     A verdict is final if its confidence is at least ``min_confidence``. If the confidence is lower or None, the next scorer scores the
     item. The next scorer also scores an item that failed, for example with ``InvalidResponse``, a rate limit, a timeout or a dead endpoint.

@@ -24,7 +24,7 @@ _PASSED_ON = ("priority", "tenant", "deadline")
 
 
 class _Sized:
-    """An iterator with a known length."""
+    """Gives a known length to an iterator."""
 
     def __init__(self, size: int, items: Iterator[Any]) -> None:
         self._size, self._items = size, items
@@ -216,7 +216,7 @@ class CascadeBatch:
 
 
 class _Queue:
-    """Yields the items of one stage. These are the items of which the earlier stage is not sure.
+    """Yields the items of one stage. The earlier stage is not sure of these items.
 
     Attributes:
         sent: index of an item in the batch of the stage -> its index in the batch of the cascade.

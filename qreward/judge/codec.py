@@ -29,7 +29,7 @@ def refuses_format(error: QRewardError, model: str) -> bool:
 
 
 class JudgeCodec(ChatCodec):
-    """A ``ChatCodec`` that encodes faster. It does not check the parameters, because they were checked when the judge was created."""
+    """Encodes faster than ``ChatCodec``. The parameters are not checked here, because they were checked when the judge was created."""
 
     def encode(self, call: WireRequest, model: str) -> bytes:
         """Return the JSON body. Raises ``BadRequest`` for values that JSON cannot represent."""

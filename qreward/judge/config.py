@@ -57,9 +57,9 @@ class JudgeConfig(Policy):
         reasks: how often a request is sent again after an answer that cannot be parsed, within the item's timeout.
         response_format: how servers are asked for JSON: ``json_schema``, ``json_object`` or ``none``. ``auto`` finds a format
             that the servers of each model accept.
-        calibration: a :class:`~qreward.judge.calibration.Calibration` that was made for this judge, or the path of its file. It maps the
-            score of a response to a probability, before ``range`` is applied. It does not change comparisons. None leaves scores as they
-            are.
+        calibration: a :class:`~qreward.judge.calibration.Calibration` that was made for this judge, or the path of its file. The
+            calibration maps the score of a response to a probability, before ``range`` is applied. It does not change comparisons. None
+            leaves scores unchanged.
         cache: path of a file that keeps answers across runs. None disables the cache.
         cache_namespace: the cache returns only answers that were stored with the same namespace. Change the namespace when the weights
             behind a model name have changed.

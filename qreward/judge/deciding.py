@@ -36,7 +36,7 @@ WRITING_ONLY = frozenset({
     "frequency_penalty", "logprobs", "max_completion_tokens", "max_tokens", "min_p", "min_tokens", "n", "presence_penalty",
     "reasoning_effort", "repetition_penalty", "response_format", "seed", "stop", "temperature", "top_k", "top_logprobs", "top_p",
 })  # fmt: skip
-"""Parameters of written answers. They have no effect on a decision."""
+"""Parameters of written answers. These parameters have no effect on a decision."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Labelled items: read them from JSONL, judge them, and calibrate the judge with them.
+"""Read labelled items from JSONL, judge these items, and calibrate the judge with the labels.
 
 ``calibration_fit`` fits the curve.
 """
@@ -154,9 +154,9 @@ async def calibrate(
         The calibration. Items that could not be judged are left out, and counted in ``failed``.
 
     Raises:
-        ConfigError: the judge has a calibration already or no known range of scores, or a label is missing or invalid, or there are too
-            few labels. In these cases nothing was sent. ``ConfigError`` is also raised after judging, if all scores are equal or the labels
-            do not rise with the scores.
+        ConfigError: the judge already has a calibration, the range of its scores is not known, a label is missing or invalid, or there are
+            too few labels. In these cases nothing was sent. ``ConfigError`` is also raised after judging, if all scores are equal or the
+            labels do not rise with the scores.
         RequestError: more than a fifth of the items could not be judged.
         NoEndpoint, BatchInterrupted: as in :meth:`Judge.batch_score`.
 

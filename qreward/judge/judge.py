@@ -59,12 +59,12 @@ class Judge:
         model: name of the judge model. With several names, every model judges every item.
         prompt, pair_prompt: a template, as in :class:`~qreward.judge.config.JudgeConfig`; or a list of messages whose contents are
             templates; or a function from an item's fields to messages.
-        verdict: the pydantic model of an answer. The score is its field ``score``, its property ``score``, or its only required number or
-            bool.
+        verdict: the pydantic model of an answer. The score is the field ``score`` of this model, the property ``score``, or the only
+            required field that is a number or a bool.
         system, scale, range, method, rubric, min_label_mass, samples, settle, reasks, calibration, cache, cache_namespace: as in
             :class:`~qreward.judge.config.JudgeConfig`.
         response_format: as in :class:`~qreward.judge.config.JudgeConfig`. With ``none`` and a prompt of your own, the judge appends no
-            description of how to answer, so the prompt must contain one.
+            description of how to answer, so the prompt must contain a description.
         score: a function from a verdict to its reward. ``scale`` and ``range`` do not change this reward. The function returns None to
             reject an answer.
         owns_client: True if the client is closed when this judge is closed.
@@ -231,8 +231,8 @@ class Judge:
 
         Args:
             items: a list, an iterator or an async iterator of ``(prompt, response)``, ``(prompt, response, reference)`` or mappings of
-                fields. Items are read no faster than they are sent. Fields that the prompt does not name, such as an ``id``, are not
-                sent. ``extra`` of a result has all fields of a mapping except ``prompt``, ``response`` and ``reference``.
+                fields. Items are read no faster than their requests are sent. Fields that the prompt does not name, such as an ``id``, are
+                not sent. ``extra`` of a result has all fields of a mapping except ``prompt``, ``response`` and ``reference``.
             timeout: seconds for one item, from the moment when an endpoint takes the first request of the item. If no endpoint of a model
                 is alive for this time, all queued items fail with ``RequestTimeout``.
             deadline: seconds for the whole batch. Items that are not judged by the deadline fail with ``DeadlineExceeded``.
@@ -309,7 +309,7 @@ class Judge:
         tenant: str | None = None,
         **fields: Any,
     ) -> Ranking:
-        """Rank the responses to one prompt, by comparing pairs of them in several rounds.
+        """Rank the responses to one prompt, by comparing pairs of responses in several rounds.
 
         Each pair is compared in both orders, as in :meth:`compare`. Identical responses share a rank and are not compared with each other.
         A comparison that fails is left out, and counted in ``failed``. With fewer than two different responses no request is sent.
@@ -325,7 +325,7 @@ class Judge:
             timeout: seconds for all rounds together, including queueing. The default is the timeout of the client. None waits for ever.
 
         Raises:
-            InvalidResponse: some comparisons failed, and the successful ones do not connect all responses.
+            InvalidResponse: some comparisons failed, and the successful comparisons do not connect all responses.
             RequestTimeout: the timeout passed before the last round ended.
             RequestError: at most half of the comparisons succeeded. If all errors have the same class, the raised error has this class.
             NoEndpoint: no endpoint serves a model. Nothing was sent.
@@ -431,8 +431,8 @@ class Judge:
     async def _builder(self, pools: Mapping[str, Pool], timeout: float | None, *, pairs: bool) -> RequestBuilder:
         """Return the request builder for the servers of the models.
 
-        For decisions, the method first finds the dialect of each server (the form in which the server takes questions). This takes at most
-        ``timeout`` seconds.
+        For decisions, the method first finds the dialect of each server (the form in which the server takes questions). The search takes at
+        most ``timeout`` seconds.
         """
         if self._config.method == "write":
             return self._builders.get(self._builders.written, pairs=pairs)
@@ -459,7 +459,7 @@ class Judge:
         return driver, flights
 
     def _keep(self, entry: CacheEntry) -> None:
-        """Record the weights that wrote an answer, and store the answer in the cache, if there is one."""
+        """Record the weights that wrote an answer, and store the answer in the cache, if there is a cache."""
         self._calibrator.note(entry.reply.fingerprint)
         if self._cache is not None:
             self._cache.keep(entry)
@@ -468,8 +468,8 @@ class Judge:
 class SyncJudge(BlockingTwin[Judge]):
     """Judges as :class:`Judge` does, with methods that block.
 
-    The settings, results and errors are those of :class:`Judge`. A background thread does the work, reads the input of a batch and calls
-    ``on_result``; :class:`SyncQRewardClient` describes this thread and the effect of Ctrl-C.
+    The settings, results and errors are the same as for :class:`Judge`. A background thread does the work, reads the input of a batch and
+    calls ``on_result``; :class:`SyncQRewardClient` describes this thread and the effect of Ctrl-C.
 
     Args:
         client: the client that sends the requests.

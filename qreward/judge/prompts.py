@@ -3,11 +3,11 @@
 Templates are texts with ``{name}`` placeholders. An unknown placeholder is an error, and placeholders inside an inserted value are not
 replaced.
 
-A judged text is untrusted. It may claim to be right, give the judge instructions, or pretend to end early. The built-in prompts therefore
-fence each judged text with lines of backticks that are longer than any row of backticks in the text, and put the question after all texts.
-Items with the same prompt begin with the same words, so that servers can reuse their prefix cache.
+A judged text is untrusted. Such a text may claim to be right, give the judge instructions, or pretend to end early. The built-in prompts
+therefore fence each judged text with lines of backticks that are longer than any row of backticks in the text, and put the question after
+all texts. Items with the same prompt begin with the same words, so that a server can reuse its prefix cache for them.
 
-This module handles only fields, texts and messages. It must not import the judge.
+This module handles only fields, texts and messages. This module must not import the judge.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Template:
 
 
 def in_words(value: object, name: str) -> str:
-    """Return the value of a field as text. A text stays as it is, messages become a readable conversation, and other values become JSON.
+    """Return the value of a field as text. A text stays unchanged, messages become a readable conversation, and other values become JSON.
 
     Raises:
         ConfigError: JSON cannot represent the value.
@@ -186,7 +186,7 @@ class Prompt:
 
 
 def check_extra(extra: Set[str], missing: Set[str]) -> None:
-    """Raise ``ConfigError`` for an extra field whose name is close to that of a missing field, because the name is probably mistyped.
+    """Raise ``ConfigError`` for an extra field whose name is close to the name of a missing field, because the name is probably mistyped.
 
     Example:
         >>> check_extra({"id", "source"}, {"reference"})

@@ -63,7 +63,8 @@ def fit(size: int, scores: Mapping[IndexPair, float], start: Sequence[float] | N
         size: number of responses.
         scores: pair -> 1.0 if the first response was better, 0.0 if the second was better; a number in between for a tie or for several
             votes that differ.
-        start: the strengths with which the search starts. They only change the speed of the search, because the posterior has one maximum.
+        start: the strengths with which the search starts. These strengths only change the speed of the search, because the posterior has
+            one maximum.
 
     Example:
         >>> [round(strength, 2) for strength in fit(3, {(0, 1): 1.0, (1, 2): 1.0}).strengths]
@@ -288,11 +289,11 @@ class Ranking:
     """Holds the ranking of the responses to one prompt.
 
     Attributes:
-        scores: for each response, the probability that it is better than the average response of the group, from 0 to 1. In a listwise
-            ranking, the score of a response is instead the mean share of the other responses that are ranked below it. Identical responses
-            have the same score.
-        errors: the standard error of each score. For pairs, it comes from the fit. For a listwise ranking, it is computed from the
-            differences between the orders that the judge gave.
+        scores: for each response, the probability that this response is better than the average response of the group, from 0 to 1. In a
+            listwise ranking, the score of a response is instead the mean share of the other responses that are ranked below it. Identical
+            responses have the same score.
+        errors: the standard error of each score. For pairs, the error comes from the fit. For a listwise ranking, the error is computed
+            from the differences between the orders that the judge gave.
         comparisons: indexes of two responses -> the comparison of these responses, if it succeeded; empty for a listwise ranking.
         failed: number of comparisons, or of votes of a listwise ranking, that failed and were left out.
         votes: the votes of a listwise ranking; empty for comparisons of pairs.
@@ -329,7 +330,7 @@ class Ranking:
     def advantages(self) -> tuple[float, ...]:
         """The group advantage of each response: ``(score - mean) / deviation``; 0.0 for all responses if all scores are equal.
 
-        This is the advantage of GRPO (Shao et al. 2024, arXiv 2402.03300), with the population standard deviation of the group.
+        The formula is the formula of GRPO (Shao et al. 2024, arXiv 2402.03300), with the population standard deviation of the group.
         """
         if len(set(self.scores)) < 2:
             return (0.0,) * len(self.scores)

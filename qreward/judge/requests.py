@@ -106,7 +106,7 @@ class RequestBuilder:
             by the order of a pair.
         fallback: builds the written requests that replace requests for decisions, for models that give no probabilities. None if no model
             needs such written requests.
-        calibrate: maps the score of a single response to its calibrated score. None leaves scores as they are.
+        calibrate: maps the score of a single response to its calibrated score. None leaves scores unchanged.
 
     Attributes:
         per_item: requests per item.
@@ -217,7 +217,7 @@ def _digest(value: object) -> bytes:
 
 
 def scored(config: JudgeConfig, width: float | None) -> Decide:
-    """Return the function that aggregates single scores. ``width`` is the highest reward minus the lowest."""
+    """Return the function that aggregates single scores. ``width`` is the highest reward minus the lowest reward."""
     return partial(aggregate_scores, how=config.settle, width=width)
 
 

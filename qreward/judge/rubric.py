@@ -166,13 +166,13 @@ class CriterionGroup:
 
 
 class DecidedCriteria(Mapping[str, CriterionResult]):
-    """A mapping from the name of a criterion to its outcome, made from the answers of one request.
+    """Maps the name of each criterion to its outcome, which is made from the answers of one request.
 
-    The outcomes are made when the first of them is read.
+    All outcomes are made when the first outcome is read.
 
     Args:
         group: the criteria.
-        table: the answers to the criteria. None of them has an error.
+        table: the answers to the criteria. No answer has an error.
     """
 
     def __init__(self, group: CriterionGroup, table: AnswerTable) -> None:
@@ -218,7 +218,7 @@ class Rubric:
     is below its ``gate``, the score is 0.
 
     Args:
-        criteria: the criteria. At least one of them must have a positive weight, and their names must differ.
+        criteria: the criteria. At least one criterion must have a positive weight, and the names of the criteria must differ.
 
     Raises:
         ConfigError: an argument is invalid.
@@ -284,8 +284,9 @@ class Rubric:
     def confidence(self, values: Sequence[float], confidences: Sequence[float]) -> float:
         """Return the confidence in the score, from the value and the confidence of each criterion.
 
-        If gates make the score 0, the confidence in the score is the highest confidence of the criteria with these gates. Otherwise it is
-        the mean of all confidences, weighted by the absolute weights, but at most the lowest confidence of a criterion with a gate.
+        If gates make the score 0, the confidence in the score is the highest confidence of the criteria with these gates. Otherwise the
+        confidence is the mean of all confidences, weighted by the absolute weights. It is at most the lowest confidence of a criterion with
+        a gate.
         """
         if shut := [confidences[place] for place, gate in self._gates if values[place] < gate]:
             return max(shut)

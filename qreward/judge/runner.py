@@ -143,7 +143,7 @@ class BatchRunner(Caller, BatchWaiter):
         driver, flights, options, pools: see :class:`Caller`.
         items: the items; or ``ReadItem`` objects, if the cache was asked for votes.
         builder: makes the requests of an item.
-        size: number of items; None if it is not known.
+        size: number of items; None if the number is not known.
         waited: seconds of the deadline that have passed already.
     """
 

@@ -1,10 +1,10 @@
 """Share identical requests between items: each request is in flight only once, for all items that wait for its answer.
 
-Everything here happens in one event loop. ``SingleFlight`` maps keys to the requests in flight. An item waits for one ``SharedRequest`` for
-each request that it needs. When the last item stops waiting, the request is cancelled.
+All objects of this module belong to one event loop. ``SingleFlight`` maps keys to the requests in flight. An item waits for one
+``SharedRequest`` for each request that it needs. When the last item stops waiting, the request is cancelled.
 
-A batch puts its requests into its feed, the queue from which the scheduler takes them. Other requests are submitted to the driver one by
-one. If a batch no longer needs a request, but other items wait for it, the request is submitted to the driver too.
+A batch puts its requests into its feed, the queue from which the scheduler takes them. Requests of single calls are submitted to the driver
+one by one. If a batch no longer needs a request, but other items wait for it, the request is submitted to the driver too.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Caller:
         flights: the requests in flight in this event loop.
         options: options of each request; ``timeout`` is the number of seconds for an item.
         pools: judge model -> pool of its endpoints.
-        decide: aggregates the outcomes of the requests of an item, as far as they are known.
+        decide: aggregates the outcomes of the requests of an item, including the requests without an outcome yet.
         context: context variables of the caller.
     """
 
@@ -78,7 +78,7 @@ class JudgeItem:
     Attributes:
         born: when the item arrived, on the engine's clock.
         begun: when the first request of the item was sent; None before that.
-        until: the deadline on the engine's clock; inf if it is not known yet.
+        until: the deadline on the engine's clock; inf if the deadline is not known yet.
         extra: the fields of the item that its result returns.
         outcomes: outcome of each request; None while the request is pending.
         inflight: index in ``requests`` -> the request in flight.
@@ -213,7 +213,7 @@ class SampleTask(Task):
         self.request = request
 
     def bind(self, now: float, source: Source) -> bool:  # noqa: ARG002
-        """Prepare the task just before it is sent. Returns False if no item waits for the request any more."""
+        """Prepare the task just before the task is sent. Returns False if no item waits for the request any more."""
         if self.request.task is not self:
             return False
         if self.request.sample.is_stale():
@@ -226,7 +226,7 @@ class SharedRequest(Waiter):
 
     Attributes:
         request: the request.
-        sample: the state of the request. It is kept when the request is sent again.
+        sample: the state of the request. The state is kept when the request is sent again.
         waiters: the waiting items, each with the index of the request in the item. The request is charged to the first item.
         batch: the batch that sends the request, or None.
         task: the task that is queued or being sent; None if there is none at the moment.
@@ -286,7 +286,7 @@ class SharedRequest(Waiter):
             self._leave_batch()
 
     def _leave_batch(self) -> None:
-        """Leave the batch. A task that was started continues. A task that waits in the feed of the batch is replaced by a new one."""
+        """Leave the batch. A task that was started continues. A task that waits in the feed of the batch is replaced by a new task."""
         self.batch, self.context = None, self.waiters[0][0].caller.context
         task = self.task
         if task is not None and self.is_begun():

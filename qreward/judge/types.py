@@ -98,8 +98,8 @@ class Verdict:
         attributes: name -> number, for a reward model that returns several numbers; otherwise None.
         usage: tokens of all answers to this item, including answers that could not be parsed. None if no server reported usage.
         cached: True if no request was sent for this item.
-        confidence: the confidence in the score, from 0 to 1. For a single decision, it is the confidence of the decision. For several
-            votes, it is the share of votes that agree with the score (see :func:`~qreward.judge.aggregation.confidence_of`). None for a
+        confidence: the confidence in the score, from 0 to 1. For a single decision, this is the confidence of the decision. For several
+            votes, this is the share of votes that agree with the score (see :func:`~qreward.judge.aggregation.confidence_of`). None for a
             single written answer and for a reward model.
         decided_by: name of the stage of a cascade that gave the verdict; ``""`` without a cascade.
         calibrated: True if a calibration was applied to the score.
@@ -214,7 +214,7 @@ def _criterion_shown(name: str, result: CriterionResult) -> str:
 
 
 class Scorer(Protocol):
-    """The interface of everything that scores responses: a ``Judge``, a ``RewardModelScorer``, a ``Cascade``, or the user's own object."""
+    """Scores responses. ``Judge``, ``RewardModelScorer`` and ``Cascade`` have this interface, and so may objects of the user."""
 
     async def score(
         self,

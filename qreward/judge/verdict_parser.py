@@ -146,7 +146,7 @@ def _users_score(score: Callable[..., Any], verdict: BaseModel) -> float | None:
 
 
 def _score_attribute(shape: VerdictSchema[Any]) -> str:
-    """Return the name of the attribute that holds the score: a ``score`` property, or the deciding field if it is a number or a bool."""
+    """Return the name of the attribute that holds the score: a ``score`` property, or a deciding field that is a number or a bool."""
     model = shape.model
     if "score" not in model.model_fields and isinstance(getattr(model, "score", None), property):
         return "score"
@@ -159,7 +159,7 @@ def _score_attribute(shape: VerdictSchema[Any]) -> str:
 
 
 def _number(value: Any, of: str) -> float:
-    """Return the value that the user's code returned, as a float. Raises ``ScoreFunctionError`` if it is not a finite number."""
+    """Return the value that the user's code returned, as a float. Raises ``ScoreFunctionError`` if the value is not a finite number."""
     try:
         number = nan if isinstance(value, str | bytes) else float(value)
     except Exception as error:

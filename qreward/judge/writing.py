@@ -34,8 +34,8 @@ FORMATS: tuple[ResponseFormat, ...] = ("json_schema", "json_object", "none")
 class AnswerFormat:
     """Holds the response format that the servers of a model accept. All questions to the model share this object.
 
-    With ``auto``, requests begin with the first of ``FORMATS``. When a server rejects a format, new requests use the next one. In the end,
-    all endpoints of a route get a format that each of them accepts.
+    With ``auto``, requests begin with the first of ``FORMATS``. When a server rejects a format, new requests use the next format. In the
+    end, all endpoints of a route get a format that each of them accepts.
     """
 
     def __init__(self, config: JudgeConfig) -> None:
@@ -122,9 +122,9 @@ class WritingModel(JudgeModel):
     def repeated(self, inputs: Messages, reply: Reply, reason: str) -> Messages:
         """Return the messages of the next request, after an answer that could not be read.
 
-        The conversation continues with the answer and the reason why it was rejected, so that the model corrects the form of its answer.
-        A correction succeeds more often than a new sample, also at temperature 0, and the server can reuse its prefix cache. If the answer
-        is empty, refused or incomplete, there is nothing to correct. The original messages are then sent again with a note.
+        The conversation continues with the answer and the reason for the rejection, so that the model corrects the form of its answer. A
+        correction succeeds more often than a new sample, also at temperature 0, and the server can reuse its prefix cache. If the answer is
+        empty, refused or incomplete, there is nothing to correct. The original messages are then sent again with a note.
         """
         form = self._parser.instruction
         if reply.whole and not reply.refusal and reply.text.strip():

@@ -20,8 +20,8 @@ _ROUNDING_ERROR = 1e-6  # tolerance in tokens, or in milliseconds, with which th
 
 
 class Bucket:
-    """Applies one rate limit. It admits ``per_minute`` requests or tokens a minute in the long run, and ``burst`` requests or tokens at
-    once.
+    """Applies one rate limit. A bucket admits ``per_minute`` requests or tokens a minute in the long run, and ``burst`` requests or tokens
+    at once.
 
     A bucket belongs to the running event loop.
     """

@@ -1,8 +1,8 @@
 """The Batch API of a fake endpoint: files, batches and their lines. A line is one request of a batch.
 
 A :class:`BatchService` takes requests and the time, and returns responses. All lines of a batch are served at the moment at which the batch
-ends. The API follows OpenAI's documentation and the types of OpenAI's SDK. It has not been compared with the real service. This module does
-not use sockets.
+ends. The API follows OpenAI's documentation and the types of OpenAI's SDK. The fake has not been compared with the real service. This
+module does not use sockets.
 """
 
 from __future__ import annotations

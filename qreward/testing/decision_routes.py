@@ -424,7 +424,7 @@ def _as_text(value: Any) -> str:
 
 
 class SchemaError(ErrorResponse):
-    """An error response to a body that the schema of a route does not accept."""
+    """The schema of a route does not accept a body. The server responds with this error."""
 
     def __init__(self, status: int, faults: schemas.Faults) -> None:
         super().__init__(status, "the body is not valid", "bad_request")

@@ -393,7 +393,7 @@ def parse(kind: type[Body], body: bytes) -> Body:
 def openai_message(faults: Faults) -> tuple[str, str | None, str]:
     """Return the message, ``param`` and ``code`` of OpenAI's error for the first fault.
 
-    The wording is that of errors of OpenAI's other routes.
+    The wording is the wording of errors of OpenAI's other routes.
     """
     fault = faults[0]
     kind, context = fault["type"], fault.get("ctx", {})
@@ -456,7 +456,7 @@ def sglang_message(faults: Faults, function: str, path: str) -> str:
 def sglang_detail(faults: Faults) -> list[dict[str, Any]]:
     """Return the faults in the form in which SGLang reports them with HTTP 422 at ``/v1/systemone``.
 
-    The form is that of FastAPI's errors, without the rejected values.
+    The form is the form of FastAPI's errors, without the rejected values.
     """
     return json.loads(json.dumps([{key: each for key, each in fault.items() if key != "input"} for fault in faults], default=_context))  # type: ignore[no-any-return]
 

@@ -36,7 +36,7 @@ class Seen(msgspec.Struct, frozen=True):
             ``dead`` counts the requests that were in flight when the endpoint died. A ``hang`` is counted when it begins.
         in_flight: requests that hold a slot now.
         peak_in_flight: largest number of requests that held a slot at once.
-        disconnects: requests whose client disconnected before it had the response.
+        disconnects: requests whose client disconnected before the client had the response.
         duplicates: requests with the same messages, or the same input, as an earlier request.
         tokens: tokens of the successful responses, as counted against ``tpm``. Chats and embeddings count the tokens of ``usage``.
             Decisions count the prompt tokens and one token per question. All other routes, and the kind ``nim``, count the prompt tokens.

@@ -5,7 +5,7 @@ The code only computes. It uses no sockets and no clock, and sends nothing.
 The makespan is the time until the last request of the batch is done. No scheduler can finish a batch on a fleet in less than the lower
 bound. The lower bound is the larger of two values.
 
-*Longest request.* No request can be done before the earliest time at which an endpoint can finish it. For the whole batch, this is
+*Longest request.* No request can be done before the earliest time at which an endpoint can finish it. For the whole batch, the bound is
 ``max_j min_i earliest_i(s_ij)``. Here ``s_ij = base_i + per_token_i * tokens_j`` is the service time of request j on endpoint i, and
 ``earliest_i`` takes the phases of endpoint i into account.
 
@@ -19,7 +19,7 @@ bound. The lower bound is the larger of two values.
 - Tokens: the supply has the same form, with ``tpm_i`` and ``burst_tokens_i``. A request uses its prompt and completion tokens.
 
 The fluid bound is the smallest T at which the requests fit into these supplies, if a request may be divided among endpoints. If all
-requests are alike, it is the T at which ``sum_i min_r supply_ir(T) / use_ir`` reaches the number of requests, where r is a resource.
+requests are alike, this is the T at which ``sum_i min_r supply_ir(T) / use_ir`` reaches the number of requests, where r is a resource.
 
 In general, the smallest T is the solution of a linear program. The code solves its dual, because any solution of the dual, even a poor one,
 gives a bound that is not too high. For any prices ``y_ir >= 0``, a feasible T satisfies
@@ -27,7 +27,7 @@ gives a bound that is not too high. For any prices ``y_ir >= 0``, a feasible T s
 the prices are improved one at a time (coordinate ascent). The bound is the largest T that was found.
 
 The bound ignores faults, phases that begin with the n-th request, the fact that a slot serves whole requests, and the time lost to
-rejections. Each of these can only make the true minimum larger.
+rejections. Each of these effects can only make the true minimum larger.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Timeline:
         return now
 
     def earliest(self, service: float) -> float:
-        """Return the earliest time at which a request of ``service`` seconds can be done, if it is sent at the best time."""
+        """Return the earliest time at which a request of ``service`` seconds can be done, if the request is sent at the best time."""
         start = 0.0
         while start < math.inf:
             end, error = self.plan(start, service)
@@ -279,7 +279,7 @@ class _DualProgram:
     def _binding(self) -> Prices:
         """Return the initial prices. Only the binding resource of each endpoint has a price, at which an average request costs 1.
 
-        Suppose that all requests were average. At the time at which all of them would be served, the binding resource of an endpoint is
+        Suppose that all requests were average. At the time at which all requests would be served, the binding resource of an endpoint is
         the scarcest one.
         """
         means = [[resource.mean() for resource in endpoint] for endpoint in self.endpoints]
@@ -307,7 +307,7 @@ class _DualProgram:
         return math.fsum([price * each.supply(until) for price, each in zip(prices, self.resources, strict=True) if price])
 
     def _bound_of(self, prices: Prices, requests: range) -> float:
-        """Return the lower bound for the whole batch that these prices give. It is computed from a sample of the requests."""
+        """Return the lower bound for the whole batch that these prices give. The bound is computed from a sample of the requests."""
         demand = math.fsum([min(self._costs(prices, request)) for request in requests])
         demand *= self.weight * len(self.requests) / len(requests) * (1 - 1e-12)
         return _first(lambda until: self._value(prices, until) >= demand)

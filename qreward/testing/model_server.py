@@ -350,7 +350,7 @@ class ModelServer:
 def ideal_prefill(requests: Sequence[ModelRequest], block: int = 16) -> int:
     """Return the smallest number of prompt tokens that any number of servers must compute for these requests.
 
-    Prompts with a common prefix share it in whole blocks. Each shared block is computed once.
+    Prompts with a common prefix share this prefix in whole blocks. Each shared block is computed once.
     """
     cache, tokens = BlockCache(inf, block), 0
     for given in requests:

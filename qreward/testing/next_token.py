@@ -155,7 +155,7 @@ class NextToken(NamedTuple):
 def _others(labels: Sequence[str], mass: float) -> list[tuple[str, float]]:
     """Return tokens that are not labels, with their probabilities. The probabilities add up to ``mass``.
 
-    Each token has half of the probability that the tokens before it left over. The last token has the remaining probability.
+    Each token has half of the probability that remains after the tokens before it. The last token has the remaining probability.
     """
     taken = {label.casefold() for label in labels}
     tokens = [token for token in _OTHERS if token.casefold() not in taken]

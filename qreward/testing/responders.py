@@ -2,8 +2,8 @@
 
 The judge needs no model. It compares a reference answer with a candidate answer. The judge is deterministic, so a test can check a reward
 that is computed from the verdict. The comparison ignores case, punctuation, articles, thousands separators and the notation of numbers. The
-comparison understands simple units and number words. On request, it ignores the order of a list. It does no algebra: ``x + 1`` and
-``1 + x`` differ.
+comparison understands simple units and number words. On request, the comparison ignores the order of a list. It does no algebra: ``x + 1``
+and ``1 + x`` differ.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Listener:
     """Accepts connections on a port. A listener can be closed and reopened on the same port. A closed listener refuses connections.
 
     A second socket, which is bound but does not listen, reserves the port. This class accepts the connections itself. ``asyncio.Server`` is
-    not used, because closing it leaks the connections that it has accepted in the same iteration of the event loop.
+    not used, because closing it leaks the connections that the server has accepted in the same iteration of the event loop.
     """
 
     def __init__(self, make_protocol: Callable[[], asyncio.Protocol], port: int) -> None:

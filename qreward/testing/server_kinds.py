@@ -69,11 +69,11 @@ class Job(NamedTuple):
         items: number of items in the request; 1 for a chat.
         length: number of output tokens of one choice.
         completion: number of output tokens of all choices.
-        chat: the request, if it is a chat.
+        chat: the chat request; None for any other request.
         label: the only token of the response, if the chat asks for one label.
         prompts: prompts that a model server computes, each with one output token; empty for a chat.
         body: function that returns the body of the response to a request other than a chat. Its argument is the number of cached prompt
-            tokens, or None without a cache. It may raise :class:`ErrorResponse`.
+            tokens, or None without a cache. The function may raise :class:`ErrorResponse`.
     """
 
     model: str | None

@@ -123,9 +123,9 @@ class Faults(Policy):
 class Phase(Policy):
     """Describes a period in which an endpoint behaves differently.
 
-    ``start`` and ``end`` are seconds since the fleet started. With ``after_requests``, they are instead seconds since the arrival of the
-    request with this number. If several phases overlap, a ``dead`` phase has precedence. Otherwise the phase that is listed first has
-    precedence, except that phases with ``after_requests`` come after all phases without ``after_requests``.
+    ``start`` and ``end`` are seconds since the fleet started. With ``after_requests``, ``start`` and ``end`` are instead seconds since the
+    arrival of the request with this number. If several phases overlap, a ``dead`` phase has precedence. Otherwise the phase that is listed
+    first has precedence, except that phases with ``after_requests`` come after all phases without ``after_requests``.
 
     Args:
         behaviour: ``dead``: the port is closed and all connections are aborted; the endpoint listens again on the same port at ``end``.

@@ -200,7 +200,8 @@ def truth_of(given: str | Sequence[Mapping[str, Any]], question: Question | Aske
 
 
 def true_answer(given: str | Sequence[Mapping[str, Any]], question: Question | Asked) -> Option:
-    """Return the true option, which is the gold label. A hash of the input and the question draws it from :func:`truth_of`.
+    """Return the true option, which is the gold label. A hash of the input and the question draws the option from the distribution that
+    :func:`truth_of` returns.
 
     Raises:
         ConfigError: the input has a truth that does not fit the question.

@@ -39,7 +39,7 @@ class _Standstill(RuntimeError):
 
 
 class _Left(BaseException):
-    """Raised in a leftover thread to end it. The exception is raised at the place where the thread waits."""
+    """Ends a leftover thread. The exception is raised at the place where the thread waits."""
 
 
 class _Actor:

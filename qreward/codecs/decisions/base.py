@@ -99,7 +99,7 @@ class Dialect(ABC):
     Attributes:
         name: value of ``Endpoint.decisions``.
         path: path of the API.
-        native: False if ``path`` is relative to the endpoint's ``base_url``; True if it is relative to the root of the server.
+        native: False if ``path`` is relative to the endpoint's ``base_url``; True if ``path`` is relative to the root of the server.
         most_questions: maximum number of questions in a request.
         most_options: maximum number of options of a ``Choice``.
         most_levels: maximum number of levels of a ``Score``.
@@ -249,7 +249,7 @@ class Dialect(ABC):
         return usage_of(document.get("usage"))
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
-        """Return two estimates: the prompt tokens, from the number of characters; and the output tokens, which are one per question."""
+        """Return two estimates: the prompt tokens, from the number of characters; and the output tokens, one for each question."""
         given, questions = call.inputs
         size = len(given) if isinstance(given, str) else sum(len(message["content"]) for message in given)
         return (size + len(self._encoded_questions(questions).member)) / CHARS_PER_TOKEN, float(len(questions))
@@ -274,7 +274,8 @@ def shown(question: Question) -> str:
 
 
 def distribution(numbers: Sequence[object], count: int) -> tuple[float, ...]:
-    """Return numbers as probabilities whose sum is 1. Raises ``InvalidAnswer`` if they are not a distribution over ``count`` options.
+    """Return numbers as probabilities whose sum is 1. Raises ``InvalidAnswer`` if the numbers are not a distribution over ``count``
+    options.
 
     Example:
         >>> distribution([0.25, 0.74], 2)
@@ -316,14 +317,17 @@ def mass(number: object) -> float | None:
 
 
 def member(row: object, name: str) -> Any:
-    """Return a member of an answer, or None if it is missing. Raises ``InvalidAnswer`` if the answer is not an object."""
+    """Return a member of an answer, or None if the member is missing. Raises ``InvalidAnswer`` if the answer is not an object."""
     if not isinstance(row, dict):
         raise InvalidAnswer(f"it is a JSON {type(row).__name__} instead of an object")
     return row.get(name)
 
 
 def usage_of(raw: object) -> Usage | None:
-    """Return the usage of a response. ``raw`` has the names of OpenAI's Responses API (``input_tokens``), or those of OpenAI's chat API."""
+    """Return the usage of a response.
+
+    ``raw`` has the names of OpenAI's Responses API (``input_tokens``), or the names of OpenAI's chat API.
+    """
     if not isinstance(raw, dict) or "input_tokens" not in raw:
         return jsonio.usage_of(raw)
     prompt, output, details = raw["input_tokens"], raw.get("output_tokens"), raw.get("input_tokens_details")
@@ -394,7 +398,7 @@ def unique_names(options: Sequence[str | bool]) -> list[str]:
 
 
 def described(name: str, description: str) -> str:
-    """Return the text of an option with its description, if it has one.
+    """Return the text of an option, with the description if the option has a description.
 
     Example:
         >>> described("calm", "factual and polite"), described("rude", "")
@@ -435,8 +439,8 @@ def _text_message(message: dict[str, Any], place: int) -> dict[str, str]:
 def refused_by(status: int, body: bytes) -> str | None:
     """Return the name of the dialect that the error response to a decision shows; None if the response shows no dialect.
 
-    The error messages of vLLM 0.33 and SGLang 0.5.23 are known. The whole response is searched for them. If a server repeats the request in
-    its response, the words of the request are searched too.
+    The function searches the whole response for texts of the error messages of vLLM 0.33 and SGLang 0.5.23. If a server repeats the request
+    in its response, the words of the request are searched too.
 
     Example:
         >>> refused_by(404, b'{"detail":"Not Found"}'), refused_by(404, b'{"error":{"message":"The model `m` does not exist."}}')
@@ -475,5 +479,5 @@ _POINTERS = (
     (("choices per question",), "vllm"),
     (("not supported", "decisions"), "chat"),
 )
-"""Pairs of texts in lower case and a dialect. If an error response contains all texts of a pair, it shows the dialect of this pair. The
-first matching pair counts."""
+"""Pairs of texts in lower case and a dialect. If an error response contains all texts of a pair, the response shows the dialect of this
+pair. The first matching pair counts."""

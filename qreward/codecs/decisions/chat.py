@@ -33,7 +33,7 @@ TOP = 20
 """Number of the most probable first tokens whose log probabilities are requested. OpenAI returns at most 20 of them, and so does vLLM
 without ``--max-logprobs``."""
 UNSEEN = 0.05
-"""Maximum probability (0 to 1) that a label may have if it is missing from the returned tokens. If the label could have a higher
+"""Maximum probability (0 to 1) that a label which is missing from the returned tokens may have. If the label could have a higher
 probability, the question has no answer. The last of 20 tokens has at most this probability, because its probability is at most 1/20."""
 
 _LABELS = {Choice: tuple(string.ascii_uppercase[:TOP]), Score: tuple(string.digits), YesNo: ("yes", "no")}
@@ -134,7 +134,7 @@ def asked(question: Question) -> str:
 def _messages(inputs: DecisionInput) -> list[dict[str, str]]:
     """Return the messages of the request: one user message with the input and the question.
 
-    If the input begins with a system message and has further messages, the system message is sent as a message of its own before.
+    If the input begins with a system message and has further messages, the system message comes first, as a message of its own.
     """
     given, question = inputs.input, asked(inputs.questions[0])
     if isinstance(given, str):

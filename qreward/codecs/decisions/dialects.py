@@ -17,12 +17,12 @@ from qreward.settings.policies import Endpoint
 DIALECTS: Mapping[str, Dialect] = {
     dialect.name: dialect for dialect in (OPENAI, VLLM, SGLANG, SYSTEMONE, GENERATIVE_SCORING, CHAT_DECISIONS)
 }
-"""Every dialect, by its name."""
+"""Name of a dialect -> the dialect."""
 EXPECTED: Mapping[str, str] = {"sglang": "sglang", "vllm": "vllm"}
 """Kind of an endpoint -> the dialect to try first. For all other kinds, the dialect to try first is ``openai``."""
 PROBE = DecisionInput("2 + 2 = 4", (YesNo("The sum is right."),))
-"""A small decision that shows which dialect a server uses. OpenAI and vLLM answer it in the dialect ``openai``, and SGLang refuses it.
-A vLLM server whose model cannot decide answers 501."""
+"""A small decision that shows which dialect a server uses. OpenAI and vLLM answer this decision in the dialect ``openai``, and SGLang
+refuses it. A vLLM server whose model cannot decide answers 501."""
 
 MOST_KNOWN = 8192
 """Maximum number of pairs of endpoint and model that are remembered. A full table is emptied. There is a limit because callers choose the
@@ -39,7 +39,7 @@ class DialectTable:
         self._assumed: dict[tuple[str, str, str], str] = {}
 
     def known(self, endpoint: Endpoint, model: str) -> Dialect | None:
-        """Return the dialect that an endpoint was found to use for a model; None if it is not known yet."""
+        """Return the dialect that an endpoint was found to use for a model; None if no dialect was found yet."""
         name = self._known.get((endpoint.name, endpoint.base_url, model))
         return None if name is None else DIALECTS[name].at(endpoint)
 

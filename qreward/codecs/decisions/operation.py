@@ -17,7 +17,7 @@ OTHER_BODY = frozenset({400, 422})
 
 
 class Decide:
-    """Checks decisions and estimates their tokens. It is the codec of a ``WireRequest`` whose ``inputs`` are a ``DecisionInput``.
+    """Checks decisions and estimates their tokens. ``Decide`` is the codec of a ``WireRequest`` whose ``inputs`` are a ``DecisionInput``.
 
     Args:
         table: the dialects of endpoints.

@@ -1,6 +1,6 @@
 """Responses to lists of items. A response has a value or an error for each item, and the usage of each item.
 
-Objects of the openai package are created only when they are needed.
+Objects of the openai package are created only when a caller needs them.
 """
 
 from __future__ import annotations

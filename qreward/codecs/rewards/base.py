@@ -109,7 +109,7 @@ def parts_item(raw: Any) -> str | Parts:
 
 
 def _not_an_item(raw: object, name: str, rule: str) -> BadRequest:
-    """Return the error for an invalid item. The item None has a special message, because it usually comes from a failed generation."""
+    """Return the error for an invalid item. The item None has a special message, because None usually comes from a failed generation."""
     if raw is None:
         return BadRequest(f"the {name} is None; leave the item out, or give the {name}")
     return BadRequest(f"{rule}, not {'an empty one' if raw in ('', [], ()) else f'a {type(raw).__name__}'}")
@@ -197,7 +197,7 @@ class MergeLimits(msgspec.Struct, frozen=True):
     def fitting(self, items: Iterable[Any]) -> int:
         """Return how many items, counted from the first, fit into one request.
 
-        The result is at least 1, because an item that exceeds a limit is sent alone. The server then accepts or refuses it.
+        The result is at least 1, because an item that exceeds a limit is sent alone. The server then accepts or refuses the item.
 
         Example:
             >>> MergeLimits(items=2).fitting(["a", "b", "c"])
@@ -251,7 +251,8 @@ def may_have_a_bad_item(error: BaseException) -> bool:
 
 
 class Operation:
-    """Defines an operation on a list of items, such as ``score``. It is the ``codec`` of a ``WireRequest`` until an endpoint is chosen.
+    """Defines an operation on a list of items, such as ``score``. An operation is the ``codec`` of a ``WireRequest`` until an endpoint is
+    chosen.
 
     Attributes:
         name: name of the operation, such as ``score``.
@@ -310,14 +311,14 @@ class ListCodec:
 
     Attributes:
         path: path of the API, such as ``/reward``.
-        native: False if ``path`` is relative to the endpoint's ``base_url``; True if it is relative to the root of the server, which is
-            ``base_url`` without ``/v1``.
+        native: False if ``path`` is relative to the endpoint's ``base_url``; True if ``path`` is relative to the root of the server, which
+            is ``base_url`` without ``/v1``.
         member: name of the body's member with the items.
         texts: True if the server takes texts as items.
         pairs: True if the server takes pairs as items. A pair becomes a text if ``RewardModel(template=...)`` is set. Without a template,
             a pair becomes a conversation if the server takes conversations but no pairs.
         chats: True if the server takes conversations as items. Each conversation is sent alone in a body, as ``messages``.
-        rows_in: name of the response's member with a list of one row per item; ``""`` if the response itself is that list.
+        rows_in: name of the response's member with a list of one row per item; ``""`` if the response itself is the list.
         value_in: name of the row's member with the reward. If a row is not an object, the row itself is the reward.
         limits: the limits of one body.
         answer: the type of an item's answer. Its ``build`` returns the result for the caller.

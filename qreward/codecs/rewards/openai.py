@@ -13,10 +13,10 @@ from qreward.settings.policies import BATCH_KIND
 
 
 class VectorScore(NumberCodec):
-    """Codec of ``POST /embeddings`` at a server that returns a reward as a vector of one number (SGLang, vLLM, and servers with the same
-    API).
+    """Encodes and decodes ``POST /embeddings`` at a server that returns a reward as a vector of one number (SGLang, vLLM, and servers with
+    the same API).
 
-    A longer vector is an embedding. It is an error, unless ``RewardModel.label`` selects one of the numbers of the vector.
+    A longer vector is an embedding. A longer vector is an error, unless ``RewardModel.label`` selects one of the numbers of the vector.
     """
 
     path = "/embeddings"
@@ -24,7 +24,7 @@ class VectorScore(NumberCodec):
 
 
 class EmbeddingList(ListCodec):
-    """Codec of ``POST /embeddings``. The value of an item is a vector of floats. An item is a text or a list of token ids."""
+    """Encodes and decodes ``POST /embeddings``. The value of an item is a vector of floats. An item is a text or a list of token ids."""
 
     path = "/embeddings"
 
@@ -33,13 +33,14 @@ class EmbeddingList(ListCodec):
 
 
 class OpenAIEmbeddingList(EmbeddingList):
-    """Codec of ``POST /embeddings`` with the limits of OpenAI's own API, which the openai package documents."""
+    """Encodes and decodes ``POST /embeddings`` with the limits of OpenAI's own API, which the openai package documents."""
 
     limits = MergeLimits(items=2048, tokens=300_000)
 
 
 class CompletionList(ListCodec):
-    """Codec of ``POST /completions``. The value of a prompt is a list of ``n`` choices. Finish reasons are checked as in ``ChatCodec``.
+    """Encodes and decodes ``POST /completions``. The value of a prompt is a list of ``n`` choices. Finish reasons are checked as in
+    ``ChatCodec``.
 
     In the response, choice ``k`` of prompt ``i`` has the index ``i * n + k``. In the result, this choice has the index ``k``.
     """
@@ -66,7 +67,7 @@ class CompletionList(ListCodec):
 
 
 class ModerationList(ListCodec):
-    """Codec of ``POST /moderations``. The value of an item is its moderation. An item is a text or a list of parts."""
+    """Encodes and decodes ``POST /moderations``. The value of an item is its moderation. An item is a text or a list of parts."""
 
     path = "/moderations"
     rows_in = "results"
@@ -80,7 +81,7 @@ class ModerationList(ListCodec):
 
 
 class Rerank(ListCodec):
-    """Codec of ``POST /rerank`` as vLLM and Jina serve it. The items are documents. All items share the query of the call.
+    """Encodes and decodes ``POST /rerank`` as vLLM and Jina serve it. The items are documents. All items share the query of the call.
 
     The member ``index`` of a result says to which item the result belongs.
     """

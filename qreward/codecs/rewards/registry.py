@@ -1,4 +1,4 @@
-"""The registry of the kinds of servers, and the operations that they may support."""
+"""The registry of the kinds of servers, and the operations that a kind may support."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def register_kind(kind: ServerKind) -> None:
 
 
 def kind_of(name: str) -> ServerKind:
-    """Return the kind with this name. Raises ``ConfigError`` if it is not registered in this process."""
+    """Return the kind with this name. Raises ``ConfigError`` if the kind is not registered in this process."""
     if name not in _KINDS:
         raise ConfigError(f"the kind of server {name!r} is not registered in this process; call register_kind in a module it imports")
     return _KINDS[name]
@@ -128,7 +128,7 @@ def _codec_of(kind: str, operation: Operation, settings: RewardModel) -> ListCod
 
 
 def settings_of(endpoint: Endpoint) -> RewardModel:
-    """Return the endpoint's ``reward`` settings, or the defaults if it has none."""
+    """Return the endpoint's ``reward`` settings, or the defaults if the endpoint has no such settings."""
     return _USUAL if endpoint.reward is None else endpoint.reward
 
 

@@ -23,9 +23,9 @@ class ServerLimits(msgspec.Struct, frozen=True):
 
     Attributes:
         items: maximum number of items in one request.
-        concurrency: maximum number of requests in flight. For TEI, it is the maximum number of items in flight.
+        concurrency: maximum number of requests in flight. For TEI, this is the maximum number of items in flight.
         input_tokens: maximum tokens of one item.
-        batch_tokens: maximum tokens that are processed at once.
+        batch_tokens: maximum tokens that the server processes together.
         cache_tokens: size of the prefix cache in tokens.
     """
 
@@ -164,7 +164,7 @@ def _document(body: bytes) -> Any:
 
 
 def _amount(document: Any, name: str) -> float | None:
-    """Return a member of an object if it is a finite number and not negative. Otherwise return None."""
+    """Return a member of an object if the member is a finite number and not negative. Otherwise return None."""
     raw = document.get(name) if isinstance(document, dict) else None
     value = _finite(raw) if type(raw) in (int, float) else None
     return value if value is not None and value >= 0 else None

@@ -11,10 +11,10 @@ The rules:
 - JSON: a JSON object is accepted if it is the whole answer, or the whole content of the only fenced block. Inside a longer text, a JSON
   object outside of quotations is accepted if it is a sentence of its own, or if it follows a label ("My verdict: {...}").
 - Errors in JSON: trailing commas, single and typographic quotes, ``True``/``None``, comments, line breaks in strings, and keys without
-  quotes or in another case are accepted. An answer with any other error is rejected, even if it also has a valid verdict.
-- A verdict in words is accepted if a whole sentence is the verdict and nothing else. It is a label with a value ("**Score:** 7/10", "Final
-  rating is 7.", "[RESULT] 4", "Verdict: yes", "Winner: B"), a heading or table row with label and value, ``<score>7</score>``, or a value
-  in double brackets ("[[7]]", "[[A]]", "[[A>B]]").
+  quotes or in another case are accepted. An answer with any other error is rejected, even if the answer also has a valid verdict.
+- A verdict in words is accepted if a whole sentence is the verdict and nothing else. The forms of a verdict are: a label with a value
+  ("**Score:** 7/10", "Final rating is 7.", "[RESULT] 4", "Verdict: yes", "Winner: B"), a heading or table row with label and value,
+  ``<score>7</score>``, or a value in double brackets ("[[7]]", "[[A]]", "[[A>B]]").
 - A value without a label ("7", "7/10", ``\\boxed{7}``, "Yes.", "Response A") is accepted if it is the whole answer.
 - A sentence about the task ("The final answer is 7", "Result: 7", "Total: 7", "Conclusion: 7", "7/10 tests passed") is not a verdict.
 - A verdict inside a longer sentence ("I would give it a 7", "Score: 7, because ...", "Response A is better") is rejected, because the
@@ -23,16 +23,16 @@ The rules:
   ("Style: 6/10") may precede the verdict.
 - After the verdict, only reasons with a label are accepted ("Reason: ...", a heading "Strengths"). The reasons must not have another
   number, in digits or words, or words that may revise the verdict ("wait", "correction", "I missed", "too high").
-- A fraction ("7/10") is accepted if its denominator is the top of the scale. Another denominator is rejected, because it may be another
-  scale.
+- A fraction ("7/10") is accepted if its denominator is the top of the scale. Another denominator is rejected, because it may belong to
+  another scale.
 - A percentage is accepted on scales of 0 to 1 and 0 to 100, and rejected on other scales.
 - Decimals ("7.5", "7,5") are accepted. Three digits after a comma are rejected, because the comma may separate thousands.
 - Other numbers are rejected: ranges, "about 7", "7 or 8", sums, exponents, digits other than ASCII, leading zeros, NaN, infinity, and
   numbers outside the scale. In JSON, true and null are not numbers, but the texts "7" and "7/10" are.
-- Quotations are not the judge's own words: fenced blocks except ``json`` ones, lines after ``>``, quotation marks of all kinds, inline
+- Quotations are not the judge's own words: fenced blocks except ``json`` blocks, lines after ``>``, quotation marks of all kinds, inline
   code, tags except layout tags and tags around a value, and HTML comments. A text between two quotations is not a verdict. An answer with
   quotation marks, fences or tags that do not pair is rejected.
-- A verdict after "The candidate wrote:" is not accepted, but it counts as a second verdict.
+- A verdict after "The candidate wrote:" is not accepted, but counts as a second verdict.
 - An answer is rejected if more than 100,000 characters are left after its reasoning is removed, so that parsing does not block other work.
 """
 
@@ -69,15 +69,15 @@ def read(text: str, model: type[M], *, scale: tuple[float, float] | None = None,
     Args:
         text: the content of the answer.
         model: the pydantic model of the verdict.
-        scale: lowest and highest score. If None, the limits of the deciding field apply: ``ge`` and ``le`` if it has both, or the lowest
-            and highest of its choices.
-        reasoning: the reasoning that the server returned separately. It is never searched for a verdict.
+        scale: lowest and highest score. If None, the limits of the deciding field apply: ``ge`` and ``le`` if the field has both, and
+            otherwise the lowest and the highest choice of the field.
+        reasoning: the reasoning that the server returned separately. The reasoning is never searched for a verdict.
 
     Returns:
         The verdict as an instance of ``model``.
 
     Raises:
-        Unreadable: the answer has no verdict, or more than one; or the verdict may be a quotation or is outside the scale.
+        Unreadable: the answer has no verdict, or more than one verdict; or the verdict may be a quotation or is outside the scale.
 
     Example:
         >>> from qreward.judge.parsing import ScoreVerdict

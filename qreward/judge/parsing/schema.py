@@ -227,7 +227,7 @@ class VerdictSchema(Generic[M]):
     def _as_field(self, number: float, written: Any) -> Any:
         """Return the number as the model accepts it. If the field is a choice of numbers, the number must be one of the choices.
 
-        A large integer is returned as it was written, because a float would lose digits.
+        A large integer is returned in the form in which it was written, because a float would lose digits.
         """
         if self.kind.numerals:
             for own, value in self.kind.numerals:
@@ -291,7 +291,7 @@ def _numeral(value: Any) -> float | None:
 
 
 class _PlainNumbers(GenerateJsonSchema):
-    """Describes a ``Decimal`` as a number. Pydantic describes it as a number or a text."""
+    """Describes a ``Decimal`` as a number. Pydantic describes a ``Decimal`` as a number or a text."""
 
     def decimal_schema(self, schema: Any) -> dict[str, Any]:
         return self.float_schema(schema)

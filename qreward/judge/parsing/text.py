@@ -33,7 +33,7 @@ class Unreadable(ValueError):
 
     Attributes:
         reason: one short sentence that can be sent to the judge with the repeated request. The reason never quotes the answer, because a
-            judged text could otherwise inject instructions through it.
+            judged text could otherwise inject instructions through the reason.
     """
 
     def __init__(self, reason: str) -> None:
@@ -119,7 +119,7 @@ def own_words(text: str, value_of: ValueOf) -> tuple[str, Found]:
 
     In the words, a :data:`GAP` stands for each quotation and an :data:`OBJECT` for each verdict in JSON. Quotations are: text in quotation
     marks, inline code, fenced blocks (except a ``json`` block with one object), lines after ``>``, HTML comments, and the content of tags
-    other than layout tags and tags around a value. A quotation ends with its closing mark; other marks in it are ignored.
+    other than layout tags and tags around a value. A quotation ends with its closing mark. Other marks inside the quotation are ignored.
 
     Example:
         >>> own_words('It says "Score: 10". Score: 2', lambda members: None)
@@ -159,7 +159,7 @@ _UNPAIRED = "It is not clear what the answer quotes: its quotation marks, fences
 
 
 def _opened(mark: re.Match[str], *, runs_on: bool) -> tuple[str, str]:
-    """Return two texts: the replacement for a mark, and the closing mark of the quotation that the mark opens; ``""`` if it opens none."""
+    """Return two texts: the replacement for a mark, and the closing mark of the quotation that the mark opens; ``""`` for no quotation."""
     if mark["block"]:
         if runs_on:
             raise Unreadable("It is not clear where a block quote of the answer ends.")
@@ -184,7 +184,7 @@ def _closes(mark: re.Match[str], closer: str) -> bool:
 
 
 def _object(text: str, start: int, value_of: ValueOf, found: Found) -> tuple[str, int]:
-    """Return the replacement for a text that may be a JSON object or a ``json`` block with one, and the index of its end."""
+    """Return the replacement for a text that may be a JSON object or a ``json`` block with an object, and the index of the text's end."""
     block = _JSON_BLOCK.match(text, start)
     start = block.end() if block else start
     if not block and not _LIKE_JSON.match(text, start):
@@ -399,7 +399,7 @@ _PAIR_NOUN = r"(?:(?:the )?(?:response|assistant|answer|option|candidate|model|o
 
 
 class TextReader:
-    """Finds the verdict in a text, if there is exactly one. One instance reads all answers with the same form of verdict.
+    """Finds the verdict in a text, if there is exactly one verdict. One instance reads all answers with the same form of verdict.
 
     Args:
         field: the name of the deciding field, which is also accepted as a label. None if no field decides.

@@ -102,8 +102,8 @@ def aggregate_scores(outcomes: Sequence[SampleOutcome], how: Settle, width: floa
 
     The votes of the aggregate are sorted by their distance from the aggregated score, the closest first.
 
-    ``majority`` is the most frequent score. If several scores are equally frequent, ``majority`` is their median. The median of an even
-    number of scores is here the lower of the two middle scores, so that the result of ``majority`` is always the score of a vote. With
+    ``majority`` is the most frequent score. If several scores are equally frequent, ``majority`` is their median. If the number of these
+    scores is even, the lower of the two middle scores is taken, so that the result of ``majority`` is always the score of a vote. With
     ``majority``, an item is decided when no pending vote can change the score. With ``mean`` and ``median``, an item is decided when every
     request has a vote or an error. All three methods need votes from more than half of the requests.
 

@@ -95,7 +95,8 @@ class Builders:
     def _fallback(self, models: Sequence[ModelQuestions], limits: Limits, pairs: bool) -> RequestBuilder | None:
         """Return the builder of written requests for models that may give no probabilities.
 
-        Returns None if every model gives probabilities, or if a model would need another number of requests for written answers.
+        Returns None if the method is not ``auto``, or if every model that is asked for decisions is known to give probabilities. Also
+        returns None if a model would need another number of requests for written answers.
         """
         undetermined = [most for model, most in zip(self._config.model, limits, strict=True) if most and not self.autos[model].works]
         if self._config.method != "auto" or not undetermined:

@@ -89,8 +89,8 @@ class CalibrationQuality(Policy):
 
     Attributes:
         ece: expected calibration error; see :func:`~qreward.judge.calibration_fit.ece`.
-        ece_by_chance: the ECE that exact probabilities would have on average with the same number of yes-or-no labels, because labels
-            vary by chance. An ``ece`` of this size indicates no fault.
+        ece_by_chance: the average ECE of exact probabilities with the same number of yes-or-no labels. It is above 0, because labels vary
+            by chance. An ``ece`` of this size indicates no fault.
         brier: Brier score: the mean squared difference between probability and label.
         log_loss: mean log loss in nats.
         accuracy: share of items whose probability is on the same side of 0.5 as their label. None if all labels are 0.5.

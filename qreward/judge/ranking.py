@@ -61,8 +61,8 @@ def fit(size: int, scores: Mapping[IndexPair, float], start: Sequence[float] | N
 
     Args:
         size: number of responses.
-        scores: pair -> 1.0 if the first response was better, 0.0 if the second was better; a number in between for a tie or for several
-            votes that differ.
+        scores: pair -> 1.0 if the first response was better, 0.0 if the second response was better; a number in between for a tie or for
+            several votes that differ.
         start: the strengths with which the search starts. These strengths only change the speed of the search, because the posterior has
             one maximum.
 

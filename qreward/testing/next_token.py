@@ -118,7 +118,7 @@ class NextToken(NamedTuple):
         """Return the possible first tokens of a judge's answer to a prompt.
 
         If the prompt has at most six labels, 10 % of the probability of each label goes to two variants of the label: one with a leading
-        space, and one in the other letter case. Probability that the judge gives to no label goes to other tokens.
+        space, and one in the other letter case. The probability that the judge gives to no label goes to other tokens.
 
         Raises:
             ConfigError: the input has a truth that does not fit the question.

@@ -46,8 +46,8 @@ class DialectTable:
     def expected(self, endpoint: Endpoint, model: str) -> Dialect:
         """Return the dialect to use for an endpoint and a model.
 
-        The first of these that is available counts: the setting ``Endpoint.decisions``, the known dialect, the assumed dialect, and the
-        dialect in ``EXPECTED`` for the kind of the endpoint.
+        The method looks for a dialect in this order: the setting ``Endpoint.decisions``, the known dialect, the assumed dialect, and the
+        dialect in ``EXPECTED`` for the kind of the endpoint. The first dialect found is returned.
         """
         key = endpoint.name, endpoint.base_url, model
         name = endpoint.decisions or self._known.get(key) or self._assumed.get(key) or EXPECTED.get(endpoint.kind, "openai")

@@ -1,6 +1,6 @@
-"""Typed questions about one input, and their answers with a probability for every option.
+"""Typed questions about one input, and their answers. An answer has a probability for each option of its question.
 
-This module defines values only. It must not know servers or codecs.
+This module defines values only. It must not import codecs or transports.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from qreward.records import Usage
 from qreward.spelling import did_you_mean
 
 Option = str | bool
-"""An option of a question: ``True``, ``False``, the label of a level, or a choice."""
+"""An option of a question: ``True`` or ``False`` of a :class:`YesNo`, the label of a level of a :class:`Score`, or a choice of a
+:class:`Choice`."""
 
 
 def _check_text(kind: str, what: str, value: object) -> None:
@@ -46,12 +47,12 @@ def _options(kind: str, what: str, given: Sequence[Option] | Mapping[Option, str
 
 @dataclass(frozen=True)
 class YesNo:
-    """A statement about the input, or a question with the answer yes or no.
+    """Asks whether a statement about the input is true, or asks a question that has the answer yes or no.
 
     Args:
         instructions: the statement or question.
         name: name of the answer in the :class:`Decision`; None for no name.
-        yes, no: descriptions of the answers yes and no, if the statement alone is not clear.
+        yes, no: descriptions of the answers yes and no, for a statement that is not clear without them.
 
     Example:
         >>> YesNo("The response answers the question.").options
@@ -68,7 +69,7 @@ class YesNo:
 
     @property
     def options(self) -> tuple[Option, ...]:
-        """``(True, False)``."""
+        """The options of every ``YesNo``: ``(True, False)``."""
         return True, False
 
     @property
@@ -79,7 +80,7 @@ class YesNo:
 
 @dataclass(frozen=True)
 class Score:
-    """A rating on ordered levels.
+    """Asks for a rating of the input on ordered levels.
 
     Args:
         instructions: the question that the rating answers.
@@ -115,13 +116,13 @@ class Score:
 
 @dataclass(frozen=True)
 class Choice:
-    """A choice between options that have no order.
+    """Asks for a choice between options that have no order.
 
     Args:
         instructions: the question that the choice answers.
-        choices: a list of 2 to 255 options, which are texts or bools; or a mapping from options to descriptions. OpenAI accepts 255
-            options, vLLM and SGLang 26, chat models 20. Servers call the options A, B, ..., so an option that is a single letter must be
-            the letter of its position.
+        choices: a list of 2 to 255 options, which are texts or bools; or a mapping from options to descriptions. OpenAI accepts at most 255
+            options, vLLM and SGLang accept 26, and chat models accept 20. Servers call the options A, B, ..., so an option that is a single
+            letter must be the letter of its position.
         name: name of the answer in the :class:`Decision`; None for no name.
 
     Example:
@@ -157,9 +158,9 @@ Question = YesNo | Score | Choice
 
 @dataclass(frozen=True)
 class DecisionAnswer:
-    """The answer to one question.
+    """Holds the answer to one question, or the error of a question that was refused or failed.
 
-    If the question was refused or failed, all attributes raise its error, except ``question``, ``error`` and ``ok``.
+    If there is an error, reading any attribute except ``question``, ``error`` and ``ok`` raises this error.
 
     Attributes:
         question: the question.
@@ -189,12 +190,13 @@ class DecisionAnswer:
         """Args:
         question: the question.
         probabilities: a probability for each option of the question, in the order of the options. The sum is 1.
-        label_mass: the total probability of all options among all texts that the model could have answered. None if the server does not
-            report it.
-        confidence: the confidence that the server reports. None computes it from the probabilities.
+        label_mass: the probability that the model answers with one of the options, and with no other text. None if the server does not
+            report this probability.
+        confidence: the confidence that the server reports. If None, the confidence is computed from the probabilities.
         error: the error of a question that was refused or failed.
         """
-        members = self.__dict__  # the class is frozen, and ``object.__setattr__`` is slower; this runs for each question
+        # The class is frozen, so attributes cannot be assigned. ``object.__setattr__`` is slower, and this code runs for each question.
+        members = self.__dict__
         members["question"], members["error"] = question, error
         members["_probabilities"] = tuple(probabilities)
         members["_label_mass"], members["_confidence"] = label_mass, confidence
@@ -211,16 +213,16 @@ class DecisionAnswer:
 
     @property
     def probability(self) -> float:
-        """The probability of yes, for a :class:`YesNo`. Raises ``AttributeError`` for other questions."""
+        """The probability of yes. Raises ``AttributeError`` if the question is not a :class:`YesNo`."""
         if not isinstance(self.question, YesNo):
             raise AttributeError(f"only the answer to a YesNo has a probability; this one is to a {type(self.question).__name__}")
         return self._numbers()[0]
 
     @property
     def score(self) -> float:
-        """The expected level, for a :class:`Score`.
+        """The expected number of the level. The levels are numbered 0, 1, ... from the lowest level up.
 
-        The levels are 0, 1, ... from the lowest up. Raises ``AttributeError`` for other questions.
+        Raises ``AttributeError`` if the question is not a :class:`Score`.
         """
         if not isinstance(self.question, Score):
             raise AttributeError(f"only the answer to a Score has a score; this one is to a {type(self.question).__name__}")
@@ -236,8 +238,8 @@ class DecisionAnswer:
     def confidence(self) -> float:
         """The confidence that the server reports.
 
-        If the server reports none, the confidence is the probability of the most probable option, multiplied by ``label_mass`` if that is
-        known.
+        If the server reports none, the confidence is the probability of the most probable option, multiplied by ``label_mass`` if
+        ``label_mass`` is known.
         """
         numbers = self._numbers()
         if self._confidence is not None:
@@ -246,7 +248,7 @@ class DecisionAnswer:
 
     @property
     def label_mass(self) -> float | None:
-        """The total probability of all options among all texts that the model could have answered; None if the server does not report it.
+        """The probability that the model answers with one of the options, and with no other text. None if the server does not report it.
 
         A low value means that the model would probably have written something else.
         """
@@ -260,7 +262,7 @@ class DecisionAnswer:
 
 
 class FoundAnswer(NamedTuple):
-    """The answer to one question: a probability for each option, the label mass, and the confidence.
+    """Holds the answer to one question: a probability for each option, the label mass, and the confidence.
 
     The label mass and the confidence are None if the server does not report them.
     """
@@ -271,16 +273,17 @@ class FoundAnswer(NamedTuple):
 
 
 class AnswerTable(msgspec.Struct, frozen=True):
-    """The answers to several questions as columns of numbers, in the order of the questions.
+    """Holds the answers to several questions as columns of numbers, in the order of the questions.
 
-    For most answers, only sums of these numbers are computed. Making an object for each answer would take more time than all other work on
-    the answer.
+    Most callers only compute sums of these numbers. Making an object for each answer would take more time than all other work on the
+    answer.
 
     Attributes:
         questions: the questions.
-        probabilities: the probabilities of all options of the first question, then of the second, and so on; 0 for a question with an
-            error.
-        label_masses, confidences: a number for each question, as in :class:`DecisionAnswer`; None and 0 for a question with an error.
+        probabilities: the probabilities of all options of the first question, then the probabilities of all options of the second question,
+            and so on. All options of a question with an error have the probability 0.
+        label_masses: the label mass of each question, as in :class:`DecisionAnswer`; None for a question with an error.
+        confidences: the confidence of each question, as in :class:`DecisionAnswer`; 0 for a question with an error.
         errors: index of a question -> its error.
     """
 
@@ -292,7 +295,7 @@ class AnswerTable(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, questions: tuple[Question, ...], found: Sequence[FoundAnswer | QRewardError]) -> AnswerTable:
-        """Return a table, made from one answer or error for each question.
+        """Return a table. ``found`` has one answer or error for each question.
 
         Example:
             >>> AnswerTable.of((YesNo("It is right."),), [FoundAnswer((0.75, 0.25), label_mass=0.5)]).confidences
@@ -318,7 +321,7 @@ class AnswerTable(msgspec.Struct, frozen=True):
         return cls.of(tuple([question for question, _ in rows]), [row for _, row in rows])
 
     def spans(self) -> Iterator[tuple[int, int, int]]:
-        """Yield for each question its index, and the start and end of its probabilities in ``probabilities``."""
+        """Yield one tuple for each question: the index of the question, and the start and end of its part of ``probabilities``."""
         end = 0
         for place, question in enumerate(self.questions):
             begin, end = end, end + len(question.options)
@@ -341,7 +344,7 @@ class AnswerTable(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Decision(Sequence[DecisionAnswer]):
-    """The answers to all questions about one input, in the order of the questions.
+    """Holds the answers to all questions about one input, in the order of the questions.
 
     Attributes:
         answers: the answers.
@@ -397,7 +400,10 @@ class Decision(Sequence[DecisionAnswer]):
 
 
 def check_questions(questions: object) -> tuple[Question, ...]:
-    """Return the questions as a tuple. Raises ``ConfigError`` if there are none, an object is no question, or two have the same name."""
+    """Return the questions as a tuple.
+
+    Raises ``ConfigError`` if there are no questions, if an object is not a question, or if two questions have the same name.
+    """
     if isinstance(questions, YesNo | Score | Choice):
         raise ConfigError(f"questions must be a list, such as [{type(questions).__name__}(...)]")
     if isinstance(questions, str | Mapping) or not isinstance(questions, Sequence) or not questions:

@@ -1,4 +1,4 @@
-"""The types shared by codecs and transports: requests, replies, and the errors of both."""
+"""The types shared by codecs and transports: requests, replies and errors."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from qreward.codecs import finish_reason
 from qreward.results import Answered
 
 RESERVED = frozenset({"model", "messages", "input"})
-"""Names of the members of the body that arguments of a call set. No parameter may have one of these names. A ``ListCodec`` reserves further
-names."""
+"""Names of the members of a request body that a codec writes from the model and the inputs of a call. No parameter may have one of these
+names. A ``ListCodec`` reserves further names."""
 
 
 class WireRequest:
-    """One request of a caller, before an endpoint is chosen for it.
+    """Holds one request of a caller, before an endpoint is chosen for the request.
 
     Attributes:
         codec: object that encodes the body and decodes the response.
         model: name of the model.
-        inputs: the messages of a chat, the input of an embeddings request, or a list of items.
+        inputs: the messages of a chat completion, the input of an embeddings request, the items of an operation on a list, or the
+            ``DecisionInput`` of a decision.
         params: further members of the JSON body.
         headers: additional HTTP headers of this call, or None.
         group: value that is equal for requests whose prompts begin with the same text; None for a request without a group.
@@ -51,7 +52,7 @@ def hash_of_group(group: object, start: int = 0) -> int:
 
 
 class Codec(Protocol):
-    """One kind of request, such as a chat completion. ``path`` is relative to the endpoint's base URL."""
+    """Encodes and decodes one kind of request, such as a chat completion. ``path`` is the path of the API."""
 
     path: str
 
@@ -62,7 +63,10 @@ class Codec(Protocol):
         """Return the decoded response. Raises ``Malformed``, ``EmbeddedError`` or ``Unfinished``."""
 
     def validate(self, inputs: Any) -> Any:
-        """Return the inputs in a form that ``encode`` accepts. Raises ``BadRequest``, whose message names the fault and its position."""
+        """Return the inputs in a form that ``encode`` accepts.
+
+        Raises ``BadRequest``, whose message has the fault and the position of the fault.
+        """
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
         """Return a rough estimate of the prompt tokens and the maximum output tokens of a call."""
@@ -89,7 +93,7 @@ class Unfinished(Exception):
 
 
 class Reply:
-    """A complete HTTP response. ``headers`` is case-insensitive."""
+    """Holds a complete HTTP response. The names in ``headers`` are case-insensitive."""
 
     __slots__ = ("body", "headers", "status")
 
@@ -106,7 +110,7 @@ class TransportError(Exception):
         sent: False if it is certain that the server did not process the request; True if the server may have processed it.
         timeout: True if a time limit of the transport passed.
         local: True if the cause is on this machine, such as a lack of file descriptors.
-        malformed: True if the response is not valid HTTP or too large.
+        malformed: True if the response is not valid HTTP, or is too large.
     """
 
     def __init__(self, message: str, *, sent: bool = True, timeout: bool = False, local: bool = False, malformed: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""The codec of chat completions in the OpenAI API. It does not depend on HTTP or endpoints."""
+"""The codec of chat completions in the OpenAI API. This module does not depend on HTTP or endpoints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qreward.errors import BadRequest
 from qreward.results import Usage
 
 CHARS_PER_TOKEN = 3.5
-"""Estimated characters per token. The scheduler corrects estimates with the usage that servers report."""
+"""Number of characters per token in estimates. The scheduler corrects the estimates with the usage that servers report."""
 
 _EXAMPLE = "[{'role': 'user', 'content': '...'}]"
 _ITEMS = "chat_completion(item['messages'], ...) or batch_chat_completion([item['messages'] for item in items], ...)"
@@ -32,7 +32,8 @@ class _Choice(msgspec.Struct, gc=False):
 
 
 class _Completion(msgspec.Struct, gc=False):
-    """The members of a response that are decoded on arrival. All other members differ between servers, so only ``build`` decodes them."""
+    """Holds the members of a response that are decoded on arrival. ``ChatAnswer.build`` decodes all other members, which differ between
+    servers."""
 
     choices: list[_Choice] | None = None
     usage: Usage | None = None
@@ -43,13 +44,13 @@ _DECODER = msgspec.json.Decoder(_Completion)
 
 
 class ChatAnswer(msgspec.Struct, gc=False):
-    """A chat completion.
+    """Holds a chat completion.
 
     Attributes:
         body: the undecoded JSON.
         model: name of the model in the request.
         content: content of the first choice: a text, a list of parts, or None.
-        usage: tokens of the request; None if the server reported none.
+        usage: tokens of the request; None if the server reported no usage.
         finish_reason: reason why the first choice ended; None if the server sent no reason.
     """
 
@@ -71,7 +72,7 @@ class ChatAnswer(msgspec.Struct, gc=False):
 
 
 class ChatCodec:
-    """``POST /chat/completions``. Inputs are messages."""
+    """Encodes requests to ``POST /chat/completions``, and decodes the responses. Inputs are messages."""
 
     path = "/chat/completions"
 
@@ -99,17 +100,20 @@ class ChatCodec:
         return ChatAnswer(body, call.model, first.message.content, seen.usage, reason if reason == "stop" else ending_of(reason))
 
     def check_ending(self, reason: object) -> None:
-        """Raise ``Unfinished`` if a response with this ``finish_reason`` is incomplete, unless it was cut off at the token limit."""
+        """Raise ``Unfinished`` for the ``finish_reason`` of an incomplete response, except for a reason that :meth:`takes` accepts."""
         ending = ending_of(reason)
         if ending is not None and not is_whole(ending) and not self.takes(ending):
             raise Unfinished(ending)
 
     def takes(self, ending: str) -> bool:
-        """Return True if an incomplete response with this reason is returned to the caller instead of raising ``Unfinished``."""
+        """Return True if the caller receives an incomplete response with this reason; False if ``Unfinished`` is raised instead.
+
+        Only a response that was cut off at the token limit is returned here.
+        """
         return ending == LENGTH
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
-        """Return an estimate of the prompt tokens from the number of characters, and ``max_tokens`` (0 if the caller set none)."""
+        """Return two numbers: the prompt tokens, estimated from the number of characters; and the result of :func:`most_output`."""
         return sum(_length(message.get("content")) for message in call.inputs) / CHARS_PER_TOKEN, most_output(call.params)
 
     def validate(self, inputs: Any) -> Any:
@@ -124,7 +128,7 @@ class ChatCodec:
 
 
 class VerbatimChatCodec(ChatCodec):
-    """A ``ChatCodec`` that accepts every ``finish_reason``, for programs that check it themselves."""
+    """Accepts every ``finish_reason``, unlike ``ChatCodec``. It is for programs that check the reason themselves."""
 
     def takes(self, ending: str) -> bool:  # noqa: ARG002 - accepts every ending
         return True
@@ -134,7 +138,7 @@ CHAT, VERBATIM_CHAT = ChatCodec(), VerbatimChatCodec()
 
 
 def most_output(params: Mapping[str, Any]) -> float:
-    """Return the maximum output tokens of a request, over all of its choices; 0 if the caller set no limit."""
+    """Return the maximum output tokens of a request, added up over its choices; 0 if the caller set no limit."""
     most, choices = params.get("max_completion_tokens") or params.get("max_tokens"), params.get("n")
     return float(most * (choices if isinstance(choices, int) else 1)) if isinstance(most, int) else 0.0
 
@@ -149,7 +153,9 @@ def joined(content: object) -> str:
 
 
 def is_missing(message: Mapping[str, Any]) -> bool:
-    """Return True if a message has neither content nor tool calls. A failed generation leaves such a message. An empty string is content.
+    """Return True if a message has neither content nor tool calls. An empty string is content.
+
+    Servers send a message without content and tool calls after a failed generation.
 
     Example:
         >>> is_missing({"role": "assistant", "content": None}), is_missing({"role": "assistant", "content": ""})
@@ -217,7 +223,7 @@ def _lenient_choice(raw: object) -> _Choice:
 
 
 def completed(kind: str, member: str, model: str, document: dict[str, Any]) -> dict[str, Any]:
-    """Return a document with all members that openai's type requires.
+    """Return the document, and add the missing members that openai's type requires.
 
     ``member`` is ``message`` for a completion and ``delta`` for a chunk of a stream.
     """

@@ -3,10 +3,10 @@
 A fast decoder (0.4 us) reads each chunk in the usual form. A slower, lenient decoder reads all other chunks. This module does not depend on
 HTTP.
 
-The members of the deltas are merged by these rules. Texts are concatenated, except for names and ids, of which the first value counts. A
-list item with an ``index`` is merged with the earlier item that has this index. Lists without indexes are concatenated. For any other
-value, the last one counts. Therefore, members that are not in the OpenAI API (``reasoning_content``, ``token_ids`` and others) get the form
-that they have in a response without streaming.
+The members of the deltas are merged by these rules. Texts are concatenated. For ``id``, ``role`` and ``type``, the first value counts
+instead. If a server repeats the name of a function, the repeated name is ignored. A list item with an ``index`` is merged with the earlier
+item that has this index. Lists without indexes are concatenated. For any other type, the last value counts. Therefore, members that are not
+in the OpenAI API (``reasoning_content``, ``token_ids`` and others) get the form that they have in a response without streaming.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ NOTHING = msgspec.Raw(b"null")
 
 
 class ChunkChoice(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """One choice of a chunk.
+    """Holds one choice of a chunk.
 
     Attributes:
         index: number of the choice.
         delta: the new parts of the message.
         finish_reason: reason why the choice ended, in the form that the server sent.
-        logprobs: undecoded JSON of the log probabilities; ``null`` if there are none. They are not decoded on arrival, because they are
-            seldom read and far longer than the text.
+        logprobs: undecoded JSON of the log probabilities; ``null`` if there are none. Log probabilities are not decoded on arrival, because
+            callers seldom read them, and because they are far longer than the text.
         more: members that are not in the OpenAI API, such as ``stop_reason`` and ``token_ids``.
     """
 
@@ -49,7 +49,10 @@ class ChunkChoice(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
     @property
     def ending(self) -> str | None:
-        """The reason why the choice ended; None if the choice continues. Some servers send ``""`` or ``"null"`` before the end."""
+        """The reason why the choice ended; None if the choice continues.
+
+        ``""`` and ``"null"``, which some servers send before the end, count as None.
+        """
         return ending_of(self.finish_reason)
 
 
@@ -63,13 +66,13 @@ _DECODER = msgspec.json.Decoder(_Usual)
 
 
 class ChatChunk(msgspec.Struct, gc=False):
-    """One chunk of a stream.
+    """Holds one chunk of a stream.
 
     Attributes:
         body: the undecoded JSON.
         model: name of the model in the request.
         choices: choices of the chunk.
-        usage: tokens of the request. Usually, only the last chunk has it, and it is None in all other chunks.
+        usage: tokens of the request. Usually, only the last chunk has a usage, and ``usage`` is None in all other chunks.
         text: the text that is appended to the content of the first choice.
     """
 
@@ -168,7 +171,7 @@ def _lenient_choice(raw: dict[str, Any]) -> ChunkChoice:
 
 
 def _delta(members: dict[str, Any]) -> dict[str, Any]:
-    """Remove and return the ``delta`` of a choice, or the ``message`` from a server that does not stream."""
+    """Remove and return the ``delta`` of a choice. If a server does not stream, remove and return the ``message`` of the choice instead."""
     delta, message = members.pop("delta", None), members.pop("message", None)
     found = delta if isinstance(delta, dict) else message
     return found if isinstance(found, dict) else {}
@@ -192,11 +195,11 @@ _FIRST = frozenset({"id", "created", "model"})
 
 
 class Pieces(list[str]):
-    """Pieces of a text, which are joined at the end."""
+    """Holds the pieces of a text. The pieces are joined when the completion is made."""
 
 
 class Indexed(dict[int, dict[str, Any]]):
-    """The items of a list. The key of each item is its ``index``."""
+    """Holds the items of a list. The key of each item is its ``index``."""
 
 
 class _Choice:
@@ -264,7 +267,7 @@ class StreamAccumulator:
         self.usage: Usage | None = None
         self.size = 0
         self._choices: dict[int, _Choice] = {}
-        self._edges: list[bytes] = []  # chunks at the beginning and at the end; members other than ``choices`` are copied
+        self._edges: list[bytes] = []  # the first and last chunks; their members other than ``choices`` are copied
         self._usage_body = b"{}"
 
     def add(self, chunk: ChatChunk) -> None:
@@ -365,7 +368,7 @@ def _merge_item(known: Indexed, item: Any) -> None:
 def _place(known: Indexed, item: dict[str, Any]) -> int:
     """Return the index of the tool call to which an item belongs.
 
-    Some servers send no index. Others send several complete tool calls, all with the index 0.
+    Some servers send no index. Some other servers send several complete tool calls, all with the index 0.
     """
     index, last = item.get("index"), max(known, default=-1)
     place = index if type(index) is int else max(last, 0)

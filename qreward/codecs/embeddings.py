@@ -1,4 +1,4 @@
-"""The codec of embeddings in the OpenAI API. It does not depend on HTTP or endpoints."""
+"""The codec of embeddings in the OpenAI API. This module does not depend on HTTP or endpoints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from qreward.results import Usage
 
 
 class _Embeddings(msgspec.Struct, gc=False):
-    """The members of a response that are decoded on arrival. Vectors are decoded when they are needed."""
+    """Holds the members of a response that are decoded on arrival. Vectors are decoded when they are needed."""
 
     data: list[msgspec.Raw] | None = None
     usage: Usage | None = None
@@ -26,7 +26,7 @@ _DECODER = msgspec.json.Decoder(_Embeddings)
 
 
 class EmbeddingsAnswer(msgspec.Struct, gc=False):
-    """A response with embeddings. ``body`` is the undecoded JSON."""
+    """Holds a response with embeddings. ``body`` is the undecoded JSON."""
 
     body: bytes
     model: str
@@ -48,7 +48,10 @@ class EmbeddingsAnswer(msgspec.Struct, gc=False):
 
 
 class EmbeddingsCodec:
-    """``POST /embeddings``. The input is a text, a list of texts, a list of token ids, or a list of lists of token ids."""
+    """Encodes requests to ``POST /embeddings``, and decodes the responses.
+
+    The input is a text, a list of texts, a list of token ids, or a list of lists of token ids.
+    """
 
     path = "/embeddings"
 
@@ -105,7 +108,7 @@ _KINDS: tuple[set[type], ...] = ({str}, {int}, {list}, {tuple})
 
 
 def inputs_of(call: WireRequest) -> list[Any]:
-    """Return the inputs of an embeddings call as a list. A single text, or its list of token ids, is one input."""
+    """Return the inputs of an embeddings call as a list. A single text is one input, and so is a single list of token ids."""
     inputs = call.inputs
     return [inputs] if isinstance(inputs, str) or isinstance(inputs[0], int) else list(inputs)
 

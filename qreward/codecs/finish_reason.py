@@ -12,9 +12,10 @@ also counts as complete, because some servers leave the reason out. All other re
 from __future__ import annotations
 
 LENGTH = "length"
-"""Reason of a response that was cut off at the token limit of the request."""
+"""The ``finish_reason`` of a response that was cut off at the token limit of the request."""
 ABORTED = frozenset({"abort", "error", "insufficient_system_resource"})
-"""Reasons of servers that aborted the generation. ``insufficient_system_resource`` is DeepSeek's. Another attempt may succeed."""
+"""Values of ``finish_reason`` that mean that the server aborted the generation. Another attempt may succeed. DeepSeek sends
+``insufficient_system_resource``."""
 
 _WHOLE = frozenset({None, "stop", "eos_token", "stop_sequence", "tool_calls", "function_call"})
 _SHOWN = 40  # maximum number of characters of a reason in an error message

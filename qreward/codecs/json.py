@@ -1,6 +1,7 @@
 """JSON encoding and decoding: strict for requests, lenient for responses.
 
-msgspec is tried first, because it is faster. The standard library handles the values and bodies that msgspec rejects.
+msgspec is tried first, because msgspec is faster than the standard library. The standard library handles the values and bodies that msgspec
+rejects.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _BYTES = (bytes, bytearray, memoryview)
 
 
 REFUSED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""Exceptions of msgspec's decoder. After one of them, a body is decoded leniently."""
+"""Exceptions of msgspec's decoder. A body for which the decoder raises one of these exceptions is decoded leniently."""
 
 
 def write(model: str, name: str, inputs: Any, params: Mapping[str, Any], *, all_text: bool) -> bytes:
@@ -36,7 +37,7 @@ def write(model: str, name: str, inputs: Any, params: Mapping[str, Any], *, all_
         name: name of the member for the inputs.
         inputs: the inputs.
         params: further members of the body.
-        all_text: True if the inputs contain only texts and integers. They are then not checked.
+        all_text: True if the inputs contain only texts and integers. If True, the inputs are not checked.
 
     Example:
         >>> write("judge-7b", "input", ["a"], {"dimensions": 8}, all_text=True)
@@ -53,7 +54,7 @@ def write(model: str, name: str, inputs: Any, params: Mapping[str, Any], *, all_
 
 
 def dumps(value: Any) -> bytes:
-    """Return a value as JSON. Raises ``BadRequest`` if JSON cannot represent it."""
+    """Return a value as JSON. Raises ``BadRequest`` if JSON cannot represent the value."""
     try:
         return _ENCODER.encode(value)
     except (TypeError, ValueError):
@@ -61,9 +62,9 @@ def dumps(value: Any) -> bytes:
 
 
 def check(value: object, path: str) -> None:
-    """Raise ``BadRequest`` if JSON cannot represent a value, with the position of the fault, such as ``messages[1].content``.
+    """Raise ``BadRequest`` if JSON cannot represent a value. The message has the position of the fault, such as ``messages[1].content``.
 
-    msgspec does not report these values. It writes NaN as null and bytes as base64.
+    msgspec raises no error for NaN and bytes. It writes NaN as null, and bytes as base64.
     """
     if type(value) in _PLAIN:
         return
@@ -167,7 +168,7 @@ def _check_members(value: dict[Any, object], path: str) -> None:
 
 
 def _write_slowly(payload: Any) -> bytes:
-    """Encode with the standard library, which escapes lone surrogates. Raise ``BadRequest`` if that fails too."""
+    """Encode with the standard library, which escapes lone surrogates. Raise ``BadRequest`` if the standard library fails too."""
     try:
         check(payload, "")
         return json.dumps(msgspec.to_builtins(payload, enc_hook=_plain), allow_nan=False, separators=(",", ":")).encode()

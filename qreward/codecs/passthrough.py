@@ -1,4 +1,4 @@
-"""The codec of requests to any route of a server. It sends the body as the caller wrote it, except for the name of the model.
+"""The codec of requests to any route of a server. The codec sends the body as the caller wrote it, except for the name of the model.
 
 A response must be a JSON object and must not contain an ``error``.
 """
@@ -18,7 +18,7 @@ from qreward.results import Usage
 
 
 class PassthroughAnswer(msgspec.Struct, gc=False):
-    """A response: the undecoded JSON, and its usage or None."""
+    """Holds a response: the undecoded JSON, and the usage. ``usage`` is None if the server reported no usage."""
 
     body: bytes
     usage: Usage | None
@@ -32,7 +32,8 @@ class PassthroughAnswer(msgspec.Struct, gc=False):
 
 
 class PassthroughCodec:
-    """``POST`` to any route of a server. The body consists of ``model`` and the parameters of the request. The inputs are not sent.
+    """Encodes ``POST`` requests to any route of a server, and decodes the responses. The body consists of ``model`` and the parameters of
+    the request. The inputs are not sent.
 
     Args:
         path: the route, relative to the root of the server, such as ``/v1/score``.

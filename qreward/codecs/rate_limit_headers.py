@@ -39,11 +39,14 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|us|s|m|h|d)")
 _DURATION = re.compile(rf"(?:{_PART.pattern})+")
 _UNIT = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": _DAY}
 _PARAMETER = re.compile(r'([a-z]+)="?([^;,"]+)')
-_EPOCH = 1e9  # seconds of the shortest date; a smaller number is a duration
+_EPOCH = 1e9  # a smaller number is a duration in seconds; a larger number is a date since 1970
 
 
 class Names(NamedTuple):
-    """The names of the headers of one limit. ``window`` is the window of the limit in seconds; None if the names do not contain it."""
+    """Holds the names of the headers of one limit.
+
+    ``window`` is the window of the limit in seconds; None if the names do not state a window.
+    """
 
     remaining: str
     limit: str
@@ -72,14 +75,14 @@ TOKENS = (
 )
 _SIGNS = (*(names.remaining for names in (*REQUESTS, *TOKENS)), "ratelimit")
 _HINTS = (REQUESTS[0], TOKENS[0], REQUESTS[1])
-"""Names of the limits whose ``reset`` is the time to wait if ``remaining`` is 0."""
+"""Header names of the limits for which ``reset`` is the time to wait if ``remaining`` is 0."""
 
 
 def retry_after(headers: Headers, now: float) -> float | None:
     """Return the seconds to wait before the next request, or None if no header contains them.
 
-    The header ``retry-after-ms`` has precedence, then ``retry-after``. If both are missing, the function looks for limits whose
-    ``x-ratelimit-remaining`` is 0, and returns the latest ``x-ratelimit-reset`` of these limits.
+    The header ``retry-after-ms`` is read first, and the header ``retry-after`` second. If neither has a valid value, the function looks for
+    limits whose ``x-ratelimit-remaining`` is 0, and returns the latest ``x-ratelimit-reset`` of these limits.
 
     Args:
         headers: the headers, case-insensitive or with names in lower case.
@@ -98,7 +101,7 @@ def retry_after(headers: Headers, now: float) -> float | None:
 
 
 def should_retry(headers: Headers) -> bool | None:
-    """Return the value of the header ``x-should-retry``; None if it is neither true nor false."""
+    """Return the value of the header ``x-should-retry``; None if the value is neither true nor false."""
     return {"true": True, "false": False}.get((headers.get("x-should-retry") or "").strip().lower())
 
 
@@ -147,7 +150,8 @@ def _not_negative(number: float) -> float | None:
 def read(headers: Headers, now: float | None = None) -> RateLimitInfo | None:
     """Return the rate limits in the headers, or None if there are none.
 
-    If ``reset`` is a date, it is compared with the ``date`` header. Without a ``date`` header, it is compared with ``now``, the wall clock.
+    A ``reset`` that is a date is compared with the ``date`` header. Without a ``date`` header, ``reset`` is compared with ``now``, the wall
+    clock.
 
     Example:
         >>> read({"x-ratelimit-limit-requests": "60", "x-ratelimit-remaining-requests": "59", "x-ratelimit-reset-requests": "1s"})
@@ -167,7 +171,10 @@ def read(headers: Headers, now: float | None = None) -> RateLimitInfo | None:
 
 
 def _clock(headers: Headers, now: float | None) -> float:
-    """Return the server's time from its ``date`` header, because the local clock may differ by more than a window."""
+    """Return the server's time from the ``date`` header, because the local clock may differ by more than a window.
+
+    Without a ``date`` header, return ``now``, or the time of the local clock if ``now`` is None.
+    """
     date = headers.get("date")
     moment = None if date is None else _date(date)
     return moment if moment is not None else time.time() if now is None else now
@@ -193,7 +200,7 @@ def _first(known: tuple[Names, ...], headers: Headers, clock: float) -> RateLimi
 
 
 def _checked(remaining: float | None, limit: float | None, reset: float | None, window: float | None) -> RateLimit | None:
-    """Return the limit; None if the remaining number is missing, a number is too large, or the limit is 0."""
+    """Return the limit; None if the remaining number is missing, a number is larger than ``MOST``, or the limit is 0."""
     if remaining is None or remaining > MOST or limit == 0 or (limit is not None and limit > MOST):
         return None
     return RateLimit(limit, remaining, reset, window)
@@ -210,7 +217,10 @@ def _window(policies: str, limit: str | None) -> float | None:
 
 
 def _of_draft(headers: Headers) -> RateLimit | None:
-    """Read ``ratelimit`` and ``ratelimit-policy``. Return the limit with the smallest remaining share among those that count requests."""
+    """Read ``ratelimit`` and ``ratelimit-policy``.
+
+    Of the limits that count requests, return the limit with the smallest remaining share.
+    """
     policies = dict(_items(headers.get("ratelimit-policy") or ""))
     found = []
     for name, item in _items(headers.get("ratelimit") or ""):
@@ -225,7 +235,7 @@ def _of_draft(headers: Headers) -> RateLimit | None:
 def _items(text: str) -> list[tuple[str, dict[str, str]]]:
     """Return the members of a structured list with their parameters.
 
-    In version -07 of the draft, the header is ``limit=100, remaining=50, reset=5``. It becomes one member without a name.
+    In version -07 of the draft, the header is ``limit=100, remaining=50, reset=5``. This header becomes one member without a name.
     """
     text = text.lower()
     if text.startswith("limit="):

@@ -1,6 +1,6 @@
-"""An incremental parser of server-sent events. It does not depend on sockets and does not interpret events.
+"""An incremental parser of server-sent events. This module does not depend on sockets and does not interpret events.
 
-It follows the WHATWG HTML standard, section 9.2.6, with four exceptions:
+The parser follows the WHATWG HTML standard, section 9.2.6, with four exceptions:
 
 - The last event of a stream needs no blank line after it, because many servers leave the line out.
 - The size of an event is limited.
@@ -23,7 +23,7 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class Event(msgspec.Struct, gc=False):
-    """One event. The lines of ``data`` are joined by line feeds. ``name`` is ``""`` for an event without an ``event:`` field."""
+    """Holds one event. The lines of ``data`` are joined by line feeds. ``name`` is ``""`` for an event without an ``event:`` field."""
 
     data: bytes
     name: str = ""
@@ -52,7 +52,7 @@ class Parser:
         self._too_long = f"an event of the stream is longer than {most_bytes} bytes"
         self._start: bytes | None = b""  # possible beginning of a byte order mark; None after the first bytes
         self._partial: list[bytes] = []  # pieces of an incomplete line
-        self._pending = 0  # total bytes of these pieces
+        self._pending = 0  # total bytes of the pieces in ``_partial``
         self._after_cr = False
         self._data: list[bytes] = []
         self._name = ""
@@ -84,7 +84,7 @@ class Parser:
             yield from self._lines(rest)
 
     def finish(self) -> Iterator[Event]:
-        """Yield the last event of the stream if it has not been yielded yet. Raises ``EventTooLong``."""
+        """Yield the last event of a stream that ended without a blank line. Raises ``EventTooLong``."""
         held, self._start = self._start, None
         yield from self._lines((held or b"") + b"\n\n")
 

@@ -1,4 +1,5 @@
-"""A batch of decisions. If an item has more questions than a server accepts, several requests are sent for it at the same time."""
+"""Send a batch of decisions. If an item has more questions than a server accepts, several requests are sent for this item at the same
+time."""
 
 from __future__ import annotations
 
@@ -18,11 +19,11 @@ from qreward.scheduler.state import BatchFeed, Source, Task
 
 
 class DividedItem:
-    """An item that is sent in parts. A part may be divided again.
+    """Collects the results of an item that is sent in parts. A part may be divided again.
 
     Attributes:
         index: index of the item in the batch.
-        under_way: number of its requests that have not ended.
+        under_way: number of requests of the item that have not ended.
     """
 
     __slots__ = ("_calls", "_failed", "_results", "index", "under_way")
@@ -34,7 +35,7 @@ class DividedItem:
         self._failed: list[AttemptRecord] = []  # attempts of requests that failed and were then divided
 
     def divided(self, place: tuple[int, ...], calls: list[WireRequest], attempts: tuple[AttemptRecord, ...] = ()) -> None:
-        """Replace the request at ``place`` by parts. ``attempts`` are the attempts of this request, if it was sent."""
+        """Replace the request at ``place`` by parts. ``attempts`` are the attempts of this request, if the request was sent."""
         self._calls.pop(place, None)
         self._calls |= {(*place, number): call for number, call in enumerate(calls)}
         self._failed += attempts
@@ -46,12 +47,12 @@ class DividedItem:
         self.under_way -= 1
 
     def result(self) -> Result[Any]:
-        """Return the result of the item. All its requests must have ended."""
+        """Return the result of the item. All requests of the item must have ended."""
         places = sorted(self._calls)
         results = [self._results[place] for place in places]
         outcomes: list[Outcome] = [each.value if each.error is None else each.error for each in results]
         joint = joined([self._calls[place] for place in places], outcomes)
-        last = max(results, key=lambda each: (each.ok, each.latency))  # its last attempt is the last attempt of the item
+        last = max(results, key=lambda each: (each.ok, each.latency))  # the last attempt of this result is the last attempt of the item
         others = [attempt for each in results if each is not last for attempt in each.attempts]
         trail = (*self._failed, *others, *(last.attempts[:-1] if last.ok else last.attempts))
         queued = min(each.queued for each in results)
@@ -61,10 +62,10 @@ class DividedItem:
 
 
 class DecisionBatch(BatchWaiter):
-    """The waiter of a batch of decisions, which receives the outcome of each task. See :class:`BatchWaiter` for the other arguments.
+    """Receives the outcome of each task of a batch of decisions. The other arguments are described at :class:`BatchWaiter`.
 
     Args:
-        most: returns the largest number of questions per request, as far as it is known.
+        most: function that returns the largest number of questions per request, as far as this number is known.
         waited: seconds of the deadline that have passed already.
     """
 
@@ -100,9 +101,9 @@ class DecisionBatch(BatchWaiter):
         self._end_if_done()
 
     def _send_again(self, task: Task, result: Result[Any]) -> bool:
-        """Divide a failed request and send its parts, if one of its questions or their number may be the cause of the error.
+        """Divide a failed request and send its parts, if an invalid question or the number of questions may be the cause.
 
-        Returns False if the error is final.
+        Returns False if the request is not sent again.
         """
         assert result.error is not None
         if self._ending or self._error is not None:

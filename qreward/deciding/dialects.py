@@ -1,7 +1,7 @@
 """Find the dialect of decisions of each endpoint of a model, with one small request to each endpoint.
 
 A dialect is the form in which an API takes questions and returns answers. Concurrent calls share these requests, also in several event
-loops and threads. This module must not know the format of a dialect.
+loops and threads. This module does not depend on the format of a dialect.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ from qreward.scheduler.state import Pool, Task
 from qreward.settings.policies import Endpoint
 
 TIMEOUT = 10.0
-"""Seconds that a request waits for an answer. An endpoint that does not answer is assumed to have the dialect of the other endpoints."""
+"""Maximum seconds that a request waits for an answer. An endpoint that does not answer is assumed to have the dialect of another
+endpoint."""
 MOST_MODELS = 4096
-"""Maximum number of pairs of endpoint and model, and of models, that are remembered. Callers may use any number of names of models."""
+"""Maximum number of models in ``DialectFinder.most``, and number of pairs of endpoint and model at which records of ended requests are
+removed. There are limits because callers may use any number of names of models."""
 
 NEEDS_LABELS = "generative_scoring"
-"""A dialect that is never assumed. The settings of an endpoint must name it."""
+"""Name of a dialect that is never assumed. An endpoint uses this dialect only if the settings of the endpoint name it."""
 
 ANY = "openai"
 """The ``kind`` of an endpoint whose settings do not name its server software."""
@@ -41,12 +43,13 @@ Key = tuple[str, str, str]
 
 
 class DialectFinder:
-    """The dialects of a client's endpoints.
+    """Finds and stores the dialects of a client's endpoints.
 
     Attributes:
         table: the dialects that are known.
         decide: the codec of the client's decisions.
-        most: model -> largest number of questions that all of its endpoints accept. A model is added when all its endpoints were asked.
+        most: model -> largest number of questions in a request that all endpoints of the model accept. A model is added after all its
+            endpoints were asked.
     """
 
     def __init__(self) -> None:
@@ -68,13 +71,13 @@ class DialectFinder:
         return self._most(endpoints_of(pool), model) if known is None else known
 
     async def find(self, driver: LoopDriver, pool: Pool, model: str, seconds: float | None = None) -> None:
-        """Ask each endpoint once, and wait until the dialect of one endpoint is known or all requests have ended.
+        """Ask each endpoint once. Then wait until the dialect of one endpoint is known, all requests have ended, or the time is over.
 
         Args:
             driver: runs the requests.
             pool: the endpoints.
             model: the model.
-            seconds: the longest time to wait, at most ``TIMEOUT``; None for ``TIMEOUT``.
+            seconds: maximum time to wait. A value above ``TIMEOUT``, or None, counts as ``TIMEOUT``.
         """
         changes, endpoints = self._changes, endpoints_of(pool)
         pending = self._ask(driver, endpoints, model)
@@ -110,8 +113,8 @@ class DialectFinder:
     def _assume(self, endpoints: Sequence[Endpoint], model: str) -> bool:
         """Assume that an endpoint without a known dialect has the dialect of another endpoint of the same kind.
 
-        If there is none and the kind of the endpoint is ``ANY``, the dialect of an endpoint of another kind is assumed. Returns False if no
-        dialect is known.
+        If no endpoint of the same kind has a known dialect and the kind is ``ANY``, the dialect of an endpoint of another kind is assumed.
+        Returns False if no endpoint has a known dialect.
         """
         known: dict[str, str] = {}  # kind -> dialect
         for endpoint in endpoints:
@@ -128,7 +131,7 @@ class DialectFinder:
         return bool(known)
 
     def _settle(self, endpoints: Sequence[Endpoint], model: str, changes: int) -> None:
-        """Record the limit of a model, because all its endpoints were asked."""
+        """Store the largest number of questions for a model in ``most``, because all endpoints of the model were asked."""
         if len(self.most) >= MOST_MODELS:
             self.most.clear()
         if changes == self._changes:
@@ -139,7 +142,7 @@ class DialectFinder:
 
 
 class Probe:
-    """One small request that shows the dialect of an endpoint. The request belongs to its event loop, so that no caller can cancel it.
+    """Sends one small request that shows the dialect of an endpoint. It runs in a task of its own, so that no caller can cancel it.
 
     Attributes:
         done: a future that has a result when the request has ended.
@@ -203,6 +206,6 @@ def endpoints_of(pool: Pool) -> list[Endpoint]:
 
 
 def _described(failure: Failure) -> str:
-    """Return a description of a failure, without the text of the server."""
+    """Return a description of a failure, without the text of the server's response."""
     status = getattr(failure.error, "status_code", None)
     return f"failed with {type(failure.error).__name__}" if status is None else f"answered {status}"

@@ -1,6 +1,6 @@
 """Decisions in parts: divide a request with more questions than a server accepts, and join the decisions of its parts.
 
-The functions are pure. This module must not know the engine or asyncio.
+The functions are pure. This module must not import the engine or asyncio.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from qreward.errors import BadRequest, QRewardError
 from qreward.records import AttemptRecord, Usage, added
 
 REFUSED = "refused"
-"""The outcome of an attempt whose request the server rejected as wrong (400, 413, 422 or a content filter). An input that is too long has
-another outcome."""
+"""The ``outcome`` of an attempt whose request the server rejected as wrong (400, 413, 422 or a content filter). If the input is too long,
+the attempt has another ``outcome``."""
 
 Outcome = Decision | QRewardError
 T = TypeVar("T")
@@ -52,9 +52,9 @@ def smaller(call: WireRequest, error: QRewardError, attempts: Sequence[AttemptRe
 
     Args:
         call: the request.
-        error: its error.
-        attempts: its attempts.
-        most: the largest number of questions per request, as far as it is known.
+        error: the error of the request.
+        attempts: the attempts of the request.
+        most: the largest number of questions per request, as far as this number is known.
 
     Returns:
         The parts to send; empty if the request must not be sent again.
@@ -87,7 +87,7 @@ def joined(calls: Sequence[WireRequest], outcomes: Sequence[Outcome]) -> Outcome
 
 
 class JoinedAnswer:
-    """A joined decision as the answer of a ``Result``."""
+    """Holds a joined decision as the answer of a ``Result``."""
 
     __slots__ = ("_decision", "usage")
 

@@ -1,4 +1,5 @@
-"""One decision for one caller, sent as several requests if it has too many questions or if the server rejects one of its questions."""
+"""Send one decision of one caller. A decision becomes several requests if it has too many questions, or if the server rejects a
+question."""
 
 from __future__ import annotations
 
@@ -18,14 +19,14 @@ Send = Callable[[WireRequest, RequestOptions], Awaitable[Result[Any]]]
 
 
 class DividedDecision:
-    """Sends one decision in parts.
+    """Sends one decision as one or several requests.
 
     Args:
-        send: sends one request.
-        most: returns the largest number of questions per request, as far as it is known.
+        send: function that sends one request.
+        most: function that returns the largest number of questions per request, as far as this number is known.
         options: the scheduling options of the requests. The timeout is for the whole call, and starts at ``began``.
-        clock: returns monotonic seconds.
-        began: when the call began.
+        clock: function that returns monotonic seconds.
+        began: time on this clock when the call began.
     """
 
     def __init__(self, send: Send, most: Callable[[], int], options: RequestOptions, clock: Callable[[], float], began: float) -> None:
@@ -36,10 +37,11 @@ class DividedDecision:
 
         Args:
             call: the request.
-            failed: the failed result of the undivided request; None if it was not sent.
+            failed: the failed result of the undivided request; None if the undivided request was not sent.
 
         Raises:
-            QRewardError: the error of the request; or the error of the first part, if all parts failed.
+            QRewardError: the request failed and cannot be divided, or all its parts failed. If all parts failed, the error is that of the
+                first part.
         """
         calls = divided(call, self._most()) if failed is None else self._smaller(call, failed)
         outcome = await self._joined(calls)
@@ -48,7 +50,7 @@ class DividedDecision:
         return outcome
 
     def _smaller(self, call: WireRequest, failed: Result[Any]) -> list[WireRequest]:
-        """Divide a request that failed. Raises its error if it must not be sent again."""
+        """Divide a request that failed. Raises the error of the request if the request must not be sent again."""
         assert failed.error is not None
         calls = smaller(call, failed.error, failed.attempts, self._most())
         if not calls:

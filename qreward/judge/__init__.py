@@ -1,6 +1,6 @@
 """LLM judges: ask one or more models, parse their answers into verdicts, and aggregate the verdicts into a score.
 
-``RewardModelScorer`` gives a reward model the ``Scorer`` interface, which judges have too.
+``Scorer`` is the interface of judges. ``RewardModelScorer`` gives this interface to a reward model.
 """
 
 from __future__ import annotations

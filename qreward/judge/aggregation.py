@@ -17,11 +17,11 @@ from qreward.judge.rubric import DecidedCriteria, Rubric
 from qreward.judge.types import CriterionResult, CriterionResults, Vote
 
 SampleOutcome = Vote | QRewardError | None
-"""The outcome of one request: its vote or its error; None while the request is pending."""
+"""The outcome of one request: a vote or an error; None while the request is pending."""
 
 
 class Aggregate(NamedTuple):
-    """The outcome of an item.
+    """Holds the aggregated score of an item.
 
     Attributes:
         score: the aggregated score.
@@ -35,7 +35,8 @@ class Aggregate(NamedTuple):
 
 
 Decide = Callable[[Sequence[SampleOutcome]], Aggregate | QRewardError | None]
-"""A function from the outcomes of an item's requests to the aggregate or the error of the item; None while the item is undecided."""
+"""A function that receives the outcomes of all requests of an item. It returns the aggregate or the error of the item, or None while the
+item is undecided."""
 
 
 def quorum(size: int) -> int:
@@ -67,17 +68,18 @@ def quorum_error(outcomes: Sequence[SampleOutcome], what: str = "votes") -> QRew
 def confidence_of(score: float, votes: Sequence[Vote], how: Settle, width: float | None) -> float | None:
     """Return the confidence in a score that was aggregated from votes, from 0 to 1; None for a single written vote.
 
-    A single decision has a confidence of its own. The confidence of several votes is the share of them that agrees with the score. In this
-    share, a written vote counts as 1, and a decision counts as its own confidence. With ``majority``, a written vote agrees if its score
-    equals the aggregated score. Any other vote agrees if its score is less than half of ``width`` away from the aggregated score. For
-    example, of the votes 1, 1 and 0 with the mean 0.67, the two votes of 1 agree. Pending votes do not count.
+    The confidence in the score of a single decision is the confidence of this decision. For several votes, the confidence is the sum over
+    the votes that agree with the score, divided by the number of all votes. In this sum, a written vote counts as 1, and a decision counts
+    as its own confidence. With ``majority``, a written vote agrees if its score equals the aggregated score. Any other vote agrees if its
+    score is less than half of ``width`` away from the aggregated score. For example, of the votes 1, 1 and 0 with the mean 0.67, the two
+    votes of 1 agree. Pending votes do not count.
 
     Args:
         score: the aggregated score.
         votes: the votes.
         how: ``majority``, ``mean`` or ``median``.
-        width: the highest score minus the lowest. None if these are not known, as with a ``score`` function.
-            With None, a vote agrees only if its score equals the aggregated score.
+        width: the highest score minus the lowest score. None if these scores are not known, as with a ``score`` function. With None, a vote
+            agrees only if its score equals the aggregated score.
 
     Example:
         >>> confidence_of(1.0, [Vote(1.0), Vote(0.0), Vote(1.0), Vote(1.0)], "majority", 1.0)
@@ -100,10 +102,10 @@ def aggregate_scores(outcomes: Sequence[SampleOutcome], how: Settle, width: floa
 
     The votes of the aggregate are sorted by their distance from the aggregated score, the closest first.
 
-    ``majority`` is the most frequent score. If several scores are equally frequent, ``majority`` is their median. The median of an even
-    number of scores is here the lower of the two middle scores, so that ``majority`` is always the score of a vote. It is decided when no
-    pending vote can change it. ``mean`` and ``median`` wait until every request has a vote or an error. All three need votes from more
-    than half of the requests.
+    ``majority`` is the most frequent score. If several scores are equally frequent, ``majority`` is their median. If the number of these
+    scores is even, the lower of the two middle scores is taken, so that the result of ``majority`` is always the score of a vote. With
+    ``majority``, an item is decided when no pending vote can change the score. With ``mean`` and ``median``, an item is decided when every
+    request has a vote or an error. All three methods need votes from more than half of the requests.
 
     Args:
         outcomes: the outcomes of the requests.
@@ -121,17 +123,22 @@ def aggregate_scores(outcomes: Sequence[SampleOutcome], how: Settle, width: floa
 
 
 def aggregate_comparisons(outcomes: Sequence[SampleOutcome], how: Settle) -> Aggregate | QRewardError | None:
-    """Return the aggregate of a comparison; its error; or None while the comparison is undecided. The score is that of the first response.
+    """Return the aggregate of a comparison; the error of the comparison; or None while the comparison is undecided.
 
-    The requests 2k and 2k + 1 show the two responses in opposite orders. Their votes are one *pair of votes*. If the two votes prefer
-    different responses, or one of them is a tie, the pair of votes is a tie. Otherwise its score is the mean of the two scores.
+    The score of the aggregate is the score of the first response.
 
-    Several models or samples give several pairs of votes. Their scores are aggregated as in :func:`aggregate_scores`, except for
-    ``majority``. ``majority`` finds the most frequent preference, and the score is the mean over the pairs of votes with this preference.
-    If two preferences are equally frequent, the comparison is a tie.
+    The requests 2k and 2k + 1 show the two responses in opposite orders. The votes of these two requests are one *pair of votes*. If the
+    two votes prefer different responses, or one of them is a tie, the pair of votes is a tie. Otherwise the score of the pair is the mean
+    of the two scores.
 
-    The confidence is the share of the pairs of votes that have the aggregated preference. In this share, a decision counts as its own
-    confidence.
+    Several models or samples give several pairs of votes. The scores of the pairs are aggregated as in :func:`aggregate_scores`, except for
+    ``majority``. ``majority`` finds the most frequent preference, and the score is the mean score of the pairs with this preference. If two
+    preferences are equally frequent, the comparison is a tie.
+
+    A pair of decisions has a confidence of its own, and the confidence of a pair of written votes is None. With a single pair, the
+    confidence is the confidence of the pair. With several pairs, the confidence is the sum over the pairs with the aggregated preference,
+    divided by the number of all pairs without an error. In this sum, a pair of written votes counts as 1, and a pair of decisions counts as
+    its own confidence.
     """
     pairs = [_agreed(outcomes[place], outcomes[place + 1]) for place in range(0, len(outcomes), 2)]
     agreed = [pair for pair in pairs if isinstance(pair, Vote)]
@@ -154,7 +161,7 @@ def aggregate_comparisons(outcomes: Sequence[SampleOutcome], how: Settle) -> Agg
 
 
 def _preferred(score: float) -> float:
-    """Return which response a score prefers: 1.0 for the first, 0.0 for the second, 0.5 for a tie."""
+    """Return which response a score prefers: 1.0 for the first response, 0.0 for the second response, 0.5 for a tie."""
     return 1.0 if score > 0.5 else 0.0 if score < 0.5 else 0.5
 
 
@@ -165,7 +172,7 @@ def _preference(pair: SampleOutcome) -> SampleOutcome:
 def aggregate_rubrics(
     outcomes: Sequence[SampleOutcome], how: Settle, rubric: Rubric, sizes: Sequence[int], bounds: tuple[float, float]
 ) -> Aggregate | QRewardError | None:
-    """Return the aggregate of an item that is judged by a rubric; its error; or None while the item is undecided.
+    """Return the aggregate of an item that is judged by a rubric; the error of the item; or None while the item is undecided.
 
     The outcomes of all requests of one vote are combined into that vote. The votes are then aggregated by :func:`aggregate_scores`.
 
@@ -186,7 +193,7 @@ def aggregate_rubrics(
 def _whole(parts: Sequence[SampleOutcome], rubric: Rubric, bounds: tuple[float, float]) -> SampleOutcome:
     """Return the vote of one sample on all criteria; None while a request of the sample is pending.
 
-    If a request of the sample failed, its error is returned, because no criterion may be left out.
+    If a request of the sample failed, the error of this request is returned, because no criterion may be left out.
     """
     for part in parts:
         if isinstance(part, QRewardError):
@@ -213,7 +220,7 @@ def _joined(parts: Sequence[Mapping[str, CriterionResult]]) -> Mapping[str, Crit
 
 
 def _aggregate(outcomes: Sequence[SampleOutcome], how: Settle, choose: Callable[[Sequence[float]], float]) -> float | QRewardError | None:
-    """Return the aggregated score; an error; or None while undecided. ``choose`` decides between equally frequent scores."""
+    """Return the aggregated score; an error; or None while the score is undecided. ``choose`` decides between equally frequent scores."""
     if (error := quorum_error(outcomes)) is not None:
         return error
     scores = [outcome.score for outcome in outcomes if isinstance(outcome, Vote)]
@@ -230,7 +237,7 @@ def _aggregate(outcomes: Sequence[SampleOutcome], how: Settle, choose: Callable[
 
 
 def _agreed(one: SampleOutcome, other: SampleOutcome) -> SampleOutcome:
-    """Return the outcome of a pair of votes, one for each order of the responses; None while it is undecided.
+    """Return the outcome of a pair of votes, one for each order of the responses; None while the outcome is undecided.
 
     One error or one tie decides the outcome. Otherwise both votes are needed.
     """
@@ -249,7 +256,10 @@ def _agreed(one: SampleOutcome, other: SampleOutcome) -> SampleOutcome:
 
 
 def side_of(vote: Vote) -> int:
-    """Return 1 if a vote prefers the first response, -1 for the second, 0 for a tie. A decision prefers its most probable option."""
+    """Return 1 if a vote prefers the first response, -1 if it prefers the second response, and 0 if it is a tie.
+
+    A decision prefers its most probable option.
+    """
     if vote.distribution is None:
         return (vote.score > 0.5) - (vote.score < 0.5)
     return _SIDES[max(vote.distribution, key=vote.distribution.__getitem__)]

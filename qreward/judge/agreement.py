@@ -1,8 +1,8 @@
 """``agreement``: measure how far judges agree, and how far the position and the length of responses influence their scores.
 
-The measures are pure functions of scores and comparisons. Krippendorff's alpha for numbers needs only a few sums, so it is computed here.
-The ``krippendorff`` package is not used, because it makes a matrix of all distinct scores for each item. With 300 items and three judges
-that give probabilities, these matrices would need 5 GB.
+The measures are pure functions of scores and comparisons. Krippendorff's alpha for numbers needs only a few sums, so this module computes
+it. The ``krippendorff`` package is not used, because it makes a matrix of all distinct scores for each item. With 300 items and three
+judges that give probabilities, these matrices would need 5 GB.
 """
 
 from __future__ import annotations
@@ -30,18 +30,20 @@ LEAST_ITEMS = 3
 
 @dataclass(frozen=True, slots=True)
 class JudgeReport:
-    """Measures of one judge. A measure is None if there are no items to compute it from.
+    """Holds measures of one judge. A measure is None if there are no items from which it can be computed.
 
     Attributes:
         name: name of the judge.
         items: number of items and pairs.
-        unreadable: share of the items and pairs that have no result because no answer could be read as a verdict, or the model declined.
+        unreadable: share of the items and pairs that have no result because no answer could be read as a verdict, or because the model
+            declined.
         failed: share of the items and pairs that have no result for another reason, such as a timeout.
         mean: mean score.
         length_bias: Spearman correlation of the score with the length of the response in characters. Longer responses may be better, so
-            compare this number with that of other judges or of labels.
-        order_changes: share of pairs whose preference changes when the responses change places. Each model and sample counts.
-        first_place: share of the preferences, over both orders, that are for the response that is shown first. Ties do not count. 0.5
+            compare this number with the length bias of other judges or of labels.
+        order_changes: share of preferences that change when the two responses of a pair change places. Each model and sample has a
+            preference for each pair.
+        first_place: share of preferences for the response that is shown first. The preferences in both orders count, except for ties. 0.5
             means no bias.
     """
 
@@ -57,13 +59,14 @@ class JudgeReport:
 
 @dataclass(frozen=True, slots=True)
 class JudgePairReport:
-    """Measures of the agreement of two judges. A measure is None if there are no items to compute it from.
+    """Holds measures of the agreement of two judges. A measure is None if there are no items from which it can be computed.
 
     Attributes:
         first, second: names of the judges.
-        alpha: Krippendorff's alpha of their scores.
-        correlation: Spearman correlation of their scores. It is 1 if both judges put the responses into the same order.
-        difference: mean score of the first judge minus mean score of the second, over the items that both have scored.
+        alpha: Krippendorff's alpha of the scores of both judges.
+        correlation: Spearman correlation of the scores of both judges. The correlation is 1 if both judges put the responses into the same
+            order.
+        difference: mean score of the first judge minus mean score of the second judge, over the items that both judges have scored.
         same_preference: share of the pairs for which both judges have the same preference.
     """
 
@@ -77,11 +80,12 @@ class JudgePairReport:
 
 @dataclass(frozen=True, slots=True)
 class AgreementReport:
-    """The agreement and the biases of judges. ``print`` shows the report as tables.
+    """Holds the agreement and the biases of judges. ``print`` shows the report as tables.
 
     Attributes:
         alpha: Krippendorff's alpha of all judges' scores, as in :func:`krippendorff_alpha`. None for one judge, or if all scores are equal.
-        preference_alpha: Krippendorff's alpha of all judges' preferences, where a tie is half-way between the two responses.
+        preference_alpha: Krippendorff's alpha of all judges' preferences, where a tie is half-way between a preference for the first
+            response and a preference for the second response.
         judges: a report for each judge.
         pairs: a report for each pair of judges.
     """
@@ -127,7 +131,8 @@ def _cell(value: object) -> str:
 
 
 def krippendorff_alpha(ratings: Sequence[Sequence[float | None]]) -> float | None:
-    """Return Krippendorff's alpha for numbers (the interval metric): 1 minus the ratio of observed to expected disagreement.
+    """Return Krippendorff's alpha for numbers (the interval metric): 1 minus the observed disagreement divided by the expected
+    disagreement.
 
     1 is full agreement, and 0 is agreement by chance. Krippendorff asks for at least 0.8, or 0.667 for tentative conclusions ("Content
     Analysis", 2004, p. 241).
@@ -199,11 +204,11 @@ def position_bias(comparisons: Sequence[Comparison]) -> tuple[float | None, floa
 
 
 class Judged(NamedTuple):
-    """The results of one judge for all items and pairs.
+    """Holds the results of one judge for all items and pairs.
 
     Attributes:
-        scores: the score of each item, or None.
-        comparisons: the comparison of each pair, or None.
+        scores: the score of each item; None for an item without a result.
+        comparisons: the comparison of each pair; None for a pair without a result.
         unreadable, failed: numbers of items and pairs without a result, as in :class:`JudgeReport`.
     """
 
@@ -274,19 +279,19 @@ async def agreement(judges: Mapping[str, Scorer] | Sequence[Scorer], items: Item
     """Let all judges judge the same items, and measure how far they agree and what biases they have.
 
     Args:
-        judges: a mapping from names to judges, or a list of judges, which are then named by their ``repr``. The report on a single judge
-            has only its biases.
-        items: the path of a JSONL file, or mappings. An item with ``prompt`` and ``response`` is scored. Of an item with ``prompt``,
-            ``first`` and ``second``, the two responses are compared; such items show the position bias. Only a
+        judges: a mapping from names to judges, or a list of judges. In a list, the name of a judge is its ``repr``. The report on a single
+            judge has only its biases.
+        items: the path of a JSONL file, or mappings. If an item has ``prompt`` and ``response``, the response is scored. If an item has
+            ``prompt``, ``first`` and ``second``, the two responses are compared. The position bias is computed from such items. Only a
             :class:`~qreward.judge.judge.Judge` can compare.
         options: as in :meth:`Judge.batch_score`.
 
     Returns:
-        The report. Scores of a ``Judge`` are mapped from its ``range`` to 0..1. Scores of other scorers are used as they are.
+        The report. Scores of a ``Judge`` are mapped from its ``range`` to 0..1. Scores of all other scorers are used unchanged.
 
     Raises:
-        ConfigError: there is no judge, a judge cannot compare, or an item has neither ``response`` nor ``first`` and ``second``, or it
-            has all of them. Nothing was sent.
+        ConfigError: there is no judge, or a judge cannot compare. Or an item has all of the fields ``response``, ``first`` and ``second``,
+            or it has neither ``response`` nor both ``first`` and ``second``. Nothing was sent.
         NoEndpoint, BatchInterrupted: as in :meth:`Judge.batch_score`.
 
     Example:

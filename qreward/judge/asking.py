@@ -1,7 +1,7 @@
-"""``JudgeModel``, the interface of one question to one judge model. The modules that build, send and share requests use it.
+"""``JudgeModel``, the interface of one question to one judge model. The modules that build, send and share requests use this interface.
 
-``writing`` implements the interface for written answers, and ``deciding`` implements it for decisions. This module must not know prompts or
-verdicts.
+``writing`` implements the interface for written answers, and ``deciding`` implements it for decisions. This module does not build prompts
+or parse verdicts.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ UNSENT = ("extra_headers", "extra_body", "hedge")
 
 
 class JudgeModel(ABC):
-    """One question to one judge model. With a rubric, a model may get several requests about an item, and each request has its own object.
+    """Makes the requests for one question to one judge model, and reads the answers. With a rubric, a model may get several requests about
+    an item, and each request has its own object.
 
     Attributes:
         model: name of the model.
         reasks: how often a request is sent again after an answer that cannot be read.
         format: the form of new requests, such as a response format. The form changes when servers reject it.
         cached_as: name of the model in the cache, including the namespace.
-        identity: the part of the request key that all requests of this object share. Headers are not part of it, as they may contain an
-            API key.
+        identity: the part of the request key that all requests of this object share. Headers are left out, because they may contain an API
+            key.
         question: the text at the end of the prompt that asks the question and says how to answer; ``""`` for no such text.
     """
 
@@ -50,7 +51,7 @@ class JudgeModel(ABC):
 
     @abstractmethod
     def input_of(self, messages: Messages) -> Any:
-        """Return the input of a request with these messages. Raises ``BadRequest`` if they cannot be sent."""
+        """Return the input of a request with these messages. Raises ``BadRequest`` if the messages cannot be sent."""
 
     @abstractmethod
     def criterion_of(self, inputs: Any) -> str:
@@ -63,9 +64,9 @@ class JudgeModel(ABC):
 
     @abstractmethod
     def fall_back(self, form: str, error: QRewardError) -> bool:
-        """Return whether a request that failed in this form should be sent again in another form.
+        """Return whether a request that failed in the form ``form`` should be sent again in another form.
 
-        If it returns True, new requests use the other form too.
+        If the method returns True, new requests use the other form too.
         """
 
     @abstractmethod
@@ -89,7 +90,7 @@ class JudgeModel(ABC):
 
     @abstractmethod
     def repeated(self, inputs: Any, reply: Reply, reason: str) -> Any:
-        """Return the input of the next request, after a reply that could not be read. ``reason`` says why."""
+        """Return the input of the next request, after a reply that could not be read. ``reason`` says why it could not be read."""
 
     def without_verdict(self, reply: Reply, reason: str, times: str) -> str:  # noqa: ARG002 - for subclasses
         """Return the error message for a reply without a verdict. ``times`` is, for example, ``" in 2 answers"``; ``""`` for one reply."""

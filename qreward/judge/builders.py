@@ -18,11 +18,11 @@ from qreward.judge.verdict_parser import VerdictParser
 from qreward.judge.writing import AnswerFormat, WritingModel, criterion_models
 
 Limits = tuple[int, ...]
-"""For each model, the largest number of questions in a request for decisions; 0 if the model writes."""
+"""For each model, the largest number of questions in a request for decisions; 0 for a model that answers in writing."""
 
 
 class Builders:
-    """The request builders of one judge. A builder is made on first use and then kept.
+    """Makes the request builders of one judge, and keeps them. A builder is made on first use.
 
     Args:
         config: the settings.
@@ -32,8 +32,8 @@ class Builders:
         calibrate: see :class:`~qreward.judge.requests.RequestBuilder`.
 
     Attributes:
-        autos: name of a model -> the record of whether it answers with probabilities, for the method ``auto``.
-        written: the limits of a judge whose models all write, which are 0 for each model.
+        autos: name of a model -> the record of whether the model answers with probabilities, for the method ``auto``.
+        written: the limits of a judge whose models all answer in writing: 0 for each model.
 
     Raises:
         ConfigError: a setting is invalid, or does not fit the method or the rubric.
@@ -95,7 +95,8 @@ class Builders:
     def _fallback(self, models: Sequence[ModelQuestions], limits: Limits, pairs: bool) -> RequestBuilder | None:
         """Return the builder of written requests for models that may give no probabilities.
 
-        Returns None if there are no such models, or if a model would need another number of requests for written answers.
+        Returns None if the method is not ``auto``, or if every model that is asked for decisions is known to give probabilities. Also
+        returns None if a model would need another number of requests for written answers.
         """
         undetermined = [most for model, most in zip(self._config.model, limits, strict=True) if most and not self.autos[model].works]
         if self._config.method != "auto" or not undetermined:
@@ -110,7 +111,7 @@ class Builders:
 
     @property
     def _width(self) -> float | None:
-        """The highest reward minus the lowest; None if they are not known."""
+        """The highest reward minus the lowest reward; None if these rewards are not known."""
         ends = self._parser.ends
         return None if ends is None else ends[1] - ends[0]
 

@@ -5,8 +5,9 @@ of a decision is the list of its probabilities.
 
 Each answer is stored with a fingerprint of the weights that wrote it, as far as servers report them (see ``codec.fingerprint_of``). The
 file also stores the latest fingerprint of each endpoint. When an endpoint sends a new fingerprint, the model may have changed. Answers with
-other fingerprints are then no longer returned, until an endpoint sends their fingerprint again. So if endpoints have different weights, the
-answers of all of them are returned. If the weights were replaced, the answers of the old weights are not returned.
+other fingerprints are then no longer returned, until an endpoint sends the fingerprint of these answers again. So if endpoints have
+different weights at the same time, the answers of all endpoints are returned. If the weights were replaced, the answers of the old weights
+are not returned.
 
 SQLite runs in a thread of its own, with a write-ahead log and short transactions. If a process dies during a transaction, the file keeps
 its earlier content. If the file cannot be used, the log says so once, and judging continues without the cache.
@@ -34,9 +35,9 @@ from qreward.judge.sampling import JudgeRequest, ReadItem
 from qreward.judge.types import Vote
 
 MOST = 1_000_000
-"""Maximum number of answers in a file. The oldest are deleted first. With a kilobyte for each answer, a full file takes a gigabyte."""
+"""Maximum number of answers in a file. The oldest answers are deleted first. If an answer has a kilobyte, a full file has a gigabyte."""
 PATIENCE = 5.0
-"""Seconds to wait while another process writes to the file."""
+"""Maximum seconds to wait while another process writes to the file."""
 
 _log = logging.getLogger("qreward")
 
@@ -52,13 +53,13 @@ _TABLES = (
 
 
 class CacheEntry(NamedTuple):
-    """An answer to store, and the endpoint that sent it.
+    """Holds an answer to store, and the endpoint that sent the answer.
 
     Attributes:
         model: name of the model in the cache, including the namespace.
         endpoint: name of the endpoint.
         reply: the answer.
-        key: digest of the request. None for an answer that could not be parsed, of which only the fingerprint is stored.
+        key: digest of the request. None for an answer that could not be parsed. Only the fingerprint of such an answer is stored.
     """
 
     model: str
@@ -93,11 +94,11 @@ CHUNK = 64
 
 
 class Cache:
-    """A cache of answers in a file.
+    """Stores answers in a file, and looks them up.
 
     Args:
-        path: path of the file. It is created on first use; its directory must exist.
-        most: the maximum number of answers in the file. The oldest are deleted first.
+        path: path of the file. The file is created on first use. The directory of the file must exist.
+        most: the maximum number of answers in the file. The oldest answers are deleted first.
     """
 
     def __init__(self, path: str | Path, most: int = MOST) -> None:
@@ -134,7 +135,7 @@ class Cache:
         """Read the items of a batch, and yield them with their cached votes.
 
         The votes of up to ``CHUNK`` items are looked up together. Items of an asynchronous input are looked up one by one. If the input
-        raises an exception, the items before it are yielded first, and then the exception is raised.
+        raises an exception, the items before the exception are yielded first, and then the exception is raised.
         """
         async with aclosing(_chunks(items)) as chunks:
             async for chunk in chunks:
@@ -176,7 +177,7 @@ class Cache:
 def _vote(request: JudgeRequest, reply: ModelReply | None) -> Vote | None:
     try:
         return None if reply is None else request.judge_model.vote(reply, swapped=request.swapped)
-    except Exception:  # it could be parsed when it was stored, so the parser or the user's score function has changed
+    except Exception:  # the answer could be parsed when it was stored, so the parser or the user's score function has changed
         return None
 
 
@@ -225,7 +226,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class _Store:
-    """The SQLite file. Its methods log errors and do not raise them.
+    """Reads and writes the SQLite file. The methods log errors and do not raise them.
 
     The file is closed before a fork, because a process must not use a SQLite file that its parent has opened.
     """

@@ -1,6 +1,6 @@
-"""Apply a calibration to the scores of a ``Judge``, and check that it was made for this judge.
+"""Apply a calibration to the scores of a ``Judge``, and check that the calibration was made for this judge.
 
-This module must not send anything, and must not know how a curve is fitted.
+This module must not send anything, and must not import ``calibration_fit``.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ from qreward.judge.calibration import Calibration, JudgeIdentity, digest
 from qreward.judge.config import JudgeConfig
 
 MOST_WEIGHTS = 100
-"""Maximum number of fingerprints of weights that are recorded. A fleet has a few, but an API may change its fingerprint often."""
+"""Maximum number of fingerprints of weights that are recorded. A fleet has only a few fingerprints, but the fingerprint of an API may
+change often."""
 
 _log = logging.getLogger("qreward")
 
 _IRRELEVANT = ("model", "range", "reasks", "min_label_mass", "cache", "cache_namespace", "calibration", "pair_prompt", "prompt", "verdict")
-"""Settings that have no digest in an identity. Either they do not change the score of an item, or ``identity_of`` gets them separately."""
+"""Settings that have no digest in an identity. Either such a setting does not change the score of an item, or ``identity_of`` receives it
+separately."""
 
 
 def identity_of(config: JudgeConfig, others: Mapping[str, Any], weights: Iterable[str] = ()) -> JudgeIdentity:
-    """Return the identity of a judge. It leaves out settings at their default, so that a new setting does not change saved identities.
+    """Return the identity of a judge. Settings at their default are left out, so that a new setting does not change saved identities.
 
     Args:
         config: the settings of the judge.
@@ -40,7 +42,7 @@ def identity_of(config: JudgeConfig, others: Mapping[str, Any], weights: Iterabl
 
 
 class ScoreRange(NamedTuple):
-    """The lowest and highest score of a judge."""
+    """Holds the lowest and highest score of a judge."""
 
     low: float
     high: float
@@ -59,7 +61,7 @@ def range_to_calibrate(method: str, ends: tuple[float, float] | None) -> ScoreRa
 
     Args:
         method: the method of the judge.
-        ends: lowest and highest score of the judge; None if they are not known.
+        ends: lowest and highest score of the judge; None if these scores are not known.
 
     Raises:
         ConfigError: the judge cannot be calibrated, because the ends of its scores are not known or are equal, or because its method is
@@ -75,7 +77,8 @@ def range_to_calibrate(method: str, ends: tuple[float, float] | None) -> ScoreRa
 
 
 class Calibrator:
-    """Applies a calibration to the scores of a judge, and records the weights that answered. Without a calibration it only records.
+    """Applies a calibration to the scores of a judge, and records the weights that answered. Without a calibration, the object only records
+    the weights.
 
     Attributes:
         calibration: the calibration, or None.

@@ -1,7 +1,6 @@
 """``Calibration``: turns the scores of a judge into probabilities, and can be saved to a file.
 
-``calibration_fit`` fits the curve and computes the measures. This module must not send anything. It knows the ``JudgeIdentity`` of a judge,
-and must not know ``Judge``.
+``calibration_fit`` fits the curve and computes the measures. This module must not send anything, and must not import ``Judge``.
 """
 
 from __future__ import annotations
@@ -34,7 +33,8 @@ _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class JudgeIdentity(Policy):
-    """The settings and weights on which the scores of a judge depend. Settings are stored as digests, as they may contain an API key.
+    """Holds the settings and weights on which the scores of a judge depend. Settings are stored as digests, because they may contain an API
+    key.
 
     Args:
         models: names of the judge models.
@@ -47,7 +47,8 @@ class JudgeIdentity(Policy):
     weights: tuple[str, ...] = ()
 
     def differences(self, other: JudgeIdentity) -> tuple[str, ...]:
-        """Return what differs in another identity: ``model`` with both names, and the names of the settings that differ.
+        """Return what differs in another identity: ``model``, with the names of the models in both identities; and the names of other
+        settings.
 
         Weights are not compared.
 
@@ -60,12 +61,12 @@ class JudgeIdentity(Policy):
         return (*models, *(name for name in names if self.settings.get(name) != other.settings.get(name)))
 
     def has_other_weights(self, fingerprint: str) -> bool:
-        """Return True if weights are known and the fingerprint is not one of them."""
+        """Return True if fingerprints of weights are known and this fingerprint is not one of them."""
         return bool(self.weights) and fingerprint not in self.weights
 
 
 class Identified(Protocol):
-    """A judge: an object that knows its identity."""
+    """The interface of a judge that has an identity."""
 
     @property
     def identity(self) -> JudgeIdentity:
@@ -84,13 +85,13 @@ def _named(value: Any) -> str:
 
 
 class CalibrationQuality(Policy):
-    """Measures of how far scores are from probabilities.
+    """Holds measures of how far scores are from probabilities.
 
     Attributes:
         ece: expected calibration error; see :func:`~qreward.judge.calibration_fit.ece`.
-        ece_by_chance: the ECE that exact probabilities would have on average with the same number of yes-or-no labels, because labels
-            vary by chance. An ``ece`` of this size indicates no fault.
-        brier: Brier score: the mean squared error.
+        ece_by_chance: the average ECE of exact probabilities with the same number of yes-or-no labels. It is above 0, because labels vary
+            by chance. An ``ece`` of this size indicates no fault.
+        brier: Brier score: the mean squared difference between probability and label.
         log_loss: mean log loss in nats.
         accuracy: share of items whose probability is on the same side of 0.5 as their label. None if all labels are 0.5.
     """
@@ -119,9 +120,9 @@ class CalibrationQuality(Policy):
 
 
 class Calibration(Policy):
-    """A curve from a judge's score, in 0..1, to the probability that the label is yes, or to the expected label.
+    """Maps a judge's score, in 0..1, to the probability that the label is yes, or to the expected label.
 
-    Make one with :func:`~qreward.judge.gold.calibrate`, or with :meth:`fit` from scores that you have.
+    Make a calibration with :func:`~qreward.judge.gold.calibrate`, or with :meth:`fit` from scores that you have.
 
     Attributes:
         method: ``temperature``, ``platt`` or ``isotonic``; see :func:`~qreward.judge.calibration_fit.fit`.
@@ -131,8 +132,8 @@ class Calibration(Policy):
         failed: number of labelled items that could not be judged, and were left out.
         before: quality of the scores.
         after: quality of the calibrated scores, by cross-validation: the curve for an item is fitted without this item. A curve that is
-            measured on the items to which it was fitted looks better than it is.
-        judge: the judge for which the calibration was made; None if it is not known.
+            measured on the items to which it was fitted looks better than it really is.
+        judge: the judge for which the calibration was made; None if the judge is not known.
 
     Example:
         >>> scores, labels = [0.01] * 50 + [0.99] * 50, [True] * 10 + [False] * 40 + [True] * 40 + [False] * 10
@@ -192,7 +193,7 @@ class Calibration(Policy):
         failed: int = 0,
         judge: JudgeIdentity | None = None,
     ) -> Calibration:
-        """Fit a calibration.
+        """Fit a calibration to scores and labels.
 
         Args:
             scores: the judge's scores, in 0..1.
@@ -262,7 +263,7 @@ class Calibration(Policy):
 
     @classmethod
     def load(cls, source: str | Path | Calibration) -> Calibration:
-        """Read a calibration from its file. A calibration is returned unchanged.
+        """Read a calibration from its file. If ``source`` is a ``Calibration``, it is returned unchanged.
 
         Raises:
             ConfigError: the file cannot be read, or is not a calibration. The message names the file.

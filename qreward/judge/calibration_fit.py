@@ -1,7 +1,7 @@
 """Fit calibration curves to scores and labels, and measure how far scores are from probabilities. All functions are pure.
 
-A calibration has a few hundred labels, so a fit in plain Python takes milliseconds and needs no extra package. This module must not know
-judges or files.
+A calibration has a few hundred labels, so a fit in plain Python takes milliseconds and needs no extra package. This module must not import
+judges, and must not use files.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ METHODS: tuple[Method, ...] = ("temperature", "platt", "isotonic")
 """The methods, from the simplest to the most flexible."""
 
 EDGE = 1e-6
-"""Minimum distance of a score from 0 and from 1. Closer scores are moved to this distance, because the logit of 0 and of 1 is infinite."""
+"""Minimum distance of a score from 0 and from 1. A score that is closer is moved to this distance, because the logit of 0 and of 1 is
+infinite."""
 FOLDS = 10
 """Number of parts in cross-validation. Ten is usual (Kohavi 1995)."""
 MARGIN: Mapping[Method, float] = {"platt": 0.0, "isotonic": 2.0}
-"""Number of standard errors by which the log loss of a method must be below that of the best simpler method. Otherwise the simpler method
-is chosen. With 300 labels, an isotonic curve often looks better by chance and is worse on new items (Niculescu-Mizil and Caruana 2005
-recommend a thousand labels)."""
+"""Number of standard errors by which the log loss of a method must be below the log loss of the best simpler method. Otherwise the simpler
+method is chosen. With 300 labels, an isotonic curve often looks better by chance and is worse on new items (Niculescu-Mizil and Caruana
+2005 recommend a thousand labels)."""
 MOST_BINS = 15
 """Maximum number of bins of the calibration error, as in Guo et al. 2017."""
 LABELS_PER_BIN = 30
@@ -34,7 +35,7 @@ MOST_STEPS = 100
 
 
 class Curve(NamedTuple):
-    """A function from a score in 0..1 to a probability. The function never falls.
+    """Maps a score in 0..1 to a probability. The function never falls.
 
     Attributes:
         slope, intercept: without points, the probability is ``sigmoid(slope * logit(score) + intercept)``.
@@ -162,7 +163,8 @@ def _loss(points: Sequence[tuple[float, float]], slope: float, intercept: float)
 
 
 class _Pool(NamedTuple):
-    """A range of scores with one probability, which is the mean of their targets."""
+    """Holds a range of scores with one probability. The probability is the sum of the targets of these scores (``targets``), divided by the
+    number of the scores (``size``)."""
 
     lowest: float
     highest: float
@@ -200,7 +202,7 @@ def _isotonic(scores: Sequence[float], targets: Sequence[float]) -> Curve:
 
 
 def held_out(method: Method, scores: Sequence[float], labels: Sequence[float]) -> list[float]:
-    """Return the probability of each item by cross-validation: its curve is fitted without the part to which the item belongs.
+    """Return the probability of each item by cross-validation: the curve for an item is fitted without the part to which the item belongs.
 
     The items are divided into ``FOLDS`` random parts, each with about the same share of every label. The parts are the same in every run.
     """
@@ -273,9 +275,13 @@ def bins_of(probabilities: Sequence[float], labels: Sequence[float], most: int |
 
 
 def ece(probabilities: Sequence[float], labels: Sequence[float], bins: int | None = None) -> float:
-    """Return the expected calibration error: the distance between mean probability and mean label of a bin, averaged over all items.
+    """Return the expected calibration error.
 
-    Bins have equal numbers of items, which has less bias than equal widths (Nguyen and O'Connor 2015; Roelofs et al. 2022).
+    The items are divided into bins. The error of a bin is the distance between the mean probability and the mean label of its items. The
+    result is the mean error of all bins, weighted by the number of items in each bin.
+
+    Bins with equal numbers of items are used, because they have less bias than bins of equal widths (Nguyen and O'Connor 2015; Roelofs et
+    al. 2022).
 
     Args:
         bins: number of bins; see :func:`bins_of`.
@@ -291,8 +297,8 @@ def ece(probabilities: Sequence[float], labels: Sequence[float], bins: int | Non
 def ece_by_chance(probabilities: Sequence[float], labels: Sequence[float], bins: int | None = None) -> float:
     """Return the expected ECE of exact probabilities, for the same number of yes-or-no labels.
 
-    For exact probabilities, the sum of all ``probability - label`` of a bin has the variance of the sum of its labels. The mean absolute
-    value of a normal variable is ``sqrt(2 / pi)`` times its standard deviation.
+    For exact probabilities, the sum of all ``probability - label`` in a bin has the same variance as the sum of all labels in the bin. The
+    mean absolute value of a normal variable is ``sqrt(2 / pi)`` times its standard deviation.
     """
     variances = (sum(probability * (1 - probability) for probability, _ in pairs) for pairs in bins_of(probabilities, labels, bins))
     return sum(sqrt(2 / pi * variance) for variance in variances) / len(labels)

@@ -1,6 +1,6 @@
 """``Cascade`` uses several scorers in turn. If a scorer is not sure of an item, the next scorer scores the item.
 
-The stages are scorers of any kind. This module must know only the interface of scorers. It must not know prompts, models or requests.
+Each stage is a scorer of any kind. This module uses only the interface of scorers. It does not depend on prompts or requests.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from qreward.settings.base import Number, Policy, shown, wrong
 
 
 class CascadeConfig(Policy):
-    """The settings of a :class:`Cascade`, without its clients.
+    """Holds the settings of a :class:`Cascade`, without the clients.
 
     Args:
-        stages: the scorers, the cheapest first. Each one is given as the settings of a judge or as the name of a reward model. A mapping
+        stages: the scorers, the cheapest first. Each scorer is given as the settings of a judge or as the name of a reward model. A mapping
             also names the stages.
-        min_confidence: the least confidence with which a verdict is final; one number, or one for each stage but the last.
+        min_confidence: minimum confidence of a final verdict: one number for all stages, or one number for each stage except the last
+            stage.
         confidence: name of a stage -> ``module:function``. The function takes a verdict and returns its confidence, which replaces the
             confidence of the verdict.
 
@@ -74,7 +75,7 @@ class CascadeConfig(Policy):
 
 
 class CascadeStats(NamedTuple):
-    """Counts of the items that each stage of a cascade has decided since the cascade was created.
+    """Holds counts of the items that each stage of a cascade has decided since the cascade was created.
 
     Attributes:
         decided_by: name of a stage -> number of items with a verdict or error of this stage.
@@ -86,7 +87,7 @@ class CascadeStats(NamedTuple):
 
 
 class Cascade:
-    """Score responses with several scorers in turn, until one of them is sure. A cascade is a ``Scorer`` too.
+    """Scores responses with several scorers in turn, until one scorer is sure. A cascade is a ``Scorer`` too.
 
     A verdict is final if its confidence is at least ``min_confidence``. If the confidence is lower or None, the next scorer scores the
     item. The next scorer also scores an item that failed, for example with ``InvalidResponse``, a rate limit, a timeout or a dead endpoint.
@@ -99,10 +100,11 @@ class Cascade:
     Args:
         stages: two or more scorers, the cheapest first, or a mapping from names to scorers. Without a mapping, a stage has the name of its
             model. A stage may be a ``SyncJudge``.
-        min_confidence: one number from 0 to 1, or one for each stage but the last. A stage with a ``confidence`` function may have any
-            finite number. The default is the threshold at which 199 of 201 answers of a decision model were right, according to its makers.
+        min_confidence: one number from 0 to 1 for all stages, or one number for each stage except the last stage. A stage with a
+            ``confidence`` function may have any finite number. The default is the threshold at which 199 of 201 answers of a decision model
+            were right, according to the makers of the model.
         confidence: a function from a verdict to its confidence, for stages whose verdicts have no confidence, such as a reward model. Pass
-            one function for all stages but the last, or a list with a function or None for each of them.
+            one function for all stages except the last stage, or a list with a function or None for each of these stages.
 
     Raises:
         ConfigError: an argument is invalid.
@@ -181,16 +183,18 @@ class Cascade:
 
         Args:
             prompt, response, reference: as in :meth:`Judge.score`.
-            timeout: seconds for all stages together. The default is that of the first stage's client; None waits for ever. Each stage
-                but the last uses at most half of the time that is left, so that a dead endpoint leaves time for the next stage.
+            timeout: seconds for all stages together. The default is the timeout of the first stage's client; None waits for ever. Each
+                stage except the last stage uses at most half of the time that is left, so that a dead endpoint leaves time for the next
+                stage.
             others: ``priority``, ``tenant`` and the fields of the item, which are passed to each stage.
 
         Returns:
-            The verdict of the first stage that is sure, or of the last one. ``decided_by`` is the name of the stage. ``usage`` has the
-            tokens of all stages.
+            The verdict of the first stage that is sure; if no stage is sure, the verdict of the last stage. ``decided_by`` is the name of
+            the stage that gave the verdict. ``usage`` has the tokens of all stages.
 
         Raises:
-            QRewardError: the error of the last stage, or a final error of an earlier stage. Its notes list the errors of earlier stages.
+            QRewardError: the error of the last stage, or a final error of an earlier stage. The notes of the error list the errors of
+                earlier stages.
         """
         limit = self._limit(timeout)
         clock = asyncio.get_running_loop().time
@@ -240,8 +244,8 @@ class Cascade:
 
         Args:
             items: as in :meth:`Judge.batch_score`.
-            options: as in :meth:`Judge.batch_score`. ``timeout`` is the number of seconds for all stages together. Each stage but the last
-                uses at most half of the time that is left. ``deadline`` is for the whole batch.
+            options: as in :meth:`Judge.batch_score`. ``timeout`` is the number of seconds for all stages together. Each stage except the
+                last stage uses at most half of the time that is left. ``deadline`` is for the whole batch.
 
         Returns:
             The results in the order of the input. ``latency`` and ``attempts`` of a result cover all stages. ``stats.decided_by`` counts
@@ -279,9 +283,9 @@ class Cascade:
 
 
 class SyncScorer(BlockingTwin[Scorer]):
-    """Blocking methods for a scorer: a ``Cascade``, a ``RewardModelScorer`` or a scorer of your own.
+    """Gives a scorer blocking methods. The scorer is a ``Cascade``, a ``RewardModelScorer`` or a scorer of your own.
 
-    The methods return and raise the same as those of the scorer. A background thread does the work; see :class:`SyncQRewardClient`.
+    The methods return and raise the same as the methods of the scorer. A background thread does the work; see :class:`SyncQRewardClient`.
 
     Args:
         inner: the scorer, which ``close()`` closes.
@@ -323,7 +327,7 @@ def _names(scorers: Sequence[Any]) -> list[str]:
 
 
 def _each(what: str, given: Any, count: int) -> list[Any]:
-    """Return a list with one value for each stage but the last. ``given`` is such a list, or one value for all stages."""
+    """Return a list with one value for each stage except the last stage. ``given`` is such a list, or one value for all stages."""
     if not isinstance(given, list | tuple):
         return [given] * count
     if len(given) != count:

@@ -1,7 +1,7 @@
-"""One batch of a ``Cascade``. It runs one batch for each stage, and all these batches run at the same time. If a stage is not sure of an
-item, the item is put into the batch of the next stage.
+"""Run one batch of a ``Cascade``. ``CascadeBatch`` runs one batch for each stage, and all these batches run at the same time. If a stage is
+not sure of an item, the item is put into the batch of the next stage.
 
-This module must know only the interface of the stages.
+This module uses only the interface of the stages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PASSED_ON = ("priority", "tenant", "deadline")
 
 
 class _Sized:
-    """An iterator with a known length."""
+    """Gives a known length to an iterator."""
 
     def __init__(self, size: int, items: Iterator[Any]) -> None:
         self._size, self._items = size, items
@@ -42,9 +42,9 @@ class CascadeBatch:
     Args:
         stages: the stages.
         items: the items.
-        options: those of :class:`~qreward.options.JudgeBatchOptions`.
+        options: the options of :class:`~qreward.options.JudgeBatchOptions`.
         limit: seconds for an item; None for no limit; ``DEFAULT`` for the default limit of each stage.
-        count: called with the name of the stage that decided an item.
+        count: function that is called with the name of the stage that decided an item.
 
     Raises:
         ConfigError: an option is invalid.
@@ -115,7 +115,7 @@ class CascadeBatch:
                 queue.items() if place else self._input(), on_result=lambda result: self._record(place, result), **given
             )
             self._stats.append(batch.stats)
-        except BatchInterrupted as error:  # the other stages go on, if the input raised
+        except BatchInterrupted as error:  # if the input raised the exception, the other stages go on
             self._failure = self._failure or error.__cause__ or error
             if error.results is not None:
                 self._stats.append(error.results.stats)
@@ -216,7 +216,7 @@ class CascadeBatch:
 
 
 class _Queue:
-    """The input of one stage: the items of which the earlier stage is not sure.
+    """Yields the items of one stage. The earlier stage is not sure of these items.
 
     Attributes:
         sent: index of an item in the batch of the stage -> its index in the batch of the cascade.

@@ -20,19 +20,19 @@ Confidence = Callable[[Verdict], float | None]
 """A function from a verdict to its confidence. None means that the stage is not sure."""
 
 _FINAL = (ConfigError, NoEndpoint, ClientClosed, DeadlineExceeded)
-"""Errors that end an item at any stage, because the next stage cannot help: the settings, the item or the program is the cause, or the time
-of the batch is over."""
+"""Types of errors that end an item at any stage, because the next stage cannot help: the settings, the item or the program is the cause, or
+the time of the batch is over."""
 
 
 class Stage(NamedTuple):
-    """One scorer of a cascade.
+    """Holds one scorer of a cascade, and decides whether its verdicts and errors are final.
 
     Attributes:
         name: name of the stage in ``Verdict.decided_by`` and in statistics.
         scorer: the scorer.
-        min_confidence: the least confidence with which a verdict is final. None for the last stage, whose verdicts are all final.
+        min_confidence: minimum confidence of a final verdict. None for the last stage, because all its verdicts are final.
         confidence: a function whose result replaces the confidence of a verdict, or None.
-        share: share of the time limit of an item, from 0 to 1.
+        share: share (0 to 1) of the time limit of an item that the stage may use.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Stage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EarlierStages:
-    """The data of an item from the stages that it has passed.
+    """Holds the data of an item from the stages that have judged it and were not sure, or failed.
 
     Attributes:
         usage: tokens of these stages.

@@ -1,6 +1,6 @@
-"""The codec of a judge: it encodes requests for written verdicts, recognises a rejected response format, and reads answers.
+"""The codec of a judge. It encodes requests for written verdicts, recognises a rejected response format, and reads answers.
 
-This module must not know prompts or verdicts.
+This module must not import modules that build prompts or parse verdicts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def refuses_format(error: QRewardError, model: str) -> bool:
 
 
 class JudgeCodec(ChatCodec):
-    """A ``ChatCodec`` that encodes faster. It does not check the parameters, because they were checked when the judge was created."""
+    """Encodes faster than ``ChatCodec``. The parameters are not checked here, because they were checked when the judge was created."""
 
     def encode(self, call: WireRequest, model: str) -> bytes:
         """Return the JSON body. Raises ``BadRequest`` for values that JSON cannot represent."""
@@ -59,13 +59,13 @@ JUDGE = JudgeCodec()
 
 
 class ModelReply(NamedTuple):
-    """One written answer.
+    """Holds one written answer.
 
     Attributes:
         text: the content of the answer.
         reasoning: the reasoning that the server returned separately, or ``""``.
         refusal: the refusal message of a model that declined, or ``""``.
-        ending: the ``finish_reason``; None if the server sent none.
+        ending: the ``finish_reason``; None if the server sent no ``finish_reason``.
         fingerprint: identifies the weights that wrote the answer; see :func:`fingerprint_of`.
     """
 
@@ -82,7 +82,7 @@ class ModelReply(NamedTuple):
 
 
 class DecidedReply:
-    """The decisions in one response. It has the attributes of :class:`ModelReply`.
+    """Holds the decisions in one response. A ``DecidedReply`` also has the attributes of :class:`ModelReply`.
 
     Attributes:
         table: the answers to the questions.

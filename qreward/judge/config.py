@@ -25,11 +25,12 @@ not improve a vote. The limit also bounds the cost of a mistyped number."""
 Settle = Literal["majority", "mean", "median"]
 Method = Literal["write", "decide", "auto"]
 MIN_LABEL_MASS = 0.5
-"""Default of ``min_label_mass``. Below one half, the model would more probably have answered something else than an option."""
+"""Default of ``min_label_mass``: minimum total probability (0 to 1) of all options of a decision. Below one half, an answer other than an
+option is more probable than an option."""
 
 
 class JudgeConfig(Policy):
-    """The settings of a :class:`~qreward.judge.Judge`, without its client.
+    """Holds the settings of a :class:`~qreward.judge.Judge`, without the client.
 
     Args:
         model: name of the judge model. With several names, every model judges every item.
@@ -43,9 +44,9 @@ class JudgeConfig(Policy):
             expected value. ``auto`` is ``decide`` for each model whose servers answer with probabilities, and ``write`` for other models.
         rubric: the criteria by which responses are judged, in place of ``verdict`` and ``scale``: a :class:`~qreward.judge.rubric.Rubric`,
             or the settings or file that ``Rubric.load`` accepts. None asks one question.
-        min_label_mass: the least total probability of all options of a decision, from 0 to 1. A decision with a lower total is an error.
-            If the server does not report the total, it is not checked. The default is one half: with a lower total, the model would more
-            probably have answered something else than an option.
+        min_label_mass: minimum total probability (0 to 1) of all options of a decision. A decision with a lower total is an error. If the
+            server does not report the total, the total is not checked. The default is one half. With a lower total, an answer other than an
+            option is more probable than an option.
         verdict: the form of an answer: ``score``, ``yes_no``, or ``module:Class`` of a pydantic model.
         scale: lowest and highest score that a judge may give. An answer outside the scale is rejected. The default is taken
             from the verdict's field: its limits ``ge`` and ``le``, or the lowest and highest number of its literal or enum. Without them,
@@ -56,12 +57,12 @@ class JudgeConfig(Policy):
         reasks: how often a request is sent again after an answer that cannot be parsed, within the item's timeout.
         response_format: how servers are asked for JSON: ``json_schema``, ``json_object`` or ``none``. ``auto`` finds a format
             that the servers of each model accept.
-        calibration: a :class:`~qreward.judge.calibration.Calibration` that was made for this judge, or the path of its file. It maps the
-            score of a response to a probability, before ``range`` is applied. It does not change comparisons. None leaves scores as they
-            are.
+        calibration: a :class:`~qreward.judge.calibration.Calibration` that was made for this judge, or the path of its file. The
+            calibration maps the score of a response to a probability, before ``range`` is applied. It does not change comparisons. None
+            leaves scores unchanged.
         cache: path of a file that keeps answers across runs. None disables the cache.
-        cache_namespace: the cache returns only answers that were stored with the same namespace. Change it when the
-            weights behind a model name have changed.
+        cache_namespace: the cache returns only answers that were stored with the same namespace. Change the namespace when the weights
+            behind a model name have changed.
         params: parameters of each request, such as ``temperature`` and ``max_tokens``.
 
     Example:

@@ -1,7 +1,7 @@
 """Ask a model for decisions: the answer to a question is a probability for every option, and the score is the expected value.
 
 An answer without probabilities for a question is an error. The *label mass* of an answer is the total probability of all options. This
-module parses no text of a model.
+module does not parse text that a model wrote.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ WRITING_ONLY = frozenset({
     "frequency_penalty", "logprobs", "max_completion_tokens", "max_tokens", "min_p", "min_tokens", "n", "presence_penalty",
     "reasoning_effort", "repetition_penalty", "response_format", "seed", "stop", "temperature", "top_k", "top_logprobs", "top_p",
 })  # fmt: skip
-"""Parameters of written answers. They have no effect on a decision."""
+"""Parameters of written answers. These parameters have no effect on a decision."""
 
 
 @dataclass(frozen=True)
 class SingleQuestion:
-    """The only question of a judge without a rubric.
+    """Holds the only question of a judge without a rubric.
 
     Attributes:
         question: the question.
@@ -56,7 +56,7 @@ class SingleQuestion:
 
 
 class AutoMethod:
-    """For the method ``auto``, records whether a model answers with probabilities. The first answer of the model counts for all questions.
+    """Records whether a model answers with probabilities, for the method ``auto``. The first answer of the model counts for all questions.
 
     Attributes:
         works: True after an answer with probabilities.
@@ -74,7 +74,7 @@ class AutoMethod:
 
 
 class DecidingModel(JudgeModel):
-    """One request for decisions to one model. It has one question, or some or all criteria of a rubric.
+    """Makes one request for decisions to one model, and reads the answer. The request has one question, or criteria of a rubric.
 
     Args:
         subject: the question, or the criteria.
@@ -141,7 +141,8 @@ class DecidingModel(JudgeModel):
         return DecidedReply(answer.table, fingerprint_of(answer.model, None, None))
 
     def divided(self, inputs: DecisionInput, error: QRewardError) -> Sequence[DecisionInput]:
-        """Return the two halves of a request that failed because it has more questions than the endpoint takes; else nothing.
+        """Return the two halves of a request that failed because it has more questions than the endpoint takes; an empty sequence for any
+        other error.
 
         The limit may become known only after the request was sent.
         """
@@ -207,7 +208,7 @@ def _lacks_probabilities(error: QRewardError) -> bool:
 
 
 LEVELS = 10
-"""Maximum number of levels of a ``Score``. Servers accept no more, and chat models answer with one digit."""
+"""Maximum number of levels of a ``Score``. Servers do not accept more levels, and chat models answer with one digit."""
 MOST_SCORES = 20
 """Maximum number of scores of a scale. Every model accepts a ``Choice`` with this number of options."""
 

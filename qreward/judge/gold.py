@@ -1,6 +1,6 @@
-"""Labelled items: read them from JSONL, judge them, and calibrate the judge with them.
+"""Read labelled items from JSONL, judge these items, and calibrate the judge with the labels.
 
-This module must not know how a curve is fitted.
+``calibration_fit`` fits the curve.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from qreward.settings.base import repeated, shown
 LABEL = "label"
 """The field of an item that holds its label. The judge does not see this field."""
 MOST_FAILED = 0.2
-"""Maximum share (0 to 1) of items that may fail. Long items fail more often, so more failures would bias the calibration."""
+"""Maximum share (0 to 1) of items that may fail. Long items fail more often than short items, so more failures would bias the
+calibration."""
 
 Items = str | Path | Iterable[Mapping[str, Any]]
 """The path of a JSONL file, or mappings of fields."""
 
 
 class PlacedItem(NamedTuple):
-    """An item, and its place in the input for error messages, such as ``gold.jsonl, line 3`` or ``items[2]``."""
+    """Holds an item, and the place of the item in the input for error messages, such as ``gold.jsonl, line 3`` or ``items[2]``."""
 
     place: str
     fields: Mapping[str, Any]
@@ -47,7 +48,8 @@ def read_items(source: Items, name: str = "items") -> list[PlacedItem]:
         name: name of the argument in error messages.
 
     Raises:
-        ConfigError: the file cannot be read, a line or item is not a mapping, or there are no items. The message names file and line.
+        ConfigError: the file cannot be read, a line or item is not a mapping, or there are no items. The message names the file and the
+            line.
     """
     if isinstance(source, str | Path):
         found = _of_file(Path(source).expanduser())
@@ -152,9 +154,9 @@ async def calibrate(
         The calibration. Items that could not be judged are left out, and counted in ``failed``.
 
     Raises:
-        ConfigError: the judge has a calibration already or no known range of scores, or a label is missing or invalid, or there are too
-            few labels. In these cases nothing was sent. ``ConfigError`` is also raised after judging, if all scores are equal or the labels
-            do not rise with the scores.
+        ConfigError: the judge already has a calibration, the range of its scores is not known, a label is missing or invalid, or there are
+            too few labels. In these cases nothing was sent. ``ConfigError`` is also raised after judging, if all scores are equal or the
+            labels do not rise with the scores.
         RequestError: more than a fifth of the items could not be judged.
         NoEndpoint, BatchInterrupted: as in :meth:`Judge.batch_score`.
 

@@ -1,9 +1,10 @@
 """Rank many groups of responses at once. Each group has its own rounds, in which pairs of its responses are compared.
 
-One batch of comparisons gets the pairs of all groups, from an async iterator. The iterator yields the pairs of groups in progress first.
-It reads another group when no such pair is waiting. When the last pair of a round has its result, the next round of its group begins.
+One batch of comparisons gets the pairs of all groups, from an async iterator. The iterator yields the pairs of groups in progress first. It
+reads another group when no pair of a group in progress is waiting. When the last pair of a round has its result, the next round of its
+group begins.
 
-This module receives the batch of comparisons as a function. It must not know prompts or models.
+This module receives the batch of comparisons as a function. It does not build prompts or requests.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ fields that a prompt template names."""
 
 
 def unique_responses(fields: Mapping[str, Any]) -> tuple[list[Any], list[int]]:
-    """Return the distinct responses of a group, and for each given response the index of the distinct response that equals it.
+    """Return two lists: the distinct responses of a group; and for each given response, the index of the distinct response that is equal.
 
     Raises:
         ConfigError: ``responses`` is not a list, holds None, or has more than ``MOST_RESPONSES`` different responses.
@@ -64,12 +65,12 @@ def unique_responses(fields: Mapping[str, Any]) -> tuple[list[Any], list[int]]:
 
 
 class ResponseGroup:
-    """One group of responses that is ranked by pairs.
+    """Ranks one group of responses by comparing pairs.
 
     Args:
         fields: the fields of the group.
         comparisons: the number of pairs to compare; see :func:`~qreward.judge.ranking.budget_of`.
-        check: raises the error of an invalid pair. Every response is checked before anything is sent.
+        check: function that raises the error of an invalid pair. Every response is checked before anything is sent.
 
     Attributes:
         index: index of the group in the batch.
@@ -122,12 +123,12 @@ class ResponseGroup:
         self._chooser.record(pair, comparison.score)
 
     def outcome(self) -> Ranking | QRewardError:
-        """Return the ranking; or an error, if too many comparisons failed."""
+        """Return the ranking; an error if too many comparisons failed."""
         error = self._error()
         if error is not None:
             return self.with_usage(error)
         scores, errors = scored(self._chooser.fitted(), self._places) if self._places else ((), ())
-        shown = [self._places.index(place) for place in range(len(self._responses))]  # the first of identical responses represents all
+        shown = [self._places.index(place) for place in range(len(self._responses))]  # of identical responses, the first is shown
         comparisons = {(shown[first], shown[second]): comparison for (first, second), comparison in self._done.items()}
         cached = bool(comparisons) and all(comparison.cached for comparison in comparisons.values())
         return Ranking(scores, errors, comparisons, self._chooser.failed, (), self._usage, cached)
@@ -154,11 +155,11 @@ class ResponseGroup:
 
 
 class ListGroup:
-    """One group of responses that is ranked as a list. It has the methods and attributes of :class:`ResponseGroup`.
+    """Ranks one group of responses as a list. A ``ListGroup`` has the methods and attributes of :class:`ResponseGroup`.
 
     Args:
         fields: the fields of the group.
-        check: raises the error of an invalid list.
+        check: function that raises the error of an invalid list.
     """
 
     def __init__(self, fields: Mapping[str, Any], check: Callable[[Mapping[str, Any]], object]) -> None:
@@ -175,7 +176,7 @@ class ListGroup:
         return extra_of(self._fields, GROUP_NAMES)
 
     def next_round(self) -> list[tuple[IndexPair, dict[str, Any]]]:
-        """Return the one list to rank. Returns nothing after the first call, and nothing for fewer than two different responses."""
+        """Return the one list to rank. After the first call, and for fewer than two different responses, return an empty list."""
         due, self._is_due = self._is_due, False
         self.pending = int(due)
         return [((0, 0), self._fields)] if due else []
@@ -209,11 +210,11 @@ class GroupRunner:
     """Ranks the groups of one batch.
 
     Args:
-        compare: compares many pairs, or ranks many lists.
-        read: makes a group from an item, or raises.
+        compare: function that compares many pairs, or ranks many lists.
+        read: function that makes a group from an item, or raises.
         groups: the items.
         on_result, progress, keep: as in :class:`~qreward.judge.runner.ResultCollector`.
-        clock: returns the time in seconds.
+        clock: function that returns the time in seconds.
     """
 
     def __init__(
@@ -374,8 +375,8 @@ class Ranker:
 
     Args:
         client: the client of the judge.
-        compare: compares many pairs, or ranks many lists.
-        read: makes a group from the fields of an item, or raises. Its argument ``extra`` allows fields that are not judged.
+        compare: function that compares many pairs, or ranks many lists.
+        read: function that makes a group from the fields of an item, or raises. Its argument ``extra`` allows fields that are not judged.
         models: the judge models.
     """
 
@@ -416,7 +417,7 @@ def by_pairs(check: Callable[..., object], comparisons: int | None) -> Callable[
     """Return a function that makes a :class:`ResponseGroup` from the fields of an item.
 
     Args:
-        check: raises the error of an invalid pair.
+        check: function that raises the error of an invalid pair.
         comparisons: the number of pairs to compare in each group.
 
     Raises:

@@ -1,6 +1,6 @@
-"""``Judge`` and ``SyncJudge``, the public classes. They build the requests for an item, send them, and return verdicts.
+"""``Judge`` and ``SyncJudge``, the public classes of this package. A judge asks models about an item, and returns a verdict.
 
-``runner`` sends the requests, and ``verdict_parser`` reads the answers.
+``requests`` builds the requests, ``runner`` sends the requests, and ``verdict_parser`` reads the answers.
 """
 
 from __future__ import annotations
@@ -48,26 +48,26 @@ PromptTemplate = str | Sequence[Mapping[str, Any]] | Builder
 
 
 class Judge:
-    """Score responses with one or more LLM judges.
+    """Scores responses with one or more LLM judges.
 
-    Each model is asked about an item, and its answer is parsed into a verdict with a score. A judge can be created without a running
-    event loop, and used from several event loops and threads at once. A pickled judge keeps its settings and its client. A judge in a
-    forked process keeps its settings, and starts without requests in flight.
+    Each model is asked about each item, and the answer is parsed into a verdict with a score. A judge can be created without a running
+    event loop, and used from several event loops and threads at once. A pickled judge keeps its settings and its client. In a forked
+    process, a judge keeps its settings, and starts without requests in flight.
 
     Args:
-        client: the client that sends the requests. It stays open after :meth:`aclose` unless ``owns_client`` is set.
+        client: the client that sends the requests. The client stays open after :meth:`aclose`, unless ``owns_client`` is set.
         model: name of the judge model. With several names, every model judges every item.
         prompt, pair_prompt: a template, as in :class:`~qreward.judge.config.JudgeConfig`; or a list of messages whose contents are
             templates; or a function from an item's fields to messages.
-        verdict: the pydantic model of an answer. The score is its field ``score``, its property ``score``, or its only required number or
-            bool.
+        verdict: the pydantic model of an answer. The score is the field ``score`` of this model, the property ``score``, or the only
+            required field that is a number or a bool.
         system, scale, range, method, rubric, min_label_mass, samples, settle, reasks, calibration, cache, cache_namespace: as in
             :class:`~qreward.judge.config.JudgeConfig`.
         response_format: as in :class:`~qreward.judge.config.JudgeConfig`. With ``none`` and a prompt of your own, the judge appends no
-            description of how to answer, so the prompt must contain one.
+            description of how to answer, so the prompt must contain a description.
         score: a function from a verdict to its reward. ``scale`` and ``range`` do not change this reward. The function returns None to
             reject an answer.
-        owns_client: close the client when this judge is closed.
+        owns_client: True if the client is closed when this judge is closed.
         params: parameters of each request, such as ``temperature`` and ``max_tokens``. ``extra_headers``, ``extra_body`` and ``hedge``
             work as in :meth:`QRewardClient.chat_completion`. A ``seed`` is increased by one for each sample.
 
@@ -179,7 +179,7 @@ class Judge:
         Args:
             prompt: the task that the response answers: a text, or messages.
             response: the response to judge.
-            reference: the correct answer, if there is one.
+            reference: the correct answer; None if there is no correct answer.
             timeout: seconds for the whole call, including queueing, retries, all votes and repeated requests. The default is the timeout
                 of the client. None waits for ever.
             priority, tenant: as in :meth:`QRewardClient.chat_completion`.
@@ -231,17 +231,17 @@ class Judge:
 
         Args:
             items: a list, an iterator or an async iterator of ``(prompt, response)``, ``(prompt, response, reference)`` or mappings of
-                fields. Items are read no faster than they are sent. Fields that the prompt does not name, such as an ``id``, are not
-                sent. ``extra`` of a result has all fields of a mapping except ``prompt``, ``response`` and ``reference``.
-            timeout: seconds for one item, from the moment when an endpoint takes its first request. If no endpoint of a model is alive for
-                this time, all queued items fail with ``RequestTimeout``.
-            deadline: seconds for the whole batch. Items that are not judged by then fail with ``DeadlineExceeded``.
+                fields. Items are read no faster than their requests are sent. Fields that the prompt does not name, such as an ``id``, are
+                not sent. ``extra`` of a result has all fields of a mapping except ``prompt``, ``response`` and ``reference``.
+            timeout: seconds for one item, from the moment when an endpoint takes the first request of the item. If no endpoint of a model
+                is alive for this time, all queued items fail with ``RequestTimeout``.
+            deadline: seconds for the whole batch. Items that are not judged by the deadline fail with ``DeadlineExceeded``.
             priority, tenant, on_result, progress, keep_results: as in :meth:`QRewardClient.batch_chat_completion`.
 
         Returns:
             The results in the order of the input. The result of an item that failed has an ``error``. ``latency`` is the time in seconds
-            from the first request of the item to its verdict. ``attempts`` has the failed attempts of all its requests. ``stats`` counts
-            items. Its statistics of an endpoint count requests.
+            from the first request of the item to its verdict. ``attempts`` has the failed attempts of all requests of the item. ``stats``
+            counts items, except in the statistics of an endpoint, which count requests.
 
         Raises:
             NoEndpoint, ConfigError: no endpoint serves a model, or an option is invalid. Nothing was sent.
@@ -273,7 +273,7 @@ class Judge:
 
     @property
     def calibration(self) -> Calibration | None:
-        """The calibration of the scores, or None."""
+        """The calibration of the scores; None for a judge without a calibration."""
         return self._calibrator.calibration
 
     @property
@@ -309,7 +309,7 @@ class Judge:
         tenant: str | None = None,
         **fields: Any,
     ) -> Ranking:
-        """Rank the responses to one prompt, by comparing pairs of them in several rounds.
+        """Rank the responses to one prompt, by comparing pairs of responses in several rounds.
 
         Each pair is compared in both orders, as in :meth:`compare`. Identical responses share a rank and are not compared with each other.
         A comparison that fails is left out, and counted in ``failed``. With fewer than two different responses no request is sent.
@@ -317,15 +317,15 @@ class Judge:
         Args:
             prompt, reference, priority, tenant, fields: as in :meth:`score`.
             responses: the responses, of which at most 64 differ.
-            method: ``pairs`` compares pairs. ``listwise`` shows all responses in one request, and in the opposite order in a second one. A
-                list has at most 26 different responses and a built-in prompt. A judge with ``method="decide"`` cannot rank lists. If an
-                answer leaves out or repeats a response, the request is sent again up to ``reasks`` times, and then fails.
+            method: ``pairs`` compares pairs. ``listwise`` shows all responses in one request, and all responses in the opposite order in a
+                second request. A list has at most 26 different responses and a built-in prompt. A judge with ``method="decide"`` cannot
+                rank lists. If an answer leaves out or repeats a response, the request is sent again up to ``reasks`` times, and then fails.
             comparisons: number of pairs to compare, at least ``n - 1`` for ``n`` different responses. The default is about
                 ``n * log2(n)``, or all pairs if there are fewer.
             timeout: seconds for all rounds together, including queueing. The default is the timeout of the client. None waits for ever.
 
         Raises:
-            InvalidResponse: some comparisons failed, and the successful ones do not connect all responses.
+            InvalidResponse: some comparisons failed, and the successful comparisons do not connect all responses.
             RequestTimeout: the timeout passed before the last round ended.
             RequestError: at most half of the comparisons succeeded. If all errors have the same class, the raised error has this class.
             NoEndpoint: no endpoint serves a model. Nothing was sent.
@@ -431,7 +431,8 @@ class Judge:
     async def _builder(self, pools: Mapping[str, Pool], timeout: float | None, *, pairs: bool) -> RequestBuilder:
         """Return the request builder for the servers of the models.
 
-        For decisions, the method first finds the dialect of each server (how it takes questions). This takes at most ``timeout`` seconds.
+        For decisions, the method first finds the dialect of each server (the form in which the server takes questions). The search takes at
+        most ``timeout`` seconds.
         """
         if self._config.method == "write":
             return self._builders.get(self._builders.written, pairs=pairs)
@@ -458,17 +459,17 @@ class Judge:
         return driver, flights
 
     def _keep(self, entry: CacheEntry) -> None:
-        """Record the weights that wrote an answer, and store the answer in the cache, if there is one."""
+        """Record the weights that wrote an answer, and store the answer in the cache, if there is a cache."""
         self._calibrator.note(entry.reply.fingerprint)
         if self._cache is not None:
             self._cache.keep(entry)
 
 
 class SyncJudge(BlockingTwin[Judge]):
-    """A judge whose methods block.
+    """Judges as :class:`Judge` does, with methods that block.
 
-    Settings, results and errors are those of :class:`Judge`. A background thread does the work, reads the input of a batch and calls
-    ``on_result``; :class:`SyncQRewardClient` describes this thread and the effect of Ctrl-C.
+    The settings, results and errors are the same as for :class:`Judge`. A background thread does the work, reads the input of a batch and
+    calls ``on_result``; :class:`SyncQRewardClient` describes this thread and the effect of Ctrl-C.
 
     Args:
         client: the client that sends the requests.

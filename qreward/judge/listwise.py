@@ -68,7 +68,7 @@ def check_order(order: Sequence[str], size: int) -> None:
 
 
 class OrderingModel(WritingModel):
-    """A question to one model for the order of a list of ``size`` responses."""
+    """Asks one model for the order of a list of ``size`` responses."""
 
     def __init__(self, model: str, config: JudgeConfig, form: AnswerFormat, size: int) -> None:
         super().__init__(model, VerdictParser(OrderVerdict), config, form, config.rubric)
@@ -136,7 +136,9 @@ class ListwiseBuilder(RequestBuilder):
 
 
 def shares_of(vote: Vote) -> list[float]:
-    """Return for each response, in the order of the input, the share of the other responses that the vote ranks below it.
+    """Return a share (0 to 1) for each response, in the order of the input.
+
+    The share of a response is the number of responses that the vote ranks below it, divided by the number of all other responses.
 
     Example:
         >>> shares_of(Vote(0.5, OrderVerdict(order=["C", "A", "B"])))
@@ -152,10 +154,11 @@ def shares_of(vote: Vote) -> list[float]:
 
 
 def aggregate_orders(outcomes: Sequence[SampleOutcome]) -> Aggregate | QRewardError | None:
-    """Return the votes of a list; its error; or None while a request is pending.
+    """Return the votes of a list; the error of the list; or None while a request is pending.
 
-    The outcomes 2k and 2k + 1 are a pair: their requests showed the list in opposite orders. If one of them failed, the other is left out
-    too, because alone it would favour some places in the list. If at most half of the pairs succeeded, the list has an error.
+    The outcomes 2k and 2k + 1 are a pair: their requests showed the list in opposite orders. If one of the two requests failed, the outcome
+    of the other request is left out too, because a single order would favour some places in the list. If at most half of the pairs
+    succeeded, the list has an error.
     """
     pairs = [outcomes[place : place + 2] for place in range(0, len(outcomes), 2)]
     whole: list[SampleOutcome] = []

@@ -3,11 +3,11 @@
 Templates are texts with ``{name}`` placeholders. An unknown placeholder is an error, and placeholders inside an inserted value are not
 replaced.
 
-A judged text is untrusted. It may claim to be right, give the judge instructions, or pretend to end early. The built-in prompts therefore
-fence each judged text with lines of backticks that are longer than any row of backticks in the text, and put the question after all texts.
-Items with the same prompt begin with the same words, so that servers can reuse their prefix cache.
+A judged text is untrusted. Such a text may claim to be right, give the judge instructions, or pretend to end early. The built-in prompts
+therefore fence each judged text with lines of backticks that are longer than any row of backticks in the text, and put the question after
+all texts. Items with the same prompt begin with the same words, so that a server can reuse its prefix cache for them.
 
-This module knows only fields, texts and messages. It must not know the judge.
+This module handles only fields, texts and messages. This module must not import the judge.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PIECE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
 
 class Template:
-    """A text with placeholders. ``{{`` and ``}}`` stand for literal braces.
+    """Replaces the placeholders in a text. ``{{`` and ``}}`` stand for literal braces.
 
     A placeholder is a plain name. Attributes, indexes and format specifications are not supported. Placeholders inside an inserted value
     are not replaced.
@@ -80,7 +80,7 @@ class Template:
 
 
 def in_words(value: object, name: str) -> str:
-    """Return the value of a field as text. A text stays as it is, messages become a readable conversation, and other values become JSON.
+    """Return the value of a field as text. A text stays unchanged, messages become a readable conversation, and other values become JSON.
 
     Raises:
         ConfigError: JSON cannot represent the value.
@@ -115,7 +115,7 @@ class Prompt:
     Args:
         prompt: a template of the user message, a list of messages whose contents are templates, or a function from fields to messages.
         system: a template of the system message, which comes first; None for no system message.
-        needed: the fields that are judged. The templates must name each of them, and each item must have them.
+        needed: the fields that are judged. The templates must name each of these fields, and each item must have all of them.
         known: the fields that an item may have even if no template names them. None allows all fields.
         what: name of ``prompt`` in error messages.
 
@@ -145,7 +145,7 @@ class Prompt:
 
         Args:
             fields: the fields of the item.
-            extra: allow unknown fields, unless the name of one is close to the name of a missing field.
+            extra: True if unknown fields are allowed, except for a field whose name is close to the name of a missing field.
 
         Raises:
             ConfigError: a field is missing or unknown.
@@ -186,7 +186,7 @@ class Prompt:
 
 
 def check_extra(extra: Set[str], missing: Set[str]) -> None:
-    """Raise ``ConfigError`` for an extra field whose name is close to that of a missing one, because it is probably a typing error.
+    """Raise ``ConfigError`` for an extra field whose name is close to the name of a missing field, because the name is probably mistyped.
 
     Example:
         >>> check_extra({"id", "source"}, {"reference"})

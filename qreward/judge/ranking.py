@@ -4,7 +4,7 @@ A Bradley-Terry model (Bradley and Terry 1952) gives each response a strength. T
 ``1 / (1 + exp(second - first))``, where ``first`` and ``second`` are the strengths. The fit is Newton's method on a few dozen unknowns.
 Plain Python takes about a millisecond for 16 responses, which is less than the time of one comparison, so no numeric package is needed.
 
-This module must not know judges, requests or the clock.
+This module must not import judges or requests, and must not use the clock.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ the cube of the number of responses."""
 PRIOR_DEVIATION = 2.0
 """Standard deviation of the prior of a strength. Without a prior, the strength of a response that wins all comparisons would be infinite.
 This prior is weak: such a response scores 0.83 in a group of 4, and 0.97 in a group of 16. In simulations of 16 responses with 5 % wrong
-comparisons, a deviation of 2 gave a better order than 1 and 4."""
+comparisons, a deviation of 2 gave a better order than deviations of 1 and 4."""
 _STEPS = 50
 _LONGEST_STEP = 1.0
 _CLOSE_ENOUGH = 1e-6
 _DIGITS = 6
-"""Digits of a score. Without rounding, responses of equal strength would differ in the last bits and get different advantages."""
+"""Number of decimal places to which scores are rounded. Without rounding, responses of equal strength would differ in the last bits and get
+different advantages."""
 
 
 class Fit(NamedTuple):
-    """The strengths of responses, whose mean is 0, and the covariance of their errors."""
+    """Holds the strengths of responses, and the covariance of the errors of these strengths. The mean of the strengths is 0."""
 
     strengths: list[float]
     covariance: Matrix
@@ -60,9 +61,10 @@ def fit(size: int, scores: Mapping[IndexPair, float], start: Sequence[float] | N
 
     Args:
         size: number of responses.
-        scores: pair -> 1.0 if the first response was better, 0.0 if the second was better; a number in between for a tie or for several
-            votes that differ.
-        start: the strengths with which the search starts. They change the speed of the search only, as the posterior has one maximum.
+        scores: pair -> 1.0 if the first response was better, 0.0 if the second response was better; a number in between for a tie or for
+            several votes that differ.
+        start: the strengths with which the search starts. These strengths only change the speed of the search, because the posterior has
+            one maximum.
 
     Example:
         >>> [round(strength, 2) for strength in fit(3, {(0, 1): 1.0, (1, 2): 1.0}).strengths]
@@ -139,8 +141,8 @@ def budget_of(size: int, comparisons: int | None) -> int:
 
     Args:
         size: number of different responses.
-        comparisons: the number that the caller wants. None takes ``size * log2(size)``, about as many as a sort needs. If there are
-            fewer pairs, all pairs are compared.
+        comparisons: the number that the caller wants. None takes ``size * log2(size)``, which is about the number of comparisons that a
+            sort needs. If there are fewer pairs, all pairs are compared.
 
     Raises:
         ConfigError: ``comparisons`` is too small to connect all responses.
@@ -164,10 +166,10 @@ class PairChooser:
     """Chooses the pairs to compare in each round, and records their scores.
 
     If the budget is enough for all pairs, one round compares all pairs. Otherwise a round has each response at most once. Two responses are
-    connected if a chain of comparisons leads from one to the other. Pairs that connect responses are chosen first. After them, the pairs
-    whose comparison gives the most information are chosen. The information is measured as ``p * (1 - p) * variance``, the first term of the
-    expected information. ``p`` is the probability that the first response is better, and ``variance`` is the variance of the difference of
-    the strengths.
+    connected if a chain of comparisons leads from one to the other. Pairs that connect responses are chosen first. When all responses are
+    connected, the pairs whose comparison gives the most information are chosen. The information is measured as ``p * (1 - p) * variance``,
+    the first term of the expected information. ``p`` is the probability that the first response is better, and ``variance`` is the variance
+    of the difference of the strengths.
 
     For ``n`` responses, a round has ``n / 2`` pairs until all responses are connected, and ``n / 4`` pairs afterwards. Small rounds let the
     results of earlier pairs guide the choice of later pairs.
@@ -263,7 +265,7 @@ class PairChooser:
 
 
 class _Components:
-    """The groups of connected responses, as a union-find structure. ``parts`` is the number of groups."""
+    """Stores groups of connected responses in a union-find structure. ``parts`` is the number of groups."""
 
     def __init__(self, size: int) -> None:
         self.parts = size
@@ -284,14 +286,15 @@ class _Components:
 
 @dataclass(frozen=True, repr=False)
 class Ranking:
-    """The responses to one prompt, ranked.
+    """Holds the ranking of the responses to one prompt.
 
     Attributes:
-        scores: for each response, the probability that it is better than the average response of the group, from 0 to 1. A listwise
-            ranking instead gives the mean share of the other responses that are ranked below it. Identical responses have the same score.
-        errors: the standard error of each score. For pairs, it comes from the fit. For a listwise ranking, it is computed from the
-            differences between the orders that the judge gave.
-        comparisons: indexes of two responses -> their comparison, if it succeeded; empty for a listwise ranking.
+        scores: for each response, the probability that this response is better than the average response of the group, from 0 to 1. In a
+            listwise ranking, the score of a response is instead the mean share of the other responses that are ranked below it. Identical
+            responses have the same score.
+        errors: the standard error of each score. For pairs, the error comes from the fit. For a listwise ranking, the error is computed
+            from the differences between the orders that the judge gave.
+        comparisons: indexes of two responses -> the comparison of these responses, if it succeeded; empty for a listwise ranking.
         failed: number of comparisons, or of votes of a listwise ranking, that failed and were left out.
         votes: the votes of a listwise ranking; empty for comparisons of pairs.
         usage: tokens of all answers. None if no server reported usage.
@@ -325,9 +328,9 @@ class Ranking:
 
     @cached_property
     def advantages(self) -> tuple[float, ...]:
-        """The group advantage of each response: ``(score - mean) / deviation``; 0.0 for all if their scores are equal.
+        """The group advantage of each response: ``(score - mean) / deviation``; 0.0 for all responses if all scores are equal.
 
-        This is the advantage of GRPO (Shao et al. 2024, arXiv 2402.03300), with the population standard deviation of the group.
+        The formula is the formula of GRPO (Shao et al. 2024, arXiv 2402.03300), with the population standard deviation of the group.
         """
         if len(set(self.scores)) < 2:
             return (0.0,) * len(self.scores)

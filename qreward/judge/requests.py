@@ -50,13 +50,13 @@ def extra_of(item: object, names: Sequence[str] = POINT_NAMES) -> Mapping[str, A
 
 
 class ItemPrompt:
-    """The prompt of a judge for single responses or for pairs. It makes the messages for an item, and adds questions to them.
+    """Makes the messages for an item from the prompt of a judge, and adds questions to the messages.
 
     Args:
-        prompt: the user's prompt; None for the built-in one.
+        prompt: the user's prompt; None for the built-in prompt.
         config: the settings of the judge, which hold the system message and the response format.
         pairs: True if the prompt shows two responses.
-        apart: leave the question out of the built-in prompt, because each request adds its own question.
+        apart: True if the built-in prompt leaves out the question, because each request adds its own question.
 
     Attributes:
         names: names of the fields of an item.
@@ -90,7 +90,7 @@ class ItemPrompt:
 
 
 class ModelQuestions(NamedTuple):
-    """The prompt and the questions for one model. Each question is one request."""
+    """Holds the prompt and the questions for one model. Each question is one request."""
 
     prompt: ItemPrompt
     questions: Sequence[JudgeModel]
@@ -105,8 +105,8 @@ class RequestBuilder:
         decide: aggregates the outcomes of all requests of an item. The outcomes are sorted by model, then by sample, then by question, then
             by the order of a pair.
         fallback: builds the written requests that replace requests for decisions, for models that give no probabilities. None if no model
-            needs them.
-        calibrate: maps the score of a single response to its calibrated score. None leaves scores as they are.
+            needs such written requests.
+        calibrate: maps the score of a single response to its calibrated score. None leaves scores unchanged.
 
     Attributes:
         per_item: requests per item.
@@ -132,7 +132,7 @@ class RequestBuilder:
     def read(self, item: object) -> ReadItem:
         """Build the requests for an item of a batch.
 
-        If an exception is raised meanwhile, for example by the user's prompt function, it is returned in place of the requests.
+        If an exception is raised meanwhile, for example by the user's prompt function, the exception is returned in place of the requests.
         """
         extra = None
         try:
@@ -146,7 +146,7 @@ class RequestBuilder:
 
         Args:
             fields: the fields of the item.
-            extra: allow fields that no template names.
+            extra: True if fields that no template names are allowed.
 
         Raises:
             ConfigError: a field is missing, or not allowed.
@@ -188,7 +188,7 @@ class RequestBuilder:
 
 
 class ItemInOrder:
-    """An item, or a pair in one of its two orders. Messages that several questions share are made once."""
+    """Holds an item, or a pair in one of its two orders. Messages that several questions share are made once."""
 
     __slots__ = ("_base", "_extra", "_fields", "_made", "_prompt", "swapped")
 
@@ -217,7 +217,7 @@ def _digest(value: object) -> bytes:
 
 
 def scored(config: JudgeConfig, width: float | None) -> Decide:
-    """Return the function that aggregates single scores. ``width`` is the highest reward minus the lowest."""
+    """Return the function that aggregates single scores. ``width`` is the highest reward minus the lowest reward."""
     return partial(aggregate_scores, how=config.settle, width=width)
 
 

@@ -29,15 +29,16 @@ _OPTIONS = ("extra_headers", "extra_body", "hedge")
 
 
 class RewardModelScorer:
-    """Score responses with a reward model. Its verdicts hold the scores of ``client.score``.
+    """Scores responses with a reward model. The scores of the verdicts come from ``client.score``.
 
     A scorer can be created without a running event loop, used from several event loops and threads, and pickled.
 
     Args:
         client: the client that sends the requests.
         model: name of the reward model.
-        range: lowest and highest reward. A score outside the range is replaced by the nearest end. None returns scores unchanged.
-        owns_client: close the client when this scorer is closed.
+        range: lowest and highest reward. A score outside the range is replaced by the nearest end of the range. None returns scores
+            unchanged.
+        owns_client: True if the client is closed when this scorer is closed.
         params: parameters of each request, as in :meth:`QRewardClient.score`.
 
     Raises:
@@ -76,12 +77,12 @@ class RewardModelScorer:
         tenant: str | None = None,
         **fields: Any,
     ) -> Verdict:
-        """Score one response. Errors are those of :meth:`QRewardClient.score`.
+        """Score one response. Raises the errors of :meth:`QRewardClient.score`.
 
         Args:
             prompt: a text or messages.
             response: the text to score.
-            reference: sent as ``label`` to servers that accept one.
+            reference: sent as ``label`` to servers that accept a label.
             timeout: seconds for the whole call.
             priority, tenant: as in :meth:`QRewardClient.score`.
             fields: a reward model has no other fields. A field that is not None raises ``ConfigError``.
@@ -189,7 +190,7 @@ def make_scorer(client: QRewardClient, scorer: JudgeConfig | CascadeConfig | str
     Args:
         client: the client that sends the requests.
         scorer: the settings of a judge or a cascade, or the name of a reward model.
-        owns_client: close the client when the scorer is closed.
+        owns_client: True if the client is closed when the scorer is closed.
 
     Raises:
         ConfigError: a setting is invalid, or ``scorer`` is None.

@@ -1,6 +1,6 @@
-"""Rubrics: the criteria by which a response is judged, and the score that the answers to all criteria give together.
+"""Rubrics: the criteria by which a response is judged, and the score that is computed from the answers to all criteria.
 
-This module defines values only. It must not know models or requests.
+This module defines values only. It must not import models or requests.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _Value = Annotated[float, BeforeValidator(Number(least=0, most=1))]
 
 
 class Criterion(Policy):
-    """One criterion of a :class:`Rubric`.
+    """Defines one criterion of a :class:`Rubric`.
 
     Args:
         name: name of the criterion in verdicts and errors.
-        instructions: a statement about the response, which is true or false; for levels and choices, a question.
+        instructions: a statement about the response, which is true or false; or a question, for a criterion with levels or choices.
         weight: weight in the score of the rubric. Use a negative weight, which lowers the score, for a statement that should not be true.
             A criterion with a ``gate`` may have the weight 0.
-        kind: ``YesNo``, ``Score`` or ``Choice``, or its name ``yes_no``, ``score`` or ``choice``. The default is ``Score`` if there are
-            levels, ``Choice`` if there are choices, and otherwise ``YesNo``.
+        kind: ``YesNo``, ``Score`` or ``Choice``, or the name of the kind: ``yes_no``, ``score`` or ``choice``. The default is ``Score`` if
+            there are levels, ``Choice`` if there are choices, and otherwise ``YesNo``.
         levels: the labels of 2 to 10 levels of a ``Score``, the worst first, or a mapping from labels to descriptions.
         choices: 2 to ``MOST_CHOICES`` choices of a ``Choice``, each with its value from 0 to 1.
         gate: a threshold above 0 and at most 1. If the value of this criterion is below the threshold, the score of the whole rubric is 0.
@@ -144,7 +144,7 @@ class Criterion(Policy):
 
 
 class CriterionGroup:
-    """The criteria that are asked in one request.
+    """Holds the criteria that are asked in one request.
 
     Attributes:
         criteria: the criteria, in the order of the questions.
@@ -159,20 +159,20 @@ class CriterionGroup:
         ]
 
     def values(self, probabilities: Sequence[float]) -> list[float]:
-        """Return the value of each criterion. ``probabilities`` are those of all options of all criteria, in their order."""
+        """Return the value of each criterion. ``probabilities`` has one number for each option of each criterion, in order."""
         return [
             probabilities[begin] if values is None else _expected(probabilities[begin:end], values) for begin, end, values in self._spans
         ]
 
 
 class DecidedCriteria(Mapping[str, CriterionResult]):
-    """A mapping from the name of a criterion to its outcome, made from the answers of one request.
+    """Maps the name of each criterion to its outcome, which is made from the answers of one request.
 
-    The outcomes are made when the first of them is read.
+    All outcomes are made when the first outcome is read.
 
     Args:
         group: the criteria.
-        table: the answers to the criteria. None of them has an error.
+        table: the answers to the criteria. No answer has an error.
     """
 
     def __init__(self, group: CriterionGroup, table: AnswerTable) -> None:
@@ -200,7 +200,7 @@ class DecidedCriteria(Mapping[str, CriterionResult]):
         return repr(self._results)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return CriterionResults, (dict(self._results),)  # leaves out the criteria; else each verdict would hold a copy
+        return CriterionResults, (dict(self._results),)  # the criteria are left out; otherwise each verdict would hold a copy of them
 
 
 def _expected(probabilities: Sequence[float], values: Sequence[float]) -> float:
@@ -210,7 +210,7 @@ def _expected(probabilities: Sequence[float], values: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Rubric:
-    """The criteria by which a response is judged.
+    """Holds the criteria by which a response is judged.
 
     For each criterion, its weight is multiplied by its value. The score is the sum of these products, divided by the sum of the positive
     weights, and clipped to 0..1. The value of a criterion is the probability of yes, the expected level from 0 to 1, or the expected value
@@ -218,7 +218,7 @@ class Rubric:
     is below its ``gate``, the score is 0.
 
     Args:
-        criteria: the criteria. At least one of them must have a positive weight, and their names must differ.
+        criteria: the criteria. At least one criterion must have a positive weight, and the names of the criteria must differ.
 
     Raises:
         ConfigError: an argument is invalid.
@@ -256,13 +256,13 @@ class Rubric:
 
     @cached_property
     def _weights(self) -> tuple[tuple[float, ...], float]:
-        """The weights, and the sum of the positive ones."""
+        """The weights, and the sum of the positive weights."""
         weights = tuple(each.weight for each in self.criteria)
         return weights, sum(weight for weight in weights if weight > 0)
 
     @cached_property
     def _absolute(self) -> tuple[tuple[float, ...], float]:
-        """The absolute weights, and their sum."""
+        """The absolute weights, and the sum of the absolute weights."""
         weights = tuple(abs(each.weight) for each in self.criteria)
         return weights, sum(weights)
 
@@ -284,8 +284,9 @@ class Rubric:
     def confidence(self, values: Sequence[float], confidences: Sequence[float]) -> float:
         """Return the confidence in the score, from the value and the confidence of each criterion.
 
-        If gates make the score 0, the confidence in the score is the highest confidence of the criteria with these gates. Otherwise it is
-        the mean of all confidences, weighted by the absolute weights, but at most the lowest confidence of a criterion with a gate.
+        If gates make the score 0, the confidence in the score is the highest confidence of the criteria with these gates. Otherwise the
+        confidence is the mean of all confidences, weighted by the absolute weights. It is at most the lowest confidence of a criterion with
+        a gate.
         """
         if shut := [confidences[place] for place, gate in self._gates if values[place] < gate]:
             return max(shut)
@@ -299,8 +300,8 @@ class Rubric:
 
         Args:
             source: a list of mappings with the arguments of :class:`Criterion`; or a mapping from the name of each criterion to its other
-                arguments or its instructions; or the path of a YAML, JSON or TOML file with one of these under the key ``rubric``. A
-                ``Rubric`` is returned unchanged.
+                arguments or its instructions; or the path of a YAML, JSON or TOML file with such a list or mapping under the key
+                ``rubric``. A ``Rubric`` is returned unchanged.
 
         Raises:
             ConfigError: the settings are invalid or cannot be read. The message names the file and the setting.

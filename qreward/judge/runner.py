@@ -74,7 +74,7 @@ class SingleCall(Caller):
 
 
 class JudgeAnswer:
-    """A verdict, comparison or ranking as the answer of a ``Result``."""
+    """Holds a verdict, comparison or ranking as the answer of a ``Result``."""
 
     __slots__ = ("estimated", "usage", "value")
 
@@ -94,9 +94,9 @@ class ResultCollector:
     """Collects the results of a batch of a cascade or of rankings, whose requests are sent by other batches.
 
     Args:
-        on_result: receives each result; None if nothing does.
+        on_result: function that receives each result; None for no function.
         progress: shows how many items are done; None for no display.
-        keep: keep the results for :meth:`batch`.
+        keep: True if the results are kept for :meth:`batch`.
     """
 
     def __init__(self, on_result: Callable[[Result[Any]], object] | None, progress: BatchProgress | None, *, keep: bool) -> None:
@@ -143,7 +143,7 @@ class BatchRunner(Caller, BatchWaiter):
         driver, flights, options, pools: see :class:`Caller`.
         items: the items; or ``ReadItem`` objects, if the cache was asked for votes.
         builder: makes the requests of an item.
-        size: number of items; None if it is not known.
+        size: number of items; None if the number is not known.
         waited: seconds of the deadline that have passed already.
     """
 
@@ -200,7 +200,10 @@ class BatchRunner(Caller, BatchWaiter):
         return feed
 
     def _requests_left(self, pool: Pool) -> int | None:
-        """Return the maximum number of requests that are left for a pool; None if unknown. If items share requests, fewer are left."""
+        """Return the maximum number of requests that are left for a pool; None if the number is unknown.
+
+        If items share requests, fewer requests are left.
+        """
         if self._size is None:
             return None
         return self._size * sum(each for model, each in self._builder.per_model.items() if self.pools[model] is pool)

@@ -1,6 +1,6 @@
 """Follow one request of a judge until its vote or error: evaluate its answers, and decide whether the request is sent again.
 
-This module must not send requests or know the event loop.
+This module must not send requests, and does not depend on the event loop.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from qreward.scheduler.state import Source, Task
 
 
 class JudgeRequest(NamedTuple):
-    """One request about an item to one judge model.
+    """Holds one request about an item to one judge model.
 
     Attributes:
         judge_model: the question to a judge model.
@@ -45,7 +45,7 @@ class JudgeRequest(NamedTuple):
 
 
 class ReadItem(NamedTuple):
-    """An item of a batch whose requests have been built.
+    """Holds an item of a batch, after its requests have been built.
 
     Attributes:
         requests: the requests, or the exception that was raised while they were built.
@@ -59,14 +59,14 @@ class ReadItem(NamedTuple):
 
 
 class SampleRequest:
-    """The state of a request until its vote or final error. The request may be sent several times.
+    """Holds the state of a request until its vote or final error. The request may be sent several times.
 
     Attributes:
         request: the request, or the fallback that has replaced it.
         usage: tokens of all answers; None if no server reported usage.
         trail: the failed attempts, oldest first.
         endpoint: name of the endpoint that answered or failed last.
-        reply: the last answer; None before the first.
+        reply: the last answer; None before the first answer.
         error: the last error.
     """
 
@@ -172,7 +172,7 @@ class SampleRequest:
         return error
 
     def _with_criterion(self, error: QRewardError) -> QRewardError:
-        """Return the error. Its message begins with the criterion, if the request asked about one of several criteria."""
+        """Return the error. If the request asked about one of several criteria, the message of the error begins with this criterion."""
         if name := self.request.judge_model.criterion_of(self._inputs):
             error.args = (f"criterion {name!r}: {error}", *error.args[1:])
         return error

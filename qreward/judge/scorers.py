@@ -1,6 +1,6 @@
 """Functions for a scorer that was passed as an argument: its asynchronous form, and its description in a journal.
 
-This module must not know how a scorer works.
+This module uses only the interface of scorers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from qreward.judge.calibration import digest
 from qreward.judge.types import Scorer
 
 AnyScorer = Scorer | BlockingTwin[Any]
-"""A scorer, or the blocking twin of one, such as a ``SyncJudge``."""
+"""A scorer, or the blocking twin of a scorer, such as a ``SyncJudge``."""
 
 
 def unblocked(given: Any, what: str, needed: Sequence[str] = ("score", "batch_score", "aclose")) -> Scorer:

@@ -1,10 +1,10 @@
 """Share identical requests between items: each request is in flight only once, for all items that wait for its answer.
 
-Everything here happens in one event loop. ``SingleFlight`` maps keys to the requests in flight. An item waits for one ``SharedRequest`` for
-each request that it needs. When the last item stops waiting, the request is cancelled.
+All objects of this module belong to one event loop. ``SingleFlight`` maps keys to the requests in flight. An item waits for one
+``SharedRequest`` for each request that it needs. When the last item stops waiting, the request is cancelled.
 
-A batch puts its requests into its feed, the queue from which the scheduler takes them. Other requests are submitted to the driver one by
-one. If a batch no longer needs a request, but other items wait for it, the request is submitted to the driver too.
+A batch puts its requests into its feed, the queue from which the scheduler takes them. Requests of single calls are submitted to the driver
+one by one. If a batch no longer needs a request, but other items wait for it, the request is submitted to the driver too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
 
 class SingleFlight:
-    """The requests that one judge has in flight in one event loop. ``keep`` receives each answer, also one that could not be parsed."""
+    """Holds the requests that one judge has in flight in one event loop.
+
+    ``keep`` is a function that receives each answer, including answers that could not be parsed.
+    """
 
     def __init__(self, keep: Callable[[CacheEntry], object] | None) -> None:
         self.keep = keep
@@ -39,15 +42,15 @@ class SingleFlight:
 
 
 class Caller:
-    """One call or batch whose items are judged: the base of ``SingleCall`` and ``BatchRunner``.
+    """The base of ``SingleCall`` and ``BatchRunner``. A caller is one call or one batch whose items are judged.
 
     Attributes:
         has_feed: True if requests are sent through :meth:`enqueue`, and not submitted to the driver.
         driver: driver of the event loop.
         flights: the requests in flight in this event loop.
-        options: options of each request; ``timeout`` is that of an item, in seconds.
+        options: options of each request; ``timeout`` is the number of seconds for an item.
         pools: judge model -> pool of its endpoints.
-        decide: aggregates the outcomes of the requests of an item, as far as they are known.
+        decide: aggregates the outcomes of the requests of an item, including the requests without an outcome yet.
         context: context variables of the caller.
     """
 
@@ -70,14 +73,14 @@ class Caller:
 
 
 class JudgeItem:
-    """An item and the outcomes of its requests.
+    """Holds an item and the outcomes of its requests.
 
     Attributes:
         born: when the item arrived, on the engine's clock.
-        begun: when its first request was sent; None before.
-        until: the deadline on the engine's clock; inf if it is not known yet.
+        begun: when the first request of the item was sent; None before that.
+        until: the deadline on the engine's clock; inf if the deadline is not known yet.
         extra: the fields of the item that its result returns.
-        outcomes: outcome of each request; None while it is pending.
+        outcomes: outcome of each request; None while the request is pending.
         inflight: index in ``requests`` -> the request in flight.
         done: True if the item has its outcome, or no caller waits for it.
         usage, trail, endpoint: tokens, failed attempts and last endpoint of the requests that are charged to this item. A shared request is
@@ -111,7 +114,10 @@ class JudgeItem:
         self._timer: asyncio.TimerHandle | None = None
 
     def begin(self, known: Sequence[Vote | None] = ()) -> None:
-        """Send the requests of the item, or share those in flight. ``known`` has the cached vote of each request, or None."""
+        """Send the requests of the item, or share equal requests that are in flight.
+
+        ``known`` has the cached vote of each request, or None.
+        """
         for place, vote in enumerate(known):
             if vote is not None:
                 self.record(place, vote)
@@ -195,7 +201,7 @@ class JudgeItem:
 
 
 class SampleTask(Task):
-    """The current task of a shared request. If the response format changes before the task is sent, its payload is made again."""
+    """Sends a shared request once. If the response format changes before the task is sent, its payload is made again."""
 
     __slots__ = ("request",)
 
@@ -207,7 +213,7 @@ class SampleTask(Task):
         self.request = request
 
     def bind(self, now: float, source: Source) -> bool:  # noqa: ARG002
-        """Prepare the task just before it is sent. Returns False if no item waits for the request any more."""
+        """Prepare the task just before the task is sent. Returns False if no item waits for the request any more."""
         if self.request.task is not self:
             return False
         if self.request.sample.is_stale():
@@ -216,11 +222,11 @@ class SampleTask(Task):
 
 
 class SharedRequest(Waiter):
-    """One request and the items that wait for it. The request itself receives the outcome of its task, unless a batch sends it.
+    """Holds one request and the items that wait for it. If no batch sends the request, this object receives the outcome of the task.
 
     Attributes:
         request: the request.
-        sample: the state of the request. It is kept when the request is sent again.
+        sample: the state of the request. The state is kept when the request is sent again.
         waiters: the waiting items, each with the index of the request in the item. The request is charged to the first item.
         batch: the batch that sends the request, or None.
         task: the task that is queued or being sent; None if there is none at the moment.
@@ -258,7 +264,7 @@ class SharedRequest(Waiter):
         return max([item.until for item, _ in self.waiters])
 
     def new_task(self, waiter: Any, timeout: float | None) -> SampleTask:
-        """Create a task for the request, and make it the current one."""
+        """Create a task for the request, and make it the current task."""
         self.task = SampleTask(self, waiter, timeout)
         return self.task
 
@@ -280,7 +286,7 @@ class SharedRequest(Waiter):
             self._leave_batch()
 
     def _leave_batch(self) -> None:
-        """Leave the batch. A task that was started continues. A task that waits in the feed of the batch is replaced by a new one."""
+        """Leave the batch. A task that was started continues. A task that waits in the feed of the batch is replaced by a new task."""
         self.batch, self.context = None, self.waiters[0][0].caller.context
         task = self.task
         if task is not None and self.is_begun():

@@ -1,6 +1,6 @@
 """The ``Scorer`` interface with its inputs and results, shared by judges, reward models and trainer adapters.
 
-This module must not know prompts, models or trainers.
+This module must not import prompts, models or trainers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Item = tuple[Any, Any] | tuple[Any, Any, Any] | Mapping[str, Any]
 
 
 class CriterionResult(NamedTuple):
-    """The outcome of one criterion of a rubric.
+    """Holds the outcome of one criterion of a rubric.
 
     Attributes:
         score: how far the criterion is met, from 0 to 1.
@@ -34,7 +34,7 @@ class CriterionResult(NamedTuple):
         confidence: the confidence of a decision, from 0 to 1; None for a written answer.
         distribution: the probability of each option of a decision; None for a written answer.
         text: the answer as received; ``""`` for a decision.
-        gate: the gate of the criterion; None if it has none.
+        gate: the gate of the criterion; None if the criterion has no gate.
 
     Example:
         >>> result = CriterionResult(0.2, weight=2.0, gate=0.5)
@@ -56,7 +56,7 @@ class CriterionResult(NamedTuple):
 
 
 class CriterionResults(dict[str, CriterionResult]):
-    """The outcome of each criterion of a rubric, by name. The ``KeyError`` for an unknown name suggests the closest one."""
+    """Maps the name of each criterion of a rubric to its outcome. The ``KeyError`` for an unknown name suggests the closest name."""
 
     def __missing__(self, name: object) -> CriterionResult:
         raise KeyError(f"there is no criterion {name!r}; {did_you_mean(name, self)}")
@@ -64,7 +64,7 @@ class CriterionResults(dict[str, CriterionResult]):
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """One parsed answer of one judge model. With a rubric, one vote combines the answers to all criteria.
+    """Holds one parsed answer of one judge model. With a rubric, one vote combines the answers to all criteria.
 
     Attributes:
         score: the score, in the judge's ``range``.
@@ -74,7 +74,7 @@ class Vote:
         swapped: True if the responses of a pair were shown in reverse order.
         confidence: the confidence of a decision, from 0 to 1; None for a written answer and a reward model.
         distribution: the probability of each option of a decision with one question; otherwise None. The options of a pair are ``first``,
-            ``second`` and ``tie``. ``first`` is the caller's first response, also if ``swapped`` is True.
+            ``second`` and ``tie``. ``first`` is the caller's first response, even if ``swapped`` is True.
         criteria: the outcome of each criterion of a rubric, by name; None without a rubric.
     """
 
@@ -90,7 +90,7 @@ class Vote:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Verdict:
-    """The score of one response.
+    """Holds the score of one response.
 
     Attributes:
         score: the reward, a finite number, aggregated from the votes.
@@ -98,9 +98,9 @@ class Verdict:
         attributes: name -> number, for a reward model that returns several numbers; otherwise None.
         usage: tokens of all answers to this item, including answers that could not be parsed. None if no server reported usage.
         cached: True if no request was sent for this item.
-        confidence: the confidence in the score, from 0 to 1. A single decision has its own confidence. For several votes it is the share
-            that agrees with the score (see :func:`~qreward.judge.aggregation.confidence_of`). None for a single written answer and a
-            reward model.
+        confidence: the confidence in the score, from 0 to 1. For a single decision, this is the confidence of the decision. For several
+            votes, this is the share of votes that agree with the score (see :func:`~qreward.judge.aggregation.confidence_of`). None for a
+            single written answer and for a reward model.
         decided_by: name of the stage of a cascade that gave the verdict; ``""`` without a cascade.
         calibrated: True if a calibration was applied to the score.
 
@@ -158,14 +158,14 @@ fields that a prompt template names."""
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Comparison:
-    """The comparison of two responses to one prompt. Each judge model saw the responses in both orders.
+    """Holds the comparison of two responses to one prompt. Each judge model saw the responses in both orders.
 
     Attributes:
         preference: the better response. If a judge model prefers different responses in the two orders, its preference is ``tie``.
         score: 1.0 for the first response, 0.0 for the second, 0.5 for a tie. A decision has the expected value of these numbers. The
             judge's ``settle`` says how the scores of several models or samples are aggregated.
-        votes: the votes that were aggregated. The ``score`` of a vote is that of the caller's first response, also if the responses were
-            shown in reverse order.
+        votes: the votes that were aggregated. The ``score`` of a vote is the score of the caller's first response, even if the responses
+            were shown in reverse order.
         usage: tokens of all answers. None if no server reported usage.
         cached: True if no request was sent for this pair.
         confidence: as in :class:`Verdict`. The two orders of a pair count as one vote.
@@ -196,7 +196,7 @@ def _shown(of: Verdict | Comparison, outcome: str) -> str:
     scores = f" from {len(of.votes)} votes ({', '.join(f'{vote.score:g}' for vote in of.votes[:8])})" if len(of.votes) > 1 else ""
     models = ", ".join(dict.fromkeys(vote.model for vote in of.votes if vote.model))
     criteria = (of.votes[0].criteria or {}) if of.votes else {}
-    by_gate = sorted(criteria.items(), key=lambda each: each[1].passed)  # those below their gate come first, because the repr is cut
+    by_gate = sorted(criteria.items(), key=lambda each: each[1].passed)  # criteria below their gate come first, because the repr is cut
     said = ", ".join(starmap(_criterion_shown, by_gate)) or (of.votes[0].text if of.votes else "")
     text = " ".join(said[: 4 * _SHOWN].split())
     begins = text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
@@ -214,7 +214,7 @@ def _criterion_shown(name: str, result: CriterionResult) -> str:
 
 
 class Scorer(Protocol):
-    """The interface of everything that scores responses: a ``Judge``, a ``RewardModelScorer``, a ``Cascade``, or the user's own object."""
+    """Scores responses. ``Judge``, ``RewardModelScorer`` and ``Cascade`` have this interface, and so may objects of the user."""
 
     async def score(
         self,

@@ -24,9 +24,10 @@ from qreward.server.import_string import load_object
 from qreward.spelling import did_you_mean
 
 _LONG = 100
-"""Maximum number of characters of an invalid value that is shown in an error message. Of a longer value, only the type is named."""
+"""Maximum number of characters of an invalid value that is shown in an error message. For a longer value, the message has only the type."""
 MOST = sys.float_info.max / 4
-"""The largest absolute value of an end of a scale or range. This limit keeps all numbers of the mapping from scale to range finite."""
+"""Maximum absolute value of the lowest and the highest number of a scale or range. This limit keeps all numbers of the mapping from scale
+to range finite."""
 DEFAULT_SCALE = (0.0, 10.0)
 NAMED: Mapping[str, type[BaseModel]] = {"score": ScoreVerdict, "yes_no": YesNoVerdict}
 """Name in settings -> built-in verdict model."""
@@ -83,7 +84,7 @@ class VerdictParser:
 
     @property
     def ends(self) -> tuple[float, float] | None:
-        """Lowest and highest reward; None with a score function, whose limits are not known."""
+        """The lowest and highest reward; None with a score function, whose limits are not known."""
         if self._score is not None:
             return None
         return self._range or (self.scale if self._is_number else (0.0, 1.0))
@@ -145,7 +146,7 @@ def _users_score(score: Callable[..., Any], verdict: BaseModel) -> float | None:
 
 
 def _score_attribute(shape: VerdictSchema[Any]) -> str:
-    """Return the name of the attribute that holds the score: a ``score`` property, or the deciding field if it is a number or a bool."""
+    """Return the name of the attribute that holds the score: a ``score`` property, or a deciding field that is a number or a bool."""
     model = shape.model
     if "score" not in model.model_fields and isinstance(getattr(model, "score", None), property):
         return "score"
@@ -158,7 +159,7 @@ def _score_attribute(shape: VerdictSchema[Any]) -> str:
 
 
 def _number(value: Any, of: str) -> float:
-    """Return the value that the user's code returned, as a float. Raises ``ScoreFunctionError`` if it is not a finite number."""
+    """Return the value that the user's code returned, as a float. Raises ``ScoreFunctionError`` if the value is not a finite number."""
     try:
         number = nan if isinstance(value, str | bytes) else float(value)
     except Exception as error:

@@ -23,18 +23,19 @@ from qreward.options import preparer
 from qreward.transport.error_mapping import one_line
 
 SENT_BACK = 4000
-"""Maximum number of characters of an unreadable answer that are sent back to the model: its last ones, where the verdict stands."""
+"""Maximum number of characters of an unreadable answer that are sent back to the model. The last characters are sent, because the verdict
+is at the end."""
 SHOWN = 200
 """Maximum number of characters of an unreadable answer in an error message."""
 FORMATS: tuple[ResponseFormat, ...] = ("json_schema", "json_object", "none")
-"""Response formats, the strictest first. Every server accepts the last one."""
+"""Response formats, the strictest first. Every server accepts the last format."""
 
 
 class AnswerFormat:
-    """The response format that the servers of a model accept. All questions to the model share it.
+    """Holds the response format that the servers of a model accept. All questions to the model share this object.
 
-    With ``auto``, requests begin with the first of ``FORMATS``. When a server rejects a format, new requests use the next one. In the end,
-    all endpoints of a route get a format that each of them accepts.
+    With ``auto``, requests begin with the first of ``FORMATS``. When a server rejects a format, new requests use the next format. In the
+    end, all endpoints of a route get a format that each of them accepts.
     """
 
     def __init__(self, config: JudgeConfig) -> None:
@@ -42,13 +43,13 @@ class AnswerFormat:
         self.format: ResponseFormat = FORMATS[0] if self.is_auto else config.response_format
 
     def reject(self, form: str) -> None:
-        """Move to the next format, because ``form`` was rejected. Does nothing if another request has done so already."""
+        """Move to the next format, because ``form`` was rejected. Does nothing if another request has already changed the format."""
         if self.format == form:
             self.format = FORMATS[FORMATS.index(self.format) + 1]
 
 
 class WritingModel(JudgeModel):
-    """A question to one model that writes its answer.
+    """Asks one model a question that the model answers in writing.
 
     Args:
         form: the response format, shared by all questions to the model.
@@ -121,9 +122,9 @@ class WritingModel(JudgeModel):
     def repeated(self, inputs: Messages, reply: Reply, reason: str) -> Messages:
         """Return the messages of the next request, after an answer that could not be read.
 
-        The conversation continues with the answer and the reason why it was rejected, so that the model corrects the form of its answer.
-        A correction succeeds more often than a new sample, also at temperature 0, and the server can reuse its prefix cache. If the answer
-        is empty, refused or incomplete, there is nothing to correct. The original messages are then sent again with a note.
+        The conversation continues with the answer and the reason for the rejection, so that the model corrects the form of its answer. A
+        correction succeeds more often than a new sample, also at temperature 0, and the server can reuse its prefix cache. If the answer is
+        empty, refused or incomplete, there is nothing to correct. The original messages are then sent again with a note.
         """
         form = self._parser.instruction
         if reply.whole and not reply.refusal and reply.text.strip():

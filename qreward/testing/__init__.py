@@ -1,6 +1,6 @@
 """Tools for testing reward code: fake judges that are real HTTP servers on loopback, and virtual time for event loops and threads.
 
-The rest of the library never imports this package, except for the ``demo`` and ``fleet`` commands.
+In the library, only the commands ``demo`` and ``fleet`` import this package.
 """
 
 from __future__ import annotations

@@ -14,13 +14,14 @@ from aiolimiter import AsyncLimiter
 
 from qreward.testing.spec import FakeEndpoint
 
-_BISECTIONS = 40  # number of halvings; after them, the error is 1e-12 of the size of the bucket
+_BISECTIONS = 40  # number of halvings; after all of them, the error is 1e-12 of the size of the bucket
 
 _ROUNDING_ERROR = 1e-6  # tolerance in tokens, or in milliseconds, with which the error of the bisection cannot change a rounded value
 
 
 class Bucket:
-    """One rate limit. It admits ``per_minute`` requests or tokens a minute in the long run, and ``burst`` of them at once.
+    """Applies one rate limit. A bucket admits ``per_minute`` requests or tokens a minute in the long run, and ``burst`` requests or tokens
+    at once.
 
     A bucket belongs to the running event loop.
     """
@@ -34,7 +35,7 @@ class Bucket:
         return self._limiter.has_capacity(min(amount, self._burst))
 
     async def take(self, amount: float) -> None:
-        """Take an amount. Does not suspend if ``admits`` has just returned True for it."""
+        """Take an amount. Does not suspend if ``admits`` has just returned True for this amount."""
         await self._limiter.acquire(min(amount, self._burst))
 
     def available(self) -> float:
@@ -61,20 +62,20 @@ class Bucket:
 
 
 class Rates:
-    """The rate limits of one endpoint: on requests, on tokens, on both, or none."""
+    """Applies the rate limits of one endpoint. There may be a limit on requests, a limit on tokens, both limits, or no limit."""
 
     def __init__(self, endpoint: FakeEndpoint) -> None:
         limits = {"requests": (endpoint.rpm, endpoint.request_burst), "tokens": (endpoint.tpm, endpoint.token_burst)}
         self._buckets = {kind: Bucket(rate, burst) for kind, (rate, burst) in limits.items() if rate is not None}
 
     async def admit(self, tokens: int) -> tuple[str, float] | None:
-        """Charge one request to all buckets, or to no bucket if the request exceeds one of them. Does not suspend.
+        """Charge one request to all buckets, or to no bucket if the request exceeds a limit. Does not suspend.
 
         Args:
             tokens: tokens of the request.
 
         Returns:
-            None if the request is admitted. Else the name of the exceeded rate limit, and the seconds until the request fits.
+            None if the request is admitted. Otherwise the name of the exceeded rate limit, and the seconds until the request fits.
         """
         if not self._buckets:
             return None
@@ -97,7 +98,7 @@ class Rates:
 
 
 class Slot:
-    """One concurrency slot.
+    """Holds the place of one request among the concurrent requests of an endpoint.
 
     Attributes:
         due: time at which the slot is expected to be free. The code that sets ``due`` chooses the clock.
@@ -110,12 +111,12 @@ class Slot:
         self.due = math.inf
 
     def free(self) -> None:
-        """Release the slot. Idempotent."""
+        """Release the slot. A second call has no effect."""
         self._admission.leave(self)
 
 
 class RequestAdmission:
-    """A concurrency limit with a FIFO queue.
+    """Applies a concurrency limit, with a FIFO queue of waiting requests.
 
     ``limit`` may be changed at any time. ``hand_over`` must be called after the change. A lower limit does not stop requests that hold
     a slot.

@@ -1,8 +1,8 @@
 """The Batch API of a fake endpoint: files, batches and their lines. A line is one request of a batch.
 
 A :class:`BatchService` takes requests and the time, and returns responses. All lines of a batch are served at the moment at which the batch
-ends. The API follows OpenAI's documentation and the types of OpenAI's SDK. It has not been compared with the real service. This module does
-not use sockets.
+ends. The API follows OpenAI's documentation and the types of OpenAI's SDK. The fake has not been compared with the real service. This
+module does not use sockets.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _CANCELLED = ("batch_cancelled", "This request was not executed because the batc
 
 
 class Served(NamedTuple):
-    """The response to a line: its status and body."""
+    """Holds the response to a line: the status and the body."""
 
     status: int
     body: bytes
@@ -36,7 +36,7 @@ Serve = Callable[[str, bytes], Served]
 
 @dataclass
 class _Batch:
-    """A batch: the JSON object that clients receive (``shown``), the lines and the state."""
+    """Holds a batch: the JSON object that clients receive (``shown``), the lines and the state."""
 
     shown: dict[str, Any]
     lines: list[dict[str, Any]]
@@ -49,7 +49,7 @@ class _Batch:
 
 @dataclass
 class BatchService:
-    """The files and batches of one endpoint.
+    """Stores the files and batches of one endpoint, and serves requests to the Batch API.
 
     Args:
         settings: see :class:`Batching`.
@@ -57,7 +57,8 @@ class BatchService:
         takes: function that returns whether the endpoint serves a model.
 
     Attributes:
-        worked: ``custom_id`` and body of a line -> number of successful responses to this line. A provider would charge for each of them.
+        worked: ``custom_id`` and body of a line -> number of successful responses to this line. A provider would charge for each successful
+            response.
     """
 
     settings: Batching
@@ -94,7 +95,7 @@ class BatchService:
         return None if found is None else encode(found)
 
     def advance(self, now: float) -> None:
-        """End the batches that are cancelled, and those whose ``duration`` is over."""
+        """End the batches that are cancelled, and the batches whose ``duration`` is over."""
         for batch in self.batches.values():
             end = batch.created + self.settings.duration
             if not batch.over and now >= min(end, end if batch.cancelled is None else batch.cancelled):

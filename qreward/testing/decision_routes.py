@@ -2,7 +2,7 @@
 
 The :class:`~qreward.testing.synthetic_judge.SyntheticJudge` of the endpoint answers the questions. Paths, bodies, limits and errors follow
 the packages ``openai`` 3.54, vLLM 0.33 and SGLang 0.5.23. The errors of OpenAI's decision route are assumed to have the form of the errors
-of its other routes. This module uses JSON, but no sockets, time or slots.
+of OpenAI's other routes. This module uses JSON, but no sockets, time or slots.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _USE_SYSTEM_ONE = (
 
 
 class FakeDecisions(NamedTuple):
-    """The decision routes of one kind of server.
+    """Holds the decision routes of one kind of server.
 
     Attributes:
         routes: path of POST requests -> function that serves them.
@@ -44,14 +44,14 @@ class FakeDecisions(NamedTuple):
 
 
 class DecisionCall(NamedTuple):
-    """A parsed decision request.
+    """Holds a parsed decision request.
 
     Attributes:
         model: name of the model; None if the request names no model.
         input: the input as a text.
         asked: the questions.
         answer: function that receives the judge's answers and the numbers of prompt tokens and of cached tokens, and returns the response.
-        together: whether one prompt contains all questions. If not, each question has its own prompt, which begins with the input.
+        together: whether one prompt contains all questions. If False, each question has its own prompt, which begins with the input.
     """
 
     model: str | None
@@ -424,7 +424,7 @@ def _as_text(value: Any) -> str:
 
 
 class SchemaError(ErrorResponse):
-    """An error response to a body that the schema of a route does not accept."""
+    """The schema of a route does not accept a body. The server responds with this error."""
 
     def __init__(self, status: int, faults: schemas.Faults) -> None:
         super().__init__(status, "the body is not valid", "bad_request")

@@ -2,8 +2,8 @@
 
 The forms follow vLLM 0.33 (``entrypoints/openai/decisions/protocol.py``, ``entrypoints/generate/structured_decisions/protocol.py``,
 ``entrypoints/generate/generative_scoring/serving.py``) and SGLang 0.5.23 (``srt/entrypoints/openai/protocol.py``,
-``srt/entrypoints/systemone/protocol.py``). Both servers validate with pydantic under FastAPI, so their messages are pydantic's. Fields for
-images, audio and video are left out. ``decision_routes.py`` makes the answers.
+``srt/entrypoints/systemone/protocol.py``). Both servers validate with pydantic under FastAPI, so their error messages are pydantic's.
+Fields for images, audio and video are left out. ``decision_routes.py`` makes the answers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ NotBlankStructured = Annotated[Structured, AfterValidator(_not_blank)]
 
 
 class ClosedBody(BaseModel):
-    """A body, or a part of one, in which an unknown member is an error."""
+    """Validates a body, or a part of a body, in which an unknown member is an error."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -109,7 +109,7 @@ class VllmScoreQuestion(VllmNamed):
 
 
 class VllmDecision(ClosedBody):
-    """vLLM's body of ``/v1/decisions``."""
+    """Validates the body of a request to vLLM's ``/v1/decisions``."""
 
     model: Text
     input: LongText | Annotated[list[VllmMessage], Field(max_length=131072)]
@@ -155,7 +155,7 @@ class OpenAiScoreQuestion(OpenAiNamed):
 
 
 class OpenAiDecision(ClosedBody):
-    """OpenAI's body of ``/v1/decisions``: ``openai`` 3.54, ``types/decision_create_params.py``."""
+    """Validates the body of a request to OpenAI's ``/v1/decisions``: ``openai`` 3.54, ``types/decision_create_params.py``."""
 
     model: str
     input: str | list[OpenAiMessage]
@@ -171,7 +171,7 @@ class OpenAiDecision(ClosedBody):
 
 
 class OpenBody(BaseModel):
-    """A body, or a part of one, whose unknown members are either ignored or checked later."""
+    """Validates a body, or a part of a body, whose unknown members are either ignored or checked later."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -183,7 +183,7 @@ class VllmSystemOneQuestion(OpenBody):
 
 
 class VllmSystemOne(ClosedBody):
-    """vLLM's body of ``/v1/systemone``."""
+    """Validates the body of a request to vLLM's ``/v1/systemone``."""
 
     model: str | None = None
     state: Any
@@ -197,7 +197,7 @@ class VllmSystemOne(ClosedBody):
 
 
 class VllmScoring(OpenBody):
-    """vLLM's body of ``/generative_scoring``."""
+    """Validates the body of a request to vLLM's ``/generative_scoring``."""
 
     model: str | None = None
     query: str | list[int]
@@ -212,7 +212,7 @@ class VllmScoring(OpenBody):
 
 
 class VllmTokenize(OpenBody):
-    """vLLM's body of ``/tokenize``. It has either a prompt or messages."""
+    """Validates the body of a request to vLLM's ``/tokenize``. The body has either a prompt or messages."""
 
     model: str | None = None
     prompt: str | None = None
@@ -273,7 +273,7 @@ class SglangYesNoQuestion(ClosedBody):
 
 
 class SglangDecision(ClosedBody):
-    """SGLang's body of ``/v1/decisions``."""
+    """Validates the body of a request to SGLang's ``/v1/decisions``."""
 
     input: NotBlankStructured
     images: list[Any] = []
@@ -334,7 +334,7 @@ class SystemOneScoreQuestion(ClosedBody):
 
 
 class SglangSystemOne(BaseModel):
-    """SGLang's body of ``/v1/systemone``. Unknown members are ignored, except in questions."""
+    """Validates the body of a request to SGLang's ``/v1/systemone``. Unknown members are ignored, except in questions."""
 
     state: Structured
     model: str
@@ -354,15 +354,15 @@ class SglangSystemOne(BaseModel):
         return value
 
 
-# Functions that read a body in the way of FastAPI, and functions that write the faults of a body in the form of each server
+# Functions that read a body as FastAPI does, and functions that write the faults of a body in the form of each server
 
 Body = TypeVar("Body", bound=BaseModel)
 Faults = list[dict[str, Any]]
-"""Pydantic's errors about a body. The ``loc`` of each begins with ``body``."""
+"""Pydantic's errors about a body. The ``loc`` of each error begins with ``body``."""
 
 
 class InvalidBody(Exception):
-    """A body that a server does not accept."""
+    """A server does not accept a body."""
 
     def __init__(self, faults: Faults) -> None:
         super().__init__("the body is not valid")
@@ -391,7 +391,10 @@ def parse(kind: type[Body], body: bytes) -> Body:
 
 
 def openai_message(faults: Faults) -> tuple[str, str | None, str]:
-    """Return the message, ``param`` and ``code`` of OpenAI's error for the first fault. The wording is that of OpenAI's other routes."""
+    """Return the message, ``param`` and ``code`` of OpenAI's error for the first fault.
+
+    The wording is the wording of errors of OpenAI's other routes.
+    """
     fault = faults[0]
     kind, context = fault["type"], fault.get("ctx", {})
     parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"][1:] if part not in _TAGS]
@@ -453,7 +456,7 @@ def sglang_message(faults: Faults, function: str, path: str) -> str:
 def sglang_detail(faults: Faults) -> list[dict[str, Any]]:
     """Return the faults in the form in which SGLang reports them with HTTP 422 at ``/v1/systemone``.
 
-    The form is that of FastAPI's errors, without the rejected values.
+    The form is the form of FastAPI's errors, without the rejected values.
     """
     return json.loads(json.dumps([{key: each for key, each in fault.items() if key != "input"} for fault in faults], default=_context))  # type: ignore[no-any-return]
 

@@ -24,7 +24,7 @@ from qreward.testing.spec import FakeEndpoint, Phase
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """Statistics of one endpoint since the fleet started, or since ``reset()``.
+    """Holds the statistics of one endpoint since the fleet started, or since ``reset()``.
 
     Attributes:
         name: name of the endpoint.
@@ -36,14 +36,15 @@ class Seen(msgspec.Struct, frozen=True):
             ``dead`` counts the requests that were in flight when the endpoint died. A ``hang`` is counted when it begins.
         in_flight: requests that hold a slot now.
         peak_in_flight: largest number of requests that held a slot at once.
-        disconnects: requests whose client disconnected before it had the response.
+        disconnects: requests whose client disconnected before the client had the response.
         duplicates: requests with the same messages, or the same input, as an earlier request.
         tokens: tokens of the successful responses, as counted against ``tpm``. Chats and embeddings count the tokens of ``usage``.
             Decisions count the prompt tokens and one token per question. All other routes, and the kind ``nim``, count the prompt tokens.
         computed: prompt tokens that the model server of ``prefix_cache`` computed.
-        cached: prompt tokens that this model server found in its cache.
-        first_request: time at which the first request arrived, in seconds since the start of these statistics; None before it.
-        last_request: the same for the last request.
+        cached: prompt tokens that the model server of ``prefix_cache`` found in its cache.
+        first_request: time at which the first request arrived, in seconds since the start of these statistics; None before the first
+            request.
+        last_request: time at which the last request arrived, in seconds since the start of these statistics; None before the first request.
     """
 
     name: str
@@ -63,10 +64,10 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 class EndpointCounters:
-    """The counters from which :class:`Seen` is made, and the digests of earlier requests, by which duplicates are recognised."""
+    """Holds the counters from which :class:`Seen` is made, and the digests of earlier requests, by which duplicates are recognised."""
 
     def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()  # the integers of Seen
+        self.counts: Counter[str] = Counter()  # the counts in Seen
         self.errors: Counter[str] = Counter()
         self.first_request: float | None = None
         self.last_request: float | None = None
@@ -103,7 +104,8 @@ DEAD = Phase(behaviour="dead")
 
 
 class FakeEndpointState:
-    """Settings, slots, rate limits, phases, random draws and counters of one endpoint. The state belongs to the running event loop.
+    """Holds the settings, slots, rate limits, phases, random draws and counters of one endpoint. The state belongs to the running event
+    loop.
 
     Raises:
         ConfigError: the responder cannot be imported.

@@ -15,7 +15,7 @@ _NOISE = (b": keep-alive\n\n", b"\n", b"no field of any kind\n", b"x-unknown: 1\
 
 
 class Fault(NamedTuple):
-    """The behaviour of the server in a fault. A fault occurs at once, or while the server sends the body of the response.
+    """Describes the behaviour of the server in a fault. A fault occurs at once, or while the server sends the body of the response.
 
     Attributes:
         at_once: whether the fault occurs before any work is done.

@@ -24,18 +24,18 @@ H = TypeVar("H", InLoop, InThread)
 
 
 class FakeFleet:
-    """A fleet of fake judges, on 127.0.0.1 only.
+    """Runs a fleet of fake judges on 127.0.0.1.
 
-    ``async with`` runs the fleet in the running event loop. ``with`` runs the fleet in a background thread. With ``process=True``, both run
-    the fleet in a child process, which leaves the CPU time of the caller's process to the code under test.
+    ``async with`` runs the fleet in the running event loop. ``with`` runs the fleet in a background thread. With ``process=True``, both
+    statements run the fleet in a child process, which leaves the CPU time of the caller's process to the code under test.
 
     Args:
         endpoints: a list of :class:`FakeEndpoint`, a mapping, or the path of a ``.json``, ``.yaml`` or ``.toml`` file.
         process: whether the fleet runs in a child process (on uvloop, if uvloop is installed).
 
     Raises:
-        ConfigError: a setting is invalid. Or, when the fleet starts, a responder cannot be imported, or is not a string although
-            ``process`` is True.
+        ConfigError: a setting is invalid. When the fleet starts, ``ConfigError`` is also raised for a responder that cannot be imported,
+            and, with ``process=True``, for a responder that is not a string.
         OSError: a configured port is in use when the fleet starts. With ``process=True``, the error is a ``RuntimeError``.
 
     Example:
@@ -79,7 +79,7 @@ class FakeFleet:
 
     @property
     def urls(self) -> dict[str, str]:
-        """Name -> base URL, such as ``http://127.0.0.1:40001/v1``."""
+        """Name of an endpoint -> base URL, such as ``http://127.0.0.1:40001/v1``."""
         self._running()
         return {name: f"http://{HOST}:{port}/v1" for name, port in self._ports.items()}
 
@@ -159,7 +159,7 @@ class FakeFleet:
     def _ending(self) -> Host:
         """Keep the statistics, and return the host that is about to stop."""
         host, self._host = self._running(), None
-        with contextlib.suppress(RuntimeError):  # a child process that has died cannot report them
+        with contextlib.suppress(RuntimeError):  # a child process that has died cannot report its statistics
             self._last_seen = host.call("seen")
         return host
 

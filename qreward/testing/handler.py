@@ -116,7 +116,8 @@ class Handler:
     async def _served(self, request: Incoming, job: Job, slot: Slot) -> web.StreamResponse:
         """Wait for the service time and respond.
 
-        The response is counted before the client can read it. The slot is released at the same time, except for a fault that holds it.
+        The response is counted before the client can read it. The slot is released at the same time, except for a fault that holds the
+        slot.
         """
         state, chat = self._state, job.chat
         name = state.draw()

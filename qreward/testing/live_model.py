@@ -8,12 +8,12 @@ from math import inf
 
 from qreward.testing.model_server import ModelRequest, ModelServer, ServedModel
 
-_BYTES = 4  # bytes of a token, as ``text.count_tokens`` estimates
-_SHORTEST = 0.0005  # seconds of the shortest timer, because some loops round to milliseconds
+_BYTES = 4  # bytes per token, as ``text.count_tokens`` estimates
+_SHORTEST = 0.0005  # minimum seconds of a timer, because some loops round to milliseconds
 
 
 class LiveModel:
-    """One replica of a model. The object belongs to the running event loop."""
+    """Runs one replica of a model in real time. The object belongs to the running event loop."""
 
     def __init__(self, model: ServedModel) -> None:
         self.server = ModelServer(model)
@@ -49,7 +49,7 @@ class LiveModel:
         return request.cached
 
     def _run(self) -> None:
-        """Complete the steps that have ended, and set a timer for the next one."""
+        """Complete the steps that have ended, and set a timer for the next step."""
         for request in self.server.run(time.monotonic()):
             if not request.handle.done():
                 request.handle.set_result(None)

@@ -5,7 +5,7 @@ The code only computes. It uses no sockets and no clock, and sends nothing.
 The makespan is the time until the last request of the batch is done. No scheduler can finish a batch on a fleet in less than the lower
 bound. The lower bound is the larger of two values.
 
-*Longest request.* No request can be done before the earliest time at which an endpoint can finish it. For the whole batch, this is
+*Longest request.* No request can be done before the earliest time at which an endpoint can finish it. For the whole batch, the bound is
 ``max_j min_i earliest_i(s_ij)``. Here ``s_ij = base_i + per_token_i * tokens_j`` is the service time of request j on endpoint i, and
 ``earliest_i`` takes the phases of endpoint i into account.
 
@@ -19,7 +19,7 @@ bound. The lower bound is the larger of two values.
 - Tokens: the supply has the same form, with ``tpm_i`` and ``burst_tokens_i``. A request uses its prompt and completion tokens.
 
 The fluid bound is the smallest T at which the requests fit into these supplies, if a request may be divided among endpoints. If all
-requests are alike, it is the T at which ``sum_i min_r supply_ir(T) / use_ir`` reaches the number of requests, where r is a resource.
+requests are alike, this is the T at which ``sum_i min_r supply_ir(T) / use_ir`` reaches the number of requests, where r is a resource.
 
 In general, the smallest T is the solution of a linear program. The code solves its dual, because any solution of the dual, even a poor one,
 gives a bound that is not too high. For any prices ``y_ir >= 0``, a feasible T satisfies
@@ -27,7 +27,7 @@ gives a bound that is not too high. For any prices ``y_ir >= 0``, a feasible T s
 the prices are improved one at a time (coordinate ascent). The bound is the largest T that was found.
 
 The bound ignores faults, phases that begin with the n-th request, the fact that a slot serves whole requests, and the time lost to
-rejections. Each of these can only make the true minimum larger.
+rejections. Each of these effects can only make the true minimum larger.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _ERRORS = ("dead", "error_503", "error_500")
 
 
 class TimeWindow(NamedTuple):
-    """A phase with its absolute start and end, in seconds."""
+    """Holds a phase with its absolute start and end, in seconds."""
 
     start: float
     end: float
@@ -51,7 +51,9 @@ class TimeWindow(NamedTuple):
 
 
 class Timeline:
-    """The phases of one endpoint. All times are in seconds, on the same clock as ``origin``, the time at which the endpoint started.
+    """Computes which phase of one endpoint is active at a time, and when work ends.
+
+    All times are in seconds, on the same clock as ``origin``, the time at which the endpoint started.
 
     Example:
         >>> slow = Timeline((Phase(behaviour="slow", factor=8, start=1, end=2),))
@@ -108,13 +110,13 @@ class Timeline:
             now = until
 
     def opens(self, now: float) -> float:
-        """Return the first time from ``now`` on at which requests are admitted."""
+        """Return the first time, not before ``now``, at which requests are admitted."""
         while refuses(self.at(now)):
             now = self.next_change(now)
         return now
 
     def earliest(self, service: float) -> float:
-        """Return the earliest time at which a request of ``service`` seconds can be done, if it is sent at the best time."""
+        """Return the earliest time at which a request of ``service`` seconds can be done, if the request is sent at the best time."""
         start = 0.0
         while start < math.inf:
             end, error = self.plan(start, service)
@@ -150,7 +152,7 @@ class Timeline:
 
 
 def refuses(phase: Phase | None) -> bool:
-    """Return whether the phase refuses new requests and ends those in flight."""
+    """Return whether the phase refuses new requests and ends the requests in flight."""
     return phase is not None and phase.behaviour in _ERRORS
 
 
@@ -166,7 +168,7 @@ def _window(phase: Phase, origin: float) -> TimeWindow:
     return TimeWindow(origin + phase.start, end, phase)
 
 
-_NEGLIGIBLE = 1e-9  # seconds, requests or tokens; a resource of which no request uses more than this cannot limit anything
+_NEGLIGIBLE = 1e-9  # seconds, requests or tokens; a resource of which no request uses a larger amount cannot limit anything
 _FOREVER = 1e12  # seconds that count as infinite
 _BISECTIONS = 60  # number of halvings in the search for a time
 _ROUNDS = 2  # number of times that each step is tried on each price
@@ -175,11 +177,11 @@ _INITIAL_PRICE = 0.01  # cost of an average request in a resource that is not bi
 _SAMPLE = 1024  # number of (endpoint, request) pairs on which prices are improved
 
 Prices = list[float]
-"""The price of each resource. The resources of the first endpoint come first, then those of the second endpoint, and so on."""
+"""The price of each resource. The resources of the first endpoint come first, then the resources of the second endpoint, and so on."""
 
 
 class Resource(NamedTuple):
-    """A limited resource of an endpoint.
+    """Describes a limited resource of an endpoint.
 
     Attributes:
         supply: function that returns the amount which the endpoint can supply from the time 0 until a time.
@@ -258,7 +260,7 @@ def fluid(endpoints: Sequence[Sequence[Resource]], weight: float) -> float:
 
 
 class _DualProgram:
-    """The resources of all endpoints in one list, and the prices that make the dual of the linear program as large as possible."""
+    """Holds the resources of all endpoints in one list, and finds prices that make the dual of the linear program large."""
 
     def __init__(self, endpoints: Sequence[Sequence[Resource]], weight: float) -> None:
         self.endpoints = endpoints
@@ -277,7 +279,7 @@ class _DualProgram:
     def _binding(self) -> Prices:
         """Return the initial prices. Only the binding resource of each endpoint has a price, at which an average request costs 1.
 
-        Suppose that all requests were average. At the time at which all of them would be served, the binding resource of an endpoint is
+        Suppose that all requests were average. At the time at which all requests would be served, the binding resource of an endpoint is
         the scarcest one.
         """
         means = [[resource.mean() for resource in endpoint] for endpoint in self.endpoints]
@@ -305,7 +307,7 @@ class _DualProgram:
         return math.fsum([price * each.supply(until) for price, each in zip(prices, self.resources, strict=True) if price])
 
     def _bound_of(self, prices: Prices, requests: range) -> float:
-        """Return the lower bound for the whole batch that these prices give. It is computed from a sample of the requests."""
+        """Return the lower bound for the whole batch that these prices give. The bound is computed from a sample of the requests."""
         demand = math.fsum([min(self._costs(prices, request)) for request in requests])
         demand *= self.weight * len(self.requests) / len(requests) * (1 - 1e-12)
         return _first(lambda until: self._value(prices, until) >= demand)
@@ -329,7 +331,7 @@ class _DualProgram:
 
 
 def _first(holds: Callable[[float], bool]) -> float:
-    """Return the smallest time at which a monotone condition holds; infinite if it never does."""
+    """Return the smallest time at which a monotone condition holds; infinite if the condition never holds."""
     if holds(0.0):
         return 0.0
     high = 1e-3

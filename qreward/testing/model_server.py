@@ -4,9 +4,9 @@ A :class:`ModelServer` takes requests and the time. It returns the finished requ
 uses no HTTP, no clock and no event loop.
 
 The simulation is a simplified form of the scheduler of vLLM (v1). Each step generates one token for every running request, and spends the
-rest of its token budget on prompts, first come first served. A prompt that does not fit into the budget continues in the next step. A
-request is admitted if the step has budget left, fewer than ``sequences`` requests run, and the KV cache has room for the prompt and the
-output. This room is reserved, so no request is ever preempted.
+remaining token budget of the step on prompts, first come first served. A prompt that does not fit into the budget continues in the next
+step. A request is admitted if the step has budget left, fewer than ``sequences`` requests run, and the KV cache has room for the prompt and
+the output. This room is reserved, so no request is ever preempted.
 
 A full block of a prompt is shared as soon as the step that computes it has begun. The block stays cached until its space is needed. The
 least recently used blocks are evicted first. At least one token of each prompt is computed, even if the whole prompt is cached.
@@ -29,7 +29,7 @@ _SECONDS = Field(ge=0, allow_inf_nan=False)
 
 
 class ServedModel(Policy):
-    """Speed and memory of one replica of a model.
+    """Holds the speed and memory of one replica of a model.
 
     A step that computes ``p`` prompt tokens and generates ``d`` output tokens takes ``time_scale * (step + prefill * p + decode * d)``
     seconds.
@@ -66,11 +66,11 @@ MODELS = {
     "70B": ServedModel(step=0.025, prefill=0.0003, decode=0.0001, cache_tokens=120_000),
 }
 """Speed and memory of two models, by name. The values have the order of magnitude of an 8B model on one GPU, which computes 16,000 prompt
-tokens a second, and of a 70B model on several GPUs, which computes 3,300."""
+tokens a second, and of a 70B model on several GPUs, which computes 3,300 prompt tokens a second."""
 
 
 class ModelRequest:
-    """One request to a model server.
+    """Holds one request to a model server.
 
     Args:
         prompt: number of prompt tokens, at least 1.
@@ -101,7 +101,7 @@ class ModelRequest:
 
 
 class _Node:
-    """The cached blocks of one part of a prompt. ``key`` identifies this part and all parts before it."""
+    """Holds the cached blocks of one part of a prompt. ``key`` identifies this part and all parts before it."""
 
     __slots__ = ("cached", "end", "key", "pins", "size")
 
@@ -111,7 +111,7 @@ class _Node:
 
 
 class BlockCache:
-    """The blocks of a KV cache.
+    """Counts and shares the blocks of a KV cache.
 
     Shared blocks are found by key. Private blocks belong to one request and are only counted. Blocks that a request uses are pinned, and
     pinned blocks are never evicted.
@@ -200,9 +200,9 @@ class BlockCache:
 
 
 class ModelServer:
-    """One replica of a model.
+    """Simulates one replica of a model.
 
-    The caller calls ``submit`` for each new request and ``cancel`` for each abandoned one. After each of these calls, and at the time
+    The caller calls ``submit`` for each new request and ``cancel`` for each abandoned request. After each of these calls, and at the time
     ``next_at``, the caller calls ``run``.
 
     Attributes:
@@ -253,7 +253,7 @@ class ModelServer:
         self.waiting.append(request)
 
     def cancel(self, now: float, request: ModelRequest) -> None:
-        """Drop a waiting or running request. The present step still computes its tokens."""
+        """Drop a waiting or running request. The present step still computes the tokens of the request."""
         if request.over:
             return
         request.over = True
@@ -270,7 +270,7 @@ class ModelServer:
             self._decoding -= 1
 
     def run(self, now: float) -> list[ModelRequest]:
-        """End the steps that are over at the time ``now``, and begin the next one. Return the finished requests, in order."""
+        """End the steps that are over at the time ``now``, and begin the next step. Return the finished requests, in order."""
         done: list[ModelRequest] = []
         while self.next_at <= now:
             at = self.next_at
@@ -350,7 +350,7 @@ class ModelServer:
 def ideal_prefill(requests: Sequence[ModelRequest], block: int = 16) -> int:
     """Return the smallest number of prompt tokens that any number of servers must compute for these requests.
 
-    Prompts with a common prefix share it in whole blocks. Each shared block is computed once.
+    Prompts with a common prefix share this prefix in whole blocks. Each shared block is computed once.
     """
     cache, tokens = BlockCache(inf, block), 0
     for given in requests:

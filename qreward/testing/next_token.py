@@ -1,8 +1,8 @@
 """Answers prompts that list labelled options and ask for one label. The answer is a first token with log probabilities.
 
-Any client may write the prompt. A prompt consists of an input, a question, lines such as ``A: calm``, ``0: poor`` or
-``yes: it is right``, and a last line that asks for one label. The module also contains the fake tokenizer, in which each label is one
-token. It does not use HTTP.
+Any client may write the prompt. A prompt consists of an input, a question, lines such as ``A: calm``, ``0: poor`` or ``yes: it is right``,
+and a last line that asks for one label. The module also contains the fake tokenizer, in which each label is one token. This module does not
+use HTTP.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MOST_WITH_VARIANTS = 6  # maximum number of labels whose variants fit among 20 
 
 
 class LabelledPrompt(NamedTuple):
-    """A prompt that asks for one label.
+    """Holds a prompt that asks for one label.
 
     Attributes:
         input: the text before the question.
@@ -109,7 +109,7 @@ def _asked(text: str, labels: list[str], names: list[str]) -> tuple[Asked, list[
 
 
 class NextToken(NamedTuple):
-    """The possible first tokens of an answer and their probabilities, which add up to 1. The most probable token is first."""
+    """Holds the possible first tokens of an answer and their probabilities, which add up to 1. The most probable token is first."""
 
     tokens: tuple[tuple[str, float], ...]
 
@@ -118,7 +118,7 @@ class NextToken(NamedTuple):
         """Return the possible first tokens of a judge's answer to a prompt.
 
         If the prompt has at most six labels, 10 % of the probability of each label goes to two variants of the label: one with a leading
-        space, and one in the other letter case. Probability that the judge gives to no label goes to other tokens.
+        space, and one in the other letter case. The probability that the judge gives to no label goes to other tokens.
 
         Raises:
             ConfigError: the input has a truth that does not fit the question.
@@ -143,7 +143,7 @@ class NextToken(NamedTuple):
         """Return the member ``logprobs`` of a chat completion.
 
         Args:
-            most: number of tokens to list, the most probable first. It has no effect if ``ids`` has known tokens.
+            most: number of tokens to list, the most probable first. ``most`` has no effect if ``ids`` has known tokens.
             ids: ids of tokens to list instead, after the most probable token.
         """
         known, wanted = dict(self.tokens), [text for each in ids if (text := TOKENIZER.text([each]))]
@@ -155,7 +155,7 @@ class NextToken(NamedTuple):
 def _others(labels: Sequence[str], mass: float) -> list[tuple[str, float]]:
     """Return tokens that are not labels, with their probabilities. The probabilities add up to ``mass``.
 
-    Each token has half of the probability that the tokens before it left over. The last token has the remaining probability.
+    Each token has half of the probability that remains after the tokens before it. The last token has the remaining probability.
     """
     taken = {label.casefold() for label in labels}
     tokens = [token for token in _OTHERS if token.casefold() not in taken]
@@ -168,7 +168,10 @@ def _entry(token: str, number: float) -> dict[str, Any]:
 
 
 class FakeTokenizer:
-    """A tokenizer. A label is one token, with or without a leading space. Any other character is one token."""
+    """Converts texts to tokens, and tokens to texts.
+
+    A label is one token, with or without a leading space. Any other character is one token.
+    """
 
     def __init__(self) -> None:
         words = [
@@ -212,7 +215,7 @@ TOKENIZER = FakeTokenizer()
 
 
 def score_labels(prompt: str, ids: Sequence[int], judge: SyntheticJudge) -> list[float]:
-    """Return the probability that each token of ``ids`` follows a prompt. It is 0 for a token that is no label of the prompt.
+    """Return the probability that each token of ``ids`` follows a prompt. The probability is 0 for a token that is no label of the prompt.
 
     If the prompt lists no labelled options, the tokens of ``ids`` are the labels, and the whole prompt is the input of the judge.
 

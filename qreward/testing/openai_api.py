@@ -29,7 +29,7 @@ class StreamOptionsBody(msgspec.Struct):
 
 
 class ChatRequest(msgspec.Struct):
-    """The fields of a chat request that have an effect. All other fields are accepted and ignored."""
+    """Holds the fields of a chat request that have an effect. All other fields are accepted and ignored."""
 
     model: str
     messages: list[Any]
@@ -46,14 +46,14 @@ class ChatRequest(msgspec.Struct):
 
 
 class ChatLabel(NamedTuple):
-    """The response to a chat that asks for one label: the only token of the response, and the member ``logprobs``."""
+    """Holds the response to a chat that asks for one label: the only token of the response, and the member ``logprobs``."""
 
     content: str
     logprobs: dict[str, Any] | None
 
 
 class EmbeddingsRequest(msgspec.Struct):
-    """The fields of an embeddings request that have an effect. All other fields are accepted and ignored."""
+    """Holds the fields of an embeddings request that have an effect. All other fields are accepted and ignored."""
 
     model: str
     input: str | list[Any]
@@ -106,7 +106,7 @@ def chat_completion(
 
 
 class Chunks:
-    """The server-sent events of one streamed chat.
+    """Makes the server-sent events of one streamed chat.
 
     The text is split into one piece for each token. A text with fewer characters than tokens gives some empty pieces.
     """

@@ -1,8 +1,9 @@
 """The texts of a fake endpoint's responses: the echo, the judge, the synthetic judge, or the user's own function.
 
 The judge needs no model. It compares a reference answer with a candidate answer. The judge is deterministic, so a test can check a reward
-that is computed from the verdict. The comparison ignores case, punctuation, articles, thousands separators and the notation of numbers. It
-understands simple units and number words. On request, it ignores the order of a list. It does no algebra: ``x + 1`` and ``1 + x`` differ.
+that is computed from the verdict. The comparison ignores case, punctuation, articles, thousands separators and the notation of numbers. The
+comparison understands simple units and number words. On request, the comparison ignores the order of a list. It does no algebra: ``x + 1``
+and ``1 + x`` differ.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def same_answer(reference: str, candidate: str, any_order: bool = False) -> str 
     """Compare a candidate answer with the reference answer.
 
     Returns:
-        The reason why they are equal, in a few words; None if they differ.
+        The reason why the answers are equal, in a few words; None if the answers differ.
 
     Example:
         >>> same_answer("1,500 m", "1.5 km.")

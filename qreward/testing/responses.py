@@ -28,14 +28,14 @@ _MOST_AT_ONCE = 1 << 16  # bytes after which a write begins, so that a slow clie
 
 
 class Incoming(web.BaseRequest):
-    """A request to a fake endpoint. ``dropped`` is True if the endpoint closes the connection, not the client."""
+    """Represents a request to a fake endpoint. ``dropped`` is True if the endpoint, and not the client, closes the connection."""
 
     dropped = False
     __hash__ = object.__hash__  # the base class is a mapping and has no hash; requests are compared by identity
 
 
 class FaultPlan(NamedTuple):
-    """The fault of one response.
+    """Holds the fault of one response.
 
     Attributes:
         name: name of the fault in ``Faults``; None for no fault.
@@ -53,7 +53,7 @@ class FaultPlan(NamedTuple):
 
     @property
     def problem(self) -> str | None:
-        """The name of the fault, if it makes the response fail; else None."""
+        """The name of the fault if the fault makes the response fail; otherwise None."""
         return self.name if self.fault.fails else None
 
 
@@ -74,7 +74,7 @@ async def deliver(request: Incoming, body: bytes, headers: dict[str, str], plan:
 
 
 async def end(request: Incoming, fault: Fault) -> None:
-    """End a response in the way that ``fault.then`` names. If it is not ``answer``, wait until the request is cancelled."""
+    """End a response in the way that ``fault.then`` names. If ``fault.then`` is not ``answer``, wait until the request is cancelled."""
     if fault.then == "answer":
         return
     if fault.then != "wait":
@@ -95,11 +95,11 @@ def abort(transport: Any) -> None:
         connection = transport.get_extra_info("socket")
         if connection is not None and connection.fileno() >= 0:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_ZERO)
-        transport.abort()  # also if the transport is closing, because it would wait until the client has read all data
+        transport.abort()  # also called for a closing transport, which would wait until the client has read all data
 
 
 async def forever() -> NoReturn:
-    """Wait until this call is cancelled. This happens when the client disconnects, or when the endpoint dies or closes."""
+    """Wait until this call is cancelled. The call is cancelled when the client disconnects, or when the endpoint dies or closes."""
     await asyncio.get_running_loop().create_future()
     raise AssertionError("this future never ends")
 
@@ -127,7 +127,7 @@ def hint(form: str | None, seconds: float) -> dict[str, str]:
 
 
 class Pace(NamedTuple):
-    """The times at which the tokens of a response are due.
+    """Computes the times at which the tokens of a response are due.
 
     Attributes:
         begin: time of ``time.monotonic`` at which the work begins.

@@ -1,11 +1,11 @@
 """Fake reward servers for a ``FakeFleet``: scores that need no model, and markers that make a server fail on an item.
 
 ``FakeEndpoint.kind`` selects the server (vLLM, SGLang, TEI, OpenRLHF or NIM), and ``FakeEndpoint.scoring`` configures it. Latency, slots,
-rate limits, faults and phases are those of any ``FakeEndpoint``.
+rate limits, faults and phases are the same as for any ``FakeEndpoint``.
 
-Scores are derived from a hash of the item, so a test can compute them. The raw score (logit) of an item is a number from -10 to 10. It is
-computed from the canonical JSON of the item. The first 4 bytes of its SHA-256 are a big-endian integer. This integer is divided by 2**32,
-the quotient is multiplied by 20, and 10 is subtracted.
+Scores are derived from a hash of the item, so a test can compute the scores. The raw score (logit) of an item is a number from -10 to 10.
+The raw score is computed from the SHA-256 of the canonical JSON of the item. The first 4 bytes of the SHA-256 are a big-endian integer.
+This integer is divided by 2**32, the quotient is multiplied by 20, and 10 is subtracted.
 
 An item is a text, ``[prompt, response]``, a list of messages, or a list of token ids. If the client renders messages with a template, the
 item is the rendered text.

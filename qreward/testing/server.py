@@ -37,10 +37,10 @@ _BACKLOG = 4096
 
 
 class Listener:
-    """A listener that can be closed and reopened on the same port. While it is closed, connections are refused.
+    """Accepts connections on a port. A listener can be closed and reopened on the same port. A closed listener refuses connections.
 
     A second socket, which is bound but does not listen, reserves the port. This class accepts the connections itself. ``asyncio.Server`` is
-    not used, because closing it leaks the connections that it has accepted in the same iteration of the event loop.
+    not used, because closing it leaks the connections that the server has accepted in the same iteration of the event loop.
     """
 
     def __init__(self, make_protocol: Callable[[], asyncio.Protocol], port: int) -> None:
@@ -107,7 +107,7 @@ _TURNS_TO_SETTLE = 3  # iterations of the event loop that cancelled handlers nee
 
 
 class FakeServer:
-    """A running fake endpoint.
+    """Runs one fake endpoint.
 
     Raises:
         OSError: the port is in use.
@@ -278,7 +278,7 @@ class InThread:
 class InProcess:
     """Runs the servers of one fleet in a child process.
 
-    The parent process sends lines of JSON through a pipe, and the child replies through another one. The child ends when its input ends.
+    The parent process sends lines of JSON through a pipe, and the child replies through another pipe. The child ends when its input ends.
     """
 
     def __init__(self, spec: FleetSpec) -> None:

@@ -33,7 +33,7 @@ R = TypeVar("R", ChatRequest, EmbeddingsRequest)
 
 
 class ErrorResponse(Exception):
-    """An error response that is not yet written in the format of a server.
+    """The server responds with an error. The response is not yet written in the format of the server.
 
     Attributes:
         status: HTTP status.
@@ -59,7 +59,7 @@ class ErrorResponse(Exception):
 
 
 class Job(NamedTuple):
-    """A parsed request and the work to serve it.
+    """Holds a parsed request and the work that serves the request.
 
     Attributes:
         model: name of the model; None if the request names no model.
@@ -69,11 +69,11 @@ class Job(NamedTuple):
         items: number of items in the request; 1 for a chat.
         length: number of output tokens of one choice.
         completion: number of output tokens of all choices.
-        chat: the request, if it is a chat.
+        chat: the chat request; None for any other request.
         label: the only token of the response, if the chat asks for one label.
         prompts: prompts that a model server computes, each with one output token; empty for a chat.
         body: function that returns the body of the response to a request other than a chat. Its argument is the number of cached prompt
-            tokens, or None without a cache. It may raise :class:`ErrorResponse`.
+            tokens, or None without a cache. The function may raise :class:`ErrorResponse`.
     """
 
     model: str | None
@@ -94,7 +94,7 @@ class Job(NamedTuple):
 
 
 class Traffic:
-    """The present load of a server, in items."""
+    """Counts the present load of a server, in items."""
 
     def __init__(self) -> None:
         self.running = 0
@@ -111,13 +111,13 @@ class Traffic:
 
 
 class ServerState(NamedTuple):
-    """The state of a server that its status routes report.
+    """Holds the state of a server that the status routes report.
 
     Attributes:
         spec: the settings.
         traffic: the present load in items.
         requests: number of requests in flight.
-        live_model: the model server; None without one.
+        live_model: the model server; None without a model server.
     """
 
     spec: FakeEndpoint
@@ -144,7 +144,7 @@ Status = Callable[[ServerState], str]
 
 @dataclass(frozen=True)
 class FakeServerKind:
-    """A kind of server.
+    """Defines a kind of fake server.
 
     Attributes:
         routes: path of POST requests -> function that serves them.
@@ -174,7 +174,7 @@ class FakeServerKind:
 
 
 class RouteCall:
-    """One POST request. It is the argument of the function of its route. All methods may raise :class:`ErrorResponse`."""
+    """Holds one POST request. The function of a route receives a ``RouteCall``. All methods may raise :class:`ErrorResponse`."""
 
     def __init__(self, kind: FakeServerKind, path: str, body: bytes, spec: FakeEndpoint) -> None:
         self.kind = kind
@@ -297,7 +297,7 @@ def _chat(call: RouteCall) -> Job:
 
 
 def _label(call: RouteCall, request: ChatRequest) -> ChatLabel | None:
-    """Return the one-token response if a chat asks for one of several labels and for log probabilities. Else return None."""
+    """Return the one-token response if a chat asks for one of several labels and for log probabilities. Otherwise return None."""
     spec, most, ids = call.spec, request.top_logprobs or 0, request.logprob_token_ids
     if spec.logprobs and most and not request.logprobs:
         raise call.invalid("when using `top_logprobs`, `logprobs` must be set to true.")
@@ -365,7 +365,7 @@ _vllm_gauges = _gauges("vllm:num_requests_running vllm:num_requests_waiting vllm
 def _vllm_metrics(state: ServerState) -> str:
     """Return vLLM's metrics.
 
-    With a model server, the metrics include the size of its prefix cache, the tokens looked up in it, and the tokens found.
+    With a model server, the metrics include the size of its prefix cache, the tokens looked up in this cache, and the tokens found.
     """
     text = _vllm_gauges(state)
     if state.live_model is None:

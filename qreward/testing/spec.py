@@ -30,10 +30,10 @@ _NORMAL = NormalDist()
 
 
 class Latency(Policy):
-    """Service time of a request: ``base + per_token * tokens`` seconds.
+    """Describes the service time of a request, which is ``base + per_token * tokens`` seconds.
 
-    The length of a response is drawn from ``seed`` and the digest of the request. The order of the requests does not change the length.
-    It is equal for each attempt, and on all endpoints with equal ``tokens``, ``sigma`` and ``seed``. ``max_tokens`` in the request does
+    The length of a response is drawn from ``seed`` and the digest of the request. The order of the requests does not change the length. The
+    length is equal for each attempt, and on all endpoints with equal ``tokens``, ``sigma`` and ``seed``. ``max_tokens`` in the request does
     not shorten the response. An embedding has no output tokens and takes ``base`` seconds. A list of items to score takes ``base`` seconds
     plus ``scoring.per_item`` seconds for each item.
 
@@ -70,7 +70,7 @@ class Latency(Policy):
 
 
 class Faults(Policy):
-    """Probabilities of the faults of an admitted request. Each is from 0 to 1, and their sum is at most 1.
+    """Holds the probability (0 to 1) of each fault of an admitted request. The sum of the probabilities is at most 1.
 
     The server draws a fault for each attempt from one seeded random sequence per endpoint, so a retry may succeed. ``faults.py`` defines
     the behaviour of the server in each fault.
@@ -89,7 +89,7 @@ class Faults(Policy):
         noise: probability of a complete response with meaningless additions. A stream has meaningless lines between its events: comments,
             unknown fields and blank lines, with each of the three line endings. Plain JSON is preceded by 1,000 bytes of whitespace.
         trickle_gap: seconds between the pieces of a ``slow_trickle``. In a stream, seconds of delay before each event.
-        point: share (0 to 1) of the body that is sent before ``truncated``, ``cut`` and ``stall``. In a stream, it also applies to
+        point: share (0 to 1) of the body that is sent before ``truncated``, ``cut`` and ``stall``. In a stream, the share also applies to
             ``error_in_200`` and ``malformed``. None draws a new share for each fault.
         seed: seed of the random sequence.
     """
@@ -121,11 +121,11 @@ class Faults(Policy):
 
 
 class Phase(Policy):
-    """A period in which an endpoint behaves differently.
+    """Describes a period in which an endpoint behaves differently.
 
-    ``start`` and ``end`` are seconds since the fleet started. With ``after_requests``, they are seconds since the arrival of the n-th
-    request. If several phases overlap, a ``dead`` phase has precedence. If none of them is ``dead``, the phase that is listed first has
-    precedence, but phases with ``after_requests`` rank after all phases without it.
+    ``start`` and ``end`` are seconds since the fleet started. With ``after_requests``, ``start`` and ``end`` are instead seconds since the
+    arrival of the request with this number. If several phases overlap, a ``dead`` phase has precedence. Otherwise the phase that is listed
+    first has precedence, except that phases with ``after_requests`` come after all phases without ``after_requests``.
 
     Args:
         behaviour: ``dead``: the port is closed and all connections are aborted; the endpoint listens again on the same port at ``end``.
@@ -136,8 +136,8 @@ class Phase(Policy):
         start: start of the phase in seconds.
         end: end of the phase in seconds; None for no end.
         factor: factor by which ``slow`` lengthens the work.
-        after_requests: number of the request with which the phase begins; 1 is the first. Among the requests in flight at that time,
-            ``dead`` ends all, and other phases affect only streamed responses.
+        after_requests: number of the request with which the phase begins; 1 is the first request. A ``dead`` phase ends all requests in
+            flight at that time. Of these requests, any other phase affects only streamed responses.
     """
 
     behaviour: Behaviour
@@ -154,13 +154,13 @@ class Phase(Policy):
 
 
 class Scoring(Policy):
-    """Settings of a fake reward server.
+    """Holds the settings of a fake reward server.
 
     Args:
         labels: classes of the model. For NIM, attributes of the model. The default is one label: ``reward`` for NIM, and ``LABEL_0`` for
             all other servers.
         max_items: maximum number of items in a list. None means 32 for TEI, and no limit for other servers.
-        max_tokens: length of the longest accepted item in tokens, at four bytes of JSON per token. A list with a longer item is refused.
+        max_tokens: maximum number of tokens of an item, at four bytes of JSON per token. A list with a longer item is refused.
         per_item: seconds of work for each item, in addition to the ``base`` of the latency.
         activation_field: name of the request field that disables the activation on vLLM; other names have no effect.
         reward_vectors: whether ``/v1/embeddings`` returns the raw scores as a vector with one number per label, as reward models do on
@@ -176,15 +176,15 @@ class Scoring(Policy):
 
 
 class Batching(Policy):
-    """How a fake provider processes batches.
+    """Describes how a fake provider processes batches.
 
     Args:
         duration: seconds from the creation of a batch to its end.
-        expires: share (0 to 1) of the lines of a batch that are not processed. The number of these lines is rounded down. If it is not 0,
-            the batch ends as ``expired``.
+        expires: share (0 to 1) of the lines of a batch that are not processed. The number of these lines is rounded down. If this number is
+            not 0, the batch ends as ``expired``.
         failures: HTTP status -> share (0 to 1) of lines that fail with this status. If a line is sent again, failures with 429 and 5xx are
             drawn again. A line that failed with another status fails again.
-        faulty: number of batches, counted from the first, to which ``expires`` and ``failures`` apply; None means all.
+        faulty: number of batches, counted from the first, to which ``expires`` and ``failures`` apply; None means all batches.
         most_lines: maximum number of lines in a file.
         queue_tokens: maximum number of prompt tokens in all unfinished batches together; None for no limit.
         seed: seed of the failures.
@@ -200,26 +200,27 @@ class Batching(Policy):
 
 
 class FakeEndpoint(Policy):
-    """Settings of one fake judge.
+    """Holds the settings of one fake judge.
 
     Args:
         name: name of the endpoint in the fleet and in the client.
         models: glob patterns of the served models. A request for another model gets HTTP 404.
         latency: see :class:`Latency`.
         max_concurrency: maximum number of requests served at once; None means no limit.
-        over_cap: ``reject`` refuses requests above ``max_concurrency``. ``queue`` lets any number of them wait, first come first served.
+        over_cap: ``reject`` refuses requests above ``max_concurrency``. With ``queue``, any number of such requests wait, first come first
+            served.
         reject_status: HTTP status with which ``over_cap="reject"`` refuses requests.
         rpm: requests admitted per minute. Further requests get HTTP 429.
         tpm: prompt and completion tokens admitted per minute. Further requests get HTTP 429. A request with more tokens than
             ``burst_tokens`` counts as ``burst_tokens``.
         burst: requests admitted at once. The default is ``rpm``, as in ``aiolimiter.AsyncLimiter(rpm)``.
         burst_tokens: tokens admitted at once. The default is ``tpm``.
-        rate_headers: whether the headers of every response report the rate limits, as OpenAI's do:
+        rate_headers: whether the headers of every response report the rate limits, as the headers of OpenAI do:
             ``x-ratelimit-{limit,remaining,reset}-{requests,tokens}``.
         retry_after: form in which the headers of a rejection or an HTTP 500 or 503 state the time of a retry. ``seconds`` is
             ``Retry-After`` in whole seconds, ``date`` is ``Retry-After`` as a date, and ``ms`` is ``retry-after-ms``. None means no
             header. The time is accurate: the first request that arrives after this time is admitted.
-        api_key: bearer token that requests must send. Requests without it get HTTP 401.
+        api_key: bearer token that requests must send. Requests without this token get HTTP 401.
         faults: see :class:`Faults`.
         phases: see :class:`Phase`.
         responder: ``echo``, ``judge``, ``synthetic``, ``"module:function"``, or a function that returns the text of the response to a list
@@ -239,7 +240,7 @@ class FakeEndpoint(Policy):
             - None: no routes for typed questions; HTTP 404.
             - ``openai``: ``/v1/decisions`` in OpenAI's form, with at most 400 questions and 255 options, and with refusals.
             - ``vllm``: ``/v1/decisions`` in vLLM's form, ``/v1/systemone``, ``/generative_scoring`` and ``/tokenize``. ``/v1/decisions``
-              accepts at most 64 questions, 26 options and 10 levels, and only text of users. It refuses unknown members.
+              accepts at most 64 questions, 26 options and 10 levels, and only text of users. This route refuses unknown members.
             - ``vllm_unsupported``: vLLM with a model that cannot decide: ``/v1/decisions`` and ``/v1/systemone`` answer HTTP 501.
             - ``generative_scoring``: an older vLLM, with only ``/generative_scoring`` and ``/tokenize``.
             - ``sglang``: ``/v1/decisions`` in SGLang's form, and ``/v1/systemone``.
@@ -247,9 +248,9 @@ class FakeEndpoint(Policy):
               ``/v1/decisions`` answers HTTP 400.
 
             A request takes the time of a chat with one output token per question. With ``prefix_cache``, the model server computes one
-            prompt per question. With ``openai``, it computes one prompt for all questions. Each prompt begins with the input.
-        synthetic_judge: judge that answers typed questions; see :class:`~qreward.testing.synthetic_judge.SyntheticJudge`. It also answers
-            a chat that lists labelled options, asks for one of them, and sets ``logprobs``.
+            prompt per question. With ``openai``, the model server computes one prompt for all questions. Each prompt begins with the input.
+        synthetic_judge: judge that answers typed questions; see :class:`~qreward.testing.synthetic_judge.SyntheticJudge`. The judge also
+            answers a chat that lists labelled options, asks for one of them, and sets ``logprobs``.
         logprobs: whether the server returns log probabilities. False imitates a server that ignores ``logprobs`` in a chat.
         port: port to listen on; 0 for any free port.
 
@@ -341,7 +342,7 @@ class FakeEndpoint(Policy):
 
 
 class FleetSpec(Policy):
-    """Settings of a whole fleet, which are the content of a spec file. The names of the endpoints are unique."""
+    """Holds the settings of a whole fleet, which are the content of a spec file. The names of the endpoints are unique."""
 
     endpoints: tuple[FakeEndpoint, ...] = Field(min_length=1)
 

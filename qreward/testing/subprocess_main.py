@@ -1,4 +1,4 @@
-"""The child process of a fleet. It reads lines of JSON, replies to each with one line, and ends when its input ends."""
+"""The child process of a fleet. It reads lines of JSON, replies to each line with one line, and ends when its input ends."""
 
 from __future__ import annotations
 

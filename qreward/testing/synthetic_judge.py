@@ -7,17 +7,17 @@ The text of an input states the truth, in one of two forms:
 - ``truth=0.8`` applies to all questions. For a ``YesNo``, the number is the probability that the answer is yes. For a ``Score``, the number
   is the place between the lowest level (0) and the highest (1). For a ``Choice`` between responses, the input states one ``truth=`` for
   each response, in the order of the options. The option with the highest number is the true option. Several options with the highest number
-  are a tie. If the question has a further option after the options for the responses, such as ``tie``, the true option is then this one.
-  Otherwise each of the tied options is true with equal probability.
-- ``truth[right]=0.8`` applies to the question with the name ``right``, or with ``right`` as its first line of instructions. It has
-  precedence over ``truth=``. The value may also be an option: ``yes``, ``no``, the label of a level, or a choice. A value that names an
+  are a tie. In a tie, the true option is a further option after the options for the responses, such as ``tie``. If the question has no such
+  option, each of the tied options is true with equal probability.
+- ``truth[right]=0.8`` applies to the question with the name ``right``, or with ``right`` as its first line of instructions. This form
+  has precedence over ``truth=``. The value may also be an option: ``yes``, ``no``, the label of a level, or a choice. A value that names an
   option is not read as a number.
 
 A value ends at the end of the line, the next truth, a semicolon, a double quote or a backslash. If several truths apply to a ``YesNo`` or a
 ``Score``, the first one counts.
 
 If the input states no truth, the truth is drawn from a hash of the input and the question. :func:`truth_of` returns the truth as a
-distribution over the options. :func:`true_answer` returns one option that is drawn from this distribution. It is the gold label.
+distribution over the options. :func:`true_answer` returns one option that is drawn from this distribution. This option is the gold label.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _NORMAL = NormalDist()
 
 
 class Asked(NamedTuple):
-    """A question as a judge reads it.
+    """Holds a question in the form in which a judge reads it.
 
     Attributes:
         kind: ``yes_no``, ``score`` or ``choice``.
@@ -70,14 +70,17 @@ class Asked(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The first line of the instructions. It identifies the question, because dialects append descriptions of options after it."""
+        """The first line of the instructions.
+
+        This line identifies the question, because dialects append descriptions of options after the line.
+        """
         return self.text.strip().partition("\n")[0].strip()
 
     def places(self) -> list[float]:
         """Return the factor (0 to 1) of ``bias`` for each option.
 
-        In a score, the factor rises from 0 for the lowest level to 1 for the highest. In a yes-no question and in a choice, it is 1 for the
-        first option and 0 for all other options.
+        In a score, the factor rises from 0 for the lowest level to 1 for the highest. In a yes-no question and in a choice, the factor is 1
+        for the first option and 0 for all other options.
         """
         count = len(self.options)
         if self.kind == "score":
@@ -86,7 +89,7 @@ class Asked(NamedTuple):
 
 
 class JudgeRead(NamedTuple):
-    """A judge's answer to one question.
+    """Holds a judge's answer to one question.
 
     Attributes:
         probabilities: probability of each option, in the order of the options; their sum is 1.
@@ -105,17 +108,17 @@ class JudgeRead(NamedTuple):
 
 
 class SyntheticJudge(Policy):
-    """A judge with known faults. Its answers depend only on ``seed``, the input and the question.
+    """Answers questions as a judge with known faults. The answers depend only on ``seed``, the input and the question.
 
     Args:
         bias: number that is added to the logit of yes, of the highest level, and of the first choice. Lower levels of a score get a
-            proportional part of it.
-        temperature: number by which all logits are divided. Below 1 the judge is overconfident, and above 1 it is underconfident.
-        noise: with None, the judge knows :func:`truth_of` and reports it. With a number, the judge observes the true answer with normal
-            noise. The number is the standard deviation of the noise, and the distance between options is 1. The judge then reports the
-            posterior probabilities, so it is calibrated. Its answer to a ``YesNo`` is right with probability ``Phi(1 / (2 * noise))``:
-            0.99 for 0.215, 0.9 for 0.39, and 0.75 for 0.74.
-        flip: probability that the judge takes a wrong option for the true one. It is then as confident as it is with the true option.
+            proportional part of this number.
+        temperature: number by which all logits are divided. Below 1 the judge is overconfident, and above 1 the judge is underconfident.
+        noise: with None, the judge reports the probabilities of :func:`truth_of`. With a number, the judge observes the true answer with
+            normal noise. The number is the standard deviation of the noise, and the distance between options is 1. The judge then reports
+            the posterior probabilities, so the judge is calibrated. Its answer to a ``YesNo`` is right with probability
+            ``Phi(1 / (2 * noise))``: 0.99 for 0.215, 0.9 for 0.39, and 0.75 for 0.74.
+        flip: probability that the judge takes a wrong option for the true option. The judge is then as confident as with the true option.
         label_mass: probability of all options together. The remaining probability goes to other tokens.
         refuse: probability that the judge declines a question. If the API has no refusals, ``label_mass`` is multiplied by 0.001.
         seed: seed of the random draws. Judges with equal noise and different seeds err about different inputs.
@@ -197,7 +200,8 @@ def truth_of(given: str | Sequence[Mapping[str, Any]], question: Question | Aske
 
 
 def true_answer(given: str | Sequence[Mapping[str, Any]], question: Question | Asked) -> Option:
-    """Return the true option, which is the gold label. A hash of the input and the question draws it from :func:`truth_of`.
+    """Return the true option, which is the gold label. A hash of the input and the question draws the option from the distribution that
+    :func:`truth_of` returns.
 
     Raises:
         ConfigError: the input has a truth that does not fit the question.
@@ -237,7 +241,10 @@ def _lines(text: str, asked: Asked) -> tuple[str | None, list[str]]:
 
 @lru_cache(maxsize=1024)
 def _truths(text: str) -> tuple[tuple[str, str], ...]:
-    """Return the truths in a text. Each has the name of the question, or "" for a truth that applies to all questions, and the value."""
+    """Return the truths in a text.
+
+    Each truth has the name of the question, or "" for a truth that applies to all questions, and the value.
+    """
     return tuple(_TRUTH.findall(text)) if "truth" in text else ()
 
 
@@ -310,7 +317,7 @@ def _drawn(truth: Sequence[float], text: str, asked: Asked) -> int:
 
 
 def _flipped(logits: list[float], asked: Asked, compared: int, draw: float) -> list[float]:
-    """Return the logits of a judge that takes a wrong option for the true one.
+    """Return the logits of a judge that takes a wrong option for the true option.
 
     In a score or a yes-no question, the order of the logits is reversed. In a choice, the highest logit and the logit of another option
     among the first ``compared`` options change places. ``draw`` (0 to 1) selects this other option.

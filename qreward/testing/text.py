@@ -35,7 +35,7 @@ def digest_of(value: Any) -> bytes:
 def echo_of(messages: Sequence[Any]) -> str:
     """Return the response of every ``echo`` endpoint to these messages.
 
-    A test can compare this text with the responses that it gets, to detect mixed-up responses.
+    A test can compare this text with the responses that the test gets, to detect mixed-up responses.
 
     Example:
         >>> echo_of([{"role": "user", "content": "hi"}])

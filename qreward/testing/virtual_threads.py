@@ -1,6 +1,6 @@
 """Virtual time for blocking code: real threads that run one at a time, and a clock that jumps forward when all of them wait.
 
-Only one thread runs at a time. When it waits, sleeps or ends, the next ready thread runs, in the order in which the threads became
+Only one thread runs at a time. When this thread waits, sleeps or ends, the next ready thread runs, in the order in which the threads became
 ready. If no thread is ready, the clock jumps to the earliest deadline, and the thread with this deadline runs. Among equal deadlines, the
 thread that began to wait first runs. Threads switch nowhere else, so every run has the same order of events. A thread that blocks on
 anything else (``time.sleep``, a socket, or a lock whose owner waits in virtual time) blocks all threads. This module does not depend on the
@@ -26,7 +26,8 @@ from qreward.testing.virtual_time import Deadlock
 T = TypeVar("T")
 
 STANDSTILL = 1_000_000
-"""Number of thread switches during which the clock does not advance. After more of them, the threads are taken to be in a busy loop."""
+"""Maximum number of thread switches during which the clock does not advance. After more switches, the test fails, because the threads seem
+to run forever."""
 LINGERING = 100_000
 """Maximum number of thread switches that the remaining threads may take after the end of the test."""
 PATIENCE = 60.0
@@ -38,11 +39,11 @@ class _Standstill(RuntimeError):
 
 
 class _Left(BaseException):
-    """Raised in a leftover thread to end it. The exception is raised at the place where the thread waits."""
+    """Ends a leftover thread. The exception is raised at the place where the thread waits."""
 
 
 class _Actor:
-    """A thread that takes part in the virtual time, and its state."""
+    """Holds a thread that takes part in the virtual time, and the state of this thread."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -50,12 +51,12 @@ class _Actor:
         self.turn = threading.Lock()  # released to let the thread run
         self.turn.acquire()
         self.ready = False
-        self.woken = False  # False: its last wait timed out
+        self.woken = False  # False if the last wait of the thread timed out
         self.waits = 0  # number of the present wait, by which a timer of an earlier wait is recognised and ignored
 
 
 class VirtualThread(Generic[T]):
-    """A thread that the test started with :meth:`VirtualThreads.spawn`."""
+    """Represents a thread that the test started with :meth:`VirtualThreads.spawn`."""
 
     def __init__(self, threads: VirtualThreads, unjoined: dict[object, BaseException], function: Callable[[], T]) -> None:
         self._threads, self._unjoined, self._function = threads, unjoined, function
@@ -85,10 +86,10 @@ class VirtualThread(Generic[T]):
 
 
 class VirtualThreads:
-    """Virtual time for blocking code. It takes the place of ``qreward.engine.threads.RealTime``.
+    """Runs blocking code in virtual time. This class takes the place of ``qreward.engine.threads.RealTime``.
 
-    The thread that creates this object is one of its threads. In the ``with`` block of this object, functions decorated with
-    ``@schedule`` use its clock. The end of the block checks that no thread is left.
+    The thread that creates this object is one of its threads. In the ``with`` block of this object, functions decorated with ``@schedule``
+    use the clock of this object. The end of the block checks that no thread is left.
 
     Args:
         most: maximum number of concurrent jobs of :meth:`run`.
@@ -96,8 +97,8 @@ class VirtualThreads:
 
     Raises:
         Deadlock: no thread is ready, and no thread waits with a timeout. The message names the threads and the places where they wait.
-        RuntimeError: the threads run forever while the clock stands still, or one of them runs or blocks for longer than ``patience``.
-            Both errors are raised in the thread that created this object, at the place where it waits.
+        RuntimeError: the threads run forever while the clock stands still, or one thread runs or blocks for longer than ``patience``. Both
+            errors are raised in the thread that created this object, at the place where it waits.
 
     Example:
         >>> with VirtualThreads() as threads:
@@ -119,7 +120,7 @@ class VirtualThreads:
         self._time = 0.0
         self._main = self._current = _Actor("main")
         self._main.ident = threading.get_ident()
-        self._actors: dict[_Actor, threading.Thread] = {}  # all threads but the main one, until they end
+        self._actors: dict[_Actor, threading.Thread] = {}  # all threads except the main thread, until they end
         self._errors: list[BaseException] = []  # to be raised in the main thread
         self._unjoined: dict[object, BaseException] = {}  # errors of spawned threads
         self._closing = False
@@ -157,7 +158,10 @@ class VirtualThreads:
         return True
 
     def wake(self, lock: threading.Lock) -> None:
-        """Release a lock. The thread that has waited for it longest becomes ready. It runs after the calling thread begins to wait."""
+        """Release a lock.
+
+        The thread that has waited longest for this lock becomes ready. It runs after the calling thread begins to wait.
+        """
         self._me()
         lock.release()
         if queue := self._waiting.get(lock):
@@ -168,7 +172,7 @@ class VirtualThreads:
     def run(self, job: Job) -> bool:
         """Start a job in another thread. The thread runs after the calling thread begins to wait.
 
-        A job must not raise. If it does, the exception is raised in the thread that created this object, at the place where it waits.
+        A job must not raise. If a job raises, the exception is raised in the thread that created this object, at the place where it waits.
 
         Returns:
             True if the job was started. False if ``most`` jobs are running or this object is closed.

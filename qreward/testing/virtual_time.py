@@ -30,7 +30,7 @@ class Deadlock(RuntimeError):
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """A selector that advances the clock instead of waiting. Real events, such as a call from another thread, are handled first."""
+    """Advances the clock instead of waiting for events. Real events, such as a call from another thread, are handled first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class _JumpingSelector(selectors.DefaultSelector):
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """An event loop whose ``time()`` starts at 0 and jumps from timer to timer.
+    """Runs as an asyncio event loop whose ``time()`` starts at 0 and jumps from timer to timer.
 
     If a real loop would wait forever, this loop raises ``Deadlock``, which names the waiting tasks.
 
@@ -109,7 +109,10 @@ def run_in_virtual_time(main: Coroutine[Any, Any, T]) -> T:
 
 
 class _LoopTime:
-    """The clock of a virtual loop, for decorated functions. A blocking wait advances the clock of the loop by the timeout of the wait."""
+    """Gives the clock of a virtual loop to decorated functions.
+
+    A blocking wait advances the clock of the loop by the timeout of the wait.
+    """
 
     def __init__(self, loop: VirtualTimeLoop) -> None:
         self.now = loop.time

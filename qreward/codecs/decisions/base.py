@@ -1,7 +1,7 @@
-"""The base of all dialects of decisions: the input of a call, its encoding, and checks of the numbers in answers.
+"""The base of all dialects of decisions: the input of a call, the encoding of the input, and checks of the numbers in answers.
 
-A dialect is the form in which one API takes questions and returns answers. In code, it is a ``Codec`` whose calls have a
-``DecisionInput`` as ``inputs``.
+A dialect is the form in which one API takes questions and returns answers. In code, a dialect is a ``Codec``. The ``inputs`` of its calls
+are a ``DecisionInput``.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ ROLES = ("system", "developer", "user", "assistant")
 """Roles of the messages of an input."""
 SUM_TOLERANCE = 0.02
 """Maximum difference between 1 and the sum of the probabilities of an answer. Servers round probabilities, some to two decimals."""
-_ROUNDING = 1e-6  # rounding error of one probability
-_MASS_ROUNDING = 1e-3  # rounding error of a sum of exponentials in float32
+_ROUNDING = 1e-6  # maximum rounding error of one probability
+_MASS_ROUNDING = 1e-3  # maximum rounding error of a sum of exponentials in float32
 _MOST_CACHED_TUPLES = 64
 _MOST_CACHED_QUESTIONS = 4096
 
 
 class DecisionInput(NamedTuple):
-    """The input of a call and the questions about it. The input is a text, or a list of messages whose content is text."""
+    """Holds the input of a call and the questions about the input. The input is a text, or a list of messages whose content is text."""
 
     input: str | list[dict[str, str]]
     questions: tuple[Question, ...]
 
 
 class DecisionReply(msgspec.Struct):
-    """The decoded response to a decision. Implements ``qreward.results.Answered``."""
+    """Holds the decoded response to a request for decisions. Implements ``qreward.results.Answered``."""
 
     table: AnswerTable
     model: str
@@ -69,7 +69,7 @@ class InvalidAnswer(Exception):
 
 
 class NoAnswer(Exception):
-    """There is no answer to a question, for example because the model refused. The message says why."""
+    """A question has no answer, for example because the model refused. The message says why."""
 
 
 DECLINED = "the model declined to answer"
@@ -82,7 +82,10 @@ class _EncodedQuestion(NamedTuple):
 
 
 class _EncodedQuestions(msgspec.Struct):
-    """Questions, and the member of the request body that holds them. ``checked`` is True after ``Dialect.check`` has accepted them."""
+    """Holds questions, and the JSON of the body's member with the questions.
+
+    ``checked`` is True after ``Dialect.check`` has accepted the questions.
+    """
 
     questions: tuple[Question, ...]
     member: bytes
@@ -90,18 +93,21 @@ class _EncodedQuestions(msgspec.Struct):
 
 
 class Dialect(ABC):
-    """Requests decisions from one kind of API. Subclasses set the attributes, write questions and read answers.
+    """Encodes requests for decisions to one kind of API, and decodes the answers. Subclasses set the attributes, write questions and read
+    answers.
 
     Attributes:
         name: value of ``Endpoint.decisions``.
         path: path of the API.
-        native: False if ``path`` is relative to the endpoint's ``base_url``; True if it is relative to the root of the server.
+        native: False if ``path`` is relative to the endpoint's ``base_url``; True if ``path`` is relative to the root of the server.
         most_questions: maximum number of questions in a request.
-        most_options, most_levels: maximum number of options of a ``Choice``, and of levels of a ``Score``.
+        most_options: maximum number of options of a ``Choice``.
+        most_levels: maximum number of levels of a ``Score``.
         kinds: the types of questions that the API takes.
-        input_member, questions_member: names of the body's members with the input and the questions.
-        reserved: names of members that no parameter may have.
-        extra: further members of the body. Parameters of the caller replace them.
+        input_member: name of the body's member with the input.
+        questions_member: name of the body's member with the questions.
+        reserved: names that no parameter of a call may have, because the dialect itself writes members with these names.
+        extra: further members of the body. A parameter of the caller replaces the member with the same name.
     """
 
     name: str
@@ -130,14 +136,20 @@ class Dialect(ABC):
 
     @abstractmethod
     def rows(self, document: dict[str, Any], count: int) -> Sequence[Any]:
-        """Return the parts of a response that answer the questions, in their order. ``count`` is their number. Raises ``Malformed``."""
+        """Return the part of a response for each question, in the order of the questions. ``count`` is the number of questions.
+
+        Raises ``Malformed``.
+        """
 
     @abstractmethod
     def read(self, question: Question, row: Any) -> FoundAnswer:
-        """Return the answer to a question. ``row`` is its part of the response. Raises ``InvalidAnswer`` or ``NoAnswer``."""
+        """Return the answer to a question.
+
+        ``row`` is the part of the response for this question. Raises ``InvalidAnswer`` or ``NoAnswer``.
+        """
 
     def encode(self, call: WireRequest, model: str) -> bytes:
-        """Return the JSON body. Raises ``BadRequest`` if this dialect cannot ask the questions, or JSON cannot represent a value."""
+        """Return the JSON body. Raises ``BadRequest`` if this dialect cannot ask the questions, or if JSON cannot represent a value."""
         inputs: DecisionInput = call.inputs
         asked = self._encoded_questions(inputs.questions)
         if not asked.checked or call.params:
@@ -148,7 +160,10 @@ class Dialect(ABC):
         return b"".join((body[:-1], asked.member, b"}"))
 
     def _encoded_questions(self, questions: tuple[Question, ...]) -> _EncodedQuestions:
-        """Return questions with their member of the body. The result is cached, because the items of a batch share their questions."""
+        """Return questions and the body's member with the questions.
+
+        The result is cached, because the items of a batch share their questions.
+        """
         found = self._tuple_cache.get(id(questions))
         if found is None:
             if len(self._tuple_cache) >= _MOST_CACHED_TUPLES:
@@ -160,7 +175,7 @@ class Dialect(ABC):
         return found
 
     def input_of(self, given: str | list[dict[str, str]]) -> Any:
-        """Return the input in the form that the API takes: by default, one text."""
+        """Return the input in the form that the API takes. By default, this form is one text."""
         return given if isinstance(given, str) else as_text(given)
 
     def join(self, written: list[bytes]) -> bytes:
@@ -168,7 +183,7 @@ class Dialect(ABC):
         return b"[" + b",".join(written) + b"]"
 
     def names(self, question: Question) -> tuple[str, ...]:  # noqa: ARG002 - for subclasses
-        """Return the names of a question's options in the server's answer; empty if answers do not name them."""
+        """Return the names of a question's options in the server's answer; an empty tuple if the answer does not name the options."""
         return ()
 
     def encoded_question(self, question: Question) -> _EncodedQuestion:
@@ -183,7 +198,7 @@ class Dialect(ABC):
         return found
 
     def check(self, questions: Sequence[Question], params: Mapping[str, Any]) -> None:
-        """Raise ``BadRequest`` if this dialect cannot ask the questions in one request, or if it sets one of the parameters itself."""
+        """Raise ``BadRequest`` if this dialect cannot ask the questions in one request, or if a parameter has a reserved name."""
         if params and (taken := self.reserved & params.keys()):
             raise BadRequest(f"{min(taken)!r} is set by decide() itself for {self.path}; leave it out of the parameters")
         if len(questions) > self.most_questions:
@@ -234,7 +249,7 @@ class Dialect(ABC):
         return usage_of(document.get("usage"))
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
-        """Return estimates of the prompt tokens, from the number of characters, and of the output tokens, which is one per question."""
+        """Return two estimates: the prompt tokens, from the number of characters; and the output tokens, one for each question."""
         given, questions = call.inputs
         size = len(given) if isinstance(given, str) else sum(len(message["content"]) for message in given)
         return (size + len(self._encoded_questions(questions).member)) / CHARS_PER_TOKEN, float(len(questions))
@@ -244,7 +259,7 @@ class Dialect(ABC):
         return valid_input(inputs)
 
     def refused_by(self, status: int, body: bytes) -> str | None:
-        """Return the name of another dialect that an error response points to, or None."""
+        """Return the name of the other dialect that an error response shows; None if the response shows no other dialect."""
         found = refused_by(status, body)
         return None if found == self.name else found
 
@@ -259,7 +274,8 @@ def shown(question: Question) -> str:
 
 
 def distribution(numbers: Sequence[object], count: int) -> tuple[float, ...]:
-    """Return numbers as probabilities whose sum is 1. Raises ``InvalidAnswer`` if they are not a distribution over ``count`` options.
+    """Return numbers as probabilities whose sum is 1. Raises ``InvalidAnswer`` if the numbers are not a distribution over ``count``
+    options.
 
     Example:
         >>> distribution([0.25, 0.74], 2)
@@ -287,25 +303,31 @@ def probability(number: object, rounding: float = _ROUNDING) -> float:
         return number
     if type(number) is not float and type(number) is not int:
         raise InvalidAnswer(f"a probability is {'missing' if number is None else f'a {type(number).__name__}'}")
-    if not -rounding <= number <= 1.0 + rounding:  # also true of NaN
+    if not -rounding <= number <= 1.0 + rounding:  # the condition is also true for NaN
         raise InvalidAnswer(f"a probability is {number}")
     return min(max(float(number), 0.0), 1.0)
 
 
 def mass(number: object) -> float | None:
-    """Return a label mass: the total probability of all labels. None stays None. Raises ``InvalidAnswer`` if it is no probability."""
+    """Return a number as a label mass, which is the total probability of all labels. Return None for None.
+
+    Raises ``InvalidAnswer`` if the number is not a probability.
+    """
     return None if number is None else probability(number, _MASS_ROUNDING)
 
 
 def member(row: object, name: str) -> Any:
-    """Return a member of an answer, or None if it is missing. Raises ``InvalidAnswer`` if the answer is not an object."""
+    """Return a member of an answer, or None if the member is missing. Raises ``InvalidAnswer`` if the answer is not an object."""
     if not isinstance(row, dict):
         raise InvalidAnswer(f"it is a JSON {type(row).__name__} instead of an object")
     return row.get(name)
 
 
 def usage_of(raw: object) -> Usage | None:
-    """Return the usage of a response. ``raw`` may have the names of OpenAI's Responses API (``input_tokens``) or of its chat API."""
+    """Return the usage of a response.
+
+    ``raw`` has the names of OpenAI's Responses API (``input_tokens``), or the names of OpenAI's chat API.
+    """
     if not isinstance(raw, dict) or "input_tokens" not in raw:
         return jsonio.usage_of(raw)
     prompt, output, details = raw["input_tokens"], raw.get("output_tokens"), raw.get("input_tokens_details")
@@ -319,7 +341,10 @@ def usage_of(raw: object) -> Usage | None:
 
 
 def answers_by_id(document: dict[str, Any], count: int) -> list[Any]:
-    """Return the answers in the order of the questions, from a mapping with the keys ``"0"``, ``"1"``, ... Raises ``Malformed``."""
+    """Return the answers in the order of the questions. ``document`` maps the keys ``"0"``, ``"1"``, ... to the answers.
+
+    Raises ``Malformed`` if the keys do not match the questions.
+    """
     found = document.get("answers")
     if not isinstance(found, dict):
         raise Malformed("the answer has no mapping of answers")
@@ -351,7 +376,8 @@ def as_text(messages: Sequence[Mapping[str, str]]) -> str:
 
 
 def unique_names(options: Sequence[str | bool]) -> list[str]:
-    """Return a name in one line for each option. The names differ by more than upper and lower case, because some APIs require this.
+    """Return a name for each option. A name is one line. The names differ by more than upper and lower case, because some APIs require
+    this.
 
     Example:
         >>> unique_names([True, "true", "two\nlines"])
@@ -372,7 +398,7 @@ def unique_names(options: Sequence[str | bool]) -> list[str]:
 
 
 def described(name: str, description: str) -> str:
-    """Return the text of an option with its description, if it has one.
+    """Return the text of an option, with the description if the option has a description.
 
     Example:
         >>> described("calm", "factual and polite"), described("rude", "")
@@ -411,10 +437,10 @@ def _text_message(message: dict[str, Any], place: int) -> dict[str, str]:
 
 
 def refused_by(status: int, body: bytes) -> str | None:
-    """Return the name of the dialect that the error response to a decision points to, or None.
+    """Return the name of the dialect that the error response to a decision shows; None if the response shows no dialect.
 
-    The messages are those of vLLM 0.33 and SGLang 0.5.23. If a server repeats the request in its message, the words of the request count
-    too.
+    The function searches the whole response for texts of the error messages of vLLM 0.33 and SGLang 0.5.23. If a server repeats the request
+    in its response, the words of the request are searched too.
 
     Example:
         >>> refused_by(404, b'{"detail":"Not Found"}'), refused_by(404, b'{"error":{"message":"The model `m` does not exist."}}')
@@ -431,7 +457,7 @@ def refused_by(status: int, body: bytes) -> str | None:
 
 
 _EXAMPLE = "[{'role': 'user', 'content': '...'}]"
-_SHOWN = 60  # most characters of a question in an error message
+_SHOWN = 60  # maximum number of characters of a question in an error message
 _NO_MODEL = ("does not exist", "not found", "model_not_found")
 _POINTERS = (
     (("use /v1/systemone",), "systemone"),
@@ -453,4 +479,5 @@ _POINTERS = (
     (("choices per question",), "vllm"),
     (("not supported", "decisions"), "chat"),
 )
-"""Texts that an error message contains, in lower case -> the dialect that they point to. The first match counts."""
+"""Pairs of texts in lower case and a dialect. If an error response contains all texts of a pair, the response shows the dialect of this
+pair. The first matching pair counts."""

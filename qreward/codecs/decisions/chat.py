@@ -30,9 +30,11 @@ from qreward.decisions import Choice, FoundAnswer, Question, Score, YesNo
 from qreward.settings.policies import Endpoint
 
 TOP = 20
-"""Number of tokens whose log probabilities are requested. OpenAI, and vLLM without ``--max-logprobs``, return no more."""
+"""Number of the most probable first tokens whose log probabilities are requested. OpenAI returns at most 20 of them, and so does vLLM
+without ``--max-logprobs``."""
 UNSEEN = 0.05
-"""Maximum probability that a label missing from the returned tokens may have. The last of 20 tokens has at most this probability."""
+"""Maximum probability (0 to 1) that a label which is missing from the returned tokens may have. If the label could have a higher
+probability, the question has no answer. The last of 20 tokens has at most this probability, because its probability is at most 1/20."""
 
 _LABELS = {Choice: tuple(string.ascii_uppercase[:TOP]), Score: tuple(string.digits), YesNo: ("yes", "no")}
 _REPLY = {
@@ -41,14 +43,14 @@ _REPLY = {
     YesNo: "Reply with yes or no, and nothing else.",
 }
 _LEADS = {Choice: "Question", Score: "Rate", YesNo: "Is this true"}
-_LEAST = -1e4  # lowest log probability; vLLM writes -9999 for minus infinity
-_ROUNDING = 1e-3  # rounding error of a log probability in float32
+_LEAST = -1e4  # lower log probabilities count as this one; vLLM writes -9999 for minus infinity
+_ROUNDING = 1e-3  # maximum rounding error of a log probability in float32
 _SPACES = string.whitespace + "▁Ġ"  # the last two stand for a space in tokens of SentencePiece and byte-level BPE
-_THINKING = frozenset({"vllm", "sglang"})  # kinds whose chat templates take enable_thinking
+_THINKING = frozenset({"vllm", "sglang"})  # kinds of endpoints whose chat templates take enable_thinking
 
 
 class ChatDialect(Dialect):
-    """``POST /chat/completions`` with ``logprobs``.
+    """Asks for decisions with ``POST /chat/completions`` and ``logprobs``.
 
     The temperature is 1, because SGLang divides the logits by the temperature before it computes log probabilities
     (``srt/layers/sampler.py``).
@@ -130,7 +132,10 @@ def asked(question: Question) -> str:
 
 
 def _messages(inputs: DecisionInput) -> list[dict[str, str]]:
-    """Return the conversation: the system message, if the input begins with one, and one message with all other text and the question."""
+    """Return the messages of the request: one user message with the input and the question.
+
+    If the input begins with a system message and has further messages, the system message comes first, as a message of its own.
+    """
     given, question = inputs.input, asked(inputs.questions[0])
     if isinstance(given, str):
         return [{"role": "user", "content": f"{given}\n\n{question}"}]
@@ -156,7 +161,7 @@ def _tokens(choice: dict[str, Any]) -> list[tuple[str, float]]:
 
 
 def _sum_up(tokens: list[tuple[str, float]], labels: Sequence[str]) -> tuple[dict[str, float], float, float]:
-    """Return three values: the probability of each label found, the sum over all tokens, and the smallest probability of a token."""
+    """Return three values: the probability of each label found, the sum over the probabilities of all tokens, and the smallest of them."""
     found: dict[str, float] = {}
     numbers = [math.exp(min(max(number, _LEAST), 0.0)) for _, number in tokens]
     wanted = {label.casefold(): label for label in labels}

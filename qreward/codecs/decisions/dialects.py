@@ -1,4 +1,4 @@
-"""All dialects by name, and a table of the dialect that each endpoint was found to use."""
+"""All dialects by name, and a table of the dialects that endpoints use."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ from qreward.settings.policies import Endpoint
 DIALECTS: Mapping[str, Dialect] = {
     dialect.name: dialect for dialect in (OPENAI, VLLM, SGLANG, SYSTEMONE, GENERATIVE_SCORING, CHAT_DECISIONS)
 }
-"""Every dialect, by its name."""
+"""Name of a dialect -> the dialect."""
 EXPECTED: Mapping[str, str] = {"sglang": "sglang", "vllm": "vllm"}
-"""Kind of an endpoint -> the dialect to try first; ``openai`` for all other kinds."""
+"""Kind of an endpoint -> the dialect to try first. For all other kinds, the dialect to try first is ``openai``."""
 PROBE = DecisionInput("2 + 2 = 4", (YesNo("The sum is right."),))
-"""A small decision that shows which dialect a server uses. OpenAI and vLLM answer it in the dialect ``openai``, and SGLang refuses it.
-A vLLM server whose model cannot decide answers 501."""
+"""A small decision that shows which dialect a server uses. OpenAI and vLLM answer this decision in the dialect ``openai``, and SGLang
+refuses it. A vLLM server whose model cannot decide answers 501."""
 
 MOST_KNOWN = 8192
-"""Maximum number of pairs of endpoint and model that are remembered. There is a limit because callers choose the names of models."""
+"""Maximum number of pairs of endpoint and model that are remembered. A full table is emptied. There is a limit because callers choose the
+names of models."""
 
 
 class DialectTable:
-    """The dialects that endpoints use, for each pair of endpoint and model."""
+    """Stores the dialect of each pair of endpoint and model."""
 
     default = OPENAI
 
@@ -38,15 +39,15 @@ class DialectTable:
         self._assumed: dict[tuple[str, str, str], str] = {}
 
     def known(self, endpoint: Endpoint, model: str) -> Dialect | None:
-        """Return the dialect that an endpoint was found to use for a model; None if it is not known yet."""
+        """Return the dialect that an endpoint was found to use for a model; None if no dialect was found yet."""
         name = self._known.get((endpoint.name, endpoint.base_url, model))
         return None if name is None else DIALECTS[name].at(endpoint)
 
     def expected(self, endpoint: Endpoint, model: str) -> Dialect:
         """Return the dialect to use for an endpoint and a model.
 
-        The first of these that is available counts: the setting ``Endpoint.decisions``, the known dialect, the assumed dialect, and the
-        dialect in ``EXPECTED`` for the kind of the endpoint.
+        The method looks for a dialect in this order: the setting ``Endpoint.decisions``, the known dialect, the assumed dialect, and the
+        dialect in ``EXPECTED`` for the kind of the endpoint. The first dialect found is returned.
         """
         key = endpoint.name, endpoint.base_url, model
         name = endpoint.decisions or self._known.get(key) or self._assumed.get(key) or EXPECTED.get(endpoint.kind, "openai")
@@ -72,6 +73,6 @@ class DialectTable:
         self._known.pop((endpoint.name, endpoint.base_url, model), None)
 
     def limits(self, endpoints: Iterable[Endpoint], model: str) -> tuple[int, int]:
-        """Return the maximum number of questions in a request, and of options in a question, that every one of the endpoints takes."""
+        """Return two limits that all the endpoints accept: the maximum number of questions in a request, and of options in a question."""
         dialects = [self.expected(endpoint, model) for endpoint in endpoints]
         return min(dialect.most_questions for dialect in dialects), min(dialect.most_options for dialect in dialects)

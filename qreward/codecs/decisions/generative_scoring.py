@@ -1,8 +1,8 @@
 """The dialect ``generative_scoring``: vLLM's ``POST /generative_scoring``, which takes only ``YesNo`` questions.
 
-The server compares the probabilities that the next token is yes or no. It needs the ids of both tokens, from
-``Endpoint(decision_labels=(yes, no))``. It applies no chat template: the model continues a text that ends with ``Answer:``. A text that is
-too long for the model is truncated without an error.
+The server compares the probabilities that the next token is yes or no. The server needs the ids of both tokens, from
+``Endpoint(decision_labels=(yes, no))``. The server applies no chat template: the model continues a text that ends with ``Answer:``. A text
+that is too long for the model is truncated without an error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from qreward.settings.policies import Endpoint
 
 
 class GenerativeScoringDialect(Dialect):
-    """Sends ``YesNo`` questions as items of one query. ``labels`` has the ids of the tokens for yes and no."""
+    """Sends ``YesNo`` questions as items of one query. ``labels`` holds the ids of the tokens for yes and no."""
 
     name = "generative_scoring"
     path = "/generative_scoring"

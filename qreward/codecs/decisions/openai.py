@@ -1,6 +1,6 @@
 """The dialects ``openai`` and ``vllm``: ``POST /decisions``, as OpenAI defined it and as vLLM serves it.
 
-vLLM refuses unknown members, takes fewer questions and options, and takes the input as one text.
+vLLM refuses unknown members, takes fewer questions and options than OpenAI, and takes the input as one text.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _Choice(msgspec.Struct, gc=False, tag="choice"):
 
 
 class _Decision(msgspec.Struct, gc=False):
-    """A response in the documented form. Decoding it checks all types, and that each number is from 0 to 1."""
+    """Holds a response in the documented form. The decoder checks that all types are right, and that each probability is from 0 to 1."""
 
     answers: list[_Predicate | _Score | _Choice]
     model: str = ""
@@ -74,7 +74,7 @@ _ROWS: dict[type, type] = {YesNo: _Predicate, Score: _Score, Choice: _Choice}
 
 
 class OpenAIDialect(Dialect):
-    """Decisions as the package ``openai`` 3.54 defines them (``types/decision_create_params.py``, ``types/decision.py``)."""
+    """Asks for decisions as the package ``openai`` 3.54 defines them (``types/decision_create_params.py``, ``types/decision.py``)."""
 
     name = "openai"
     path = "/decisions"
@@ -95,7 +95,7 @@ class OpenAIDialect(Dialect):
         return {**asked, options: [{key: option, **({"description": text} if text else {})} for option, text in pairs]}
 
     def decode(self, body: bytes, call: WireRequest) -> DecisionReply:
-        """Return the answers. A response in the documented form is decoded by a faster way than in the base class."""
+        """Return the answers. A response in the documented form is decoded faster than in the base class."""
         questions = call.inputs.questions
         try:
             found = _DECODER.decode(body)
@@ -107,7 +107,7 @@ class OpenAIDialect(Dialect):
         return super().decode(body, call)
 
     def _usual(self, questions: tuple[Question, ...], rows: Sequence[_Predicate | _Score | _Choice]) -> AnswerTable:
-        """Return the answers of a response in the documented form. Raises ``InvalidAnswer`` without a message for any other."""
+        """Return the answers of a response in the documented form. Raises ``InvalidAnswer`` without a message for any other form."""
         numbers: list[float] = []
         masses: list[float | None] = []
         confidences: list[float] = []
@@ -186,8 +186,8 @@ def _numbers_of(question: Question, row: _Score | _Choice) -> Sequence[float]:
 
 
 class VLLMDialect(OpenAIDialect):
-    """Decisions as vLLM 0.33 serves them (``entrypoints/openai/decisions``). vLLM's ``confidence`` is the highest probability times the
-    label mass."""
+    """Asks for decisions as vLLM 0.33 serves them (``entrypoints/openai/decisions``). vLLM's ``confidence`` is the highest probability
+    times the label mass."""
 
     name = "vllm"
     most_questions = 64

@@ -1,4 +1,4 @@
-"""``Decide``: the codec of a decision until an endpoint is chosen. The request is then encoded in the dialect of the endpoint."""
+"""``Decide``, the codec of a decision until an endpoint is chosen. The dialect of the endpoint then encodes the request."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from qreward.codecs.decisions.dialects import DialectTable
 from qreward.settings.policies import Endpoint
 
 NO_SUCH_PATH = frozenset({404, 405, 501})
-"""Statuses of servers that do not have a path."""
+"""HTTP statuses of responses from servers that do not have the path of a request."""
 OTHER_BODY = frozenset({400, 422})
-"""Statuses of servers that expect another body."""
+"""HTTP statuses of responses from servers that expect another form of the body."""
 
 
 class Decide:
-    """The codec of a ``WireRequest`` whose ``inputs`` are a ``DecisionInput``.
+    """Checks decisions and estimates their tokens. ``Decide`` is the codec of a ``WireRequest`` whose ``inputs`` are a ``DecisionInput``.
 
     Args:
         table: the dialects of endpoints.
-        learned: called after an error response has shown that an endpoint uses another dialect.
+        learned: function that is called after an error response has shown that an endpoint uses another dialect.
     """
 
     name = "decide"
@@ -35,9 +35,9 @@ class Decide:
         return self.table.expected(endpoint, model)
 
     def learns(self, endpoint: Endpoint, model: str, name: str | None) -> bool:
-        """Store the dialect that an error response points to. Returns True if the request should be sent again in that dialect.
+        """Store the dialect that an error response has shown. Returns True if the request should be sent again in this dialect.
 
-        Nothing is stored if ``Endpoint.decisions`` names a dialect.
+        If ``name`` is None or ``Endpoint.decisions`` names a dialect, nothing is stored, and the method returns False.
         """
         if name is None or endpoint.decisions is not None:
             return False
@@ -56,7 +56,7 @@ class Decide:
         )
 
     def validate(self, inputs: Any) -> DecisionInput:
-        """See :func:`valid_input`."""
+        """Return checked input and questions, as :func:`valid_input` does."""
         return valid_input(inputs)
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:

@@ -1,7 +1,7 @@
 """The dialect ``sglang``: ``POST /decisions`` as SGLang 0.5.23 serves it (``entrypoints/openai/serving_decisions.py``).
 
-Only the path is the same as in OpenAI's API. A question has an id, answers are a mapping by id, and options are names that must differ by
-more than upper and lower case.
+Only the path is the same as in OpenAI's API. A question has an id, the answers are a mapping by these ids, and options are names that must
+differ by more than upper and lower case.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TYPES = {YesNo: "yes_no", Score: "score", Choice: "choice"}
 
 
 class SGLangDialect(Dialect):
-    """Decisions of SGLang. Every answer has its label mass."""
+    """Asks SGLang for decisions. SGLang reports the label mass of every answer."""
 
     name = "sglang"
     path = "/decisions"

@@ -1,9 +1,9 @@
 """The dialect ``systemone``: ``POST /systemone``, the System One API 0.2.0, as vLLM 0.33 and SGLang 0.5.23 serve it.
 
-vLLM reports the label mass in ``diagnostics``, and SGLang reports it in the answer as ``x_label_mass``. For checkpoints that were trained
-for decisions, neither server reports it. The ``confidence`` of a response is ignored, because vLLM and SGLang compute it differently (vLLM:
-probability times label mass; SGLang: distance from a uniform guess). If an input is too long for a checkpoint that was trained for
-decisions, both servers truncate the input without an error.
+vLLM reports the label mass in ``diagnostics``, and SGLang reports the label mass in the answer as ``x_label_mass``. For checkpoints that
+were trained for decisions, neither server reports the label mass. The ``confidence`` of a response is ignored, because vLLM and SGLang
+compute it differently (vLLM: probability times label mass; SGLang: distance from a uniform guess). If an input is too long for a checkpoint
+that was trained for decisions, both servers truncate the input without an error.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TYPES = {YesNo: "noul", Score: "score", Choice: "choice"}
 
 
 class SystemOneDialect(Dialect):
-    """Decisions of System One. vLLM takes 26 options and SGLang 255."""
+    """Asks for decisions with the System One API. vLLM takes at most 26 options, and SGLang takes at most 255."""
 
     name = "systemone"
     path = "/systemone"

@@ -1,6 +1,6 @@
 """Responses to lists of items. A response has a value or an error for each item, and the usage of each item.
 
-Objects of the openai package are created only when they are needed.
+Objects of the openai package are created only when a caller needs them.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from qreward.codecs.finish_reason import ending_of
 from qreward.errors import InvalidResponse
 from qreward.results import Usage
 
-_MOST = 2**53  # largest total that is divided; above it, floats cannot represent every whole number
+_MOST = 2**53  # largest total that ``share`` divides; above this number, floats cannot represent every whole number
 
 
 class RewardScore(float):
-    """A reward: a float with the other numbers that the server returned.
+    """Holds a reward: a float with the other numbers that the server returned.
 
     Attributes:
         attributes: name -> number, such as ``helpfulness`` and ``correctness``. Empty if the server returns only one number.
@@ -41,7 +41,7 @@ class RewardScore(float):
 
 
 class ItemAnswer(msgspec.Struct, gc=False):
-    """The result of one item of a list. Implements ``qreward.results.Answered``.
+    """Holds the result of one item of a list. Implements ``qreward.results.Answered``.
 
     Attributes:
         value: the value of the item.
@@ -72,15 +72,15 @@ class ItemAnswer(msgspec.Struct, gc=False):
 
 
 class ListAnswer(msgspec.Struct, gc=False):
-    """The response to a list of items.
+    """Holds the response to a list of items.
 
     Attributes:
         items: the value of each item or an ``InvalidResponse``, in the order of the request.
         usage: tokens of the whole request; None if the server reported no tokens.
         each: tokens of each item; None if the server did not report them.
-        sizes: estimated prompt tokens of each item. ``usage`` is divided among the items in proportion to them.
-        outputs: size of each item's generated text. The completion tokens of ``usage`` are divided in proportion to it. None if the
-            operation generates no text.
+        sizes: estimated prompt tokens of each item. ``usage`` is divided among the items in proportion to these sizes.
+        outputs: size of each item's generated text. The completion tokens of ``usage`` are divided in proportion to these sizes. None if
+            the operation generates no text.
         kind: the type of an item's answer.
     """
 
@@ -141,7 +141,7 @@ def share(total: int | None, sizes: Sequence[float]) -> list[int | None]:
 
 
 class Choices(ItemAnswer, gc=False):
-    """The choices of a completion for one prompt. ``build`` returns a list of openai ``CompletionChoice``."""
+    """Holds the choices of a completion for one prompt. ``build`` returns a list of openai ``CompletionChoice``."""
 
     def build(self) -> Any:
         from openai.types import CompletionChoice  # noqa: PLC0415 - takes most of a second, and is often not needed
@@ -150,7 +150,7 @@ class Choices(ItemAnswer, gc=False):
 
 
 class Moderated(ItemAnswer, gc=False):
-    """The moderation of one input. ``build`` returns an openai ``Moderation``."""
+    """Holds the moderation of one input. ``build`` returns an openai ``Moderation``."""
 
     def build(self) -> Any:
         from openai.types import Moderation  # noqa: PLC0415

@@ -1,7 +1,7 @@
 """The base of all list codecs: one request body with many items, and one response with a value for each item.
 
-Before an endpoint is chosen, a request has an ``Operation``. It validates items, estimates their size, and decides which of them may share
-a request. When an endpoint takes the request, the ``ListCodec`` of the endpoint's kind encodes the body and decodes the response. A
+Before an endpoint is chosen, a request has an ``Operation``. It validates the items, estimates their size, and decides which items may
+share a request. When an endpoint takes the request, the ``ListCodec`` of the endpoint's kind encodes the body and decodes the response. A
 ``ServerKind`` describes one kind of server.
 """
 
@@ -27,14 +27,14 @@ from qreward.settings.policies import RewardModel
 TEXT, PAIR, CHAT_ITEM, TOKENS, PARTS = "text", "pair", "chat", "tokens", "parts"
 """The kinds of items. Items of different kinds never share a request."""
 LONE = frozenset({CHAT_ITEM, PARTS})
-"""Kinds of items of which each item is sent alone in a body."""
+"""Kinds of items that are sent alone: the body of a request holds only one item of such a kind."""
 
 _BYTES_AROUND_ITEM = 16  # bytes of the JSON syntax of one item: quotes, brackets and a comma
 _BYTES_AROUND_ITEMS = 512  # bytes of all other members of a body
 
 
 class Pair(msgspec.Struct, frozen=True, gc=False):
-    """A prompt and a response to it. ``label`` is the correct answer. It is sent to servers that accept it (OpenRLHF's ``labels``)."""
+    """Holds a prompt and a response to the prompt. ``label`` is the correct answer, for servers such as OpenRLHF that accept it."""
 
     prompt: str
     response: str
@@ -42,13 +42,13 @@ class Pair(msgspec.Struct, frozen=True, gc=False):
 
 
 class Conversation(msgspec.Struct, frozen=True, gc=False):
-    """A conversation whose last message is scored."""
+    """Holds a conversation whose last message is scored."""
 
     messages: list[Any]
 
 
 class Parts(msgspec.Struct, frozen=True, gc=False):
-    """Texts and images that form one item. Moderations accept such items."""
+    """Holds the texts and images of one item. The operation ``moderations`` accepts such items."""
 
     parts: list[Any]
 
@@ -109,7 +109,7 @@ def parts_item(raw: Any) -> str | Parts:
 
 
 def _not_an_item(raw: object, name: str, rule: str) -> BadRequest:
-    """Return the error for an invalid item. The item None has a special message, because it usually comes from a failed generation."""
+    """Return the error for an invalid item. The item None has a special message, because None usually comes from a failed generation."""
     if raw is None:
         return BadRequest(f"the {name} is None; leave the item out, or give the {name}")
     return BadRequest(f"{rule}, not {'an empty one' if raw in ('', [], ()) else f'a {type(raw).__name__}'}")
@@ -160,7 +160,7 @@ def tokens_in(item: Any) -> float:
 
 
 def bytes_in(item: Any) -> int:
-    """Return an estimate of an item's bytes in a body. It is too small only if the item has many JSON escapes."""
+    """Return an estimate of an item's bytes in a body. The estimate is too small only if the item has many JSON escapes."""
     match item:
         case list():
             size = sum(len(str(token)) + 1 for token in item)
@@ -174,7 +174,7 @@ def bytes_in(item: Any) -> int:
 
 
 class MergeLimits(msgspec.Struct, frozen=True):
-    """The limits of one request. None means no limit.
+    """Holds the limits of one request. None means that there is no limit.
 
     Args:
         items: maximum number of items.
@@ -187,7 +187,7 @@ class MergeLimits(msgspec.Struct, frozen=True):
     bytes: int | None = None
 
     def with_items(self, most: int | None) -> MergeLimits:
-        """Return these limits with at most ``most`` items. A value below 1 counts as 1, and None changes nothing."""
+        """Return these limits with the maximum number of items lowered to ``most``. A value below 1 counts as 1. None changes nothing."""
         return self if most is None or (self.items is not None and self.items <= most) else self.of_items(most)
 
     def of_items(self, items: int) -> MergeLimits:
@@ -197,7 +197,7 @@ class MergeLimits(msgspec.Struct, frozen=True):
     def fitting(self, items: Iterable[Any]) -> int:
         """Return how many items, counted from the first, fit into one request.
 
-        The result is at least 1, because an item that exceeds a limit is sent alone. The server then accepts or refuses it.
+        The result is at least 1, because an item that exceeds a limit is sent alone. The server then accepts or refuses the item.
 
         Example:
             >>> MergeLimits(items=2).fitting(["a", "b", "c"])
@@ -221,15 +221,15 @@ UNLIMITED = MergeLimits()
 ALONE = MergeLimits(items=1)
 
 BAD_ITEM_STATUSES = frozenset({400, 413, 422, 424})
-"""HTTP statuses of a refused list that a single bad item may have caused."""
+"""HTTP statuses that a server may send for a list because of a single bad item."""
 BAD_ITEM_ERRORS = (BadRequest, ServerError, InvalidResponse, ConnectionFailed, RequestTimeout)
-"""Errors of a list that a single bad item may have caused."""
+"""Types of errors that a list may have because of a single bad item."""
 _BAD_ITEM_KINDS = frozenset({FailureKind.REFUSED, FailureKind.UNSUITABLE})  # UNSUITABLE: an item is too long for this model
 _NOT_ITEM_KINDS = frozenset({FailureKind.OVERLOADED, FailureKind.QUOTA, FailureKind.UNSENDABLE})
 
 
 def splits(failure: Failure, count: int) -> bool:
-    """Return True if a failed list of ``count`` items must be sent again in two halves. In the end, only the bad item then fails.
+    """Return True if a failed list of ``count`` items must be sent again in two halves, so that in the end only the bad item fails.
 
     After an overload, the list is not split, because the whole list can be sent again. After an error such as a wrong key, the list is not
     split, because each half would fail too.
@@ -243,15 +243,16 @@ def splits(failure: Failure, count: int) -> bool:
 def may_have_a_bad_item(error: BaseException) -> bool:
     """Return True if parts of a failed list may succeed.
 
-    Return False for a response that could be read but does not have one result per item. Parts of the list must not be sent to this server.
-    If it always returns one number, its response to a list of one item would wrongly be accepted.
+    Return False for a response that could be read but does not have one result per item. Parts of the list must not be sent to the server
+    of such a response. If the server always returns one number, its response to a part with one item would wrongly be accepted.
     """
     read = isinstance(error, InvalidResponse) and error.status_code is not None
     return isinstance(error, BAD_ITEM_ERRORS) and not read
 
 
 class Operation:
-    """An operation on a list of items, such as ``score``. It is the ``codec`` of a ``WireRequest`` until an endpoint is chosen.
+    """Defines an operation on a list of items, such as ``score``. An operation is the ``codec`` of a ``WireRequest`` until an endpoint is
+    chosen.
 
     Attributes:
         name: name of the operation, such as ``score``.
@@ -280,12 +281,12 @@ class Operation:
         return items
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
-        """Return the estimated tokens of all items, and the maximum output tokens, which only completions have."""
+        """Return the estimated tokens of all items, and the maximum output tokens, which are 0 except for ``completions``."""
         output = most_output(call.params) * len(call.inputs) if self.name == "completions" else 0.0
         return sum(map(tokens_in, call.inputs)), output
 
     def merge_key(self, call: WireRequest) -> Hashable:
-        """Return the key of a call. Calls with equal keys differ only in their items, so these items may share a request.
+        """Return the key of a call. Calls with equal keys differ only in their items, so the items of these calls may share a request.
 
         Raises ``BadRequest`` if JSON cannot represent a parameter.
         """
@@ -310,15 +311,15 @@ class ListCodec:
 
     Attributes:
         path: path of the API, such as ``/reward``.
-        native: False if ``path`` is relative to the endpoint's ``base_url``; True if it is relative to the root of the server, which is
-            ``base_url`` without ``/v1``.
+        native: False if ``path`` is relative to the endpoint's ``base_url``; True if ``path`` is relative to the root of the server, which
+            is ``base_url`` without ``/v1``.
         member: name of the body's member with the items.
         texts: True if the server takes texts as items.
         pairs: True if the server takes pairs as items. A pair becomes a text if ``RewardModel(template=...)`` is set. Without a template,
             a pair becomes a conversation if the server takes conversations but no pairs.
         chats: True if the server takes conversations as items. Each conversation is sent alone in a body, as ``messages``.
-        rows_in: name of the response's member with a list of one row per item; ``""`` if the response itself is that list.
-        value_in: name of the row's member with the reward. If a row is not an object, it is the reward itself.
+        rows_in: name of the response's member with a list of one row per item; ``""`` if the response itself is the list.
+        value_in: name of the row's member with the reward. If a row is not an object, the row itself is the reward.
         limits: the limits of one body.
         answer: the type of an item's answer. Its ``build`` returns the result for the caller.
         operation: the operation.
@@ -369,7 +370,10 @@ class ListCodec:
         return item
 
     def mergeable(self, item: Any) -> bool:
-        """Return True if the item may share a body with other items of its kind. Raises ``BadRequest`` like ``form``."""
+        """Return True if the item may share a body with other items of its kind.
+
+        Raises ``BadRequest`` if the server does not accept the item.
+        """
         return shape_of(self.form(item)) not in LONE
 
     def encode(self, call: WireRequest, model: str) -> bytes:
@@ -398,7 +402,10 @@ class ListCodec:
         return {self.member: items[0].parts if isinstance(items[0], Parts) else items}
 
     def defaults(self) -> dict[str, Any]:
-        """Return further members of the body. Parameters of the caller replace them. ``model`` is always sent, because routers need it."""
+        """Return further members of the body. A parameter of the caller replaces the member with the same name.
+
+        The result need not have ``model``. ``encode`` always writes it, because routers need it.
+        """
         return {}
 
     def decode(self, body: bytes, call: WireRequest) -> ListAnswer:
@@ -455,7 +462,7 @@ class ListCodec:
 
 
 class NumberCodec(ListCodec):
-    """A codec for rows with a list of numbers, such as the classes of a classifier. ``RewardModel.label`` selects the reward.
+    """Reads rows with a list of numbers, such as the classes of a classifier. ``RewardModel.label`` selects the number that is the reward.
 
     Attributes:
         value_in: name of the row's member with the numbers.
@@ -472,7 +479,7 @@ class NumberCodec(ListCodec):
 
 @dataclass(frozen=True)
 class ServerKind:
-    """A kind of server: the codec of each operation, and the routes that report its state.
+    """Defines a kind of server: the codec of each operation, and the routes that report the state of the server.
 
     Args:
         name: value of ``Endpoint.kind``.
@@ -481,7 +488,8 @@ class ServerKind:
             codec, with the key ``""`` for the default.
         probe: paths of the GET requests of a probe, relative to the root of the server. For a path without a reader, the status of the
             response shows whether the server is ready.
-        info: path of a response that changes only when the server restarts, such as the limits of the server; None without such a path.
+        info: path of a GET request whose response changes only when the server restarts, such as a response with the limits of the server.
+            None if there is no such path.
         readers: path -> function that parses the response body, for paths that are not in ``server_info.READERS``.
         chat: True if the server also serves chat completions.
         lists_models: True if the server lists its models at ``/v1/models`` and rejects requests for all other models.
@@ -496,6 +504,6 @@ class ServerKind:
     lists_models: bool = False
 
     def routes(self, operation: str) -> Mapping[str, type[ListCodec]]:
-        """Return route -> codec of an operation; empty if the operation is not supported."""
+        """Return the mapping of route -> codec for an operation; an empty mapping if the operation is not supported."""
         found = self.codecs.get(operation, {})
         return {"": found} if isinstance(found, type) else found

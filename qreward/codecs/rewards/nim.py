@@ -16,7 +16,7 @@ _ATTRIBUTE = re.compile(r"\s*([A-Za-z][\w .-]{0,40}?)\s*:\s*([^\s,]+)\s*")
 
 
 class NimReward(ListCodec):
-    """``POST /chat/completions`` with a response such as ``helpfulness:1.25,correctness:0.43`` or ``reward:-7.1``.
+    """Encodes and decodes ``POST /chat/completions`` with a response such as ``helpfulness:1.25,correctness:0.43`` or ``reward:-7.1``.
 
     A request contains one conversation, so only concurrent requests increase the throughput. The reward is the attribute that
     ``RewardModel.label`` names. Without a label, the reward is the attribute ``reward``, or the only attribute.

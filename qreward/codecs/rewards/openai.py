@@ -13,9 +13,10 @@ from qreward.settings.policies import BATCH_KIND
 
 
 class VectorScore(NumberCodec):
-    """``POST /embeddings`` of a server that returns a reward as a vector of one number (SGLang, vLLM, and servers with the same API).
+    """Encodes and decodes ``POST /embeddings`` at a server that returns a reward as a vector of one number (SGLang, vLLM, and servers with
+    the same API).
 
-    A longer vector is an embedding, so it is an error unless ``RewardModel.label`` selects one of its numbers.
+    A longer vector is an embedding. A longer vector is an error, unless ``RewardModel.label`` selects one of the numbers of the vector.
     """
 
     path = "/embeddings"
@@ -23,7 +24,7 @@ class VectorScore(NumberCodec):
 
 
 class EmbeddingList(ListCodec):
-    """``POST /embeddings``: one vector of floats per item. An item is a text or a list of token ids."""
+    """Encodes and decodes ``POST /embeddings``. The value of an item is a vector of floats. An item is a text or a list of token ids."""
 
     path = "/embeddings"
 
@@ -32,15 +33,16 @@ class EmbeddingList(ListCodec):
 
 
 class OpenAIEmbeddingList(EmbeddingList):
-    """``POST /embeddings`` with the limits of OpenAI's own API, which the openai package documents."""
+    """Encodes and decodes ``POST /embeddings`` with the limits of OpenAI's own API, which the openai package documents."""
 
     limits = MergeLimits(items=2048, tokens=300_000)
 
 
 class CompletionList(ListCodec):
-    """``POST /completions``: a list of ``n`` choices for each prompt. The accepted finish reasons are those of the chat codec.
+    """Encodes and decodes ``POST /completions``. The value of a prompt is a list of ``n`` choices. Finish reasons are checked as in
+    ``ChatCodec``.
 
-    In the response, choice ``k`` of prompt ``i`` has the index ``i * n + k``. In the result it has the index ``k``.
+    In the response, choice ``k`` of prompt ``i`` has the index ``i * n + k``. In the result, this choice has the index ``k``.
     """
 
     path = "/completions"
@@ -65,7 +67,7 @@ class CompletionList(ListCodec):
 
 
 class ModerationList(ListCodec):
-    """``POST /moderations``: one result per item. An item is a text or a list of parts."""
+    """Encodes and decodes ``POST /moderations``. The value of an item is its moderation. An item is a text or a list of parts."""
 
     path = "/moderations"
     rows_in = "results"
@@ -79,7 +81,10 @@ class ModerationList(ListCodec):
 
 
 class Rerank(ListCodec):
-    """``POST /rerank`` of vLLM and Jina. The items are documents. All items share the query of the call. Results are matched by index."""
+    """Encodes and decodes ``POST /rerank`` as vLLM and Jina serve it. The items are documents. All items share the query of the call.
+
+    The member ``index`` of a result says to which item the result belongs.
+    """
 
     path = "/rerank"
     member = "documents"
@@ -110,4 +115,4 @@ OPENAI = ServerKind(
     lists_models=True,
 )
 OPENAI_BATCH = ServerKind(BATCH_KIND, {}, probe=OPENAI.probe, chat=True, lists_models=True)
-"""A server with OpenAI's Batch API. Only bulk runs use it. They send their requests as batches of the provider."""
+"""The kind of a server with OpenAI's Batch API. Only bulk runs use this kind. A bulk run sends its requests as batches of the provider."""

@@ -12,7 +12,7 @@ from qreward.codecs.rewards.parsing import InvalidRow
 
 
 class OpenRlhfReward(ListCodec):
-    """``POST /get_reward`` with ``query`` (prompt and response in one text), ``prompts`` and ``labels``.
+    """Encodes and decodes ``POST /get_reward`` with ``query`` (prompt and response in one text), ``prompts`` and ``labels``.
 
     In the response, ``rewards`` has the reward of each item. The attributes of a :class:`RewardScore` are ``reward``, ``score`` (from the
     list ``scores``) and the item's numbers from the lists in ``extra_logs``. ``RewardModel(label=...)`` selects one of these attributes as

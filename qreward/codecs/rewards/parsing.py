@@ -28,7 +28,7 @@ def read(body: bytes) -> Any:
 
 
 def is_error(document: dict[str, Any]) -> bool:
-    """Return True if a document is an error.
+    """Return True if a document is an error response.
 
     Most servers send ``{"error": ...}``, SGLang sends ``{"object": "error"}``, and TEI's OpenAI routes send ``{"message", "type"}``.
     """
@@ -62,7 +62,7 @@ def as_many(rows: list[Any], count: int, what: str) -> list[Any]:
 
 
 def in_order(rows: list[Any], count: int) -> list[Any]:
-    """Return the rows in the order of the items. They are sorted by ``index`` if they have one, and otherwise unchanged.
+    """Return the rows in the order of the items. Rows with an ``index`` are sorted by it. The order of rows without an ``index`` is kept.
 
     Raises ``Malformed`` if there is not one row per item, or if the indexes do not match the items.
     """
@@ -113,7 +113,7 @@ def numbers(raw: Any, what: str) -> list[float]:
 
 
 def row_of(raw: Any) -> dict[str, Any]:
-    """Return the row. Raises ``InvalidRow`` if the row is not an object, or if it is an error."""
+    """Return the row. Raises ``InvalidRow`` if the row is not an object, or if the row is an error."""
     if not isinstance(raw, dict):
         raise InvalidRow(f"its result is {safe_repr(raw)}, not an object")
     if is_error(raw):
@@ -132,7 +132,7 @@ def by_position(values: Sequence[float], label: int | str | None, names: Sequenc
         what: name of the list, for messages.
 
     Raises:
-        InvalidRow: the label selects no number. Or the label is None, ``last`` is False, and the row has several numbers.
+        InvalidRow: the label selects no number; or the label is None, ``last`` is False, and the row has several numbers.
     """
     if isinstance(label, str):
         if label not in names:
@@ -182,7 +182,10 @@ def by_name(attributes: dict[str, float], label: int | str | None, usual: str) -
 
 
 def safe_repr(raw: Any) -> str:
-    """Return a value as text for a message. For texts, lists and objects, the text is only the type, because they may contain a secret."""
+    """Return a value as text for a message.
+
+    For texts, lists and objects, the text is only the type, because such a value may contain a secret.
+    """
     if raw is None:
         return "null"
     if isinstance(raw, bool | float):

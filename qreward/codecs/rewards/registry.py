@@ -1,4 +1,4 @@
-"""The registry of the kinds of servers, and the operations that they may support."""
+"""The registry of the kinds of servers, and the operations that a kind may support."""
 
 from __future__ import annotations
 
@@ -41,17 +41,20 @@ def _check_choices(params: Mapping[str, Any]) -> None:
 
 
 SCORE = Operation("score", pair_item)
-"""Items are ``(prompt, response)``, conversations or texts. The value of each item is its reward, a ``RewardScore``."""
+"""The operation ``score``. Items are pairs ``(prompt, response)``, conversations or texts. The value of each item is its reward, a
+``RewardScore``."""
 CLASSIFY = Operation("classify", pair_item)
-"""Items have the forms of the items of ``SCORE``. The value of each item is a ``dict[str, float]`` with the probability of each label."""
+"""The operation ``classify``. Items have the same forms as the items of ``SCORE``. The value of each item is a ``dict[str, float]`` with
+the probability of each label."""
 RERANK = Operation("rerank", text_item, _check_ranking)
-"""Items are documents. The value of each item is its relevance to ``params["query"]``, a float."""
+"""The operation ``rerank``. Items are documents. The value of each item is its relevance to ``params["query"]``, a float."""
 EMBED = Operation("embeddings", token_item)
-"""Items are texts or lists of token ids. The value of each item is its vector, a ``list[float]``."""
+"""The operation ``embeddings``. Items are texts or lists of token ids. The value of each item is its vector, a ``list[float]``."""
 COMPLETE = Operation("completions", token_item, _check_choices)
-"""Items are prompts: texts or lists of token ids. The value of each item is a ``list[dict]`` with ``n`` choices."""
+"""The operation ``completions``. Items are prompts: texts or lists of token ids. The value of each item is a ``list[dict]`` with ``n``
+choices."""
 MODERATE = Operation("moderations", parts_item)
-"""Items are texts or lists of parts. The value of each item is its moderation, a ``dict``."""
+"""The operation ``moderations``. Items are texts or lists of parts. The value of each item is its moderation, a ``dict``."""
 _OPERATIONS = [operation.name for operation in (SCORE, CLASSIFY, RERANK, EMBED, COMPLETE, MODERATE)]
 
 
@@ -89,7 +92,7 @@ def register_kind(kind: ServerKind) -> None:
 
 
 def kind_of(name: str) -> ServerKind:
-    """Return the kind with this name. Raises ``ConfigError`` if it is not registered in this process."""
+    """Return the kind with this name. Raises ``ConfigError`` if the kind is not registered in this process."""
     if name not in _KINDS:
         raise ConfigError(f"the kind of server {name!r} is not registered in this process; call register_kind in a module it imports")
     return _KINDS[name]
@@ -125,15 +128,19 @@ def _codec_of(kind: str, operation: Operation, settings: RewardModel) -> ListCod
 
 
 def settings_of(endpoint: Endpoint) -> RewardModel:
-    """Return the endpoint's ``reward`` settings, or the defaults if it has none."""
+    """Return the endpoint's ``reward`` settings, or the defaults if the endpoint has no such settings."""
     return _USUAL if endpoint.reward is None else endpoint.reward
 
 
 def bound(call: WireRequest, endpoint: Endpoint) -> tuple[WireRequest, str, bool]:
     """Bind a call to an endpoint.
 
-    Return the call with the codec of the endpoint, the path of the request, and whether the path is relative to the root of the server.
-    Raises ``ConfigError`` if the endpoint does not support the operation.
+    Returns:
+        Three values: the call with the codec of the endpoint; the path of the request; and True if the path is relative to the root of the
+        server.
+
+    Raises:
+        ConfigError: the endpoint does not support the operation.
 
     Example:
         >>> [bound(WireRequest(EMBEDDINGS, "m", "", {}, None), Endpoint("http://a", kind=kind))[1:] for kind in ("tei", "vllm", "nim")]

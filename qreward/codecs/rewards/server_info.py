@@ -19,13 +19,13 @@ MODELS = "/v1/models"
 
 
 class ServerLimits(msgspec.Struct, frozen=True):
-    """The limits that a server reports; None for a limit that it does not report.
+    """Holds the limits that a server reports. A limit that the server does not report is None.
 
     Attributes:
         items: maximum number of items in one request.
-        concurrency: maximum number of requests in flight. For TEI, it is the maximum number of items in flight.
+        concurrency: maximum number of requests in flight. For TEI, this is the maximum number of items in flight.
         input_tokens: maximum tokens of one item.
-        batch_tokens: maximum tokens that are processed at once.
+        batch_tokens: maximum tokens that the server processes together.
         cache_tokens: size of the prefix cache in tokens.
     """
 
@@ -45,7 +45,7 @@ class ServerLimits(msgspec.Struct, frozen=True):
 
 
 class Load(msgspec.Struct, frozen=True):
-    """The state that a server reports; None for a value that it does not report.
+    """Holds the state that a server reports. A value that the server does not report is None.
 
     Attributes:
         ready: True if the server accepts requests.
@@ -73,7 +73,8 @@ def _reported(struct: msgspec.Struct) -> dict[str, Any]:
 def read_load(path: str, status: int, body: bytes, readers: Mapping[str, Callable[[bytes], Load]] | None = None) -> Load:
     """Parse the response to a probe.
 
-    For a path without a reader, the status shows whether the server is ready. ``ready`` is True for 2xx, False for 5xx, and else None.
+    For a path without a reader, the status shows whether the server is ready. ``ready`` is True for 2xx, False for 5xx, and None for all
+    other statuses.
 
     Example:
         >>> read_load("/v1/loads", 200, b'{"loads": [{"num_running_reqs": 3}]}').running
@@ -83,7 +84,7 @@ def read_load(path: str, status: int, body: bytes, readers: Mapping[str, Callabl
     if read is None:
         return Load(ready=True if 200 <= status < 300 else False if status >= 500 else None)
     load = read(body) if 200 <= status < 300 else Load()
-    if path == MODELS and (status >= 500 or 200 <= status < 300):  # servers that are probed here have no route for readiness
+    if path == MODELS and (status >= 500 or 200 <= status < 300):  # servers that are probed at this path have no route for readiness
         load = load.joined(Load(ready=status < 300))
     return load
 
@@ -163,7 +164,7 @@ def _document(body: bytes) -> Any:
 
 
 def _amount(document: Any, name: str) -> float | None:
-    """Return a member of an object if it is a finite number and not negative. Otherwise return None."""
+    """Return a member of an object if the member is a finite number and not negative. Otherwise return None."""
     raw = document.get(name) if isinstance(document, dict) else None
     value = _finite(raw) if type(raw) in (int, float) else None
     return value if value is not None and value >= 0 else None

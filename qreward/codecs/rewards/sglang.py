@@ -18,7 +18,10 @@ from qreward.results import Usage
 
 
 class SglangClassify(NumberCodec):
-    """``POST /classify`` returns an array of ``{"embedding", "meta_info"}`` in the order of the texts. The reward is in ``embedding``."""
+    """Encodes and decodes ``POST /classify``, which returns an array of ``{"embedding", "meta_info"}`` in the order of the texts.
+
+    The reward is in ``embedding``.
+    """
 
     path = "/classify"
     native = True
@@ -40,7 +43,7 @@ class SglangClassify(NumberCodec):
 
 
 class SglangLabels(VllmLabels):
-    """``POST /v1/classify`` for the probability of each label."""
+    """Encodes and decodes ``POST /v1/classify`` for the probability of each label."""
 
     path = "/v1/classify"
     chats = False
@@ -56,7 +59,7 @@ class SglangLabels(VllmLabels):
 
 
 class SglangRerank(Rerank):
-    """``POST /v1/rerank`` returns an array that is sorted by score."""
+    """Encodes and decodes ``POST /v1/rerank``, which returns an array that is sorted by score."""
 
     path = "/v1/rerank"
     native = True

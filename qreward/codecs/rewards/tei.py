@@ -20,7 +20,7 @@ reads the limit of the items from ``GET /info``."""
 
 
 class TeiLabels(ListCodec):
-    """``POST /predict`` for the probability of each label. The server sorts labels by score."""
+    """Encodes and decodes ``POST /predict`` for the probability of each label. The server sorts labels by score."""
 
     path = "/predict"
     native = True
@@ -39,7 +39,10 @@ class TeiLabels(ListCodec):
 
 
 class TeiPredict(TeiLabels):
-    """``POST /predict`` for a reward. The server sorts labels by score, so the reward is selected by its name."""
+    """Encodes and decodes ``POST /predict`` for a reward.
+
+    The server sorts labels by score, so the reward is selected by the name of its label.
+    """
 
     def defaults(self) -> dict[str, Any]:
         return {"raw_scores": not self.settings.activation}
@@ -51,8 +54,8 @@ class TeiPredict(TeiLabels):
     def _label(self) -> str | None:
         """Return the name of the label that is the reward.
 
-        If ``RewardModel.label`` is a number, it is a position in ``RewardModel.labels``. Without ``labels``, the names are ``LABEL_0``,
-        ``LABEL_1`` and so on.
+        If ``RewardModel.label`` is a number, the number is a position in ``RewardModel.labels``. Without ``labels``, the names are
+        ``LABEL_0``, ``LABEL_1`` and so on.
         """
         label, names = self.settings.label, self.settings.labels
         if not isinstance(label, int):
@@ -67,7 +70,7 @@ class TeiPredict(TeiLabels):
 
 
 class TeiRerank(Rerank):
-    """``POST /rerank`` returns an array that is sorted by score."""
+    """Encodes and decodes ``POST /rerank``, which returns an array that is sorted by score."""
 
     native = True
     member = "texts"
@@ -77,7 +80,7 @@ class TeiRerank(Rerank):
 
 
 class TeiEmbeddings(EmbeddingList):
-    """``POST /v1/embeddings``. It is used instead of ``/embed`` because it reports the usage."""
+    """Encodes and decodes ``POST /v1/embeddings``. This route is used instead of ``/embed``, because its response has the usage."""
 
     path = "/v1/embeddings"
     native = True

@@ -1,7 +1,7 @@
 """The kind ``vllm``: ``/classify``, ``/pooling``, ``/score``, ``/rerank``, and rewards from ``/embeddings``.
 
-vLLM accepts a list as a whole or refuses it. If one item is too long, the response to the whole list is a 400. Each conversation must be
-sent in a separate request.
+vLLM accepts a whole list, or refuses the whole list. If one item is too long, the response to the whole list is a 400. Each conversation
+must be sent in a separate request.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from qreward.codecs.rewards.parsing import InvalidRow
 
 
 class VllmClassify(NumberCodec):
-    """``POST /classify``: the reward is one of the numbers in ``probs``. The numbers are logits if ``use_activation`` is false."""
+    """Encodes and decodes ``POST /classify`` for a reward, which is one of the numbers in ``probs``.
+
+    The numbers are logits if ``use_activation`` is false.
+    """
 
     path = "/classify"
     native = True
@@ -29,7 +32,7 @@ class VllmClassify(NumberCodec):
 
 
 class VllmLabels(VllmClassify):
-    """``POST /classify`` for the probability of each label.
+    """Encodes and decodes ``POST /classify`` for the probability of each label.
 
     vLLM returns only the name of the most likely label. All other names are taken from ``RewardModel.labels``, or are ``LABEL_0``,
     ``LABEL_1`` and so on. The server Infinity, which has the same API, returns all names.
@@ -55,7 +58,7 @@ class VllmLabels(VllmClassify):
 
 
 class VllmPooling(VllmClassify):
-    """``POST /pooling``: the reward of a sequence. If the server returns a reward for each token or step, the last one counts."""
+    """Encodes and decodes ``POST /pooling`` for a reward. If the server returns a reward for each token or step, the last reward counts."""
 
     path = "/pooling"
     value_in = "data"
@@ -70,7 +73,8 @@ class VllmPooling(VllmClassify):
 
 
 class VllmScore(ListCodec):
-    """``POST /score``: pairs for a cross-encoder. They are sent as two lists of texts, so pairs of different callers can share a request.
+    """Encodes and decodes ``POST /score`` for a cross-encoder. Pairs are sent as two lists of texts, so pairs of different callers can
+    share a request.
 
     The lists are named ``text_1`` and ``text_2``, because all versions of vLLM accept these names.
     """
@@ -88,13 +92,13 @@ class VllmScore(ListCodec):
 
 
 class VllmVectorScore(VectorScore):
-    """``POST /embeddings`` of a server with a chat template, which also takes conversations."""
+    """Encodes and decodes ``POST /embeddings`` at a server with a chat template. The server also takes conversations."""
 
     chats = True
 
 
 class VllmRerank(Rerank):
-    """``POST /rerank``, which all versions of vLLM serve at the root of the server."""
+    """Encodes and decodes ``POST /rerank`` at the root of the server, where all versions of vLLM serve this route."""
 
     native = True
 

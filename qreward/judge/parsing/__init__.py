@@ -1,19 +1,20 @@
 """Strict parsing of a judge's answer: a text becomes an instance of a pydantic model, or raises :class:`Unreadable`.
 
 An answer that is not clearly one verdict of the judge itself is rejected. A rejected answer costs another request, but a misread number
-would become a reward. This package must not know clients, prompts or the clock.
+would become a reward. This package must not import clients or prompts, and must not use the clock.
 
 The rules:
 
 - Reasoning: ``<think>``, ``<thinking>``, ``<reasoning>`` and ``<thought>`` blocks are removed. The answer is rejected if a block is not
-  closed, if there are two closing tags without opening tags, or if another verdict may stand before a closing tag without an opening one.
-- JSON: a JSON object is accepted if it is the whole answer, or the whole content of the only fenced block. In a text, it is accepted as a
-  sentence of its own, or after a label ("My verdict: {...}"), outside of quotations.
+  closed, if there are two closing tags without opening tags, or if a closing tag without an opening tag follows a text that may be another
+  verdict.
+- JSON: a JSON object is accepted if it is the whole answer, or the whole content of the only fenced block. Inside a longer text, a JSON
+  object outside of quotations is accepted if it is a sentence of its own, or if it follows a label ("My verdict: {...}").
 - Errors in JSON: trailing commas, single and typographic quotes, ``True``/``None``, comments, line breaks in strings, and keys without
-  quotes or in another case are accepted. An answer with any other error is rejected, even if it also has a valid verdict.
-- A verdict in words is accepted if a whole sentence is the verdict and nothing else. It is a label with a value ("**Score:** 7/10", "Final
-  rating is 7.", "[RESULT] 4", "Verdict: yes", "Winner: B"), a heading or table row with label and value, ``<score>7</score>``, or a value
-  in double brackets ("[[7]]", "[[A]]", "[[A>B]]").
+  quotes or in another case are accepted. An answer with any other error is rejected, even if the answer also has a valid verdict.
+- A verdict in words is accepted if a whole sentence is the verdict and nothing else. The forms of a verdict are: a label with a value
+  ("**Score:** 7/10", "Final rating is 7.", "[RESULT] 4", "Verdict: yes", "Winner: B"), a heading or table row with label and value,
+  ``<score>7</score>``, or a value in double brackets ("[[7]]", "[[A]]", "[[A>B]]").
 - A value without a label ("7", "7/10", ``\\boxed{7}``, "Yes.", "Response A") is accepted if it is the whole answer.
 - A sentence about the task ("The final answer is 7", "Result: 7", "Total: 7", "Conclusion: 7", "7/10 tests passed") is not a verdict.
 - A verdict inside a longer sentence ("I would give it a 7", "Score: 7, because ...", "Response A is better") is rejected, because the
@@ -22,16 +23,16 @@ The rules:
   ("Style: 6/10") may precede the verdict.
 - After the verdict, only reasons with a label are accepted ("Reason: ...", a heading "Strengths"). The reasons must not have another
   number, in digits or words, or words that may revise the verdict ("wait", "correction", "I missed", "too high").
-- A fraction ("7/10") is accepted if its denominator is the top of the scale. Another denominator is rejected, because it may be another
-  scale.
+- A fraction ("7/10") is accepted if its denominator is the top of the scale. Another denominator is rejected, because it may belong to
+  another scale.
 - A percentage is accepted on scales of 0 to 1 and 0 to 100, and rejected on other scales.
 - Decimals ("7.5", "7,5") are accepted. Three digits after a comma are rejected, because the comma may separate thousands.
 - Other numbers are rejected: ranges, "about 7", "7 or 8", sums, exponents, digits other than ASCII, leading zeros, NaN, infinity, and
   numbers outside the scale. In JSON, true and null are not numbers, but the texts "7" and "7/10" are.
-- Quotations are not the judge's own words: fenced blocks except ``json`` ones, lines after ``>``, quotation marks of all kinds, inline
+- Quotations are not the judge's own words: fenced blocks except ``json`` blocks, lines after ``>``, quotation marks of all kinds, inline
   code, tags except layout tags and tags around a value, and HTML comments. A text between two quotations is not a verdict. An answer with
   quotation marks, fences or tags that do not pair is rejected.
-- A verdict after "The candidate wrote:" is not accepted, but it counts as a second verdict.
+- A verdict after "The candidate wrote:" is not accepted, but counts as a second verdict.
 - An answer is rejected if more than 100,000 characters are left after its reasoning is removed, so that parsing does not block other work.
 """
 
@@ -48,7 +49,8 @@ from qreward.judge.parsing.text import TextReader, Unreadable, sentences, withou
 __all__ = ["PreferenceVerdict", "ScoreVerdict", "Unreadable", "YesNoVerdict", "instruction", "read", "schema_of"]
 
 LONGEST = 100_000
-"""The maximum number of characters of an answer, without its reasoning. It limits the time that a hostile answer can take to parse."""
+"""The maximum number of characters of an answer, without its reasoning. This limit bounds the time that the parsing of a hostile answer can
+take."""
 
 _WRAPPED = re.compile(
     r"```\w{0,12}[ \t]*\n(?P<fenced>.*?)\n?[ \t]*```|<(?P<tag>answer|output|result|final|final_answer|judge?ment|evaluation)>(?P<tagged>.*)"
@@ -67,15 +69,15 @@ def read(text: str, model: type[M], *, scale: tuple[float, float] | None = None,
     Args:
         text: the content of the answer.
         model: the pydantic model of the verdict.
-        scale: lowest and highest score. If None, the limits of the deciding field apply: ``ge`` and ``le`` if it has both, or the lowest
-            and highest of its choices.
-        reasoning: the reasoning that the server returned separately. It is never searched for a verdict.
+        scale: lowest and highest score. If None, the limits of the deciding field apply: ``ge`` and ``le`` if the field has both, and
+            otherwise the lowest and the highest choice of the field.
+        reasoning: the reasoning that the server returned separately. The reasoning is never searched for a verdict.
 
     Returns:
         The verdict as an instance of ``model``.
 
     Raises:
-        Unreadable: the answer has no verdict, or more than one; or the verdict may be a quotation or is outside the scale.
+        Unreadable: the answer has no verdict, or more than one verdict; or the verdict may be a quotation or is outside the scale.
 
     Example:
         >>> from qreward.judge.parsing import ScoreVerdict
@@ -110,7 +112,7 @@ def _prepared(model: type[Any], scale: tuple[float, float] | None) -> tuple[Verd
 
 
 def _inside(text: str) -> str:
-    """Return the content if the text is one fenced block, tag or quotation, else ``""``."""
+    """Return the content if the text is one fenced block, tag or quotation. Otherwise return ``""``."""
     match = _WRAPPED.fullmatch(text.strip())
     return (match["fenced"] or match["tagged"] or match["quoted"] or "").strip() if match else ""
 
@@ -122,7 +124,7 @@ def _unwrapped(answer: str) -> str:
 
 
 def _whole_object(text: str) -> dict[str, Any] | None:
-    """Return the members of a JSON object if the whole text is the object; else None.
+    """Return the members of a JSON object if the whole text is the object. Otherwise return None.
 
     A fence, tag or quotes around the object are allowed.
     """
@@ -138,7 +140,7 @@ def _whole_object(text: str) -> dict[str, Any] | None:
 
 
 def _may_be_a_verdict(before: str, value: object, reader: TextReader) -> bool:
-    """Return whether the text before a closing reasoning tag without an opening one may contain a verdict of the judge.
+    """Return whether the text before a closing reasoning tag without an opening tag may contain a verdict of the judge.
 
     The judge may have quoted the tag from the judged text. Then the text before the tag is not reasoning.
     """

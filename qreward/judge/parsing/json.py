@@ -2,7 +2,7 @@
 
 In addition to JSON, the parser accepts trailing commas, single and typographic quotes, ``True``/``False``/``None``, comments, line breaks
 in strings, keys without quotes, and unknown escapes. It rejects an object that is not closed, unescaped quotes, a key with two different
-values, nesting deeper than :data:`DEEPEST`, and any other error. This module knows nothing of verdicts.
+values, nesting deeper than :data:`DEEPEST`, and any other error. This module does not depend on verdicts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class NotAnObject(ValueError):
 
 
 def object_at(text: str, start: int) -> tuple[dict[str, Any], int]:
-    """Return the members of the object that starts at ``start``, and the index of its end. Takes time linear in the length of the text.
+    """Return the members of the object that starts at ``start``, and the index of its end. The time is linear in the length of the text.
 
     Raises:
         NotAnObject: the object is not closed, or has an error that is not accepted.

@@ -1,5 +1,7 @@
 """The pydantic model of a verdict: its deciding field, its validation, its JSON schema, and the instruction in the prompt.
 
+The *deciding field* of a model is the field that states the verdict, such as a score.
+
 The strict JSON schema uses only keywords that OpenAI's strict mode, OpenAI's fine-tuned models and guided decoding accept. Every object
 allows only its own members and requires all of them. No keyword limits a value: limits are written into descriptions, and checked when an
 answer is parsed.
@@ -109,12 +111,12 @@ docstring would make the cached answers useless."""
 
 
 class FieldKind(NamedTuple):
-    """The values that a field allows: numbers, a choice of texts, or neither.
+    """Describes which values a field allows: numbers, a choice of texts, or neither.
 
     Attributes:
         number: True if the field allows numbers.
         options: spelling -> value of each choice; empty if the field is not a choice of texts.
-        numerals: (number, value in the model) of each choice, if the field is a choice of numbers; else empty.
+        numerals: (number, value in the model) of each choice; empty if the field is not a choice of numbers.
         limits: lowest and highest number, if the field limits both.
     """
 
@@ -126,12 +128,12 @@ class FieldKind(NamedTuple):
 
 @dataclass(frozen=True)
 class VerdictSchema(Generic[M]):
-    """A verdict model and its deciding field.
+    """Reads verdicts of one pydantic model from the members of JSON objects.
 
     Attributes:
         model: the pydantic model.
-        name: name of the deciding field. If it is None, only a JSON object is accepted, and all its fields except texts are compared with
-            those of a second verdict.
+        name: name of the deciding field. None if no field decides. Then only a JSON object is accepted, and two verdicts are compared by
+            all fields except texts.
         kind: the values that the deciding field allows.
         scale: lowest and highest score.
     """
@@ -165,12 +167,15 @@ class VerdictSchema(Generic[M]):
 
     @cached_property
     def _known(self) -> Mapping[str, str]:
-        """For all fields: the spelling of a key without case and separators -> the key in JSON."""
+        """A mapping for all fields: the spelling of a key without case and separators -> the key in JSON."""
         return {_folded(key): key for name in self.model.model_fields for key in reversed(self._keys(name))}
 
     @cached_property
     def _deciding(self) -> frozenset[str]:
-        """The keys of the deciding field. If no field decides, the keys of all required fields, or of all fields if none is required."""
+        """The keys of the deciding field.
+
+        If no field decides, the keys of all required fields; if no field is required, the keys of all fields.
+        """
         fields = self.model.model_fields
         names = [self.name] if self.name else [name for name, info in fields.items() if info.is_required()] or list(fields)
         return frozenset(_folded(key) for name in names for key in self._keys(name))
@@ -205,7 +210,7 @@ class VerdictSchema(Generic[M]):
         return verdict
 
     def value_of(self, members: dict[str, Any]) -> object:
-        """Return the value that is compared with that of another verdict, or None if the members lack the deciding field.
+        """Return the value that is compared with the value of another verdict; None if the members lack the deciding field.
 
         Raises :class:`Unreadable`.
         """
@@ -222,7 +227,7 @@ class VerdictSchema(Generic[M]):
     def _as_field(self, number: float, written: Any) -> Any:
         """Return the number as the model accepts it. If the field is a choice of numbers, the number must be one of the choices.
 
-        A large integer is returned as it was written, because a float would lose digits.
+        A large integer is returned in the form in which it was written, because a float would lose digits.
         """
         if self.kind.numerals:
             for own, value in self.kind.numerals:
@@ -232,7 +237,7 @@ class VerdictSchema(Generic[M]):
         return written if isinstance(written, int) else int(number) if number.is_integer() else number
 
     def _complaint(self, error: ValidationError) -> str:
-        """Return a description of the error: its type, and the member if the model has such a member.
+        """Return a description of the error: the type of the error, and the member if the model has a member of this name.
 
         Pydantic's message and input are left out, because they may quote the answer.
         """
@@ -286,7 +291,7 @@ def _numeral(value: Any) -> float | None:
 
 
 class _PlainNumbers(GenerateJsonSchema):
-    """Describes a ``Decimal`` as a number. Pydantic describes it as a number or a text."""
+    """Describes a ``Decimal`` as a number. Pydantic describes a ``Decimal`` as a number or a text."""
 
     def decimal_schema(self, schema: Any) -> dict[str, Any]:
         return self.float_schema(schema)

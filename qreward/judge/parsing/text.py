@@ -2,12 +2,12 @@
 revise it.
 
 1. Reasoning is removed (:func:`without_reasoning`). Quotations are removed and JSON objects are collected (:func:`own_words`).
-2. The rest is split into sentences. Sentences that may report someone else's words are marked (:func:`sentences`).
+2. The remaining text is split into sentences. Sentences that may report someone else's words are marked (:func:`sentences`).
 3. Each sentence is matched as a whole against the forms of a verdict (:class:`TextReader`).
-4. The other sentences are searched for a different verdict. Those after the verdict are also searched for words and numbers that may
+4. The other sentences are searched for a different verdict. Sentences after the verdict are also searched for words and numbers that may
    revise it.
 
-The text may be hostile, so every step takes time linear in the length of the text. This module knows no pydantic model.
+The text may be hostile, so every step takes time linear in the length of the text. This module does not depend on pydantic models.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Unreadable(ValueError):
 
     Attributes:
         reason: one short sentence that can be sent to the judge with the repeated request. The reason never quotes the answer, because a
-            judged text could otherwise inject instructions through it.
+            judged text could otherwise inject instructions through the reason.
     """
 
     def __init__(self, reason: str) -> None:
@@ -48,7 +48,7 @@ def without_reasoning(text: str) -> tuple[str, str]:
     """Remove the reasoning blocks of an answer.
 
     A chat template may put the opening tag into the prompt, so that the answer contains only the closing tag. But a closing tag without an
-    opening one may also come from a judged text that the judge quotes. The caller must then check the text before the tag.
+    opening tag may also come from a judged text that the judge quotes. The caller must then check the text before the tag.
 
     Returns:
         Two texts: the text before a closing tag that has no opening tag, or ``""`` if there is no such tag; and the answer without
@@ -119,7 +119,7 @@ def own_words(text: str, value_of: ValueOf) -> tuple[str, Found]:
 
     In the words, a :data:`GAP` stands for each quotation and an :data:`OBJECT` for each verdict in JSON. Quotations are: text in quotation
     marks, inline code, fenced blocks (except a ``json`` block with one object), lines after ``>``, HTML comments, and the content of tags
-    other than layout tags and tags around a value. A quotation ends with its closing mark; other marks in it are ignored.
+    other than layout tags and tags around a value. A quotation ends with its closing mark. Other marks inside the quotation are ignored.
 
     Example:
         >>> own_words('It says "Score: 10". Score: 2', lambda members: None)
@@ -159,7 +159,7 @@ _UNPAIRED = "It is not clear what the answer quotes: its quotation marks, fences
 
 
 def _opened(mark: re.Match[str], *, runs_on: bool) -> tuple[str, str]:
-    """Return the text that replaces a mark, and the closing mark of the quotation that the mark opens; ``""`` if it opens none."""
+    """Return two texts: the replacement for a mark, and the closing mark of the quotation that the mark opens; ``""`` for no quotation."""
     if mark["block"]:
         if runs_on:
             raise Unreadable("It is not clear where a block quote of the answer ends.")
@@ -184,7 +184,7 @@ def _closes(mark: re.Match[str], closer: str) -> bool:
 
 
 def _object(text: str, start: int, value_of: ValueOf, found: Found) -> tuple[str, int]:
-    """Return the replacement for a text that may be a JSON object or a ``json`` block with one, and the index of its end."""
+    """Return the replacement for a text that may be a JSON object or a ``json`` block with an object, and the index of the text's end."""
     block = _JSON_BLOCK.match(text, start)
     start = block.end() if block else start
     if not block and not _LIKE_JSON.match(text, start):
@@ -293,7 +293,7 @@ _OWN = re.compile(
 
 
 class Sentence(NamedTuple):
-    """A sentence outside of quotations, without markup.
+    """Holds a sentence outside of quotations, without markup.
 
     ``own`` is False if the sentence may report someone else's words without quotation marks.
     """
@@ -355,7 +355,7 @@ def _report(part: str, *, titled: bool) -> str:
 # Verdicts.
 
 _TASK_WORDS = frozenset({"answer", "result", "total", "conclusion", "output", "solution", "choice"})
-"""Labels that may also name the result of the task. They never introduce a verdict, even if the deciding field has such a name."""
+"""Labels that may also name the result of the task. These labels never introduce a verdict, even if the deciding field has such a name."""
 _LEAD = r"(?:(?:my|the|so|thus|therefore|hence|and|here is|here['\u2019]s|overall|final)[ ,]+){0,5}"
 _SPAN = r"[0-9]{1,9}(?:\.[0-9]{1,9})?"
 _RANGE = rf"(?: ?[(\[](?:(?:on )?(?:a )?(?:scale )?(?:of |from )?(?P<low>{_SPAN}) ?(?:-|\u2013|to) ?|out of )(?P<high>{_SPAN})[)\]])?"
@@ -381,7 +381,7 @@ _REASON = re.compile(
     r"(?:\u7406\u7531|\u539f\u56e0|\u89e3\u91ca)[:\uff1a]",
     re.IGNORECASE,
 )
-"""The labels that may begin a text after the verdict."""
+"""A pattern of the labels that may begin a text after the verdict."""
 _REVISES = re.compile(
     r"\b(?:wait|h+m+|actually|rather|instead|nope|oops|whoops|oh|sorry|apolog\w*|edit|erratum|hold on|hang on|not so fast|never ?mind|"
     r"on reflection|second (?:thoughts?|look)|corrections?|correct(?:ed|ing)|revis\w*|reconsider\w*|rethink\w*|the above|"
@@ -393,12 +393,13 @@ _REVISES = re.compile(
     r"zero|two|three|four|five|six|seven|eight|nine|ten)\b|^no\b|~~|\u7b49\u7b49|\u4e0d\u5bf9|\u66f4\u6b63|\u4fee\u6b63|\u6539\u4e3a|\u91cd\u65b0",
     re.IGNORECASE,
 )
-"""Words that may revise a verdict. Most of them speak of the judge, of the verdict or of another number; reasons speak of the response."""
+"""A pattern of words that may revise a verdict. Most of these words are about the judge, the verdict or another number. The words of a
+reason are about the response instead."""
 _PAIR_NOUN = r"(?:(?:the )?(?:response|assistant|answer|option|candidate|model|output) )?"
 
 
 class TextReader:
-    """Finds the verdict in a text, if there is exactly one. One instance reads all answers with the same form of verdict.
+    """Finds the verdict in a text, if there is exactly one verdict. One instance reads all answers with the same form of verdict.
 
     Args:
         field: the name of the deciding field, which is also accepted as a label. None if no field decides.
@@ -450,7 +451,8 @@ class TextReader:
         return rf"{noun}(?P<option>{one})"
 
     def read(self, text: str, value_of: ValueOf) -> tuple[Any, dict[str, Any] | None]:
-        """Return the verdict in an answer without reasoning: its value, and its members if it is a JSON object, else None.
+        """Return the verdict in an answer without reasoning: the value, and the members of the JSON object. A verdict in words has no
+        members, and None is returned for them.
 
         Raises :class:`Unreadable`.
         """

@@ -22,6 +22,8 @@ import pytest
 
 from qreward.cli import diagnose as findings
 from qreward.cli import main
+from qreward.cli.check import configuration
+from qreward.errors import ConfigError
 from qreward.testing import FakeEndpoint, FakeFleet
 
 KINDS = ("openai", "vllm", "sglang", "tei", "openrlhf", "nim")
@@ -69,7 +71,7 @@ def silent() -> Iterator[str]:
 
 
 def test_a_server_of_each_kind_that_is_set_up_well_is_found_well(check: Check) -> None:
-    key = {"models": ["judge-*"], "api_key": KEY}
+    key = {"models": ["judge-7b"], "api_key": KEY}
     with FakeFleet([FakeEndpoint(kind, kind=kind, **key) for kind in KINDS]) as fleet:
         endpoints = [{"name": kind, "kind": kind, "base_url": url, **key} for kind, url in fleet.urls.items()]
         status, found = check.json(*endpoints, more=("--call",))
@@ -81,7 +83,7 @@ def test_a_server_of_each_kind_that_is_set_up_well_is_found_well(check: Check) -
         assert 0 < each["latency"] < 20
         assert each["auth"] == "accepted"
         if kind not in ("tei", "openrlhf"):
-            assert each["models"] == ["judge-fake"]
+            assert each["models"] == ["judge-7b"]
 
 
 def test_it_tells_limits_and_queue_as_servers_do(check: Check) -> None:
@@ -320,6 +322,46 @@ def test_models_that_are_not_there(check: Check) -> None:
         assert check.json({**endpoint, "models": ["mine"]})[0] == 0
 
 
+def test_a_listed_pattern_is_no_model_and_stands_for_the_models_that_match_it(check: Check) -> None:
+    with fake("vllm", models=["judge-*"]) as endpoint:
+        for models in (["judge-7b"], ["judge-*"], ["*-7b"], ["*"]):
+            status, (found,) = check.json({**endpoint, "models": models})
+            assert (status, found["models"], found["problems"]) == (0, ["judge-*"], []), models
+        status, (found,) = check.json({**endpoint, "models": ["embed-1"]})
+        assert (status, found["problems"][0].partition(";")[0]) == (1, "it does not serve 'embed-1', but 'judge-*'")
+        assert check.json({**endpoint, "models": ["mine"], "model_names": {"mine": "judge-7b"}})[0] == 0
+        _, (found,) = check.json({**endpoint, "models": ["judge-*"]}, more=("--call",))
+        assert (found["called"], found["notes"][0].partition(",")[0]) == (None, "no model was called")
+    for kind in ("vllm", "sglang"):
+        with fake(kind) as endpoint:
+            assert check.json(endpoint, more=("--call",))[1][0]["called"] == "answered"
+
+
+def test_a_model_that_is_not_listed_is_well_if_it_answers_a_call(check: Check) -> None:
+    listing = {"*": (404, ""), "/v1/models": (200, '{"data": [{"id": "other"}]}'), "/v1/chat/completions": (200, COMPLETION)}
+    with answering(listing) as host:
+        endpoint = {"base_url": f"{host}/v1", "models": ["judge-7b"]}
+        assert check(endpoint)[0] == 1
+        status, (found,) = check.json(endpoint, more=("--call",))
+        assert (status, found["state"], found["problems"]) == (0, "ready, answered", [])
+        assert found["notes"] == ["its list of models has no 'judge-7b', but it answered a call for this model"]
+        status, (found,) = check.json({**endpoint, "models": ["judge-7b", "judge-8b"]}, more=("--call",))
+        assert (status, found["problems"][0].partition(";")[0]) == (1, "it does not serve 'judge-8b', but 'other'")
+
+
+def test_a_file_of_fakes_is_recognised_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.toml"
+    path.write_text('[[endpoints]]\nname = "gpu-0"\nport = 8100\nresponder = "judge"\n\n[[endpoints]]\nname = "api"\napi_key = "secret"\n')
+    with pytest.raises(ConfigError) as caught:
+        configuration(str(path))
+    assert str(caught.value).startswith(f"{path}: this is a file for `qreward fleet`: its endpoints have 'port', and none has base_url; ")
+    assert len(str(caught.value).splitlines()) == 1
+    assert "secret" not in str(caught.value)
+    path.write_text('[[endpoints]]\nname = "gpu-0"\nport = 8100\nbase_url = "http://gpu-0:8000/v1"\n')
+    with pytest.raises(ConfigError, match="unknown setting 'port'"):
+        configuration(str(path))
+
+
 def test_a_server_that_is_loading_and_one_that_fails_a_call(check: Check) -> None:
     with fake("vllm", phases=[{"behaviour": "error_503"}]) as loading, fake("vllm", faults={"error_500": 1.0}) as broken:
         status, found = check.json(loading, {**broken, "name": "b"}, more=("--call",))
@@ -327,7 +369,7 @@ def test_a_server_that_is_loading_and_one_that_fails_a_call(check: Check) -> Non
     assert found[0]["ready"] is False
     assert found[0]["problems"][0].startswith("it answers that it is not ready; wait until it has loaded its model")
     assert found[1]["called"] == "failed"
-    assert found[1]["problems"][0].startswith("a call failed: endpoint 'b' answered 500 for model 'fake'")
+    assert found[1]["problems"][0].startswith("a call failed: endpoint 'b' answered 500 for model 'any'")
 
 
 def test_a_timeout_that_is_none_is_a_mistake_and_a_reader_that_has_enough_is_no_error(

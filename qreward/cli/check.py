@@ -10,7 +10,7 @@ import argparse
 import asyncio
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -22,6 +22,7 @@ from qreward.errors import ConfigError
 from qreward.integrations.trainers.settings import SCORERS, read_reward_settings, reward_config_of
 from qreward.settings.client import CONFIG_VARIABLE, ClientConfig, config_from_env, config_of, read_config
 from qreward.settings.policies import Endpoint
+from qreward.testing import FakeEndpoint
 
 FROM_ENVIRONMENT = "QREWARD_CONFIG, or OPENAI_BASE_URL and OPENAI_API_KEY"
 MODELS_SHOWN = 3
@@ -70,7 +71,19 @@ def configuration(file: str | None) -> ClientConfig:
     content, place = read_reward_settings(file, empty="it must contain at least 'endpoints'")
     if content.keys() & {"client", *SCORERS}:
         return reward_config_of(content, place).client or config_from_env()
+    if setting := _setting_of_fakes(content):
+        what = f"this is a file for `qreward fleet`: its endpoints have {setting!r}, and none has base_url"
+        raise ConfigError(f"{place}: {what}; write the addresses that `qreward fleet` prints into a configuration, and check that")
     return config_of(content, place)
+
+
+def _setting_of_fakes(content: Mapping[str, Any]) -> str | None:
+    """Return a setting that only ``FakeEndpoint`` has, if the content describes fake servers; else None."""
+    endpoints = content.get("endpoints")
+    if not isinstance(endpoints, list) or not all(isinstance(each, dict) and "base_url" not in each for each in endpoints):
+        return None
+    only_fakes = FakeEndpoint.model_fields.keys() - Endpoint.model_fields.keys()
+    return next((name for each in endpoints for name in each if name in only_fakes), None)
 
 
 def used_form(file: str | None) -> str:
@@ -94,7 +107,7 @@ async def check(endpoint: Endpoint, config: ClientConfig, seconds: float, *, cal
             uncalled.append("no model was called, because no model name is known; add a name without a wildcard to models")
         else:
             error = await diagnose.call(endpoint, model, max(seconds, CALL_AT_LEAST))
-            called = diagnose.Called(answered=error is None, error=error)
+            called = diagnose.Called(answered=error is None, error=error, model=model)
     state = diagnose.state_of(endpoint, found, called)
     return {
         "name": endpoint.name,

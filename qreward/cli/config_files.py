@@ -187,7 +187,7 @@ def judge_document(model: str, client: str, trainer: Sequence[str] = ()) -> Docu
         Setting("on_failure", "raise", "for a missing reward: raise an error, none (if the trainer supports it), or a number", used=False),
         Setting("columns", {"reference": "solution"}, "field of the prompt -> column of your data, if the names differ", used=False),
     ]
-    prompt = "{answer_form}\n\nQuestion: {prompt}\nReference answer: {reference}\nAnswer: {response}"
+    prompt = "{answer_form}\n\nQuestion: {prompt}\nReference answer: {reference}\nCandidate answer: {response}"
     judge = [
         Setting("model", model, "the model that judges"),
         Setting("prompt", prompt, "default: a built-in prompt", used=False),

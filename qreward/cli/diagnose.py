@@ -318,9 +318,11 @@ def patterns_of(endpoint: Endpoint, config: ClientConfig) -> list[str]:
 def model_to_call(endpoint: Endpoint, config: ClientConfig, served: Iterable[str]) -> str | None:
     """Return the name of a model that may be requested from the endpoint, or None if no name is known."""
     patterns = patterns_of(endpoint, config)
-    known = [*(pattern for pattern in patterns if not is_glob(pattern)), *endpoint.model_names, *_called(endpoint.model_names, served)]
+    served = list(served)
+    there = [ANY_NAME if name == "*" else name for name in served if name == "*" or not is_glob(name)]
+    known = [*(pattern for pattern in patterns if not is_glob(pattern)), *endpoint.model_names, *_called(endpoint.model_names, there)]
     named = next((name for name in known if any(matches(pattern, name) for pattern in patterns)), None)
-    return named if named is not None or kind_of(endpoint.kind).lists_models else ANY_NAME
+    return named if named is not None or kind_of(endpoint.kind).lists_models else next(iter(served), ANY_NAME)
 
 
 class Called(msgspec.Struct, frozen=True):
@@ -329,10 +331,12 @@ class Called(msgspec.Struct, frozen=True):
     Attributes:
         answered: whether the request succeeded.
         error: the error of the request if it failed.
+        model: the name that was requested; None if no request was sent.
     """
 
     answered: bool = False
     error: QRewardError | None = None
+    model: str | None = None
 
     @property
     def status(self) -> int | None:
@@ -397,7 +401,7 @@ def problems(endpoint: Endpoint, config: ClientConfig, found: Examined, called: 
         yield f"it requires a key, and none was sent ({auth[10:-1]}); set {how}"
     if found.seems not in (None, endpoint.kind) and endpoint.kind in DISTINCT_KINDS:
         yield f"it seems to be a server of kind {found.seems!r}, not {endpoint.kind!r}; set {written('kind', found.seems, form)}"
-    yield from _of_models(endpoint, config, found)
+    yield from (text for wanted, text in _of_models(endpoint, config, found) if not _served_call(wanted, called))
     if (days := found.days) is not None and days < 0:
         yield f"its certificate expired {-days:.0f} days ago; renew it"
     if called.error is not None:
@@ -409,6 +413,8 @@ def notes(endpoint: Endpoint, config: ClientConfig, found: Examined, called: Cal
     if endpoint.kind == "openai" and found.seems is not None:
         kind = written("kind", found.seems, form)
         yield f"it seems to be a server of kind {found.seems!r}; with {kind} it can be asked for scores and for its load"
+    if called.answered and any(_served_call(wanted, called) for wanted, _ in _of_models(endpoint, config, found)):
+        yield f"its list of models has no {called.model!r}, but it answered a call for this model"
     unlisted = found.reachable and not found.listed and kind_of(endpoint.kind).lists_models
     if unlisted and (called.answered or found.refusal is None) and auth_of(endpoint, found, called) in ("accepted", "not needed", "?"):
         yield "it does not list its models, so their names could not be checked; check them with --call"
@@ -466,20 +472,33 @@ def _of_refusal(refusal: str, base_url: str) -> str:
     return f"{answer}, so it may be no OpenAI-compatible server; check the host, the port and the path of base_url{_UNLISTED}"
 
 
-def _of_models(endpoint: Endpoint, config: ClientConfig, found: Examined) -> Iterator[str]:
+def _of_models(endpoint: Endpoint, config: ClientConfig, found: Examined) -> Iterator[tuple[str, str]]:
+    """Yield a name or pattern that the list of models does not have, and the problem in words.
+
+    A server may list patterns, such as ``judge-*``. Whether the patterns of the endpoint have names in common with them is not known.
+    """
     served = found.load.models
     if not kind_of(endpoint.kind).lists_models or not found.listed:
         return
     renamed = endpoint.model_names
     for name, there in renamed.items():
-        if there not in served:
-            yield f"model_names maps {name!r} to {there!r}, but it serves {_served(there, served)}; correct model_names"
+        if not _lists(served, there):
+            yield name, f"model_names maps {name!r} to {there!r}, but it serves {_served(there, served)}; correct model_names"
     for pattern in patterns_of(endpoint, config):
         if is_glob(pattern):
-            if not any(matches(pattern, name) for name in _called(renamed, served)):
-                yield f"it serves {_served(pattern, served)}, none of which matches {pattern!r}; {_REMEDY}"
-        elif pattern not in renamed and pattern not in served:
-            yield f"it does not serve {pattern!r}, but {_served(pattern, served)}; {_REMEDY}"
+            if not any(is_glob(name) or matches(pattern, name) for name in _called(renamed, served)):
+                yield pattern, f"it serves {_served(pattern, served)}, none of which matches {pattern!r}; {_REMEDY}"
+        elif pattern not in renamed and not _lists(served, pattern):
+            yield pattern, f"it does not serve {pattern!r}, but {_served(pattern, served)}; {_REMEDY}"
+
+
+def _lists(served: Iterable[str], name: str) -> bool:
+    return any(name == each or matches(each, name) for each in served)
+
+
+def _served_call(wanted: str, called: Called) -> bool:
+    """Return whether the model request shows that the server has the model, or a model of the pattern."""
+    return called.answered and called.model is not None and matches(wanted, called.model)
 
 
 def _called(renamed: Mapping[str, str], served: Iterable[str]) -> list[str]:

@@ -328,7 +328,7 @@ class _Questions:
         if seen["seems"] in SERVER_KINDS:
             endpoint["kind"] = seen["seems"]
         models = seen["models"] if len(seen["models"]) <= MOST_NAMED else []
-        self._models += models
+        self._models += [name for name in models if not is_glob(name)]
         patterns = _ask("Models that it serves, separated by spaces; * is any model", " ".join(models) or "*").split()
         if patterns != ["*"]:
             endpoint["models"] = patterns

@@ -18,8 +18,8 @@ from typing import Any
 from qreward.errors import ConfigError
 from qreward.server.import_string import load_object
 from qreward.testing.spec import Responder
-from qreward.testing.synthetic_judge import SyntheticJudge
-from qreward.testing.synthetic_writer import write_verdict
+from qreward.testing.synthetic_judge import SyntheticJudge, text_of
+from qreward.testing.synthetic_writer import MEMBER, range_of, write_verdict
 from qreward.testing.text import digest_of, echo_text
 
 _ONES = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
@@ -182,53 +182,123 @@ def _spoken(run: list[str]) -> str:
 
 
 _LABEL = re.compile(r"^[ \t]*(question|reference answer|candidate answer)[ \t]*:[ \t]*", re.IGNORECASE | re.MULTILINE)
+# What a prompt of ``Judge`` may have after the last judged text: its notes and its question, the form of the answer, and a note on an
+# earlier answer.
+_AFTER = re.compile(
+    r"^(?:[ \t]*Question(?:, to be answered yes or no)?[ \t]*:|Where it differs from the reference answer\b|What stands between lines of "
+    r"backticks\b|Answer with one JSON object\b|\(An earlier answer could not be used:)",
+    re.IGNORECASE | re.MULTILINE,
+)
+_FENCED = re.compile(r"^(?P<fence>`{3,})[^`\n]*\n(?P<inside>.*?)^(?P=fence)[ \t]*$", re.DOTALL | re.MULTILINE)
 _ANY_ORDER = re.compile(r"\b(?:in any order|order does(?: not|n't) matter)\b", re.IGNORECASE)
+_CHOICES = re.compile(r"one of ((?:\"[^\"]*\"|-?\d[\d.]*)(?:, (?:\"[^\"]*\"|-?\d[\d.]*))*)")
+_BEST = ("yes", "true", "correct", "right", "pass")
+_WORST = ("no", "false", "incorrect", "wrong", "fail")
 
 
 def judge(messages: list[Any]) -> str:
-    """Judge the last user message. Return a JSON object with the members ``verdict``, ``score``, ``reason`` and ``echo``.
+    """Judge the candidate answer in the messages. Return a JSON object with the members that the prompt asks for.
 
-    The message has the sections ``Question:``, ``Reference answer:`` and ``Candidate answer:``. Each of these labels is at the start of a
-    line, and the section ends at the next label. Only the first occurrence of a label counts. Therefore a candidate answer in the last
-    section cannot inject a reference answer.
+    A prompt of :class:`qreward.judge.Judge` describes the form of the answer. A right candidate answer gets the highest number, yes or
+    true. A wrong one gets the lowest number, no or false. A prompt without such a form gets the members ``verdict``, ``score`` (1 or 0),
+    ``reason`` and ``echo``.
+
+    The last message with the label ``Candidate answer:`` counts, except messages of the assistant. The reference answer is in the same
+    message, or in a message without a candidate answer. If a text is missing, if there are two reference answers, or if the form has a
+    member with other options, the response is a sentence, which no client can read as a verdict.
 
     Example:
         >>> judge([{"role": "user", "content": "Reference answer: 1/2\\nCandidate answer: 50%"}])[:45]
         '{"verdict": "correct", "score": 1, "reason": '
+        >>> form = 'Answer with one JSON object:\\n"score": number, from 1 to 5'
+        >>> judge([{"role": "user", "content": f"Reference answer: 1/2\\nCandidate answer: 50%\\n\\n{form}"}])
+        '{"score": 5}'
     """
-    found = sections(last_user_text(messages))
-    missing = [label for label in ("reference answer", "candidate answer") if not found.get(label)]
-    reason = None
-    if not missing:
-        reason = same_answer(found["reference answer"], found["candidate answer"], bool(_ANY_ORDER.search(found.get("question", ""))))
-    verdict = {
-        "verdict": "correct" if reason else "incorrect",
-        "score": int(bool(reason)),
-        "reason": f"the message has no {missing[0]}" if missing else reason or "differs from the reference",
-    }
-    return json.dumps({**verdict, "echo": digest_of(messages)[:8].hex()}, ensure_ascii=False)
+    texts = [text_of([each]) for each in messages if isinstance(each, dict) and each.get("role") != "assistant"]
+    found = _judged(texts)
+    if not found.get("reference answer") or "candidate answer" not in found:
+        missing = "Candidate answer:" if "candidate answer" not in found else "Reference answer:"
+        return f"I cannot judge this, because the messages lack a single text after '{missing}'."
+    reason = same_answer(found["reference answer"], found["candidate answer"], bool(_ANY_ORDER.search(found.get("question", ""))))
+    form = dict(MEMBER.findall("\n".join(texts)))  # a form that is repeated, or that a judged text contains, is before the last one
+    if not form:
+        verdict = {"verdict": "correct" if reason else "incorrect", "score": int(bool(reason)), "reason": reason or _DIFFERS}
+        return json.dumps({**verdict, "echo": digest_of(messages)[:8].hex()}, ensure_ascii=False)
+    try:
+        return json.dumps({name: _member(words, reason) for name, words in form.items()}, ensure_ascii=False)
+    except _UnknownForm:
+        return "I cannot judge this, because a member of the form has neither limits nor options that I know."
+
+
+_DIFFERS = "differs from the reference"
+
+
+class _UnknownForm(Exception):
+    """The judge does not know which value of a member is for a right answer."""
+
+
+def _member(form: str, reason: str | None) -> Any:
+    """Return the value of a member, from its form and the reason why the answer is right; None if it is wrong."""
+    if form.startswith("text"):
+        return reason or _DIFFERS
+    if form.startswith("list of"):
+        return []
+    if form.startswith("true or false"):
+        return reason is not None
+    if choices := _CHOICES.match(form):
+        worst, best = _ends(json.loads(f"[{choices[1]}]"))
+    else:
+        worst, best = (_plain_number(end) for end in range_of(form) or (None, None))
+    if worst is None or best is None:
+        raise _UnknownForm
+    return best if reason else worst
+
+
+def _ends(options: list[Any]) -> tuple[Any, Any]:
+    """Return the options for a wrong and for a right answer. None if there is no such option, or more than one."""
+    try:
+        return min(options, key=float), max(options, key=float)
+    except ValueError:
+        named = [[option for option in options if str(option).strip().lower() in words] for words in (_WORST, _BEST)]
+        worst, best = (each[0] if len(each) == 1 else None for each in named)
+        return worst, best
+
+
+def _plain_number(number: float | None) -> float | None:
+    return int(number) if number is not None and number.is_integer() else number
+
+
+def _judged(texts: list[str]) -> dict[str, str]:
+    """Return the sections of the judged message. A section that it lacks comes from the last message that has it and no candidate answer.
+
+    If both have a reference answer, it is left out, because the candidate may have written one of them.
+    """
+    found = [sections(text) for text in texts]
+    judged = next((each for each in reversed(found) if "candidate answer" in each), {})
+    others = {name: text for each in found if "candidate answer" not in each for name, text in each.items()}
+    if judged.get("reference answer") and others.get("reference answer"):
+        return {"candidate answer": judged["candidate answer"]}
+    return {**others, **judged}
 
 
 def sections(text: str) -> dict[str, str]:
-    """Return a mapping from each label, in lower case, to the text of its section."""
+    """Return a mapping from each label, in lower case, to the text of its section.
+
+    Each label is at the start of a line. A section ends at the next label, or before the question and the form of a prompt of ``Judge``.
+    Only the first occurrence of a label counts, and none between lines of backticks. Therefore a candidate answer in the last section
+    cannot inject a reference answer. If a section is one block between lines of backticks, its text is the inside of the block.
+    """
+    blocks = [match.span() for match in _FENCED.finditer(text)]
+
+    def outside(pattern: re.Pattern[str]) -> list[re.Match[str]]:
+        return [match for match in pattern.finditer(text) if not any(start <= match.start() < end for start, end in blocks)]
+
     first: dict[str, re.Match[str]] = {}
-    for match in _LABEL.finditer(text):
+    for match in outside(_LABEL):
         first.setdefault(match[1].lower(), match)
-    starts = sorted(first.values(), key=lambda match: match.start())
-    ends = [*(match.start() for match in starts[1:]), len(text)]
-    return {match[1].lower(): text[match.end() : end].strip() for match, end in zip(starts, ends, strict=False)}
-
-
-def last_user_text(messages: list[Any]) -> str:
-    """Return the text of the last user message; ``""`` if there is no user message."""
-    for message in reversed(messages):
-        if isinstance(message, dict) and message.get("role") == "user":
-            content = message.get("content")
-            if isinstance(content, str):
-                return content
-            parts = content if isinstance(content, list) else []
-            return "\n".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
-    return ""
+    ends = sorted({match.start() for match in (*first.values(), *outside(_AFTER))} | {len(text)})
+    found = {name: text[match.end() : next(end for end in ends if end > match.start())].strip() for name, match in first.items()}
+    return {name: block["inside"].strip() if (block := _FENCED.fullmatch(section)) else section for name, section in found.items()}
 
 
 Write = Callable[[list[Any], bytes], str]

@@ -15,8 +15,9 @@ from typing import Any, Literal
 from pydantic import Field, SecretStr, SerializationInfo, field_serializer, field_validator, model_validator
 
 from qreward.errors import ConfigError
-from qreward.settings.base import Policy, check_glob, expand_variables
+from qreward.settings.base import Policy, check_glob, expand_variables, shown
 from qreward.settings.files import read_settings
+from qreward.spelling import closest
 from qreward.testing.faults import FAULTS
 from qreward.testing.model_server import MODELS, ServedModel
 from qreward.testing.synthetic_judge import SyntheticJudge
@@ -24,6 +25,8 @@ from qreward.testing.synthetic_judge import SyntheticJudge
 Behaviour = Literal["dead", "hang", "error_503", "error_500", "slow"]
 DecisionRoutes = Literal["openai", "vllm", "vllm_unsupported", "generative_scoring", "sglang", "systemone"]
 Responder = Callable[[list[Any]], str]
+RESPONDERS = ("echo", "judge", "synthetic")
+"""Names of the built-in responders."""
 
 _RATE = Field(default=0.0, ge=0, le=1)
 _NORMAL = NormalDist()
@@ -204,7 +207,8 @@ class FakeEndpoint(Policy):
 
     Args:
         name: name of the endpoint in the fleet and in the client.
-        models: glob patterns of the served models. A request for another model gets HTTP 404.
+        models: glob patterns of the served models. A request for another model gets HTTP 404. ``/v1/models`` lists the patterns as they
+            are.
         latency: see :class:`Latency`.
         max_concurrency: maximum number of requests served at once; None means no limit.
         over_cap: ``reject`` refuses requests above ``max_concurrency``. With ``queue``, any number of such requests wait, first come first
@@ -224,8 +228,9 @@ class FakeEndpoint(Policy):
         faults: see :class:`Faults`.
         phases: see :class:`Phase`.
         responder: ``echo``, ``judge``, ``synthetic``, ``"module:function"``, or a function that returns the text of the response to a list
-            of messages. ``synthetic`` answers with the JSON object that a prompt of ``qreward.judge.Judge`` describes; ``synthetic_judge``
-            decides the values. If the responder raises an exception, the request gets HTTP 500 at each attempt.
+            of messages. ``judge`` and ``synthetic`` answer with the JSON object that a prompt of ``qreward.judge.Judge`` describes.
+            ``judge`` compares the candidate answer with the reference answer. With ``synthetic``, ``synthetic_judge`` decides the values.
+            If the responder raises an exception, the request gets HTTP 500 at each attempt.
         kind: kind of server to imitate, with the values of ``Endpoint.kind``; see ``qreward.testing.rewards``.
         scoring: see ``qreward.testing.rewards.Scoring``.
         batching: how a fake of kind ``openai_batch`` processes batches; see :class:`Batching`. ``faults`` apply to the HTTP responses of
@@ -312,8 +317,11 @@ class FakeEndpoint(Policy):
     @field_validator("responder")
     @classmethod
     def _known_responder(cls, value: str | Responder) -> str | Responder:
-        if isinstance(value, str) and value not in ("echo", "judge", "synthetic") and ":" not in value:
-            raise ValueError("must be 'echo', 'judge', 'synthetic', 'module:function' or a function")
+        if isinstance(value, str) and value not in RESPONDERS and ":" not in value:
+            valid = "'echo', 'judge', 'synthetic', 'module:function' or a function"
+            raise ValueError(
+                f"must be {valid}, not {shown(value)}" + "".join(f"; did you mean {near!r}?" for near in closest(value, RESPONDERS))
+            )
         return value
 
     @model_validator(mode="after")

@@ -259,7 +259,9 @@ def _stated(value: str, asked: Asked) -> tuple[float, ...]:
     wanted, names = value.strip().lower(), [str(option).lower() for option in asked.options]
     if asked.kind != "yes_no":  # a prompt may show an option together with a description of the option
         named = (
-            [name == wanted for name in names] if wanted in names else [name.startswith((f"{wanted}: ", f"{wanted} - ")) for name in names]
+            [name == wanted for name in names]
+            if wanted in names
+            else [name.startswith((f"{wanted}: ", f"{wanted} - ", f"{wanted} (")) for name in names]
         )
         if any(named):
             return tuple(map(float, named))

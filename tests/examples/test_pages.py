@@ -18,7 +18,8 @@ from test_examples import ROOT, run_python, run_scripts
 
 from qreward.errors import ConfigError
 from qreward.testing import FakeEndpoint, FakeFleet, Latency, SyntheticJudge, echo_of
-from qreward.testing.responders import judge, last_user_text
+from qreward.testing.responders import judge
+from qreward.testing.synthetic_judge import text_of
 from qreward.testing.synthetic_writer import write_verdict
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -39,7 +40,7 @@ def answer(messages: list[Any]) -> str:
     try:
         return write_verdict(messages, SyntheticJudge())
     except ConfigError:
-        return judge(messages) if "Candidate answer:" in last_user_text(messages) else echo_of(messages)
+        return judge(messages) if "Candidate answer:" in text_of(messages) else echo_of(messages)
 
 
 @pytest.fixture(scope="module")

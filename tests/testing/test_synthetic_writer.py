@@ -9,7 +9,7 @@ import pytest
 from fleet_tools import serving, user
 from scale import SCALE
 
-from qreward import QRewardClient
+from qreward import Criterion, QRewardClient, Rubric
 from qreward.errors import ConfigError
 from qreward.judge import Judge
 from qreward.judge.parsing import YesNoVerdict
@@ -68,3 +68,26 @@ async def test_a_truth_that_does_not_fit_is_an_error_of_the_responder() -> None:
         assert answer.status == 500
         assert b"truth='2'" in answer.body
         assert client.fleet.seen("a").errors == {"responder": 1}
+
+
+RUBRIC = Rubric(
+    [
+        Criterion("right", "It is right.\n\nIt agrees with the reference."),
+        Criterion("clear", "How clear is it?", levels={"unclear": "", "readable": "with effort", "clear": "at first reading"}),
+        Criterion("tone", "What is its tone?", choices={"calm": 1, "dry": 0.5, "rude": 0}),
+    ]
+)
+
+
+@pytest.mark.parametrize("prompt", [None, "{answer_form}\n\nQuestion: {prompt}\n{response}", "Question: {prompt}\nA: {response}"])
+async def test_a_truth_may_name_the_question_of_a_written_criterion_as_that_of_a_decided_one(prompt: str | None) -> None:
+    texts = {
+        "truth[It is right.]=no; truth[How clear is it?]=readable; truth[What is its tone?]=dry": (0, 0.5, 0.5),
+        "truth[It is right.]=1; truth[How clear is it?]=1; truth[What is its tone?]=rude": (1, 1, 0),
+        "truth[verdict]=yes; truth[score]=0; truth[choice]=calm; truth=0.5": (1, 0, 1),
+    }
+    fake = FakeEndpoint("a", responder="synthetic")
+    async with FakeFleet([fake]) as fleet, QRewardClient(fleet.endpoints) as client:
+        batch = await Judge(client, model="m", rubric=RUBRIC, prompt=prompt).batch_score([("t", text) for text in texts])
+    found = [tuple(result.score for result in verdict.criteria.values()) for verdict in batch.values()]
+    assert found == [*texts.values()]

@@ -34,7 +34,7 @@ class CriterionResult(NamedTuple):
         confidence: the confidence of a decision, from 0 to 1; None for a written answer.
         distribution: the probability of each option of a decision; None for a written answer.
         text: the answer as received; ``""`` for a decision.
-        gate: the gate of the criterion; None if the criterion has no gate.
+        gate: the threshold of the criterion: if ``score`` is below it, the score of the whole rubric is 0. None for no threshold.
 
     Example:
         >>> result = CriterionResult(0.2, weight=2.0, gate=0.5)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from email.utils import parsedate_to_datetime
 from time import perf_counter
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
@@ -28,7 +29,7 @@ from qreward.codecs.rewards.registry import SCORE, kind_of, server_root
 from qreward.codecs.rewards.server_info import MODELS, Load, read_load
 from qreward.errors import ConfigError, QRewardError, RequestError, RequestTimeout
 from qreward.scheduler.outcome import Failure
-from qreward.scheduler.routing import is_glob, matches
+from qreward.scheduler.routing import Routes, is_glob, matches
 from qreward.settings.client import ClientConfig, without_effect
 from qreward.settings.policies import Endpoint
 from qreward.spelling import closest
@@ -287,9 +288,14 @@ def _seems(replies: Mapping[str, Reply], loads: Mapping[str, Load]) -> str | Non
     return next((kind for kind, shown in signs.items() if shown), None)
 
 
-async def call(endpoint: Endpoint, model: str, seconds: float) -> QRewardError | None:
-    """Send one small model request. Return None if it succeeds, and its error without secrets if it fails."""
-    if endpoint.reward is not None or not kind_of(endpoint.kind).chat:
+async def call(endpoint: Endpoint, model: str, seconds: float, *, scores: bool | None = None) -> QRewardError | None:
+    """Send one small model request. Return None if it succeeds, and its error without secrets if it fails.
+
+    ``scores`` is True to ask for a score, False for a chat completion, and None for what the endpoint seems to serve.
+    """
+    if scores is None:
+        scores = endpoint.reward is not None or not kind_of(endpoint.kind).chat
+    if scores:
         request = WireRequest(SCORE, model, [SCORE.item(("Say yes.", "yes"))], {}, None)
     else:
         request = WireRequest(CHAT, model, CHAT.validate([{"role": "user", "content": "Say yes."}]), {"max_tokens": 1}, None)
@@ -318,6 +324,32 @@ def model_to_call(endpoint: Endpoint, config: ClientConfig, served: Iterable[str
     known = [*(pattern for pattern in patterns if not is_glob(pattern)), *endpoint.model_names, *_called(endpoint.model_names, served)]
     named = next((name for name in known if any(matches(pattern, name) for pattern in patterns)), None)
     return named if named is not None or kind_of(endpoint.kind).lists_models else ANY_NAME
+
+
+class Asked(NamedTuple):
+    """A model that a scorer of the settings requests."""
+
+    setting: str  # setting that names the model, such as ``judge.model``
+    model: str
+    scores: bool  # True for a reward model, False for a judge
+
+
+def endpoints_by_pattern(config: ClientConfig) -> Routes[list[str]]:
+    """Return pattern -> names of the endpoints that serve it. A route replaces the endpoints' own pattern, as in a client."""
+    found: dict[str, list[str]] = {}
+    for endpoint in config.endpoints:
+        for pattern in endpoint.models:
+            found.setdefault(pattern, []).append(endpoint.name)
+    table: Routes[list[str]] = Routes()
+    for pattern, names in {**found, **{route.pattern: list(route.endpoints) for route in config.routes}}.items():
+        table.set(pattern, names)
+    return table
+
+
+def asked_of(endpoint: Endpoint, config: ClientConfig, asked: Iterable[Asked]) -> list[Asked]:
+    """Return those of the scorers' models whose requests may go to the endpoint."""
+    table = endpoints_by_pattern(config)
+    return [each for each in asked if endpoint.name in (table.find(each.model) or ())]
 
 
 class Called(msgspec.Struct, frozen=True):
@@ -376,10 +408,19 @@ def _refused_path(endpoint: Endpoint, found: Examined) -> str | None:
     return "redirects" if any(300 <= status < 400 for status in statuses) else None
 
 
-def problems(endpoint: Endpoint, config: ClientConfig, found: Examined, called: Called = NOT_CALLED, *, form: str = "") -> Iterator[str]:
+def problems(
+    endpoint: Endpoint,
+    config: ClientConfig,
+    found: Examined,
+    called: Called = NOT_CALLED,
+    *,
+    form: str = "",
+    asked: Iterable[Asked] = (),
+) -> Iterator[str]:
     """Yield the problems, most important first.
 
-    ``form`` is the form of the user's settings; see :func:`qreward.cli.config_files.form_of`.
+    ``form`` is the form of the user's settings; see :func:`qreward.cli.config_files.form_of`. ``asked`` are the models that scorers request
+    from the endpoint.
     """
     if found.failure is not None:
         yield found.failure
@@ -394,7 +435,7 @@ def problems(endpoint: Endpoint, config: ClientConfig, found: Examined, called: 
         yield f"it requires a key, and none was sent ({auth[10:-1]}); set {how}"
     if found.seems not in (None, endpoint.kind) and endpoint.kind in DISTINCT_KINDS:
         yield f"it seems to be a server of kind {found.seems!r}, not {endpoint.kind!r}; set {written('kind', found.seems, form)}"
-    yield from _of_models(endpoint, config, found)
+    yield from _of_models(endpoint, config, found, () if called.answered else asked)
     if (days := found.days) is not None and days < 0:
         yield f"its certificate expired {-days:.0f} days ago; renew it"
     if called.error is not None:
@@ -460,7 +501,7 @@ def _of_refusal(refusal: str, base_url: str) -> str:
     return f"{answer}, so it may be no OpenAI-compatible server; check the host, the port and the path of base_url{_UNLISTED}"
 
 
-def _of_models(endpoint: Endpoint, config: ClientConfig, found: Examined) -> Iterator[str]:
+def _of_models(endpoint: Endpoint, config: ClientConfig, found: Examined, asked: Iterable[Asked]) -> Iterator[str]:
     served = found.load.models
     if not kind_of(endpoint.kind).lists_models or not found.listed:
         return
@@ -474,6 +515,9 @@ def _of_models(endpoint: Endpoint, config: ClientConfig, found: Examined) -> Ite
                 yield f"it serves {_served(pattern, served)}, none of which matches {pattern!r}; {_REMEDY}"
         elif pattern not in renamed and pattern not in served:
             yield f"it does not serve {pattern!r}, but {_served(pattern, served)}; {_REMEDY}"
+    for setting, model, _ in asked:
+        if model not in (*renamed, *endpoint.models, *served):
+            yield f"it does not serve {model!r}, but {_served(model, served)}; change {setting}, or map the name with model_names"
 
 
 def _called(renamed: Mapping[str, str], served: Iterable[str]) -> list[str]:

@@ -335,7 +335,7 @@ def test_a_journal_is_started_over_only_if_no_request_was_sent_for_any_line(tmp_
                 pass
         else:
             content = path.read_bytes()
-            with pytest.raises(ConfigError, match="^model has changed"):
+            with pytest.raises(ConfigError, match=r"^model has changed"):
                 Journal(path, other, start_over=True)
             assert path.read_bytes() == content, name
     path = tmp_path / "long"

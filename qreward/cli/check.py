@@ -43,7 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_timeout(parser, 5.0, of="endpoint")
     parser.add_argument(
-        "--call", action="store_true", help="also send one small request to each endpoint, with a limit of 30 seconds or more"
+        "--call",
+        action="store_true",
+        help="also send one small request to each endpoint, or one for each model that scores if CONFIG is a trainer's file; each has a "
+        "limit of 30 seconds or more",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of the table")
 
@@ -56,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     return 1 if any(each["problems"] for each in checked) else 0
 
 
-def configuration(file: str | None) -> tuple[ClientConfig, tuple[diagnose.Asked, ...]]:
+def configuration(file: str | None) -> tuple[ClientConfig, tuple[diagnose.ScorerModel, ...]]:
     """Return the settings in a file, and the models of its scorers. If ``file`` is None, return what ``QRewardClient.from_env`` uses.
 
     If the file has the settings of a trainer or a judge, they are checked, and the settings of its client are returned. Any other file has
@@ -76,12 +79,12 @@ def configuration(file: str | None) -> tuple[ClientConfig, tuple[diagnose.Asked,
     return config_of(content, place), ()
 
 
-def _of_a_scorer(found: RewardConfig) -> tuple[ClientConfig, tuple[diagnose.Asked, ...]]:
+def _of_a_scorer(found: RewardConfig) -> tuple[ClientConfig, tuple[diagnose.ScorerModel, ...]]:
     config = found.client or config_from_env()
     with name_source_in_errors(found):
         check_reward_config(found, diagnose.endpoints_by_pattern(config).items())
     asked = (
-        diagnose.Asked(*((setting, stage, True) if isinstance(stage, str) else (f"{setting}.model", model, False)))
+        diagnose.ScorerModel(*((setting, stage, True) if isinstance(stage, str) else (f"{setting}.model", model, False)))
         for setting, stage in found.stages.items()
         for model in ((stage,) if isinstance(stage, str) else stage.model)
     )
@@ -94,7 +97,7 @@ def used_form(file: str | None) -> str:
 
 
 async def check_all(
-    config: ClientConfig, seconds: float, *, calls: bool, form: str = "", asked: Sequence[diagnose.Asked] = ()
+    config: ClientConfig, seconds: float, *, calls: bool, form: str = "", asked: Sequence[diagnose.ScorerModel] = ()
 ) -> list[dict[str, Any]]:
     """Check all endpoints concurrently, each with a timeout of ``seconds``. The requests that ``--call`` adds have their own timeout.
 
@@ -104,7 +107,7 @@ async def check_all(
 
 
 async def check(
-    endpoint: Endpoint, config: ClientConfig, seconds: float, *, calls: bool, form: str = "", asked: Sequence[diagnose.Asked] = ()
+    endpoint: Endpoint, config: ClientConfig, seconds: float, *, calls: bool, form: str = "", asked: Sequence[diagnose.ScorerModel] = ()
 ) -> dict[str, Any]:
     """Check one endpoint, and return the result in the form that ``--json`` prints. Durations are in seconds; None means unknown."""
     here = diagnose.asked_of(endpoint, config, asked)

@@ -326,7 +326,7 @@ def model_to_call(endpoint: Endpoint, config: ClientConfig, served: Iterable[str
     return named if named is not None or kind_of(endpoint.kind).lists_models else ANY_NAME
 
 
-class Asked(NamedTuple):
+class ScorerModel(NamedTuple):
     """A model that a scorer of the settings requests."""
 
     setting: str  # setting that names the model, such as ``judge.model``
@@ -346,7 +346,7 @@ def endpoints_by_pattern(config: ClientConfig) -> Routes[list[str]]:
     return table
 
 
-def asked_of(endpoint: Endpoint, config: ClientConfig, asked: Iterable[Asked]) -> list[Asked]:
+def asked_of(endpoint: Endpoint, config: ClientConfig, asked: Iterable[ScorerModel]) -> list[ScorerModel]:
     """Return those of the scorers' models whose requests may go to the endpoint."""
     table = endpoints_by_pattern(config)
     return [each for each in asked if endpoint.name in (table.find(each.model) or ())]
@@ -415,7 +415,7 @@ def problems(
     called: Called = NOT_CALLED,
     *,
     form: str = "",
-    asked: Iterable[Asked] = (),
+    asked: Iterable[ScorerModel] = (),
 ) -> Iterator[str]:
     """Yield the problems, most important first.
 
@@ -501,7 +501,7 @@ def _of_refusal(refusal: str, base_url: str) -> str:
     return f"{answer}, so it may be no OpenAI-compatible server; check the host, the port and the path of base_url{_UNLISTED}"
 
 
-def _of_models(endpoint: Endpoint, config: ClientConfig, found: Examined, asked: Iterable[Asked]) -> Iterator[str]:
+def _of_models(endpoint: Endpoint, config: ClientConfig, found: Examined, asked: Iterable[ScorerModel]) -> Iterator[str]:
     served = found.load.models
     if not kind_of(endpoint.kind).lists_models or not found.listed:
         return

@@ -20,7 +20,7 @@ from typing import Any
 
 from qreward.cli import check
 from qreward.cli.arguments import add_timeout
-from qreward.cli.diagnose import Asked
+from qreward.cli.diagnose import ScorerModel
 from qreward.errors import ConfigError
 from qreward.integrations.trainers.settings import VARIABLE
 from qreward.settings.base import variables_in
@@ -98,7 +98,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _settings(file: str | None) -> tuple[dict[str, Any], ClientConfig | None, tuple[Asked, ...]]:
+def _settings(file: str | None) -> tuple[dict[str, Any], ClientConfig | None, tuple[ScorerModel, ...]]:
     """Return the part of the report about the settings, the configuration, and the models of its scorers.
 
     The part says where the settings come from, what is wrong with them, and which environment variables they use. The configuration is None

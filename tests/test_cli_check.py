@@ -531,3 +531,13 @@ def test_a_call_uses_the_models_of_the_scorers(tmp_path: Path, capsys: pytest.Ca
         file.write_text(json.dumps({"client": {"endpoints": [endpoint]}, "reward_model": "judge-7b"}))
         main(["check", str(file), "--timeout", "20", "--call"])
         assert fleet.seen("a").requests == 4
+
+
+def test_an_answer_to_a_model_that_a_server_does_not_list_is_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "reward.json"
+    with answering({"/v1/models": (200, LIST), "/v1/chat/completions": (200, COMPLETION), "*": (200, "{}")}) as host:
+        client = {"endpoints": [{"name": "a", "base_url": f"{host}/v1", "proxy": ""}]}
+        file.write_text(json.dumps({"client": client, "judge": {"model": "an-alias"}}))
+        assert main(["check", str(file), "--timeout", "20"]) == 1
+        assert "a: it does not serve 'an-alias'" in capsys.readouterr().out
+        assert main(["check", str(file), "--timeout", "20", "--call"]) == 0, capsys.readouterr()

@@ -222,6 +222,12 @@ def test_a_refusal_quotes_nothing_of_the_answer() -> None:
     assert refused.value.__cause__ is None
 
 
+def test_a_refusal_names_the_values_that_the_model_allows() -> None:
+    with pytest.raises(Unreadable) as refused:
+        read('{"reason": "", "verdict": "incorrect"}', YesNoVerdict)
+    assert refused.value.reason == """The JSON object does not fit at "verdict": it must be 'yes' or 'no'."""
+
+
 def test_the_stock_verdicts_come_to_scores() -> None:
     assert [YesNoVerdict(verdict=word).score for word in ("yes", "no")] == [1.0, 0.0]  # type: ignore[arg-type]
     assert [PreferenceVerdict(preferred=word).score for word in ("A", "B", "tie")] == [1.0, 0.0, 0.5]  # type: ignore[arg-type]

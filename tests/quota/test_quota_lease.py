@@ -282,8 +282,8 @@ class Demands:
 
     def answer(self, now: float) -> None:
         for attempt in self.under_way:
-            self.source.ended(attempt)
-            self.source.answered(now, attempt.sent_at, Answer("yes", 1, 1))
+            self.source.ended(now, attempt)
+            self.source.answered(now, attempt, Answer("yes", 1, 1))
         self.under_way.clear()
 
     def ask(self, now: float) -> RenewRequest:

@@ -121,8 +121,8 @@ class Choice:
     Args:
         instructions: the question that the choice answers.
         choices: a list of 2 to 255 options, which are texts or bools; or a mapping from options to descriptions. OpenAI accepts at most 255
-            options, vLLM and SGLang accept 26, and chat models accept 20. Servers call the options A, B, ..., so an option that is a single
-            letter must be the letter of its position.
+            options, vLLM and SGLang accept 26, and chat models accept 20. Servers call the options A, B, and so on. So of three options,
+            only the first may be named A, only the second B, and only the third C.
         name: name of the answer in the :class:`Decision`; None for no name.
 
     Example:

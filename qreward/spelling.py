@@ -10,6 +10,9 @@ TYPO = 0.85
 where unknown names are allowed. For example, ``time_out`` counts as a misspelling of ``timeout``, but ``store`` does not count as a
 misspelling of ``score``."""
 
+SYNONYMS = {"max_parallel_requests": "max_concurrency"}
+"""Name of a setting in another library (LiteLLM) -> its name here, if the two names are not similar."""
+
 
 def closest(name: object, known: Iterable[str], *, most: int = 1, cutoff: float = 0.6) -> list[str]:
     """Return the known names that are most similar to ``name``, best first. Case is ignored.
@@ -41,6 +44,8 @@ def did_you_mean(name: object, known: Iterable[str], *, cutoff: float = 0.6, oth
         "valid names: 'rpm', 'tpm'"
     """
     names = list(known)
+    if SYNONYMS.get(str(name)) in names:
+        return f"did you mean {SYNONYMS[str(name)]!r}?"
     if near := closest(name, names, cutoff=cutoff):
         return f"did you mean {near[0]!r}?"
     return f"{otherwise} {', '.join(map(repr, names)) or 'none'}"

@@ -513,7 +513,7 @@ def test_the_settings_file_of_a_trainer_is_checked_with_the_servers_of_its_clien
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "reward.json"
-    with fake() as endpoint:
+    with fake(models=["judge-7b"]) as endpoint:
         content: dict[str, Any] = {"client": {"endpoints": [endpoint]}, "judge": {"model": "judge-7b"}}
         file.write_text(json.dumps(content))
         assert main(["check", str(file), "--timeout", "20"]) == 0
@@ -521,3 +521,65 @@ def test_the_settings_file_of_a_trainer_is_checked_with_the_servers_of_its_clien
         file.write_text(json.dumps(content | {"judge": {"modle": "judge-7b"}}))
         assert main(["check", str(file), "--timeout", "20"]) == 2
         assert "did you mean 'model'?" in capsys.readouterr().err
+
+
+def test_the_models_of_the_scorers_must_be_served_where_servers_list_their_models(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "reward.json"
+    cases: list[tuple[dict[str, Any], dict[str, Any], str | None]] = [
+        ({}, {"judge": {"model": "judge-7b"}}, None),
+        ({}, {"judge": {"model": "jugde-7b"}}, "a: it does not serve 'jugde-7b', but 'judge-7b'; change judge.model, or map the name with"),
+        ({"model_names": {"mine": "judge-7b"}}, {"judge": {"model": "mine"}}, None),
+        ({}, {"judge": {"model": ["judge-7b", "other"]}}, "a: it does not serve 'other', but 'judge-7b'; change judge.model"),
+        ({}, {"reward_model": "rm-7b"}, "a: it does not serve 'rm-7b', but 'judge-7b'; change reward_model"),
+        ({}, {"cascade": {"stages": ["rm-7b", {"model": "judge-7b"}]}}, "change cascade.stages.0"),
+        ({"models": ["judge-8b"]}, {"judge": {"model": "judge-8b"}}, "a: it does not serve 'judge-8b', but 'judge-7b'; change models or"),
+        ({"models": ["judge-7b"]}, {"judge": {"model": "jugde-7b"}}, "judge.model: no endpoint of the client serves the model 'jugde-7b'"),
+    ]
+    with fake("vllm", models=["judge-7b"]) as endpoint:
+        for settings, scorer, problem in cases:
+            file.write_text(json.dumps({"client": {"endpoints": [{"name": "a", "proxy": "", **endpoint, **settings}]}, **scorer}))
+            status = main(["check", str(file), "--timeout", "20"])
+            said = capsys.readouterr()
+            assert (status == 0) is (problem is None), (scorer, said)
+            assert (problem or "all is well") in said.out + said.err, (scorer, said)
+            assert (said.out + said.err).count("does not serve") <= 1, said
+
+
+def test_an_endpoint_that_no_route_of_a_judges_model_names_need_not_serve_the_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "reward.json"
+    with FakeFleet([FakeEndpoint("a", models=["judge-7b"]), FakeEndpoint("b", models=["other"])]) as fleet:
+        endpoints = [{"name": name, "base_url": url, "proxy": ""} for name, url in fleet.urls.items()]
+        client = {"endpoints": endpoints, "routes": [{"pattern": "judge-*", "endpoints": ["a"]}]}
+        file.write_text(json.dumps({"client": client, "judge": {"model": "judge-7b"}}))
+        assert main(["check", str(file), "--timeout", "20"]) == 0, capsys.readouterr()
+        file.write_text(json.dumps({"client": {"endpoints": endpoints}, "judge": {"model": "judge-7b"}}))
+        assert main(["check", str(file), "--timeout", "20"]) == 1
+    assert "b: it does not serve 'judge-7b', but 'other'; change judge.model" in capsys.readouterr().out
+
+
+def test_a_call_uses_the_models_of_the_scorers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "reward.json"
+    with FakeFleet([FakeEndpoint("a", kind="vllm", models=["judge-7b", "first"])]) as fleet:
+        endpoint = {"name": "a", "kind": "vllm", "base_url": fleet.urls["a"], "proxy": ""}
+        for scorer, status in (({"judge": {"model": "judge-7b"}}, 0), ({"judge": {"model": ["first", "jugde-7b"]}}, 1)):
+            file.write_text(json.dumps({"client": {"endpoints": [endpoint]}, **scorer}))
+            assert main(["check", str(file), "--timeout", "20", "--call"]) == status, capsys.readouterr()
+        assert "a: a call failed: endpoint 'a' answered 404 for model 'jugde-7b'" in capsys.readouterr().out
+        assert fleet.seen("a").requests == 3
+        file.write_text(json.dumps({"client": {"endpoints": [endpoint]}, "reward_model": "judge-7b"}))
+        main(["check", str(file), "--timeout", "20", "--call"])
+        assert fleet.seen("a").requests == 4
+
+
+def test_an_answer_to_a_model_that_a_server_does_not_list_is_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "reward.json"
+    with answering({"/v1/models": (200, LIST), "/v1/chat/completions": (200, COMPLETION), "*": (200, "{}")}) as host:
+        client = {"endpoints": [{"name": "a", "base_url": f"{host}/v1", "proxy": ""}]}
+        file.write_text(json.dumps({"client": client, "judge": {"model": "an-alias"}}))
+        assert main(["check", str(file), "--timeout", "20"]) == 1
+        assert "a: it does not serve 'an-alias'" in capsys.readouterr().out
+        assert main(["check", str(file), "--timeout", "20", "--call"]) == 0, capsys.readouterr()

@@ -115,8 +115,12 @@ def test_a_file_in_the_working_directory_is_named_and_not_used_by_any_command(
 def test_a_trainers_file_is_checked_if_it_is_named_and_refused_where_a_client_would_refuse_it(
     report: Doctor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with FakeFleet([FakeEndpoint("a")]) as fleet:
+    with FakeFleet([FakeEndpoint("a", models=["judge-7b"])]) as fleet:
         client = {"endpoints": [{"base_url": fleet.urls["a"], "proxy": ""}]}
+        file = report.file({"client": client, "judge": {"model": "judge-8b"}})
+        status, found = report.json("--config", file)
+        assert status == 1
+        assert "does not serve 'judge-8b'" in found["endpoints"][0]["problems"][0]
         file = report.file({"client": client, "judge": {"model": "judge-7b"}})
         assert report("--config", file)[0] == 0
     monkeypatch.setenv("QREWARD_CONFIG", file)

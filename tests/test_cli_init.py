@@ -177,6 +177,14 @@ def test_the_lines_for_trainers_are_those_of_their_page() -> None:
         assert f"`{line}`" in page, trainer
 
 
+def test_the_line_for_a_trainer_comes_after_the_import_that_it_needs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", *FLEET, "--judge", "judge-7b", "--trainer", "trl"]) == 0
+    said = capsys.readouterr().out
+    assert '  from qreward.integrations.trl import reward\n  reward_funcs=reward("reward.toml")    # in trl; see ' in said
+    assert "# For trl:  from qreward.integrations.trl import reward\n" in (folder / "reward.toml").read_text()
+    assert init.IMPORTS["trl"] in (Path(__file__).parents[1] / "docs/trainers/trl.md").read_text()
+
+
 def test_the_page_shows_what_the_command_writes(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.delenv("API_KEY", raising=False)
     page = (Path(__file__).parents[1] / "docs/get-started/configuration.md").read_text()
@@ -230,7 +238,7 @@ def test_on_a_terminal_it_asks_proposes_what_the_server_says_and_checks_the_file
     with FakeFleet([FakeEndpoint("a", kind="vllm", models=["judge-7b"], **key), FakeEndpoint("b", models=["m-1"])]) as fleet:
         root = fleet.urls["a"].removesuffix("/v1")
         one = (root, fleet.urls["a"], KEY, "MY_KEY", "", "lots", "8")  # without /v1 at first; a key in place of its name; no number
-        typist = typed("nonsense", *one, fleet.urls["b"], "m-*", "", "", "judge-7b", "y")
+        typist = typed("nonsense", "gpu-0:8000", *one, fleet.urls["b"], "m-*", "", "", "judge-7b", "y")
         assert main(["init", "fleet.toml"]) == 0
     said = capsys.readouterr().out
     a, b = read_config(folder / "fleet.toml")[0].endpoints
@@ -242,6 +250,8 @@ def test_on_a_terminal_it_asks_proposes_what_the_server_says_and_checks_the_file
     needed = "it requires a key, and none was sent (401)"
     for words in (f'set base_url = "{root}/v1"', needed, "the key itself is not written", "a whole number such as 64"):
         assert words in said
+    assert "  it must be an http:// or https:// URL; write 'http://gpu-0:8000/v1'\n" in said
+    assert "endpoints.0" not in said
     assert said.splitlines()[-1] == "all is well", said
     assert KEY not in said
 

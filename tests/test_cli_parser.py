@@ -60,6 +60,14 @@ def test_version_names_qreward_and_python(capsys: pytest.CaptureFixture[str]) ->
     assert (end.value.code, capsys.readouterr().out) == (0, f"qreward {__version__} (Python {platform.python_version()})\n")
 
 
+def test_an_unknown_command_is_refused_with_the_closest_one(capsys: pytest.CaptureFixture[str]) -> None:
+    for given, hint in (("chek", "did you mean 'check'?"), ("zzz", "the commands are 'demo', 'init', ")):
+        with pytest.raises(SystemExit) as end:
+            cli.main([given, "reward.toml"])
+        assert end.value.code == 2
+        assert f"qreward: error: unknown command {given!r}; {hint}" in capsys.readouterr().err
+
+
 def test_without_a_command_the_help_lists_all(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         cli.main([])

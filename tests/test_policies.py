@@ -28,6 +28,9 @@ def route(**settings: Any) -> Callable[[], Policy]:
 REFUSED: list[tuple[str, Callable[[], Policy], tuple[str, ...]]] = [
     ("no URL", Endpoint, ("Endpoint: base_url: ", "required")),
     ("URL without a scheme", endpoint(base_url="gpu-0:8000"), ("base_url: ", "http://")),
+    ("host without a scheme", endpoint(base_url="gpu-0:8000"), ("base_url: ", "http:// or https://", "write 'http://gpu-0:8000/v1'")),
+    ("domain without a scheme", endpoint(base_url="api.example.com/v1/"), ("base_url: ", "write 'https://api.example.com/v1'")),
+    ("key in place of the URL", endpoint(base_url=SECRET), ("base_url: ", "URL such as 'http://gpu-0:8000/v1'")),
     ("URL of another scheme", endpoint(base_url="ftp://gpu-0"), ("base_url: ", "http:// or https://")),
     ("URL without a host", endpoint(base_url="http:///v1"), ("base_url: ", "http://gpu-0:8000/v1")),
     ("URL with a word for its port", endpoint(base_url="http://gpu-0:port/v1"), ("base_url: ", "port")),
@@ -55,6 +58,13 @@ REFUSED: list[tuple[str, Callable[[], Policy], tuple[str, ...]]] = [
     ("unknown kind", endpoint(kind="tgi"), ("kind: ", "'openai', 'vllm', 'sglang', 'tei', 'openrlhf', 'nim' or 'openai_batch'")),
     ("unknown setting", endpoint(limts={}), ("Endpoint: unknown setting 'limts'", "did you mean 'limits'?")),
     ("unknown setting inside", endpoint(limits={"rpmm": 3}), ("Endpoint: limits: unknown setting 'rpmm'", "did you mean 'rpm'?")),
+    ("setting of another setting", endpoint(rpm=600), ("unknown setting 'rpm'; it is part of limits: limits=Limits(rpm=...)",)),
+    ("setting of LiteLLM", endpoint(max_parallel_requests=8), ("limits=Limits(max_concurrency=...), in a file limits.max_concurrency",)),
+    (
+        "setting of LiteLLM inside",
+        lambda: Limits(max_parallel_requests=8),  # type: ignore[call-arg]
+        ("unknown setting 'max_parallel_requests'; did you mean 'max_concurrency'?",),
+    ),
     (
         "unknown setting like no other",
         lambda: Limits(zzz=1),  # type: ignore[call-arg]

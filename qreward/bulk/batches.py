@@ -289,7 +289,7 @@ class LineRun(ABC):
             self.errors[kind] = times + 1, example
         if self._failed >= ALL_FAILED and not self._ok and not self._done_before:
             what = f"the first {self._failed} lines have all failed; the last one: {error}"
-            self.stop(f"{what}; correct the cause, then use retry_failed to send them again")
+            self.stop(f"{what}; correct the cause, then use --retry-failed (in Python: retry_failed=True) to send them again")
         if not self._is_flushing:  # all results of one turn of the event loop are written together
             self._is_flushing = True
             asyncio.get_running_loop().call_soon(self._flush)

@@ -46,6 +46,12 @@ RESERVED = 1 << 20
 request is sent."""
 
 
+CONTINUE = 'continue with --resume force (in Python: resume="force")'
+"""End of a message that refuses to continue a run."""
+_UNSENT = ("BadRequest", "ConfigError", "NoEndpoint")
+"""Errors of a line for which no request could be made. An error of these classes that a server caused has attempts or a status."""
+
+
 class JournalInUse(ConfigError):
     """Raised when another run has the journal open."""
 
@@ -70,6 +76,7 @@ class Journal:
         settings: the settings that all runs on this journal must share, as JSON values.
         force: True accepts a journal of other settings.
         retry_failed: True counts lines that failed as not done.
+        start_over: True drops the content of the journal if no request was sent for any line (see :func:`was_never_sent`).
 
     Attributes:
         torn: number of bytes that belong to no valid record: to an incomplete record at the end, or to damaged records.
@@ -89,7 +96,9 @@ class Journal:
         JournalFull: the disk has no space for the journal.
     """
 
-    def __init__(self, path: Path, settings: Mapping[str, Any], *, force: bool = False, retry_failed: bool = False) -> None:
+    def __init__(
+        self, path: Path, settings: Mapping[str, Any], *, force: bool = False, retry_failed: bool = False, start_over: bool = False
+    ) -> None:
         self.path, self.torn, self.lost = path, 0, 0
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -111,6 +120,8 @@ class Journal:
         self._part_begin = self._part_crc = 0  # begin and checksum of the records that are in no summary yet
         self._part_results, self._part_others = array("Q"), list[int]()
         try:
+            if start_over and was_never_sent(path):
+                os.ftruncate(self._file, 0)
             self._recover(settings, force=force)
         except BaseException as error:
             self._index.close()
@@ -185,7 +196,7 @@ class Journal:
             if header.get(name) != now.get(name) and not force:
                 raise ConfigError(
                     f"{name} has changed since the run that {str(path)!r} belongs to: "
-                    f"{header.get(name)!r} then, {now.get(name)!r} now; name another output, or continue with resume=force"
+                    f"{header.get(name)!r} then, {now.get(name)!r} now; name another output, or {CONTINUE}"
                 )
 
     def _read_parts(self, data: bytes, check: Callable[[bytes], None]) -> bytes:
@@ -515,6 +526,30 @@ class Journal:
 
     def _cut_off_reserved(self) -> None:
         os.ftruncate(self._file, self._end)
+
+
+def was_never_sent(path: Path) -> bool:
+    """Return True if a file is a journal, and each of its lines failed before a request was sent for it.
+
+    So there is no result to keep, and nothing to pay. A typical cause is a wrong name in ``columns``.
+    """
+    taken, is_journal = set(), False
+    for place, found in read_records(path):
+        kind = found[9]
+        if not place:
+            is_journal = found[9:].startswith(b"{") and json.loads(found[9:]).get("format") == records.FORMAT
+        elif kind == STARTED:  # for a scorer this record is written before it is known whether the item is valid
+            taken.add(records.number_of(found))
+        elif kind == FAILED and _was_unsent(records.result_of(found)):
+            taken.discard(records.number_of(found))
+        elif kind not in (BLOCK, records.SUMMARY):
+            return False
+    return is_journal and not taken
+
+
+def _was_unsent(result: bytes) -> bool:
+    error = json.loads(result)["error"]
+    return error["code"] in _UNSENT and error["status_code"] is None and not error["attempts"]
 
 
 def read_records(path: Path, place: int = 0) -> Iterator[tuple[int, bytes]]:

@@ -44,9 +44,10 @@ def verdict_line(custom_id: str, identifier: str, verdict: Verdict) -> bytes:
 
 
 def _criterion(found: CriterionResult) -> dict[str, Any]:
-    gate = {} if found.gate is None else {"gate": found.gate}
-    members = {name: value for name, value in found._asdict().items() if name != "gate"}
-    return {**members, "distribution": _distribution(found.distribution), **gate}
+    gate = {} if found.gate is None else {"gate": found.gate, "passed": found.passed}
+    reason = {} if found.reason is None else {"reason": found.reason}
+    members = {name: value for name, value in found._asdict().items() if name not in ("gate", "reason")}
+    return {**members, "distribution": _distribution(found.distribution), **gate, **reason}
 
 
 def _distribution(found: Mapping[Any, float] | None) -> dict[str, float] | None:

@@ -20,7 +20,7 @@ from qreward.bulk import provider
 from qreward.bulk.batch_api import BatchApi, CallFailed
 from qreward.bulk.batches import Entry, LineQueue
 from qreward.bulk.budget import NOTHING, Spent
-from qreward.bulk.journal import Journal
+from qreward.bulk.journal import CONTINUE, Journal
 from qreward.bulk.provider import BatchObject, HeldBatch
 from qreward.bulk.provider_files import Batch, Files
 from qreward.bulk.provider_results import AT_ONCE, Again, ProviderRun, Results, without_result
@@ -93,7 +93,7 @@ class ProviderBatches:
         if source is None and missing and not self._bulk.force:
             raise ConfigError(
                 f"the provider batch {held.id or held.tag} of an earlier run is at the endpoint {held.endpoint!r}, which is not in the "
-                "settings; add it again, or continue with resume=force, which sends its lines again and pays for them twice"
+                f"settings; add it again, or {CONTINUE}, which sends its lines again and pays for them twice"
             )
         if source is None or not missing:
             self._bulk.settle(reserved, reserved)

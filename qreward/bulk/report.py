@@ -117,7 +117,8 @@ class BulkReport:
         if self.output is not None:
             lines.append(f"written       {self.output}")
         if self.failures is not None:
-            lines.append(f"failed lines  {self.failures} (each with its error); retry_failed (--retry-failed) sends them again")
+            again = "--retry-failed (in Python: retry_failed=True) sends them again"
+            lines.append(f"failed lines  {self.failures} (each with its error); {again}")
         if self.reason is not None:
             lines.append(f"stopped       {self.reason}; run the same command again to continue")
         return "\n".join(lines)

@@ -17,7 +17,7 @@ from qreward.bulk.batches import Entry, LineRun, ModelBatch, ScorerBatch
 from qreward.bulk.budget import NOTHING, SpendingLimit, Spent, highest, spent_by, upper_bound
 from qreward.bulk.index import JournalFull
 from qreward.bulk.inputs import Block, Input, InputLine
-from qreward.bulk.journal import Journal
+from qreward.bulk.journal import CONTINUE, Journal
 from qreward.bulk.outputs import OutputFile, answer_line, failure_line
 from qreward.bulk.provider import URLS, url_of
 from qreward.bulk.provider_batches import ProviderBatches
@@ -39,6 +39,9 @@ REFRESH_INTERVAL = 0.25
 FREE = ("ok", "overloaded", "unreachable", "cancelled", "quota", "unsuitable", "unsendable", "local")
 """Outcomes of attempts that add nothing to the cost of a line: the server did not process the attempt, or the usage of the line's answer
 includes its cost."""
+
+
+_COLUMNS = "if a column has another name than its field, map the field to the column with the setting columns"
 
 
 class LineState(Enum):
@@ -162,6 +165,8 @@ class BulkRun(LineRun):
         if self._meter is not None:
             self._meter.add(result)
         if error is not None:
+            if self._scorer is not None and isinstance(error, ConfigError):
+                error.args = (f"{error}; {_COLUMNS}", *error.args[1:])
             text = failure_line(entry.custom_id, _identifier(entry.ordinal), _placed(error, entry.place))
         elif text is None:
             text = answer_line(entry.custom_id, _identifier(entry.ordinal), result, is_verdict=self._scorer is not None)
@@ -216,7 +221,7 @@ class BulkRun(LineRun):
         if self._settings.resume != "force":
             raise ConfigError(
                 f"the input has {lines} lines, and had {self._journal.size} or more when the journal was written; "
-                "name another output, or continue with resume=force"
+                f"name another output, or {CONTINUE}"
             )
         self._journal.cut(lines)
 
@@ -231,7 +236,7 @@ class BulkRun(LineRun):
             if known == line.digest:  # the content of a line that failed may have been corrected after its failure
                 return LineState.CHANGED if self._journal.has_other_content(ordinal, known) else LineState.OPEN
         if not self.force:
-            raise ConfigError(f"{line.place} has changed since {since}; name another output, or continue with resume=force")
+            raise ConfigError(f"{line.place} has changed since {since}; name another output, or {CONTINUE}")
         return LineState.CHANGED
 
     async def _take_line(self, ordinal: int, line: InputLine) -> None:

@@ -61,6 +61,7 @@ async def run_bulk(
             checked.shared_settings(lines.names, None if judge is None else described(judge)),
             force=checked.resume == "force",
             retry_failed=checked.retry_failed,
+            start_over=True,
         )
     except JournalFull as error:
         return BulkReport(reason=str(error))

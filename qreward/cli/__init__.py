@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from qreward import __version__
 from qreward.errors import QRewardError
+from qreward.spelling import did_you_mean
 
 CLOSED_PIPE = 141
 """Exit status if the reader of standard output has closed the pipe. A shell reports this status for SIGPIPE."""
@@ -51,7 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         2
     """
     given = list(sys.argv[1:] if argv is None else argv) or ["--help"]
-    args = parser(given[0]).parse_args(given)
+    made = parser(given[0])
+    if given[0] not in VERBS and not given[0].startswith("-"):
+        made.error(f"unknown command {given[0]!r}; {did_you_mean(given[0], VERBS, otherwise='the commands are')}")
+    args = made.parse_args(given)
     try:
         status = int(importlib.import_module(VERBS[args.verb][0]).run(args))
         sys.stdout.flush()  # raises ``BrokenPipeError`` if the pipe is closed

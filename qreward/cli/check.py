@@ -1,6 +1,7 @@
 """``qreward check [CONFIG]``: checks each endpoint of a configuration, and reports its state and how to fix its problems.
 
-The command sends only GET requests. The option ``--call`` adds one small model request per endpoint. API keys are sent as in normal
+The command sends only GET requests. The option ``--call`` adds one small model request per endpoint, or one per model if the file has the
+settings of a trainer or a judge. API keys are sent as in normal
 requests, and are never shown.
 """
 
@@ -19,7 +20,8 @@ from qreward.cli import diagnose
 from qreward.cli.arguments import add_timeout
 from qreward.cli.config_files import form_of
 from qreward.errors import ConfigError
-from qreward.integrations.trainers.settings import SCORERS, read_reward_settings, reward_config_of
+from qreward.integrations.trainers.settings import SCORERS, RewardConfig, name_source_in_errors, read_reward_settings, reward_config_of
+from qreward.integrations.trainers.settings import check as check_reward_config
 from qreward.settings.client import CONFIG_VARIABLE, ClientConfig, config_from_env, config_of, read_config
 from qreward.settings.policies import Endpoint
 from qreward.testing import FakeEndpoint
@@ -42,39 +44,55 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_timeout(parser, 5.0, of="endpoint")
     parser.add_argument(
-        "--call", action="store_true", help="also send one small request to each endpoint, with a limit of 30 seconds or more"
+        "--call",
+        action="store_true",
+        help="also send one small request to each endpoint, or one for each model that scores if CONFIG is a trainer's file; each has a "
+        "limit of 30 seconds or more",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of the table")
 
 
 def run(args: argparse.Namespace) -> int:
     """Check all endpoints and print the result. Returns 0 if there are no problems, else 1. Raises ``ConfigError`` for an invalid file."""
-    config = configuration(args.config)
-    checked = asyncio.run(check_all(config, args.timeout, calls=args.call, form=used_form(args.config)))
+    config, asked = configuration(args.config)
+    checked = asyncio.run(check_all(config, args.timeout, calls=args.call, form=used_form(args.config), asked=asked))
     print(json.dumps({"endpoints": checked}, indent=2) if args.json else report(checked))
     return 1 if any(each["problems"] for each in checked) else 0
 
 
-def configuration(file: str | None) -> ClientConfig:
-    """Return the settings in a file. If ``file`` is None, return the settings that ``QRewardClient.from_env`` uses.
+def configuration(file: str | None) -> tuple[ClientConfig, tuple[diagnose.ScorerModel, ...]]:
+    """Return the settings in a file, and the models of its scorers. If ``file`` is None, return what ``QRewardClient.from_env`` uses.
 
-    If the file has the settings of a trainer or a judge, they are checked, and the settings of its client are returned.
+    If the file has the settings of a trainer or a judge, they are checked, and the settings of its client are returned. Any other file has
+    no scorers.
 
     Raises:
         ConfigError: the settings are invalid, or the file cannot be read.
     """
     if file is None:  # ``from_env`` is not called, because it logs warnings; this command prints them as notes
         named = os.environ.get(CONFIG_VARIABLE)
-        return read_config(named)[0] if named else config_from_env()
+        return (read_config(named)[0] if named else config_from_env()), ()
     if file.startswith(("http://", "https://")):
         raise ConfigError("CONFIG is a file, not a URL; `qreward init --endpoint URL` writes one")
     content, place = read_reward_settings(file, empty="it must contain at least 'endpoints'")
     if content.keys() & {"client", *SCORERS}:
-        return reward_config_of(content, place).client or config_from_env()
+        return _of_a_scorer(reward_config_of(content, place))
     if setting := _setting_of_fakes(content):
         what = f"this is a file for `qreward fleet`: its endpoints have {setting!r}, and none has base_url"
         raise ConfigError(f"{place}: {what}; write the addresses that `qreward fleet` prints into a configuration, and check that")
-    return config_of(content, place)
+    return config_of(content, place), ()
+
+
+def _of_a_scorer(found: RewardConfig) -> tuple[ClientConfig, tuple[diagnose.ScorerModel, ...]]:
+    config = found.client or config_from_env()
+    with name_source_in_errors(found):
+        check_reward_config(found, diagnose.endpoints_by_pattern(config).items())
+    asked = (
+        diagnose.ScorerModel(*((setting, stage, True) if isinstance(stage, str) else (f"{setting}.model", model, False)))
+        for setting, stage in found.stages.items()
+        for model in ((stage,) if isinstance(stage, str) else stage.model)
+    )
+    return config, tuple(asked)
 
 
 def _setting_of_fakes(content: Mapping[str, Any]) -> str | None:
@@ -91,23 +109,34 @@ def used_form(file: str | None) -> str:
     return form_of(file or os.environ.get(CONFIG_VARIABLE))
 
 
-async def check_all(config: ClientConfig, seconds: float, *, calls: bool, form: str = "") -> list[dict[str, Any]]:
-    """Check all endpoints concurrently, each with a timeout of ``seconds``. The request that ``--call`` adds has its own timeout."""
-    return await asyncio.gather(*(check(endpoint, config, seconds, calls=calls, form=form) for endpoint in config.endpoints))
+async def check_all(
+    config: ClientConfig, seconds: float, *, calls: bool, form: str = "", asked: Sequence[diagnose.ScorerModel] = ()
+) -> list[dict[str, Any]]:
+    """Check all endpoints concurrently, each with a timeout of ``seconds``. The requests that ``--call`` adds have their own timeout.
+
+    ``asked`` are the models of the scorers that use the endpoints.
+    """
+    return await asyncio.gather(*(check(endpoint, config, seconds, calls=calls, form=form, asked=asked) for endpoint in config.endpoints))
 
 
-async def check(endpoint: Endpoint, config: ClientConfig, seconds: float, *, calls: bool, form: str = "") -> dict[str, Any]:
+async def check(
+    endpoint: Endpoint, config: ClientConfig, seconds: float, *, calls: bool, form: str = "", asked: Sequence[diagnose.ScorerModel] = ()
+) -> dict[str, Any]:
     """Check one endpoint, and return the result in the form that ``--json`` prints. Durations are in seconds; None means unknown."""
+    here = diagnose.asked_of(endpoint, config, asked)
     found = await diagnose.examine(endpoint, seconds)
     load, days, called = found.load, found.days, diagnose.NOT_CALLED
     uncalled = []
     if calls and found.reachable:
         model = diagnose.model_to_call(endpoint, config, load.models)
-        if model is None:
+        calling: list[tuple[str, bool | None]] = [(each.model, each.scores) for each in here]
+        calling = calling or ([] if model is None else [(model, None)])
+        if not calling:
             uncalled.append("no model was called, because no model name is known; add a name without a wildcard to models")
         else:
-            error = await diagnose.call(endpoint, model, max(seconds, CALL_AT_LEAST))
-            called = diagnose.Called(answered=error is None, error=error, model=model)
+            sent = (diagnose.call(endpoint, name, max(seconds, CALL_AT_LEAST), scores=scores) for name, scores in calling)
+            error = next(filter(None, await asyncio.gather(*sent)), None)
+            called = diagnose.Called(answered=error is None, error=error, models=tuple(name for name, _ in calling))
     state = diagnose.state_of(endpoint, found, called)
     return {
         "name": endpoint.name,
@@ -128,8 +157,8 @@ async def check(endpoint: Endpoint, config: ClientConfig, seconds: float, *, cal
         "verify": endpoint.verify,
         "auth": diagnose.auth_of(endpoint, found, called),
         "called": "answered" if called.answered else "failed" if called.error is not None else None,
-        "problems": list(diagnose.problems(endpoint, config, found, called, form=form)),
-        "notes": [*diagnose.notes(endpoint, config, found, called, form=form), *uncalled],
+        "problems": list(diagnose.problems(endpoint, config, found, called, form=form, asked=here)),
+        "notes": [*diagnose.notes(endpoint, config, found, called, form=form, asked=here), *uncalled],
     }
 
 

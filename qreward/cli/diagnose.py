@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from email.utils import parsedate_to_datetime
 from time import perf_counter
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
@@ -28,7 +29,7 @@ from qreward.codecs.rewards.registry import SCORE, kind_of, server_root
 from qreward.codecs.rewards.server_info import MODELS, Load, read_load
 from qreward.errors import ConfigError, QRewardError, RequestError, RequestTimeout
 from qreward.scheduler.outcome import Failure
-from qreward.scheduler.routing import is_glob, matches
+from qreward.scheduler.routing import Routes, is_glob, matches
 from qreward.settings.client import ClientConfig, without_effect
 from qreward.settings.policies import Endpoint
 from qreward.spelling import closest
@@ -290,9 +291,14 @@ def _seems(replies: Mapping[str, Reply], loads: Mapping[str, Load]) -> str | Non
     return next((kind for kind, shown in signs.items() if shown), None)
 
 
-async def call(endpoint: Endpoint, model: str, seconds: float) -> QRewardError | None:
-    """Send one small model request. If the request fails, return its error without secrets; otherwise None."""
-    if endpoint.reward is not None or not kind_of(endpoint.kind).chat:
+async def call(endpoint: Endpoint, model: str, seconds: float, *, scores: bool | None = None) -> QRewardError | None:
+    """Send one small model request. Return None if it succeeds, and its error without secrets if it fails.
+
+    ``scores`` is True to ask for a score, False for a chat completion, and None for what the endpoint seems to serve.
+    """
+    if scores is None:
+        scores = endpoint.reward is not None or not kind_of(endpoint.kind).chat
+    if scores:
         request = WireRequest(SCORE, model, [SCORE.item(("Say yes.", "yes"))], {}, None)
     else:
         request = WireRequest(CHAT, model, CHAT.validate([{"role": "user", "content": "Say yes."}]), {"max_tokens": 1}, None)
@@ -325,18 +331,44 @@ def model_to_call(endpoint: Endpoint, config: ClientConfig, served: Iterable[str
     return named if named is not None or kind_of(endpoint.kind).lists_models else next(iter(served), ANY_NAME)
 
 
+class ScorerModel(NamedTuple):
+    """A model that a scorer of the settings requests."""
+
+    setting: str  # setting that names the model, such as ``judge.model``
+    model: str
+    scores: bool  # True for a reward model, False for a judge
+
+
+def endpoints_by_pattern(config: ClientConfig) -> Routes[list[str]]:
+    """Return pattern -> names of the endpoints that serve it. A route replaces the endpoints' own pattern, as in a client."""
+    found: dict[str, list[str]] = {}
+    for endpoint in config.endpoints:
+        for pattern in endpoint.models:
+            found.setdefault(pattern, []).append(endpoint.name)
+    table: Routes[list[str]] = Routes()
+    for pattern, names in {**found, **{route.pattern: list(route.endpoints) for route in config.routes}}.items():
+        table.set(pattern, names)
+    return table
+
+
+def asked_of(endpoint: Endpoint, config: ClientConfig, asked: Iterable[ScorerModel]) -> list[ScorerModel]:
+    """Return those of the scorers' models whose requests may go to the endpoint."""
+    table = endpoints_by_pattern(config)
+    return [each for each in asked if endpoint.name in (table.find(each.model) or ())]
+
+
 class Called(msgspec.Struct, frozen=True):
     """The outcome of the request that ``--call`` adds. If no request was sent, ``answered`` is False and ``error`` is None.
 
     Attributes:
         answered: whether the request succeeded.
         error: the error of the request if it failed.
-        model: the name that was requested; None if no request was sent.
+        models: the names that were requested.
     """
 
     answered: bool = False
     error: QRewardError | None = None
-    model: str | None = None
+    models: tuple[str, ...] = ()
 
     @property
     def status(self) -> int | None:
@@ -383,10 +415,19 @@ def _refused_path(endpoint: Endpoint, found: Examined) -> str | None:
     return "redirects" if any(300 <= status < 400 for status in statuses) else None
 
 
-def problems(endpoint: Endpoint, config: ClientConfig, found: Examined, called: Called = NOT_CALLED, *, form: str = "") -> Iterator[str]:
+def problems(
+    endpoint: Endpoint,
+    config: ClientConfig,
+    found: Examined,
+    called: Called = NOT_CALLED,
+    *,
+    form: str = "",
+    asked: Iterable[ScorerModel] = (),
+) -> Iterator[str]:
     """Yield the problems, most important first.
 
-    ``form`` is the form of the user's settings; see :func:`qreward.cli.config_files.form_of`.
+    ``form`` is the form of the user's settings; see :func:`qreward.cli.config_files.form_of`. ``asked`` are the models that scorers request
+    from the endpoint.
     """
     if found.failure is not None:
         yield found.failure
@@ -401,20 +442,30 @@ def problems(endpoint: Endpoint, config: ClientConfig, found: Examined, called: 
         yield f"it requires a key, and none was sent ({auth[10:-1]}); set {how}"
     if found.seems not in (None, endpoint.kind) and endpoint.kind in DISTINCT_KINDS:
         yield f"it seems to be a server of kind {found.seems!r}, not {endpoint.kind!r}; set {written('kind', found.seems, form)}"
-    yield from (text for wanted, text in _of_models(endpoint, config, found) if not _served_call(wanted, called))
+    yield from (text for wanted, text in _of_models(endpoint, config, found, asked) if not _served_call(wanted, called))
     if (days := found.days) is not None and days < 0:
         yield f"its certificate expired {-days:.0f} days ago; renew it"
     if called.error is not None:
         yield f"a call failed: {called.error}"
 
 
-def notes(endpoint: Endpoint, config: ClientConfig, found: Examined, called: Called = NOT_CALLED, *, form: str = "") -> Iterator[str]:
-    """Yield the notes: the findings that do not make calls fail."""
+def notes(
+    endpoint: Endpoint,
+    config: ClientConfig,
+    found: Examined,
+    called: Called = NOT_CALLED,
+    *,
+    form: str = "",
+    asked: Iterable[ScorerModel] = (),
+) -> Iterator[str]:
+    """Yield the notes: the findings that do not make calls fail. See :func:`problems` for the arguments."""
     if endpoint.kind == "openai" and found.seems is not None:
         kind = written("kind", found.seems, form)
         yield f"it seems to be a server of kind {found.seems!r}; with {kind} it can be asked for scores and for its load"
-    if called.answered and any(_served_call(wanted, called) for wanted, _ in _of_models(endpoint, config, found)):
-        yield f"its list of models has no {called.model!r}, but it answered a call for this model"
+    if any(_served_call(wanted, called) for wanted, _ in _of_models(endpoint, config, found, asked)):
+        for model in called.models:
+            if not _lists(found.load.models, model):
+                yield f"its list of models has no {model!r}, but it answered a call for this model"
     unlisted = found.reachable and not found.listed and kind_of(endpoint.kind).lists_models
     if unlisted and (called.answered or found.refusal is None) and auth_of(endpoint, found, called) in ("accepted", "not needed", "?"):
         yield "it does not list its models, so their names could not be checked; check them with --call"
@@ -472,7 +523,7 @@ def _of_refusal(refusal: str, base_url: str) -> str:
     return f"{answer}, so it may be no OpenAI-compatible server; check the host, the port and the path of base_url{_UNLISTED}"
 
 
-def _of_models(endpoint: Endpoint, config: ClientConfig, found: Examined) -> Iterator[tuple[str, str]]:
+def _of_models(endpoint: Endpoint, config: ClientConfig, found: Examined, asked: Iterable[ScorerModel]) -> Iterator[tuple[str, str]]:
     """Yield a name or pattern that the list of models does not have, and the problem in words.
 
     A server may list patterns, such as ``judge-*``. Whether the patterns of the endpoint have names in common with them is not known.
@@ -490,6 +541,10 @@ def _of_models(endpoint: Endpoint, config: ClientConfig, found: Examined) -> Ite
                 yield pattern, f"it serves {_served(pattern, served)}, none of which matches {pattern!r}; {_REMEDY}"
         elif pattern not in renamed and not _lists(served, pattern):
             yield pattern, f"it does not serve {pattern!r}, but {_served(pattern, served)}; {_REMEDY}"
+    for setting, model, _ in asked:
+        if model not in (*renamed, *endpoint.models) and not _lists(served, model):
+            remedy = f"change {setting}, or map the name with model_names"
+            yield model, f"it does not serve {model!r}, but {_served(model, served)}; {remedy}"
 
 
 def _lists(served: Iterable[str], name: str) -> bool:
@@ -497,8 +552,8 @@ def _lists(served: Iterable[str], name: str) -> bool:
 
 
 def _served_call(wanted: str, called: Called) -> bool:
-    """Return whether the model request shows that the server has the model, or a model of the pattern."""
-    return called.answered and called.model is not None and matches(wanted, called.model)
+    """Return whether the model requests show that the server has the model, or a model of the pattern."""
+    return called.answered and any(matches(wanted, model) for model in called.models)
 
 
 def _called(renamed: Mapping[str, str], served: Iterable[str]) -> list[str]:

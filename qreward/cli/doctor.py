@@ -20,6 +20,7 @@ from typing import Any
 
 from qreward.cli import check
 from qreward.cli.arguments import add_timeout
+from qreward.cli.diagnose import ScorerModel
 from qreward.errors import ConfigError
 from qreward.integrations.trainers.settings import VARIABLE
 from qreward.settings.base import variables_in
@@ -55,8 +56,9 @@ def examined(file: str | None, seconds: float) -> dict[str, Any]:
 
     The member ``problems`` of the report lists the problems that belong to no endpoint.
     """
-    settings, config = _settings(file)
-    endpoints = [] if config is None else asyncio.run(check.check_all(config, seconds, calls=False, form=check.used_form(file)))
+    settings, config, asked = _settings(file)
+    form = check.used_form(file)
+    endpoints = [] if config is None else asyncio.run(check.check_all(config, seconds, calls=False, form=form, asked=asked))
     files = open_files()
     return {
         "versions": {"qreward": metadata.version("qreward"), "python": platform.python_version(), **_packages(None)},
@@ -96,8 +98,8 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _settings(file: str | None) -> tuple[dict[str, Any], ClientConfig | None]:
-    """Return the part of the report about the settings, and the configuration.
+def _settings(file: str | None) -> tuple[dict[str, Any], ClientConfig | None, tuple[ScorerModel, ...]]:
+    """Return the part of the report about the settings, the configuration, and the models of its scorers.
 
     The part says where the settings come from, what is wrong with them, and which environment variables they use. The configuration is None
     if there are no settings, or if they are wrong.
@@ -111,10 +113,10 @@ def _settings(file: str | None) -> tuple[dict[str, Any], ClientConfig | None]:
         "error": None,
     }
     try:
-        config = check.configuration(file) if named or variable else None
+        config, asked = check.configuration(file) if named or variable else (None, ())
     except ConfigError as error:
-        return found | {"error": str(error)}, None
-    return found, config
+        return found | {"error": str(error)}, None, ()
+    return found, config, asked
 
 
 def _variables(file: Path) -> dict[str, bool]:

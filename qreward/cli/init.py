@@ -40,6 +40,8 @@ TRAINERS = {
     "verl": "reward.custom_reward_function.path=pkg://qreward.integrations.verl",
 }
 """Trainer -> the setting that makes the trainer use the judge. The trainer's page of the documentation shows the same setting."""
+IMPORTS = {"trl": "from qreward.integrations.trl import reward"}
+"""Trainer -> the import that its setting needs."""
 PATIENCE = 5.0
 """Timeout in seconds for the check of a server between two questions."""
 MOST_NAMED = 8
@@ -235,7 +237,8 @@ def _check_judge(model: str, patterns: Sequence[str], place: str = "") -> None:
 def _about(trainer: str | None, file: str) -> tuple[str, ...]:
     if trainer is None:
         return (f"Judge the lines of a file:  qreward run items.jsonl --judge {file} --output results.jsonl",)
-    return (f"For {trainer}:  {TRAINERS[trainer].replace('reward.yaml', file)}", f"See {page(f'trainers/{trainer}')}")
+    lines = [*([IMPORTS[trainer]] if trainer in IMPORTS else []), TRAINERS[trainer].replace("reward.yaml", file)]
+    return (*(f"For {trainer}:  {line}" for line in lines), f"See {page(f'trainers/{trainer}')}")
 
 
 def _write(path: Path, text: str, *, replace: bool) -> None:
@@ -254,6 +257,8 @@ def _next(command: str, judge: Path | None, trainer: str | None, unset: Sequence
         yield f"  qreward run items.jsonl --judge {judge} --output results.jsonl"
     if judge is not None and trainer is not None:
         yield f"  export {VARIABLE}={judge.resolve()}"
+        if trainer in IMPORTS:
+            yield f"  {IMPORTS[trainer]}"
         yield f"  {TRAINERS[trainer].replace('reward.yaml', judge.name)}    # in {trainer}; see {page(f'trainers/{trainer}')}"
 
 
@@ -287,7 +292,10 @@ def _limit(answer: str) -> int | None:
 
 def _one_of(base_url: str) -> dict[str, Any]:
     """Return an endpoint with this URL. Raises ``ConfigError`` if ``base_url`` is not a URL."""
-    _validated(client_document([{"base_url": base_url}], ""))
+    try:
+        _validated(client_document([{"base_url": base_url}], ""))
+    except ConfigError as error:
+        raise ConfigError(f"it {str(error).rpartition('base_url: ')[2]}") from None
     return {"base_url": base_url}
 
 

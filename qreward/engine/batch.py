@@ -1,4 +1,6 @@
-"""The waiter of a batch, in which one caller waits for many tasks. The items are read from an iterable as they are needed.
+"""``BatchWaiter``, the waiter of a batch: it receives the outcomes of many tasks for one caller.
+
+The items are read from an iterable as they are needed.
 
 There is no asyncio task, future or coroutine per item. Memory holds the items in flight and a small read-ahead, plus the results
 if they are kept.

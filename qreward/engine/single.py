@@ -1,4 +1,7 @@
-"""The waiter of a single call. The caller's own asyncio task runs the attempts of the call. Only a hedge needs another asyncio task."""
+"""``Single``, the waiter of a single call: it receives the outcome of the call for the caller.
+
+The caller's own asyncio task runs the attempts of the call. Only a hedge needs another asyncio task.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The waiter of a batch of streams, whose chunks are delivered through one queue in the order in which they arrive.
+"""``BatchStreamSink``, the waiter of a batch of streams: it receives the chunks and outcomes of these streams for the caller.
 
-In all other respects the waiter is a ``BatchWaiter``: its input is read as needed, and items are sent as endpoints have free slots. The
-queue is bounded: while a slow consumer leaves it full, neither the streams nor the input are read.
+The chunks of all streams are put into one queue, in the order in which they arrive. The queue is bounded: while it is full because the
+consumer is slow, neither the streams nor the input are read. In all other respects, ``BatchStreamSink`` is a ``BatchWaiter``: the input is
+read as needed, and items are sent as endpoints have free slots.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ from qreward.judge.types import Scorer
 __all__ = ["DEADLINE", "combined", "judge_reward", "reward"]
 
 DEADLINE = 300.0
-"""Default number of seconds for one reward. TRL does not limit the time of a reward. However, the ranks that wait for a slow rank time out,
-after 1,800 seconds by default."""
+"""Default number of seconds for one reward. TRL does not limit the time of a reward. However, all ranks wait for the slowest rank, and
+their collective operations time out after 1,800 seconds by default."""
 OLDEST = (1, 6)
 """First version of TRL that leaves a completion without any reward out of its group."""
 HANDLES = frozenset({"trainer_state", "log_extra", "log_metric", "environments"})

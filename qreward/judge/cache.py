@@ -1,13 +1,13 @@
 """A persistent cache of models' answers in a SQLite file. Any number of processes may share one file.
 
 The cache stores the text of an answer under a digest of its request. It stores no verdicts, and a cached answer is parsed again. The text
-of a decision is the list of its probabilities.
+of a decision is JSON: the confidence, the label mass and the probabilities for each question.
 
 Each answer is stored with a fingerprint of the weights that wrote it, as far as servers report them (see ``codec.fingerprint_of``). The
 file also stores the latest fingerprint of each endpoint. When an endpoint sends a new fingerprint, the model may have changed. Answers with
-other fingerprints are then no longer returned, until an endpoint sends the fingerprint of these answers again. So if endpoints have
-different weights at the same time, the answers of all endpoints are returned. If the weights were replaced, the answers of the old weights
-are not returned.
+other fingerprints are then no longer returned, until an endpoint sends the fingerprint of these answers again. If endpoints have different
+weights at the same time, each endpoint soon sends its fingerprint again, and the answers of all endpoints are returned. If the weights were
+replaced, no endpoint sends the old fingerprint again, and the answers of the old weights are not returned.
 
 SQLite runs in a thread of its own, with a write-ahead log and short transactions. If a process dies during a transaction, the file keeps
 its earlier content. If the file cannot be used, the log says so once, and judging continues without the cache.
@@ -59,7 +59,8 @@ class CacheEntry(NamedTuple):
         model: name of the model in the cache, including the namespace.
         endpoint: name of the endpoint.
         reply: the answer.
-        key: digest of the request. None for an answer that could not be parsed. Only the fingerprint of such an answer is stored.
+        key: digest of the request. None for an answer that could not be parsed. The text of such an answer is not stored, but the file
+            records that the endpoint has the weights that wrote the answer.
     """
 
     model: str

@@ -318,7 +318,7 @@ class Judge:
             prompt, reference, priority, tenant, fields: as in :meth:`score`.
             responses: the responses, of which at most 64 differ.
             method: ``pairs`` compares pairs. ``listwise`` shows all responses in one request, and all responses in the opposite order in a
-                second request. A list has at most 26 different responses and a built-in prompt. A judge with ``method="decide"`` cannot
+                second request. A list has at most 26 different responses. Its prompt is built in. A judge with ``method="decide"`` cannot
                 rank lists. If an answer leaves out or repeats a response, the request is sent again up to ``reasks`` times, and then fails.
             comparisons: number of pairs to compare, at least ``n - 1`` for ``n`` different responses. The default is about
                 ``n * log2(n)``, or all pairs if there are fewer.
@@ -342,7 +342,7 @@ class Judge:
         comparisons: int | None = None,
         **options: Unpack[JudgeBatchOptions],
     ) -> BatchResult[Ranking]:
-        """Rank many groups of responses. The comparisons of all groups are in flight together, and each group has its own rounds.
+        """Rank many groups of responses at the same time. A group does not wait for the rounds of other groups.
 
         Args:
             groups: ``(prompt, responses)``, ``(prompt, responses, reference)`` or mappings of fields. ``extra`` of a result has all other

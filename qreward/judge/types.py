@@ -25,6 +25,15 @@ Item = tuple[Any, Any] | tuple[Any, Any, Any] | Mapping[str, Any]
 ``reference``, and the other fields that a prompt template names. A prompt is a text or a list of messages. A response is a text."""
 
 
+def _rounded(value: object) -> str:
+    """Return the ``repr`` of a value, with at most three decimals for a float and for the floats of a mapping."""
+    if isinstance(value, float):
+        return f"{round(value, 3) + 0.0:g}"  # adding 0.0 makes -0.0 positive
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{name!r}: {_rounded(each)}' for name, each in value.items())}}}"
+    return repr(value)
+
+
 class CriterionResult(NamedTuple):
     """Holds the outcome of one criterion of a rubric.
 
@@ -33,13 +42,16 @@ class CriterionResult(NamedTuple):
         weight: the weight of the criterion in the score of the rubric.
         confidence: the confidence of a decision, from 0 to 1; None for a written answer.
         distribution: the probability of each option of a decision; None for a written answer.
-        text: the answer as received; ``""`` for a decision.
-        gate: the gate of the criterion; None if the criterion has no gate.
+        text: the answer as received, usually JSON; ``""`` for a decision.
+        gate: the threshold of the criterion: if ``score`` is below it, the score of the whole rubric is 0. None for no threshold.
+        reason: the reason in a written answer; None for a decision and for an answer without a reason.
 
     Example:
         >>> result = CriterionResult(0.2, weight=2.0, gate=0.5)
         >>> result.score, result.passed
         (0.2, False)
+        >>> result
+        CriterionResult(score=0.2, passed=False, weight=2, gate=0.5)
     """
 
     score: float
@@ -48,6 +60,13 @@ class CriterionResult(NamedTuple):
     distribution: Mapping[Option, float] | None = None
     text: str = ""
     gate: float | None = None
+    reason: str | None = None
+
+    def __repr__(self) -> str:
+        """Return the score, whether it passed the gate, and the other attributes that are set. Numbers have three decimals."""
+        found = {name: value for name, value in self._asdict().items() if value not in (None, "")}
+        shown = {"score": self.score, "passed": self.passed, **found}
+        return f"CriterionResult({', '.join(f'{name}={_rounded(value)}' for name, value in shown.items())})"
 
     @property
     def passed(self) -> bool:
@@ -141,7 +160,7 @@ class Verdict:
         return self.votes[0].text
 
     def __repr__(self) -> str:
-        return _shown(self, f"{self.score:g}")
+        return _shown(self, _rounded(self.score))
 
     def _repr_html_(self) -> str:
         from qreward.notebook.render import verdict_html  # noqa: PLC0415 - only notebooks draw
@@ -193,7 +212,7 @@ _SHOWN = 60
 
 def _shown(of: Verdict | Comparison, outcome: str) -> str:
     """Return the ``repr``: the outcome, the scores of several votes, the models, and the beginning of the first answer or its criteria."""
-    scores = f" from {len(of.votes)} votes ({', '.join(f'{vote.score:g}' for vote in of.votes[:8])})" if len(of.votes) > 1 else ""
+    scores = f" from {len(of.votes)} votes ({', '.join(_rounded(vote.score) for vote in of.votes[:8])})" if len(of.votes) > 1 else ""
     models = ", ".join(dict.fromkeys(vote.model for vote in of.votes if vote.model))
     criteria = (of.votes[0].criteria or {}) if of.votes else {}
     by_gate = sorted(criteria.items(), key=lambda each: each[1].passed)  # criteria below their gate come first, because the repr is cut
@@ -210,7 +229,9 @@ def _shown(of: Verdict | Comparison, outcome: str) -> str:
 
 
 def _criterion_shown(name: str, result: CriterionResult) -> str:
-    return f"{name} {result.score:g}" if result.passed else f"{name} {result.score:g} below its gate {result.gate:g}"
+    if result.passed:
+        return f"{name} {_rounded(result.score)}"
+    return f"{name} {result.score:g} below its gate {result.gate:g}"  # not rounded, so that the score never seems to be the gate
 
 
 class Scorer(Protocol):

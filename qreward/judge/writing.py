@@ -116,7 +116,8 @@ class WritingModel(JudgeModel):
         score, verdict = self._parser.read(reply)
         if (each := self._criterion) is None:
             return Vote(1 - score if swapped else score, verdict, reply.text, self.model, swapped)
-        result = CriterionResult(score, each.weight, text=reply.text, gate=each.gate)
+        reason = getattr(verdict, "reason", None) or None
+        result = CriterionResult(score, each.weight, text=reply.text, gate=each.gate, reason=reason)
         return Vote(score, verdict, reply.text, self.model, criteria=CriterionResults({each.name: result}))
 
     def repeated(self, inputs: Messages, reply: Reply, reason: str) -> Messages:

@@ -102,8 +102,9 @@ def described(outcome: Failure | Cancelled) -> str:
     if not isinstance(outcome, Failure):
         return "requests were given up without an answer"
     error = outcome.error
-    status = getattr(error, "status_code", None)
-    return f"{type(error).__name__}: {error if status is None else f'it answered {status}'}"
+    status, model = getattr(error, "status_code", None), getattr(error, "model", None)
+    answered = f"it answered {status}" + (f" for model {model!r}" if model else "")
+    return f"{type(error).__name__}: {error if status is None else answered}"
 
 
 def unsuitable_error(task: Task) -> QRewardError | None:

@@ -38,7 +38,7 @@ class Quantiles:
     def beyond(self, share: float) -> list[float]:
         """Return one value for each bucket.
 
-        The share ``share`` of all numbers in later buckets exceeds this value. The value is 0 if all later buckets are empty.
+        Of all numbers in later buckets, the share ``share`` is larger than this value. The value is 0 if all later buckets are empty.
         """
         found, rank, above = [0.0] * _BUCKETS, 0, 0.0  # ``above``: values in buckets after ``top``
         top = _BUCKETS - 1
@@ -70,9 +70,8 @@ class LatencyStats:
     """Measures the latency of one source: mean and quantiles of the time of an answer, and seconds per token.
 
     Over the first eleven answers, ``mean`` is their plain mean. After that it is a moving average in which each new answer has a weight of
-    10 %.
-    Quantiles are refreshed every 32 answers. The seconds per token are the total seconds divided by the total tokens of about the last 20
-    answers. The mean of the single answers' seconds per token is not used, because it would follow the shortest answers.
+    10 %. Quantiles are refreshed every 32 answers. The seconds per token are the total seconds divided by the total tokens of about the
+    last 20 answers. The mean of the single answers' seconds per token is not used, because it would follow the shortest answers.
 
     ``at_load`` uses a mean over more answers: about as many answers as requests are in flight together. A mean over the last ten answers
     would describe only the end of a batch, when few requests are left.

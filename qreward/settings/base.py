@@ -20,7 +20,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, SecretStr, Validati
 from pydantic_core import PydanticCustomError
 
 from qreward.errors import ConfigError, Fault
-from qreward.spelling import closest, did_you_mean
+from qreward.spelling import SYNONYMS, closest, did_you_mean
 
 if TYPE_CHECKING:
     Read_co = TypeVar("Read_co", covariant=True)
@@ -274,8 +274,9 @@ def _sentence(detail: Any, model: type[BaseModel]) -> str:
     path, kind, value, context = detail["loc"], detail["type"], detail["input"], detail.get("ctx", {})
     if kind == "extra_forbidden":
         path, name = path[:-1], str(path[-1])
-        known = sorted(_names_at(model, path))
-        message = f"unknown setting {name!r}; {did_you_mean(name, known, otherwise='the settings are')}"
+        here = _model_at(model, path)
+        hint = _inner_hint(here, name) or did_you_mean(name, sorted(here.model_fields), otherwise="the settings are")
+        message = f"unknown setting {name!r}; {hint}"
     elif kind in ("literal_error", "enum"):
         known = re.findall(r"'([^']*)'", context["expected"])
         near = closest(value, known) if isinstance(value, str) else []
@@ -331,11 +332,24 @@ def _kind_of(value: object) -> str:
     return _KINDS.get(type(value), f"a {type(value).__name__}")
 
 
-def _names_at(model: type[BaseModel], path: tuple[object, ...]) -> list[str]:
+def _model_at(model: type[BaseModel], path: tuple[object, ...]) -> type[BaseModel]:
     for part in path:
-        field = model.model_fields.get(str(part))
-        if field is None:
-            continue
-        inner = [kind for kind in (field.annotation, *getattr(field.annotation, "__args__", ())) if isinstance(kind, type)]
-        model = next((kind for kind in inner if issubclass(kind, BaseModel)), model)
-    return list(model.model_fields)
+        model = _inner(model, str(part)) or model
+    return model
+
+
+def _inner(model: type[BaseModel], name: str) -> type[BaseModel] | None:
+    """Return the settings class of a setting, or None if the setting is a single value."""
+    field = model.model_fields.get(name)
+    kinds = () if field is None else (field.annotation, *getattr(field.annotation, "__args__", ()))
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+
+
+def _inner_hint(model: type[BaseModel], name: str) -> str:
+    """Return where a setting belongs that is unknown here, but is part of another setting. ``""`` if there is no such setting."""
+    for outer in model.model_fields:
+        inner = _inner(model, outer)
+        ours = SYNONYMS.get(name, name)
+        if inner is not None and ours in inner.model_fields:
+            return f"it is part of {outer}: {outer}={inner.__name__}({ours}=...), in a file {outer}.{ours}"
+    return ""

@@ -305,6 +305,9 @@ def _sendable(value: SecretStr | None) -> SecretStr | None:
     return value
 
 
+_WITHOUT_SCHEME = re.compile(r"(?P<host>[A-Za-z0-9.-]+:\d{1,5})(/|/v1/?)?|(?P<domain>[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+)/v1/?")
+
+
 def _root_url(value: str) -> str:
     if not value.isprintable() or value != value.strip():
         raise ValueError("must not hold line breaks, or blanks around it")
@@ -314,7 +317,10 @@ def _root_url(value: str) -> str:
     except ValueError:
         raise ValueError("must be a URL such as 'http://gpu-0:8000/v1'; its host or port is not valid") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError("must be an http:// or https:// URL such as 'http://gpu-0:8000/v1'")
+        bare = _WITHOUT_SCHEME.fullmatch(value)  # other texts are not shown, because one may be a key
+        proposed = f"http://{bare['host']}/v1" if bare and bare["host"] else f"https://{bare['domain']}/v1" if bare else ""
+        hint = f"; write {proposed!r}" if proposed else " such as 'http://gpu-0:8000/v1'"
+        raise ValueError(f"must be an http:// or https:// URL{hint}")
     if parts.username or parts.password:
         raise ValueError("must not hold a user or password; use api_key or headers")
     if parts.query or parts.fragment:

@@ -192,7 +192,7 @@ METRICS: dict[Dialect, dict[str, Metric]] = {
         **_OURS,
     },
 }
-"""Dialect -> key of a metric in the code -> metric."""
+"""The metrics of each dialect. The code finds a metric by its key, because the name of a metric depends on the dialect."""
 
 INFERENCE = frozenset({"chat", "text_completion"})
 """Operations whose metrics have different names in ``v1.41`` and ``latest``."""

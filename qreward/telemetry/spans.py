@@ -133,7 +133,7 @@ class CallState:
 
 
 class CallWatcher:
-    """Records the calls of a client according to its settings."""
+    """Records the calls of a client as spans and metrics, according to the client's ``Telemetry``."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._tracer, self._meters, self._content = telemetry.tracer, telemetry.instruments, telemetry.content

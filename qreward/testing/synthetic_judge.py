@@ -119,8 +119,9 @@ class SyntheticJudge(Policy):
             the posterior probabilities, so the judge is calibrated. Its answer to a ``YesNo`` is right with probability
             ``Phi(1 / (2 * noise))``: 0.99 for 0.215, 0.9 for 0.39, and 0.75 for 0.74.
         flip: probability that the judge takes a wrong option for the true option. The judge is then as confident as with the true option.
-        label_mass: probability of all options together. The remaining probability goes to other tokens.
-        refuse: probability that the judge declines a question. If the API has no refusals, ``label_mass`` is multiplied by 0.001.
+        label_mass: probability that the judge answers with one of the options, and not with some other token.
+        refuse: probability that the judge declines a question. If the API has no refusals, the label mass of such a question is multiplied
+            by 0.001 instead.
         seed: seed of the random draws. Judges with equal noise and different seeds err about different inputs.
 
     Example:

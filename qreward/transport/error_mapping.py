@@ -330,6 +330,7 @@ class _About(NamedTuple):
         if self.keyless and meaning is _WRONG_KEY:
             meaning, message = _NO_KEY, f", and no API key was sent{message}"
         if meaning.advice:
+            message = message if message.endswith("...") else message.removesuffix(".")
             message += f"; {meaning.advice.format(endpoint=self.endpoint, model=self.model)}"
         return Failure(
             meaning.kind,

@@ -301,10 +301,50 @@ def test_other_settings_are_refused_by_name_unless_forced(tmp_path: Path) -> Non
         "params": {**SETTINGS, "params": {"a": 1}},
     }
     for name, settings in cases.items():
-        with pytest.raises(ConfigError, match=f"^{name} has changed since the run .*resume=force"):
+        with pytest.raises(ConfigError, match=f"^{name} has changed since the run .*or continue with --resume force"):
             Journal(path, settings)
         with opened(path, settings, force=True) as journal:
             assert found(journal) == {0: "a"}
+
+
+def test_a_journal_is_started_over_only_if_no_request_was_sent_for_any_line(tmp_path: Path) -> None:
+    def failed(code: str, status: int | None = None, attempts: tuple[str, ...] = ()) -> bytes:
+        return json.dumps({"error": {"code": code, "status_code": status, "attempts": attempts}}).encode()
+
+    path, other = tmp_path / "j", {**SETTINGS, "model": "other"}
+    cases: dict[str, tuple[list[tuple[bool, bytes | None]], bool]] = {
+        "nothing": ([], True),
+        "local": ([(False, failed("ConfigError")), (False, failed("BadRequest")), (False, failed("NoEndpoint"))], True),
+        "succeeded": ([(False, failed("ConfigError")), (True, b"{}")], False),
+        "in flight": ([(False, failed("ConfigError")), (False, None)], False),
+        "refused by a server": ([(False, failed("BadRequest", 400))], False),
+        "attempted": ([(False, failed("BadRequest", None, ("a",)))], False),
+        "unreadable answer": ([(False, failed("InvalidResponse"))], False),
+    }
+    for name, (results, starts_over) in cases.items():
+        path.unlink(missing_ok=True)
+        with opened(path) as journal:
+            for ordinal, (ok, result) in enumerate(results):
+                journal.start(ordinal, 7)
+                if result is not None:
+                    journal.finish(ordinal, 7, result, ok=ok)
+        if starts_over:
+            with opened(path, other, start_over=True) as journal:
+                assert (journal.done, journal.size, journal.torn) == (0, 0, 0), name
+            with opened(path, other):
+                pass
+        else:
+            content = path.read_bytes()
+            with pytest.raises(ConfigError, match=r"^model has changed"):
+                Journal(path, other, start_over=True)
+            assert path.read_bytes() == content, name
+    path = tmp_path / "long"
+    with opened(path) as journal:  # with a summary
+        for ordinal in range(1000):
+            journal.start(ordinal, 7)
+            journal.finish(ordinal, 7, failed("ConfigError"), ok=False)
+    with opened(path, other, start_over=True) as journal:
+        assert journal.done == 0
 
 
 def test_a_file_that_is_no_journal_is_refused_and_not_changed(tmp_path: Path) -> None:
@@ -315,7 +355,7 @@ def test_a_file_that_is_no_journal_is_refused_and_not_changed(tmp_path: Path) ->
         with pytest.raises(
             ConfigError, match=r" is (not a journal of qreward|a qreward journal 0, and .* a qreward journal 2); name another"
         ):
-            Journal(path, SETTINGS)
+            Journal(path, SETTINGS, start_over=True)
         assert path.read_bytes() == content
 
 

@@ -130,6 +130,9 @@ def test_a_verdict_with_confidence_criteria_and_a_distribution_has_them_in_its_l
     clear = {"score": 0.9, "weight": 2.0, "confidence": 0.0, "distribution": {"true": 0.9, "false": 0.1}, "text": ""}
     assert found["criteria"] == {"clear": clear}
     assert "calibrated" not in found
+    gated = Vote(0.0, criteria={"safe": CriterionResult(0.2, 0.0, text="{}", gate=0.5, reason="It harms.")})
+    (safe,) = strictly(verdict_line("id-1", "qreward-1", Verdict(0.0, (gated,))))["verdict"]["criteria"].values()
+    assert (safe["gate"], safe["passed"], safe["reason"]) == (0.5, False, "It harms.")
     plain = strictly(verdict_line("id-1", "qreward-1", Verdict(0.5, (Vote(0.5),))))["verdict"]
     assert plain.keys() == {"score", "votes", "attributes", "usage", "cached"}
 

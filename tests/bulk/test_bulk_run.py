@@ -358,7 +358,7 @@ async def test_a_line_that_has_changed_is_refused_by_its_place_unless_forced(tmp
     rows = lines(10)
     rows[3] = line(3, "another text")
     write(folder.source, rows)
-    with pytest.raises(ConfigError, match=r"in\.jsonl:4 has changed since its result was received; .* resume=force"):
+    with pytest.raises(ConfigError, match=r"in\.jsonl:4 has changed since its result was received; .* continue with --resume force"):
         await folder.run(backend)
     report = await folder.run(backend, resume="force")
     assert (report.done, report.sent, report.exit_code) == (10, 5, 0)

@@ -95,6 +95,20 @@ async def test_an_item_that_fails_is_that_line_and_missing_columns_are_said(tmp_
     assert "in.jsonl:8: it is not JSON" in found["8"]
 
 
+async def test_wrong_columns_are_said_and_the_run_starts_anew_when_they_are_corrected(tmp_path: Path) -> None:
+    folder, backend = Folder(tmp_path, items(150)), Backend(scores)
+    judge = judge_of(scale=(0, 9))
+    report = await folder.run(backend, scorer=judge, columns={"prompt": "question"})
+    assert (report.exit_code, backend.served, report.errors["ConfigError"][0] >= 100) == (75, {}, True)
+    assert "map the field to the column with the setting columns" in report.errors["ConfigError"][1]
+    report = await folder.run(backend, scorer=judge, columns={"prompt": "question", "response": "answr"})
+    assert "it has no 'answr', which columns names" in report.errors["BadRequest"][1]
+    report = await folder.run(backend, scorer=judge, columns=COLUMNS)
+    assert (report.exit_code, report.done, report.failed, report.resumed, report.sent) == (0, 150, 0, 0, 150)
+    with pytest.raises(ConfigError, match=r"^columns has changed .*, or continue with --resume force"):
+        await folder.run(backend, scorer=judge, columns={"prompt": "question"})
+
+
 async def test_an_outage_fails_no_item_that_no_server_has_seen(tmp_path: Path) -> None:
     async def script(sent: Sent) -> Any:
         if not down:

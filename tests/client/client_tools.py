@@ -57,7 +57,7 @@ def embeddings(request: httpx.Request) -> dict[str, Any]:
     return {"object": "list", "model": body["model"], "data": data, "usage": {"prompt_tokens": 4, "total_tokens": 4}}
 
 
-def endpoint(recorder: Recorder, name: str = "gpu-0", **settings: Any) -> Endpoint:
+def endpoint(recorder: httpx.AsyncBaseTransport, name: str = "gpu-0", **settings: Any) -> Endpoint:
     return Endpoint(f"http://{name}.example/v1", name=name, http_client=recorder, **settings)
 
 

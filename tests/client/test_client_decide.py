@@ -278,6 +278,7 @@ async def test_a_chat_server_without_log_probabilities_is_an_error_that_says_so(
     with pytest.raises(InvalidResponse) as caught:
         decision.raise_for_errors()
     assert "endpoint 'gpu-0', model 'judge-7b': no answer to 'right': the server returned no log probabilities" in str(caught.value)
+    assert caught.value.endpoint == "gpu-0"
 
 
 async def test_a_question_that_the_model_declines_is_an_error_of_its_answer() -> None:

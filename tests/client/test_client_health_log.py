@@ -45,3 +45,18 @@ def test_an_endpoint_that_dies_and_returns_is_logged_once_each_with_the_reason(c
     assert out.endswith("it is tried again every few seconds")
     assert back.startswith("endpoint 'mortal' is back in service after ")
     assert "sk-very-secret" not in caplog.text
+
+
+def test_the_log_of_an_endpoint_that_answers_errors_names_the_model_and_not_the_servers_text(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            await asyncio.sleep(0.1)
+            return httpx.Response(500, json={"error": {"message": f"no: {request.content!r}"}})
+
+    async def main() -> None:
+        async with QRewardClient([endpoint(Broken(), "a")]) as client:
+            await client.batch_chat_completion([HI] * 20, MODEL, timeout=5.0)
+
+    run_in_virtual_time(main())
+    out = caplog.messages[0]
+    assert out == f"endpoint 'a' is out of service: ServerError: it answered 500 for model {MODEL!r}; it is tried again every few seconds"

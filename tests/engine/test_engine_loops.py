@@ -10,6 +10,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +256,19 @@ async def test_an_error_in_the_background_is_reported_before_its_task_is_freed()
     await asyncio.sleep(0.001)
     assert [str(context["exception"]) for context in reported] == ["the connection cannot be closed"]
     del tasks
+
+
+async def test_a_task_in_the_background_keeps_no_context_variables_of_its_caller() -> None:
+    variable: ContextVar[str] = ContextVar("variable", default="none")
+    seen: list[str] = []
+
+    async def look() -> None:
+        seen.append(variable.get())
+
+    variable.set("of the caller")
+    run_in_background(asyncio.get_running_loop(), look())
+    await asyncio.sleep(0.001)
+    assert seen == ["none"]
 
 
 def test_the_connections_of_a_loop_that_was_just_closed_are_closed_by_the_next_or_with_the_client() -> None:

@@ -22,6 +22,7 @@ from qreward import (
 )
 from qreward.engine.stream_sink import AHEAD
 from qreward.scheduler.outcome import RateLimit, RateLimitInfo
+from qreward.scheduler.state import CancelReason
 from qreward.scheduler.stats import GAP_LEAST
 
 
@@ -218,6 +219,18 @@ async def test_a_hedge_may_win_with_the_first_token_and_the_other_is_stopped() -
         assert wire.cancelled == ["hi"]
         assert now() < 8
         assert [(record.endpoint, record.outcome) for record in stream.result.attempts] == [("a", "cancelled"), ("b", "ok")]
+
+
+async def test_a_first_token_of_a_request_that_another_thread_has_just_given_up_is_not_given_out() -> None:
+    wire = StreamWire(lambda name, prompt: [1.0, "late"] if name == "a" else spoken(name, prompt))
+    async with client_of(wire, {"a": 1, "b": 1}) as client:
+        client.mark_unhealthy("b")
+        reading = asyncio.ensure_future(heard(ask(client)))
+        await asyncio.sleep(0.5)
+        client.mark_healthy("b")
+        (attempt,) = client._runtime.fleet.sources()[0].attempts
+        attempt.cancel_reason = CancelReason.OVERDUE  # and the command to cancel it has not reached this loop
+        assert await reading == ["re", ": ", "hi"]
 
 
 async def test_rate_limits_that_the_head_tells_are_heeded() -> None:

@@ -284,3 +284,10 @@ def test_a_clock_that_replaces_another_replacement_gives_it_back() -> None:
         used.append(CLOCK.run)
     used.append(CLOCK.run)
     assert used == [before, outer.run, inner.run, outer.run, before]
+
+
+def test_a_clock_that_was_replaced_comes_back_when_the_block_fails() -> None:
+    before = CLOCK.run
+    with pytest.raises(LookupError), replaced_time(RealTime(Workers(1))):
+        raise LookupError
+    assert CLOCK.run == before

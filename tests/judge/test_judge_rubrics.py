@@ -47,6 +47,7 @@ def test_each_criterion_is_a_request_whose_question_comes_last() -> None:
         "right": (1.0, 3.0), "clear": (0.5, 1.0), "tone": (0.5, 1.0), "rude": (0.0, -1.0),
     }  # fmt: skip
     assert [each.text for each in verdict.criteria.values()] == list(SAID.values())
+    assert [each.reason for each in verdict.criteria.values()] == ["so", None, None, "so"]  # None if it is empty
     assert (verdict.confidence, verdict.distribution, verdict.text, verdict.verdict) == (None, None, "", None)
     assert verdict.usage.total_tokens == 4 * 15
     assert {each.at for each in backend.sent} == {0.0}

@@ -16,7 +16,7 @@ from qreward.errors import ConfigError
 from qreward.judge import Criterion, JudgeConfig, Rubric
 from qreward.judge.config import config_of
 from qreward.judge.rubric import CriterionGroup, DecidedCriteria
-from qreward.judge.types import CriterionResults
+from qreward.judge.types import CriterionResult, CriterionResults, Verdict, Vote
 
 
 def rubric(*weights: float, **gates: float) -> Rubric:
@@ -206,3 +206,16 @@ def test_a_rubric_takes_only_criteria() -> None:
     for given in ([], "abc", [{"name": "a"}], Criterion("a", "?")):
         with pytest.raises(ConfigError, match="at least one Criterion"):
             Rubric(given)  # type: ignore[arg-type]
+
+
+def test_the_repr_of_a_result_says_whether_it_passed_and_rounds_numbers() -> None:
+    assert repr(CriterionResult(0.8999999, 3.0, 1.0, {True: 0.8999999, False: 0.1000001})) == (
+        "CriterionResult(score=0.9, passed=True, weight=3, confidence=1, distribution={True: 0.9, False: 0.1})"
+    )
+    shut = CriterionResult(0.49999, 0.0, text="{}", gate=0.5, reason="It harms.")
+    assert repr(shut) == "CriterionResult(score=0.5, passed=False, weight=0, text='{}', gate=0.5, reason='It harms.')"
+    criteria = {"right": CriterionResult(2 / 3), "safe": shut}
+    votes = (Vote(-0.0001, model="judge-7b", criteria=criteria), Vote(2 / 3, model="judge-7b"))
+    assert repr(Verdict(1 / 3, votes)) == (
+        "<Verdict 0.333 from 2 votes (0, 0.667) by judge-7b: 'safe 0.49999 below its gate 0.5, right 0.667'>"
+    )

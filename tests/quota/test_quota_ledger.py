@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from qreward.quota.ledger import TURN, Ledger, water_level
+from qreward.quota.ledger import TURN, Account, Ledger, WindowQuota, water_level
 from qreward.quota.messages import FRESH, LEASE, LINGER, MARGIN, MINUTE, PERIOD, STEP, Demand, Grant, RenewReply, RenewRequest
 
 
@@ -150,6 +150,13 @@ def test_a_grant_of_tokens_is_large_enough_for_a_request_once_a_seconds_worth_ha
         tokens = Demand(6000, want=1e6, rate=inf, least=150.0, spent=sum(granted.values()))
         granted[now] = part_of(ledger.renew(now, "a", RenewRequest(tokens=tokens)).tokens).grant
     assert granted == {0.0: 0, 0.5: 0, 0.9: 0, 1.1: 150, 1.5: 0, 2.5: 0, 3.0: 150}
+
+
+def test_a_member_does_not_get_the_last_of_a_limit_before_one_whose_turn_it_is() -> None:
+    quota = WindowQuota(whole=False, limit=600.0, used={0: 585.0}, credit=20.0)
+    for name, served in (("a", 0.0), ("b", 5.0)):
+        quota.accounts[name] = Account(0.0, 0.0, 0.0, served, want=10.0, least=10.0)
+    assert [quota.grant(0.0, name) for name in ("b", "a")] == [0.0, 10.0]
 
 
 def test_what_a_dead_process_had_in_hand_counts_as_used_for_a_minute() -> None:

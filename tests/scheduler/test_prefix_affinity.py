@@ -133,6 +133,21 @@ def test_a_group_is_remembered_while_nothing_of_it_waits() -> None:
     assert [scene.take(0), scene.take(1)] == [3, 2]
 
 
+def test_a_task_that_is_passed_over_goes_early_to_a_source_with_its_prefix_but_not_to_one_that_has_lost_it() -> None:
+    places = []
+    for lost in (False, True):
+        scene = Scene()
+        for key in (1, 1, 2, 2):
+            scene.add(key)
+        assert [scene.take() for _ in range(4)] == [0, 1, 2, 3]
+        if lost:
+            scene.sources[0].prefix_cache.forget()
+        for key in (1, *[2] * 20):
+            scene.add(key)
+        places.append([scene.take() for _ in range(20)].index(4))
+    assert places == [AHEAD // 2, AHEAD]
+
+
 def test_what_was_sent_by_another_batch_counts_too() -> None:
     scene = Scene()
     scene.add(1)
@@ -211,6 +226,17 @@ def test_the_first_of_a_found_group_is_regrouped_when_its_sibling_comes() -> Non
     assert scene.take(0) == 4 + first
     pairs = [(scene.take(source), scene.take(source)) for source in (1, 2, 1)]
     assert all(later - earlier == 4 for earlier, later in pairs), pairs
+
+
+def test_what_is_found_to_be_shared_only_later_counts_as_used_with_each_task_from_then_on() -> None:
+    scene = Scene()
+    for answer in range(3):
+        scene.add(1, 2, 100 + answer, named=False)
+    assert scene.take() == 0
+    scene.add(1, 3, 200, named=False)
+    assert scene.take() == 1
+    cache = scene.sources[0].prefix_cache
+    assert cache.used_at(1) == cache.clock
 
 
 def test_what_only_all_share_is_served_in_order_of_arrival() -> None:

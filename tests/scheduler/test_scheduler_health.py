@@ -174,6 +174,17 @@ def test_it_serves_again_from_the_first_answer_after_it_was_out_of_service_howev
     assert restored.clean
 
 
+def test_a_source_that_stalled_and_is_tried_again_comes_back_step_by_step() -> None:
+    back = health()
+    back.stall(30.0)
+    now = back.open_until
+    back.sent(now)
+    back.ok(now, 1.0, LIMIT)
+    assert back.half_open_limit == 1, "an answer to an earlier request"
+    back.ok(now, now, LIMIT)
+    assert back.half_open_limit == 2
+
+
 def test_each_change_between_in_service_back_and_neither_is_reported_once() -> None:
     told: list[tuple[int, int]] = []
     watched = Health(Middle(), lambda in_service, is_back: told.append((in_service, is_back)))

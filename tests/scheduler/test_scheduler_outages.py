@@ -137,6 +137,17 @@ def test_a_batch_that_comes_in_an_outage_has_its_whole_timeout() -> None:
     assert all(isinstance(end, QRewardError) for end in driver.watch.finished.values())
 
 
+def test_an_outage_that_a_batch_finds_begins_when_it_comes_though_its_input_is_slow() -> None:
+    driver = Driver({"a": 2}, refill=False)
+    driver["a"].health.eject(driver.now, 300.0)
+    driver.wait(100.0)
+    feed = driver.feed(100, timeout=5.0)
+    driver.wait(4.0)
+    assert feed.failing is None
+    driver.wait(2.0)
+    assert feed.failing is not None
+
+
 def test_an_item_sent_in_an_outage_has_the_time_that_answers_usually_take() -> None:
     driver = Driver({"a": 1})
     feed = driver.feed(100, timeout=20.0)
@@ -282,6 +293,7 @@ def test_a_feed_that_is_closed_in_an_outage_leaves_nothing_behind() -> None:
     driver.withdraw(*driver.close_feed(feed), *driver.watch.open)
     assert feed.due < 0
     assert not feed.pool.feeds
+    assert feed.pool.down_since == inf
     driver.wait(100.0)
     driver.watch.check_all_over()
 

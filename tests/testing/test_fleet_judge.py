@@ -141,7 +141,7 @@ def test_what_is_between_lines_of_backticks_is_one_text_without_labels() -> None
     assert sections(text) == {"reference answer": "2", "candidate answer": "a\n```\nQuestion: b"}
 
 
-MODELS = [ScoreVerdict, YesNoVerdict, PreferenceVerdict]
+MODELS: list[type[BaseModel]] = [ScoreVerdict, YesNoVerdict, PreferenceVerdict]
 
 
 def is_no_verdict(text: str) -> bool:
@@ -244,7 +244,8 @@ async def test_what_the_judge_cannot_judge_is_an_error_and_never_a_score() -> No
         for each in settings:
             with pytest.raises(InvalidResponse, match="I cannot judge this"):
                 await Judge(client, model="m", **each).score("6 x 7?", "42", reference="42")
-        for each in ({}, {"verdict": YesNoVerdict}):
+        unreferenced: list[dict[str, Any]] = [{}, {"verdict": YesNoVerdict}]
+        for each in unreferenced:
             with pytest.raises(InvalidResponse, match="lack a single text after 'Reference answer:'"):
                 await Judge(client, model="m", **each).score("6 x 7?", "42")
         with pytest.raises(InvalidResponse, match="lack a single text after 'Candidate answer:'"):

@@ -183,6 +183,8 @@ def test_what_an_error_in_a_successful_answer_means(error: Any, kind: FailureKin
 
 MESSAGES: list[tuple[int, Any, str]] = [
     (401, openai("Incorrect API key"), "Incorrect API key; check api_key of endpoint 'gpu-0'"),
+    (401, openai("Incorrect API key provided."), "Incorrect API key provided; check api_key of endpoint 'gpu-0'"),
+    (401, openai("Wait..."), "Wait...; check api_key of endpoint 'gpu-0'"),
     (
         404,
         openai("no such model"),

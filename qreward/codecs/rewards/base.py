@@ -486,8 +486,8 @@ class ServerKind:
         codecs: name of an operation (``score``, ``classify``, ``rerank``, ``embeddings``, ``completions``, ``moderations``) ->
             :class:`ListCodec` of this operation. If an operation has several codecs, the value is a mapping of ``RewardModel.route`` ->
             codec, with the key ``""`` for the default.
-        probe: paths of the GET requests of a probe, relative to the root of the server. For a path without a reader, the status of the
-            response shows whether the server is ready.
+        probe: paths of the GET requests of a probe, relative to the root of the server. If neither ``readers`` nor ``server_info.READERS``
+            has a function for a path, the status of the response shows whether the server is ready.
         info: path of a GET request whose response changes only when the server restarts, such as a response with the limits of the server.
             None if there is no such path.
         readers: path -> function that parses the response body, for paths that are not in ``server_info.READERS``.

@@ -73,8 +73,8 @@ def _reported(struct: msgspec.Struct) -> dict[str, Any]:
 def read_load(path: str, status: int, body: bytes, readers: Mapping[str, Callable[[bytes], Load]] | None = None) -> Load:
     """Parse the response to a probe.
 
-    For a path without a reader, the status shows whether the server is ready. ``ready`` is True for 2xx, False for 5xx, and None for all
-    other statuses.
+    The function for the path in ``readers`` or ``READERS`` parses the body of a 2xx response. If neither has a function for the path, only
+    the status is used: ``ready`` is True for 2xx, False for 5xx, and None for all other statuses.
 
     Example:
         >>> read_load("/v1/loads", 200, b'{"loads": [{"num_running_reqs": 3}]}').running

@@ -237,13 +237,14 @@ class VerdictSchema(Generic[M]):
         return written if isinstance(written, int) else int(number) if number.is_integer() else number
 
     def _complaint(self, error: ValidationError) -> str:
-        """Return a description of the error: the type of the error, and the member if the model has a member of this name.
+        """Return a description of the error: its type or the allowed values, and the member if the model has such a member.
 
-        Pydantic's message and input are left out, because they may quote the answer.
+        Pydantic's message and input are left out, because they may quote the answer. The allowed values come from the model.
         """
         first = error.errors()[0]
         place, kind = str(next(iter(first["loc"]), "")), first["type"].replace("_", " ")
         at = f' at "{place}"' if place in self._known.values() else ""
+        kind = f"it must be {first['ctx']['expected']}" if first["type"] in ("literal_error", "enum") else kind
         return f"The JSON object does not fit{at}: {kind}."
 
 

@@ -8,10 +8,10 @@ and the cooldown of the source starts; or the source is only full. Failures and 
 
 Two measurements change the adaptive limit. *Rejects* show the capacity of the source, which is the number of requests that it serves while
 it rejects others. *Elasticity* shows whether more requests in flight increase throughput. It is computed from the time per token, and also
-works for a server that queues requests and never rejects one. A *round* is as many answers as half of the limit, to requests that were sent
-under one value of the limit. Each round is compared with the round before. Rounds grow with the limit, because a server that queues answers
-the first requests of a batch soon, however many follow. The lowest latency is not used as a measurement, because with language models it is
-the latency of the shortest answer.
+works for a server that queues requests and never rejects one. A *round* ends after as many answers as half of the limit. It counts only
+answers to requests that were sent since the round began. Each round is compared with the round before. Rounds grow with the limit, because
+a server that queues answers the first requests of a batch soon, however many follow. The lowest latency is not used as a measurement,
+because with language models it is the latency of the shortest answer.
 
 W1  Start at 32, and double the limit every round while throughput rises with the limit. A configured limit of at most 64 is used at once.
     If this limit is too high, the first rejects show the capacity within one round trip.

@@ -7,11 +7,13 @@ from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, Field, field_validator
+from typing_extensions import TypeAliasType
 
 from qreward.judge.parsing import PreferenceVerdict, ScoreVerdict, Unreadable, YesNoVerdict, read
 
 Level = IntEnum("Level", {"LOW": 1, "HIGH": 2})
 Colour = Enum("Colour", {"RED": "red", "GREEN": "green"})
+Fine = TypeAliasType("Fine", Literal["fine"])
 
 
 class Stars(BaseModel):
@@ -52,6 +54,11 @@ class Named(BaseModel):
 
 class ManyNames(BaseModel):
     points: float = Field(validation_alias=AliasChoices("points", "score_given"))
+
+
+class ManySpellings(BaseModel):
+    points: float
+    why: str = Field(validation_alias=AliasChoices("Why", "why"))
 
 
 class Graded(BaseModel):
@@ -113,6 +120,7 @@ def test_the_one_field_that_decides_may_be_written_in_words() -> None:
         (Level, "Grade: 2", Level.HIGH),
         (Colour, "Grade: red", Colour.RED),
         (Colour, "GREEN", Colour.GREEN),
+        (Fine, "Grade: fine", "fine"),
         (Literal["A", "B"], "Grade: B", "B"),
         (MARKS, "Grade: +", "+"),
         (MARKS, "[[-]]", "-"),
@@ -190,6 +198,12 @@ def test_members_go_by_their_aliases() -> None:
     check(ManyNames, points=(3, '{"score given": 3}', '{"score-given": 3}', '{"SCORE_GIVEN": 3}', '{" Score-Given ": 3}'))
 
 
+def test_a_refusal_names_a_member_by_its_first_alias_also_if_another_differs_in_case_alone() -> None:
+    check(ManySpellings, points=(3, '{"points": 3, "Why": "so"}', '{"points": 3, "why": "so"}'))
+    with pytest.raises(Unreadable, match='at "Why": missing'):
+        read('{"points": 3}', ManySpellings)
+
+
 class Picky(BaseModel):
     score: float
 
@@ -220,6 +234,12 @@ def test_a_refusal_quotes_nothing_of_the_answer() -> None:
         read('{"score": 1}', Picky)
     assert "SECRET" not in refused.value.reason
     assert refused.value.__cause__ is None
+
+
+def test_a_refusal_names_the_values_that_the_model_allows() -> None:
+    with pytest.raises(Unreadable) as refused:
+        read('{"reason": "", "verdict": "incorrect"}', YesNoVerdict)
+    assert refused.value.reason == """The JSON object does not fit at "verdict": it must be 'yes' or 'no'."""
 
 
 def test_the_stock_verdicts_come_to_scores() -> None:

@@ -242,6 +242,16 @@ def test_what_the_server_charges_for_a_guess_is_learned() -> None:
     assert meter.scale == pytest.approx(3.5, rel=0.05)
 
 
+def test_charges_of_two_windows_are_not_compared() -> None:
+    meter = tokens_after(1000, 1000, 50.0)
+    meter.take(2.0, 100.0, 100.0)
+    meter.update(2.5, 2.0, RateLimit(1000, 900, 48.5))
+    meter.take(3.0, 800.0, 800.0)  # whose answer tells nothing
+    meter.take(52.0, 200.0, 200.0)
+    meter.update(53.0, 52.0, RateLimit(1000, 800, 48.5))
+    assert meter.scale == 1.0
+
+
 def test_part_of_what_no_answer_has_confirmed_is_kept() -> None:
     meter, sent = tokens_after(100_000, 100_000, 50.0), 0
     while meter.ready_at <= 2.0:

@@ -193,9 +193,9 @@ class PrototypeSource(Source):
         super().sent(now, attempt)
         self._inner.sent(now)
 
-    def answered(self, now: float, sent_at: float, answer: Answer, held: float = 0.0) -> None:
-        self._inner.ok(now, sent_at, answer.output_tokens)
-        super().answered(now, sent_at, answer, held)
+    def answered(self, now: float, attempt: Attempt, answer: Answer) -> None:
+        self._inner.ok(now, attempt.sent_at, answer.output_tokens)
+        super().answered(now, attempt, answer)
 
     def rejected(self, now: float, sent_at: float, hint: float | None) -> None:
         self.tally.rejected += 1

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from aiohttp import web
 
-from qreward import Endpoint, QRewardClient
+from qreward import Endpoint, Limits, QRewardClient
 from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import CHAT
 from qreward.codecs.rewards.registry import SCORE
@@ -181,7 +181,8 @@ def test_a_client_with_probes_uses_a_server_again_when_it_is_back_and_loses_noth
     async def test() -> None:
         judges = [FakeEndpoint(name, kind="vllm", api_key=KEY, latency=Latency(base=0.005)) for name in ("a", "b")]
         async with FakeFleet(judges) as fleet:
-            with_probes = [each.model_copy(update={"probe": 0.05}) for each in fleet.endpoints]
+            few = Limits(max_concurrency=4)  # so that a batch needs both
+            with_probes = [each.model_copy(update={"probe": 0.05, "limits": few}) for each in fleet.endpoints]
             async with QRewardClient(with_probes) as client:
 
                 async def serves(name: str) -> None:

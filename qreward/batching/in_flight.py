@@ -56,11 +56,13 @@ class BatchFunction:
         function: the batch function.
         settings: see :class:`BatchSettings`.
         call: callable that calls the function with the values of the items. The default is the function itself.
-        first_of: callable that returns the first argument of a call from the value of an item. The default returns the value itself.
+        first_of: callable that receives the value of an item and returns the first argument of the call that submitted the item.
+            ``batch_size_fn`` and ``batch_key_fn`` receive this argument. By default they receive the value itself.
 
     Attributes:
         context: the context in which batches run. It is a copy of the context in which this object was created.
-        plain: True if items need no size, key, context or stream, and the queue is open and has no limit. Adding an item is then faster.
+        plain: True if items can be added in a faster way. This is so if the queue is open, the function is no async generator, and none of
+            ``batch_size_fn``, ``batch_key_fn``, ``max_queue_size`` and ``carry_contexts`` is set.
     """
 
     __slots__ = ("_first_of", "call", "closed", "context", "counters", "function", "kind", "name", "plain", "settings")

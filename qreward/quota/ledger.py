@@ -350,7 +350,10 @@ class Ledger(msgspec.Struct, array_like=True):
         return [name for name, member in self.members.items() if now > member.at + FRESH]
 
     def is_of(self, now: float) -> bool:
-        """Return whether the ledger's times can come from the clock that returned ``now``."""
+        """Return whether the times in the ledger and ``now`` can come from the same clock.
+
+        They cannot if ``now`` is more than ``BACKWARDS`` seconds before the latest time in the ledger.
+        """
         return now >= self.now - BACKWARDS
 
     def _advance(self, now: float) -> float:

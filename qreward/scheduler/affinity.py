@@ -4,11 +4,12 @@ Tasks whose prompts begin alike form a group. Groups are nested: for example, th
 source *holds* a group while the prefix of the group is expected to be in the cache of the source. A group that no source holds is *cold*. A
 source chooses among the oldest ``look_ahead`` tasks:
 
-1. If it holds groups with tasks, the source takes from the most deeply nested of these groups. If several are equally nested, it takes from
-   the group that it used last. If the chosen group contains cold groups, it takes from a cold group first.
-2. If the source holds no group with tasks, it takes from the cold group that saves the most text.
+1. If the source holds groups with tasks, it takes a task of the most deeply nested of these groups. Of equally nested groups, it chooses
+   the group that it used last. If the chosen group contains cold groups, the tasks of the cold groups are taken first.
+2. If the source holds no group with tasks, it takes a task of the cold group that saves the most text. A group saves text because the
+   common prefix is computed only once. The saved text is estimated as the length of the prefix times the number of tasks and inner groups.
 3. If there is no cold group, the source takes a task without a group.
-4. If there is no task without a group, the source takes from a large group that other sources hold.
+4. If there is no task without a group, the source takes a task of a large group that other sources hold.
 
 So no source is idle while tasks wait, and a source computes a prefix that other sources hold only if it has no other task to take, or if a
 task has waited long. If n tasks are before a task when it arrives, at most 2 n + ``look_ahead`` other tasks are sent before it. If no two
@@ -27,11 +28,11 @@ from qreward.scheduler.prefixes import HasCache, Holders, Prefix, make_prefix
 from qreward.scheduler.shared_blocks import SharedBlocks, T
 
 COMPARED = 16
-"""Maximum number of groups that are compared when a source must take from a group that other sources hold. It takes from the largest of
-them."""
+"""Maximum number of groups that are compared when a source must take a task of a group that other sources hold. The source takes a task of
+the largest group compared."""
 BATCH = 16
-"""Divisor of the look-ahead. More tasks are sorted into groups when more than the look-ahead divided by this number is free. So several
-tasks are sorted together, which costs less per task."""
+"""Divisor of the look-ahead. The queue sorts more tasks into groups only when the number of sorted tasks that wait has fallen below the
+look-ahead by more than the look-ahead divided by this number. So several tasks are sorted together, which costs less per task."""
 SLICE = 256
 """Maximum number of tasks that are sorted in one call, and maximum number of groups that one call of ``_sweep`` checks. A longer call would
 delay requests."""
@@ -99,8 +100,10 @@ class Group(Generic[T]):
 
 
 class LargestFirst(Generic[T]):
-    """Orders groups by the amount of text that they save, in classes. The limit of each class is twice the limit of the class before. A
-    finer order makes no batch faster (simulated).
+    """Orders cold groups by the amount of text that they save (see the module).
+
+    The order is coarse: groups are sorted into classes of amounts, and the limit of each class is twice the limit of the class before. In
+    simulations, a finer order made no batch faster.
     """
 
     __slots__ = ("_classes",)
@@ -120,7 +123,7 @@ class LargestFirst(Generic[T]):
             groups[group] = None
 
     def first(self) -> Group[T] | None:
-        """Return the group that came first into the class of the largest groups, or None. Groups without work are removed."""
+        """Return the group that has been longest in the class of the largest amounts, or None. Groups without work are removed."""
         while self._classes:
             bits = max(self._classes)
             groups = self._classes[bits]
@@ -402,7 +405,13 @@ class AffineQueue(Generic[T]):
             before.tasks.popleft()
 
     def _add_groups(self, prefix: Prefix, ends: Sequence[int], holders: Holders[Any]) -> Group[T]:
-        """Return the innermost group of a prefix. ``ends`` has the number of keys of each nested group. Groups are created if needed."""
+        """Return the innermost group of a prefix. Groups that do not exist yet are created.
+
+        Args:
+            prefix: the prefix.
+            ends: number of keys of ``prefix`` that each nested group covers, from the outermost group to the innermost.
+            holders: the holders of all prefixes.
+        """
         parent = self._root
         for end in ends:
             key = prefix.keys[end - 1]

@@ -5,16 +5,18 @@ All copies are charged to one budget, except copies of the attempts at a stalled
 cancelling it would lose the work done. One of the two attempts is cancelled only if both attempts seem to hang.
 
 Hang    An attempt that takes 1.3 times as long as an answer of the 99.9th percentile length is suspected to hang. Such an attempt is copied
-        even while other work waits, and ahead of that work. The time doubles with each suspicion of the same task. If the copy seems to
-        hang as well, the scheduler cancels and replaces the attempt that has done less work, so that a very long answer is not lost.
+        even while other work waits, and ahead of that work. After each suspicion, the time after which attempts of the same task are
+        suspected is doubled. If the copy seems to hang as well, the scheduler cancels and replaces the attempt that has done less work, so
+        that a very long answer is not lost.
 Hedge   A request outside of a batch is copied if it takes longer than 95 % of its source's answers (if streamed: of its source's first
         tokens). A fast source must have a free slot for which no work waits (Dean and Barroso, "The Tail at Scale", CACM 2013).
 Tail    Once the queue is empty, the last requests of a batch are copied to sources with a free slot. A request is copied if its attempt
         needs more than 1.25 times as long as the copy to finish a long answer. The attempt with the most remaining time is copied first
         (LATE, Zaharia et al., OSDI 2008).
 
-The budget has a reserve. A tail copy is made only if half of the reserve is left afterwards, and a copy of a suspected hang only if a
-quarter is left. A hedge may use the whole reserve, and so may the copy of an attempt that has run for twice the time of a suspicion.
+The budget has a reserve. A tail copy is made only if half of the reserve is left afterwards. An attempt that is suspected to hang is copied
+only if a quarter of the reserve is left afterwards. The whole reserve may be used for hedges, and for attempts that have run for twice the
+time after which they are suspected to hang.
 """
 
 from __future__ import annotations
@@ -95,7 +97,7 @@ class HedgingPolicy:
     def withdraw_for(self, now: float, suspect: Attempt) -> bool:
         """Take one copy from the budget for an attempt that seems to hang. Returns False if too little is left.
 
-        A quarter of the reserve must remain, unless the attempt has run for twice the time of a suspicion.
+        A quarter of the reserve must remain, unless the attempt has run for twice the time after which it is suspected to hang.
         """
         suspected_after = self.hung_after(suspect.source, suspect.task.pool) * _doubled(suspect.task)
         certain = now - suspect.sent_at >= 2 * suspected_after
@@ -234,7 +236,7 @@ def _limit(now: float, attempt: Attempt) -> float:
 
 
 def _doubled(task: Task) -> float:
-    """Return the factor on the time of a suspicion. The factor doubles with each earlier suspicion of the task."""
+    """Return the factor on the time after which an attempt is suspected to hang. It doubles with each earlier suspicion of the task."""
     return 2.0**task.suspected
 
 

@@ -22,8 +22,10 @@ from typing import Protocol
 from qreward.engine import background
 
 Job = Callable[[], Callable[[], object] | None]
-"""A job that a worker runs. A job must not raise, and reports its result itself. It may return a function, which is called when the worker
-is idle again. A report made by that function can start the next job in the same worker, which is still busy while the job runs."""
+"""A job that a worker runs. A job must not raise, and it reports its own result. It may report the result while it runs, or return a
+function that reports the result. The worker calls this function when the worker counts as idle again. So a next job that is
+started because of the report can go to the same worker. While the job itself runs, the worker is busy, and a next job needs another
+worker."""
 
 IDLE_SECONDS = 10.0
 """Seconds without work after which a thread ends."""

@@ -71,7 +71,7 @@ class Stage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EarlierStages:
-    """Holds the data of an item from the stages that have judged it and were not sure, or failed.
+    """Holds the data of one item from the earlier stages. Each of these stages has failed, or has judged the item and was not sure.
 
     Attributes:
         usage: tokens of these stages.

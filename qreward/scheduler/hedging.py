@@ -48,7 +48,7 @@ WORTH = 1.5
 """Factor on the seconds per token of the fastest source. A source that needs more than the product for a token gets no copies, because a
 task has only one copy and a fast source has a free slot soon."""
 LEAST_GAIN = 0.5
-"""Number of seconds. A tail copy of an attempt is made only if the attempt still needs more time than this."""
+"""Minimum remaining time of an attempt in seconds. A tail copy is made only if the attempt still needs more time than this."""
 HEALTHY = 0.7
 """Minimum share (0 to 1) of a pool's sources that must be in service for hedges and tail copies to be made (cf. gRPC A6, hedging
 throttling)."""

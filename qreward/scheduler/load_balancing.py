@@ -135,8 +135,8 @@ class WeightedRoundRobin(_Scored):
 VIRTUAL = 256
 """Number of positions of each source on the ring, as in KubeAI."""
 BOUND = 1.25
-"""Factor on the mean number of requests in flight of all sources. A source with as many requests in flight as the product is passed over
-(Mirrokni, Thorup and Zadimoghaddam 2018; KubeAI)."""
+"""Factor on the mean number of requests in flight of all sources. A source with as many requests in flight as the factor times the mean, or
+more, is passed over (Mirrokni, Thorup and Zadimoghaddam 2018; KubeAI)."""
 HASHED = 1024.0
 """Number of characters at the beginning of a prompt that decide its position on the ring, if the caller has named no group (256 tokens, as
 in the SGLang router)."""

@@ -27,8 +27,8 @@ MOST_GROUPS = 32
 LAST = 1e9
 """Seconds by which each failure moves a task back in the order for a half-open source."""
 BULK = 60.0
-"""Seconds. If a batch has not been served for this time, its next item goes ahead of single tasks of the same level and tenant that arrive
-afterwards."""
+"""If a batch has not been served for this number of seconds, its next item goes ahead of single tasks of the same level and tenant that
+arrive afterwards."""
 PASSED_OVER = 0.5
 """Share (0 to 1) of the time between the arrival of a single task and its ``due`` time. Until this share has passed, later tasks may be
 taken before this task because of their prefixes."""

@@ -198,9 +198,10 @@ class BatchFeed:
     left: int | None = None  # number of items that are still to be taken, or None if the size of the input is unknown
     served: float = field(init=False)  # when an item was last taken
     failing: Callable[[], QRewardError] | None = None
-    """Function that makes an error, or None. It is set while the pool cannot serve the batch, for example because no source has been alive
-    for too long. While it is set, waiting items and items that are read from the input fail with such an error. While the buffer is not
-    empty, the engine may fail an item that it reads with such an error, instead of appending the item."""
+    """Function that makes an error, or None. The function is set while the pool cannot serve the batch, for example because no source has
+    been alive for too long. Meanwhile, waiting items and items that are read from the input fail with an error that the function makes.
+    While the buffer is not empty, an item that the engine reads may fail with such an error at once, instead of being appended to the
+    buffer."""
     due: int = -1  # belongs to the timer wheel
     postponed: bool = False  # used by ``outages``
     read_ahead: int = READ_AHEAD  # number of tasks that the buffer should hold; a larger number if the tasks have prefixes
@@ -230,7 +231,7 @@ MOST_DOUBLINGS = 3
 """Maximum number of times that the time limit of a task's attempts doubles. The limit doubles with each attempt that exceeds it. If the
 latency of the source is known, the first such attempt does not double the limit."""
 SOON = 1.0
-"""Seconds. A source is *available soon* if it is expected to accept work within this time."""
+"""A source is *available soon* if it is expected to accept work within this number of seconds."""
 HELD = 0.05
 """Share (0 to 1) of a stream's time. If a stream waited for its reader for more than this share, the answer does not affect the concurrency
 limit."""
@@ -593,7 +594,7 @@ class TaskQueue(Protocol):
 LOOK_AHEAD = 4096
 """Number of waiting tasks among which prefix affinity chooses. A larger number gains hardly anything (simulated)."""
 ONLINE = 30.0
-"""Seconds. For this time after an interactive request (a request outside of batches), another interactive request is expected."""
+"""Number of seconds after an interactive request (a request outside of batches) for which another interactive request is expected."""
 RESERVE, LEAST_WINDOW = 0.1, 8
 """``RESERVE``: share (0 to 1) of a concurrency limit that is reserved while interactive requests are expected. ``LEAST_WINDOW``: smallest
 concurrency limit of which a share is reserved, in requests in flight."""
@@ -605,8 +606,8 @@ def reserve(window: int) -> int:
 
 
 UNSHARED, EACH = 256, 8
-"""``UNSHARED``: a number of tasks in a row. After this many prompts that had no common beginning with other prompts, only one prompt in
-``EACH`` is compared with other prompts, until a prompt has a common beginning with another prompt."""
+"""``UNSHARED``: number of consecutive prompts without a common beginning with other prompts, after which most prompts are no longer
+compared. ``EACH``: from then on, one prompt in ``EACH`` is compared, until a prompt has a common beginning with another prompt."""
 
 
 class Pool:

@@ -61,9 +61,9 @@ class Quantiles:
 
 
 CAPACITY = 256
-"""Number of requests in flight. With this number, a server is assumed to need twice as long for a request as with only one request in
-flight. The number is the default of vLLM's ``max_num_seqs``. With 128 instead, batches on simulated fleets took 1 % longer on average. With
-64, they took 3 % longer."""
+"""Number of requests in flight with which a server is assumed to need twice as long for a request as with only one request in flight. The
+number is the default of vLLM's ``max_num_seqs``. With 128 instead, batches on simulated fleets took 1 % longer on average. With 64, they
+took 3 % longer."""
 
 
 class LatencyStats:

@@ -249,7 +249,7 @@ class Hedge(Policy):
         quantile: quantile of an endpoint's latency after which a single call is hedged. For a streamed call, it is the quantile of the time
             to the first token.
         after: seconds after which a single call is hedged; replaces ``quantile``.
-        budget: number of copies allowed per request, over all requests of a client.
+        budget: number of copies allowed per request, averaged over all requests of a client. 0.05 allows one copy for every 20 requests.
         reserve: number of copies allowed in addition, for a client that has sent few requests.
         tail: whether the last requests of a batch are copied.
 

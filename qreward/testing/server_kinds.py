@@ -111,7 +111,7 @@ class Traffic:
 
 
 class ServerState(NamedTuple):
-    """Holds the state of a server that the status routes report.
+    """Holds what the status routes of a server report: its settings and its present load.
 
     Attributes:
         spec: the settings.

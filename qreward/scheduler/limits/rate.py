@@ -18,7 +18,7 @@ from __future__ import annotations
 from math import inf
 
 BURST = 0.1
-"""Seconds. The requests that the rate allows in this time may be sent together. With a value of one second, a provider that counts in
+"""The requests that the rate allows in this number of seconds may be sent together. With a value of one second, a provider that counts in
 windows of one second could receive twice the rate (simulated)."""
 
 

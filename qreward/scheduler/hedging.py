@@ -34,19 +34,17 @@ LOOK_LEAST, LOOK_MOST = 1 / 64, 10.0
 """``LOOK_LEAST``: age in seconds below which no attempt is inspected. ``LOOK_MOST``: age in seconds above which every attempt is
 inspected."""
 HANG = 1.3
-"""Factor on the time of an answer of the 99.9th percentile length. An attempt that takes longer than the product is suspected to hang."""
+"""An attempt is suspected to hang when it has taken ``HANG`` times as long as an answer of the 99.9th percentile length would take."""
 UNKNOWN = 4.0
-"""Factor on the seconds per token of the slowest known source of the pool. The product is assumed for a source that has not answered
-yet."""
+"""A source that has not answered yet is assumed to need ``UNKNOWN`` times the seconds per token of the slowest known source of the pool."""
 GAIN = 1.25
-"""Factor on the expected time of a tail copy. The copy is made if the remaining time of the attempt is longer than the product."""
+"""A tail copy is made if the remaining time of the attempt is longer than ``GAIN`` times the expected time of the copy."""
 EQUAL = 1.1
-"""Factor on the seconds per token of the attempt's source. Another source counts as equally fast if it needs at most the product for a
-token. At the end of a batch, an attempt past the 99th percentile length is copied to an equally fast source, because free slots make a
-needless copy cheap."""
+"""Another source counts as equally fast if it needs at most ``EQUAL`` times the seconds per token of the attempt's source. At the end of a
+batch, an attempt past the 99th percentile length is copied to an equally fast source, because free slots make a needless copy cheap."""
 WORTH = 1.5
-"""Factor on the seconds per token of the fastest source. A source that needs more than the product for a token gets no copies, because a
-task has only one copy and a fast source has a free slot soon."""
+"""A source that needs more than ``WORTH`` times the seconds per token of the fastest source gets no copies, because a task has
+only one copy, and a fast source has a free slot soon."""
 LEAST_GAIN = 0.5
 """Minimum remaining time of an attempt in seconds. A tail copy is made only if the attempt still needs more time than this."""
 HEALTHY = 0.7

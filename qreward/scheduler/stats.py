@@ -191,8 +191,8 @@ REFRESH = 32
 LONG = 0.03
 """Share (0 to 1) of the answers that are longer than a *long* answer. Long answers determine when a batch ends; the mean does not."""
 STRETCH = 1.6
-"""Factor on the tokens that an answer in progress has already. A long answer is expected to have at least the product, even if no earlier
-answer was that long."""
+"""A long answer is expected to have at least ``STRETCH`` times the tokens that an answer in progress has already, even if no earlier answer
+was that long."""
 
 
 class OutputLengths:
@@ -249,7 +249,7 @@ LEAST_ANSWERS = 20
 LEAST_SECONDS = 2.5
 """Minimum length in seconds of a silence that counts as a stall."""
 FACTOR = 3.0
-"""Factor on the longest silence so far. A silence counts as a stall only if it is longer than the product."""
+"""A silence counts as a stall only if it is longer than ``FACTOR`` times the longest silence so far."""
 LEAST_DUE = 24.0
 """Minimum number of answers that must have been due during a silence before it counts as a stall. If answers arrive independently of each
 other, the probability of such a silence is e^-24."""

@@ -126,9 +126,10 @@ def test_wrong_options_are_refused_with_what_to_write(bulk: Bulk) -> None:
 
 
 def test_a_judge_file_turns_rows_into_verdicts_and_another_judge_is_refused(bulk: Bulk) -> None:
-    rows = [{"id": f"r{number}", "question": "What is 6 x 7?", "answer": str(number)} for number in range(20)]
+    rows = [{"id": f"r{number}", "question": "What is 3 x 4?", "answer": str(number), "truth": "12"} for number in range(20)]
     source = bulk.write("in.jsonl", rows)
-    settings = {"judge": {"model": MODEL, "scale": [0, 1]}, "columns": {"prompt": "question", "response": "answer"}, "deadline": 60}
+    columns = {"prompt": "question", "response": "answer", "reference": "truth"}
+    settings = {"judge": {"model": MODEL, "scale": [0, 1]}, "columns": columns, "deadline": 60}
     with FakeFleet([FakeEndpoint("a", responder="judge")]) as fleet:
         judge = bulk.write("judge.json", json.dumps(settings))
         config = bulk.config(fleet)
@@ -138,7 +139,7 @@ def test_a_judge_file_turns_rows_into_verdicts_and_another_judge_is_refused(bulk
         assert (status, err) == (0, ""), out
         found = read_lines(bulk.output)
         assert [row["custom_id"] for row in found] == [f"r{number}" for number in range(20)]
-        assert all(0 <= row["verdict"]["score"] <= 1 for row in found)
+        assert [row["verdict"]["score"] for row in found] == [float(number == 12) for number in range(20)]
         settings["judge"] = {"model": MODEL, "scale": [0, 5]}
         bulk.write("judge.json", json.dumps(settings))
         status, _, err = bulk(source, "--config", config, "--judge", judge)

@@ -47,6 +47,11 @@ def test_the_lines_of_the_page_are_read_as_requests() -> None:
     assert json.loads(output)["custom_id"] == "r1"
 
 
+def right(_messages: object) -> str:
+    """The responder: a verdict for any answer, because the rows of the page have no reference."""
+    return '{"reason": "It is right.", "score": 1}'
+
+
 def test_the_commands_of_the_page_run_as_they_stand(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -60,7 +65,7 @@ def test_the_commands_of_the_page_run_as_they_stand(
     Path("judge.yaml").write_text(yaml)
     commands = [line.removeprefix("$ ") for block in blocks("console") for line in block.splitlines() if line.startswith("$ ")]
     assert len(commands) == 4
-    with FakeFleet([FakeEndpoint(name, responder="judge") for name in ("judge-0", "judge-1")]) as fleet:
+    with FakeFleet([FakeEndpoint(name, responder=right) for name in ("judge-0", "judge-1")]) as fleet:
         endpoints = [{"name": name, "base_url": url, "proxy": ""} for name, url in fleet.urls.items()]
         Path("fleet.json").write_text(json.dumps({"endpoints": endpoints}))
         for command in commands:
@@ -80,5 +85,5 @@ def test_the_commands_of_the_page_run_as_they_stand(
 
 
 def test_figures_of_the_page_are_those_of_the_code() -> None:
-    assert f"its first {ALL_FAILED} lines have all failed" in PAGE
+    assert f"its first {ALL_FAILED} lines have all failed" in " ".join(PAGE.split())
     assert f'"format": "{FORMAT}"' in PAGE

@@ -68,7 +68,7 @@ async def test_the_votes_of_a_judge_share_what_their_prompts_share() -> None:
         with fleet() as running:
             async with client_of(running, **settings) as client:
                 judge = Judge(client, model="judge", samples=2, temperature=0.5)
-                batch = await judge.batch_score(items())
+                batch = await judge.batch_score([(question, answer, "much") for question, answer in items()])
             assert not batch.errors
             found.append(computed(running))
     assert found[1] < 0.7 * found[0], found

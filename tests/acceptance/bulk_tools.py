@@ -168,7 +168,9 @@ def in_flight(journal: Path) -> set[int]:
     """The lines that were sent and have no result, by a journal that was left behind."""
     sent: set[int] = set()
     for record in journal.read_bytes().split(b"\n")[1:]:
-        if record[9:10] == b"S" and record[:8] == b"%08x" % crc32(record[9:]):
+        if record[:8] != b"%08x" % crc32(record[9:]):
+            continue  # the process was killed while it wrote this record
+        if record[9:10] == b"S":
             sent.add(int(record[10:22]))
         elif record[9:10] in (b"D", b"F"):
             sent.discard(int(record[10:22]))

@@ -24,7 +24,6 @@ from qreward.integrations.trainers.settings import SCORERS, RewardConfig, name_s
 from qreward.integrations.trainers.settings import check as check_reward_config
 from qreward.settings.client import CONFIG_VARIABLE, ClientConfig, config_from_env, config_of, read_config
 from qreward.settings.policies import Endpoint
-from qreward.testing import FakeEndpoint
 
 FROM_ENVIRONMENT = "QREWARD_CONFIG, or OPENAI_BASE_URL and OPENAI_API_KEY"
 MODELS_SHOWN = 3
@@ -100,6 +99,8 @@ def _setting_of_fakes(content: Mapping[str, Any]) -> str | None:
     endpoints = content.get("endpoints")
     if not isinstance(endpoints, list) or not all(isinstance(each, dict) and "base_url" not in each for each in endpoints):
         return None
+    from qreward.testing import FakeEndpoint  # noqa: PLC0415 - only for this error
+
     only_fakes = FakeEndpoint.model_fields.keys() - Endpoint.model_fields.keys()
     return next((name for each in endpoints for name in each if name in only_fakes), None)
 

@@ -139,7 +139,10 @@ def test_a_wrong_setting_of_a_client_is_an_error() -> None:
         ({}, "endpoints: must contain at least one endpoint"),
         ({"endpoints": []}, "endpoints: must contain at least one endpoint"),
         ({"endpoints": ["http://a/v1", "http://a/v1"]}, "more than one is called 'a'"),
-        *(({"endpoints": one}, "endpoints must be a list") for one in ("http://a/v1", {"base_url": "http://a/v1"}, Endpoint("http://a/v1"))),
+        *(
+            ({"endpoints": one}, "endpoints must be a list")
+            for one in ("http://a/v1", {"base_url": "http://a/v1"}, Endpoint("http://a/v1"))
+        ),
         ({"endpoints": [7]}, "an endpoint must be an Endpoint, a mapping or a URL, not a int"),
         ({"endpoints": ["http://a/v1"], "timeout": -1}, "timeout"),
         (

@@ -16,10 +16,6 @@ from qreward import InvalidResponse, QRewardClient, Retry, StreamInterrupted
 FAILED = ("abort", "error", "content_filter", "odd")
 
 
-def chat(text: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": text}]
-
-
 def ending(request: httpx.Request) -> httpx.Response:
     """Ends the answer in the way that the question names."""
     document = completion(request)
@@ -46,28 +42,26 @@ def streaming(reason: str) -> Callable[[httpx.Request], httpx.Response]:
 def test_in_a_batch_a_cut_answer_is_one_and_says_so_and_one_that_was_given_up_or_withheld_is_an_error() -> None:
     reasons = ["stop", "tool_calls", "length", *FAILED]
     client = QRewardClient([endpoint(Recorder(ending))], retry=Retry(attempts=1))
-    batch = use(client, lambda client: client.batch_chat_completion(map(chat, reasons), MODEL))
+    batch = use(client, lambda client: client.batch_chat_completion(([{"role": "user", "content": text}] for text in reasons), MODEL))
     assert [result.ok for result in batch] == [True] * 3 + [False] * 4
     assert [result.finish_reason for result in batch] == ["stop", "tool_calls", "length"] + [None] * 4
     assert batch.texts() == ["re: stop", "re: tool_calls", "re: length"] + [None] * 4
-    assert batch[2].value.choices[0].finish_reason == "length"
     assert {index: type(error) for index, error in batch.errors.items()} == dict.fromkeys(range(3, 7), InvalidResponse)
     assert [reason for index, reason in enumerate(FAILED, 3) if repr(reason) not in str(batch.errors[index])] == []
 
 
 def test_a_stream_that_the_server_gave_up_is_interrupted_and_keeps_its_text() -> None:
+    async def read(client: QRewardClient) -> StreamInterrupted:
+        stream = client.stream_chat_completion(HI, MODEL)
+        with pytest.raises(StreamInterrupted) as caught:  # noqa: PT012 - it comes after the tokens
+            async for token in stream:
+                seen.append(token)
+        with pytest.raises(StreamInterrupted):
+            await stream.final()
+        return caught.value
+
     for reason in FAILED:
         seen: list[str] = []
-
-        async def read(client: QRewardClient) -> Any:
-            stream = client.stream_chat_completion(HI, MODEL)
-            with pytest.raises(StreamInterrupted) as caught:  # noqa: PT012 - it comes after the tokens
-                async for token in stream:
-                    seen.append(token)  # noqa: B023
-            with pytest.raises(StreamInterrupted):
-                await stream.final()
-            return caught.value
-
         error = use(QRewardClient([endpoint(Recorder(streaming(reason)))], retry=Retry(attempts=1)), read)
         assert (error.text, "".join(seen)) == ("Score: 1", "Score: 1"), reason
         assert reason in str(error.__cause__)

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from client_tools import HI, MODEL, Recorder, endpoint, use
+from shared_tools import each
 
 from qreward import BatchInterrupted, ConfigError, Progress, QRewardClient
 
@@ -35,11 +36,8 @@ class Terminal(io.StringIO):
 def test_a_function_gets_how_far_a_batch_is() -> None:
     for items, total in (([HI] * 30, 30), (iter([HI] * 30), None)):
         seen: list[Progress] = []
-        batch = use(
-            QRewardClient([endpoint(Slow())]),
-            lambda client: client.batch_chat_completion(items, MODEL, progress=seen.append),  # noqa: B023
-        )
-        assert len(batch) == 30
+        asking = lambda client: client.batch_chat_completion(items, MODEL, progress=seen.append)  # noqa: B023, E731
+        assert len(use(QRewardClient([endpoint(Slow())]), asking)) == 30
         first, last = seen[0], seen[-1]
         assert (first.done, first.elapsed < last.elapsed, first.window > 0) == (0, True, True)
         assert (last.done, last.total, last.ok, last.failed) == (30, total, 30, 0)
@@ -47,7 +45,7 @@ def test_a_function_gets_how_far_a_batch_is() -> None:
         assert (last.prompt_tokens, last.completion_tokens) == (90, 60)
 
 
-@pytest.mark.parametrize("end", ["good", "on_result", "cancel", "deadline"])
+@each("end", ["good", "on_result", "cancel", "deadline"])
 def test_the_bar_is_closed_however_the_batch_ends(end: str, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
@@ -76,11 +74,3 @@ def test_progress_that_is_no_function_is_told_before_anything_is_sent() -> None:
     with pytest.raises(ConfigError, match="progress must be True, False, None or a plain function"):
         use(QRewardClient([endpoint(recorder)]), lambda client: client.batch_chat_completion([HI], MODEL, progress="yes"))  # type: ignore[arg-type]
     assert recorder.requests == []
-
-
-def test_with_is_told_which_client_to_use() -> None:
-    with (
-        pytest.raises(TypeError, match="QRewardClient is asynchronous: use `async with`, or SyncQRewardClient with `with`"),
-        QRewardClient(["http://a.example/v1"]),  # type: ignore[attr-defined]
-    ):
-        raise AssertionError("it was entered")

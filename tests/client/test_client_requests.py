@@ -11,6 +11,7 @@ import respx
 from client_tools import HI, MODEL, Recorder, endpoint, use
 from openai.types import CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion, ChatCompletionMessage
+from shared_tools import each
 
 from qreward import AuthenticationFailed, BadRequest, Endpoint, InvalidResponse, NoEndpoint, QRewardClient
 
@@ -30,56 +31,30 @@ PARAMS: dict[str, Any] = {
 }
 
 
-def test_every_parameter_reaches_the_body() -> None:
+def test_every_parameter_and_header_reaches_the_server_and_extra_body_goes_over_the_parameters() -> None:
     recorder = Recorder()
-    use(QRewardClient([endpoint(recorder)]), lambda client: client.chat_completion(HI, MODEL, **PARAMS))
-    assert recorder.bodies == [{"model": MODEL, "messages": HI, **PARAMS}]
-    assert recorder.requests[0].url == "http://gpu-0.example/v1/chat/completions"
-
-
-def test_extra_body_goes_over_the_parameters() -> None:
-    recorder = Recorder()
-    use(
-        QRewardClient([endpoint(recorder)]),
-        lambda client: client.chat_completion(
-            HI, MODEL, temperature=0.5, seed=1, extra_body={"temperature": 0, "chat_template_kwargs": {"enable_thinking": False}}
-        ),
+    mine = endpoint(recorder, api_key="key-of-the-endpoint", headers={"x-team": "rewards"}, model_names={MODEL: "/models/judge-7b-awq"})
+    extra = {"temperature": 0, "chat_template_kwargs": {"enable_thinking": False}}
+    completion = use(
+        QRewardClient([mine]),
+        lambda client: client.chat_completion(HI, MODEL, **PARAMS, extra_body=extra, extra_headers={"x-trace": "t-1"}),
     )
-    (body,) = recorder.bodies
-    assert body == {"model": MODEL, "messages": HI, "temperature": 0, "seed": 1, "chat_template_kwargs": {"enable_thinking": False}}
-
-
-def test_extra_headers_are_sent_with_the_endpoints_own() -> None:
-    recorder = Recorder()
-    use(
-        QRewardClient([endpoint(recorder, api_key="key-of-the-endpoint", headers={"x-team": "rewards"})]),
-        lambda client: client.chat_completion(HI, MODEL, extra_headers={"x-trace": "t-1"}),
-    )
-    headers = recorder.requests[0].headers
+    assert recorder.bodies == [{"model": "/models/judge-7b-awq", "messages": HI, **PARAMS, **extra}]
+    assert completion.model == "/models/judge-7b-awq"
+    (request,) = recorder.requests
+    assert request.url == "http://gpu-0.example/v1/chat/completions"
+    headers = request.headers
     assert (headers["authorization"], headers["x-team"], headers["x-trace"]) == ("Bearer key-of-the-endpoint", "rewards", "t-1")
 
 
-def test_the_server_is_asked_for_the_model_by_its_own_name() -> None:
-    recorder = Recorder()
-    completion = use(
-        QRewardClient([endpoint(recorder, model_names={MODEL: "/models/judge-7b-awq"})]),
-        lambda client: client.chat_completion(HI, MODEL),
-    )
-    assert recorder.bodies[0]["model"] == "/models/judge-7b-awq"
-    assert completion.model == "/models/judge-7b-awq"
-
-
-def test_openai_messages_may_be_sent_as_they_came() -> None:
+def test_a_batch_takes_openais_messages_and_gives_its_completions_with_words_and_usage() -> None:
     recorder = Recorder()
     message: Any = ChatCompletionMessage(role="assistant", content="yes")
-    use(QRewardClient([endpoint(recorder)]), lambda client: client.chat_completion([*HI, message], MODEL))
-    assert recorder.bodies[0]["messages"] == [*HI, {"role": "assistant", "content": "yes"}]
-
-
-def test_a_batch_gives_openais_completions_and_words_and_usage() -> None:
-    batch = use(QRewardClient([endpoint(Recorder())]), lambda client: client.batch_chat_completion([HI] * 3, MODEL))
+    chats = [HI, HI, [*HI, message]]
+    batch = use(QRewardClient([endpoint(recorder)]), lambda client: client.batch_chat_completion(chats, MODEL))
     assert all(isinstance(value, ChatCompletion) for value in batch.values())
-    assert batch.texts() == ["re: hi"] * 3
+    assert batch.texts() == ["re: hi", "re: hi", "re: yes"]
+    assert recorder.bodies[2]["messages"] == [*HI, {"role": "assistant", "content": "yes"}]
     assert batch[0].usage.completion_tokens == 2
     stats = batch.stats.endpoints["gpu-0"]
     assert (stats.sent, stats.won, stats.prompt_tokens, stats.completion_tokens) == (3, 3, 9, 6)
@@ -129,8 +104,8 @@ def reply(status: int, body: dict[str, Any] | str) -> Any:
     return lambda _: httpx.Response(status, **content)
 
 
-@pytest.mark.parametrize(
-    ("status", "body", "error", "times"),
+@each(
+    "status, body, error, times",
     [
         (400, {"error": {"message": "max_tokens is too large"}}, BadRequest, 1),
         (401, {"error": {"message": "Incorrect API key provided"}}, AuthenticationFailed, 1),

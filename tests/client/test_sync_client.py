@@ -17,7 +17,7 @@ from client_tools import HI, MODEL, Recorder
 from openai.types import CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion
 
-from qreward import AuthenticationFailed, BatchInterrupted, ClientClosed, ConfigError, Endpoint, Limits
+from qreward import AuthenticationFailed, BatchInterrupted, ClientClosed, ConfigError, Endpoint, Limits, QRewardClient
 from qreward.sync_client import SyncQRewardClient
 
 PORTAL = "qreward-portal"
@@ -140,8 +140,8 @@ def test_many_threads_use_one_client_and_its_limits_hold_over_all() -> None:
 def test_an_interrupt_cancels_every_request_of_a_batch_and_on_result_is_called_no_more() -> None:
     hangs = Hangs()
     seen: list[object] = []
+    arrived: list[int] = []
     with client_of(hangs, limits=Limits(max_concurrency=4, adaptive=False)) as client:
-        arrived: list[int] = []
 
         def on_arrival() -> None:
             arrived.append(1)
@@ -185,28 +185,24 @@ def test_closing_ends_the_calls_of_other_threads_and_all_later_ones() -> None:
     client.close()
 
 
-class CountedWire:
+def test_a_client_that_is_let_go_of_closes_its_connections_and_one_that_is_not_used_is_closed_without_a_word() -> None:
     closed = threading.Semaphore(0)
 
-    async def send(self, endpoint: Any, call: Any) -> Any:
-        raise AssertionError("not asked")
+    class CountedWire:
+        async def send(self, endpoint: Any, call: Any) -> Any:
+            raise AssertionError("not asked")
 
-    async def aclose(self) -> None:
-        CountedWire.closed.release()
+        async def aclose(self) -> None:
+            closed.release()
 
-
-def test_a_client_that_is_let_go_of_closes_its_connections() -> None:
     client = SyncQRewardClient(["http://a.example/v1"], backend_factory=CountedWire)
     assert list(client.batch_chat_completion([], MODEL)) == []  # which opens its wire
     del client
     gc.collect()
-    assert CountedWire.closed.acquire(timeout=30)
-
-
-def test_a_client_that_is_not_used_is_closed_without_a_word() -> None:
-    with SyncQRewardClient(["http://a.example/v1"]) as client:
+    assert closed.acquire(timeout=30)
+    with SyncQRewardClient(["http://a.example/v1"]) as unused:
         pass
-    client.close()
+    unused.close()
 
 
 def test_a_client_may_be_closed_when_the_process_ends_and_the_thread_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,26 +214,25 @@ def test_a_client_may_be_closed_when_the_process_ends_and_the_thread_has_ended(m
     client.close()
 
 
-def test_async_with_is_told_which_client_to_use() -> None:
+def test_with_and_async_with_are_told_which_client_to_use() -> None:
     async def wrong() -> None:
         async with SyncQRewardClient(["http://a.example/v1"]):  # type: ignore[attr-defined]
             raise AssertionError("it was entered")
 
     with pytest.raises(TypeError, match="SyncQRewardClient blocks: use `with`, or QRewardClient with `async with`"):
         asyncio.run(wrong())
+    with (
+        pytest.raises(TypeError, match="QRewardClient is asynchronous: use `async with`, or SyncQRewardClient with `with`"),
+        QRewardClient(["http://a.example/v1"]),  # type: ignore[attr-defined]
+    ):
+        raise AssertionError("it was entered")
 
 
-def test_it_pickles_by_its_configuration_with_changes_made_live() -> None:
-    client = SyncQRewardClient(["http://a.example/v1"], timeout=9)
+def test_it_pickles_by_its_configuration_with_changes_made_live_and_its_repr_shows_no_key() -> None:
+    client = SyncQRewardClient([Endpoint("http://a.example/v1", api_key="sk-very-secret")], timeout=9)
     client.add_endpoint({"base_url": "http://b.example/v1", "name": "b", "models": ["judge-*"]})
     copy = pickle.loads(pickle.dumps(client))
     assert type(copy) is SyncQRewardClient
-    assert copy.config == client.config
-    assert copy.list_routes() == client.list_routes()
-
-
-def test_its_repr_names_it_and_shows_no_key() -> None:
-    said = repr(SyncQRewardClient([Endpoint("http://a.example/v1", api_key="sk-very-secret")]))
-    assert said.startswith("<SyncQRewardClient ")
-    assert "a.example" in said
-    assert "secret" not in said
+    assert (copy.config, copy.list_routes()) == (client.config, client.list_routes())
+    assert repr(client).startswith("<SyncQRewardClient ")
+    assert "secret" not in repr(client)

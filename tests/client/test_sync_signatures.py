@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import pydoc
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from shared_tools import each
 
 from qreward import QRewardClient
 from qreward.options import ClientSettings
@@ -41,11 +41,8 @@ def signature(client: type, name: str) -> str:
     return text.replace(client.__name__, "Client")
 
 
-def test_the_clients_have_the_same_methods() -> None:
+def test_the_clients_have_the_same_methods_with_the_same_signatures_but_none_is_awaited() -> None:
     assert public(SyncQRewardClient) == {OTHER_NAMES.get(name, name) for name in public(QRewardClient)}
-
-
-def test_a_method_has_the_same_signature_and_kind_in_both_clients_but_is_never_awaited() -> None:
     for name in METHODS:
         called = OTHER_NAMES.get(name, name)
         assert signature(SyncQRewardClient, called) == signature(QRewardClient, name)
@@ -73,7 +70,7 @@ def recorder(seen: list[Any], *, blocking: bool) -> Callable[..., Any]:
 PASSED_ON = [name for name in METHODS if name not in {"chat", "config", "from_config", "from_env"} and not name.startswith("__")]
 
 
-@pytest.mark.parametrize("name", PASSED_ON)
+@each("name", PASSED_ON)
 def test_every_argument_is_passed_on_by_its_name(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     method = getattr(QRewardClient, name)
@@ -99,10 +96,3 @@ def test_the_constructor_passes_everything_on(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("qreward.sync_client.QRewardClient", lambda *args, **kwargs: seen.append((args, kwargs)))
     SyncQRewardClient(endpoints, **given)  # type: ignore[arg-type]
     assert seen == [((endpoints,), given)]
-
-
-def test_help_shows_the_signature_and_the_words_of_the_method_without_its_example() -> None:
-    shown = pydoc.render_doc(SyncQRewardClient.batch_score, renderer=pydoc.plaintext)  # type: ignore[attr-defined]
-    assert "**options: Unpack[BatchOptions]" in shown.replace("'", "")  # Python 3.14 shows annotations without quotes
-    assert "Score many responses with a reward model." in shown
-    assert "Example:" not in shown

@@ -62,16 +62,33 @@ def test_failures_that_are_not_the_fault_of_a_source_leave_it_in_service() -> No
 
 
 def test_a_task_that_runs_out_of_time_at_one_source_after_the_other_is_held_against_the_first_alone() -> None:
-    driver = Driver({"a": 9, "b": 9})
-    driver.mark("b", down=True)
-    tasks = [driver.submit() for _ in range(5)]
-    driver.mark("b", down=False)
-    for task in tasks:
-        driver.fail(live(task), K.TIMEOUT, after=0.0)
-    assert [driver.where(task) for task in tasks] == ["b"] * 5
-    for task in tasks:
-        driver.fail(live(task), K.TIMEOUT, after=0.0)
-    assert [driver[name].health.in_service for name in "ab"] == [False, True]
+    """Another failure at the second is held against that."""
+    for kind, serves in ((K.TIMEOUT, True), (K.TRANSIENT, False)):
+        driver = Driver({"a": 9, "b": 9})
+        driver.mark("b", down=True)
+        tasks = [driver.submit() for _ in range(5)]
+        driver.mark("b", down=False)
+        for task in tasks:
+            driver.fail(live(task), K.TIMEOUT, after=0.0)
+        assert [driver.where(task) for task in tasks] == ["b"] * 5
+        for task in tasks:
+            driver.fail(live(task), kind, after=0.0)
+        assert [driver[name].health.in_service for name in "ab"] == [False, serves], kind
+
+
+def test_five_requests_that_run_out_of_time_show_that_a_source_is_dead_unless_it_turned_one_away_in_between() -> None:
+    for sign in (None, K.OVERLOADED, K.REFUSED):
+        driver = Driver({"a": 8})
+        for number in range(5):
+            attempt = live(driver.submit(timeout=1.0))
+            driver.wait(1.1)
+            driver.cancelled(attempt)
+            if number == 3 and sign is not None:
+                turned_away = driver.submit()
+                driver.fail(live(turned_away), sign)
+                driver.withdraw(turned_away)
+                driver.wait(5.0)
+        assert driver["a"].is_alive() is (sign is not None), sign
 
 
 def test_of_two_attempts_that_hang_at_once_none_is_held_against_its_source() -> None:
@@ -198,6 +215,14 @@ def test_a_failed_probe_is_not_charged_to_the_task() -> None:
     while driver.outcome(task) is None:
         driver.fail(awaited(driver, task), K.UNREACHABLE)
     assert MOST_TRAIL <= len(driver.path(task)) <= MOST_TRAIL + 3, "in the end they are"
+
+
+def test_a_failure_of_the_clients_own_machine_is_charged_wherever_the_task_is() -> None:
+    driver = Driver({"a": 8}, retry=Retry(attempts=2))
+    task = driver.submit()
+    driver["a"].health.eject(driver.now, 2.0)
+    driver.fail(live(task), K.LOCAL)
+    assert task.tries == 1
 
 
 def test_the_budget_covers_all_requests_that_the_sources_may_have_in_flight() -> None:

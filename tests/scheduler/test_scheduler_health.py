@@ -141,6 +141,21 @@ def test_a_first_task_that_fails_opens_it_again_for_longer_and_a_later_failure_t
             assert (back.in_service, back.is_back) == (True, False), "one at a time again"
 
 
+def test_a_source_that_comes_back_is_not_judged_by_the_answers_and_stalls_before() -> None:
+    back = Health(Middle())
+    while not any(fail(back, 0.0, task) for task in (1, 2, 3)):
+        back.ok(0.0, 0.0, LIMIT)
+    now = back.open_until
+    back.sent(now)
+    back.ok(now, now, LIMIT)
+    assert not fail(back, now, 4), "most attempts failed, but before"
+    stalled = Health(Middle())
+    stalled.stall(0.0)
+    stalled.eject(1.0, 300.0)
+    stalled.ok(2.0, 0.0, LIMIT)
+    assert not stalled.in_service, "it is out of service for another reason now"
+
+
 def test_once_back_it_starts_with_a_clean_record() -> None:
     back, now = opened(5)
     now = back.open_until

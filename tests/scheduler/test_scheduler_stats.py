@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scale import seeds
-from scheduler_memory import bytes_left_by
 
-from qreward.scheduler.stats import CAPACITY, ENOUGH, LONG, REFRESH, STRETCH, LatencyStats, OutputLengths, Quantiles
+from qreward.scheduler.stats import CAPACITY, ENOUGH, KNOWN, LONG, REFRESH, STRETCH, LatencyStats, OutputLengths, Quantiles, StreamTiming
 
 seconds = st.floats(2e-4, 1e5)
 
@@ -25,33 +24,73 @@ def test_a_quantile_is_the_sorted_lists_within_its_promise(values: list[float], 
     assert quantiles.at(quantile) == pytest.approx(exact, rel=0.055)
 
 
-def test_nothing_is_known_before_the_first_answer() -> None:
-    assert Quantiles().at(0.5) is LatencyStats().at(0.99) is LatencyStats().p99 is None
-    assert LatencyStats().mean == 0.0
-    lengths = OutputLengths()
-    assert lengths.p99 == lengths.p999 == inf
-    assert lengths.at(0.5) is None
-    assert lengths.seconds_per_token(LatencyStats()) == 0.0
-    assert lengths.mean == 1.0
-
-
-def test_times_beyond_the_scale_are_counted_at_its_ends() -> None:
-    for value in (0.0, 1e-12, 1e9):
+def test_times_beyond_the_scale_are_counted_at_its_ends_and_old_ones_lose_weight() -> None:
+    for value, ends in ((0.0, (0.0, 2e-4)), (1e-12, (0.0, 2e-4)), (1e9, (1e6, 1e8))):
         quantiles = Quantiles()
         quantiles.add(value)
         assert quantiles.count == 1
-        assert quantiles.at(0.5) is not None
+        found = quantiles.at(0.5)
+        assert found is not None
+        assert ends[0] < found < ends[1], value
+        assert quantiles.bucket(value) == (255 if value > 1 else 0)
+    fading = Quantiles(fade_after=100)
+    for _ in range(99):
+        fading.add(10.0)
+    assert fading.count == 99
+    fading.add(10.0)
+    assert fading.count == 50
+    for _ in range(60):
+        fading.add(1.0)
+    assert fading.at(0.5) == pytest.approx(1.0, rel=0.06)
 
 
-def test_the_mean_starts_at_the_first_answer_and_follows() -> None:
+def test_latencies_begin_at_the_first_answer_and_follow_a_change() -> None:
     latency = LatencyStats()
-    latency.add(4.0)
-    assert latency.mean == 4.0
-    latency.add(2.0)
-    assert latency.mean == pytest.approx(3.0)
-    for _ in range(100):
-        latency.add(1.0)
-    assert latency.mean == pytest.approx(1.0, abs=0.01)
+    assert (latency.mean, latency.p99, latency.at(0.99), latency.seconds_per_token) == (0.0, None, None, 0.0)
+    means = []
+    for seconds in (4.0, 2.0, 3.0, *[3.0] * 8, 14.0):
+        latency.add(seconds)
+        means.append(latency.mean)
+    assert means[:3] == pytest.approx([4.0, 3.0, 3.0])
+    assert means[-1] == pytest.approx(3.0 + 0.1 * 11.0), "a plain mean at first, and then a moving one"
+    for _ in range(7):
+        latency.add(3.0)
+    assert latency.p99 is None
+    latency.add(3.0)
+    assert (latency.p99, latency.p5) == (pytest.approx(14.0, rel=0.06), pytest.approx(2.0, rel=0.06))
+    rng = Random(0)
+    for _ in range(4000):
+        latency.add(rng.uniform(9.0, 10.0))
+    assert latency.p99 == pytest.approx(10.0, rel=0.1)
+    assert latency.p5 == pytest.approx(9.0, rel=0.1)
+
+
+def test_seconds_per_token_are_those_of_the_last_answers_and_begin_anew_when_a_source_tells_tokens() -> None:
+    latency = LatencyStats()
+    for _ in range(20):
+        latency.add(2.0)
+    assert latency.seconds_per_token == pytest.approx(2.0)
+    latency.add(2.0, 100)
+    assert (latency.seconds_per_token, latency.reports_tokens) == (pytest.approx(0.02), True)
+    latency.add(6.0, 100)
+    assert latency.seconds_per_token == pytest.approx((0.95 * 2.0 + 6.0) / 195)
+
+
+def test_the_time_limits_of_a_stream_follow_from_its_slowest_first_tokens_and_gaps() -> None:
+    """Seconds of first tokens and gaps -> limits of a first token after 0, 1 and 9 limits that were exceeded, and of a gap."""
+    wrong = {}
+    for seconds, first, gap in ((0.1, (5.0, 10.0, 40.0), 5.0), (2.0, (8.0, 16.0, 64.0), 40.0), (10.0, (40.0, 80.0, 120.0), 60.0)):
+        timing = StreamTiming()
+        for _ in range(KNOWN - 1):
+            timing.began(seconds)
+        timing.went_on([seconds] * (KNOWN - 1))
+        assert (timing.first(0.5), timing.first_limit(0), timing.gap_limit()) == (None, None, 60.0)
+        timing.began(seconds)
+        timing.went_on([seconds])
+        found = (*(timing.first_limit(overdue) for overdue in (0, 1, 9)), timing.gap_limit())
+        if found != pytest.approx((*first, gap), rel=0.06) or timing.first(0.5) != pytest.approx(seconds, rel=0.06):
+            wrong[seconds] = found
+    assert not wrong
 
 
 def test_the_latency_at_another_load_is_proportional_far_above_the_capacity_and_equal_far_below() -> None:
@@ -76,28 +115,6 @@ def test_the_latency_at_a_load_is_a_mean_of_as_many_answers_as_were_in_flight() 
     assert latency.at_load(300, 1000) == pytest.approx(8.0, rel=0.05)
 
 
-def test_the_slow_answer_is_known_after_twenty_and_follows_a_change_within_a_few_thousand() -> None:
-    latency, rng = LatencyStats(), Random(0)
-    for _ in range(19):
-        latency.add(1.0)
-    assert latency.p99 is None
-    latency.add(1.0)
-    assert latency.p99 == pytest.approx(1.0, rel=0.06)
-    for _ in range(4000):
-        latency.add(rng.uniform(9.0, 10.0))
-    assert latency.p99 == pytest.approx(10.0, rel=0.1)
-
-
-def test_memory_does_not_grow_with_the_answers() -> None:
-    latency = LatencyStats()
-
-    def work() -> None:
-        for number in range(20_000):
-            latency.add(1.0 + number % 97)
-
-    assert bytes_left_by(work) < 20_000
-
-
 WIDTH = exp(0.1)
 """Quotient of the limits of a bucket: what is told is right to about half of it."""
 
@@ -118,6 +135,8 @@ def spread(count: int, seed: int = 0) -> list[int]:
 
 def test_nothing_is_called_rare_before_a_hundred_answers() -> None:
     lengths, latency = OutputLengths(), LatencyStats()
+    assert lengths.p99 == lengths.p999 == inf
+    assert (lengths.at(0.5), lengths.mean, lengths.seconds_per_token(latency)) == (None, 1.0, 0.0)
     told(lengths, [20] * (ENOUGH - 1), latency=latency)
     assert lengths.p99 == lengths.p999 == inf
     told(lengths, [20] * REFRESH, latency=latency)
@@ -146,14 +165,6 @@ def test_lengths_do_not_depend_on_how_fast_the_sources_are() -> None:
     assert mixed.seconds_per_token(slow) == pytest.approx(1.0)
 
 
-def test_what_was_long_ago_fades() -> None:
-    lengths, latency = OutputLengths(), LatencyStats()
-    told(lengths, [1000] * 500, latency=latency)
-    told(lengths, [10] * 40_000, latency=latency)
-    assert lengths.p99 < 12
-    assert lengths.mean == pytest.approx(10, rel=0.01)
-
-
 def test_a_source_that_tells_no_tokens_is_taken_to_give_answers_of_the_mean_length() -> None:
     lengths = told(OutputLengths(), [40] * 128)
     silent, rng = LatencyStats(), Random(0)
@@ -164,15 +175,6 @@ def test_a_source_that_tells_no_tokens_is_taken_to_give_answers_of_the_mean_leng
     assert lengths.mean == 40
     assert lengths.seconds_per_token(silent) == pytest.approx(2.0 / 40, rel=0.2)
     assert lengths.p99 == pytest.approx(60, rel=0.25), "one that takes 3 s of a usual 2 s is half as long again"
-
-
-def test_answers_from_before_a_source_told_tokens_do_not_count_in_its_seconds_per_token() -> None:
-    latency = LatencyStats()
-    for _ in range(20):
-        latency.add(2.0)
-    assert latency.seconds_per_token == pytest.approx(2.0)
-    latency.add(2.0, 100)
-    assert latency.seconds_per_token == pytest.approx(0.02)
 
 
 def test_where_no_source_tells_tokens_a_length_is_a_multiple_of_the_usual_time() -> None:
@@ -200,19 +202,16 @@ def test_a_long_answer_is_one_that_a_small_share_of_the_longer_ones_exceeds(size
     assert found == pytest.approx(max(exact, STRETCH * least), rel=0.06)
 
 
-def test_the_longer_it_has_taken_the_longer_it_is_expected_to_be() -> None:
-    lengths = told(OutputLengths(), spread(2000))
-    expected = [lengths.long(least) for least in (0.0, 50.0, 200.0, 800.0, 3200.0, 12800.0)]
-    assert expected == sorted(expected)
-    assert expected[-1] == STRETCH * 12800.0
-
-
-def test_what_is_said_of_long_answers_follows_within_a_few_answers() -> None:
+def test_what_is_said_of_long_answers_follows_within_a_few_answers_and_what_was_long_ago_fades() -> None:
     lengths, latency = OutputLengths(), LatencyStats()
     told(lengths, [20] * 128, latency=latency)
     assert lengths.long(0.0) == pytest.approx(20, rel=0.06)
     told(lengths, [500] * 2 * REFRESH, latency=latency)
     assert lengths.long(0.0) == pytest.approx(500, rel=0.06)
+    assert lengths.mean == pytest.approx(500 - 480 * 0.98 ** (2 * REFRESH))
+    told(lengths, [10] * 40_000, latency=latency)
+    assert lengths.p99 < 12
+    assert lengths.mean == pytest.approx(10, rel=0.01)
 
 
 def _bucket(value: float) -> int:

@@ -11,6 +11,7 @@ import pytest
 from opentelemetry import baggage, context, propagate, trace
 from opentelemetry.propagators.textmap import TextMapPropagator
 from opentelemetry.trace import format_span_id, format_trace_id
+from shared_tools import each
 from telemetry_server import MODEL, Do, Judges, chat, client_of
 from telemetry_tools import Seen, attributes, tree
 
@@ -52,8 +53,8 @@ async def test_an_attempt_without_a_span_carries_that_of_its_call() -> None:
         assert carried(judges) == [ids(whole), ids(hedge)]  # nobody knew yet that there would be another
 
 
-async def test_streams_carry_it_too_and_the_headers_of_the_call_win() -> None:
-    judges = Judges()
+async def test_streams_carry_it_too_the_headers_of_the_call_win_and_nothing_is_carried_if_that_is_not_wanted() -> None:
+    judges, silent = Judges(), Judges()
     own = "00-0123456789abcdef0123456789abcdef-0123456789abcdef-01"
     with Seen() as seen:
         async with client_of(judges, "a", telemetry=seen.telemetry) as client:
@@ -61,14 +62,10 @@ async def test_streams_carry_it_too_and_the_headers_of_the_call_win() -> None:
             await client.chat_completion(chat(), MODEL, extra_headers={"TraceParent": own, "x-mine": "1"})
         assert carried(judges) == [ids(seen.spans[0]), own[3:-3]]
         assert judges.requests[1].headers["x-mine"] == "1"
-
-
-async def test_nothing_is_carried_if_that_is_not_wanted() -> None:
-    judges = Judges()
     with Seen(propagate=False) as seen:
-        async with client_of(judges, "a", telemetry=seen.telemetry) as client:
+        async with client_of(silent, "a", telemetry=seen.telemetry) as client:
             await client.chat_completion(chat(), MODEL)
-    assert "traceparent" not in judges.requests[0].headers
+    assert "traceparent" not in silent.requests[0].headers
 
 
 async def test_baggage_and_the_context_of_a_program_without_an_sdk_are_passed_on() -> None:
@@ -102,7 +99,7 @@ class Broken(TextMapPropagator):
         carrier["x-bad"] = self._text
 
 
-@pytest.mark.parametrize("text", [None, "a\r\nb: c", "é"])
+@each("text", [None, "a\r\nb: c", "é"])
 async def test_a_propagator_that_is_broken_breaks_no_call(text: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(propagate, "get_global_textmap", lambda: Broken(text))
     monkeypatch.setattr(propagate, "inject", lambda carrier, context: Broken(text).inject(carrier, context))

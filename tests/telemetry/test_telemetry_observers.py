@@ -11,7 +11,7 @@ import pytest
 from shared_tools import each
 from telemetry_server import MODEL, Do, Judges, chat, client_of
 
-from qreward import Hedge, QRewardClient, QRewardError, RequestTimeout, Retry
+from qreward import Hedge, QRewardClient, QRewardError, QueueFull, RequestTimeout, Retry
 from qreward.observers import AttemptEnded, CallEnded, CallStarted, MetricsCallback, Observer
 
 
@@ -115,29 +115,21 @@ async def test_a_call_that_is_given_up_is_cancelled_and_one_that_the_client_drop
     assert [event.outcome for event in diary.heard if isinstance(event, AttemptEnded)] == ["cancelled", "cancelled"]
 
 
-async def test_a_call_that_finds_the_queue_full_was_never_sent() -> None:
-    async def overfill(client: Any) -> None:
-        found = await asyncio.gather(*(client.chat_completion(chat(), MODEL) for _ in range(6)), return_exceptions=True)
-        assert sum(isinstance(each, QRewardError) for each in found) == 1
-
-    diary = await hear(overfill, names="a", max_queued=1)
-    (failed,) = [event for event in diary.heard if isinstance(event, CallEnded) and event.outcome == "failed"]
-    assert (failed.attempts, failed.endpoint, type(failed.error).__name__) == (0, None, "QueueFull")
-
-
-async def test_an_observer_is_given_the_same_error_for_a_time_out_as_the_caller() -> None:
+async def test_an_observer_is_given_the_same_error_as_the_caller_and_a_call_that_finds_the_queue_full_was_never_sent() -> None:
     caught: list[Any] = []
 
-    async def fail(client: Any) -> None:
-        caught.extend(await asyncio.gather(client.chat_completion(chat(), MODEL), return_exceptions=True))
+    async def overfill(client: Any) -> None:
+        found = await asyncio.gather(*(client.chat_completion(chat(), MODEL) for _ in range(6)), return_exceptions=True)
+        caught.extend(each for each in found if isinstance(each, QRewardError))
 
-    diary = await hear(fail, {"a": [Do(200)]}, names="a", retry=Retry(attempts=1))
-    (attempt,) = [event for event in diary.heard if isinstance(event, AttemptEnded)]
-    (ended,) = [event for event in diary.heard if isinstance(event, CallEnded)]
-    assert (attempt.outcome, type(attempt.error)) == ("failed", RequestTimeout)
-    assert str(attempt.error) in str(caught[0])
+    diary = await hear(overfill, {"a": [Do(200), Do(0.1)]}, names="a", max_queued=1, retry=Retry(attempts=1))
+    failed = {type(event.error): event for event in diary.heard if isinstance(event, CallEnded) and event.outcome == "failed"}
+    assert {id(event.error) for event in failed.values()} == {id(error) for error in caught}
+    assert set(failed) == {QueueFull, RequestTimeout}
+    assert (failed[QueueFull].attempts, failed[QueueFull].endpoint) == (0, None)
+    (attempt,) = [event for event in diary.heard if isinstance(event, AttemptEnded) and event.outcome == "failed"]
+    assert type(attempt.error) is RequestTimeout
     assert "within 120.0 s" in str(attempt.error)
-    assert ended.error is caught[0]
 
 
 @each("kind", [ValueError, asyncio.CancelledError])

@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from qreward.telemetry import names
 
 ROOT = Path(__file__).parents[2]
@@ -49,13 +47,6 @@ def test_the_example_shows_retries_below_their_calls_and_the_callers_span_above(
     assert "    attempt retry won gpu-1" in out
 
 
-def test_the_program_of_the_page_prints_its_span(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "how-to" / "telemetry.md").read_text(encoding="utf-8")
-    program = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[0]
-    (tmp_path / "program.py").write_text(program, encoding="utf-8")
-    assert '"name": "chat judge-7b"' in run(str(tmp_path / "program.py"), folder="examples")
-
-
 def test_the_benchmark_measures_each_way(tmp_path: Path) -> None:
     path = tmp_path / "telemetry.json"
     printed = run("telemetry.py", "--rounds", "1", "--calls", "20", "--json", str(path), folder="benchmarks")
@@ -65,12 +56,3 @@ def test_the_benchmark_measures_each_way(tmp_path: Path) -> None:
         assert f"| {row['way']} |" in printed
     for record in found["records"]:
         assert all(value > 0 for value in [*record["alone"].values(), *record["in_a_call"].values()])
-
-
-def test_what_a_way_adds_is_the_difference_within_its_round(module: pytest.FixtureRequest) -> None:
-    bench = module("telemetry")  # type: ignore[operator]
-    ways = [way.name for way in bench.WAYS]
-    records = [
-        {what: {name: base + place for place, name in enumerate(ways)} for what in ("alone", "in_a_call")} for base in (10.0, 50.0, 30.0)
-    ]
-    assert [row.in_a_call for row in bench.rows(records)] == [float(place) for place in range(len(ways))]

@@ -104,13 +104,17 @@ async def test_content_is_captured_on_events_where_the_variable_says_so(
         assert event.span_id == seen.span("chat").context.span_id
 
 
-async def test_an_event_without_content_is_emitted_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_EMIT_EVENT", "true")
+@each("emit", ["true", ""])
+async def test_nothing_is_captured_by_default_or_by_an_unknown_word_and_an_event_may_be_emitted_without_content(
+    emit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "yes please")
+    monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_EMIT_EVENT", emit)
     with Seen() as seen:
         await ask_with_content(seen)
-        (event,) = seen.events
-        assert event.attributes["gen_ai.response.id"] == "c1"
-        assert not [name for name in event.attributes if "messages" in name or "instructions" in name]
+        assert [event.attributes["gen_ai.response.id"] for event in seen.events] == (["c1"] if emit else [])
+        told = [name for each in (attributes(seen.span("chat")), *(event.attributes for event in seen.events)) for name in each]
+        assert not [name for name in told if "messages" in name or "instructions" in name]
 
 
 async def test_of_images_and_sounds_only_the_kind_is_captured() -> None:
@@ -119,11 +123,3 @@ async def test_of_images_and_sounds_only_the_kind_is_captured() -> None:
         await ask_with_content(seen, [{"role": "user", "content": [{"type": "text", "text": "see"}, image]}])
         (message,) = json.loads(attributes(seen.span("chat"))["gen_ai.input.messages"])
         assert message["parts"] == [{"type": "text", "content": "see"}, {"type": "image_url"}]
-
-
-async def test_nothing_is_captured_by_default_or_by_an_unknown_word(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "yes please")
-    with Seen() as seen:
-        await ask_with_content(seen)
-        assert not [name for name in attributes(seen.span("chat")) if "messages" in name or "instructions" in name]
-        assert seen.events == []

@@ -31,11 +31,6 @@ def run_fresh(script: str, **environment: str) -> str:
     return done.stdout
 
 
-async def ask_once(telemetry: Any, judges: Judges | None = None, names: str = "a", **settings: Any) -> None:
-    async with client_of(judges or Judges(), names, telemetry=telemetry, **settings) as client:
-        await client.chat_completion(chat(), MODEL)
-
-
 def test_every_name_of_a_dialect_keeps_the_rules_of_the_conventions() -> None:
     for dialect in ("v1.41", "latest"):
         metrics = names.METRICS[dialect].values()
@@ -85,8 +80,10 @@ def test_a_setting_that_is_none_of_its_values_is_refused() -> None:
 
 async def test_providers_that_do_nothing_switch_spans_or_metrics_off() -> None:
     with Seen() as seen:
-        await ask_once(Telemetry(tracer_provider=NoOpTracerProvider(), meter_provider=seen.meters))
-        await ask_once(Telemetry(tracer_provider=seen.tracers, meter_provider=NoOpMeterProvider()))
+        for spans, metrics in ((NoOpTracerProvider(), seen.meters), (seen.tracers, NoOpMeterProvider())):
+            telemetry = Telemetry(tracer_provider=spans, meter_provider=metrics)
+            async with client_of(Judges(), "a", telemetry=telemetry) as client:
+                await client.chat_completion(chat(), MODEL)
         assert len(seen.spans) == 1
         assert seen.points("gen_ai.client.operation.duration")[0][0] == 1
 
@@ -105,18 +102,13 @@ def test_a_client_imports_the_api_alone_and_sets_no_provider_and_without_telemet
     assert loaded.splitlines() == ["[]", "[]", "ProxyTracerProvider _ProxyMeterProvider"]
 
 
-async def test_the_provider_may_be_told_by_endpoint() -> None:
-    with Seen(provider="azure.ai.openai", providers={"b": "vllm"}) as seen:
-        await ask_once(seen.telemetry, Judges({"a": [Do(0.1, breaks=True)]}), "ab")
-        assert attributes(seen.span("chat"))["gen_ai.provider.name"] == "vllm"
-        assert seen.points("gen_ai.client.operation.duration")[0][1]["gen_ai.provider.name"] == "vllm"
-
-
-async def test_the_time_between_chunks_is_recorded_where_that_is_wanted() -> None:
+async def test_the_provider_may_be_told_by_endpoint_and_the_time_between_chunks_is_recorded_where_that_is_wanted() -> None:
     for chunks in (False, True):
-        with Seen(chunks=chunks) as seen:
-            async with client_of(Judges(), "a", telemetry=seen.telemetry) as client:
+        with Seen(provider="azure.ai.openai", providers={"b": "vllm"}, chunks=chunks) as seen:
+            async with client_of(Judges({"a": [Do(0.1, breaks=True)]}), "ab", telemetry=seen.telemetry) as client:
                 await client.stream_chat_completion(chat(), MODEL).final()
+            assert attributes(seen.span("chat"))["gen_ai.provider.name"] == "vllm"
+            assert seen.points("gen_ai.client.operation.duration")[0][1]["gen_ai.provider.name"] == "vllm"
             found = seen.points("gen_ai.client.operation.time_per_output_chunk")
             assert sum(count for count, _ in found) == (4 if chunks else 0)
 
@@ -153,16 +145,11 @@ def test_a_client_pickles_with_the_plain_settings_of_its_telemetry() -> None:
         client = QRewardClient(["http://a.example/v1"], telemetry=seen.telemetry)
         kept = pickle.loads(pickle.dumps(client))._runtime.telemetry
         assert (kept.attempts, kept.provider, kept.tracer_provider) == ("never", "x", None)
-    assert pickle.loads(pickle.dumps(QRewardClient(["http://a.example/v1"], telemetry=None)))._runtime.telemetry is None
-
-
-def test_clients_from_a_configuration_take_telemetry_and_observers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_BASE_URL", "http://a.example/v1")
-    config = {"endpoints": [{"base_url": "http://a.example/v1"}]}
     for make in (QRewardClient, SyncQRewardClient):
-        for client in (make.from_config(config, telemetry=None), make.from_env(telemetry=None, observers=[])):
-            inner: Any = getattr(client, "_async", client)
-            assert inner._runtime.telemetry is None
+        without = pickle.loads(
+            pickle.dumps(make.from_config({"endpoints": [{"base_url": "http://a.example/v1"}]}, telemetry=None, observers=[]))
+        )
+        assert getattr(without, "_async", without)._runtime.telemetry is None
 
 
 # the line that sets up the SDK

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from calls_driver import AT_ONCE, Breaking, Driver, Pause, Rate
+from shared_tools import each
 
 from qreward.errors import CircuitOpen, RequestTimeout
 from qreward.scheduler.functions.state import Function
@@ -31,33 +31,24 @@ def refused(driver: Driver, call: object) -> bool:
     return isinstance(driver.watch.finished.get(call), CircuitOpen)  # type: ignore[call-overload]
 
 
-def test_it_opens_at_its_threshold_and_refuses_at_once() -> None:
+def test_it_opens_at_its_threshold_and_refuses_calls_of_its_key_at_once() -> None:
     driver = Driver()
-    f = driver.function(breaking=Breaking(3, 10.0))
+    f = driver.function(breaking=Breaking(3, 10.0), keyed=True)
     for _ in range(3):
-        call = driver.call(f)
+        call = driver.call(f, "a")
         assert not refused(driver, call)
         driver.fail(call)
-    late = driver.call(f)
+    late = driver.call(f, "a")
     assert refused(driver, late)
     assert not driver.begun(late)
-    assert "failed 3 times in a row" in str(driver.outcome(late))
+    assert "for the key 'a' failed 3 times in a row" in str(driver.outcome(late))
     assert "tried again in 10 s" in str(driver.outcome(late))
     assert f.counters.refused == 1
+    assert driver.begun(driver.call(f, "b")), "each key has its own"
 
 
-def test_of_many_calls_at_once_only_as_many_are_tried_as_it_takes() -> None:
-    driver = Driver()
-    f = driver.function(breaking=Breaking(2, 10.0), most=1)
-    calls = driver.calls(10, f)
-    for call in calls[:2]:
-        driver.fail(call)
-    assert [refused(driver, call) for call in calls] == [False] * 2 + [True] * 8
-    assert len(driver.watch.sends) == 2
-
-
-@pytest.mark.parametrize("opens", ["a failure", "a failure after the call was withdrawn", "a timeout"])
-@pytest.mark.parametrize("options", [{"most": 1}, {"rate": Rate(1, 5.0)}])
+@each("opens", ["a failure", "a failure after the call was withdrawn", "a timeout"])
+@each("options", [{"most": 1}, {"rate": Rate(1, 5.0)}])
 def test_calls_that_wait_are_refused_when_it_opens(opens: str, options: dict[str, Any]) -> None:
     driver = Driver()
     f = driver.function(breaking=Breaking(1, 10.0), **options)
@@ -173,18 +164,7 @@ def test_if_that_fails_or_runs_out_of_time_it_is_open_again() -> None:
         assert driver.begun(driver.call(f))
 
 
-def test_the_call_that_found_out_is_not_tried_again_before_the_breaker_allows_it() -> None:
-    driver, f = opened()
-    driver.wait(10.0)
-    probe = driver.call(f, retries=3, pause=AT_ONCE)
-    driver.fail(probe)
-    assert state(f) == "open"
-    driver.wait(5.0)
-    assert not driver.tries(probe)
-    assert refused(driver, driver.call(f))
-
-
-@pytest.mark.parametrize("end", ["withdrawn", "final error", "turned away", "cancelled from outside", "out of time, waiting"])
+@each("end", ["withdrawn", "final error", "turned away", "cancelled from outside", "out of time, waiting"])
 def test_if_that_ends_without_finding_out_the_next_call_does(end: str) -> None:
     driver, f = opened()
     g = driver.function("g", most=1)
@@ -232,12 +212,3 @@ def test_what_began_before_it_opened_decides_nothing() -> None:
     assert state(f) == "half-open"
     driver.ok(probe)
     assert state(f) == "closed"
-
-
-def test_each_key_has_its_own() -> None:
-    driver = Driver()
-    f = driver.function(breaking=Breaking(1, 10.0), keyed=True)
-    driver.fail(driver.call(f, "a"))
-    assert refused(driver, driver.call(f, "a"))
-    assert "for the key 'a'" in str(next(error for error in driver.watch.finished.values() if isinstance(error, CircuitOpen)))
-    assert driver.begun(driver.call(f, "b"))

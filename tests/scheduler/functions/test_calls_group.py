@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from calls_driver import Driver, Hedging, Rate
 
-from qreward.scheduler.functions.limits import Adapting
 from qreward.scheduler.queue import AGEING
 
 HIGH, NORMAL, LOW = 0, 5, 9
@@ -24,16 +23,6 @@ def test_the_most_urgent_goes_first_though_it_came_last() -> None:
         (current,) = driver.under_way()
         order.append(current)
     assert order == [high, *normal, *low]
-
-
-def test_of_several_settings_with_the_same_bounds_those_with_a_time_limit_apply() -> None:
-    for order in ((None, 0.5), (0.5, None), (2.0, 0.5), (0.5, 2.0)):
-        driver = Driver()
-        for number, seconds in enumerate(order):
-            driver.function(f"f{number}", adapting=Adapting(1, 8, 0.5, seconds))
-        adaptive = driver.scheduler.group.adaptive
-        assert adaptive is not None
-        assert adaptive.config.seconds == 0.5, order
 
 
 def test_a_reset_drops_the_keys_that_are_not_in_use() -> None:
@@ -60,21 +49,6 @@ def test_calls_that_have_waited_long_enough_go_before_urgent_ones() -> None:
         (current,) = driver.under_way()
         order.append(current)
     assert order == [sooner, low, later]
-
-
-def test_heaps_do_not_grow_while_calls_come_and_leave_and_there_is_never_a_free_slot() -> None:
-    """Heap sizes are checked after each input."""
-    driver = Driver()
-    f, g = driver.function("f", most=1, keyed=True, rate=Rate(1, 1e6)), driver.function("g", timeout=5.0)
-    busy = driver.call(g, timeout=None)
-    for number in range(300):
-        driver.withdraw(driver.call(f, number % 3, level=number % 10))
-        driver.call(g, level=number % 10)
-        driver.wait(0.1)
-    driver.ok(busy)
-    driver.wait(10.0)
-    assert len(driver.scheduler.group.ready._heap) < 200
-    assert len(driver.scheduler._wakes._heap) < 200
 
 
 # rates

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from calls_driver import AT_ONCE, Breaking, Driver, Hedging, Rate
+from calls_driver import AT_ONCE, Breaking, Driver, Hedging
 
 from qreward.scheduler.functions.state import ENOUGH, HEDGES_AT_ONCE
 from qreward.scheduler.state import CancelReason
@@ -27,18 +27,6 @@ def test_it_is_made_after_so_many_seconds_and_the_first_result_wins() -> None:
         assert loser.cancel_reason is CancelReason.BEATEN
         assert (winner.won, loser.won) == (True, False)
         assert (f.counters.hedges, f.counters.hedges_won) == (1, wins)
-
-
-def test_a_call_that_had_to_wait_for_a_free_slot_is_hedged_too() -> None:
-    driver = Driver()
-    f = driver.function(hedging=AFTER, most=2)
-    g = driver.function("g")
-    one, two = driver.calls(2, g)
-    call = driver.call(f)
-    driver.ok(one, after=1.0)
-    driver.ok(two)
-    driver.wait(0.6)
-    assert driver.begun(call) == [1.0, 1.5]
 
 
 def test_a_quantile_is_used_once_enough_is_known() -> None:
@@ -74,15 +62,19 @@ def test_over_all_calls_no_more_than_the_reserve_and_their_share_are_made() -> N
     assert f.counters.hedges == HEDGES_AT_ONCE + 25
 
 
-def test_none_is_made_without_a_free_start_but_later() -> None:
+def test_none_is_made_without_a_free_start_but_later_and_its_time_counts_from_its_first_try() -> None:
     driver = Driver()
     f = driver.function(hedging=AFTER, most=2)
-    slow, other = driver.calls(2, f)
+    slow, other, waits = driver.calls(3, f)
     driver.wait(0.75)
     assert len(driver.watch.sends) == 2
     driver.ok(other)
-    driver.wait(0.5)
-    assert len(driver.begun(slow)) == 2
+    assert driver.begun(waits) == [0.75], "a call that waits goes first"
+    driver.wait(0.4)
+    driver.ok(slow)
+    driver.wait(0.1)
+    assert len(driver.begun(slow)) == 1
+    assert driver.begun(waits) == [0.75, 1.25]
 
 
 def test_when_one_of_the_two_fails_the_other_goes_on() -> None:
@@ -130,14 +122,3 @@ def test_while_the_breaker_is_open_none_is_made_and_none_finds_out() -> None:
     assert len(driver.begun(slow)) == 1
     probe = driver.call(f)
     assert driver.begun(probe), "the slow one has not taken its place"
-
-
-def test_a_hedge_counts_for_the_rate_and_waits_behind_no_call() -> None:
-    driver = Driver()
-    f = driver.function(hedging=AFTER, rate=Rate(2, 10.0))
-    calls = driver.calls(3, f)
-    driver.wait(9.9)
-    assert [len(driver.begun(call)) for call in calls] == [1, 1, 0]
-    driver.wait(1.0)
-    assert len(driver.begun(calls[2])) == 1
-    assert len(driver.watch.sends) == 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 from math import nan
 
-from calls_driver import AT_ONCE, Driver, Hedging, Longest, Pause, Rate, Shortest
+from calls_driver import AT_ONCE, Driver, Hedging, Longest, Pause, Shortest
 
 from qreward.errors import RequestError, RequestTimeout
 
@@ -98,16 +98,12 @@ def test_its_own_wait_is_shortened_so_that_it_is_still_tried_before_its_time_is_
     assert driver.is_ok(call)
 
 
-def test_a_try_that_other_code_cancelled_ends_the_call() -> None:
+def test_a_try_that_other_code_cancelled_ends_the_call_unless_another_goes_on_or_is_planned() -> None:
     driver = Driver()
-    call = driver.call(driver.function(retries=3))
-    driver.stopped(call)
-    assert isinstance(driver.outcome(call), RequestError)
-    assert "cancelled by other code" in str(driver.outcome(call))
-
-
-def test_a_try_that_other_code_cancelled_ends_nothing_while_another_goes_on_or_is_planned() -> None:
-    driver = Driver()
+    alone = driver.call(driver.function(retries=3))
+    driver.stopped(alone)
+    assert isinstance(driver.outcome(alone), RequestError)
+    assert "cancelled by other code" in str(driver.outcome(alone))
     call = driver.call(driver.function(retries=3, parallel_tries=2, pause=Pause(1.0, 1.0), hedging=Hedging(0.5, 0.0, 1, 1.0)))
     driver.wait(0.5)
     first, hedge = driver.tries(call)
@@ -144,12 +140,6 @@ def test_what_is_decided_is_noted_if_that_is_wanted() -> None:
     assert waits.notes is not None
     assert waits.notes[0] == (0.0, "waits for room: 1 of 1 in flight")
     assert driver.call(f, noted=False).notes is None
-    paced = Driver()
-    g = paced.function(rate=Rate(1, 10.0), noted=True)
-    paced.call(g)
-    paced.wait(1.0)
-    second = paced.call(g)
-    assert second.notes == [(1.0, "waits for the rate limit: 9 s, 0 in line")]
 
 
 # the deadline

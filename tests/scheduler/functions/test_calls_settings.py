@@ -71,12 +71,21 @@ def test_adapting_may_begin_and_end() -> None:
     assert group.limit == 40
 
 
-def test_which_of_several_that_adapt_a_group_is_heard_depends_on_nothing_but_what_they_say() -> None:
-    for values in ([7, 20, 90], [90, 20, 7]):
+def test_of_several_that_adapt_a_group_the_strictest_is_heard_whatever_their_order() -> None:
+    terms = [
+        Adapting(1, 90, 0.3, 0.5),
+        Adapting(1, 7, 0.5, 0.1),
+        Adapting(1, 7, 0.3, None),
+        Adapting(1, 7, 0.3, 0.5),
+        Adapting(1, 7, 0.3, 2.0),
+    ]
+    for order in (terms, terms[::-1], terms[2:] + terms[:2]):
         driver = Driver()
-        for number, most in enumerate(values):
-            driver.function(str(number), adapting=Adapting(1, most, 0.3, None))
+        for number, adapting in enumerate(order):
+            driver.function(str(number), adapting=adapting)
         assert driver.scheduler.group.limit == 7
+        assert driver.scheduler.group.adaptive is not None
+        assert driver.scheduler.group.adaptive.config == Adapting(1, 7, 0.3, 0.5)
 
 
 def test_a_function_that_joins_a_group_does_not_make_it_forget_the_limit_it_found() -> None:

@@ -276,13 +276,12 @@ def test_an_observer_is_told_of_an_operation_named_decide_with_its_tokens() -> N
 
 async def test_decisions_about_inputs_that_begin_alike_go_to_the_endpoint_that_has_the_beginning() -> None:
     stories = [f"Story {number}. " + f"{number} " * 1500 for number in range(8)]
-    items = [f"{stories[number % 8]} Ending {number}. truth=0.5" for number in range(160)]
     async with fake("openai", count=4, max_concurrency=2) as (_, client):
-        batch = await client.batch_decide(items, [RIGHT], model=MODEL)
-    homes: dict[int, set[str | None]] = {}
-    for result in batch:
-        homes.setdefault(result.index % 8, set()).add(result.endpoint)
-    assert sum(map(len, homes.values())) <= 16
+        batch = await client.batch_decide(
+            [f"{stories[number % 8]} Ending {number}. truth=0.5" for number in range(160)], [RIGHT], model=MODEL
+        )
+    homes = {(result.index % 8, result.endpoint) for result in batch}
+    assert len(homes) <= 16
 
 
 def test_a_fork_begins_to_find_out_anew() -> None:

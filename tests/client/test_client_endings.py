@@ -50,7 +50,7 @@ def test_in_a_batch_a_cut_answer_is_one_and_says_so_and_one_that_was_given_up_or
     assert [reason for index, reason in enumerate(FAILED, 3) if repr(reason) not in str(batch.errors[index])] == []
 
 
-def test_a_stream_that_the_server_gave_up_is_interrupted_and_keeps_its_text() -> None:
+def test_a_stream_that_the_server_gave_up_is_interrupted_and_keeps_its_text_and_one_at_its_token_limit_is_whole() -> None:
     async def read(client: QRewardClient) -> StreamInterrupted:
         stream = client.stream_chat_completion(HI, MODEL)
         with pytest.raises(StreamInterrupted) as caught:  # noqa: PT012 - it comes after the tokens
@@ -66,12 +66,10 @@ def test_a_stream_that_the_server_gave_up_is_interrupted_and_keeps_its_text() ->
         assert (error.text, "".join(seen)) == ("Score: 1", "Score: 1"), reason
         assert reason in str(error.__cause__)
 
-
-def test_a_stream_that_was_cut_at_its_token_limit_is_whole_to_its_reader_and_says_so() -> None:
-    async def read(client: QRewardClient) -> Any:
+    async def whole(client: QRewardClient) -> Any:
         stream = client.stream_chat_completion(HI, MODEL, max_tokens=3)
         return await stream.final(), stream.result
 
-    final, result = use(QRewardClient([endpoint(Recorder(streaming("length")))]), read)
+    final, result = use(QRewardClient([endpoint(Recorder(streaming("length")))]), whole)
     assert final.choices[0].finish_reason == result.finish_reason == "length"
     assert result.text == "Score: 1"

@@ -64,15 +64,6 @@ async def test_a_stream_gives_texts_chunks_and_the_whole_completion_with_its_usa
         assert fleet.seen("a").answered == 2
 
 
-async def test_a_failure_before_the_first_token_is_not_seen() -> None:
-    sick = FakeEndpoint("a", latency=QUICK, faults=Faults(reset=1.0))
-    async with fleet_of(sick, FakeEndpoint("b", latency=QUICK)) as (fleet, client):
-        for _ in range(4):
-            assert "".join([token async for token in client.stream_chat_completion(HI, MODEL)]) == echo_of(HI)
-        assert fleet.seen("a").errors["reset"] >= 1
-        assert fleet.seen("b").answered == 4
-
-
 @each("fault", ["cut", "truncated", "error_in_200", "malformed"])
 async def test_a_stream_that_breaks_off_is_an_error_with_its_text(fault: str) -> None:
     faults: dict[str, Any] = {fault: 1.0}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import pickle
-import signal
 import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,7 @@ from client_tools import HI, MODEL, Recorder
 from openai.types import CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion
 
-from qreward import AuthenticationFailed, BatchInterrupted, ClientClosed, ConfigError, Endpoint, Limits, QRewardClient
+from qreward import AuthenticationFailed, BatchInterrupted, ClientClosed, ConfigError, Endpoint, QRewardClient
 from qreward.sync_client import SyncQRewardClient
 
 PORTAL = "qreward-portal"
@@ -29,31 +28,6 @@ def chat(prompt: object) -> list[dict[str, str]]:
 
 def client_of(recorder: httpx.AsyncBaseTransport, **settings: Any) -> SyncQRewardClient:
     return SyncQRewardClient([Endpoint("http://gpu-0.example/v1", name="gpu-0", http_client=recorder, **settings)])
-
-
-class Hangs(httpx.AsyncBaseTransport):
-    """Answers nothing; notes who came and who was cancelled."""
-
-    def __init__(self) -> None:
-        self.came, self.left = threading.Semaphore(0), threading.Semaphore(0)
-        self.on_arrival: Any = None
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        self.came.release()
-        if self.on_arrival is not None:
-            self.on_arrival()
-        try:
-            await asyncio.sleep(60)
-        except asyncio.CancelledError:
-            self.left.release()
-            raise
-        raise AssertionError("nobody waits that long")
-
-
-def interrupt() -> None:
-    ident = threading.main_thread().ident
-    assert ident is not None
-    signal.pthread_kill(ident, signal.SIGINT)
 
 
 def test_calls_and_batches_return_what_the_async_client_returns() -> None:
@@ -115,58 +89,14 @@ def test_a_blocking_call_in_on_result_is_an_error_and_no_deadlock() -> None:
         assert client.chat_completion(HI, MODEL).choices[0].message.content == "re: hi"
 
 
-def test_many_threads_use_one_client_and_its_limits_hold_over_all() -> None:
-    live, peak = 0, 0
+class Hangs(httpx.AsyncBaseTransport):
+    def __init__(self) -> None:
+        self.came = threading.Semaphore(0)
 
-    class Counts(Recorder):
-        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-            nonlocal live, peak
-            live += 1
-            peak = max(peak, live)
-            await asyncio.sleep(0.001)
-            live -= 1
-            return await super().handle_async_request(request)
-
-    def work(number: int) -> list[Any]:
-        texts = client.batch_chat_completion([chat(f"{number}-{item}") for item in range(20)], MODEL).texts()
-        return [*texts, client.chat_completion(chat(number), MODEL).choices[0].message.content]
-
-    with client_of(Counts(), limits=Limits(max_concurrency=5, adaptive=False)) as client, ThreadPoolExecutor(8) as pool:
-        for number, said in enumerate(pool.map(work, range(8))):
-            assert said == [*(f"re: {number}-{item}" for item in range(20)), f"re: {number}"]
-    assert peak == 5
-
-
-def test_an_interrupt_cancels_every_request_of_a_batch_and_on_result_is_called_no_more() -> None:
-    hangs = Hangs()
-    seen: list[object] = []
-    arrived: list[int] = []
-    with client_of(hangs, limits=Limits(max_concurrency=4, adaptive=False)) as client:
-
-        def on_arrival() -> None:
-            arrived.append(1)
-            if len(arrived) == 4:
-                interrupt()
-
-        hangs.on_arrival = on_arrival
-        with pytest.raises(KeyboardInterrupt):
-            client.batch_chat_completion([HI] * 10, MODEL, on_result=seen.append)
-        assert [hangs.left.acquire(blocking=False) for _ in range(5)] == [True] * 4 + [False]
-        assert client._async._runtime.fleet.source("gpu-0").inflight == 0
-    assert seen == []
-
-
-def test_a_system_exit_in_on_result_comes_out_and_the_client_can_be_used_again(caplog: pytest.LogCaptureFixture) -> None:
-    def leave(_: object) -> None:
-        raise SystemExit(3)
-
-    with client_of(Recorder()) as client:
-        with pytest.raises(SystemExit, match="3"):
-            client.batch_chat_completion([HI] * 5, MODEL, on_result=leave)
-        assert client.batch_chat_completion([HI] * 5, MODEL).texts() == ["re: hi"] * 5
-        assert client._async._runtime.fleet.source("gpu-0").inflight == 0
-    gc.collect()
-    assert caplog.text == ""
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self.came.release()
+        await asyncio.sleep(60)
+        raise AssertionError("nobody waits that long")
 
 
 def test_closing_ends_the_calls_of_other_threads_and_all_later_ones() -> None:

@@ -26,31 +26,21 @@ def joined(child):
 """
 
 
-def start(program: str, fleet: FakeFleet, folder: Path) -> subprocess.Popen[str]:
+def run(program: str, fleet: FakeFleet, folder: Path) -> list[str]:
+    """What a program prints; it must end well and say nothing else, although every warning is shown."""
     path = folder / "program.py"  # a file, for children that are spawned import it
     made = f"client = SyncQRewardClient([{fleet.endpoints[0].base_url!r}])\n"
     path.write_text(PRELUDE + made + program)
-    command = [sys.executable, "-W", "error", str(path)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run([sys.executable, "-W", "error", str(path)], capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    return done.stdout.splitlines()
 
 
-def output(process: subprocess.Popen[str]) -> list[str]:
-    """What a program prints; it must end well and say nothing else, although every warning is shown."""
-    try:
-        printed, complaints = process.communicate(timeout=100)
-    finally:
-        process.kill()
-    assert (process.returncode, complaints) == (0, ""), complaints
-    return printed.splitlines()
-
-
-def run(program: str, fleet: FakeFleet, folder: Path) -> list[str]:
-    return output(start(program, fleet, folder))
-
-
-def test_a_process_ends_cleanly_with_requests_under_way(tmp_path: Path) -> None:
+def test_a_process_ends_cleanly_with_requests_under_way_and_with_a_client_that_is_closed(tmp_path: Path) -> None:
     program = """
 from qreward import ClientClosed
+with SyncQRewardClient.from_config(client.config) as other:
+    print(asks(other))
 arrived = threading.Event()
 def items():
     for number in range(1000):
@@ -66,17 +56,8 @@ threading.Thread(target=work, daemon=True).start()
 arrived.wait()
 """
     with FakeFleet([FakeEndpoint("a", latency=Latency(base=0.2))]) as fleet:
-        assert run(program, fleet, tmp_path) == []
+        assert run(program, fleet, tmp_path) == ["9"]
         assert fleet.seen("a").requests < 1000
-
-
-def test_a_process_ends_cleanly_with_a_client_that_is_closed_and_one_that_is_not(tmp_path: Path) -> None:
-    program = """
-with SyncQRewardClient.from_config(client.config) as other:
-    print(asks(other), asks(client))
-"""
-    with FakeFleet([FakeEndpoint("a")]) as fleet:
-        assert run(program, fleet, tmp_path) == ["9 9"]
 
 
 def test_the_client_goes_to_other_processes_as_an_argument(tmp_path: Path) -> None:

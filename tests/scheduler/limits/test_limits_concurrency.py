@@ -10,7 +10,7 @@ from typing import Any
 
 from scale import seeds
 
-from qreward.scheduler.limits.concurrency import PATIENCE, TUNING, AdaptiveLimit, FixedLimit
+from qreward.scheduler.limits.concurrency import PATIENCE, AdaptiveLimit, FixedLimit
 
 
 def test_it_finds_the_capacity_of_servers_of_any_kind(module: Callable[[str], ModuleType]) -> None:
@@ -137,52 +137,42 @@ def test_each_change_of_the_limit_is_counted_with_its_reason() -> None:
     assert limit.reason == "rejected while 50 were served"
 
 
-def test_without_enough_work_it_learns_nothing() -> None:
-    """A window that is not filled says nothing of what more would bring."""
-    window = AdaptiveLimit(Random(0))
-    for number in range(500):
-        window.sent(float(number), 1)
-        window.ok(number + 1.0, float(number), 100, 0)
-    assert window.limit == TUNING.start
-
-
 def answers(window: FixedLimit, count: int) -> None:
     for _ in range(count):
         window.ok(1.0, 0.0, None, 1)
 
 
-def test_a_source_that_turns_away_what_is_too_much_is_full_not_gone() -> None:
-    window = FixedLimit(64)
-    assert [window.rejected(0.1, 0.0, None, others) for others in (63, 50, 40)] == [False, False, False]
-    assert window.limit == 40, "what it still holds"
-
-
-def test_the_limit_comes_back_by_doubling_and_never_beyond_what_was_set() -> None:
+def test_a_source_that_turns_away_what_is_too_much_is_full_and_its_limit_comes_back_by_doubling() -> None:
     window = FixedLimit(100)
-    window.rejected(0.1, 0.0, None, 30)
-    seen = []
-    for _ in range(3):
-        answers(window, PATIENCE)
+    assert [window.rejected(0.1, 0.0, None, others) for others in (63, 50, 30)] == [False, False, False]
+    seen = [window.limit]  # what it still holds
+    for count in (PATIENCE - 1, 1, PATIENCE, PATIENCE):
+        answers(window, count)
         seen.append(window.limit)
-    assert seen == [60, 100, 100]
-    assert window.changes == {("down", "rejected"): 1, ("up", "answers"): 2}
-
-
-def test_where_little_was_held_more_is_offered_sooner() -> None:
-    window = FixedLimit(64)
+    assert seen == [30, 30, 60, 100, 100]
+    assert window.changes == {("down", "rejected"): 3, ("up", "answers"): 2}
+    window.rejected(0.1, 0.0, None, 2)
     window.rejected(0.1, 0.0, None, 2)
     answers(window, 7)
     assert window.limit == 2
     answers(window, 1)
-    assert window.limit == 4
+    assert window.limit == 4, "where little is held, more is offered sooner"
+    assert FixedLimit().limit == 64, "without a configured limit"
 
 
-def test_a_source_that_turns_everything_away_is_gone_not_full() -> None:
+def test_a_source_that_turns_everything_away_or_asks_for_a_wait_is_left_alone_and_what_it_holds_is_not_known() -> None:
     window = FixedLimit(8)
     assert [window.rejected(0.1, 0.0, None, others) for others in (2, 1, 0)] == [False, False, True]
-    assert window.limit == 8, "what it holds is not known"
+    assert window.limit == 8
     assert not window.rejected(0.2, 0.05, None, 3)
     assert window.limit == 8, "sent before it was left alone"
+    assert not window.rejected(0.3, 0.1, None, 3)
+    assert window.limit == 3
+    for hint, others in ((None, 0), (2.0, 5), (2.0, 0)):
+        window = FixedLimit(8)
+        answers(window, 8)
+        assert window.rejected(1.0, 0.5, hint, others), (hint, others)
+        assert window.limit == 8
 
 
 def test_a_lone_reject_amid_good_answers_is_noise() -> None:
@@ -198,18 +188,6 @@ def test_a_lone_reject_amid_good_answers_is_noise() -> None:
         if tuple(seen) != expected:
             wrong[most, before] = seen
     assert not wrong
-
-
-def test_without_a_configured_limit_the_default_applies() -> None:
-    assert FixedLimit().limit == 64
-
-
-def test_a_hint_or_nothing_left_in_flight_means_that_the_source_wants_to_be_left_alone() -> None:
-    for hint, others in ((None, 0), (2.0, 5), (2.0, 0)):
-        window = FixedLimit(8)
-        answers(window, 8)
-        assert window.rejected(1.0, 0.5, hint, others), (hint, others)
-        assert window.limit == 8
 
 
 def capped(limit: int = 20) -> tuple[AdaptiveLimit, float]:

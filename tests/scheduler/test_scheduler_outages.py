@@ -206,6 +206,19 @@ def test_a_sign_of_life_ends_an_outage() -> None:
         assert feed.pool.down_since > driver.now, name
 
 
+def test_an_answer_to_what_was_sent_before_the_outage_does_not_end_it() -> None:
+    driver = Driver({"a": 8})
+    before = driver.submit()
+    feed = driver.feed(100, timeout=60.0)
+    driver.wait(1.0)
+    for attempt in driver.at("a")[1:]:
+        driver.fail(attempt, FailureKind.UNREACHABLE, after=0.0)
+    assert before.attempt is not None
+    driver.ok(before.attempt, after=0.1)
+    assert isinstance(driver.outcome(before), Answer)
+    assert feed.pool.down_since < inf
+
+
 def test_in_each_outage_the_end_is_postponed_once_for_a_request_that_may_still_be_answered() -> None:
     driver = Driver({"a": 1})
     feed = driver.feed(1000, timeout=20.0)

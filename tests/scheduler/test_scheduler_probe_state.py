@@ -88,6 +88,8 @@ CASES: dict[str, tuple[list[Event], list[ProbeEffect], float]] = {
     "it says ready while it fails": ([(0, READY), (0.5, eject(5)), *[(at, READY) for at in (1, 2, 3, 4)]], [NONE] * 5, 5.5),
     "it was silent and is ready": ([(0, lambda source, now: source.health.stall(now)), (0.5, SILENT), (1.5, READY)], [NONE, BETTER], 1.5),
     "its account is used up": ([(0, eject(300)), (1, AWAY), (2, READY)], [NONE, NONE], 300.0),
+    "it is out for longer than breakers are open": ([(0, eject(12)), (1, AWAY), (2, READY)], [NONE, NONE], 12.0),
+    "it is out for as long as breakers may be open": ([(0, eject(9)), (1, AWAY), (2, READY)], [NONE, BETTER], 2.0),
     "an operator took it out": ([(0, lambda source, _: source.health.mark_unhealthy()), (0, AWAY), (1, READY)], [NONE, NONE], inf),
     "a trial sent while it was away tells nothing": (
         [(0, eject(1)), (0, AWAY), (1, send_late), (2, AWAY), (3, READY), (3.5, fail)],
@@ -107,6 +109,11 @@ CASES: dict[str, tuple[list[Event], list[ProbeEffect], float]] = {
     # away
     "it says not ready, and answers nothing": ([(0.5, answer), (1, READY), (2, AWAY), (3, AWAY)], [NONE, LOST, NONE], 3.0 + VALID * PROBE),
     "it says ready again": ([(0.5, answer), (1, READY), (2, AWAY), (3, AWAY), (4, READY)], [NONE, LOST, NONE, BETTER], 4.0),
+    "it answers what came after its word": (
+        [(0.5, answer), (1, READY), (2, AWAY), (4.5, answer), (5, AWAY), (6, AWAY)],
+        [NONE, LOST, NONE, NONE],
+        2.0 + VALID * PROBE,
+    ),
     "it never said ready": ([(at, AWAY) for at in range(5)], [NONE] * 5, -inf),
     "it is out for longer": ([(0, READY), (0.5, eject(300)), (1, AWAY)], [NONE, NONE], 300.5),
     # room
@@ -133,6 +140,14 @@ def test_what_probes_change_and_when_the_source_may_be_sent_to() -> None:
         if (found, source.ready_at(0.0)) != (effects, ready_at):
             wrong.append((name, found, source.ready_at(0.0)))
     assert wrong == []
+
+
+def test_the_word_of_a_server_holds_for_two_intervals_and_two_seconds_at_least() -> None:
+    for interval, holds in ((5.0, 10.0), (0.5, 2.0)):
+        source, state = fresh()
+        answer(source, 0.5)
+        assert [state.take(now, source, each, interval) for now, each in ((1.0, READY), (2.0, AWAY))] == [NONE, LOST]
+        assert source.ready_at(0.0) == 2.0 + holds, interval
 
 
 def test_one_that_has_returned_is_tried_by_one_request() -> None:
@@ -239,6 +254,8 @@ def test_the_limit_does_not_grow_while_the_server_lets_requests_wait_and_says_so
         "a queue that is gone": ([FULL, FULL, ROOM], 2.0, True),
         "once": ([FULL], 1.0, True),
         "now and then": ([FULL, ROOM, FULL], 1.0, True),
+        "a tenth of many": ([ProbeResult(running=100.0, waiting=10.0)] * 2, 1.0, False),
+        "one, and nothing is worked on": ([ProbeResult(running=0.0, waiting=1.0)] * 2, 1.0, False),
         "few of many": ([ProbeResult(running=100.0, waiting=9.0)] * 3, 1.0, True),
         "silence": ([SILENT] * 3, 1.0, True),
         "no probe since": ([FULL, FULL], 1.0 + VALID * PROBE, True),

@@ -199,6 +199,15 @@ def capped(limit: int = 20) -> tuple[AdaptiveLimit, float]:
     return window, 1.1
 
 
+def test_a_single_reject_after_answers_to_half_of_the_limit_changes_nothing() -> None:
+    for count, lone in ((9, False), (10, True)):
+        window, now = capped()
+        for _ in range(count):
+            window.ok(now + 0.5, now, 10, 5)
+        assert window.rejected(now + 1.0, now + 0.9, None, 15) is not lone
+        assert (window.limit == 20) is lone, count
+
+
 def tried(window: AdaptiveLimit, now: float) -> float:
     """Answer to a full window until it tries more, for 300 s at most. Returns when that was; inf if it did not."""
     limit, until = window.limit, now + 300.0

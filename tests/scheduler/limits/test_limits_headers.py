@@ -193,6 +193,15 @@ def test_a_window_that_is_over_tells_nothing_of_the_next() -> None:
     send(meter, 90, 10.5)
 
 
+def test_windows_that_nobody_used_end_in_step_with_those_before() -> None:
+    meter = HeaderRateLimit()
+    meter.update(0.5, -0.5, RateLimit(100, 100, 9.5, 10.0))
+    meter.take(0.6)
+    meter.update(1.0, 0.6, RateLimit(100, 50, 9.0, 10.0))
+    send(meter, 100, 35.0)
+    assert meter.ready_at == 40.0
+
+
 def test_the_end_of_a_window_is_the_soonest_that_is_advertised_and_a_bucket_is_full_at_the_latest() -> None:
     """A request at 2 s is answered at 7 s: what it advertises was true when it was sent, or when it was answered."""
     for meter, reset, ready_at in (
@@ -230,16 +239,19 @@ def test_an_answer_that_used_much_makes_the_next_request_wait_for_as_much() -> N
 
 
 def test_what_the_server_charges_for_a_guess_is_learned() -> None:
-    meter, now, left = tokens_after(1e6, 1e6, 60.0), 1.0, 1e6
-    for _ in range(2000):
-        now += 0.01
-        meter.take(now, 100.0, 200.0)
-        left -= 700.0  # it reserves far more than it uses
-        meter.update(now + 0.005, now, RateLimit(1e6, max(0.0, left), 60.0 - (now - 1.0)))
-        meter.settle(100.0, 90.0)
-        if left < 700.0:
-            break
-    assert meter.scale == pytest.approx(3.5, rel=0.05)
+    for bucket in (False, True):
+        meter, now, left = tokens_after(1e6, 1e6, 0.0 if bucket else 60.0), 1.0, 1e6
+        for _ in range(2000):
+            now += 0.01
+            meter.take(now, 100.0, 200.0)
+            left = min(1e6, left + (1e6 / 60 * 0.01 if bucket else 0.0)) - 700.0  # it reserves far more than it uses
+            reset = (1e6 - left) * 60 / 1e6 if bucket else 60.0 - (now - 1.0)
+            meter.update(now + 0.005, now, RateLimit(1e6, max(0.0, left), reset))
+            meter.settle(100.0, 90.0)
+            if left < 700.0:
+                break
+        assert bool(meter.refill) == bucket
+        assert meter.scale == pytest.approx(3.5, rel=0.05), bucket
 
 
 def test_charges_of_two_windows_are_not_compared() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from scheduler_driver import Driver
 from scheduler_warm import HANGS_ONLY, PACE, TOKENS, copy, live, warm, warm_all
+from shared_tools import each
 
 from qreward.scheduler.outcome import Answer, FailureKind
-from qreward.scheduler.state import ATTEMPT_LEAST, CancelReason, Task, TaskState
+from qreward.scheduler.state import Task, TaskState
 from qreward.settings.policies import Hedge, Retry
 
 K = FailureKind
@@ -83,18 +84,6 @@ def test_what_seems_to_hang_goes_ahead_of_work_that_waits() -> None:
     assert all(task.attempt is None for task in waiting)
 
 
-def test_the_first_attempt_goes_on_until_its_own_time_limit() -> None:
-    driver = warm_all(Driver({"a": 4, "b": 4, "c": 4}, hedge=HANGS_ONLY))
-    task = hang(driver, "a")
-    first = live(task)
-    driver.wait(ATTEMPT_LEAST - 0.1)
-    assert len(driver.path(task)) > 1
-    assert not driver.is_cancelled(first)
-    driver.wait(0.5)
-    assert driver.is_cancelled(first)
-    assert first.cancel_reason is CancelReason.OVERDUE
-
-
 def test_an_attempt_past_its_time_limit_is_cancelled_and_not_its_copy_which_has_done_less() -> None:
     driver = Driver(hedge=Hedge(after=9.0))
     for name in "ab":
@@ -139,7 +128,7 @@ def test_of_two_attempts_that_seem_to_hang_the_one_that_has_done_more_goes_on() 
     assert isinstance(driver.outcome(task), Answer)
 
 
-@pytest.mark.parametrize("other", ["slow", "new"])
+@each("other", ["slow", "new"])
 def test_what_seems_to_hang_waits_for_a_quick_source_rather_than_go_to_one_that_is_slow_or_unknown(other: str) -> None:
     driver = Driver({"a": 4, "quick": 1, other: 4}, hedge=HANGS_ONLY)
     for name in ("a", "quick"):
@@ -234,6 +223,13 @@ def test_after_a_stall_nothing_is_held_against_an_attempt_until_answers_could_be
     task = hang(driver, "a")
     late(driver, 0.9 * STALL)
     assert task.copy is not None
+    driver = warm_all(Driver({"slow": 4, "quick": 4}, hedge=Hedge(after=1000.0)), slow=0.2)
+    driver.mark("quick", down=True)
+    driver.feed(1)
+    [attempt] = driver.at("slow")
+    driver.mark("quick", down=False)
+    late(driver, 1.0)
+    assert attempt.task.copy is None, "nor copied at the end of a bulk"
 
 
 def test_tail_copies_leave_the_slots_that_are_kept_for_single_calls_while_another_bulk_waits() -> None:
@@ -252,25 +248,9 @@ def test_tail_copies_leave_the_slots_that_are_kept_for_single_calls_while_anothe
     assert all(task.copy is None for task in last)
 
 
-def test_after_a_stall_no_tail_copy_is_made_until_answers_could_be_read() -> None:
-    driver = warm_all(Driver({"slow": 4, "quick": 4}, hedge=Hedge(after=1000.0)), slow=0.2)
-    driver.mark("quick", down=True)
-    driver.feed(1)
-    [attempt] = driver.at("slow")
-    driver.mark("quick", down=False)
-    wake = driver.scheduler.next_wake()
-    assert wake is not None
-    driver.now = wake + 1.0
-    driver.tick()
-    assert attempt.task.copy is None
-
-
 def test_a_loop_that_is_always_late_still_ends_what_is_overdue() -> None:
     driver = warm_all(Driver({"a": 4}))
     task = driver.submit()
     for _ in range(300):
-        wake = driver.scheduler.next_wake()
-        assert wake is not None
-        driver.now = wake + 0.15
-        driver.tick()
+        late(driver, 0.15)
     assert driver.is_cancelled(live(task)), f"an attempt of {driver.now - live(task).sent_at:.0f} s"

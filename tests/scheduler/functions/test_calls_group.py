@@ -37,13 +37,13 @@ def test_a_reset_drops_the_keys_that_are_not_in_use() -> None:
 def test_calls_that_have_waited_long_enough_go_before_urgent_ones() -> None:
     driver = Driver()
     f = driver.function(most=1)
-    busy = driver.call(f)
+    current = driver.call(f)
     low = driver.call(f, level=LOW)
     driver.wait(AGEING * LOW - 1.0)
     sooner = driver.call(f, level=HIGH)
     driver.wait(2.0)
     later = driver.call(f, level=HIGH)
-    order, current = [], busy
+    order = []
     for _ in range(3):
         driver.ok(current)
         (current,) = driver.under_way()

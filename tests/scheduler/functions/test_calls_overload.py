@@ -24,12 +24,18 @@ def test_a_hint_closes_the_key_for_all_its_calls_for_exactly_so_long() -> None:
         assert driver.begun(later) == [1.0 + hint]
 
 
-def test_without_a_hint_only_the_call_itself_waits() -> None:
+def test_the_longest_of_several_hints_holds_and_without_one_only_the_call_itself_waits() -> None:
     driver = Driver()
     f = driver.function(retries=1)
-    driver.fail(driver.call(f), overloaded=True)
-    assert driver.begun(driver.call(f))
-    assert f.counters.overloaded == 1
+    one, two, three = driver.calls(3, f)
+    driver.fail(three, overloaded=True)
+    assert driver.begun(driver.call(f)) == [0.0]
+    driver.fail(one, wait=5.0, overloaded=True)
+    driver.fail(two, wait=2.0, overloaded=True)
+    assert f.counters.overloaded == 3
+    call = driver.call(f)
+    driver.wait(9.0)
+    assert driver.begun(call) == [5.0]
 
 
 # the limit that moves
@@ -87,18 +93,14 @@ def test_with_a_rate_it_is_the_rate_of_the_key_that_moves_and_never_beyond_what_
     assert limit.size == 20
 
 
-def test_the_rate_of_a_key_falls_at_once_when_a_try_is_turned_away() -> None:
-    driver = Driver()
-    f = driver.function(rate=Rate(20, 10.0), adapting=Adapting(2, 500, 0.3, None))
-    driver.fail(driver.call(f), overloaded=True)
-    assert sum(bool(driver.begun(call)) for call in driver.calls(20, f)) == 9
-
-
 def test_a_key_that_was_asked_to_be_left_alone_does_not_want_a_higher_rate() -> None:
     driver = Driver()
     f = driver.function(rate=Rate(20, 10.0), adapting=Adapting(2, 500, 0.3, None))
     (away, *calls) = driver.calls(20, f)
     driver.fail(away, wait=100.0, overloaded=True)
+    rate = f.keys[None].rate_limit
+    assert rate is not None
+    assert rate.size == 10, "it falls at once"
     adaptive = f.keys[None].adaptive
     assert adaptive is not None
     driver.call(f)
@@ -108,14 +110,3 @@ def test_a_key_that_was_asked_to_be_left_alone_does_not_want_a_higher_rate() -> 
     for call in calls:
         driver.ok(call)
     assert not adaptive.wanted
-
-
-def test_the_longest_of_several_hints_holds() -> None:
-    driver = Driver()
-    f = driver.function()
-    one, two = driver.calls(2, f)
-    driver.fail(one, wait=5.0, overloaded=True)
-    driver.fail(two, wait=2.0, overloaded=True)
-    call = driver.call(f)
-    driver.wait(9.0)
-    assert driver.begun(call) == [5.0]

@@ -200,6 +200,7 @@ def capped(limit: int = 20) -> tuple[AdaptiveLimit, float]:
 
 
 def test_a_single_reject_after_answers_to_half_of_the_limit_changes_nothing() -> None:
+    assert capped(1)[0].limit == 1
     for count, lone in ((9, False), (10, True)):
         window, now = capped()
         for _ in range(count):

@@ -74,13 +74,14 @@ def test_a_hint_sets_just_less_than_what_was_accepted_in_the_last_minute() -> No
     assert pace.rate == pytest.approx(SHARE * 10, rel=0.03)
 
 
-def test_a_young_source_counts_the_wait_that_it_asked_for() -> None:
-    pace = LearnedRate()
-    for _ in range(30):
-        pace.sent(0.0)
-    pace.ok(0.4)
-    pace.hinted(0.5, 29.5)
-    assert pace.rate == pytest.approx(SHARE * 30 / 30)
+def test_a_young_source_counts_the_wait_that_it_asked_for_but_one_request_a_minute_is_the_least() -> None:
+    for requests, hint, rate in ((30, 29.5, SHARE * 30 / 30), (5, 3600.0, 1 / 60)):
+        pace = LearnedRate()
+        for _ in range(requests):
+            pace.sent(100.0)
+        pace.ok(100.4)
+        pace.hinted(100.5, hint)
+        assert pace.rate == pytest.approx(rate), requests
 
 
 def test_it_is_raised_after_clean_seconds_the_raises_double_and_a_reject_takes_back_the_last() -> None:
@@ -115,12 +116,14 @@ def test_a_pace_is_forgotten_when_rejects_go_on_amid_answers_although_it_was_not
         pace = LearnedRate()
         now = busy(pace, 0.0, 60, 10)
         pace.hinted(now, 1.0)
+        rates = [pace.rate]
         for cut in (2.0, 4.0):
-            assert pace.rate < inf
             for answer in range(answers):
                 pace.ok(now + cut - 1 + answer / 10)
             pace.hinted(now + cut, 1.0)
-        assert (pace.rate == inf) == forgotten, answers
+            rates.append(pace.rate)
+        assert rates[1] == pytest.approx(SHARE * rates[0]), "the first time it is lowered"
+        assert rates[2] == (inf if forgotten else pytest.approx(SHARE * rates[1])), answers
 
 
 def test_a_source_that_accepts_nothing_any_more_is_away_not_slow() -> None:

@@ -44,6 +44,7 @@ def test_the_prompt_and_a_guess_of_the_output_are_reserved() -> None:
     for payload, reserved, tokens in (
         ((100.0, 0.0), False, 100 + FIRST_OUTPUT),
         ((100.0, 16.0), False, 116),  # it may write less than is guessed
+        ((100.0, 4096.0), False, 100 + FIRST_OUTPUT),
         ((100.0, 4096.0), True, 4196),
         (None, False, FIRST_OUTPUT),
     ):
@@ -58,6 +59,8 @@ def test_an_answer_corrects_the_charge_to_what_was_used_if_it_tells_and_that_is_
         ((100.0, 10.0), False, (500, 1500), 2000),
         ((100.0, 400.0), True, (80, 20), 500),
         ((100.0, 10.0), False, (None, None), 110),
+        ((100.0, 10.0), False, (80, None), 110),
+        ((100.0, 10.0), False, (None, 20), 110),
     ):
         scene = driver(reserved=reserved)
         answer(scene, scene.submit(payload=payload), *used)
@@ -88,6 +91,24 @@ def test_guesses_learn_from_answers() -> None:
     before = scene.now
     scene.submit(payload=(100.0, 0.0))
     assert (ready_at(scene) - before) * 1e8 == pytest.approx(240, rel=0.05)
+    scene = driver(tpm=6e9)
+    for output in (40, 140):
+        answer(scene, scene.submit(payload=(100.0, 0.0)), 100, output)
+    scene.wait(1.0)
+    before = scene.now
+    scene.submit(payload=(100.0, 0.0))
+    assert (ready_at(scene) - before) * 1e8 == pytest.approx(100 + 40 + 0.1 * 100, rel=0.01), "the last outputs count most"
+
+
+def test_a_limit_that_is_set_or_taken_away_while_a_request_is_under_way_does_not_count_that() -> None:
+    scene = driver()
+    task = scene.submit(payload=(100.0, 10.0))
+    scene["a"].tokens = None
+    answer(scene, task, 80, 20)
+    task = scene.submit(payload=(100.0, 10.0))
+    limit = scene["a"].tokens = Gcra(PER_SECOND)
+    answer(scene, task, 80, 20)
+    assert limit.ready_at < 0.0
 
 
 def test_a_request_larger_than_the_bucket_is_let_through_alone_and_waits_for_none_that_came_later() -> None:

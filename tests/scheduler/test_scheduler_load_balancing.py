@@ -85,7 +85,9 @@ def test_a_source_that_was_away_does_not_make_up_for_it() -> None:
 
 def test_least_connections_are_really_the_least_for_each_ones_weight() -> None:
     weights = {"a": 1.0, "b": 1.0, "c": 1.0, "d": 3.0}
-    driver = Driver(dict.fromkeys("abcd", 40), strategy=S.LEAST_CONNECTIONS, weights=weights, seed=3)
+    driver = Driver(strategy=S.LEAST_CONNECTIONS, weights={"a": 1.0}, seed=3)
+    for name, weight in weights.items():
+        driver.add(name, Limits(max_concurrency=40), weight=100.0 if name == "a" else weight)
     for _ in range(300):
         if driver.watch.live and driver.rng.random() < 0.45:
             driver.ok(driver.rng.choice(list(driver.watch.live)), after=0.01)

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 
-from qreward.scheduler.limits.concurrency import DEFAULT_LIMIT
+from qreward.scheduler.limits.rate import LearnedRate
 from qreward.scheduler.load_balancing import ExpectedFinish
-from qreward.scheduler.outcome import Answer
+from qreward.scheduler.outcome import Answer, RateLimit, RateLimitInfo
 from qreward.scheduler.queue import Queue
-from qreward.scheduler.state import ATTEMPT_FIRST, ATTEMPT_LEAST, Attempt, Pool, Source, SourceCounters, Task
+from qreward.scheduler.state import ATTEMPT_FIRST, ATTEMPT_LEAST, Attempt, Pool, Source, Task
 from qreward.settings.policies import Limits
 
 POOL = Pool("p", [], ExpectedFinish(), Queue())
 
 
-def source(limits: Limits | None = None, **more: float) -> Source:
+def source(limits: Limits | None = None, **more: Any) -> Source:
     return Source("a", Random(0), limits, **more)  # type: ignore[arg-type]
 
 
@@ -35,11 +36,6 @@ def answered(source: Source, seconds: float) -> None:
     source.sent(0.0, sent)
     source.ended(seconds, sent)
     source.answered(seconds, sent, Answer("yes", 3, 4))
-
-
-def end(source: Source, now: float, sent_at: float) -> None:
-    source.inflight -= 1
-    source.answered(now, attempt(source, sent_at), Answer("yes", 3, 4))
 
 
 def test_the_time_limit_of_an_attempt_is_long_until_the_source_has_shown_its_speed_and_doubles_when_it_is_exceeded() -> None:
@@ -69,13 +65,16 @@ def test_the_latest_of_gate_health_and_rate_counts() -> None:
 def test_it_is_worth_waiting_for_if_it_can_take_work_within_a_second() -> None:
     held = source()
     held.cooldown.opens_at = 10.0
-    assert held.available_soon(9.5)
-    assert not held.available_soon(8.5)
+    assert [held.available_soon(now) for now in (8.5, 9.0, 9.5)] == [False, False, True]
     held.health.eject(9.5, 1.0)
     assert not held.available_soon(9.5)
     removed = source()
     removed.removed = True
     assert not removed.available_soon(0.0)
+    metered = source(learned=LearnedRate())
+    for unit in ("requests", "tokens"):
+        metered.advertised(0.0, 0.0, RateLimitInfo(**{unit: RateLimit(limit=10, remaining=0, reset=5.0)}))
+        assert [metered.available_soon(now) for now in (0.0, 6.0)] == [False, True], unit
 
 
 def test_it_is_essential_unless_half_of_the_others_are_in_service() -> None:
@@ -95,17 +94,3 @@ def test_the_expected_finish_grows_as_the_window_fills() -> None:
     assert loaded.expected_finish() == pytest.approx(2.0)
     loaded.inflight = 4
     assert loaded.expected_finish() == pytest.approx(4.0)
-
-
-def test_it_shows_its_name_load_and_counts_but_no_secrets() -> None:
-    counted = source()
-    counted.handle = "sk-secret"
-    assert repr(counted) == f"<Source 'a' 0/{DEFAULT_LIMIT} in flight>"
-    for _ in range(3):
-        send(counted, 0.0)
-    end(counted, 1.0, 0.0)
-    counted.inflight -= 1
-    counted.rejected(1.0, 0.0, None)
-    tally = counted.tally
-    assert (tally.sent, tally.ok, tally.rejected, tally.prompt_tokens, tally.output_tokens) == (3, 1, 1, 3, 4)
-    assert all(getattr(SourceCounters(), name) == 0 for name in SourceCounters.__slots__)

@@ -186,10 +186,7 @@ def test_counts_are_right_and_deadlines_are_kept_whatever_happens(moves: list[tu
         elif what in {"end", "take back"} and inside:
             gone = inside.pop(first % len(inside))
             gone.state = TaskState.DONE
-            if what == "end":
-                waiting.ended(gone)
-            else:
-                waiting.take_back(gone)
+            {"end": waiting.ended, "take back": waiting.take_back}[what](gone)
         elif what == "take":
             entry = waiting.take(first, now, allow_batch=bool(second))
             if entry is None:

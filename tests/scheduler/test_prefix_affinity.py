@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scheduler_driver import Driver
 
 from qreward.scheduler.affinity import SLICE, AffineQueue
-from qreward.scheduler.outcome import Answer, FailureKind
+from qreward.scheduler.outcome import Answer
 from qreward.scheduler.prefixes import Holders, Prefix
 from qreward.scheduler.queue import SWEEP
 from qreward.scheduler.state import EACH, UNSHARED, BatchFeed, Source, Task, TaskState
@@ -148,17 +148,6 @@ def test_a_task_that_is_passed_over_goes_early_to_a_source_with_its_prefix_but_n
     assert places == [AHEAD // 2, AHEAD]
 
 
-def test_what_was_sent_by_another_batch_counts_too() -> None:
-    scene = Scene()
-    scene.add(1)
-    assert scene.take(1) == 0
-    scene.line = AffineQueue()
-    scene.add(1)
-    scene.add(2)
-    assert scene.take(0) == 2
-    assert scene.take(1) == 1
-
-
 def test_tasks_without_a_prefix_go_in_order_and_after_groups_but_are_not_forgotten() -> None:
     scene = Scene(ahead=4)
     for key in [1, 0, 0, *[1] * 20]:
@@ -195,17 +184,6 @@ def test_a_group_that_waits_again_keeps_its_place_among_those_that_a_source_has(
     for key in (1, 2):
         scene.add(key)
     assert [scene.take(), scene.take()] == [6, 5]
-
-
-def test_a_source_that_is_down_has_no_prefixes() -> None:
-    driver = Driver({"a": 8, "b": 8})
-    for _ in range(16):
-        driver.submit(prefix=Prefix((1,), (2000.0,), 2400.0, named=True))
-    lost = driver["a"]
-    assert lost in driver.pool.holders.of(1)
-    while lost.down_since is None:
-        driver.fail(next(iter(lost.attempts)), FailureKind.TRANSIENT)
-    assert driver.pool.holders.of(1) == (driver["b"],)
 
 
 def test_found_groups_are_those_of_the_deepest_block_that_another_task_has() -> None:
@@ -304,17 +282,6 @@ def test_nothing_is_lost_or_doubled_and_nobody_is_passed_over_for_long(steps: li
     assert not scene.line
 
 
-@given(st.lists(keys, max_size=60), st.booleans())
-def test_each_of_a_burst_goes_after_at_most_twice_as_many_as_were_before_it_and_a_look_ahead(
-    burst: list[tuple[int, ...]], named: bool
-) -> None:
-    scene = Scene(ahead=8)
-    for each in burst:
-        scene.add(*nested(each), named=named)
-    places = {scene.take(place % 3): place for place in range(len(burst))}
-    assert all(place <= 2 * number + 8 for number, place in places.items())
-
-
 busy = st.lists(st.tuples(st.sampled_from([0, 1, 1, 1, 1, 2]), st.integers(0, 1)), min_size=40, max_size=80)
 
 
@@ -343,14 +310,6 @@ def test_nothing_is_lost_if_keys_are_equal_by_chance(steps: list[tuple[list[int]
             taken.append(scene.take(taker))
     taken += [scene.take(number % 3) for number in range(len(scene.line))]
     assert sorted(taken) == list(range(len(steps)))
-
-
-@given(st.lists(st.just(()), max_size=40), st.lists(st.integers(0, 2), min_size=40, max_size=40))
-def test_without_prefixes_the_order_is_that_of_arrival(burst: list[tuple[int, ...]], takers: list[int]) -> None:
-    scene = Scene()
-    for each in burst:
-        scene.add(*each)
-    assert [scene.take(taker) for taker, _ in zip(takers, burst, strict=False)] == list(range(len(burst)))
 
 
 def played(driver: Driver, keys: list[int | None], *, singles: bool) -> list[int]:
@@ -484,28 +443,6 @@ def test_a_single_call_that_has_waited_for_half_of_its_timeout_is_no_longer_pass
     assert driver.where(tasks[3]) == "a"
     driver.ok(driver.at("a")[0], after=55.0)
     assert driver.where(tasks[2]) == "a"
-
-
-def submitted(driver: Driver, keys: list[int]) -> list[Task]:
-    """Single calls of these groups."""
-    tasks = []
-    for key in keys:
-        task = driver.task()
-        task.prefix = Prefix((key,), (2000.0,), 2400.0, named=True)
-        driver.watch.open[task] = None
-        driver.scheduler.submit(driver.now, task)
-        driver.scheduler.out.clear()
-        tasks.append(task)
-    return tasks
-
-
-def test_a_call_that_was_withdrawn_before_it_was_sorted_into_a_group_is_not_sent() -> None:
-    driver = Driver({"a": 1, "b": 1})
-    tasks = submitted(driver, [0, 1, 1, 0, 0])
-    driver.scheduler.withdraw(driver.now, [tasks[3]])
-    source = driver["a"]
-    driver.scheduler.event(driver.now, next(iter(source.attempts)), Answer("yes", 600, 5))
-    assert [attempt.task for attempt in source.attempts] == [tasks[4]]
 
 
 def test_retries_of_a_group_go_to_one_source() -> None:

@@ -10,10 +10,8 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from itertools import pairwise
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 import scheduler_watch
@@ -23,23 +21,14 @@ from scale import seeds
 from scheduler_driver import Driver, failure
 from simulator import Server, Simulation
 
-from qreward.scheduler.limits.concurrency import TUNING, AdaptiveLimit, FixedLimit
+from qreward.scheduler.limits.concurrency import AdaptiveLimit
 from qreward.scheduler.limits.rate import BURST
 from qreward.scheduler.outcome import CANCELLED, Answer, FailureKind, Outcome
-from qreward.scheduler.queue import BULK
 from qreward.scheduler.scheduler import MORE, SEND
 from qreward.scheduler.state import Attempt, BatchFeed, Task
 from qreward.settings.policies import Hedge, Limits, LoadBalanceStrategy
 
 K = FailureKind
-
-
-def first_sends(driver: Driver) -> list[tuple[float, Task]]:
-    """When each task was sent for the first time, in order."""
-    found: dict[Task, float] = {}
-    for now, attempt in driver.watch.sends:
-        found.setdefault(attempt.task, now)
-    return [(now, task) for task, now in found.items()]
 
 
 # P3: no idle slot while there is work
@@ -60,48 +49,6 @@ def test_without_a_reason_to_hold_back_no_source_idles_while_a_task_waits(seed: 
     for _ in range(3):
         driver.feed(rng.randint(1, 150), rng.randrange(10), told=rng.random() < 0.5)
     Simulation(driver, servers, rng).run()
-
-
-# P5: overload
-
-
-@given(st.integers(1, 300), st.integers(1, 300), st.booleans(), st.integers(0, 3))
-def test_an_episode_of_rejects_of_any_size_lowers_a_window_once_to_what_is_held(served: int, rejected: int, fixed: bool, seed: int) -> None:
-    """All that is turned away was sent before the first reject came, and the survivors are ``served`` throughout."""
-    window: Any = FixedLimit(served + rejected) if fixed else AdaptiveLimit(Random(seed), served + rejected)
-    if not fixed:
-        window.limit, window._base, window._good = served + rejected, float(served + rejected), 0
-    for others in range(served + rejected - 1, served - 1, -1):
-        window.rejected(1.0, 0.5, None, others)
-        assert window.limit >= 1
-    spare = 0.0 if fixed else TUNING.spare * (served + rejected) + 1
-    assert max(1, served - spare) <= window.limit <= served
-
-
-# P7: nobody waits for ever
-
-
-@pytest.mark.parametrize(("window", "level"), [(4, 0), (4, 5), (8, 5)])
-def test_single_calls_without_end_do_not_starve_a_bulk(window: int, level: int) -> None:
-    """Slots that are kept free for single calls are no reason to hold a bulk back while single calls fill them all anyway."""
-    driver = Driver({"a": window}, seed=1, thorough=False)
-    rng = Random(1)
-    simulation = Simulation(driver, {"a": Server(mean=1.0, spread=0.3)}, rng)
-    when = 0.0
-    while when < 400.0:
-        simulation.submit_at(when)
-        when += rng.expovariate(1.05 * window)
-
-    def begin() -> None:
-        driver.feed(4, level)
-
-    simulation.plan(5.0, begin)
-    simulation.run()
-    backlog = max(now - task.born for now, task in first_sends(driver) if task.feed is None)
-    given = [now for now, task in first_sends(driver) if task.feed is not None]
-    waits = [later - earlier for earlier, later in pairwise([5.0, *given])]
-    assert max(waits) <= (backlog if level == 0 else BULK + backlog) + 1, waits
-    assert backlog < 60, "what single calls wait is not what is measured"
 
 
 # P8: the same again

@@ -41,11 +41,6 @@ def retries(simulation: Simulation) -> int:
     return len(sends) - len({attempt.task for _, attempt in sends})
 
 
-def last_finish(simulation: Simulation) -> float:
-    """When the last caller had an answer; servers may send what nobody waits for until later."""
-    return max(float(entry[0]) for entry in simulation.driver.watch.trace if entry[1] == "finish")
-
-
 @pytest.mark.parametrize("seed", seeds(30))
 def test_every_rule_holds_after_every_input_and_each_task_ends_once_or_was_withdrawn(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = random_simulation(seed)
@@ -86,18 +81,6 @@ def test_nothing_is_sent_again_but_what_failed_and_retries_stay_within_the_budge
         assert faults or failed(simulation) == 0
 
 
-def test_hidden_limits_lose_nothing_and_idle_little() -> None:
-    """Servers take fewer than we were told, and some a rate of which we know nothing."""
-    for seed in seeds(1):
-        servers = {"s0": Server(mean=0.5, cap=8), "s1": Server(mean=0.5, cap=3), "s2": Server(mean=0.5, rate=10.0)}
-        simulation = fleet(servers, seed=seed, thorough=True)
-        simulation.driver.feed(1500)
-        simulation.run()
-        assert failed(simulation) == 0
-        assert all(task.tries == 0 for task in simulation.driver.watch.finished), "overload is charged to no task"
-        assert all(source.health.since == -inf for source in simulation.driver.sources.values()), "nor held against a source"
-
-
 # outages
 
 DOWN = (10.0, 70.0)
@@ -131,16 +114,6 @@ def test_an_outage_of_all_sources_loses_nothing_hits_none_hard_and_ends_when_it_
     assert not found, "\n".join(found)
 
 
-def test_an_outage_is_waited_out_up_to_the_timeout_of_the_tasks() -> None:
-    for count in (1, 4):
-        simulation = fleet({name: Server(mean=0.5, overloaded=(0.0, 1000.0)) for name in names(count)})
-        for _ in range(30):
-            simulation.submit_at(1.0, timeout=20.0)
-        simulation.run()
-        assert failed(simulation) == 30
-        assert last_finish(simulation) == pytest.approx(21.0, abs=0.02)
-
-
 def test_a_source_that_dies_is_soon_left_alone_and_used_again_when_it_is_back() -> None:
     for seed in seeds(1):
         servers = {name: Server(mean=0.5, spread=0.3) for name in names(4)}
@@ -154,17 +127,6 @@ def test_a_source_that_dies_is_soon_left_alone_and_used_again_when_it_is_back() 
         assert sum(DOWN[0] + 1 < now < DOWN[1] for now in sends) <= 15, "a probe in five seconds"
         assert all(later - earlier <= 1.5 * LONGEST_OPEN + 1 for earlier, later in pairwise(sends))
         assert sum(now > DOWN[1] for now in sends) > 500, "it works as before"
-
-
-def test_servers_that_never_answer_are_found_out() -> None:
-    simulation = fleet({"good": Server(mean=0.2), "silent": Server(hangs=1.0)}, told=8)
-    simulation.driver.feed(500)
-    simulation.run()
-    assert failed(simulation) == 0
-    assert sum(attempt.source.name == "silent" for _, attempt in simulation.driver.watch.sends) < 30
-
-
-# size
 
 
 # many routes

@@ -84,33 +84,12 @@ def test_new_questions_go_to_the_source_that_has_their_rubric() -> None:
     assert taken == {0: [0, 2, 4, 6], 1: [1, 3, 5, 7]}
 
 
-def test_a_question_that_its_source_has_lost_goes_to_another_that_has_the_rubric() -> None:
-    scene = Scene()
-    for question in (10, 10, 11, 11, 12, 12):
-        scene.add(1, question)
-    assert [scene.take(source) for source in (0, 1, 1, 0, 0, 0)] == [0, 2, 3, 1, 4, 5]
-    for rubric in (2, 2, 3, 3):
-        scene.add(rubric)
-    assert [scene.take(source) for source in (0, 1, 1, 0)] == [6, 8, 9, 7], "nothing of the first rubric waits"
-    for keys in ((1, 11), (4,), (4,), (4,), (5,), (5,)):
-        scene.add(*keys)
-    scene.sources[1].prefix_cache.forget()
-    assert [scene.take(1), scene.take(0)] == [11, 10]
-
-
 def test_votes_on_an_answer_go_before_other_answers_to_its_question() -> None:
     scene = Scene()
     for _ in range(2):
         for answer in range(3):
             scene.add(1, 10, 100 + answer)
     assert [scene.take(0) for _ in range(6)] == [0, 3, 1, 4, 2, 5]
-
-
-def test_at_the_end_a_source_without_work_takes_from_a_group_of_another() -> None:
-    scene = Scene()
-    for _ in range(4):
-        scene.add(1)
-    assert [scene.take(0), scene.take(1), scene.take(1), scene.take(0)] == [0, 1, 2, 3]
 
 
 def test_a_group_that_left_the_cache_is_free_for_all() -> None:
@@ -121,16 +100,6 @@ def test_a_group_that_left_the_cache_is_free_for_all() -> None:
     for source in scene.sources:
         source.prefix_cache.forget()
     assert [scene.take(1), scene.take(0)] == [4, 2], "the first source that asks finds that its own is free, and takes it"
-
-
-def test_a_group_is_remembered_while_nothing_of_it_waits() -> None:
-    scene = Scene()
-    scene.add(1)
-    scene.add(2)
-    assert [scene.take(0), scene.take(1)] == [0, 1]
-    for key in (2, 1):
-        scene.add(key)
-    assert [scene.take(0), scene.take(1)] == [3, 2]
 
 
 def test_a_task_that_is_passed_over_goes_early_to_a_source_with_its_prefix_but_not_to_one_that_has_lost_it() -> None:
@@ -169,23 +138,6 @@ def test_a_source_takes_a_task_of_its_other_group_before_others_must() -> None:
     assert order.index(waiting.index) == 4, "half of the 8 that may go before it"
 
 
-def test_a_group_that_waits_again_keeps_its_place_among_those_that_a_source_has() -> None:
-    """Its line has forgotten it, for example because it is that of another batch."""
-    scene = Scene()
-    for key in (1, 2, 2):
-        scene.add(key)
-    assert [scene.take(), scene.take()] == [1, 2], "the larger one first"
-    assert scene.take() == 0
-    scene.line = AffineQueue()
-    for key in (1, 2):
-        scene.add(key)
-    assert [scene.take(), scene.take()] == [3, 4], "the first was used last"
-    scene.line = AffineQueue()
-    for key in (1, 2):
-        scene.add(key)
-    assert [scene.take(), scene.take()] == [6, 5]
-
-
 def test_found_groups_are_those_of_the_deepest_block_that_another_task_has() -> None:
     scene = Scene()
     for answer in range(6):
@@ -204,24 +156,6 @@ def test_the_first_of_a_found_group_is_regrouped_when_its_sibling_comes() -> Non
     assert scene.take(0) == 4 + first
     pairs = [(scene.take(source), scene.take(source)) for source in (1, 2, 1)]
     assert all(later - earlier == 4 for earlier, later in pairs), pairs
-
-
-def test_what_is_found_to_be_shared_only_later_counts_as_used_with_each_task_from_then_on() -> None:
-    scene = Scene()
-    for answer in range(3):
-        scene.add(1, 2, 100 + answer, named=False)
-    assert scene.take() == 0
-    scene.add(1, 3, 200, named=False)
-    assert scene.take() == 1
-    cache = scene.sources[0].prefix_cache
-    assert cache.used_at(1) == cache.clock
-
-
-def test_what_only_all_share_is_served_in_order_of_arrival() -> None:
-    scene = Scene(ahead=64)
-    for answer in range(20):
-        scene.add(1, 2, 100 + answer, named=False)
-    assert [scene.take(number % 3) for number in range(20)] == list(range(20))
 
 
 keys = st.one_of(
@@ -374,34 +308,8 @@ def test_prompts_are_looked_at_seldom_while_they_share_nothing_and_all_of_them_a
     assert len(looked) == 5 + EACH
 
 
-def test_a_line_counts_the_prompts_in_a_row_that_share_nothing() -> None:
-    line: AffineQueue[Any] = AffineQueue()
-    holders: Holders[Any] = Holders()
-    driver = Driver({"a": 1})
-    counts = []
-    for key in (1, 2, 3, 3, 4):
-        task = driver.task()
-        task.prefix = Prefix((key,), (2000.0,), 2400.0)
-        line.append(task)
-        line.form_groups(100, holders)
-        counts.append(holders.unshared)
-    assert counts == [1, 2, 3, 0, 1]
-
-
 def named(key: int) -> Prefix:
     return Prefix((key,), (2000.0,), 2400.0, named=True)
-
-
-def test_a_single_call_that_ends_while_it_waits_leaves_its_line() -> None:
-    driver = Driver({"a": 1, "b": 1})
-    tasks = [driver.submit(prefix=named(number % 2)) for number in range(8)]
-    driver.ok(driver.at("a")[0])
-    waiting = [task for task in tasks if task.state is TaskState.QUEUED]
-    assert any(task.group is not None for task in waiting)
-    driver.withdraw(*waiting[1:3])
-    while driver.watch.live:
-        driver.ok(next(iter(driver.watch.live)))
-    assert {task for task in tasks if task not in driver.watch.finished} == set(waiting[1:3])
 
 
 def test_a_call_that_ends_before_it_is_in_a_group_is_not_sent() -> None:

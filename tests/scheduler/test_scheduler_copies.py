@@ -117,14 +117,6 @@ def test_a_timeout_of_the_task_and_a_caller_that_goes_away_stop_both() -> None:
         driver.watch.check_all_over()
 
 
-def test_the_source_of_one_of_two_may_leave_and_its_answer_still_counts() -> None:
-    driver, task, first, second = copied()
-    driver.remove("b")
-    driver.ok(second)
-    assert isinstance(driver.outcome(task), Answer)
-    assert driver.is_cancelled(first)
-
-
 # the copy waits in the queue
 
 
@@ -174,18 +166,3 @@ def test_whatever_happens_while_a_copy_waits_the_task_goes_on_with_what_is_left(
         else:
             driver.watch.check_all_over()
             assert driver.outcome(task) is {"a refusal": ERRORS[K.REFUSED]}.get(name) or name == "an answer"
-
-
-def test_the_timeout_of_a_task_with_a_waiting_copy_takes_it_out_of_the_queue() -> None:
-    driver = Driver({"a": 1, "b": 1}, hedge=HANGS_ONLY)
-    warm(driver, "a")
-    task, other = driver.submit(timeout=4.0), driver.submit(timeout=4.0)
-    driver.wait(3.0)
-    assert TaskState.QUEUED in (task.state, other.state)
-    driver.wait(1.1)
-    assert isinstance(driver.outcome(task), RequestTimeout)
-    assert isinstance(driver.outcome(other), RequestTimeout)
-    assert not driver.pool.queue
-    for attempt in list(driver.watch.live):
-        driver.cancelled(attempt)
-    driver.watch.check_all_over()

@@ -13,7 +13,6 @@ import pytest
 from qreward.settings.policies import LoadBalanceStrategy
 
 FEW, MANY = 20, 200
-HELD = 64
 Module = Callable[[str], ModuleType]
 
 
@@ -92,27 +91,3 @@ def test_a_failure_costs_as_much_among_many_endpoints_as_among_few_and_at_most_t
         if many > 1.5 * few or many > 3 * answer:
             found.append(f"{name}: {few:.0f} operations among {FEW} endpoints, {many:.0f} among {MANY}; an answer {answer:.0f}")
     assert not found, "\n".join(found)
-
-
-def test_what_a_silent_endpoint_holds_is_copied_with_one_look_at_the_others(module: Module) -> None:
-    failures = module("failures")
-    found = {}
-    for endpoints in (20, 200):
-        scene = failures.Scene(endpoints, HELD)
-        scene.answer_all(30)
-        mute = scene.sources[-1]
-        found[endpoints] = operations(lambda scene=scene, mute=mute: scene.scheduler._on_stall(scene.now, mute))
-        assert not mute.health.in_service
-        assert len(mute.attempts) == HELD
-        assert all(attempt.task.queued or attempt.task.copy is not None for attempt in mute.attempts)
-    assert found[200] < 4 * found[20], f"ten times as many endpoints: {found}"
-
-
-def test_the_benchmark_of_failures_prints_each_outcome(
-    module: Module, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    failures = module("failures")
-    monkeypatch.setattr("sys.argv", ["failures.py", "--quick"])
-    failures.main()
-    printed = capsys.readouterr().out
-    assert all(name in printed for name in [*failures.OUTCOMES, "silent"])

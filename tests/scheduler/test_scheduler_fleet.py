@@ -8,6 +8,7 @@ from scheduler_warm import live
 
 from qreward.errors import CircuitOpen, NoEndpoint
 from qreward.scheduler.outcome import Answer, FailureKind
+from qreward.scheduler.prefixes import Prefix
 from qreward.scheduler.state import Task
 from qreward.settings.policies import Hedge, Limits, LoadBalanceStrategy
 
@@ -79,15 +80,7 @@ def test_a_task_that_waits_for_a_source_that_is_lost_goes_back_to_the_one_it_avo
     assert driver.path(task) == ["a", "a"]
 
 
-def lose(driver: Driver, name: str, how: str) -> None:
-    if how == "remove":
-        driver.remove(name)
-    else:
-        driver.mark(name, down=True)
-
-
-@pytest.mark.parametrize("how", ["remove", "mark"])
-def test_a_task_that_only_a_lost_source_could_serve_fails_with_what_the_other_said(how: str) -> None:
+def test_a_task_that_only_a_lost_source_could_serve_fails_with_what_the_other_said() -> None:
     driver = Driver({"a": 1, "b": 1})
     driver.mark("a", down=True)
     driver.submit()
@@ -95,7 +88,7 @@ def test_a_task_that_only_a_lost_source_could_serve_fails_with_what_the_other_sa
     task = driver.submit()
     driver.fail(live(task), K.UNSUITABLE)
     assert driver.outcome(task) is None
-    lose(driver, "b", how)
+    driver.mark("b", down=True)
     assert driver.outcome(task) is ERRORS[K.UNSUITABLE]
 
 
@@ -126,19 +119,23 @@ def test_a_shared_source_pulls_the_most_urgent_of_all_its_pools() -> None:
     assert order == [high, normal, low]
 
 
-def test_a_pool_that_gets_its_sources_by_a_route_shares_by_tokens_too() -> None:
-    driver = Driver()
-    pool = driver.new_pool("route")
-    driver.add("a", Limits(max_concurrency=1))
-    driver.reroute(["a"], pool)
-    assert pool.queue.cost == driver.scheduler._cost
-
-
-def test_a_source_that_comes_by_a_route_alone_is_looked_at_in_time() -> None:
+def test_a_source_that_comes_by_a_route_alone_is_looked_at_in_time_and_shared_by_tokens() -> None:
     driver = Driver(hedge=Hedge(after=1.0))
     for name in "ab":
         driver.add(name, Limits(max_concurrency=4), pools=[])
     driver.reroute(["a", "b"])
+    assert driver.pool.queue.cost == driver.scheduler._cost
     task = driver.submit()
     driver.wait(1.3)
     assert task.copy is not None
+
+
+def test_a_source_that_went_down_is_not_expected_to_hold_prefixes_any_more() -> None:
+    driver = Driver({"a": 8, "b": 8})
+    for _ in range(16):
+        driver.submit(prefix=Prefix((1,), (2000.0,), 2400.0, named=True))
+    lost = driver["a"]
+    assert lost in driver.pool.holders.of(1)
+    while lost.down_since is None:
+        driver.fail(next(iter(lost.attempts)), K.TRANSIENT)
+    assert driver.pool.holders.of(1) == (driver["b"],)

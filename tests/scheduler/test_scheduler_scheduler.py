@@ -51,24 +51,13 @@ def test_an_answer_in_the_same_turn_as_the_timeout_counts_if_it_is_reported_firs
 # time limits
 
 
-def test_a_tasks_timeout_counts_waiting_in_the_queue() -> None:
-    driver = Driver({"a": 1})
-    driver.submit()
-    waiting = driver.submit(timeout=10.0)
-    driver.until(9.9)
-    assert driver.outcome(waiting) is None
-    driver.until(10.0 + BUCKET)
-    error = driver.outcome(waiting)
-    assert isinstance(error, RequestTimeout)
-    assert "10 s" in str(error)
-    assert "never sent" in str(error)
-
-
 def test_a_tasks_timeout_counts_queue_attempts_and_back_off_together() -> None:
     driver = Driver({"a": 1}, retry=Retry(base=3.0, attempts=9))
     first, task = driver.submit(), driver.submit(timeout=10.0)
     driver.ok(live(first), after=4.0)
     driver.fail(live(task), K.TRANSIENT, after=4.0)
+    driver.until(9.9)
+    assert driver.outcome(task) is None
     driver.until(10.0 + BUCKET)
     error = driver.outcome(task)
     assert isinstance(error, RequestTimeout)
@@ -78,9 +67,10 @@ def test_a_tasks_timeout_counts_queue_attempts_and_back_off_together() -> None:
 
 def test_a_timeout_stops_the_attempt_and_the_slot_comes_back_when_the_connection_is_closed() -> None:
     driver = Driver({"a": 1})
-    task, waiting = driver.submit(timeout=5.0), driver.submit()
+    task, waiting, impatient = driver.submit(timeout=5.0), driver.submit(), driver.submit(timeout=4.0)
     attempt = live(task)
     driver.until(5.1)
+    assert "never sent" in str(driver.outcome(impatient))
     error = driver.outcome(task)
     assert isinstance(error, RequestTimeout)
     assert "an attempt was under way" in str(error)
@@ -89,17 +79,6 @@ def test_a_timeout_stops_the_attempt_and_the_slot_comes_back_when_the_connection
     assert driver.where(waiting) is None
     driver.cancelled(attempt)
     assert driver.where(waiting) == "a"
-
-
-def test_without_a_timeout_a_task_waits_for_ever() -> None:
-    driver = Driver({"a": 1})
-    driver.mark("a", down=False)
-    driver["a"].health.eject(0.0, 1e5)
-    task = driver.submit()
-    driver.wait(9e4)
-    assert driver.outcome(task) is None
-    driver.wait(2e4)
-    assert driver.where(task) == "a"
 
 
 # withdrawal
@@ -195,6 +174,3 @@ def test_a_closed_bulk_returns_what_was_read_ahead_and_never_started() -> None:
         driver.ok(driver.at("a")[0])
     assert len(driver.watch.finished) == 2
     driver.watch.check_all_over()
-
-
-# robustness

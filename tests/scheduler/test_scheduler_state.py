@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from math import inf
 from random import Random
 from typing import Any
 
 import pytest
 
-from qreward.scheduler.limits.rate import LearnedRate
+from qreward.scheduler.limits.rate import Gcra, LearnedRate
 from qreward.scheduler.load_balancing import ExpectedFinish
 from qreward.scheduler.outcome import Answer, RateLimit, RateLimitInfo
 from qreward.scheduler.queue import Queue
-from qreward.scheduler.state import ATTEMPT_FIRST, ATTEMPT_LEAST, Attempt, Pool, Source, Task
+from qreward.scheduler.state import ATTEMPT_FIRST, ATTEMPT_LEAST, Attempt, Pool, Source, Task, standing
 from qreward.settings.policies import Limits
 
 POOL = Pool("p", [], ExpectedFinish(), Queue())
@@ -94,3 +95,108 @@ def test_the_expected_finish_grows_as_the_window_fills() -> None:
     assert loaded.expected_finish() == pytest.approx(2.0)
     loaded.inflight = 4
     assert loaded.expected_finish() == pytest.approx(4.0)
+
+
+def test_what_keeps_a_source_from_being_asked_is_named_with_its_seconds_and_ready_at_says_the_same() -> None:
+    def paced(limits: Limits) -> Source:
+        made = source(limits)
+        for limit in (made.requests, made.tokens):
+            if limit is not None:
+                limit.take(0.0, 1.0)
+        return made
+
+    well, removed, marked, ejected, half_open, away, full, learned = (source(Limits(max_concurrency=2)) for _ in range(8))
+    removed.removed = True
+    marked.health.mark_unhealthy()
+    ejected.health.eject(0.0, 40.0)
+    ejected.cooldown.opens_at = 30.0
+    half_open.health.half_open_limit = 1
+    half_open.inflight = 1
+    away.cooldown.opens_at = 7.0
+    full.inflight = 2
+    learned.learned = LearnedRate()
+    for number in range(60):
+        learned.learned.sent(float(number))
+        learned.learned.ok(float(number))
+    learned.learned.refused(59.0)
+    learned.learned.hinted(59.0, 1.0)
+    learned.learned.sent(59.0)
+    scenes = {
+        "ready": (well, 0.0),
+        "removed": (removed, inf),
+        "marked unhealthy": (marked, inf),
+        "out of service after failures": (ejected, 40.0),
+        "coming back: 1 at a time": (half_open, inf),
+        "it turned requests away": (away, 7.0),
+        "window full": (full, inf),
+        "limit of 0.1 requests/s": (paced(Limits(rpm=6)), 9.9),
+        "limit of 0.5 tokens/s": (paced(Limits(tpm=30)), 1.9),
+    }
+    for reason, (each, seconds) in scenes.items():
+        assert standing(0.0, each) == (reason, pytest.approx(seconds)), reason
+        assert max(0.0, each.ready_at(0.0)) == pytest.approx(seconds), reason
+    reason, seconds = standing(59.0, learned)
+    assert reason.startswith("paced at 0.9"), reason
+    assert learned.ready_at(59.0) - 59.0 == pytest.approx(seconds)
+    assert 0.0 < seconds < 5.0
+
+
+def test_the_rate_of_a_source_is_that_of_its_window_or_of_the_lowest_limit_on_requests() -> None:
+    fast, limited, paced = source(Limits(max_concurrency=4)), source(Limits(rpm=30)), source(learned=LearnedRate())
+    for each in (fast, limited, paced):
+        answered(each, 2.0)
+    assert fast.rate() == pytest.approx(2.0)
+    assert limited.rate() == 0.5
+    assert paced.rate() == pytest.approx(paced.window.limit / 2.0), "nothing was learned yet"
+
+
+def test_a_latency_is_that_of_the_load_at_which_it_was_measured() -> None:
+    """Two requests that overlap for half of their time, at a window of one."""
+    held = source(Limits(max_concurrency=1))
+    first, second = attempt(held, 0.0), attempt(held, 1.0)
+    for each, now in ((first, 0.0), (second, 1.0)):
+        held.sent(now, each)
+    for each, now in ((first, 2.0), (second, 3.0)):
+        held.ended(now, each)
+        held.answered(now, each, Answer("yes", 3, 4))
+    assert held.expected_finish() == pytest.approx(2.0 / 1.5)
+    assert (held.inflight, held.interactive_inflight, held.inflight_seconds) == (0, 0, 4.0)
+
+
+def test_what_an_answer_says_of_both_limits_is_taken_over_and_a_configured_limit_that_must_not_adapt_stays() -> None:
+    limits = RateLimitInfo(requests=RateLimit(limit=60, remaining=0, reset=5.0), tokens=RateLimit(limit=600, remaining=0, reset=8.0))
+    adapts, fixed = source(learned=LearnedRate()), source(Limits(rpm=60))
+    for each in (adapts, fixed):
+        sent = attempt(each, 0.0)
+        each.sent(0.0, sent)
+        each.ended(1.0, sent)
+        each.answered(1.0, sent, Answer("yes", 3, 4, limits=limits))
+    assert adapts.metered
+    assert adapts.ready_at(1.0) > 1.0
+    assert not fixed.metered
+    assert isinstance(fixed.requests, Gcra)
+    assert fixed.tokens is None
+
+
+def test_five_requests_in_a_row_that_time_out_or_an_open_breaker_mean_that_a_source_is_not_alive() -> None:
+    for unanswered, removed, away, alive in (
+        (4, False, False, True),
+        (5, False, False, False),
+        (0, True, False, False),
+        (0, False, True, False),
+    ):
+        each = source()
+        each.unanswered, each.removed = unanswered, removed
+        if away:
+            each.health.eject(0.0, 9.0)
+        pool = Pool("p", [source(), each], ExpectedFinish(), Queue())
+        pool.sources[0].health.mark_unhealthy()
+        assert each.is_alive() is pool.is_alive() is alive, (unanswered, removed, away)
+    each = source()
+    for sign in ("answer", "first token"):
+        each.unanswered = 5
+        if sign == "answer":
+            answered(each, 1.0)
+        else:
+            each.began(2.0, 1.0)
+        assert each.is_alive(), sign

@@ -8,9 +8,10 @@ from scheduler_driver import Driver
 from scheduler_warm import live
 
 from qreward.scheduler.load_balancing import BOUND, HASHED, make_balancer
+from qreward.scheduler.outcome import FailureKind
 from qreward.scheduler.prefixes import Prefix
 from qreward.scheduler.state import Task
-from qreward.settings.policies import Hedge, LoadBalanceStrategy
+from qreward.settings.policies import Hedge, Limits, LoadBalanceStrategy
 
 
 def submit(driver: Driver, key: int | None, share: float = 0.9) -> Task:
@@ -51,6 +52,27 @@ def test_a_quick_source_is_not_left_for_a_slow_one_with_the_prefix() -> None:
     driver.ok(other.attempt, after=1.0)
     driver.ok(first.attempt, after=9.0)
     assert driver.where(submit(driver, 1)) != home
+
+
+def test_a_source_that_has_not_answered_yet_is_tried_although_another_has_the_prefix() -> None:
+    driver = Driver({"a": 8})
+    answered(driver, 1.0)
+    driver.ok(live(submit(driver, 1)))
+    driver.add("new", Limits(max_concurrency=8))
+    assert placed(driver, 1) == ["new"]
+
+
+def test_a_source_with_the_prefix_and_no_free_slot_or_one_to_be_avoided_is_passed_over() -> None:
+    driver = Driver({"a": 1, "b": 4, "c": 4})
+    answered(driver, 1.0)
+    first = submit(driver, 1)
+    home = driver.where(first)
+    if home != "a":
+        driver[str(home)].window.limit = 1
+    assert placed(driver, 1)[0] not in {home, None}
+    driver.fail(live(first), FailureKind.TRANSIENT)
+    driver.wait(2.0)
+    assert driver.where(first) not in {home, None}, "it avoids the source at which it failed"
 
 
 def test_with_little_of_its_prompt_cached_a_call_is_balanced_as_any_other() -> None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_driver import Driver
 from scheduler_queue import A, B, feed, order, queue, task
+from scheduler_warm import live, warm_all
 
 from qreward.scheduler.fair_queueing import MOST_OWED, Fair, Flow
 from qreward.scheduler.outcome import FailureKind
@@ -259,6 +260,23 @@ def test_a_request_that_was_sent_and_brought_no_answer_costs_its_tenant_what_was
             else:
                 driver.ok(attempt, prompt=0)
     assert served == dict.fromkeys(served, 20)
+
+
+def test_what_is_dropped_before_it_is_sent_costs_its_tenant_nothing() -> None:
+    driver = warm_all(Driver({"a": 1}))
+    busy = live(driver.submit())
+    for _ in range(10):
+        driver.submit(tenant="odd", timeout=1.5)
+    for _ in range(20):
+        driver.submit(tenant="odd")
+        driver.submit(tenant="even")
+    driver.ok(busy)
+    tenants = []
+    for _ in range(16):
+        [attempt] = driver.at("a")
+        tenants.append(attempt.task.tenant)
+        driver.ok(attempt)
+    assert abs(tenants.count("odd") - 8) <= 1
 
 
 def test_one_absurd_answer_does_not_lock_a_tenant_out() -> None:

@@ -163,6 +163,17 @@ def test_a_call_is_not_copied_without_a_policy_if_it_must_not_be_or_if_it_is_an_
         assert [attempt.task for _, attempt in driver.watch.sends[sends + 3 :]] == [task] * copied
 
 
+def test_the_last_attempt_that_a_task_may_make_is_not_copied() -> None:
+    for attempts, failures, copied in ((1, 0, False), (2, 0, True), (2, 1, False), (3, 1, True)):
+        driver = Driver(dict.fromkeys("abc", 4), hedge=AFTER_2, retry=Retry(attempts=attempts, base=0.01))
+        task = driver.submit()
+        for _ in range(failures):
+            driver.fail(live(task), K.TRANSIENT)
+            driver.wait(0.1)
+        driver.wait(3.0)
+        assert (task.copy is not None) is copied, (attempts, failures)
+
+
 # the budget
 
 

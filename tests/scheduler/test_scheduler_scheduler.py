@@ -6,11 +6,15 @@ from scheduler_driver import CHUNK, ERRORS, Driver
 from scheduler_warm import live
 from scheduler_watch import BUCKET
 
+from qreward import Endpoint
 from qreward.errors import RequestTimeout
-from qreward.scheduler.outcome import Answer, FailureKind
+from qreward.scheduler.limits.rate import LearnedRate
+from qreward.scheduler.outcome import Answer, FailureKind, RateLimit, RateLimitInfo
+from qreward.scheduler.prefixes import Prefix
 from qreward.scheduler.scheduler import FINISH, SEND, Scheduler
 from qreward.scheduler.state import LOW, TaskState
-from qreward.settings.policies import Retry
+from qreward.settings.client import ClientConfig
+from qreward.settings.policies import Hedge, Limits, Retry
 
 K = FailureKind
 
@@ -174,3 +178,78 @@ def test_a_closed_bulk_returns_what_was_read_ahead_and_never_started() -> None:
         driver.ok(driver.at("a")[0])
     assert len(driver.watch.finished) == 2
     driver.watch.check_all_over()
+
+
+# what changes while it runs
+
+
+def test_other_policies_apply_from_then_on_and_those_that_stay_keep_what_they_have_counted() -> None:
+    """Of the hedging policy the budget is spent; a new one begins with its own."""
+    once = Hedge(after=1.0, budget=0.0, reserve=1)
+    endpoints = (Endpoint("http://a/v1"),)
+    before = ClientConfig(endpoints=endpoints, hedge=once, retry=Retry(attempts=2), max_queued=None)
+    seen = {}
+    for name, changes in {
+        "nothing": {},
+        "queue": {"max_queued": 0},
+        "hedge": {"hedge": Hedge(after=0.5, budget=0.0, reserve=1)},
+        "retry": {"retry": Retry(attempts=1)},
+        "retry base": {"retry": Retry(attempts=2, base=9.0)},
+    }.items():
+        driver = Driver({"a": 2, "b": 2}, hedge=once, retry=before.retry)
+        sources = list(driver.sources.values())
+        first = driver.submit()
+        driver.wait(1.1)
+        assert (first.copy is not None, driver.scheduler.hedge_budget) == (True, 0.0)
+        hedges_anew = driver.scheduler.set_policies(before, before.model_copy(update=changes))
+        driver.scheduler.check_attempts_again(driver.now, sources)
+        failing = driver.submit()
+        driver.fail(live(failing), K.TRANSIENT)
+        retried = driver.outcome(failing) is None
+        driver.submit()
+        waits = [driver.outcome(driver.submit()) is None for _ in range(2)][-1]
+        seen[name] = (hedges_anew, driver.scheduler.hedge_budget, retried, waits)
+    assert seen == {
+        "nothing": (False, 0.0, True, True),
+        "queue": (False, 0.0, True, False),
+        "hedge": (True, 1.0, True, True),
+        "retry": (True, 1.0, False, True),
+        "retry base": (False, 0.0, True, True),
+    }
+
+
+def test_a_hedge_that_is_to_come_sooner_applies_to_what_is_under_way() -> None:
+    before = ClientConfig(endpoints=(Endpoint("http://a/v1"),), hedge=Hedge(after=30.0))
+    driver = Driver({"a": 2, "b": 2}, hedge=before.hedge)
+    task = driver.submit()
+    driver.wait(2.0)
+    driver.scheduler.set_policies(before, before.model_copy(update={"hedge": Hedge(after=3.0)}))
+    driver.scheduler.check_attempts_again(driver.now, list(driver.sources.values()))
+    driver.wait(0.9)
+    assert task.copy is None
+    driver.wait(0.3)
+    assert task.copy is not None
+
+
+def test_limits_that_a_stream_announces_hold_while_it_goes_on() -> None:
+    driver = Driver()
+    driver.add("a", Limits(max_concurrency=9), learned=LearnedRate())
+    stream = live(driver.submit())
+    limits = RateLimitInfo(requests=RateLimit(limit=60, remaining=0, reset=60.0))
+    driver.scheduler.opened(driver.now, stream, limits)
+    assert driver.where(driver.submit()) is None
+
+
+def test_a_failed_request_gives_back_its_tokens_and_its_prefix_is_not_expected_in_the_cache() -> None:
+    for kind, cached in ((K.UNREACHABLE, False), (K.REFUSED, False)):
+        driver = Driver(estimate=lambda _payload: (100.0, 0.0), retry=Retry(attempts=1))
+        source = driver.add("a", Limits(tpm=60, max_concurrency=1))
+        driver.add("b", Limits(max_concurrency=1))
+        driver.mark("b", down=True)
+        task = driver.submit(prefix=Prefix((1,), (2000.0,), 2400.0, named=True))
+        assert source.tokens is not None
+        reserved = source.tokens.ready_at
+        assert source.prefix_cache.is_warm(1)
+        driver.fail(live(task), kind)
+        assert source.tokens.ready_at <= reserved - 99.0, kind
+        assert source.prefix_cache.is_warm(1) is cached, kind

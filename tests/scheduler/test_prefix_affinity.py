@@ -14,7 +14,6 @@ from scheduler_driver import Driver
 from qreward.scheduler.affinity import SLICE, AffineQueue
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.prefixes import Holders, Prefix
-from qreward.scheduler.queue import SWEEP
 from qreward.scheduler.state import EACH, UNSHARED, BatchFeed, Source, Task, TaskState
 
 AHEAD = 16
@@ -124,18 +123,6 @@ def test_tasks_without_a_prefix_go_in_order_and_after_groups_but_are_not_forgott
     taken = [scene.take(0) for _ in range(23)]
     assert [taken.index(plain) for plain in (1, 2)] == [2 * 1 + 4, 2 * 2 + 4]
     assert sorted(taken) == list(range(23))
-
-
-def test_a_source_takes_a_task_of_its_other_group_before_others_must() -> None:
-    """Else it would stay with the group that it used last, and another source would have to compute the first."""
-    scene = Scene(ahead=8)
-    assert [scene.take(0) for _ in (scene.add(1), scene.add(2))] == [0, 1]
-    waiting = scene.add(1)
-    order = []
-    for _ in range(12):
-        scene.add(2)
-        order.append(scene.take(0))
-    assert order.index(waiting.index) == 4, "half of the 8 that may go before it"
 
 
 def test_found_groups_are_those_of_the_deepest_block_that_another_task_has() -> None:
@@ -328,20 +315,6 @@ def test_a_call_that_ends_before_it_is_in_a_group_is_not_sent() -> None:
             sent = {task.index for task in tasks if task.sent_at is not None}
             assert sent == {task.index for task in tasks} - {tasks[ends].index}, (ends, keys, left)
             assert driver.pool.queue.waiting == 0, (ends, keys, left)
-
-
-def test_calls_that_remain_when_those_that_ended_are_swept_away_may_end_or_be_taken() -> None:
-    driver = Driver({"a": 1, "b": 1})
-    tasks = [driver.submit(prefix=named(number % 4)) for number in range(2 * SWEEP)]
-    driver.ok(driver.at("a")[0])
-    waiting = [task for task in tasks if task.state is TaskState.QUEUED]
-    driver.withdraw(*waiting[:SWEEP])
-    rest = [task for task in waiting if task.state is TaskState.QUEUED]
-    assert len(driver.pool.queue) == len(rest)
-    driver.withdraw(*rest[::2])
-    while driver.watch.live:
-        driver.ok(next(iter(driver.watch.live)))
-    assert {task for task in waiting if task not in driver.watch.finished} == {*waiting[:SWEEP], *rest[::2]}
 
 
 def test_a_single_call_that_has_waited_for_half_of_its_timeout_is_no_longer_passed_over() -> None:

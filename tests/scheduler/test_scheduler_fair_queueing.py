@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable
-from itertools import pairwise
 from random import Random
 
 import pytest
@@ -136,34 +135,6 @@ def test_an_idle_tenant_gets_no_credit_for_the_past() -> None:
         for _ in range(100):
             waiting.put(task(tenant="x"))
         assert abs(served(waiting, 60)["x"] - 30) <= 1, absent
-
-
-def test_newcomers_without_end_do_not_starve_others() -> None:
-    """As many come as are served: without a clock of its own each would start level with the first."""
-    waiting = queue(feed(1000, tenant="old"), *(task(tenant=f"here {number}") for number in range(20)))
-    turns = []
-    for take in range(800):
-        waiting.put(task(tenant=f"new {take}"))
-        entry = waiting.take(A, 0.0)
-        assert entry is not None
-        if name(entry[0]) == "old":
-            turns.append((take, waiting.waiting))
-    assert all(later - earlier <= 2 * others + 4 for (earlier, _), (later, others) in pairwise(turns))
-    assert 800 - turns[-1][0] <= 2 * waiting.waiting + 4
-
-
-def test_a_bulk_that_runs_dry_for_a_moment_keeps_its_debt() -> None:
-    dear, cheap = feed([100.0]), feed([1.0] * 500)
-    waiting = queue(dear, cheap)
-    sums: Counter[BatchFeed | None] = Counter()
-    for _ in range(300):
-        entry = waiting.take(A, 0.0)
-        assert entry is not None
-        sums[entry[1]] += entry[0].payload
-        if not dear.buffer:
-            dear.buffer.append(task(cost=100.0))
-            waiting.put_feed(dear)
-    assert abs(sums[dear] - sums[cheap]) <= 101
 
 
 def serve(fair: Fair[int, One], requests: int) -> None:
@@ -329,12 +300,6 @@ def test_a_bulks_turn_does_not_keep_another_tenants_single_task_from_its_place_a
     waiting = queue(feed([1.0] * 3, level=5, tenant="bulk"), task(5, born=5.0, tenant="x", cost=9.0), task(5, born=6.0, tenant="x"))
     waiting.put(task(6, born=10.0))
     assert [(each.level, name(each)) for each in order(waiting)][:3] == [(5, "bulk"), (5, "x"), (5, "bulk")]
-
-
-def test_a_reserved_slot_serves_a_tenant_that_was_there_before_there_were_others() -> None:
-    early = task(tenant="early")
-    waiting = queue(early, feed(9, tenant="late"))
-    assert order(waiting, allow_batch=False) == [early]
 
 
 def test_a_tenant_that_comes_when_all_others_are_gone_has_no_credit_over_one_that_comes_later() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from qreward.scheduler.limits.headers import HeaderRateLimit
 from qreward.scheduler.limits.rate import Gcra, LearnedRate
 from qreward.scheduler.load_balancing import ExpectedFinish
 from qreward.scheduler.outcome import Answer, RateLimit, RateLimitInfo
@@ -176,6 +177,42 @@ def test_what_an_answer_says_of_both_limits_is_taken_over_and_a_configured_limit
     assert not fixed.metered
     assert isinstance(fixed.requests, Gcra)
     assert fixed.tokens is None
+
+
+class Told(HeaderRateLimit):
+    """A limit that notes what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes: list[tuple[Any, ...]] = []
+
+    def update(self, now: float, sent_at: float, info: RateLimit | None, *, answered: bool, others: float, hint: float | None) -> None:
+        self.notes.append((now, sent_at, info, answered, others, hint))
+
+
+def test_both_limits_are_told_of_every_end_what_it_used_and_what_else_is_under_way() -> None:
+    """While answers carry limits, those without them count too; of tokens the others are taken to use as many as this answer."""
+    metered = source(learned=LearnedRate())
+    metered.advertised(0.0, 0.0, RateLimitInfo(requests=RateLimit(limit=9), tokens=RateLimit(limit=99)))
+    requests, tokens = metered.requests, metered.tokens = Told(), Told()
+    attempts = [attempt(metered, 0.0) for _ in range(3)]
+    for each in attempts:
+        metered.sent(0.0, each)
+    metered.ended(1.0, attempts[0])
+    metered.answered(1.0, attempts[0], Answer("yes", 3, 4, cached_tokens=2))
+    metered.advertised(2.0, 0.0, RateLimitInfo(requests=(info := RateLimit(limit=9))), used=0)
+    metered.advertised(3.0, 0.5, None, hint=7.0)
+    metered.ended(4.0, attempts[1])
+    metered.answered(4.0, attempts[1], Answer("yes"))
+    assert requests.notes == [
+        (1.0, 0.0, None, True, 2, None),
+        (2.0, 0.0, info, True, 2, None),
+        (3.0, 0.5, None, False, 2, 7.0),
+        (4.0, 0.0, None, True, 1, None),
+    ]
+    assert [note[2:5] for note in tokens.notes] == [(None, True, 14), (None, True, 0), (None, False, 0), (None, True, 0)]
+    tally = metered.tally
+    assert (tally.sent, tally.ok, tally.prompt_tokens, tally.output_tokens, tally.cached_tokens) == (3, 2, 3, 4, 2)
 
 
 def test_five_requests_in_a_row_that_time_out_or_an_open_breaker_mean_that_a_source_is_not_alive() -> None:

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from qreward.scheduler.limits.concurrency import AdaptiveLimit
 from qreward.scheduler.limits.headers import HeaderRateLimit
 from qreward.scheduler.limits.rate import Gcra, LearnedRate
 from qreward.scheduler.load_balancing import ExpectedFinish
 from qreward.scheduler.outcome import Answer, RateLimit, RateLimitInfo
 from qreward.scheduler.queue import Queue
-from qreward.scheduler.state import ATTEMPT_FIRST, ATTEMPT_LEAST, Attempt, Pool, Source, Task, standing
+from qreward.scheduler.state import ATTEMPT_FIRST, ATTEMPT_LEAST, Attempt, Pool, Source, Task, make_source, standing
 from qreward.settings.policies import Limits
 
 POOL = Pool("p", [], ExpectedFinish(), Queue())
@@ -149,6 +150,22 @@ def test_the_rate_of_a_source_is_that_of_its_window_or_of_the_lowest_limit_on_re
     assert fast.rate() == pytest.approx(2.0)
     assert limited.rate() == 0.5
     assert paced.rate() == pytest.approx(paced.window.limit / 2.0), "nothing was learned yet"
+
+
+def test_a_source_adapts_its_limits_unless_that_is_switched_off_and_then_a_hint_lets_it_learn_a_rate() -> None:
+    for adaptive in (True, False):
+        made = make_source("a", Random(0), Limits(max_concurrency=9, adaptive=adaptive), weight=2.0, attempt_timeout=3.0)
+        assert (made.learned is not None, isinstance(made.window, AdaptiveLimit)) == (adaptive, adaptive)
+        assert (made.window.limit <= 9, made.weight, made.attempt_timeout) == (True, 2.0, 3.0)
+        for number in range(60):
+            sent = attempt(made, float(number))
+            made.sent(float(number), sent)
+            made.ended(number + 0.1, sent)
+            made.answered(number + 0.1, sent, Answer("yes", 3, 4))
+        assert made.rate() > 5.0
+        made.rejected(60.0, 59.5, hint=2.0)
+        assert (made.tally.rejected, made.ready_at(60.0)) == (1, 62.0)
+        assert (made.rate() < 1.1) is adaptive, "about one a second was accepted"
 
 
 def test_a_latency_is_that_of_the_load_at_which_it_was_measured() -> None:

@@ -206,12 +206,9 @@ async def score(answer: str) -> float:
 def test_a_decorated_function_is_watched_by_its_config() -> None:
     for function in (score, Judge.score, Judge().score):
         before = function.config.timeout
-        answers: list[Any] = [{"timeout": 5}, {}]
-        watcher = ConfigWatcher(function, callback=partial(answers.pop, 0))
-        assert watcher.poll_once()
-        assert function.config.timeout == 5.0
-        assert watcher.poll_once()
-        assert function.config.timeout == before
+        watcher = ConfigWatcher(function, callback=partial([{"timeout": 5}, {}].pop, 0))
+        assert (watcher.poll_once(), function.config.timeout) == (True, 5.0)
+        assert (watcher.poll_once(), function.config.timeout) == (True, before)
 
 
 def fleet_file(path: Path, *names: str, **settings: Any) -> Path:

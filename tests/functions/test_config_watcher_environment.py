@@ -2,49 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from qreward import ConfigError, ConfigWatcher, Priority, ScheduleConfig
 
 
 def test_the_environment_is_read_by_the_names_of_the_parameters_in_upper_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = ScheduleConfig(timeout=30, limit_size=4)
-    watcher = ConfigWatcher(config, env=True)
-    assert not watcher.poll_once()
-    texts = {
-        "TIMEOUT": "none",
-        "RETRY_TIMES": "3",
-        "HEDGED_REQUEST_TIME": "p95",
-        "DEBUG": "True",
-        "PRIORITY": "high",
-        "LIMIT_WINDOW": "2.5",
-    }
-    for name, text in texts.items():
-        monkeypatch.setenv(f"QREWARD_SCHEDULE_{name}", text)
-    assert watcher.poll_once()
-    expected: dict[str, Any] = {
-        "retry_times": 3,
-        "hedged_request_time": "p95",
-        "debug": True,
-        "priority": Priority.HIGH,
-        "limit_window": 2.5,
-    }
-    assert config == ScheduleConfig(timeout=None, limit_size=4, **expected)
-    assert not watcher.poll_once()
-    for name in texts:
-        monkeypatch.setenv(f"QREWARD_SCHEDULE_{name}", "")  # empty is not set
-    assert watcher.poll_once()
-    assert config == ScheduleConfig(timeout=30, limit_size=4)
-
-
-def test_another_prefix_may_be_given_and_the_usual_one_is_then_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = ScheduleConfig()
-    monkeypatch.setenv("QREWARD_SCHEDULE_TIMEOUT", "5")
-    monkeypatch.setenv("JUDGE_RETRY_TIMES", "2")
-    assert ConfigWatcher(config, env="JUDGE_").poll_once()
-    assert config == ScheduleConfig(retry_times=2)
+    for env, prefix in ((True, "QREWARD_SCHEDULE_"), ("JUDGE_", "JUDGE_")):
+        config = ScheduleConfig(timeout=30, limit_size=4)
+        watcher = ConfigWatcher(config, env=env)  # type: ignore[arg-type]
+        assert not watcher.poll_once()
+        texts = {"TIMEOUT": "none", "RETRY_TIMES": "3", "HEDGED_REQUEST_TIME": "p95", "DEBUG": "True", "PRIORITY": "high"}
+        for name, text in texts.items():
+            monkeypatch.setenv(prefix + name, text)
+        assert watcher.poll_once()
+        assert config == ScheduleConfig(limit_size=4, retry_times=3, hedged_request_time="p95", debug=True, priority=Priority.HIGH)
+        assert not watcher.poll_once()
+        for name in texts:
+            monkeypatch.setenv(prefix + name, "")  # empty is not set
+        assert watcher.poll_once()
+        assert config == ScheduleConfig(timeout=30, limit_size=4)
+        monkeypatch.setenv("QREWARD_SCHEDULE_TIMEOUT", "5")  # which the other prefix does not read
+    monkeypatch.delenv("QREWARD_SCHEDULE_TIMEOUT")
 
 
 WRONG = [

@@ -93,24 +93,6 @@ def test_starting_and_stopping_twice_is_as_once_and_a_watcher_may_be_started_aga
         assert threads() == []
 
 
-def test_a_watcher_may_be_stopped_by_a_callback_of_the_configuration() -> None:
-    config, clock = ScheduleConfig(), Time()
-    watcher = ConfigWatcher(config, callback=counting([{"timeout": 1}, {"timeout": 2}, {"timeout": 3}]), wait=clock.wait)
-    stopped = threading.Event()
-
-    def stop(changed: ScheduleConfig, _: frozenset[str]) -> None:
-        if changed.timeout == 2.0:
-            watcher.stop()
-            stopped.set()
-
-    config.on_change(stop)
-    watcher.start()
-    clock._passed.release()
-    assert stopped.wait(20)
-    assert not watcher.running
-    assert config.timeout == 2.0
-
-
 def test_a_callback_that_hangs_delays_a_stop_only_so_long_and_changes_nothing_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watcher_module, "STOP_TIMEOUT", 0.01)
     config, clock = ScheduleConfig(), Time()

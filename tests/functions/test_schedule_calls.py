@@ -8,7 +8,7 @@ import httpx
 import pytest
 from schedule_runs import KINDS, SLACK, at_times, kind_name
 
-from qreward.functions.config import UNSET, CompiledSettings, ScheduleConfig
+from qreward.functions.config import CompiledSettings, ScheduleConfig
 from qreward.functions.function import no_waiting
 from qreward.scheduler.functions.limits import Adapting, Breaking, FunctionOptions, Hedging, Pause, Rate
 
@@ -123,24 +123,6 @@ def test_a_default_stands_for_time_limits_and_open_circuits_but_not_for_other_ex
     assert (outcome.values, len(outcome.starts)) == (["away", "away"], 1)
     outcome = kind.run(fails(9, error=KeyError("x")), at_times([0]), exception_types=ConnectionError, default_result=1)
     assert outcome.errors == ["KeyError"]
-
-
-@both
-def test_a_function_of_exceptions_is_called_once_for_each_exception(kind: Any) -> None:
-    table: list[tuple[Any, list[bool], str]] = [
-        (1, [True, True], "-"),
-        (1, [True, False], "ConnectionError"),
-        (UNSET, [True, True], "ConnectionError"),
-    ]
-    for default, answers, error in table:
-        asked: list[BaseException] = []
-
-        def covers(error: BaseException, asked: list[BaseException] = asked, answers: list[bool] = answers) -> bool:
-            asked.append(error)
-            return answers[len(asked) - 1]
-
-        outcome = kind.run(fails(9), at_times([0]), retry_times=1, retry_interval=0, exception_types=covers, default_result=default)
-        assert (outcome.errors, len(asked)) == ([error], 2), (default, answers)
 
 
 @both

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_driver import Driver
 
-from qreward.scheduler.affinity import SLICE, AffineQueue
+from qreward.scheduler.affinity import AffineQueue
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.prefixes import Holders, Prefix
 from qreward.scheduler.state import EACH, UNSHARED, BatchFeed, Source, Task, TaskState
@@ -363,15 +363,3 @@ def test_a_task_that_comes_back_is_no_sibling_of_itself_but_of_what_came_meanwhi
             scene.line.form_groups(AHEAD, scene.holders)
             assert first.group is not None
             assert first.group.depth == siblings, named
-
-
-def test_few_tasks_are_sorted_in_one_go_and_the_order_is_the_same_when_all_are() -> None:
-    scene = Scene(ahead=1024)
-    for number in range(4 * SLICE):
-        scene.add(1, 100 + number * 7 % 50)
-    for turn in range(1, 5):
-        scene.line.form_groups(1024, scene.holders)
-        assert sum(task.group is not None for task in scene.added) == turn * SLICE
-    assert [task.index for task in scene.line] == list(range(4 * SLICE))
-    group = [number for number in range(4 * SLICE) if number * 7 % 50 == 0]
-    assert [scene.take(0) for _ in group] == group

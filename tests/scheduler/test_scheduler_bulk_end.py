@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 from scheduler_driver import CHUNK, Driver
-from scheduler_warm import PACE, live, warm, warm_all
+from scheduler_warm import PACE, warm, warm_all
 
 from qreward.scheduler.outcome import Answer
-from qreward.scheduler.queue import Queue
-from qreward.scheduler.state import REFRESH, BatchFeed
+from qreward.scheduler.state import BatchFeed
 
 SLOW = 10 * PACE
 
@@ -87,26 +85,6 @@ def test_what_was_sent_of_a_bulk_is_not_left() -> None:
         assert taken > 0
         assert feed.left == 3 * CHUNK - taken
         driver.ok(driver.at("quick")[0], after=0.25)
-
-
-def test_the_whole_pool_is_looked_at_a_few_times_a_second_however_much_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = two()
-    looks: list[float] = []
-    left = Queue.left
-
-    def counted(queue: Queue) -> float:
-        looks.append(driver.now)
-        return left(queue)
-
-    monkeypatch.setattr(Queue, "left", counted)
-    driver.feed(8)
-    singles = [driver.submit() for _ in range(3)]
-    assert {driver.where(single) for single in singles} == {"slow"}, "which is held back from items only"
-    for single in singles[1:]:
-        driver.ok(live(single), after=REFRESH / 4)
-    assert len(looks) == 1
-    driver.ok(live(singles[0]), after=0.5)
-    assert 1 < len(looks) <= 3
 
 
 def test_the_quickest_source_is_not_held_back_because_its_pace_moved_a_little() -> None:

@@ -6,7 +6,6 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from random import Random
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_driver import Driver
@@ -101,28 +100,6 @@ def test_between_bulks_of_a_tenant_the_service_differs_by_at_most_two_requests(o
 def test_tenants_of_a_level_share_by_cost_however_many_bulks_each_has_and_a_cost_below_one_counts_as_one() -> None:
     waiting = queue(*(feed(100, tenant="x") for _ in range(9)), feed([0.0] * 100))
     assert Counter(name(each) for each in order(waiting, now=1e6)[:100]) == {"x": 50, None: 50}
-
-
-def test_without_competing_tenants_no_cost_is_computed() -> None:
-    def never(_task: Task) -> float:
-        pytest.fail("asked")
-
-    waiting = Queue(never)
-    for each in (task(tenant="x"), task(tenant="x"), task(Priority.LOW)):
-        waiting.put(each)
-    waiting.put_feed(feed(3, tenant="x"))
-    assert [each.charge for each in order(waiting, now=1e6)] == [0.0] * 6
-
-
-@pytest.mark.parametrize("dropped", [True, False])
-def test_a_bulk_that_is_through_shares_no_longer(dropped: bool) -> None:
-    left, through = feed(9), feed(3)
-    through.ended = True
-    waiting = queue(left, through)
-    if dropped:
-        waiting.drop_feed(through)
-    charges = [each.charge for each in order(waiting)]
-    assert charges == [0.0] * 9 if dropped else charges == [1.0] * 6 + [0.0] * 6
 
 
 # coming and going

@@ -145,6 +145,16 @@ def test_the_first_of_a_found_group_is_regrouped_when_its_sibling_comes() -> Non
     assert all(later - earlier == 4 for earlier, later in pairs), pairs
 
 
+def test_the_newest_and_the_oldest_task_may_be_taken_away_although_they_are_in_groups() -> None:
+    scene = Scene()
+    for key in (1, 2, 1, 2, 3, 1):
+        scene.add(key)
+    assert scene.take() == 0
+    assert [scene.line.pop().index, scene.line.popleft().index, scene.line.pop().index] == [5, 1, 4]
+    assert [task.index for task in scene.line] == [2, 3]
+    assert (len(scene.line), scene.take(), scene.take(), bool(scene.line)) == (2, 2, 3, False)
+
+
 keys = st.one_of(
     st.just(()),
     st.tuples(st.integers(1, 2), st.integers(10, 14)),

@@ -17,7 +17,8 @@ K = FailureKind
 
 def test_when_the_last_source_leaves_what_waits_fails_and_says_what_to_do() -> None:
     driver = Driver({"a": 1}, refill=False)
-    under_way, waiting = driver.submit(), driver.submit()
+    first, under_way, waiting = (driver.submit(tenant=tenant) for tenant in "xyx")
+    driver.ok(live(first))
     feed = driver.feed(3)
     driver.serve(feed)
     inside = list(feed.buffer)

@@ -56,9 +56,6 @@ def watched(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Callable[..., W
     return lambda *args, **in_code: Watched(tmp_path, caplog, *args, **in_code)
 
 
-# a file
-
-
 def test_a_file_that_holds_what_it_held_changes_nothing(watched: Any) -> None:
     b = watched().say(timeout=5)
     assert [b.look(), b.look()] == [True, False]
@@ -135,9 +132,6 @@ def test_a_file_is_found_again_when_the_program_changes_its_folder(tmp_path: Pat
     assert watcher.poll_once()
 
 
-# a callback
-
-
 def test_an_on_error_that_raises_is_logged_and_hinders_nothing(caplog: pytest.LogCaptureFixture) -> None:
     answers: list[Any] = [{"timeout": 0}, {"timeout": 5}]
     watcher = ConfigWatcher(ScheduleConfig(), callback=partial(answers.pop, 0), on_error=lambda _: 1 / 0)
@@ -187,9 +181,6 @@ def test_a_callback_that_raises_is_reported_once_without_its_words_which_may_be_
     assert [type(error.__cause__) for error in errors] == [OSError]
     broken[0] = False
     assert watcher.poll_once()
-
-
-# targets and settings
 
 
 class Judge:

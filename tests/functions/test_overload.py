@@ -35,9 +35,6 @@ def raised(make: Any) -> BaseException:
     return caught.value
 
 
-# what one exception says
-
-
 def test_a_status_of_overload_counts_wherever_a_library_puts_it_and_no_other_does() -> None:
     faults = []
     others = (200, 400, 401, 404, 408, 418, 500, 502, 504, "429", 429.0, None)
@@ -82,9 +79,6 @@ def test_the_wait_may_be_an_attribute_in_seconds_where_the_headers_are_silent() 
     assert overload_of(Carrying(retry_after=4)) is None
 
 
-# a code in the body
-
-
 def test_a_code_in_the_body_counts_where_the_status_tells_nothing() -> None:
     table: list[tuple[Any, Overload | None]] = [
         ({"error": {"type": "overloaded_error", "message": "x"}}, Overload()),
@@ -110,9 +104,6 @@ def test_a_used_up_account_is_no_overload_however_it_is_wrapped() -> None:
         assert (overload_of(refusal), overload_of(wrapper)) == (None, None), vars(refusal)
 
 
-# our own
-
-
 def test_our_own_rate_limited_is_overload_unless_the_account_is_used_up() -> None:
     assert overload_of(RateLimited("an error inside", status_code=200)) == Overload()
     assert overload_of(RateLimited("used up", status_code=402)) is None
@@ -124,9 +115,6 @@ def test_our_own_rate_limited_is_overload_unless_the_account_is_used_up() -> Non
     assert overload_of(error) == Overload(2.5)
 
 
-# botocore's shape
-
-
 def test_a_throttled_call_of_aws_counts_by_its_code_or_its_status() -> None:
     assert overload_of(Carrying(response={"Error": {"Code": "ThrottlingException"}})) == Overload()
     about = {"HTTPStatusCode": 503, "HTTPHeaders": {"retry-after": "2"}}
@@ -134,9 +122,6 @@ def test_a_throttled_call_of_aws_counts_by_its_code_or_its_status() -> None:
     assert overload_of(Carrying(response={"Error": {"Code": "ValidationException"}, "ResponseMetadata": {"HTTPStatusCode": 400}})) is None
     assert overload_of(Carrying(response={"Error": {"Code": "LimitExceededException", "Message": "Throttling"}})) is None
     assert overload_of(Carrying(response={})) is None
-
-
-# chains
 
 
 class FailsToClose:
@@ -212,9 +197,6 @@ def test_a_chain_is_followed_for_some_links_and_a_cycle_ends() -> None:
     assert overload_of(endless) is None
 
 
-# groups
-
-
 def test_a_group_counts_if_all_its_members_do_and_its_longest_wait_holds() -> None:
     assert overload_of(ExceptionGroup("tasks", [busy(2), ExceptionGroup("more", [busy(5), Carrying(status=429)])])) == Overload(5.0)
     assert overload_of(ExceptionGroup("tasks", [busy(2), ValueError("wrong")])) is None
@@ -226,9 +208,6 @@ def test_a_group_counts_if_all_its_members_do_and_its_longest_wait_holds() -> No
 def test_a_member_of_a_group_that_must_not_be_tried_again_speaks_for_the_group() -> None:
     refusing = Carrying(status=429, headers={"x-should-retry": "false"})
     assert overload_of(ExceptionGroup("tasks", [busy(2), refusing])) == Overload(2.0, should_retry=False)
-
-
-# strangers
 
 
 def test_an_exception_whose_properties_raise_is_none() -> None:

@@ -113,9 +113,6 @@ def test_the_least_adaptive_limit_is_not_above_the_most() -> None:
     assert ScheduleConfig(adaptive_limit_min=7, adaptive_limit_max=7).adaptive_limit_max == 7
 
 
-# looks, copies
-
-
 def test_only_what_differs_from_the_defaults_is_shown_and_nothing_that_an_object_says_of_itself() -> None:
     assert repr(ScheduleConfig()) == "ScheduleConfig()"
     config = ScheduleConfig(timeout=30, exception_types=(OSError,), telemetry_exporter=Exporter(), default_result={"key": SECRET})
@@ -173,9 +170,6 @@ def test_values_that_cannot_be_compared_are_the_same_only_if_they_are_one() -> N
     assert ScheduleConfig(default_result=array) == ScheduleConfig(default_result=array)
     assert ScheduleConfig(default_result=array) != ScheduleConfig(default_result=Array())
     assert ScheduleConfig(default_result=0) != ScheduleConfig(default_result=False)
-
-
-# files
 
 
 def test_a_configuration_is_read_from_any_kind_of_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,9 +54,6 @@ def test_an_update_that_is_wrong_changes_nothing_and_calls_no_callback() -> None
     assert heard == []
 
 
-# callbacks
-
-
 def test_a_callback_is_called_once_after_the_change_in_the_thread_that_makes_it_until_it_is_removed() -> None:
     config = ScheduleConfig()
     heard: list[tuple[Any, ...]] = []
@@ -100,9 +97,6 @@ def test_a_callback_may_remove_others_and_itself_and_change_the_configuration_ag
     config.update(timeout=3)
     assert heard == ["first"]
     assert (config.timeout, config.retry_times) == (3.0, 1)
-
-
-# threads
 
 
 def race(*jobs: Any) -> None:
@@ -193,9 +187,6 @@ def test_no_update_is_lost_when_threads_race_and_callbacks_are_called_in_the_ord
         assert {name for name in after if after[name] != state[name]} == names, "each change leads from what was told before"
         state = after
     assert state == config.snapshot()
-
-
-# other processes
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")

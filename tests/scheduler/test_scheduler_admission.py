@@ -36,9 +36,6 @@ def test_what_waits_for_a_rate_limit_is_sent_when_the_limit_allows_it_and_not_wi
     assert [round(when) for when, _ in driver.watch.sends] == [0, 1, 2]
 
 
-# too late to be of use
-
-
 def test_a_call_that_no_source_can_answer_in_time_is_not_sent() -> None:
     driver = warm_all(Driver({"a": 4, "b": 4}))
     sends = len(driver.watch.sends)
@@ -72,9 +69,6 @@ def test_a_retry_that_would_come_too_late_is_not_sent_and_its_failure_is_the_cau
     assert isinstance(error, RequestTimeout)
     assert error.__cause__ is task.last_error is not None
     assert len(driver.path(task)) == 1
-
-
-# no place in the queue
 
 
 def test_when_as_many_wait_as_may_one_more_is_refused_at_once() -> None:
@@ -127,9 +121,6 @@ def test_bulks_neither_fill_the_queue_nor_are_refused() -> None:
     assert isinstance(driver.outcome(driver.submit()), QueueFull)
     driver.feed(40)
     assert not any(task.feed for task in driver.watch.finished)
-
-
-# slots kept for single calls
 
 
 def test_a_tenth_of_a_window_is_kept_for_single_calls_if_there_are_any_unless_the_window_is_small() -> None:

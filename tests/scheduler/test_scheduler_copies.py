@@ -39,9 +39,6 @@ def queued() -> tuple[Driver, Task, Task]:
     return driver, task, other
 
 
-# one of two fails
-
-
 def test_when_one_of_two_attempts_fails_the_task_goes_on_with_the_other() -> None:
     kinds = (K.TRANSIENT, K.UNREACHABLE, K.TIMEOUT, K.LOCAL, K.UNSUITABLE, K.OVERLOADED, K.QUOTA)
     for kind, which in product(kinds, (0, 1)):
@@ -99,9 +96,6 @@ def test_a_task_that_goes_on_with_its_copy_may_be_copied_again_elsewhere() -> No
     assert copy(task).source.name == "c"
 
 
-# both are given up
-
-
 def test_a_timeout_of_the_task_and_a_caller_that_goes_away_stop_both() -> None:
     for timeout in (5.0, None):
         driver, task, first, second = copied(timeout=timeout)
@@ -115,9 +109,6 @@ def test_a_timeout_of_the_task_and_a_caller_that_goes_away_stop_both() -> None:
         driver.cancelled(first)
         driver.cancelled(second)
         driver.watch.check_all_over()
-
-
-# the copy waits in the queue
 
 
 def ends(driver: Driver, task: Task) -> None:

@@ -102,9 +102,6 @@ def test_tenants_of_a_level_share_by_cost_however_many_bulks_each_has_and_a_cost
     assert Counter(name(each) for each in order(waiting, now=1e6)[:100]) == {"x": 50, None: 50}
 
 
-# coming and going
-
-
 def test_an_idle_tenant_gets_no_credit_for_the_past() -> None:
     for absent in (10, 1000):
         waiting = queue(*(task(tenant="x") for _ in range(2)), *(task(tenant="y") for _ in range(absent + 100)))
@@ -132,9 +129,6 @@ class One(Flow):
 
     def waits(self) -> bool:
         return self.left > 0
-
-
-# what it cost in the end
 
 
 def shares(ratios: dict[str, float], *, answers: int, slots: int = 64, retried: str = "", tenants: bool = True) -> Counter[str | None]:
@@ -267,9 +261,6 @@ def test_a_tenant_that_passed_those_that_wait_for_long_is_not_locked_out_afterwa
     for _ in range(5000):
         waiting.passed(task(tenant="x"))
     assert served(waiting, 500)["x"] >= (500 - MOST_OWED) // 2
-
-
-# among levels, and together with the rules for bulks
 
 
 def test_a_bulks_turn_does_not_keep_another_tenants_single_task_from_its_place_among_the_levels() -> None:

@@ -47,9 +47,6 @@ def test_when_all_are_marked_down_what_waits_fails_and_names_them() -> None:
         assert "mark_healthy" in str(error)
 
 
-# tasks that avoid a source
-
-
 def waiting_for_b(driver: Driver) -> Task:
     """A task that failed at a, and waits for b, which is full."""
     driver.mark("a", down=True)
@@ -93,18 +90,12 @@ def test_a_task_that_only_a_lost_source_could_serve_fails_with_what_the_other_sa
     assert driver.outcome(task) is ERRORS[K.UNSUITABLE]
 
 
-# new routes
-
-
 def test_a_route_that_keeps_its_sources_can_change_how_it_chooses() -> None:
     driver = Driver({"a": 9, "b": 9})
     for name, seconds in (("a", 1.0), ("b", 5.0)):  # by expected finish "a" would be preferred
         driver[name].latency.add(seconds)
     driver.reroute(["a", "b"], strategy=LoadBalanceStrategy.ROUND_ROBIN)
     assert [driver.where(driver.submit()) for _ in range(6)] == ["a", "b"] * 3
-
-
-# sources in several pools
 
 
 def test_a_shared_source_pulls_the_most_urgent_of_all_its_pools() -> None:

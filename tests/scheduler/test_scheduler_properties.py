@@ -31,9 +31,6 @@ from qreward.settings.policies import Hedge, Limits, LoadBalanceStrategy
 K = FailureKind
 
 
-# P3: no idle slot while there is work
-
-
 @pytest.mark.parametrize("seed", seeds(10))
 def test_without_a_reason_to_hold_back_no_source_idles_while_a_task_waits(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bulks alone leave nothing to single calls; a balancer that is not by speed leaves no item to quicker sources."""
@@ -82,9 +79,6 @@ def test_commands_do_not_depend_on_how_a_process_hashes() -> None:
     assert said[0] == said[1]
 
 
-# P9: the clock
-
-
 @given(st.lists(st.sampled_from([0.0, 0.001, 0.02, 0.3, 5.0, 3600.0, 1e6]), min_size=1, max_size=30), st.sampled_from([60.0, 600.0, 6e4]))
 def test_after_a_jump_of_the_clock_no_more_is_sent_at_once_than_the_burst(jumps: list[float], rpm: float) -> None:
     driver = Driver(thorough=False)
@@ -98,9 +92,6 @@ def test_after_a_jump_of_the_clock_no_more_is_sent_at_once_than_the_burst(jumps:
     at_once = Counter(now for now, _ in driver.watch.sends)
     assert max(at_once.values()) <= BURST * rpm / 60 + 1
     assert len(at_once) > 0
-
-
-# P10: what is kept
 
 
 class Bare:
@@ -166,9 +157,6 @@ def test_objects_that_are_kept_do_not_grow_with_what_was_done() -> None:
         bare.step()
     assert bare.number - tasks > 2600
     assert bare.kept() - before < 200, "objects were left behind"
-
-
-# P11: a bulk that is given up
 
 
 @pytest.mark.parametrize("seed", seeds(5))

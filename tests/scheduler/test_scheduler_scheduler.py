@@ -19,9 +19,6 @@ from qreward.settings.policies import Hedge, Limits, Retry
 K = FailureKind
 
 
-# a task and its attempt
-
-
 def test_a_task_is_sent_at_once_if_a_source_has_a_free_slot_and_its_answer_comes_with_source_and_seconds() -> None:
     driver = Driver({"a": 1})
     task = driver.task()
@@ -52,9 +49,6 @@ def test_an_answer_in_the_same_turn_as_the_timeout_counts_if_it_is_reported_firs
     assert driver.scheduler.next_wake() is None
 
 
-# time limits
-
-
 def test_a_tasks_timeout_counts_queue_attempts_and_back_off_together() -> None:
     driver = Driver({"a": 1}, retry=Retry(base=3.0, attempts=9))
     first, task = driver.submit(), driver.submit(timeout=10.0)
@@ -83,9 +77,6 @@ def test_a_timeout_stops_the_attempt_and_the_slot_comes_back_when_the_connection
     assert driver.where(waiting) is None
     driver.cancelled(attempt)
     assert driver.where(waiting) == "a"
-
-
-# withdrawal
 
 
 def test_a_withdrawn_task_has_no_outcome_and_its_slot_comes_back_when_its_attempt_has_ended() -> None:
@@ -124,9 +115,6 @@ def test_a_batch_that_is_withdrawn_with_items_that_are_done_leaves_no_timer() ->
     assert driver.scheduler.next_wake() is None
 
 
-# overload
-
-
 def test_after_a_hint_nothing_is_sent_until_it_has_passed_then_one_probe_then_all() -> None:
     driver = Driver({"a": 8})
     tasks = [driver.submit() for _ in range(20)]
@@ -141,9 +129,6 @@ def test_after_a_hint_nothing_is_sent_until_it_has_passed_then_one_probe_then_al
     driver.ok(driver.at("a")[0], after=0.01)
     assert len(driver.at("a")) == 8
     assert driver.at("a")[0].task is not tasks[-1]
-
-
-# bulks
 
 
 def test_a_bulk_is_read_as_it_is_needed() -> None:
@@ -178,9 +163,6 @@ def test_a_closed_bulk_returns_what_was_read_ahead_and_never_started() -> None:
         driver.ok(driver.at("a")[0])
     assert len(driver.watch.finished) == 2
     driver.watch.check_all_over()
-
-
-# what changes while it runs
 
 
 def test_other_policies_apply_from_then_on_and_those_that_stay_keep_what_they_have_counted() -> None:

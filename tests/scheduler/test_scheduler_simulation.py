@@ -50,9 +50,6 @@ def test_every_rule_holds_after_every_input_and_each_task_ends_once_or_was_withd
     assert len(finished) + len(withdrawn) + driver.unread == driver.made
 
 
-# what is sent
-
-
 @pytest.mark.parametrize("faults", [0.0, 0.02, 0.1])
 def test_nothing_is_sent_again_but_what_failed_and_retries_stay_within_the_budget(faults: float) -> None:
     for seed in seeds(2):

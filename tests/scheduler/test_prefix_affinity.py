@@ -11,12 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_driver import Driver
 
+from qreward.scheduler.affinity import SWEEP as GROUPS
 from qreward.scheduler.affinity import AffineQueue
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.prefixes import Holders, Prefix
 from qreward.scheduler.state import EACH, UNSHARED, BatchFeed, Source, Task, TaskState
 
 AHEAD = 16
+
+
+def named(key: int) -> Prefix:
+    return Prefix((key,), (2000.0,), 2400.0, named=True)
 
 
 class Scene:
@@ -153,6 +158,19 @@ def test_the_newest_and_the_oldest_task_may_be_taken_away_although_they_are_in_g
     assert [scene.line.pop().index, scene.line.popleft().index, scene.line.pop().index] == [5, 1, 4]
     assert [task.index for task in scene.line] == [2, 3]
     assert (len(scene.line), scene.take(), scene.take(), bool(scene.line)) == (2, 2, 3, False)
+
+
+def test_groups_that_nothing_waits_for_and_no_source_holds_are_forgotten_and_those_that_are_held_stay() -> None:
+    scene = Scene(sources=2)
+    for key in range(1, 4 * GROUPS):
+        scene.add(0)
+        scene.add(key)
+        assert {scene.take(1 - key % 2), scene.take(key % 2)} == {2 * key - 2, 2 * key - 1}
+        scene.sources[1].prefix_cache.forget()
+        scene.sources[0].prefix_cache.forget()
+        scene.sources[0].prefix_cache.use(0.0, named(0))
+    assert len(scene.line._groups) < 2 * GROUPS
+    assert scene.line._groups[0].holders.keys() >= {scene.sources[0]}
 
 
 keys = st.one_of(
@@ -307,10 +325,6 @@ def test_prompts_are_looked_at_seldom_while_they_share_nothing_and_all_of_them_a
     driver.remove("b")
     assert pool.prefix_of_task(0) is None, "there is nothing to choose"
     assert len(looked) == 5 + EACH
-
-
-def named(key: int) -> Prefix:
-    return Prefix((key,), (2000.0,), 2400.0, named=True)
 
 
 def test_a_call_that_ends_before_it_is_in_a_group_is_not_sent() -> None:

@@ -24,8 +24,6 @@ from simulator import Server, Simulation
 from qreward.scheduler.limits.concurrency import AdaptiveLimit
 from qreward.scheduler.limits.rate import BURST
 from qreward.scheduler.outcome import CANCELLED, Answer, FailureKind, Outcome
-from qreward.scheduler.scheduler import MORE, SEND
-from qreward.scheduler.state import Attempt, BatchFeed, Task
 from qreward.settings.policies import Hedge, Limits, LoadBalanceStrategy
 
 K = FailureKind
@@ -94,69 +92,39 @@ def test_after_a_jump_of_the_clock_no_more_is_sent_at_once_than_the_burst(jumps:
     assert len(at_once) > 0
 
 
-class Bare:
-    """A scheduler that nobody watches and nobody remembers anything of: what is kept, it keeps."""
+def test_objects_that_are_kept_do_not_grow_with_what_was_done() -> None:
+    """Bulk items, single calls of ever other tenants, those that went away, failed, were turned away, timed out."""
+    rng, driver = Random(0), Driver(thorough=False, hedge=Hedge())
+    watch = driver.watch
+    for name in "abc":
+        driver.add(name, Limits(max_concurrency=8, rpm=30_000), window=AdaptiveLimit(driver.rng, 8))
 
-    def __init__(self, rng: Random) -> None:
-        self.driver = Driver(thorough=False, hedge=Hedge(), refill=False)
-        self.rng, self.number = rng, 0
-        self.live: dict[Attempt, None] = {}
-        for name in "abc":
-            self.driver.add(name, Limits(max_concurrency=8, rpm=30_000), window=AdaptiveLimit(self.driver.rng, 8))
-        self.feed = BatchFeed(self.driver.pool, 5, None, 0.0)
-        self.driver.scheduler.open(0.0, self.feed)
-        self.take_commands()
-
-    def task(self, level: int, timeout: float | None, tenant: str | None) -> Task:
-        self.number += 1
-        return Task(None, self.driver.pool, level, timeout, None, self.number, tenant)
-
-    def take_commands(self) -> None:
-        scheduler = self.driver.scheduler
-        while scheduler.out:
-            out, scheduler.out = scheduler.out, []
-            for command in out:
-                if command[0] == SEND:
-                    self.live[command[1]] = None
-                elif command[0] == MORE:
-                    self.feed.buffer.extend(self.task(5, None, None) for _ in range(32))
-                    scheduler.refill(self.driver.now, self.feed)
-
-    def step(self) -> None:
-        driver, rng = self.driver, self.rng
-        driver.now += 0.005
+    def step() -> None:
+        if len(driver.pool.queue) < 24:
+            driver.feed(rng.randrange(60))
         if rng.random() < 0.3:
-            driver.scheduler.submit(driver.now, single := self.task(rng.randrange(10), 3.0, f"tenant {rng.randrange(10**9)}"))
+            single = driver.submit(rng.randrange(10), 3.0, tenant=f"tenant {rng.randrange(10**9)}")
             if rng.random() < 0.3:
-                driver.scheduler.withdraw(driver.now, [single])
-        self.take_commands()
-        attempt = next(iter(self.live))
-        del self.live[attempt]
+                driver.withdraw(single)
         outcomes: list[Outcome] = [failure(K.TRANSIENT), failure(K.OVERLOADED), failure(K.UNSUITABLE)]
+        attempt = next(iter(watch.live))
         outcome = CANCELLED if attempt.cancel_reason is not None else rng.choice(outcomes) if rng.random() < 0.05 else Answer("yes", 5, 9)
-        driver.scheduler.event(driver.now, attempt, outcome)
-        self.take_commands()
-        wake = driver.scheduler.next_wake()
-        if wake is not None and (wake <= driver.now or not self.live):
-            driver.now = max(driver.now, wake)
-            driver.scheduler.tick(driver.now)
-            self.take_commands()
+        driver.end(attempt, outcome, 0.005)
+        for feed in [feed for feed in watch.feeds if feed.ended and not feed.buffer]:
+            driver.close_feed(feed)
+            del watch.feeds[feed], driver._input[feed]
 
-    def kept(self) -> int:
+    def kept(steps: int) -> int:
+        for _ in range(steps):
+            step()
+        for notes in (watch.sends, watch.trace, watch.finished, watch.withdrawn):
+            notes.clear()
         gc.collect()
         return len(gc.get_objects())
 
-
-def test_objects_that_are_kept_do_not_grow_with_what_was_done() -> None:
-    """Bulk items, single calls of ever other tenants, those that went away, failed, were turned away, timed out."""
-    bare = Bare(Random(0))
-    for _ in range(1000):
-        bare.step()
-    tasks, before = bare.number, bare.kept()
-    for _ in range(4000):
-        bare.step()
-    assert bare.number - tasks > 2600
-    assert bare.kept() - before < 200, "objects were left behind"
+    before, tasks = kept(1000), driver.made
+    assert kept(4000) - before < 200, "objects were left behind"
+    assert driver.made - tasks > 2600
 
 
 @pytest.mark.parametrize("seed", seeds(5))

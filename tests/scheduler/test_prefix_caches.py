@@ -101,13 +101,24 @@ def test_the_capacity_is_learned_from_the_cached_tokens_of_answers(real: int) ->
     assert cache.predicted_tokens == pytest.approx(reported, rel=0.1)
 
 
-def test_a_given_capacity_stays() -> None:
-    cache = PrefixCache(1000)
-    for _ in range(100):
+def test_a_learned_capacity_moves_towards_the_age_that_contradicts_it_and_a_given_one_stays() -> None:
+    """Age as a share of the capacity, whether the prefix was found, and how many times as large the capacity is then."""
+    for told, age, cached, factor in (
+        (None, 0.05, 0, 1.0),  # it was perhaps still being computed
+        (None, 0.5, 0, 0.95),
+        (None, 0.5, 100, 1.0),
+        (None, 0.95, 100, 1.05),
+        (None, 2.0, 100, 1.1),
+        (None, 2.0, 0, 1.0),
+        (50_000.0, 0.5, 0, 1.0),
+    ):
+        cache = PrefixCache(told)
+        before = cache.capacity
+        cache.use(0.0, prefix(1))
+        cache.use(0.0, prefix(2, characters=4 * age * before))
         expected = cache.use(0.0, prefix(1))
-        cache.use(0.0, prefix(2, characters=2000.0))
-        cache.answered(prefix(1), expected, Answer("", 100, 5, cached_tokens=0), 1.0)
-    assert cache.capacity == 1000
+        cache.answered(prefix(1), expected, Answer("", 100, 0, cached_tokens=cached), 1.0)
+        assert cache.capacity / before == pytest.approx(factor, abs=0.002), (told, age, cached)
 
 
 def test_the_reported_capacity_applies_again_when_a_configured_one_is_given_up() -> None:

@@ -82,27 +82,27 @@ def test_without_a_time_given_it_is_what_a_share_of_the_sources_own_answers_take
 
 
 def test_a_stream_is_hedged_by_the_time_of_first_tokens_and_another_call_by_that_of_whole_answers() -> None:
-    """At the source whole answers take 10 s and first tokens 1 s; the other one is as quick, or its first tokens take 5 s."""
+    """At the source whole answers take 10 s and first tokens 1 s; the other one is as quick, or slower with one of these."""
     seen = {}
-    for streamed, first in ((True, 1.0), (True, 5.0), (False, 1.0)):
+    for streamed, first, whole in ((True, 1.0, 10.0), (True, 5.0, 10.0), (False, 1.0, 10.0), (False, 1.0, 30.0)):
         driver = Driver({"a": 4, "b": 4}, hedge=Hedge(quantile=0.9))
-        for source, seconds in zip(driver.sources.values(), (1.0, first), strict=True):
+        for source, begins, ends in zip(driver.sources.values(), (1.0, first), (10.0, whole), strict=True):
             source.stream_timing = StreamTiming()
             for _ in range(100):
-                source.latency.add(10.0)
-                source.stream_timing.began(seconds)
+                source.latency.add(ends)
+                source.stream_timing.began(begins)
         driver.scheduler.check_attempts_again(0.0, list(driver.sources.values()))
         task = driver.task()
         task.streamed = streamed
         driver.watch.open[task] = None
         driver.scheduler.submit(0.0, task)
-        driver.wait(0.0)
         driver._after()
         assert driver.where(task) == "a"
         while task.copy is None and driver.now < 60.0:
             driver.wait(0.1)
-        seen[streamed, first] = driver.now
-    assert seen == pytest.approx({(True, 1.0): 1.2, (True, 5.0): 5.2, (False, 1.0): 10.5}, abs=0.5)
+        seen[streamed, first, whole] = driver.now
+    expected = {(True, 1.0, 10.0): 1.2, (True, 5.0, 10.0): 5.2, (False, 1.0, 10.0): 10.5, (False, 1.0, 30.0): 30.5}
+    assert seen == pytest.approx(expected, abs=0.6)
 
 
 def test_there_is_no_hedge_while_no_other_source_has_a_free_slot_and_there_is_one_when_it_has() -> None:
@@ -287,6 +287,7 @@ def test_when_the_fastest_source_has_no_slot_left_the_next_copy_goes_to_the_seco
     tasks = bulk_at(driver, "slow", 2)
     driver.wait(0.9)
     assert {copy(task).source.name for task in tasks} == {"fast", "second"}
+    assert len({copy(task).sent_at for task in tasks}) == 1
 
 
 def test_no_tail_copy_is_made_while_items_of_any_bulk_wait_or_more_of_its_own_may_come() -> None:

@@ -13,8 +13,9 @@ from qreward.scheduler.limits.headers import HeaderRateLimit
 from qreward.scheduler.limits.rate import Gcra, LearnedRate
 from qreward.scheduler.load_balancing import ExpectedFinish
 from qreward.scheduler.outcome import Answer, RateLimit, RateLimitInfo
+from qreward.scheduler.prefixes import Prefix
 from qreward.scheduler.queue import Queue
-from qreward.scheduler.state import ATTEMPT_FIRST, ATTEMPT_LEAST, Attempt, Pool, Source, Task, make_source, standing
+from qreward.scheduler.state import ATTEMPT_FIRST, ATTEMPT_LEAST, READ_AHEAD, Attempt, BatchFeed, Pool, Source, Task, make_source, standing
 from qreward.settings.policies import Limits
 
 POOL = Pool("p", [], ExpectedFinish(), Queue())
@@ -254,3 +255,25 @@ def test_five_requests_in_a_row_that_time_out_or_an_open_breaker_mean_that_a_sou
         else:
             each.began(2.0, 1.0)
         assert each.is_alive(), sign
+
+
+def test_a_batch_reads_further_ahead_once_its_items_have_prefixes() -> None:
+    pool = Pool("p", [source(), source()], ExpectedFinish(), Queue())
+    pool.set_look_ahead(100)
+    feed = BatchFeed(pool, 5, None, 0.0)
+    seen = []
+    for prefix in (None, Prefix((1,), (2000.0,), 2400.0), None):
+        item = Task(None, pool, 5, None, None, 0)
+        item.prefix = prefix
+        feed.read(item)
+        seen.append(feed.read_ahead)
+    assert seen == [READ_AHEAD, 100, 100]
+    assert len(feed.buffer) == 3
+
+
+def test_a_stream_has_waited_for_its_reader_before_and_waits_now() -> None:
+    stream = attempt(source(), 0.0)
+    stream.held = 2.0
+    assert stream.held_until(10.0) == 2.0
+    stream.holds_since = 7.0
+    assert stream.held_until(10.0) == 5.0

@@ -2,65 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from qreward import ConfigError, ConfigWatcher, Priority, ScheduleConfig
 
 
 def test_the_environment_is_read_by_the_names_of_the_parameters_in_upper_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = ScheduleConfig(timeout=30, limit_size=4)
-    watcher = ConfigWatcher(config, env=True)
-    assert not watcher.poll_once()
-    texts = {
-        "TIMEOUT": "none",
-        "RETRY_TIMES": "3",
-        "HEDGED_REQUEST_TIME": "p95",
-        "DEBUG": "True",
-        "PRIORITY": "high",
-        "LIMIT_WINDOW": "2.5",
-    }
-    for name, text in texts.items():
-        monkeypatch.setenv(f"QREWARD_SCHEDULE_{name}", text)
-    assert watcher.poll_once()
-    expected: dict[str, Any] = {
-        "retry_times": 3,
-        "hedged_request_time": "p95",
-        "debug": True,
-        "priority": Priority.HIGH,
-        "limit_window": 2.5,
-    }
-    assert config == ScheduleConfig(timeout=None, limit_size=4, **expected)
-    assert not watcher.poll_once()
-    for name in texts:
-        monkeypatch.setenv(f"QREWARD_SCHEDULE_{name}", "")  # empty is not set
-    assert watcher.poll_once()
-    assert config == ScheduleConfig(timeout=30, limit_size=4)
-
-
-def test_another_prefix_may_be_given_and_the_usual_one_is_then_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = ScheduleConfig()
-    monkeypatch.setenv("QREWARD_SCHEDULE_TIMEOUT", "5")
-    monkeypatch.setenv("JUDGE_RETRY_TIMES", "2")
-    assert ConfigWatcher(config, env="JUDGE_").poll_once()
-    assert config == ScheduleConfig(retry_times=2)
+    for env, prefix in ((True, "QREWARD_SCHEDULE_"), ("JUDGE_", "JUDGE_")):
+        config = ScheduleConfig(timeout=30, limit_size=4)
+        watcher = ConfigWatcher(config, env=env)  # type: ignore[arg-type]
+        assert not watcher.poll_once()
+        texts = {"TIMEOUT": "none", "RETRY_TIMES": "3", "HEDGED_REQUEST_TIME": "p95", "DEBUG": "True", "PRIORITY": "high"}
+        for name, text in texts.items():
+            monkeypatch.setenv(prefix + name, text)
+        assert watcher.poll_once()
+        assert config == ScheduleConfig(limit_size=4, retry_times=3, hedged_request_time="p95", debug=True, priority=Priority.HIGH)
+        assert not watcher.poll_once()
+        for name in texts:
+            monkeypatch.setenv(prefix + name, "")  # empty is not set
+        assert watcher.poll_once()
+        assert config == ScheduleConfig(timeout=30, limit_size=4)
+        monkeypatch.setenv("QREWARD_SCHEDULE_TIMEOUT", "5")  # which the other prefix does not read
+    monkeypatch.delenv("QREWARD_SCHEDULE_TIMEOUT")
 
 
 WRONG = [
     ("TIMEOUT", "soon", "TIMEOUT: 'soon' is not a number of seconds"),
-    ("TIMEOUT", "inf", "TIMEOUT: must be a finite number of seconds, not inf"),
-    ("TIMEOUT", "0", "TIMEOUT: 0 does not switch it off; use None to switch it off"),
     ("LIMIT_WINDOW", "none", "LIMIT_WINDOW: must be a number of seconds, not null"),
-    ("LIMIT_SIZE", "2.5", "LIMIT_SIZE: must be a whole number, not 2.5"),
-    ("RETRY_TIMES", "two", "RETRY_TIMES: 'two' is not a whole number"),
-    ("PRIORITY", "urgent", "PRIORITY: must be a whole number from 0 (most urgent) to 9, or 'high', 'normal' or 'low', not 'urgent'"),
-    ("DEBUG", "maybe", "DEBUG: must be true or false"),
-    ("HEDGED_REQUEST_TIME", "p100", "HEDGED_REQUEST_TIME: a percentile must be above p0 and below p100"),
     ("KEY_FUNC", "len", "KEY_FUNC: can be set in code only, not in the environment"),
-    ("POOL", "judges", "POOL: can be set in code only, not in the environment"),
     ("DEFAULT_RESULT", "0", "DEFAULT_RESULT: can be set in code only, not in the environment"),
-    ("EXCEPTION_TYPES", "ValueError", "EXCEPTION_TYPES: can be set in code only, not in the environment"),
     ("TIMEUOT", "5", "TIMEUOT: is not a setting; did you mean QREWARD_SCHEDULE_TIMEOUT?"),
     ("timeout", "5", "timeout: is not a setting; did you mean QREWARD_SCHEDULE_TIMEOUT?"),
     ("XYZ", "5", "XYZ: is not a setting; variables that begin with QREWARD_SCHEDULE_ must name settings"),
@@ -86,24 +56,17 @@ def test_a_wrong_variable_is_reported_by_its_name_once_and_nothing_is_changed(
     assert faults == []
 
 
-def test_two_variables_are_taken_over_together_and_refused_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    config, errors = ScheduleConfig(adaptive_limit_min=50, adaptive_limit_max=60), list[Exception]()
+def test_two_variables_are_taken_over_and_refused_together_although_neither_goes_with_the_defaults(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config, errors = ScheduleConfig(), list[Exception]()
     watcher = ConfigWatcher(config, env=True, on_error=errors.append)
-    monkeypatch.setenv("QREWARD_SCHEDULE_ADAPTIVE_LIMIT_MIN", "400")
-    monkeypatch.setenv("QREWARD_SCHEDULE_ADAPTIVE_LIMIT_MAX", "450")
+    monkeypatch.setenv("QREWARD_SCHEDULE_ADAPTIVE_LIMIT_MIN", "600")
+    monkeypatch.setenv("QREWARD_SCHEDULE_ADAPTIVE_LIMIT_MAX", "650")
     assert watcher.poll_once()
-    assert (config.adaptive_limit_min, config.adaptive_limit_max) == (400, 450)
+    assert (config.adaptive_limit_min, config.adaptive_limit_max) == (600, 650)
     monkeypatch.setenv("QREWARD_SCHEDULE_ADAPTIVE_LIMIT_MAX", "15")
     assert not watcher.poll_once()
     assert [str(error) for error in errors] == [
         "environment: adaptive_limit_min is larger than adaptive_limit_max; set both at once if both are to change"
     ]
-
-
-def test_two_variables_are_taken_over_together_although_neither_goes_with_the_defaults(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    config = ScheduleConfig()
-    monkeypatch.setenv("QREWARD_SCHEDULE_ADAPTIVE_LIMIT_MIN", "600")
-    monkeypatch.setenv("QREWARD_SCHEDULE_ADAPTIVE_LIMIT_MAX", "650")
-    assert ConfigWatcher(config, env=True).poll_once()

@@ -93,24 +93,6 @@ def test_starting_and_stopping_twice_is_as_once_and_a_watcher_may_be_started_aga
         assert threads() == []
 
 
-def test_a_watcher_may_be_stopped_by_a_callback_of_the_configuration() -> None:
-    config, clock = ScheduleConfig(), Time()
-    watcher = ConfigWatcher(config, callback=counting([{"timeout": 1}, {"timeout": 2}, {"timeout": 3}]), wait=clock.wait)
-    stopped = threading.Event()
-
-    def stop(changed: ScheduleConfig, _: frozenset[str]) -> None:
-        if changed.timeout == 2.0:
-            watcher.stop()
-            stopped.set()
-
-    config.on_change(stop)
-    watcher.start()
-    clock._passed.release()
-    assert stopped.wait(20)
-    assert not watcher.running
-    assert config.timeout == 2.0
-
-
 def test_a_callback_that_hangs_delays_a_stop_only_so_long_and_changes_nothing_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watcher_module, "STOP_TIMEOUT", 0.01)
     config, clock = ScheduleConfig(), Time()
@@ -139,26 +121,19 @@ def test_a_callback_that_hangs_delays_a_stop_only_so_long_and_changes_nothing_af
     watcher.stop()
 
 
-def test_threads_that_poll_at_once_take_over_a_change_once() -> None:
+def test_threads_and_callbacks_that_poll_at_once_take_over_each_change_once() -> None:
     config = ScheduleConfig()
     heard: list[object] = []
-    config.on_change(lambda _, names: heard.append(names))
-    watcher = ConfigWatcher(config, callback=lambda: {"timeout": 5})
+    answers: list[Any] = [{"timeout": 5}, {"timeout": 6}]
+    watcher = ConfigWatcher(config, callback=counting(answers))
+    config.on_change(lambda _, names: (heard.append(names), watcher.poll_once()))
     lookers = [threading.Thread(target=watcher.poll_once) for _ in range(8)]
     for looker in lookers:
         looker.start()
     for looker in lookers:
         looker.join()
-    assert heard == [{"timeout"}]
-
-
-def test_a_callback_of_the_configuration_may_call_poll_once() -> None:
-    config = ScheduleConfig()
-    answers: list[Any] = [{"timeout": 1}, {"timeout": 2}]
-    watcher = ConfigWatcher(config, callback=counting(answers))
-    config.on_change(lambda *_: watcher.poll_once())
-    assert watcher.poll_once()
-    assert config.timeout == 2.0
+    assert heard == [{"timeout"}] * 2
+    assert config.timeout == 6.0
 
 
 FORK = """
@@ -205,23 +180,6 @@ def test_a_forked_child_goes_on_watching_and_so_does_the_parent(tmp_path: Path) 
     path.write_text('{"timeout": 1}')
     done = subprocess.run([sys.executable, "-c", FORK, str(path)], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout == "0 7.0\n", done.stderr
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-def test_a_watcher_that_does_not_run_does_not_run_in_a_child() -> None:
-    script = """
-import os, threading
-from qreward.functions.config import ScheduleConfig
-from qreward.functions.watcher import ConfigWatcher
-watcher = ConfigWatcher(ScheduleConfig(), callback=dict)
-with watcher:
-    pass
-if (child := os.fork()) == 0:
-    os._exit(threading.active_count() if not watcher.running else 9)
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
-    assert done.stdout == "1\n", done.stderr
 
 
 def test_a_program_ends_while_a_watcher_runs() -> None:

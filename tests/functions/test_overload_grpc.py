@@ -94,14 +94,6 @@ def test_the_error_of_google_api_core_gets_the_wait_of_the_call_behind_it(server
     assert overload_of(exceptions.NotFound("x")) is None
 
 
-def test_a_method_called_code_of_another_library_is_not_called() -> None:
-    class Other(Exception):
-        def code(self) -> object:
-            raise AssertionError("called")
-
-    assert overload_of(Other()) is None
-
-
 @given(st.integers(0, 2**40), st.integers(0, 999_999_999))
 def test_every_delay_is_read_back(seconds: int, nanos: int) -> None:
     details = pytest.importorskip("google.rpc.error_details_pb2")

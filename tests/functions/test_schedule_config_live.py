@@ -25,18 +25,13 @@ def listening(config: ScheduleConfig) -> Heard:
     return heard
 
 
-def test_an_update_changes_what_it_names_and_says_so() -> None:
+def test_an_update_changes_what_it_names_and_says_so_and_one_that_changes_nothing_calls_no_callback() -> None:
     config = ScheduleConfig(timeout=30, retry_times=2)
     assert config.update(timeout=10, retry_times=2, limit_size=5) == {"timeout", "limit_size"}
-    assert (config.timeout, config.retry_times, config.limit_size) == (10.0, 2, 5)
     assert config == ScheduleConfig(timeout=10, retry_times=2, limit_size=5)
     assert config.model_fields_set == {"timeout", "retry_times", "limit_size"}
-
-
-def test_an_update_that_changes_nothing_calls_no_callback() -> None:
-    config = ScheduleConfig(timeout=30)
     heard = listening(config)
-    assert config.update() == config.update(timeout=30.0) == config.update(timeout="30", debug=False) == frozenset()
+    assert config.update() == config.update(timeout=10.0) == config.update(timeout="10", debug=False) == frozenset()
     assert heard == []
 
 
@@ -44,8 +39,6 @@ def test_an_update_that_is_wrong_changes_nothing_and_calls_no_callback() -> None
     fixed = "cannot be changed while the function is in use; set it in code"
     table: list[tuple[dict[str, Any], str]] = [
         ({"timeout": 5, "retry_times": -1}, "retry_times: "),
-        ({"timeout": 0}, "timeout: 0 does not switch it off; use None to switch it off"),
-        ({"timeout": 5, "timeuot": 5}, "unknown setting 'timeuot'; did you mean 'timeout'?"),
         ({"timeout": 5, "adaptive_limit_min": 501}, "adaptive_limit_min is larger than adaptive_limit_max"),
         ({"timeout": 5, "pool": "others"}, f"pool: {fixed}"),
         ({"timeout": 5, "key_func": len}, f"key_func: {fixed}"),
@@ -61,33 +54,22 @@ def test_an_update_that_is_wrong_changes_nothing_and_calls_no_callback() -> None
     assert heard == []
 
 
-# callbacks
-
-
-def test_a_callback_is_called_after_the_change_in_the_thread_that_makes_it() -> None:
+def test_a_callback_is_called_once_after_the_change_in_the_thread_that_makes_it_until_it_is_removed() -> None:
     config = ScheduleConfig()
     heard: list[tuple[Any, ...]] = []
-    config.on_change(lambda changed, names: heard.append((changed is config, config.timeout, names, threading.current_thread())))
+
+    def listen(changed: object, names: frozenset[str]) -> None:
+        heard.append((changed is config, config.timeout, names, threading.current_thread()))
+
+    remove, _ = config.on_change(listen), config.on_change(listen)
     thread = threading.Thread(target=config.update, kwargs={"timeout": 3, "debug": True})
     thread.start()
     thread.join()
-    assert heard == [(True, 3.0, {"timeout", "debug"}, thread)]
-
-
-def test_a_callback_that_is_removed_is_called_no_more_and_may_be_removed_twice_but_counts_once() -> None:
-    config = ScheduleConfig()
-    heard: list[str] = []
-
-    def first(*_: object) -> None:
-        heard.append("first")
-
-    remove_first, _ = config.on_change(first), config.on_change(first)
-    config.on_change(lambda *_: heard.append("second"))
-    config.update(timeout=1)
-    remove_first()
-    remove_first()
+    assert heard == [(True, 3.0, {"timeout", "debug"}, thread)] * 2
+    remove()
+    remove()
     config.update(timeout=2)
-    assert heard == ["first", "first", "second", "first", "second"]
+    assert len(heard) == 3, "one of the two was removed"
 
 
 def test_a_callback_that_raises_is_logged_and_the_others_are_called(caplog: pytest.LogCaptureFixture) -> None:
@@ -97,10 +79,7 @@ def test_a_callback_that_raises_is_logged_and_the_others_are_called(caplog: pyte
     with caplog.at_level(logging.ERROR, "qreward.schedule"):
         assert config.update(timeout=3) == {"timeout"}
     assert (config.timeout, len(heard)) == (3.0, 1)
-    (record,) = caplog.records
-    assert record.getMessage() == "an on_change callback raised; the change of timeout stands"
-    assert record.exc_info is not None
-    assert record.exc_info[0] is ZeroDivisionError
+    assert caplog.messages == ["an on_change callback raised; the change of timeout stands"]
 
 
 def test_a_callback_may_remove_others_and_itself_and_change_the_configuration_again() -> None:
@@ -118,9 +97,6 @@ def test_a_callback_may_remove_others_and_itself_and_change_the_configuration_ag
     config.update(timeout=3)
     assert heard == ["first"]
     assert (config.timeout, config.retry_times) == (3.0, 1)
-
-
-# threads
 
 
 def race(*jobs: Any) -> None:
@@ -211,9 +187,6 @@ def test_no_update_is_lost_when_threads_race_and_callbacks_are_called_in_the_ord
         assert {name for name in after if after[name] != state[name]} == names, "each change leads from what was told before"
         state = after
     assert state == config.snapshot()
-
-
-# other processes
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")

@@ -15,7 +15,7 @@ both = pytest.mark.parametrize("kind", KINDS, ids=kind_name)
 
 
 @both
-def test_there_is_one_record_a_call_of_failed_calls_too(kind: Any) -> None:
+def test_there_is_one_record_a_call_of_failed_refused_and_defaulted_calls_too(kind: Any) -> None:
     records: list[ScheduleMetrics] = []
 
     def behave(number: int, kind: str) -> tuple[float, Any]:
@@ -24,34 +24,24 @@ def test_there_is_one_record_a_call_of_failed_calls_too(kind: Any) -> None:
             "flaky": (1.0, 7 if number == 2 else ConnectionError()),
             "bad": (1.0, KeyError("secret")),
             "slow": (99.0, 7),
+            "away": (0.0, ConnectionError()),
         }[kind]
 
-    calls = [(0, "well"), (2, "flaky"), (10, "bad"), (20, "slow"), (30, "well")]
+    calls = [(0, "well"), (2, "flaky"), (10, "bad"), (20, "slow"), (30, "well"), (40, "away"), (41, "away")]
     settings = {"retry_times": 1, "retry_interval": 0, "timeout": 5, "exception_types": ConnectionError, "circuit_breaker_threshold": 2}
-    kind.run(behave, calls, metrics_callback=records.append, **settings)
-    found = [(record.outcome, record.error, record.tries, record.retries, round(record.latency)) for record in records]
+    kind.run(behave, calls, metrics_callback=records.append, default_result=0, key_func=lambda key: key, **settings)
+    found = [(each.key, each.outcome, each.error, each.defaulted, each.tries, each.retries, round(each.latency)) for each in records]
     assert found == [
-        ("ok", None, 1, 0, 1),
-        ("ok", None, 2, 1, 2),
-        ("failed", "KeyError", 1, 0, 1),
-        ("timeout", "RequestTimeout", 1, 0, 5),
-        ("ok", None, 1, 0, 1),
+        ("well", "ok", None, False, 1, 0, 1),
+        ("flaky", "ok", None, False, 2, 1, 2),
+        ("bad", "failed", "KeyError", False, 1, 0, 1),
+        ("slow", "timeout", "RequestTimeout", True, 1, 0, 5),
+        ("well", "ok", None, False, 1, 0, 1),
+        ("away", "failed", "ConnectionError", True, 2, 1, 0),
+        ("away", "circuit_open", "CircuitOpen", True, 0, 0, 0),
     ]
     assert all(record.function.endswith("body") for record in records)
     assert "secret" not in repr(records)
-
-
-@both
-def test_a_record_holds_open_circuits_defaults_waits_hedges_and_keys(kind: Any) -> None:
-    records: list[ScheduleMetrics] = []
-    kind.run(
-        lambda *_: (0.0, ConnectionError()), [(0, "k"), (1, "k")], metrics_callback=records.append, circuit_breaker_threshold=1,
-        default_result=0, key_func=lambda key: key,
-    )  # fmt: skip
-    assert [(record.outcome, record.defaulted, record.key, record.tries) for record in records] == [
-        ("failed", True, "k", 1),
-        ("circuit_open", True, "k", 0),
-    ]
     records.clear()
     kind.run(lambda *_: (2.0, 1), at_times([0, 0]), metrics_callback=records.append, max_concurrency=1)
     assert [round(record.queued) for record in records] == [0, 2]

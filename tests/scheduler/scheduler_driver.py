@@ -81,7 +81,7 @@ class Driver:
         self.pool = self.new_pool("first", strategy, weights)
         self._input: dict[BatchFeed, list[Task]] = {}
         self._refill = refill
-        self._tasks = 0
+        self.made = self.unread = 0  # tasks, and those of batches that were given up before they were read
         for name, cap in (caps or {}).items():
             self.add(name, Limits(max_concurrency=cap))
 
@@ -146,8 +146,8 @@ class Driver:
         prefix: Prefix | None = None,
         tenant: str | None = None,
     ) -> Task:
-        self._tasks += 1
-        task = Task(payload, pool or self.pool, level, timeout, None, self._tasks, tenant)
+        self.made += 1
+        task = Task(payload, pool or self.pool, level, timeout, None, self.made, tenant)
         task.prefix = prefix
         return task
 
@@ -198,6 +198,7 @@ class Driver:
         self._after()
 
     def close_feed(self, feed: BatchFeed) -> list[Task]:
+        self.unread += len(self._input[feed])
         self._input[feed].clear()
         rest = self.scheduler.close_feed(feed)
         self._after()

@@ -11,13 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_driver import Driver
 
-from qreward.scheduler.affinity import SLICE, AffineQueue
-from qreward.scheduler.outcome import Answer, FailureKind
+from qreward.scheduler.affinity import SWEEP as GROUPS
+from qreward.scheduler.affinity import AffineQueue
+from qreward.scheduler.outcome import Answer
 from qreward.scheduler.prefixes import Holders, Prefix
-from qreward.scheduler.queue import SWEEP
 from qreward.scheduler.state import EACH, UNSHARED, BatchFeed, Source, Task, TaskState
 
 AHEAD = 16
+
+
+def named(key: int) -> Prefix:
+    return Prefix((key,), (2000.0,), 2400.0, named=True)
 
 
 class Scene:
@@ -84,33 +88,12 @@ def test_new_questions_go_to_the_source_that_has_their_rubric() -> None:
     assert taken == {0: [0, 2, 4, 6], 1: [1, 3, 5, 7]}
 
 
-def test_a_question_that_its_source_has_lost_goes_to_another_that_has_the_rubric() -> None:
-    scene = Scene()
-    for question in (10, 10, 11, 11, 12, 12):
-        scene.add(1, question)
-    assert [scene.take(source) for source in (0, 1, 1, 0, 0, 0)] == [0, 2, 3, 1, 4, 5]
-    for rubric in (2, 2, 3, 3):
-        scene.add(rubric)
-    assert [scene.take(source) for source in (0, 1, 1, 0)] == [6, 8, 9, 7], "nothing of the first rubric waits"
-    for keys in ((1, 11), (4,), (4,), (4,), (5,), (5,)):
-        scene.add(*keys)
-    scene.sources[1].prefix_cache.forget()
-    assert [scene.take(1), scene.take(0)] == [11, 10]
-
-
 def test_votes_on_an_answer_go_before_other_answers_to_its_question() -> None:
     scene = Scene()
     for _ in range(2):
         for answer in range(3):
             scene.add(1, 10, 100 + answer)
     assert [scene.take(0) for _ in range(6)] == [0, 3, 1, 4, 2, 5]
-
-
-def test_at_the_end_a_source_without_work_takes_from_a_group_of_another() -> None:
-    scene = Scene()
-    for _ in range(4):
-        scene.add(1)
-    assert [scene.take(0), scene.take(1), scene.take(1), scene.take(0)] == [0, 1, 2, 3]
 
 
 def test_a_group_that_left_the_cache_is_free_for_all() -> None:
@@ -121,16 +104,6 @@ def test_a_group_that_left_the_cache_is_free_for_all() -> None:
     for source in scene.sources:
         source.prefix_cache.forget()
     assert [scene.take(1), scene.take(0)] == [4, 2], "the first source that asks finds that its own is free, and takes it"
-
-
-def test_a_group_is_remembered_while_nothing_of_it_waits() -> None:
-    scene = Scene()
-    scene.add(1)
-    scene.add(2)
-    assert [scene.take(0), scene.take(1)] == [0, 1]
-    for key in (2, 1):
-        scene.add(key)
-    assert [scene.take(0), scene.take(1)] == [3, 2]
 
 
 def test_a_task_that_is_passed_over_goes_early_to_a_source_with_its_prefix_but_not_to_one_that_has_lost_it() -> None:
@@ -148,17 +121,6 @@ def test_a_task_that_is_passed_over_goes_early_to_a_source_with_its_prefix_but_n
     assert places == [AHEAD // 2, AHEAD]
 
 
-def test_what_was_sent_by_another_batch_counts_too() -> None:
-    scene = Scene()
-    scene.add(1)
-    assert scene.take(1) == 0
-    scene.line = AffineQueue()
-    scene.add(1)
-    scene.add(2)
-    assert scene.take(0) == 2
-    assert scene.take(1) == 1
-
-
 def test_tasks_without_a_prefix_go_in_order_and_after_groups_but_are_not_forgotten() -> None:
     scene = Scene(ahead=4)
     for key in [1, 0, 0, *[1] * 20]:
@@ -166,46 +128,6 @@ def test_tasks_without_a_prefix_go_in_order_and_after_groups_but_are_not_forgott
     taken = [scene.take(0) for _ in range(23)]
     assert [taken.index(plain) for plain in (1, 2)] == [2 * 1 + 4, 2 * 2 + 4]
     assert sorted(taken) == list(range(23))
-
-
-def test_a_source_takes_a_task_of_its_other_group_before_others_must() -> None:
-    """Else it would stay with the group that it used last, and another source would have to compute the first."""
-    scene = Scene(ahead=8)
-    assert [scene.take(0) for _ in (scene.add(1), scene.add(2))] == [0, 1]
-    waiting = scene.add(1)
-    order = []
-    for _ in range(12):
-        scene.add(2)
-        order.append(scene.take(0))
-    assert order.index(waiting.index) == 4, "half of the 8 that may go before it"
-
-
-def test_a_group_that_waits_again_keeps_its_place_among_those_that_a_source_has() -> None:
-    """Its line has forgotten it, for example because it is that of another batch."""
-    scene = Scene()
-    for key in (1, 2, 2):
-        scene.add(key)
-    assert [scene.take(), scene.take()] == [1, 2], "the larger one first"
-    assert scene.take() == 0
-    scene.line = AffineQueue()
-    for key in (1, 2):
-        scene.add(key)
-    assert [scene.take(), scene.take()] == [3, 4], "the first was used last"
-    scene.line = AffineQueue()
-    for key in (1, 2):
-        scene.add(key)
-    assert [scene.take(), scene.take()] == [6, 5]
-
-
-def test_a_source_that_is_down_has_no_prefixes() -> None:
-    driver = Driver({"a": 8, "b": 8})
-    for _ in range(16):
-        driver.submit(prefix=Prefix((1,), (2000.0,), 2400.0, named=True))
-    lost = driver["a"]
-    assert lost in driver.pool.holders.of(1)
-    while lost.down_since is None:
-        driver.fail(next(iter(lost.attempts)), FailureKind.TRANSIENT)
-    assert driver.pool.holders.of(1) == (driver["b"],)
 
 
 def test_found_groups_are_those_of_the_deepest_block_that_another_task_has() -> None:
@@ -228,22 +150,27 @@ def test_the_first_of_a_found_group_is_regrouped_when_its_sibling_comes() -> Non
     assert all(later - earlier == 4 for earlier, later in pairs), pairs
 
 
-def test_what_is_found_to_be_shared_only_later_counts_as_used_with_each_task_from_then_on() -> None:
+def test_the_newest_and_the_oldest_task_may_be_taken_away_although_they_are_in_groups() -> None:
     scene = Scene()
-    for answer in range(3):
-        scene.add(1, 2, 100 + answer, named=False)
+    for key in (1, 2, 1, 2, 3, 1):
+        scene.add(key)
     assert scene.take() == 0
-    scene.add(1, 3, 200, named=False)
-    assert scene.take() == 1
-    cache = scene.sources[0].prefix_cache
-    assert cache.used_at(1) == cache.clock
+    assert [scene.line.pop().index, scene.line.popleft().index, scene.line.pop().index] == [5, 1, 4]
+    assert [task.index for task in scene.line] == [2, 3]
+    assert (len(scene.line), scene.take(), scene.take(), bool(scene.line)) == (2, 2, 3, False)
 
 
-def test_what_only_all_share_is_served_in_order_of_arrival() -> None:
-    scene = Scene(ahead=64)
-    for answer in range(20):
-        scene.add(1, 2, 100 + answer, named=False)
-    assert [scene.take(number % 3) for number in range(20)] == list(range(20))
+def test_groups_that_nothing_waits_for_and_no_source_holds_are_forgotten_and_those_that_are_held_stay() -> None:
+    scene = Scene(sources=1)
+    for key in range(2 * GROUPS):
+        for _ in range(2):
+            scene.add(key)
+        scene.take()
+        scene.take()
+        scene.sources[0].prefix_cache.forget()
+        scene.sources[0].prefix_cache.use(0.0, named(0))
+    assert len(scene.line._groups) < 1.5 * GROUPS
+    assert scene.line._groups[0].holders.keys() >= {scene.sources[0]}
 
 
 keys = st.one_of(
@@ -304,17 +231,6 @@ def test_nothing_is_lost_or_doubled_and_nobody_is_passed_over_for_long(steps: li
     assert not scene.line
 
 
-@given(st.lists(keys, max_size=60), st.booleans())
-def test_each_of_a_burst_goes_after_at_most_twice_as_many_as_were_before_it_and_a_look_ahead(
-    burst: list[tuple[int, ...]], named: bool
-) -> None:
-    scene = Scene(ahead=8)
-    for each in burst:
-        scene.add(*nested(each), named=named)
-    places = {scene.take(place % 3): place for place in range(len(burst))}
-    assert all(place <= 2 * number + 8 for number, place in places.items())
-
-
 busy = st.lists(st.tuples(st.sampled_from([0, 1, 1, 1, 1, 2]), st.integers(0, 1)), min_size=40, max_size=80)
 
 
@@ -343,14 +259,6 @@ def test_nothing_is_lost_if_keys_are_equal_by_chance(steps: list[tuple[list[int]
             taken.append(scene.take(taker))
     taken += [scene.take(number % 3) for number in range(len(scene.line))]
     assert sorted(taken) == list(range(len(steps)))
-
-
-@given(st.lists(st.just(()), max_size=40), st.lists(st.integers(0, 2), min_size=40, max_size=40))
-def test_without_prefixes_the_order_is_that_of_arrival(burst: list[tuple[int, ...]], takers: list[int]) -> None:
-    scene = Scene()
-    for each in burst:
-        scene.add(*each)
-    assert [scene.take(taker) for taker, _ in zip(takers, burst, strict=False)] == list(range(len(burst)))
 
 
 def played(driver: Driver, keys: list[int | None], *, singles: bool) -> list[int]:
@@ -404,6 +312,7 @@ def test_with_one_source_or_without_prefixes_the_order_is_that_of_arrival_in_the
 def test_prompts_are_looked_at_seldom_while_they_share_nothing_and_all_of_them_again_when_one_does() -> None:
     driver = Driver({"a": 1, "b": 1})
     pool, looked = driver.pool, []
+    assert pool.prefix_of_task(0) is None, "there is no affinity"
     pool.prefix_of = lambda payload, named_only: None if named_only else looked.append(payload)
     pool.holders.unshared = UNSHARED
     for number in range(5 * EACH):
@@ -413,36 +322,9 @@ def test_prompts_are_looked_at_seldom_while_they_share_nothing_and_all_of_them_a
     for number in range(EACH):
         pool.prefix_of_task(number)
     assert len(looked) == 5 + EACH
-
-
-def test_a_line_counts_the_prompts_in_a_row_that_share_nothing() -> None:
-    line: AffineQueue[Any] = AffineQueue()
-    holders: Holders[Any] = Holders()
-    driver = Driver({"a": 1})
-    counts = []
-    for key in (1, 2, 3, 3, 4):
-        task = driver.task()
-        task.prefix = Prefix((key,), (2000.0,), 2400.0)
-        line.append(task)
-        line.form_groups(100, holders)
-        counts.append(holders.unshared)
-    assert counts == [1, 2, 3, 0, 1]
-
-
-def named(key: int) -> Prefix:
-    return Prefix((key,), (2000.0,), 2400.0, named=True)
-
-
-def test_a_single_call_that_ends_while_it_waits_leaves_its_line() -> None:
-    driver = Driver({"a": 1, "b": 1})
-    tasks = [driver.submit(prefix=named(number % 2)) for number in range(8)]
-    driver.ok(driver.at("a")[0])
-    waiting = [task for task in tasks if task.state is TaskState.QUEUED]
-    assert any(task.group is not None for task in waiting)
-    driver.withdraw(*waiting[1:3])
-    while driver.watch.live:
-        driver.ok(next(iter(driver.watch.live)))
-    assert {task for task in tasks if task not in driver.watch.finished} == set(waiting[1:3])
+    driver.remove("b")
+    assert pool.prefix_of_task(0) is None, "there is nothing to choose"
+    assert len(looked) == 5 + EACH
 
 
 def test_a_call_that_ends_before_it_is_in_a_group_is_not_sent() -> None:
@@ -463,20 +345,6 @@ def test_a_call_that_ends_before_it_is_in_a_group_is_not_sent() -> None:
             assert driver.pool.queue.waiting == 0, (ends, keys, left)
 
 
-def test_calls_that_remain_when_those_that_ended_are_swept_away_may_end_or_be_taken() -> None:
-    driver = Driver({"a": 1, "b": 1})
-    tasks = [driver.submit(prefix=named(number % 4)) for number in range(2 * SWEEP)]
-    driver.ok(driver.at("a")[0])
-    waiting = [task for task in tasks if task.state is TaskState.QUEUED]
-    driver.withdraw(*waiting[:SWEEP])
-    rest = [task for task in waiting if task.state is TaskState.QUEUED]
-    assert len(driver.pool.queue) == len(rest)
-    driver.withdraw(*rest[::2])
-    while driver.watch.live:
-        driver.ok(next(iter(driver.watch.live)))
-    assert {task for task in waiting if task not in driver.watch.finished} == {*waiting[:SWEEP], *rest[::2]}
-
-
 def test_a_single_call_that_has_waited_for_half_of_its_timeout_is_no_longer_passed_over() -> None:
     driver = Driver({"a": 1, "b": 1})
     tasks = [driver.submit(timeout=100.0, prefix=named(key)) for key in (1, 2, 3, 1, 1, 1)]
@@ -484,28 +352,6 @@ def test_a_single_call_that_has_waited_for_half_of_its_timeout_is_no_longer_pass
     assert driver.where(tasks[3]) == "a"
     driver.ok(driver.at("a")[0], after=55.0)
     assert driver.where(tasks[2]) == "a"
-
-
-def submitted(driver: Driver, keys: list[int]) -> list[Task]:
-    """Single calls of these groups."""
-    tasks = []
-    for key in keys:
-        task = driver.task()
-        task.prefix = Prefix((key,), (2000.0,), 2400.0, named=True)
-        driver.watch.open[task] = None
-        driver.scheduler.submit(driver.now, task)
-        driver.scheduler.out.clear()
-        tasks.append(task)
-    return tasks
-
-
-def test_a_call_that_was_withdrawn_before_it_was_sorted_into_a_group_is_not_sent() -> None:
-    driver = Driver({"a": 1, "b": 1})
-    tasks = submitted(driver, [0, 1, 1, 0, 0])
-    driver.scheduler.withdraw(driver.now, [tasks[3]])
-    source = driver["a"]
-    driver.scheduler.event(driver.now, next(iter(source.attempts)), Answer("yes", 600, 5))
-    assert [attempt.task for attempt in source.attempts] == [tasks[4]]
 
 
 def test_retries_of_a_group_go_to_one_source() -> None:
@@ -541,15 +387,3 @@ def test_a_task_that_comes_back_is_no_sibling_of_itself_but_of_what_came_meanwhi
             scene.line.form_groups(AHEAD, scene.holders)
             assert first.group is not None
             assert first.group.depth == siblings, named
-
-
-def test_few_tasks_are_sorted_in_one_go_and_the_order_is_the_same_when_all_are() -> None:
-    scene = Scene(ahead=1024)
-    for number in range(4 * SLICE):
-        scene.add(1, 100 + number * 7 % 50)
-    for turn in range(1, 5):
-        scene.line.form_groups(1024, scene.holders)
-        assert sum(task.group is not None for task in scene.added) == turn * SLICE
-    assert [task.index for task in scene.line] == list(range(4 * SLICE))
-    group = [number for number in range(4 * SLICE) if number * 7 % 50 == 0]
-    assert [scene.take(0) for _ in group] == group

@@ -8,9 +8,10 @@ from scheduler_driver import Driver
 from scheduler_warm import live
 
 from qreward.scheduler.load_balancing import BOUND, HASHED, make_balancer
+from qreward.scheduler.outcome import FailureKind
 from qreward.scheduler.prefixes import Prefix
 from qreward.scheduler.state import Task
-from qreward.settings.policies import Hedge, LoadBalanceStrategy
+from qreward.settings.policies import Hedge, Limits, LoadBalanceStrategy
 
 
 def submit(driver: Driver, key: int | None, share: float = 0.9) -> Task:
@@ -53,6 +54,27 @@ def test_a_quick_source_is_not_left_for_a_slow_one_with_the_prefix() -> None:
     assert driver.where(submit(driver, 1)) != home
 
 
+def test_a_source_that_has_not_answered_yet_is_tried_although_another_has_the_prefix() -> None:
+    driver = Driver({"a": 8})
+    answered(driver, 1.0)
+    driver.ok(live(submit(driver, 1)))
+    driver.add("new", Limits(max_concurrency=8))
+    assert placed(driver, 1) == ["new"]
+
+
+def test_a_source_with_the_prefix_and_no_free_slot_or_one_to_be_avoided_is_passed_over() -> None:
+    driver = Driver({"a": 1, "b": 4, "c": 4})
+    answered(driver, 1.0)
+    first = submit(driver, 1)
+    home = driver.where(first)
+    if home != "a":
+        driver[str(home)].window.limit = 1
+    assert placed(driver, 1)[0] not in {home, None}
+    driver.fail(live(first), FailureKind.TRANSIENT)
+    driver.wait(2.0)
+    assert driver.where(first) not in {home, None}, "it avoids the source at which it failed"
+
+
 def test_with_little_of_its_prompt_cached_a_call_is_balanced_as_any_other() -> None:
     driver = Driver(dict.fromkeys("ab", 16))
     answered(driver, 1.0)
@@ -83,25 +105,19 @@ def homes_of(driver: Driver, groups: int) -> dict[int, str | None]:
     return homes
 
 
-def test_consistent_hashing_keeps_groups_together_and_agrees_between_clients() -> None:
+def test_consistent_hashing_keeps_groups_together_for_all_clients_and_a_source_that_leaves_moves_its_groups_only() -> None:
     names = "abcde"
     found = []
     for order in (names, names[::-1]):
         driver = Driver(dict.fromkeys(order, 64), strategy=LoadBalanceStrategy.CONSISTENT_HASH)
         found.append(homes_of(driver, 100))
-    assert found[0] == found[1]
+    assert found[0] == found[1] == homes_of(driver, 100)
     assert min(Counter(found[0].values()).values()) > 8
-
-
-def test_a_source_that_leaves_moves_its_groups_only() -> None:
-    driver = Driver(dict.fromkeys("abcde", 64), strategy=LoadBalanceStrategy.CONSISTENT_HASH)
-    homes = []
-    for _ in range(2):
-        homes.append(homes_of(driver, 60))
-        if "c" in {source.name for source in driver.pool.sources}:
-            driver.remove("c")
-    assert all(now == before for before, now in zip(homes[0].values(), homes[1].values(), strict=True) if before != "c")
-    assert "c" not in homes[1].values()
+    driver.remove("c")
+    after = homes_of(driver, 100)
+    moved = Counter(after[key] for key, before in found[0].items() if before == "c")
+    assert moved.keys() == set("abde"), "not all to the same one"
+    assert all(after[key] == before for key, before in found[0].items() if before != "c")
 
 
 def test_no_source_has_many_more_than_the_mean_however_popular_a_group_is() -> None:
@@ -109,6 +125,8 @@ def test_no_source_has_many_more_than_the_mean_however_popular_a_group_is() -> N
     counts = Counter(placed(driver, *[7] * 100))
     assert max(counts.values()) <= BOUND * 100 / 5 + 1
     assert len(counts) >= 4
+    busy = Driver({"a": 50, "b": 1, "c": 1}, strategy=LoadBalanceStrategy.CONSISTENT_HASH)
+    assert Counter(placed(busy, *range(30))) == {"a": 28, "b": 1, "c": 1}, "the only one with a free slot takes what comes"
 
 
 def test_calls_without_a_prefix_go_to_the_least_busy_source() -> None:

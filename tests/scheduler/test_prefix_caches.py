@@ -31,16 +31,11 @@ def test_a_prefix_is_expected_until_as_much_was_computed_as_the_cache_holds() ->
     cache.use(0.0, prefix(1, 4))
     cache.use(0.0, prefix(20))
     assert not cache.is_warm(2)
-    assert cache.use(0.0, prefix(1, 2, 9)).tokens == 100.0, "the outer prefix was used since"
-
-
-def test_output_is_cached_too() -> None:
-    cache = PrefixCache(capacity=1000)
-    expected = cache.use(0.0, prefix(1))
-    cache.answered(prefix(1), expected, Answer("", 100, 950), 1.0)
-    assert cache.is_warm(1)
-    cache.answered(prefix(1), expected, Answer("", 100, 50), 1.0)
-    assert not cache.is_warm(1)
+    expected = cache.use(0.0, prefix(1, 2, 9))
+    assert expected.tokens == 100.0, "the outer prefix was used since"
+    for output, cached in ((950, True), (60, False)):
+        cache.answered(prefix(1, 2, 9), expected, Answer("", 300, output), 1.0)
+        assert cache.is_warm(9) is cached, "output is cached too"
 
 
 @given(st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4), max_size=60), st.integers(100, 2000))
@@ -106,13 +101,24 @@ def test_the_capacity_is_learned_from_the_cached_tokens_of_answers(real: int) ->
     assert cache.predicted_tokens == pytest.approx(reported, rel=0.1)
 
 
-def test_a_given_capacity_stays() -> None:
-    cache = PrefixCache(1000)
-    for _ in range(100):
+def test_a_learned_capacity_moves_towards_the_age_that_contradicts_it_and_a_given_one_stays() -> None:
+    """Age as a share of the capacity, whether the prefix was found, and how many times as large the capacity is then."""
+    for told, age, cached, factor in (
+        (None, 0.05, 0, 1.0),  # it was perhaps still being computed
+        (None, 0.5, 0, 0.95),
+        (None, 0.5, 100, 1.0),
+        (None, 0.95, 100, 1.05),
+        (None, 2.0, 100, 1.1),
+        (None, 2.0, 0, 1.0),
+        (50_000.0, 0.5, 0, 1.0),
+    ):
+        cache = PrefixCache(told)
+        before = cache.capacity
+        cache.use(0.0, prefix(1))
+        cache.use(0.0, prefix(2, characters=4 * age * before))
         expected = cache.use(0.0, prefix(1))
-        cache.use(0.0, prefix(2, characters=2000.0))
-        cache.answered(prefix(1), expected, Answer("", 100, 5, cached_tokens=0), 1.0)
-    assert cache.capacity == 1000
+        cache.answered(prefix(1), expected, Answer("", 100, 0, cached_tokens=cached), 1.0)
+        assert cache.capacity / before == pytest.approx(factor, abs=0.002), (told, age, cached)
 
 
 def test_the_reported_capacity_applies_again_when_a_configured_one_is_given_up() -> None:
@@ -132,15 +138,6 @@ def test_tokens_are_counted_by_what_the_server_says_of_the_prompt() -> None:
     assert cache.use(0.0, prefix(1)).tokens == pytest.approx(200, rel=0.01)
 
 
-def test_predictions_are_counted_where_answers_report_how_much_was_cached() -> None:
-    cache = PrefixCache()
-    cache.use(0.0, prefix(1))
-    expected = cache.use(0.0, prefix(1))
-    cache.answered(prefix(1), expected, Answer("", 100, 5), 1.0)
-    cache.answered(prefix(1), expected, Answer("", 100, 5, cached_tokens=96), 1.0)
-    assert cache.predicted_tokens == 100.0
-
-
 def test_an_answer_with_a_cached_prefix_is_known_to_be_quicker() -> None:
     cache = PrefixCache()
     cold, warm = cache.use(0.0, prefix(1)), cache.use(0.0, prefix(1))
@@ -148,6 +145,10 @@ def test_an_answer_with_a_cached_prefix_is_known_to_be_quicker() -> None:
     cache.answered(prefix(1), cold, Answer("", 100, 5), 4.0)
     cache.answered(prefix(1), warm, Answer("", 100, 5), 1.0)
     assert cache.warm_share() == 0.25
+    assert cache.predicted_tokens == 0.0, "the answers do not say how much was cached"
+    cache.answered(prefix(1), warm, Answer("", 100, 5, cached_tokens=96), 5.0)
+    assert cache.predicted_tokens == 100.0
+    assert cache.warm_share() == pytest.approx(1.4 / 4)
 
 
 def test_memory_is_bounded_by_what_is_cached() -> None:

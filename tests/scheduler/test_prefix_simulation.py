@@ -23,23 +23,6 @@ CACHE = 8_000
 """Tokens that the prefix cache of a server holds."""
 
 
-def prefixed(task: Task) -> Task:
-    """Give a task one of a few prefixes, or none."""
-    rng = Random(task.index)
-    path = (rng.randrange(2), rng.randrange(5), rng.randrange(20))[: rng.randrange(4)]
-    if path:
-        keys = tuple(hash(path[: place + 1]) for place in range(len(path)))
-        task.prefix = Prefix(keys, tuple(1000.0 * place for place in range(1, len(keys) + 1)), 5000.0, rng.random() < 0.5)
-    return task
-
-
-@pytest.mark.parametrize("seed", seeds(12))
-def test_every_invariant_holds_when_tasks_have_prefixes(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = Driver.task
-    monkeypatch.setattr(Driver, "task", lambda self, *given, **more: prefixed(plain(self, *given, **more)))
-    random_simulation(4000 + seed).run()
-
-
 def sends(seed: int, monkeypatch: pytest.MonkeyPatch, *, prefixes: str) -> list[tuple[float, int, str]]:
     """What is sent when and where in a random simulation in which no two tasks have a prefix in common."""
     plain, numbers = Driver.task, count()

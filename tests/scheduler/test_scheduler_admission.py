@@ -36,9 +36,6 @@ def test_what_waits_for_a_rate_limit_is_sent_when_the_limit_allows_it_and_not_wi
     assert [round(when) for when, _ in driver.watch.sends] == [0, 1, 2]
 
 
-# too late to be of use
-
-
 def test_a_call_that_no_source_can_answer_in_time_is_not_sent() -> None:
     driver = warm_all(Driver({"a": 4, "b": 4}))
     sends = len(driver.watch.sends)
@@ -53,29 +50,15 @@ def test_a_call_that_no_source_can_answer_in_time_is_not_sent() -> None:
     assert unknown.where(unknown.submit(timeout=0.05)) is not None
 
 
-def test_it_is_the_quickest_five_percent_that_count_not_the_mean() -> None:
-    driver = warm_all(Driver({"a": 8, "b": 8}), lengths=[4] + [100] * 9)
-    assert driver["a"].latency.mean > 4
-    assert driver.where(driver.submit(timeout=0.5)) is not None
-    assert driver.outcome(driver.submit(timeout=0.1)) is not None
-
-
-def test_one_quick_source_is_enough_for_a_call_to_be_sent_and_it_counts_only_while_it_is_in_service() -> None:
+def test_one_quick_source_in_service_or_one_quick_answer_in_twenty_is_enough_for_a_call_to_be_sent() -> None:
     driver = warm_all(Driver({"quick": 1, "slow": 4}), quick=0.2 * PACE)
     assert driver.where(driver.submit()) == "quick"
     assert driver.where(driver.submit(timeout=0.8)) == "slow"
     driver.mark("quick", down=True)
     assert isinstance(driver.outcome(driver.submit(timeout=0.8)), RequestTimeout)
-
-
-def test_a_call_that_timed_out_in_the_queue_leaves_its_slot_to_the_next() -> None:
-    driver = warm_all(Driver({"a": 1}))
-    first = driver.submit()
-    short, long = driver.submit(timeout=1.5), driver.submit(timeout=9.0)
-    driver.ok(live(first), after=1.0)
-    assert isinstance(driver.outcome(short), RequestTimeout)
-    assert driver.path(short) == []
-    assert driver.where(long) == "a"
+    mixed = warm_all(Driver({"a": 8, "b": 8}), lengths=[4] + [100] * 9)
+    assert mixed.where(mixed.submit(timeout=0.5)) is not None
+    assert mixed.outcome(mixed.submit(timeout=0.1)) is not None
 
 
 def test_a_retry_that_would_come_too_late_is_not_sent_and_its_failure_is_the_cause() -> None:
@@ -86,9 +69,6 @@ def test_a_retry_that_would_come_too_late_is_not_sent_and_its_failure_is_the_cau
     assert isinstance(error, RequestTimeout)
     assert error.__cause__ is task.last_error is not None
     assert len(driver.path(task)) == 1
-
-
-# no place in the queue
 
 
 def test_when_as_many_wait_as_may_one_more_is_refused_at_once() -> None:
@@ -141,22 +121,6 @@ def test_bulks_neither_fill_the_queue_nor_are_refused() -> None:
     assert isinstance(driver.outcome(driver.submit()), QueueFull)
     driver.feed(40)
     assert not any(task.feed for task in driver.watch.finished)
-
-
-def test_an_item_of_a_bulk_that_is_tried_again_leaves_no_further_place_in_the_queue() -> None:
-    driver = Driver({"a": 1}, most_waiting=1, retry=Retry(base=0.01))
-    driver.feed(1)
-    (item,) = driver.at("a")
-    driver.fail(item, K.TRANSIENT)
-    first = driver.submit()
-    driver.wait(0.1)
-    driver.ok(live(first))
-    assert driver.where(item.task) == "a"
-    assert driver.outcome(driver.submit()) is None
-    assert isinstance(driver.outcome(driver.submit()), QueueFull)
-
-
-# slots kept for single calls
 
 
 def test_a_tenth_of_a_window_is_kept_for_single_calls_if_there_are_any_unless_the_window_is_small() -> None:

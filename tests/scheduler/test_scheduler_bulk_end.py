@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 from scheduler_driver import CHUNK, Driver
-from scheduler_warm import PACE, live, warm, warm_all
+from scheduler_warm import PACE, warm, warm_all
 
 from qreward.scheduler.outcome import Answer
-from qreward.scheduler.queue import Queue
-from qreward.scheduler.state import REFRESH, BatchFeed
+from qreward.scheduler.state import BatchFeed
 
 SLOW = 10 * PACE
 
@@ -28,6 +26,10 @@ def test_a_slow_source_takes_none_of_the_last_items_if_the_quick_ones_are_done_s
     assert not feed.buffer
     assert driver["slow"].tally.sent == 128
     assert len(driver.at("quick")) == 4
+    driver.feed(8)
+    driver.mark("quick", down=True)
+    driver.wait(1.0)
+    assert len(driver.at("slow")) == 4, "nobody else is there"
 
 
 def test_a_slow_source_takes_its_part_while_much_is_left_and_stops_when_little_is() -> None:
@@ -63,21 +65,14 @@ def test_only_sources_that_are_known_to_be_much_slower_are_held_back_from_the_la
         assert [len(driver.at(name)) for name in paces] == held, paces
 
 
-def test_a_bulk_of_unknown_length_is_for_all_sources() -> None:
-    driver = two()
-    feed = driver.feed(2 * CHUNK)
-    assert not feed.ended
-    assert len(driver.at("slow")) == 4
-
-
-def test_what_is_still_to_be_read_counts_if_it_is_known() -> None:
-    for left, takes in ((1000, True), (0, False)):
+def test_a_bulk_of_unknown_length_or_of_which_much_is_to_be_read_is_for_all_sources() -> None:
+    for left, takes in ((None, True), (1000, True), (0, False)):
         driver = two()
         feed = BatchFeed(driver.pool, 5, None, driver.now)
         feed.left = left
         feed.buffer.extend(driver.task() for _ in range(4))
         driver.pool.queue.put_feed(feed)
-        assert driver.pool.allows_batch(driver.now, driver["slow"]) is takes
+        assert driver.pool.allows_batch(driver.now, driver["slow"]) is takes, left
         assert driver.pool.allows_batch(driver.now, driver["quick"])
 
 
@@ -90,42 +85,6 @@ def test_what_was_sent_of_a_bulk_is_not_left() -> None:
         assert taken > 0
         assert feed.left == 3 * CHUNK - taken
         driver.ok(driver.at("quick")[0], after=0.25)
-
-
-def test_single_calls_go_to_a_slow_source_all_the_same() -> None:
-    driver = two()
-    driver.feed(8)
-    single = driver.submit()
-    assert driver.where(single) == "slow"
-
-
-def test_the_whole_pool_is_looked_at_a_few_times_a_second_however_much_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = two()
-    looks: list[float] = []
-    left = Queue.left
-
-    def counted(queue: Queue) -> float:
-        looks.append(driver.now)
-        return left(queue)
-
-    monkeypatch.setattr(Queue, "left", counted)
-    driver.feed(8)
-    singles = [driver.submit() for _ in range(3)]
-    for single in singles[1:]:
-        driver.ok(live(single), after=REFRESH / 4)
-    assert len(looks) == 1
-    driver.ok(live(singles[0]), after=0.5)
-    assert 1 < len(looks) <= 3
-
-
-def test_a_slow_source_takes_the_last_items_when_the_quick_one_is_marked_down() -> None:
-    driver = warm_all(Driver({"quick": 4, "slow": 4}), slow=SLOW)
-    feed = driver.feed(8)
-    assert (len(driver.at("quick")), len(driver.at("slow"))) == (4, 0)
-    driver.mark("quick", down=True)
-    driver.wait(1.0)
-    assert len(driver.at("slow")) == 4
-    assert not feed.buffer
 
 
 def test_the_quickest_source_is_not_held_back_because_its_pace_moved_a_little() -> None:

@@ -8,6 +8,7 @@ from scheduler_warm import live
 
 from qreward.errors import CircuitOpen, NoEndpoint
 from qreward.scheduler.outcome import Answer, FailureKind
+from qreward.scheduler.prefixes import Prefix
 from qreward.scheduler.state import Task
 from qreward.settings.policies import Hedge, Limits, LoadBalanceStrategy
 
@@ -16,7 +17,8 @@ K = FailureKind
 
 def test_when_the_last_source_leaves_what_waits_fails_and_says_what_to_do() -> None:
     driver = Driver({"a": 1}, refill=False)
-    under_way, waiting = driver.submit(), driver.submit()
+    first, under_way, waiting = (driver.submit(tenant=tenant) for tenant in "xyx")
+    driver.ok(live(first))
     feed = driver.feed(3)
     driver.serve(feed)
     inside = list(feed.buffer)
@@ -43,9 +45,6 @@ def test_when_all_are_marked_down_what_waits_fails_and_names_them() -> None:
         assert isinstance(error, CircuitOpen)
         assert "'a', 'b'" in str(error)
         assert "mark_healthy" in str(error)
-
-
-# tasks that avoid a source
 
 
 def waiting_for_b(driver: Driver) -> Task:
@@ -79,15 +78,7 @@ def test_a_task_that_waits_for_a_source_that_is_lost_goes_back_to_the_one_it_avo
     assert driver.path(task) == ["a", "a"]
 
 
-def lose(driver: Driver, name: str, how: str) -> None:
-    if how == "remove":
-        driver.remove(name)
-    else:
-        driver.mark(name, down=True)
-
-
-@pytest.mark.parametrize("how", ["remove", "mark"])
-def test_a_task_that_only_a_lost_source_could_serve_fails_with_what_the_other_said(how: str) -> None:
+def test_a_task_that_only_a_lost_source_could_serve_fails_with_what_the_other_said() -> None:
     driver = Driver({"a": 1, "b": 1})
     driver.mark("a", down=True)
     driver.submit()
@@ -95,11 +86,8 @@ def test_a_task_that_only_a_lost_source_could_serve_fails_with_what_the_other_sa
     task = driver.submit()
     driver.fail(live(task), K.UNSUITABLE)
     assert driver.outcome(task) is None
-    lose(driver, "b", how)
+    driver.mark("b", down=True)
     assert driver.outcome(task) is ERRORS[K.UNSUITABLE]
-
-
-# new routes
 
 
 def test_a_route_that_keeps_its_sources_can_change_how_it_chooses() -> None:
@@ -108,9 +96,6 @@ def test_a_route_that_keeps_its_sources_can_change_how_it_chooses() -> None:
         driver[name].latency.add(seconds)
     driver.reroute(["a", "b"], strategy=LoadBalanceStrategy.ROUND_ROBIN)
     assert [driver.where(driver.submit()) for _ in range(6)] == ["a", "b"] * 3
-
-
-# sources in several pools
 
 
 def test_a_shared_source_pulls_the_most_urgent_of_all_its_pools() -> None:
@@ -126,19 +111,23 @@ def test_a_shared_source_pulls_the_most_urgent_of_all_its_pools() -> None:
     assert order == [high, normal, low]
 
 
-def test_a_pool_that_gets_its_sources_by_a_route_shares_by_tokens_too() -> None:
-    driver = Driver()
-    pool = driver.new_pool("route")
-    driver.add("a", Limits(max_concurrency=1))
-    driver.reroute(["a"], pool)
-    assert pool.queue.cost == driver.scheduler._cost
-
-
-def test_a_source_that_comes_by_a_route_alone_is_looked_at_in_time() -> None:
+def test_a_source_that_comes_by_a_route_alone_is_looked_at_in_time_and_shared_by_tokens() -> None:
     driver = Driver(hedge=Hedge(after=1.0))
     for name in "ab":
         driver.add(name, Limits(max_concurrency=4), pools=[])
     driver.reroute(["a", "b"])
+    assert driver.pool.queue.cost == driver.scheduler._cost
     task = driver.submit()
     driver.wait(1.3)
     assert task.copy is not None
+
+
+def test_a_source_that_went_down_is_not_expected_to_hold_prefixes_any_more() -> None:
+    driver = Driver({"a": 8, "b": 8})
+    for _ in range(16):
+        driver.submit(prefix=Prefix((1,), (2000.0,), 2400.0, named=True))
+    lost = driver["a"]
+    assert lost in driver.pool.holders.of(1)
+    while lost.down_since is None:
+        driver.fail(next(iter(lost.attempts)), K.TRANSIENT)
+    assert driver.pool.holders.of(1) == (driver["b"],)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 from math import inf
 
 from hypothesis import given
@@ -11,7 +12,9 @@ from hypothesis import strategies as st
 
 from qreward.scheduler.heap import SWEEP, IndexedHeap
 
-moves = st.lists(st.tuples(st.sampled_from(["put", "put", "drop", "take"]), st.integers(0, 7), st.integers(0, 4), st.integers(0, 3)))
+moves = st.lists(
+    st.tuples(st.sampled_from(["put", "put", "drop", "take", "outside"]), st.integers(0, 7), st.integers(0, 4), st.integers(0, 3))
+)
 
 
 @given(moves)
@@ -27,6 +30,11 @@ def test_it_gives_what_a_sorted_list_gives(steps: list[tuple[str, int, int, int]
         elif what == "drop":
             heap.drop(name)
             model.pop(name, None)
+        elif what == "outside":
+            avoided = {name, str(rank)}
+            found = min(model.keys() - avoided, key=model.__getitem__, default=None)
+            assert heap.take_outside(avoided) == found
+            model.pop(found or "", None)
         elif model:
             first = min(model, key=model.__getitem__)
             assert heap.take() == first
@@ -34,37 +42,49 @@ def test_it_gives_what_a_sorted_list_gives(steps: list[tuple[str, int, int, int]
         assert heap.first() == min(model, key=model.__getitem__, default=None)
         assert heap.rank() == min((place[0] for place in model.values()), default=inf)
         assert len(heap) == len(model)
-        assert all((str(name) in heap) == (str(name) in model) for name in range(8))
+        assert {str(name) for name in range(8) if str(name) in heap} == set(heap) == model.keys()
     assert heap.empty() == sorted(model, key=model.__getitem__)
     assert len(heap) == 0
     assert heap.first() is None
 
 
+def test_items_of_equal_rank_go_by_number_and_then_in_the_order_in_which_they_came() -> None:
+    heap: IndexedHeap[str] = IndexedHeap()
+    for item, number in (("a", 1), ("b", 0), ("c", 0)):
+        heap.put(item, 1.0, number)
+    heap.put("b", 1.0)
+    assert heap.first() == "b", "putting it again where it is changes nothing"
+    heap.put("b", 1.0, 2)
+    assert heap.empty() == ["c", "a", "b"]
+
+
 def test_what_left_or_moved_is_not_kept() -> None:
-    heap: IndexedHeap[int] = IndexedHeap()
-    heap.put(-1, 0.0)
-    for thing in range(1000):
+    def put_and_drop(heap: IndexedHeap[int], thing: int) -> None:
         heap.put(thing, 1.0)
         heap.drop(thing)
+
+    def move(heap: IndexedHeap[int], thing: int) -> None:
         heap.put(-2, float(thing))
-        assert len(heap._heap) <= 2 * len(heap) + SWEEP
-    for thing in range(1000):
-        heap.put(thing, 1.0)
-    for thing in range(1000):
-        heap.drop(thing)
-    assert len(heap._heap) <= 2 * len(heap) + SWEEP
 
+    steps: list[Callable[[IndexedHeap[int], int], None]] = [put_and_drop, move]
+    for step in steps:
+        heap: IndexedHeap[int] = IndexedHeap()
+        heap.put(-1, 0.0)
+        for thing in range(1000):
+            step(heap, thing)
+            assert len(heap._heap) <= 2 * len(heap) + SWEEP
 
-def test_what_left_is_not_kept_alive() -> None:
     class Thing:
         pass
 
-    heap: IndexedHeap[Thing] = IndexedHeap()
-    things = [Thing() for _ in range(3)]
-    watched = [weakref.ref(thing) for thing in things]
-    for rank, thing in enumerate(things):
-        heap.put(thing, float(rank))
-    heap.drop(things[2])  # behind others
-    del things[2], thing
+    things: IndexedHeap[Thing] = IndexedHeap()
+    watched = []
+    for rank in range(4):
+        thing = Thing()
+        things.put(thing, float(rank))
+        watched.append(weakref.ref(thing))
+    things.put(thing, 9.0)
+    things.drop(thing)  # behind others, and after it was moved
+    del thing
     gc.collect()
-    assert [reference() is None for reference in watched] == [False, False, True]
+    assert [reference() is None for reference in watched] == [False, False, False, True]

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_driver import Driver
-from scheduler_memory import bytes_left_by
 from scheduler_warm import PACE, warm_all
 
 from qreward.scheduler.load_balancing import (
@@ -23,7 +22,6 @@ from qreward.scheduler.load_balancing import (
     WeightedRoundRobin,
     make_balancer,
 )
-from qreward.scheduler.prefixes import Prefix
 from qreward.scheduler.state import Source
 from qreward.settings.policies import Limits, LoadBalanceStrategy
 
@@ -52,13 +50,6 @@ def test_round_robin_goes_round_whatever_the_weights() -> None:
     driver = Driver(dict.fromkeys("abc", 10), strategy=S.ROUND_ROBIN, weights={"a": 5.0})
     assert one_at_a_time(driver, 9) == list("abcabcabc")
     assert placed(driver, 6) == list("abcabc")
-
-
-def test_round_robin_passes_over_a_full_source_and_does_not_make_up_for_it() -> None:
-    driver = Driver({"a": 1, "b": 9, "c": 9}, strategy=S.ROUND_ROBIN)
-    assert placed(driver, 7) == list("abcbcbc")
-    driver.ok(driver.at("a")[0])
-    assert Counter(one_at_a_time(driver, 6)) == {"a": 2, "b": 2, "c": 2}
 
 
 @given(st.lists(st.integers(1, 8), min_size=1, max_size=5), st.integers(1, 2))
@@ -94,7 +85,9 @@ def test_a_source_that_was_away_does_not_make_up_for_it() -> None:
 
 def test_least_connections_are_really_the_least_for_each_ones_weight() -> None:
     weights = {"a": 1.0, "b": 1.0, "c": 1.0, "d": 3.0}
-    driver = Driver(dict.fromkeys("abcd", 40), strategy=S.LEAST_CONNECTIONS, weights=weights, seed=3)
+    driver = Driver(strategy=S.LEAST_CONNECTIONS, weights={"a": 1.0}, seed=3)
+    for name, weight in weights.items():
+        driver.add(name, Limits(max_concurrency=40), weight=100.0 if name == "a" else weight)
     for _ in range(300):
         if driver.watch.live and driver.rng.random() < 0.45:
             driver.ok(driver.rng.choice(list(driver.watch.live)), after=0.01)
@@ -114,25 +107,21 @@ class Dice(Random):
         return self.throws.pop(0)
 
 
-def test_power_of_two_picks_the_less_loaded_of_the_two_it_looked_at() -> None:
-    for throws, winner in (([0, 1], 1), ([1, 0], 1), ([1, 2], 1), ([0, 2], 2), ([0, 0], 0)):
-        sources = [Source(name, Random(0), Limits(max_concurrency=10)) for name in "abc"]
+def test_power_of_two_picks_of_the_two_it_looked_at_the_one_with_the_smaller_share_of_its_window_times_its_latency() -> None:
+    """``f`` is four times as quick as the others, and ``w`` has twice the window."""
+    sources = [Source(name, Random(0), Limits(max_concurrency=20 if name == "w" else 10)) for name in "abcfw"]
+    for source, inflight in zip(sources, (8, 1, 4, 7, 7), strict=True):
+        source.inflight = inflight
+        source.latency.add(1.0 if source.name == "f" else 4.0)
+    found = {}
+    for throws, winner in (((0, 1), "b"), ((1, 0), "b"), ((1, 2), "b"), ((0, 2), "c"), ((0, 0), "a"), ((2, 3), "f"), ((2, 4), "w")):
         balancer = PowerOfTwo(Dice(list(throws)))
-        for source, inflight in zip(sources, (8, 1, 4), strict=True):
-            source.inflight = inflight
+        for source in sources:
             balancer.offer(source)
-        assert balancer.take(()) is sources[winner], throws
-
-
-def test_power_of_two_weighs_the_share_of_the_window_by_the_time_an_answer_takes() -> None:
-    slow, fast = (Source(name, Random(0), Limits(max_concurrency=10)) for name in "sf")
-    slow.latency.add(10.0)
-    fast.latency.add(1.0)
-    fast.inflight = 5
-    balancer = PowerOfTwo(Dice([0, 1]))
-    balancer.offer(slow)
-    balancer.offer(fast)
-    assert balancer.take(()) is fast
+        taken = balancer.take(())
+        if taken is None or taken.name != winner:
+            found[throws] = taken
+    assert not found
 
 
 def test_expected_finish_prefers_the_fast_one_and_spreads_as_it_fills() -> None:
@@ -143,20 +132,8 @@ def test_expected_finish_prefers_the_fast_one_and_spreads_as_it_fills() -> None:
     assert "middle" in names[:8], "one as fast as this is better than a full one"
     assert "slow" not in names[:15], "five times as slow is worse than full"
     assert Counter(names) == {"fast": 8, "middle": 8, "slow": 8}, "but all is better than waiting"
-
-
-def test_expected_finish_tries_a_source_that_has_not_answered_yet() -> None:
-    driver = Driver({"known": 8})
-    warm_all(driver, answers=12)
     driver.add("new", Limits(max_concurrency=8))
-    assert driver.where(driver.submit()) == "new"
-
-
-def test_sources_of_equal_worth_share_the_work() -> None:
-    driver = Driver(dict.fromkeys("abcd", 16))
-    warm_all(driver, answers=12)
-    assert Counter(placed(driver, 32)).total() == 32
-    assert all(len(driver.at(name)) == pytest.approx(8, abs=2) for name in "abcd")
+    assert driver.where(driver.submit()) == "new", "it may be quicker than any"
 
 
 def test_batches_below_the_limits_are_shared_by_equal_servers_that_queue_whatever_they_served_before() -> None:
@@ -212,52 +189,6 @@ def test_a_balancer_hands_out_each_offered_source_once_and_never_one_to_avoid(st
                 assert taken in offered - {source}
                 offered.remove(taken)
                 balancer.sent(taken)
-
-
-def group(number: int) -> Prefix:
-    return Prefix((number,), (2000.0,), 2400.0, named=True)
-
-
-def homes(driver: Driver, groups: int) -> list[str | None]:
-    """Submit a task of each group and answer it: who got them."""
-    found = []
-    for number in range(groups):
-        task = driver.submit(prefix=group(number))
-        found.append(driver.where(task))
-        assert task.attempt is not None
-        driver.ok(task.attempt)
-    return found
-
-
-def test_consistent_hashing_spreads_groups_over_the_sources_and_moves_only_those_of_a_source_that_leaves() -> None:
-    driver = Driver(dict.fromkeys("abcd", 9), strategy=S.CONSISTENT_HASH)
-    before = homes(driver, 200)
-    assert homes(driver, 200) == before
-    assert all(30 <= count <= 70 for count in Counter(before).values())
-    driver.remove("d")
-    after = homes(driver, 200)
-    assert [new for old, new in zip(before, after, strict=True) if old != "d"] == [old for old in before if old != "d"]
-    moved = Counter(new for old, new in zip(before, after, strict=True) if old == "d")
-    assert moved.keys() == set("abc"), "not all to the same one"
-
-
-def test_consistent_hashing_uses_the_only_source_with_a_free_slot_however_busy_it_is() -> None:
-    driver = Driver({"a": 50, "b": 1, "c": 1}, strategy=S.CONSISTENT_HASH)
-    names = [driver.where(driver.submit(prefix=group(number))) for number in range(30)]
-    assert Counter(names) == {"a": 28, "b": 1, "c": 1}
-
-
-def test_offering_sources_again_and_again_does_not_fill_the_memory() -> None:
-    for strategy in S:
-        balancer = make_balancer(strategy, {}, Random(0))
-        sources = [Source(str(number), Random(0)) for number in range(3)]
-
-        def offer(balancer: Balancer = balancer, sources: list[Source] = sources) -> None:
-            for number in range(5000):
-                sources[number % 3].inflight = number % 50
-                balancer.offer(sources[number % 3])
-
-        assert bytes_left_by(offer) < 50_000, strategy
 
 
 def test_each_strategy_has_its_balancer() -> None:

@@ -13,7 +13,7 @@ from scheduler_driver import Driver, failure
 from qreward.scheduler.outcome import CANCELLED, Answer, FailureKind, Outcome
 from qreward.scheduler.prefixes import Prefix
 from qreward.scheduler.state import Attempt, Task
-from qreward.settings.policies import Limits, LoadBalanceStrategy, Retry
+from qreward.settings.policies import Hedge, Limits, LoadBalanceStrategy, Retry
 
 NAMES = ("a", "b", "c", "d")
 MOST_WAKES = 5_000
@@ -30,6 +30,7 @@ prefixes = st.sampled_from(
 seconds = st.sampled_from([0.0, 0.001, 0.01, 1 / 64, 0.1, 0.5, 2.0, 15.0, 200.0])
 limits = st.builds(Limits, max_concurrency=st.integers(1, 3), rpm=st.sampled_from([None, None, 60.0, 6000.0]))
 strategies = st.sampled_from(list(LoadBalanceStrategy))
+hedges = st.sampled_from([None, Hedge(after=0.5, budget=1.0), Hedge()])
 answers = st.builds(Answer, st.just("yes"), st.sampled_from([None, 5]), st.sampled_from([None, 7]))
 failures = st.builds(
     failure,
@@ -44,12 +45,14 @@ outcomes = st.one_of(answers, failures, failures, st.just(CANCELLED))
 class Machine(RuleBasedStateMachine):
     """Two pools that share sources, single tasks and bulks, every kind of end, operators who change everything while it runs."""
 
-    @initialize(seed=st.integers(0, 3), attempts=st.integers(1, 4), first=strategies, second=strategies, first_limits=limits)
-    def begin(self, seed: int, attempts: int, first: LoadBalanceStrategy, second: LoadBalanceStrategy, first_limits: Limits) -> None:
-        self.driver = Driver(retry=Retry(attempts=attempts), seed=seed, strategy=first, refill=False)
+    @initialize(seed=st.integers(0, 3), attempts=st.integers(1, 4), hedge=hedges, first=strategies, second=strategies, told=limits)
+    def begin(
+        self, seed: int, attempts: int, hedge: Hedge | None, first: LoadBalanceStrategy, second: LoadBalanceStrategy, told: Limits
+    ) -> None:
+        self.driver = Driver(retry=Retry(attempts=attempts), seed=seed, hedge=hedge, strategy=first, refill=False)
         self.pools = [self.driver.pool, self.driver.new_pool("second", second)]
         self.over: list[Attempt] = []
-        self.driver.add("a", first_limits, pools=self.pools)
+        self.driver.add("a", told, pools=self.pools)
 
     # callers
 

@@ -6,32 +6,26 @@ from math import inf
 from random import Random
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_queue import A, B, C, feed, order, queue, task
 
 from qreward.scheduler.queue import AGEING, BULK, LEVELS, PATIENCE, SWEEP, Queue
-from qreward.scheduler.state import Source, Task, TaskState
+from qreward.scheduler.state import BatchFeed, Source, Task, TaskState
 from qreward.settings.policies import Priority
 
 
 def test_what_waits_is_handed_out_by_level_age_and_deadline() -> None:
     """What is put into the queue; the order in which it comes out, by place in that list."""
     low, normal, high = Priority.LOW, Priority.NORMAL, Priority.HIGH
-    avoiding = task(avoids=(A,))
     bulk = feed(3)
     items = list(bulk.buffer)
     items[2].deadline = 1.0
     scenes: dict[str, tuple[list[Task], list[int]]] = {
         "levels": ([task(low), task(normal), task(high)], [2, 1, 0]),
-        "order of submission": ([task(born=float(number)) for number in range(5)], [0, 1, 2, 3, 4]),
         "just less than the ageing": ([task(normal, born=101.0 - 5 * AGEING), task(high, born=100.0)], [1, 0]),
         "just more than the ageing": ([task(normal, born=99.0 - 5 * AGEING), task(high, born=100.0)], [0, 1]),
-        "retries": ([task(born=5.0), task(born=4.0, avoids=())], [1, 0]),
-        "retries, oldest first": ([task(born=3.0, avoids=(C,)), task(born=1.0, avoids=(B,)), task(born=2.0, avoids=())], [1, 2, 0]),
-        "what avoids the source stays": ([avoiding, task(born=9.0)], [1]),
-        "deadlines": ([task(timeout=300.0), task(born=1.0, timeout=5.0), task(born=2.0, timeout=60.0)], [1, 2, 0]),
+        "retries before what is as old": ([task(born=5.0), task(born=5.0, avoids=()), task(born=9.0, avoids=())], [1, 0, 2]),
         "deadlines within a level": ([task(normal, timeout=1.0), task(high)], [1, 0]),
         "equal timeouts": ([task(timeout=60.0), task(timeout=5.0), task(timeout=60.0), task(timeout=60.0)], [1, 0, 2, 3]),
     }
@@ -52,15 +46,6 @@ def test_a_bulk_lets_single_tasks_of_its_level_go_first_for_a_minute_and_those_o
     assert order(queue(single, urgent))[0] is not single
 
 
-def test_while_single_tasks_wait_a_bulk_of_their_level_gets_one_item_a_minute() -> None:
-    bulk, waiting = feed(99), Queue()
-    waiting.put_feed(bulk)
-    for second in range(601):
-        waiting.put(task(born=float(second)))
-        waiting.take(A, float(second))
-    assert len(bulk.buffer) == 99 - 600 // (BULK + 1)
-
-
 def test_feeds_of_one_level_take_turns_and_one_that_is_dropped_is_no_longer_served() -> None:
     first, second, third, dropped = feed(3), feed(3), feed(1), feed(2)
     waiting, taken = queue(first, second, third, dropped), []
@@ -69,29 +54,6 @@ def test_feeds_of_one_level_take_turns_and_one_that_is_dropped_is_no_longer_serv
     while (entry := waiting.take(A, 1.0)) is not None:
         taken.append(entry[1])
     assert taken == [first, second, third, first, second, first, second]
-
-
-def test_emptying_hands_over_everything_the_read_ahead_included() -> None:
-    fresh, again, bulk = task(), task(avoids=(A,)), feed(2)
-    ended = task()
-    waiting = queue(fresh, again, bulk, ended)
-    ended.state = TaskState.DONE
-    inside = list(bulk.buffer)
-    assert set(waiting.empty()) == {fresh, again, *inside}
-    assert not bulk.buffer
-    assert not bulk.queued
-    assert not waiting
-
-
-def test_tasks_with_earlier_deadlines_than_those_before_them_are_counted_emptied_and_dropped_once_ended() -> None:
-    tasks = [task(timeout=timeout) for timeout in (300.0, 200.0, 100.0, 250.0)]
-    waiting = queue(*tasks)
-    assert len(waiting) == 4
-    tasks[1].state = TaskState.DONE
-    waiting.take_back(tasks[1])
-    assert len(waiting) == 3
-    assert set(waiting.empty()) == {tasks[0], tasks[2], tasks[3]}
-    assert len(waiting) == 0
 
 
 def test_the_oldest_retry_goes_first_and_at_a_source_that_is_being_tested_the_one_with_fewest_failures() -> None:
@@ -106,55 +68,23 @@ def test_the_oldest_retry_goes_first_and_at_a_source_that_is_being_tested_the_on
     assert seen == {inf: [often, once], 2: [often, once], 1: [once, often]}
 
 
-def test_equal_deadlines_keep_the_order_of_submission_although_one_between_them_has_ended() -> None:
-    late, early, behind = task(born=0.0, timeout=100.0), task(born=50.0, timeout=50.0), task(timeout=500.0)
-    for entries in ((late, early), (behind, late, early), (late, behind, early)):
-        assert order(queue(*entries)) == [each for each in (late, early, behind) if each in entries]
-    gone, first, second = task(timeout=100.0), task(timeout=50.0), task(timeout=50.0)
-    waiting = queue(gone, first)
-    gone.state = TaskState.DONE
-    assert waiting.key(A) == 5 * AGEING
-    waiting.put(second)
-    assert order(waiting) == [first, second]
-
-
-def test_a_task_without_a_deadline_is_not_starved_by_those_that_have_one() -> None:
-    patient, waiting = task(born=0.0), Queue()
-    waiting.put(patient)
-    for second in range(2000):
-        waiting.put(task(born=float(second), timeout=30.0))
-        entry = waiting.take(A, float(second))
-        assert entry is not None
-        if entry[0] is patient:
-            assert second <= PATIENCE
-            return
-    pytest.fail("the patient one never went")
-
-
-def test_a_reserved_slot_takes_single_tasks_only() -> None:
-    bulk, single, again = feed(2), task(born=5.0), task(born=7.0, avoids=(B,))
-    waiting = queue(bulk, single, again)
-    assert order(waiting, now=1e6, allow_batch=False) == [single, again]
-    assert waiting.key(A, allow_batch=False) == float("inf")
-    assert len(order(waiting)) == 2
-
-
-def test_a_reserved_slot_takes_a_bulks_item_that_is_tried_again_but_no_fresh_one() -> None:
-    """Its last hope may be this source: others may have to leave it."""
-    bulk = feed(2)
+def test_a_reserved_slot_takes_single_tasks_and_a_bulks_item_that_is_tried_again_but_no_fresh_one() -> None:
+    """The last hope of an item that was sent may be this source: others may have to leave it."""
+    bulk = feed(3)
     waiting = queue(bulk)
     entry = waiting.take(A, 0.0)
     assert entry is not None
     item = entry[0]
-    assert item.feed is bulk
+    assert entry[1] is item.feed is bulk
     item.sent_at, item.excluded = 0.0, (B,)
-    waiting.put(item)
-    single = task(born=9.0)
-    waiting.put(single)
-    assert waiting.waiting == 1, "items of batches do not count"
-    assert order(waiting, allow_batch=False) == [item, single]
-    assert waiting.waiting == 0
-    assert len(waiting) == 1
+    single, again = task(born=5.0), task(born=7.0, avoids=(B,))
+    for each in (item, single, again):
+        waiting.put(each)
+    assert (waiting.waiting, len(waiting)) == (2, 5), "items of batches are not counted as waiting"
+    assert order(waiting, now=1e6, allow_batch=False) == [item, single, again]
+    assert waiting.key(A, allow_batch=False) == float("inf")
+    assert (waiting.waiting, len(waiting)) == (0, 2)
+    assert len(order(waiting)) == 2
 
 
 def test_a_reserved_slot_takes_the_single_task_of_the_tenant_that_is_next() -> None:
@@ -217,9 +147,10 @@ def test_the_queue_hands_out_what_sorting_by_age_and_level_would(
 
 moves = st.lists(
     st.one_of(
-        st.tuples(st.just("put"), st.integers(0, 2), st.sampled_from([None, 1.0, 30.0, 1000.0])),
+        st.tuples(st.just("put"), st.integers(0, 2), st.sampled_from([None, 1.0, 3.0, 1000.0])),
         st.tuples(st.just("again"), st.integers(0, 2), st.sampled_from([(), (A,), (A, B)])),
-        st.tuples(st.just("end"), st.integers(0, 50), st.none()),
+        st.tuples(st.sampled_from(["end", "take back"]), st.integers(0, 50), st.none()),
+        st.tuples(st.just("feed"), st.integers(1, 3), st.none()),
         st.tuples(st.just("take"), st.sampled_from([A, B]), st.booleans()),
         st.tuples(st.just("reclaim"), st.sampled_from([(A,), (A, B)]), st.none()),
     ),
@@ -227,10 +158,21 @@ moves = st.lists(
 )
 
 
+def overtaken(taken: Task, waiting: list[Task]) -> list[Task]:
+    """The fresh tasks of its level that are due before it."""
+
+    def place(task: Task) -> tuple[float, int]:
+        return min(task.deadline, task.born + PATIENCE), task.number
+
+    fresh = [each for each in waiting if each.level == taken.level and each.sent_at is None]
+    return [] if taken.sent_at is not None else [each for each in fresh if place(each) < place(taken)]
+
+
 @given(moves)
 def test_counts_are_right_and_deadlines_are_kept_whatever_happens(moves: list[tuple[str, Any, Any]]) -> None:
     """Against a plain list: within a level the fresh task that is taken is the one that is due first."""
     waiting, inside, now = Queue(), list[Task](), 0.0
+    feeds: list[BatchFeed] = []  # those with items left
     for what, first, second in moves:
         now += 0.5
         if what in {"put", "again"}:
@@ -238,27 +180,39 @@ def test_counts_are_right_and_deadlines_are_kept_whatever_happens(moves: list[tu
             made.number = int(2 * now)
             waiting.put(made)
             inside.append(made)
-        elif what == "end" and inside:
+        elif what == "feed":
+            feeds.append(feed(first, level=3, served=now))
+            waiting.put_feed(feeds[-1])
+        elif what in {"end", "take back"} and inside:
             gone = inside.pop(first % len(inside))
             gone.state = TaskState.DONE
-            waiting.ended(gone)
+            {"end": waiting.ended, "take back": waiting.take_back}[what](gone)
         elif what == "take":
             entry = waiting.take(first, now, allow_batch=bool(second))
             if entry is None:
                 assert all(first in each.excluded for each in inside)
+                assert not (second and feeds)
                 continue
-            taken = entry[0]
-            inside.remove(taken)
-            rivals = [each for each in inside if each.level == taken.level and each.sent_at is None and taken.sent_at is None]
-            due = min(taken.deadline, taken.born + PATIENCE)
-            assert all((due, taken.number) < (min(each.deadline, each.born + PATIENCE), each.number) for each in rivals)
+            if entry[1] is None:
+                inside.remove(entry[0])
+            assert not overtaken(entry[0], inside)
         elif what == "reclaim":
             stuck = waiting.reclaim(first)
             assert set(stuck) == {each for each in inside if each.sent_at is not None and set(first) <= set(each.excluded)}
             inside = [each for each in inside if each not in stuck]
+        feeds = [each for each in feeds if each.buffer]
+        items = sum(len(each.buffer) for each in feeds)
         for source in (A, B):
             able = [each for each in inside if source not in each.excluded]
-            assert (waiting.key(source) < float("inf")) == bool(able)
+            assert (waiting.key(source) < float("inf")) == bool(able or feeds)
+            assert (waiting.key(source, allow_batch=False) < float("inf")) == bool(able)
+        avoided = [len(each.excluded) for each in inside if each.sent_at is not None]
+        assert waiting.most_avoided() >= max(avoided, default=-1)
         assert waiting.waiting == len(inside)
-        assert bool(waiting) == bool(inside)
-        assert sorted({each.level for each in inside}) == waiting.levels
+        assert len(waiting) >= len(inside) + items
+        assert bool(waiting) == bool(inside or feeds)
+        assert sorted({each.level for each in [*inside, *feeds]}) == waiting.levels
+    left = [*inside, *(item for each in feeds for item in each.buffer)]
+    assert sorted(map(id, waiting.empty())) == sorted(map(id, left))
+    assert not waiting
+    assert (waiting.waiting, waiting.levels, [each for each in feeds if each.buffer or each.queued]) == (0, [], [])

@@ -22,16 +22,10 @@ def table(patterns: list[str]) -> Routes[str]:
     return routes
 
 
-@given(st.lists(patterns, unique=True, max_size=12), models, st.randoms(use_true_random=False))
-def test_the_order_in_which_routes_are_added_never_matters(names: list[str], model: str, rng: object) -> None:
-    shuffled = list(names)
-    rng.shuffle(shuffled)  # type: ignore[attr-defined]
-    assert table(names).find(model) == table(shuffled).find(model)
-
-
 @given(st.lists(patterns, unique=True, max_size=12), models)
 def test_the_exact_name_wins_else_the_most_specific_glob_that_matches_else_nothing(names: list[str], model: str) -> None:
     found = table(names).find(model)
+    assert table(names[::-1]).find(model) == found, "whatever the order in which they are added"
     matching = [pattern for pattern in names if is_glob(pattern) and fnmatchcase(model, pattern)]
     if model in names:
         assert found == model
@@ -79,11 +73,8 @@ def test_a_route_with_the_same_pattern_is_replaced_and_earlier_answers_are_forgo
     assert routes.find("judge-7b") == 2
     routes.set("judge-7b", 3)
     assert routes.find("judge-7b") == 3
-    assert routes.items() == {"judge-7b": 3, "judge-*": 2}
-
-
-def test_routes_are_listed_in_the_order_they_are_tried() -> None:
-    assert list(table(["*", "gpt-*", "gpt-4o", "gpt-4*"]).items()) == ["gpt-4o", "gpt-4*", "gpt-*", "*"]
+    routes.set("*", 4)
+    assert list(routes.items().items()) == [("judge-7b", 3), ("judge-*", 2), ("*", 4)], "in the order in which they are tried"
 
 
 def test_names_that_callers_make_up_do_not_fill_the_memory() -> None:

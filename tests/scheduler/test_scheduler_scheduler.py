@@ -6,16 +6,17 @@ from scheduler_driver import CHUNK, ERRORS, Driver
 from scheduler_warm import live
 from scheduler_watch import BUCKET
 
+from qreward import Endpoint
 from qreward.errors import RequestTimeout
-from qreward.scheduler.outcome import Answer, FailureKind
+from qreward.scheduler.limits.rate import LearnedRate
+from qreward.scheduler.outcome import Answer, FailureKind, RateLimit, RateLimitInfo
+from qreward.scheduler.prefixes import Prefix
 from qreward.scheduler.scheduler import FINISH, SEND, Scheduler
 from qreward.scheduler.state import LOW, TaskState
-from qreward.settings.policies import Retry
+from qreward.settings.client import ClientConfig
+from qreward.settings.policies import Hedge, Limits, Retry
 
 K = FailureKind
-
-
-# a task and its attempt
 
 
 def test_a_task_is_sent_at_once_if_a_source_has_a_free_slot_and_its_answer_comes_with_source_and_seconds() -> None:
@@ -48,27 +49,13 @@ def test_an_answer_in_the_same_turn_as_the_timeout_counts_if_it_is_reported_firs
     assert driver.scheduler.next_wake() is None
 
 
-# time limits
-
-
-def test_a_tasks_timeout_counts_waiting_in_the_queue() -> None:
-    driver = Driver({"a": 1})
-    driver.submit()
-    waiting = driver.submit(timeout=10.0)
-    driver.until(9.9)
-    assert driver.outcome(waiting) is None
-    driver.until(10.0 + BUCKET)
-    error = driver.outcome(waiting)
-    assert isinstance(error, RequestTimeout)
-    assert "10 s" in str(error)
-    assert "never sent" in str(error)
-
-
 def test_a_tasks_timeout_counts_queue_attempts_and_back_off_together() -> None:
     driver = Driver({"a": 1}, retry=Retry(base=3.0, attempts=9))
     first, task = driver.submit(), driver.submit(timeout=10.0)
     driver.ok(live(first), after=4.0)
     driver.fail(live(task), K.TRANSIENT, after=4.0)
+    driver.until(9.9)
+    assert driver.outcome(task) is None
     driver.until(10.0 + BUCKET)
     error = driver.outcome(task)
     assert isinstance(error, RequestTimeout)
@@ -78,9 +65,10 @@ def test_a_tasks_timeout_counts_queue_attempts_and_back_off_together() -> None:
 
 def test_a_timeout_stops_the_attempt_and_the_slot_comes_back_when_the_connection_is_closed() -> None:
     driver = Driver({"a": 1})
-    task, waiting = driver.submit(timeout=5.0), driver.submit()
+    task, waiting, impatient = driver.submit(timeout=5.0), driver.submit(), driver.submit(timeout=4.0)
     attempt = live(task)
     driver.until(5.1)
+    assert "never sent" in str(driver.outcome(impatient))
     error = driver.outcome(task)
     assert isinstance(error, RequestTimeout)
     assert "an attempt was under way" in str(error)
@@ -89,20 +77,6 @@ def test_a_timeout_stops_the_attempt_and_the_slot_comes_back_when_the_connection
     assert driver.where(waiting) is None
     driver.cancelled(attempt)
     assert driver.where(waiting) == "a"
-
-
-def test_without_a_timeout_a_task_waits_for_ever() -> None:
-    driver = Driver({"a": 1})
-    driver.mark("a", down=False)
-    driver["a"].health.eject(0.0, 1e5)
-    task = driver.submit()
-    driver.wait(9e4)
-    assert driver.outcome(task) is None
-    driver.wait(2e4)
-    assert driver.where(task) == "a"
-
-
-# withdrawal
 
 
 def test_a_withdrawn_task_has_no_outcome_and_its_slot_comes_back_when_its_attempt_has_ended() -> None:
@@ -141,9 +115,6 @@ def test_a_batch_that_is_withdrawn_with_items_that_are_done_leaves_no_timer() ->
     assert driver.scheduler.next_wake() is None
 
 
-# overload
-
-
 def test_after_a_hint_nothing_is_sent_until_it_has_passed_then_one_probe_then_all() -> None:
     driver = Driver({"a": 8})
     tasks = [driver.submit() for _ in range(20)]
@@ -158,9 +129,6 @@ def test_after_a_hint_nothing_is_sent_until_it_has_passed_then_one_probe_then_al
     driver.ok(driver.at("a")[0], after=0.01)
     assert len(driver.at("a")) == 8
     assert driver.at("a")[0].task is not tasks[-1]
-
-
-# bulks
 
 
 def test_a_bulk_is_read_as_it_is_needed() -> None:
@@ -197,4 +165,73 @@ def test_a_closed_bulk_returns_what_was_read_ahead_and_never_started() -> None:
     driver.watch.check_all_over()
 
 
-# robustness
+def test_other_policies_apply_from_then_on_and_those_that_stay_keep_what_they_have_counted() -> None:
+    """Of the hedging policy the budget is spent; a new one begins with its own."""
+    once = Hedge(after=1.0, budget=0.0, reserve=1)
+    endpoints = (Endpoint("http://a/v1"),)
+    before = ClientConfig(endpoints=endpoints, hedge=once, retry=Retry(attempts=2), max_queued=None)
+    seen = {}
+    for name, changes in {
+        "nothing": {},
+        "queue": {"max_queued": 0},
+        "hedge": {"hedge": Hedge(after=0.5, budget=0.0, reserve=1)},
+        "retry": {"retry": Retry(attempts=1)},
+        "retry base": {"retry": Retry(attempts=2, base=9.0)},
+    }.items():
+        driver = Driver({"a": 2, "b": 2}, hedge=once, retry=before.retry)
+        sources = list(driver.sources.values())
+        first = driver.submit()
+        driver.wait(1.1)
+        assert (first.copy is not None, driver.scheduler.hedge_budget) == (True, 0.0)
+        hedges_anew = driver.scheduler.set_policies(before, before.model_copy(update=changes))
+        driver.scheduler.check_attempts_again(driver.now, sources)
+        failing = driver.submit()
+        driver.fail(live(failing), K.TRANSIENT)
+        retried = driver.outcome(failing) is None
+        driver.submit()
+        waits = [driver.outcome(driver.submit()) is None for _ in range(2)][-1]
+        seen[name] = (hedges_anew, driver.scheduler.hedge_budget, retried, waits)
+    assert seen == {
+        "nothing": (False, 0.0, True, True),
+        "queue": (False, 0.0, True, False),
+        "hedge": (True, 1.0, True, True),
+        "retry": (True, 1.0, False, True),
+        "retry base": (False, 0.0, True, True),
+    }
+
+
+def test_a_hedge_that_is_to_come_sooner_applies_to_what_is_under_way() -> None:
+    before = ClientConfig(endpoints=(Endpoint("http://a/v1"),), hedge=Hedge(after=30.0))
+    driver = Driver({"a": 2, "b": 2}, hedge=before.hedge)
+    task = driver.submit()
+    driver.wait(2.0)
+    driver.scheduler.set_policies(before, before.model_copy(update={"hedge": Hedge(after=3.0)}))
+    driver.scheduler.check_attempts_again(driver.now, list(driver.sources.values()))
+    driver.wait(0.9)
+    assert task.copy is None
+    driver.wait(0.3)
+    assert task.copy is not None
+
+
+def test_limits_that_a_stream_announces_hold_while_it_goes_on() -> None:
+    driver = Driver()
+    driver.add("a", Limits(max_concurrency=9), learned=LearnedRate())
+    stream = live(driver.submit())
+    limits = RateLimitInfo(requests=RateLimit(limit=60, remaining=0, reset=60.0))
+    driver.scheduler.opened(driver.now, stream, limits)
+    assert driver.where(driver.submit()) is None
+
+
+def test_a_failed_request_gives_back_its_tokens_and_its_prefix_is_not_expected_in_the_cache() -> None:
+    for kind, cached in ((K.UNREACHABLE, False), (K.REFUSED, False)):
+        driver = Driver(estimate=lambda _payload: (100.0, 0.0), retry=Retry(attempts=1))
+        source = driver.add("a", Limits(tpm=60, max_concurrency=1))
+        driver.add("b", Limits(max_concurrency=1))
+        driver.mark("b", down=True)
+        task = driver.submit(prefix=Prefix((1,), (2000.0,), 2400.0, named=True))
+        assert source.tokens is not None
+        reserved = source.tokens.ready_at
+        assert source.prefix_cache.is_warm(1)
+        driver.fail(live(task), kind)
+        assert source.tokens.ready_at <= reserved - 99.0, kind
+        assert source.prefix_cache.is_warm(1) is cached, kind

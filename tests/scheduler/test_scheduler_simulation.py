@@ -16,7 +16,6 @@ from simulator import Server, Simulation
 
 from qreward.scheduler.health import LONGEST_OPEN
 from qreward.scheduler.outcome import Answer, FailureKind
-from qreward.scheduler.state import BatchFeed, Task
 from qreward.settings.policies import Limits, LoadBalanceStrategy, Retry
 
 
@@ -41,29 +40,14 @@ def retries(simulation: Simulation) -> int:
     return len(sends) - len({attempt.task for _, attempt in sends})
 
 
-def last_finish(simulation: Simulation) -> float:
-    """When the last caller had an answer; servers may send what nobody waits for until later."""
-    return max(float(entry[0]) for entry in simulation.driver.watch.trace if entry[1] == "finish")
-
-
 @pytest.mark.parametrize("seed", seeds(30))
-def test_every_rule_holds_after_every_input_and_each_task_ends_once_or_was_withdrawn(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_rule_holds_after_every_input_and_each_task_ends_once_or_was_withdrawn(seed: int) -> None:
     simulation = random_simulation(seed)
-    driver, unread = simulation.driver, [0]
-    close = driver.close_feed
-
-    def counted(feed: BatchFeed) -> list[Task]:
-        unread[0] += len(driver._input[feed])  # the scheduler never heard of them
-        return close(feed)
-
-    monkeypatch.setattr(driver, "close_feed", counted)
+    driver = simulation.driver
     simulation.run()
     finished, withdrawn = driver.watch.finished, driver.watch.withdrawn
     assert not finished.keys() & withdrawn.keys()
-    assert len(finished) + len(withdrawn) + unread[0] == driver._tasks
-
-
-# what is sent
+    assert len(finished) + len(withdrawn) + driver.unread == driver.made
 
 
 @pytest.mark.parametrize("faults", [0.0, 0.02, 0.1])
@@ -84,18 +68,6 @@ def test_nothing_is_sent_again_but_what_failed_and_retries_stay_within_the_budge
         assert (again > 0) == (faults > 0)
         assert max(Counter(attempt.task for _, attempt in driver.watch.sends).values()) <= retry.attempts, f"seed {seed}"
         assert faults or failed(simulation) == 0
-
-
-def test_hidden_limits_lose_nothing_and_idle_little() -> None:
-    """Servers take fewer than we were told, and some a rate of which we know nothing."""
-    for seed in seeds(1):
-        servers = {"s0": Server(mean=0.5, cap=8), "s1": Server(mean=0.5, cap=3), "s2": Server(mean=0.5, rate=10.0)}
-        simulation = fleet(servers, seed=seed, thorough=True)
-        simulation.driver.feed(1500)
-        simulation.run()
-        assert failed(simulation) == 0
-        assert all(task.tries == 0 for task in simulation.driver.watch.finished), "overload is charged to no task"
-        assert all(source.health.since == -inf for source in simulation.driver.sources.values()), "nor held against a source"
 
 
 # outages
@@ -131,16 +103,6 @@ def test_an_outage_of_all_sources_loses_nothing_hits_none_hard_and_ends_when_it_
     assert not found, "\n".join(found)
 
 
-def test_an_outage_is_waited_out_up_to_the_timeout_of_the_tasks() -> None:
-    for count in (1, 4):
-        simulation = fleet({name: Server(mean=0.5, overloaded=(0.0, 1000.0)) for name in names(count)})
-        for _ in range(30):
-            simulation.submit_at(1.0, timeout=20.0)
-        simulation.run()
-        assert failed(simulation) == 30
-        assert last_finish(simulation) == pytest.approx(21.0, abs=0.02)
-
-
 def test_a_source_that_dies_is_soon_left_alone_and_used_again_when_it_is_back() -> None:
     for seed in seeds(1):
         servers = {name: Server(mean=0.5, spread=0.3) for name in names(4)}
@@ -156,24 +118,9 @@ def test_a_source_that_dies_is_soon_left_alone_and_used_again_when_it_is_back() 
         assert sum(now > DOWN[1] for now in sends) > 500, "it works as before"
 
 
-def test_servers_that_never_answer_are_found_out() -> None:
-    simulation = fleet({"good": Server(mean=0.2), "silent": Server(hangs=1.0)}, told=8)
-    simulation.driver.feed(500)
-    simulation.run()
-    assert failed(simulation) == 0
-    assert sum(attempt.source.name == "silent" for _, attempt in simulation.driver.watch.sends) < 30
-
-
-# size
-
-
-# many routes
-
-
-@pytest.mark.parametrize("strategy", LoadBalanceStrategy)
-def test_an_endpoint_in_two_routes_keeps_its_limits_over_both_and_serves_both(strategy: LoadBalanceStrategy) -> None:
-    driver = Driver(strategy=strategy)
-    second = driver.new_pool("second", strategy)
+def test_an_endpoint_in_two_routes_keeps_its_limits_over_both_and_serves_both() -> None:
+    driver = Driver()
+    second = driver.new_pool("second", LoadBalanceStrategy.ROUND_ROBIN)
     driver.add("both", Limits(max_concurrency=5, rpm=300), pools=[driver.pool, second])
     driver.add("first", Limits(max_concurrency=2))
     driver.add("second", Limits(max_concurrency=2), pools=[second])

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from math import inf
 from random import Random
+from typing import Any
 
 import pytest
 
-from qreward.scheduler.limits.concurrency import DEFAULT_LIMIT
+from qreward.scheduler.limits.concurrency import AdaptiveLimit
+from qreward.scheduler.limits.headers import HeaderRateLimit
+from qreward.scheduler.limits.rate import Gcra, LearnedRate
 from qreward.scheduler.load_balancing import ExpectedFinish
-from qreward.scheduler.outcome import Answer
+from qreward.scheduler.outcome import Answer, RateLimit, RateLimitInfo
+from qreward.scheduler.prefixes import Prefix
 from qreward.scheduler.queue import Queue
-from qreward.scheduler.state import ATTEMPT_FIRST, ATTEMPT_LEAST, Attempt, Pool, Source, SourceCounters, Task
+from qreward.scheduler.state import ATTEMPT_FIRST, ATTEMPT_LEAST, READ_AHEAD, Attempt, BatchFeed, Pool, Source, Task, make_source, standing
 from qreward.settings.policies import Limits
 
 POOL = Pool("p", [], ExpectedFinish(), Queue())
 
 
-def source(limits: Limits | None = None, **more: float) -> Source:
+def source(limits: Limits | None = None, **more: Any) -> Source:
     return Source("a", Random(0), limits, **more)  # type: ignore[arg-type]
 
 
@@ -35,11 +40,6 @@ def answered(source: Source, seconds: float) -> None:
     source.sent(0.0, sent)
     source.ended(seconds, sent)
     source.answered(seconds, sent, Answer("yes", 3, 4))
-
-
-def end(source: Source, now: float, sent_at: float) -> None:
-    source.inflight -= 1
-    source.answered(now, attempt(source, sent_at), Answer("yes", 3, 4))
 
 
 def test_the_time_limit_of_an_attempt_is_long_until_the_source_has_shown_its_speed_and_doubles_when_it_is_exceeded() -> None:
@@ -69,13 +69,16 @@ def test_the_latest_of_gate_health_and_rate_counts() -> None:
 def test_it_is_worth_waiting_for_if_it_can_take_work_within_a_second() -> None:
     held = source()
     held.cooldown.opens_at = 10.0
-    assert held.available_soon(9.5)
-    assert not held.available_soon(8.5)
+    assert [held.available_soon(now) for now in (8.5, 9.0, 9.5)] == [False, False, True]
     held.health.eject(9.5, 1.0)
     assert not held.available_soon(9.5)
     removed = source()
     removed.removed = True
     assert not removed.available_soon(0.0)
+    metered = source(learned=LearnedRate())
+    for unit in ("requests", "tokens"):
+        metered.advertised(0.0, 0.0, RateLimitInfo(**{unit: RateLimit(limit=10, remaining=0, reset=5.0)}))
+        assert [metered.available_soon(now) for now in (0.0, 6.0)] == [False, True], unit
 
 
 def test_it_is_essential_unless_half_of_the_others_are_in_service() -> None:
@@ -97,15 +100,180 @@ def test_the_expected_finish_grows_as_the_window_fills() -> None:
     assert loaded.expected_finish() == pytest.approx(4.0)
 
 
-def test_it_shows_its_name_load_and_counts_but_no_secrets() -> None:
-    counted = source()
-    counted.handle = "sk-secret"
-    assert repr(counted) == f"<Source 'a' 0/{DEFAULT_LIMIT} in flight>"
-    for _ in range(3):
-        send(counted, 0.0)
-    end(counted, 1.0, 0.0)
-    counted.inflight -= 1
-    counted.rejected(1.0, 0.0, None)
-    tally = counted.tally
-    assert (tally.sent, tally.ok, tally.rejected, tally.prompt_tokens, tally.output_tokens) == (3, 1, 1, 3, 4)
-    assert all(getattr(SourceCounters(), name) == 0 for name in SourceCounters.__slots__)
+def test_what_keeps_a_source_from_being_asked_is_named_with_its_seconds_and_ready_at_says_the_same() -> None:
+    def paced(limits: Limits) -> Source:
+        made = source(limits)
+        for limit in (made.requests, made.tokens):
+            if limit is not None:
+                limit.take(0.0, 1.0)
+        return made
+
+    well, removed, marked, ejected, half_open, away, full, learned = (source(Limits(max_concurrency=2)) for _ in range(8))
+    removed.removed = True
+    marked.health.mark_unhealthy()
+    ejected.health.eject(0.0, 40.0)
+    ejected.cooldown.opens_at = 30.0
+    half_open.health.half_open_limit = 1
+    half_open.inflight = 1
+    away.cooldown.opens_at = 7.0
+    full.inflight = 2
+    learned.learned = LearnedRate()
+    for number in range(60):
+        learned.learned.sent(float(number))
+        learned.learned.ok(float(number))
+    learned.learned.refused(59.0)
+    learned.learned.hinted(59.0, 1.0)
+    learned.learned.sent(59.0)
+    scenes = {
+        "ready": (well, 0.0),
+        "removed": (removed, inf),
+        "marked unhealthy": (marked, inf),
+        "out of service after failures": (ejected, 40.0),
+        "coming back: 1 at a time": (half_open, inf),
+        "it turned requests away": (away, 7.0),
+        "window full": (full, inf),
+        "limit of 0.1 requests/s": (paced(Limits(rpm=6)), 9.9),
+        "limit of 0.5 tokens/s": (paced(Limits(tpm=30)), 1.9),
+    }
+    for reason, (each, seconds) in scenes.items():
+        assert standing(0.0, each) == (reason, pytest.approx(seconds)), reason
+        assert max(0.0, each.ready_at(0.0)) == pytest.approx(seconds), reason
+    reason, seconds = standing(59.0, learned)
+    assert reason.startswith("paced at 0.9"), reason
+    assert learned.ready_at(59.0) - 59.0 == pytest.approx(seconds)
+    assert 0.0 < seconds < 5.0
+
+
+def test_the_rate_of_a_source_is_that_of_its_window_or_of_the_lowest_limit_on_requests() -> None:
+    fast, limited, paced = source(Limits(max_concurrency=4)), source(Limits(rpm=30)), source(learned=LearnedRate())
+    for each in (fast, limited, paced):
+        answered(each, 2.0)
+    assert fast.rate() == pytest.approx(2.0)
+    assert limited.rate() == 0.5
+    assert paced.rate() == pytest.approx(paced.window.limit / 2.0), "nothing was learned yet"
+
+
+def test_a_source_adapts_its_limits_unless_that_is_switched_off_and_then_a_hint_lets_it_learn_a_rate() -> None:
+    for adaptive in (True, False):
+        made = make_source("a", Random(0), Limits(max_concurrency=9, adaptive=adaptive), weight=2.0, attempt_timeout=3.0)
+        assert (made.learned is not None, isinstance(made.window, AdaptiveLimit)) == (adaptive, adaptive)
+        assert (made.window.limit <= 9, made.weight, made.attempt_timeout) == (True, 2.0, 3.0)
+        for number in range(60):
+            sent = attempt(made, float(number))
+            made.sent(float(number), sent)
+            made.ended(number + 0.1, sent)
+            made.answered(number + 0.1, sent, Answer("yes", 3, 4))
+        assert made.rate() > 5.0
+        made.rejected(60.0, 59.5, hint=2.0)
+        assert (made.tally.rejected, made.ready_at(60.0)) == (1, 62.0)
+        assert (made.rate() < 1.1) is adaptive, "about one a second was accepted"
+
+
+def test_a_latency_is_that_of_the_load_at_which_it_was_measured() -> None:
+    """Two requests that overlap for half of their time, at a window of one."""
+    held = source(Limits(max_concurrency=1))
+    first, second = attempt(held, 0.0), attempt(held, 1.0)
+    for each, now in ((first, 0.0), (second, 1.0)):
+        held.sent(now, each)
+    for each, now in ((first, 2.0), (second, 3.0)):
+        held.ended(now, each)
+        held.answered(now, each, Answer("yes", 3, 4))
+    assert held.expected_finish() == pytest.approx(2.0 / 1.5)
+    assert (held.inflight, held.interactive_inflight, held.inflight_seconds) == (0, 0, 4.0)
+
+
+def test_what_an_answer_says_of_both_limits_is_taken_over_and_a_configured_limit_that_must_not_adapt_stays() -> None:
+    limits = RateLimitInfo(requests=RateLimit(limit=60, remaining=0, reset=5.0), tokens=RateLimit(limit=600, remaining=0, reset=8.0))
+    adapts, fixed = source(learned=LearnedRate()), source(Limits(rpm=60))
+    for each in (adapts, fixed):
+        sent = attempt(each, 0.0)
+        each.sent(0.0, sent)
+        each.ended(1.0, sent)
+        each.answered(1.0, sent, Answer("yes", 3, 4, limits=limits))
+    assert adapts.metered
+    assert adapts.ready_at(1.0) > 1.0
+    assert not fixed.metered
+    assert isinstance(fixed.requests, Gcra)
+    assert fixed.tokens is None
+
+
+class Told(HeaderRateLimit):
+    """A limit that notes what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes: list[tuple[Any, ...]] = []
+
+    def update(self, now: float, sent_at: float, info: RateLimit | None, *, answered: bool, others: float, hint: float | None) -> None:
+        self.notes.append((now, sent_at, info, answered, others, hint))
+
+
+def test_both_limits_are_told_of_every_end_what_it_used_and_what_else_is_under_way() -> None:
+    """While answers carry limits, those without them count too; of tokens the others are taken to use as many as this answer."""
+    metered = source(learned=LearnedRate())
+    metered.advertised(0.0, 0.0, RateLimitInfo(requests=RateLimit(limit=9), tokens=RateLimit(limit=99)))
+    requests, tokens = metered.requests, metered.tokens = Told(), Told()
+    attempts = [attempt(metered, 0.0) for _ in range(3)]
+    for each in attempts:
+        metered.sent(0.0, each)
+    metered.ended(1.0, attempts[0])
+    metered.answered(1.0, attempts[0], Answer("yes", 3, 4, cached_tokens=2))
+    metered.advertised(2.0, 0.0, RateLimitInfo(requests=(info := RateLimit(limit=9))), used=0)
+    metered.advertised(3.0, 0.5, None, hint=7.0)
+    metered.ended(4.0, attempts[1])
+    metered.answered(4.0, attempts[1], Answer("yes"))
+    assert requests.notes == [
+        (1.0, 0.0, None, True, 2, None),
+        (2.0, 0.0, info, True, 2, None),
+        (3.0, 0.5, None, False, 2, 7.0),
+        (4.0, 0.0, None, True, 1, None),
+    ]
+    assert [note[2:5] for note in tokens.notes] == [(None, True, 14), (None, True, 0), (None, False, 0), (None, True, 0)]
+    tally = metered.tally
+    assert (tally.sent, tally.ok, tally.prompt_tokens, tally.output_tokens, tally.cached_tokens) == (3, 2, 3, 4, 2)
+
+
+def test_five_requests_in_a_row_that_time_out_or_an_open_breaker_mean_that_a_source_is_not_alive() -> None:
+    for unanswered, removed, away, alive in (
+        (4, False, False, True),
+        (5, False, False, False),
+        (0, True, False, False),
+        (0, False, True, False),
+    ):
+        each = source()
+        each.unanswered, each.removed = unanswered, removed
+        if away:
+            each.health.eject(0.0, 9.0)
+        pool = Pool("p", [source(), each], ExpectedFinish(), Queue())
+        pool.sources[0].health.mark_unhealthy()
+        assert each.is_alive() is pool.is_alive() is alive, (unanswered, removed, away)
+    each = source()
+    for sign in ("answer", "first token"):
+        each.unanswered = 5
+        if sign == "answer":
+            answered(each, 1.0)
+        else:
+            each.began(2.0, 1.0)
+        assert each.is_alive(), sign
+
+
+def test_a_batch_reads_further_ahead_once_its_items_have_prefixes() -> None:
+    pool = Pool("p", [source(), source()], ExpectedFinish(), Queue())
+    pool.set_look_ahead(100)
+    feed = BatchFeed(pool, 5, None, 0.0)
+    seen = []
+    for prefix in (None, Prefix((1,), (2000.0,), 2400.0), None):
+        item = Task(None, pool, 5, None, None, 0)
+        item.prefix = prefix
+        feed.read(item)
+        seen.append(feed.read_ahead)
+    assert seen == [READ_AHEAD, 100, 100]
+    assert len(feed.buffer) == 3
+
+
+def test_a_stream_has_waited_for_its_reader_before_and_waits_now() -> None:
+    stream = attempt(source(), 0.0)
+    stream.held = 2.0
+    assert stream.held_until(10.0) == 2.0
+    stream.holds_since = 7.0
+    assert stream.held_until(10.0) == 5.0

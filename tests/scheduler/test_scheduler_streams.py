@@ -22,18 +22,10 @@ def test_limits_stay_within_their_bounds_whatever_is_seen(seconds: float, times:
     for _ in range(times):
         timing.began(seconds)
     timing.went_on([seconds] * times)
-    limit = timing.first_limit(overdue)
+    limit, later = timing.first_limit(overdue), timing.first_limit(overdue + 1)
+    assert limit == later or (limit is not None and later is not None and limit < later <= 2 * limit)
     assert limit is None if times < KNOWN else limit is not None and FIRST_LEAST <= limit <= FIRST_MOST
     assert GAP_LEAST <= timing.gap_limit() <= GAP_MOST
-
-
-def test_a_task_that_ran_into_a_limit_has_more_time_the_next_time() -> None:
-    timing = StreamTiming()
-    for _ in range(KNOWN):
-        timing.began(3.0)
-    once, twice = timing.first_limit(0), timing.first_limit(1)
-    assert once is not None
-    assert twice == 2 * once
 
 
 def commit(driver: Driver, attempt: Attempt) -> bool:

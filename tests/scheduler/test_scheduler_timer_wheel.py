@@ -25,40 +25,27 @@ moves = st.lists(
 )
 
 
-class Model:
-    """What a wheel must do, without buckets: each item with its time, rounded up to a whole 1/64 s."""
-
-    def __init__(self) -> None:
-        self.held: dict[Item, int] = {}
-
-    def add(self, item: Item, when: float) -> None:
-        self.held[item] = ceil(when * PER_SECOND)
-
-    def pop_due(self, now: float) -> list[Item]:
-        due = sorted((item for item in self.held if self.held[item] * BUCKET <= now), key=lambda item: self.held[item])
-        for item in due:
-            del self.held[item]
-        return due
-
-
 @given(moves)
 def test_the_wheel_does_what_a_plain_table_of_times_does(moves: list[tuple[str, int, float]]) -> None:
-    wheel, model, items = TimerWheel(), Model(), [Item() for _ in range(8)]
+    """The table has each item with its bucket."""
+    wheel, items, held = TimerWheel(), [Item() for _ in range(8)], dict[Item, int]()
     for what, number, when in moves:
         item = items[number]
         if what == "remove":
             wheel.remove(item)
-            model.held.pop(item, None)
+            held.pop(item, None)
         elif what == "pop":
-            assert wheel.pop_due(when) == model.pop_due(when)
+            due = sorted((each for each in held if held[each] * BUCKET <= when), key=held.__getitem__)
+            assert wheel.pop_due(when) == due
+            held = {each: bucket for each, bucket in held.items() if each not in due}
         elif what == "wake":
-            assert wheel.next_wake() == min((bucket * BUCKET for bucket in model.held.values()), default=None)
+            assert wheel.next_wake() == min((bucket * BUCKET for bucket in held.values()), default=None)
         elif what == "move" or item.due < 0:
             wheel.move(item, when)
-            model.held.pop(item, None)
-            model.add(item, when)
-        assert len(wheel) == len(model.held)
-        assert all((item.due >= 0) == (item in model.held) for item in items)
+            held.pop(item, None)
+            held[item] = ceil(when * PER_SECOND)
+        assert len(wheel) == len(held)
+        assert all((each.due >= 0) == (each in held) for each in items)
 
 
 def test_adding_a_delay_again_and_again_moves_the_clock() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from acceptance_tools import (
@@ -117,12 +116,3 @@ async def test_an_outage_of_the_whole_fleet_is_waited_out_and_nothing_is_lost() 
     waited = [result for result in batch if len(result.attempts) > 1]
     assert waited
     assert {record.outcome for result in waited for record in result.attempts} == {"overloaded", "ok"}
-
-
-async def test_single_calls_get_through_a_faulty_fleet_too() -> None:
-    faults = Faults(reset=0.03, error_500=0.03, truncated=0.02, error_in_200=0.02, cut=0.01, malformed=0.01, seed=3)
-    fleet = FakeFleet([FakeEndpoint(name, latency=Latency(base=0.002), faults=faults) for name in "abc"])
-    async with fleet, client_of(fleet, dict.fromkeys("abc", 20), retry=Retry(attempts=12, base=0.01)) as client:
-        answers = await asyncio.gather(*(client.chat_completion(each, MODEL) for each in prompts(300)))
-        await until(lambda: in_flight(client) == 0)
-    assert [answer.choices[0].message.content for answer in answers] == echoes(300)

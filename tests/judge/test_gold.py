@@ -6,9 +6,6 @@ import asyncio
 import json
 import logging
 import pickle
-import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -267,23 +264,3 @@ async def test_answers_in_the_cache_are_calibrated_too(tmp_path: Path) -> None:
             await judge.aclose()
         assert found.score == (calibration.apply(7 / 9) if more else pytest.approx(7 / 9))
         assert found.cached == bool(more)
-
-
-ROOT = Path(__file__).parents[2]
-
-
-def test_the_example_and_the_page_run_as_a_reader_would_run_them(tmp_path: Path) -> None:
-    (block,) = re.findall(r"<!-- run -->\n```python\n(.*?)```", (ROOT / "docs" / "how-to" / "calibration.md").read_text(), re.DOTALL)
-    (tmp_path / "page.py").write_text(block)
-    scripts = [(ROOT / "examples", "judge_calibration.py"), (tmp_path, "page.py")]
-    command = [sys.executable, "-W", "error"]
-    done = [subprocess.run([*command, name], cwd=cwd, capture_output=True, text=True, check=False) for cwd, name in scripts]
-    assert [(each.returncode, each.stderr) for each in done] == [(0, "")] * 2
-    example, page = (each.stdout.splitlines() for each in done)
-    assert [line.split()[0] for line in example[:3]] == ["platt,", "before", "after"]
-    as_it_is, calibrated = (int(re.findall(r"(\d+)% are good", line)[0]) for line in example[3:5])
-    assert as_it_is < 40
-    assert 60 <= calibrated <= 80
-    assert example[-1].startswith("Krippendorff's alpha of all judges: 0.")
-    assert page[0] == "platt, 300 labels"
-    assert page[-1].endswith(" True")

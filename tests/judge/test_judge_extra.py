@@ -69,16 +69,6 @@ def test_an_item_that_a_deadline_ended_has_them_if_it_was_read() -> None:
     assert [result.extra for result in batch] == [{"id": 0}, {"id": 1}]
 
 
-def test_a_slip_of_a_field_that_is_missing_is_refused() -> None:
-    items = [item(0, refrence="x"), item(1, refrence="x", reference="y"), item(2, rubrik="kind")]
-    batch = judging(JudgeBackend(always(score(7))), lambda judge: judge.batch_score(items))
-    assert "did you mean 'reference'?" in str(batch[0].error)
-    assert [result.ok for result in batch] == [False, True, True]
-    backend = JudgeBackend(always(score(7)))
-    batch = judging(backend, lambda judge: judge.batch_score([item(0, reponse_2="x")]), prompt="{response} {response_2}")
-    assert "'response_2'" in str(batch[0].error)
-
-
 LONG = "The answer   is\nright. " * 20
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +24,6 @@ def client() -> QRewardClient:
 
 def made(**settings: Any) -> Judge:
     return Judge(client(), **{"model": MODEL, **settings})
-
-
-def refusal(make: Callable[[], object]) -> str:
-    """What is said of settings that are refused; nothing if they are not."""
-    try:
-        make()
-    except ConfigError as error:
-        return str(error)
-    return ""
 
 
 async def test_a_lone_surrogate_is_judged_like_any_other_text_and_two_of_them_are_two_questions() -> None:

@@ -21,7 +21,6 @@ from judge_tools import (
     judge_over,
     judging,
     now,
-    prefers,
     refused,
     score,
 )
@@ -153,21 +152,6 @@ def test_an_answer_that_is_not_whole_is_never_read_whatever_stands_in_it_and_a_w
         wholes = ("stop", "tool_calls", "function_call", None, "null")
         wrong += [(text, reason) for reason in wholes if judged(JudgeBackend(always(ended(text, reason)))).score != 0.1]
     assert wrong == []
-
-
-async def test_in_a_batch_in_pairs_and_among_votes_an_answer_that_is_not_whole_is_an_error_of_its_own() -> None:
-    async def script(sent: Sent) -> Any:
-        cut = "bad" in sent.question or sent.params.get("seed") == 1
-        return ended(prefers("A") if "Answer B" in sent.question else score(8), "content_filter" if cut else "stop")
-
-    async with judge_over(JudgeBackend(script)) as judge:
-        scores = await judge.batch_score([("q", "good"), ("q", "bad")])
-        pairs = await judge.batch_compare([("q", "a", "b"), ("q", "bad", "b")])
-    assert [result.ok for result in scores] == [result.ok for result in pairs] == [True, False]
-    assert {type(error) for error in [*scores.errors.values(), *pairs.errors.values()]} == {InvalidResponse}
-    async with judge_over(JudgeBackend(script), samples=3, seed=1, settle="mean") as judge:
-        verdict = await judge.score(*QUESTION)
-    assert (verdict.score, len(verdict.votes)) == (0.8, 2)
 
 
 async def test_asking_again_keeps_to_the_time_of_the_item() -> None:

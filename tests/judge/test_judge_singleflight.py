@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 import pytest
-from judge_tools import MODEL, QUESTION, JudgeBackend, always, client_of, endpoint, in_turn, judge_over, leftovers, now, refused, score
+from judge_tools import MODEL, QUESTION, JudgeBackend, always, client_of, endpoint, in_turn, judge_over, leftovers, now, score
 
 from qreward import QRewardClient
 from qreward.errors import ClientClosed, InvalidResponse, RequestTimeout
@@ -140,18 +140,6 @@ async def test_a_single_call_that_leaves_hands_its_request_to_the_batch_that_wai
         await asyncio.sleep(1)
         single.cancel()
         assert [verdict.score for verdict in (await batch).values()] == [0.8, 0.8]
-
-
-async def test_a_response_format_that_is_refused_is_refused_for_all_that_wait() -> None:
-    async def script(sent: Any) -> Any:
-        await asyncio.sleep(1)
-        return refused("response_format?") if "response_format" in sent.params else score(5)
-
-    backend = JudgeBackend(script)
-    async with judge_over(backend, endpoint(slots=5)) as judge:
-        batch = await judge.batch_score([("q", str(number)) for number in range(30)])
-    assert batch.stats.ok == 30
-    assert sum("response_format" in sent.params for sent in backend.sent) <= 15  # two steps of what is in flight; the rest is sent rightly
 
 
 async def test_closing_the_client_ends_every_call_and_batch_with_client_closed() -> None:

@@ -18,6 +18,7 @@ Fine = TypeAliasType("Fine", Literal["fine"])
 
 OneToFive = Annotated[int, Field(ge=1, le=5)]
 Stars = create_model("Stars", stars=(OneToFive, ...), comment=(str, ""))
+Overall = create_model("Overall", overall_quality=(int, ...))
 Two = create_model("Two", helpful=(int, ...), honest=(int, ...))
 Noted = create_model("Noted", __base__=Two, note=(str, ""))
 Open = create_model("Open", __config__=ConfigDict(extra="allow"), helpful=(int, ...), honest=(int, ...))
@@ -103,6 +104,7 @@ def test_what_is_no_value_of_the_field_is_refused() -> None:
 
 
 def test_the_scale_is_the_given_one_or_the_fields_own_limits() -> None:
+    check(Overall, overall_quality=(4, "Overall quality: 4", "overall_quality: 4"), refused=("overallquality: 4",))
     check(Stars, stars=(4, "Stars: 4/5"), refused=("Stars: 4/10", "Stars: 6", '{"stars": 0}'))
     check(ScoreVerdict, score=(42, "Score: 42"), refused=("Score: 42/100", "<answer></answer>", "```\n```"))
     check(Graded, grade=(4, '{"why": "x", "grade": "4/5"}'), refused=('{"why": "x", "grade": "4/10"}',))
@@ -110,6 +112,8 @@ def test_the_scale_is_the_given_one_or_the_fields_own_limits() -> None:
     check(ScoreVerdict, scale=(0.0, 100.0), score=(70, "Score: 70%", '{"score": "70 %"}'), refused=("Score: 170%",))
     check(ScoreVerdict, scale=(-5, 5), score=(-3, "Score: -3", "Score: \u22123", '{"score": -3}', '{"score": "-3"}'))
     check(ScoreVerdict, scale=(-5, 5), score=(3, "Score: +3/5"))
+    check(ScoreVerdict, scale=(2, 10), score=(7, "Score (2-10): 7", "Score [0 to 10]: 7", "Score (on a scale of 1 to 10): 7"))
+    check(ScoreVerdict, scale=(0, 10), score=(7, "Score (out of 10): 7"), refused=("Score (2-10): 7", "Score (out of 5): 4", "Score (0-5): 4"))
 
 
 def test_of_two_ranges_of_one_field_what_both_allow_is_the_scale() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -66,11 +67,16 @@ def client_of(fleet: FakeFleet, limits: dict[str, int], attempt: float | None = 
     return QRewardClient(endpoints(fleet, limits, attempt), **settings)
 
 
-async def until(happens: Callable[[], bool]) -> None:
+async def until(happens: Callable[[], object]) -> None:
     """Wait for what comes soon: a peer hears of a closed connection, a loop drops a transport."""
     async with asyncio.timeout(30):
         while not happens():  # noqa: ASYNC110 - nobody tells us
             await asyncio.sleep(0.005)
+
+
+def resident() -> int:
+    """Bytes of this process that are in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def open_files() -> int:

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from acceptance_tools import in_flight
-from reward_servers import MODEL, RewardProcess, is_poison, pair, resident
+from acceptance_tools import in_flight, resident
+from reward_servers import MODEL, RewardProcess, is_poison, pair
 
 from qreward import BadRequest, QRewardClient, QRewardError, Result, ServerError
 
@@ -21,32 +21,19 @@ SAMPLES = 40
 
 @dataclass
 class Ordeal:
-    """What became of everything.
-
-    Attributes:
-        told: how often each item of the bulk had an outcome.
-        scored_by: items that each server has scored.
-        unsure: items whose server could not know whether they are to blame themselves.
-        wrong: items whose outcome was not theirs, with it.
-        called: single calls that were made.
-        singles: outcomes of the single calls: ``right``, ``poison``, ``cancelled``, or what else it was.
-        memory: bytes of this process, at equal steps of the bulk.
-        drained: exit code of the server that was drained.
-        left: what the client still had at its end.
-        served: completions that were scored after both had come back, by server.
-    """
+    """What became of everything."""
 
     count: int
-    told: bytearray
-    wrong: dict[int, Any] = field(default_factory=dict)
-    called: int = 0
+    told: bytearray  # how often each item of the bulk had an outcome
+    wrong: dict[int, Any] = field(default_factory=dict)  # items whose outcome was not theirs, with it
+    called: int = 0  # single calls
     scored_by: Counter[str | None] = field(default_factory=Counter)
-    unsure: int = 0
-    singles: Counter[str] = field(default_factory=Counter)
-    memory: list[int] = field(default_factory=list)
-    drained: int | None = None
-    left: list[Any] = field(default_factory=list)
-    served: dict[str, float] = field(default_factory=dict)
+    unsure: int = 0  # items whose server could not know whether they are to blame themselves
+    singles: Counter[str] = field(default_factory=Counter)  # ``right``, ``poison``, ``cancelled``, or what else it was
+    memory: list[int] = field(default_factory=list)  # bytes of this process, at equal steps of the bulk
+    drained: int | None = None  # exit code of the server that was drained
+    left: list[Any] = field(default_factory=list)  # what the client still had at its end
+    served: dict[str, float] = field(default_factory=dict)  # completions that were scored after both had come back, by server
 
     def on_result(self, result: Result[Any]) -> None:
         self.told[result.index] += 1
@@ -106,7 +93,7 @@ async def read(count: int, found: Ordeal, first: RewardProcess, second: RewardPr
     of them, until there are two again. After ``count`` items the input goes on until both servers have scored some since their return."""
 
     async def drain_and_start() -> None:
-        found.drained, _ = await second.drain()
+        found.drained = await second.drain()
         await second.start()
 
     async def kill_and_start() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import re
 import signal
 import socket
 import sys
@@ -20,7 +19,6 @@ from qreward import Endpoint, RewardModel
 
 MODEL = "sums"
 TEMPLATE = RewardModel(template="<user>{prompt}<assistant>{response}")
-PAGE = os.sysconf("SC_PAGE_SIZE")
 PROGRAM = "import sys; from qreward.cli import main; sys.exit(main())"
 
 
@@ -36,22 +34,11 @@ def is_poison(number: int) -> bool:
     return number % 100 == 37
 
 
-def resident(pid: int | str = "self") -> int:
-    """Bytes of a process that are in memory."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE
-
-
 class RewardProcess:
-    """``qreward serve sum_scorer:score``.
+    """``qreward serve sum_scorer:score``, whose scorer takes so many seconds for a batch."""
 
-    Args:
-        seconds: that the scorer takes for a batch.
-        settings: of the command line.
-    """
-
-    def __init__(self, seconds: float, **settings: int) -> None:
+    def __init__(self, seconds: float) -> None:
         self._environment = {**os.environ, "SUM_SECONDS": str(seconds)}
-        self._settings = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
         self._port = free_port()
         self._process: Process | None = None
         self.url = f"http://127.0.0.1:{self._port}"
@@ -59,14 +46,9 @@ class RewardProcess:
     def endpoint(self, kind: Any, **settings: Any) -> Endpoint:
         return Endpoint(f"{self.url}/v1", kind=kind, reward=TEMPLATE, proxy="", **settings)
 
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
     async def start(self) -> None:
         """Start, and wait until it serves. What it says goes into a file, for it must not count as this process's memory."""
-        command = [sys.executable, "-W", "error", "-c", PROGRAM, "serve", "sum_scorer:score", "--port", str(self._port), *self._settings]
+        command = [sys.executable, "-W", "error", "-c", PROGRAM, "serve", "sum_scorer:score", "--port", str(self._port)]
         with tempfile.NamedTemporaryFile(delete=False) as self._said:
             self._process = await asyncio.create_subprocess_exec(
                 *command, cwd=Path(__file__).parent, env=self._environment, stderr=self._said
@@ -81,17 +63,17 @@ class RewardProcess:
             self._process.kill()
             await self._ended()
 
-    async def drain(self) -> tuple[int, str]:
-        """SIGTERM; the exit code, and what it said since it served."""
+    async def drain(self) -> int:
+        """SIGTERM; the exit code."""
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
         return await self._ended()
 
-    async def _ended(self) -> tuple[int, str]:
+    async def _ended(self) -> int:
         assert self._process is not None
-        code, said = await self._process.wait(), self._words()
+        code = await self._process.wait()
         self._forget()
-        return code, said.partition("\n")[2]
+        return code
 
     def _forget(self) -> None:
         Path(self._said.name).unlink()
@@ -104,15 +86,6 @@ class RewardProcess:
         async with httpx.AsyncClient(trust_env=False) as client:
             lines = (await client.get(f"{self.url}/metrics")).text.splitlines()
         return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if not line.startswith("#"))}
-
-
-def statuses(metrics: dict[str, float]) -> dict[int, int]:
-    """Status -> answers of all routes."""
-    found: dict[int, int] = {}
-    for name, count in metrics.items():
-        if match := re.match(r'qreward_server_requests_total\{.*status="(\d+)"', name):
-            found[int(match[1])] = found.get(int(match[1]), 0) + int(count)
-    return found
 
 
 def free_port() -> int:

@@ -150,15 +150,6 @@ def test_a_judge_file_turns_rows_into_verdicts_and_another_judge_is_refused(bulk
         assert (status, "judge.json: judge.model: no endpoint of the client serves the model 'unknown'" in err) == (2, True)
 
 
-def test_a_reward_model_scores_rows(bulk: Bulk) -> None:
-    rows = [{"prompt": "What is 6 x 7?", "response": str(number)} for number in range(20)]
-    with FakeFleet([FakeEndpoint("a", kind="vllm")]) as fleet:
-        status, out, err = bulk(bulk.write("in.jsonl", rows), "--config", bulk.config(fleet, kind="vllm"), "--score", "rm-7b")
-    assert (status, err) == (0, ""), out
-    assert [row["custom_id"] for row in read_lines(bulk.output)] == [str(number + 1) for number in range(20)]
-    assert all(isinstance(row["verdict"]["score"], float) for row in read_lines(bulk.output))
-
-
 def test_a_dry_run_sends_nothing_and_says_what_it_would_send(bulk: Bulk) -> None:
     source = bulk.write("in.jsonl", lines(5, max_tokens=10))
     with FakeFleet([FakeEndpoint("a")]) as fleet:
@@ -170,22 +161,6 @@ def test_a_dry_run_sends_nothing_and_says_what_it_would_send(bulk: Bulk) -> None
         assert (status, "bad.jsonl:2: it is not JSON" in out) == (2, True)
     assert not bulk.output.exists()
     assert not Path(f"{bulk.output}.journal").exists()
-
-
-def test_the_progress_is_shown_in_the_form_that_was_asked_for(tmp_path: Path) -> None:
-    source, output = write_lines(tmp_path / "in.jsonl", lines(20)), tmp_path / "out.jsonl"
-    with counting_server() as server:
-        for kind in ("json", "plain", "bar", "none"):
-            Path(f"{output}.journal").unlink(missing_ok=True)
-            command = [sys.executable, "-m", "qreward", "run", str(source), "--output", str(output), "--progress", kind]
-            done = subprocess.run(command, env=environment(server.url), capture_output=True, text=True, check=True)
-            if kind == "json":
-                found = [json.loads(line) for line in done.stderr.splitlines()]
-                assert (found[-1]["done"], found[-1]["ok"], found[-1]["total"]) == (20, 20, 20)
-            elif kind == "none":
-                assert done.stderr == ""
-            else:
-                assert "20/20 (100%)" in done.stderr, kind
 
 
 def test_requests_are_read_from_standard_input(tmp_path: Path) -> None:
@@ -237,19 +212,12 @@ def test_the_second_interrupt_stops_at_once_and_only_what_was_in_flight_is_sent_
             pass
         process.send_signal(signal.SIGINT)
         printed, _ = process.communicate(timeout=300)
-        assert process.returncode == 75, printed
         left = in_flight(journal)
-        assert left
-        assert f"in flight     {len(left)} lines were sent and have no result" in printed
-        before = dict(server.served)
+        assert (process.returncode, f"in flight     {len(left)} lines were sent" in printed) == (75, True), printed
         server._seconds = 0.0
         code, printed = finish(source, output, server.url)
-        assert code == 0, printed
-        assert f"sent again    {len(left)} lines" in printed
-        twice = {text for text, times in server.served.items() if times > 1}
-        assert twice <= {f"item {number}" for number in left}
-        assert max(server.served.values()) <= 2
-        assert before
+        assert (code, f"sent again    {len(left)} lines" in printed) == (0, True), printed
+    assert {text for text, times in server.served.items() if times > 1} <= {f"item {number}" for number in left}
     assert len(read_lines(output)) == 400
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from acceptance_tools import (
@@ -19,7 +18,7 @@ from acceptance_tools import (
 )
 
 from qreward import QRewardClient, Retry
-from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency, Phase
+from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency
 
 FAULTS = {"reset": 0.01, "error_500": 0.01, "hang": 0.005, "truncated": 0.005}
 
@@ -98,31 +97,3 @@ async def test_when_an_endpoint_is_killed_the_others_take_its_work_and_no_item_i
     answered = sum(fleet.seen(name).answered for name in "abc")
     copies = sum(stats.hedged for stats in batch.stats.endpoints.values())
     assert count <= answered <= count + 16 + copies  # answers that were cut off on their way are counted there, and asked for again
-
-
-async def test_an_outage_of_the_whole_fleet_is_waited_out_and_nothing_is_lost() -> None:
-    count = 1000
-    outage = Phase(behaviour="error_503", after_requests=150, end=2)
-    fleet = FakeFleet([FakeEndpoint(name, latency=Latency(base=0.01), phases=[outage]) for name in "abcd"], process=True)
-    limits = dict.fromkeys("abcd", 16)
-    async with fleet, client_of(fleet, limits, hedge=None) as client:
-        batch = await client.batch_chat_completion(prompts(count), MODEL, deadline=30)
-        await until(lambda: in_flight(client) == 0)
-    assert batch.texts() == echoes(count), batch.errors
-    seen = [fleet.seen(name) for name in "abcd"]
-    assert sum(each.answered for each in seen) == count
-    for each in seen:
-        assert each.errors["error_503"] >= 1
-        assert each.errors["error_503"] <= 16 + 30  # what was under way, and a few probes: no storm
-    waited = [result for result in batch if len(result.attempts) > 1]
-    assert waited
-    assert {record.outcome for result in waited for record in result.attempts} == {"overloaded", "ok"}
-
-
-async def test_single_calls_get_through_a_faulty_fleet_too() -> None:
-    faults = Faults(reset=0.03, error_500=0.03, truncated=0.02, error_in_200=0.02, cut=0.01, malformed=0.01, seed=3)
-    fleet = FakeFleet([FakeEndpoint(name, latency=Latency(base=0.002), faults=faults) for name in "abc"])
-    async with fleet, client_of(fleet, dict.fromkeys("abc", 20), retry=Retry(attempts=12, base=0.01)) as client:
-        answers = await asyncio.gather(*(client.chat_completion(each, MODEL) for each in prompts(300)))
-        await until(lambda: in_flight(client) == 0)
-    assert [answer.choices[0].message.content for answer in answers] == echoes(300)

@@ -72,27 +72,6 @@ def test_the_bar_and_the_interrupt_say_how_far_the_batch_came(kind: str, tmp_pat
     assert terminal.shown.count("Traceback") == (2 if kind == "asyncio.run" else 1)  # asyncio shows where it was cancelled, too
 
 
-def test_a_batch_whose_results_nobody_was_told_says_that_they_are_gone(tmp_path: Path) -> None:
-    text = """
-def items():
-    for number, item in enumerate(ITEMS):
-        if number == 150:
-            print("HALF WAY")
-        yield item
-try:
-    SyncQRewardClient([URL]).batch_chat_completion(items(), "judge-7b")
-except KeyboardInterrupt as error:
-    print("NOTE:", *error.__notes__)
-"""
-    with fleet() as fakes, Terminal(program(fakes, text), tmp_path) as terminal:
-        terminal.wait_for("HALF WAY")
-        terminal.type(CTRL_C)
-        assert terminal.wait() == 0
-        nothing_is_open(fakes)
-    assert re.search(r"NOTE: \d+ items were done when the batch was given up; their results are lost; on_result receives", terminal.shown)
-    assert "Traceback" not in terminal.shown
-
-
 @pytest.mark.parametrize("kind", RUNS)
 def test_a_program_that_catches_the_interrupt_goes_on_with_its_client(kind: str, tmp_path: Path) -> None:
     text = f"""
@@ -112,46 +91,11 @@ except KeyboardInterrupt:
     assert "REST 20 0 [0]" in lines_of(terminal.shown)
 
 
-def test_an_interrupted_loop_over_streams_closes_all_of_them(tmp_path: Path) -> None:
-    text = """
-for index, token in SyncQRewardClient([URL]).batch_stream_chat_completion(ITEMS, "judge-7b", progress=True):
-    done.append(token)
-    if len(done) == 100:
-        half_way()
-"""
-    with fleet() as fakes, Terminal(program(fakes, text), tmp_path) as terminal:
-        terminal.wait_for("HALF WAY")
-        terminal.type(CTRL_C)
-        assert terminal.wait() == INTERRUPTED
-        nothing_is_open(fakes)
-    assert lines_of(terminal.shown).count("KeyboardInterrupt") == terminal.shown.count("Traceback") == 1
-
-
 FOREVER = """
 import sys, threading, traceback
 import qreward.engine.portal as room
 room.GRACE = 1000.0
 """
-STUCK = {
-    "asyncio.run, in on_result": """
-def half_way():
-    print("HALF WAY")
-    while not any(task.cancelling() for task in asyncio.all_tasks()):
-        time.sleep(0.01)
-    print("ONCE")
-    time.sleep(1000)
-"""
-    + RUNS["asyncio.run"],
-    "blocking, in on_result": """
-def half_way():
-    print("HALF WAY")
-    while not {"stop", "wait"} <= {frame.name for frame in traceback.extract_stack(sys._current_frames()[threading.main_thread().ident])}:
-        time.sleep(0.01)  # until the main thread waits for what it has cancelled
-    print("ONCE")
-    time.sleep(1000)
-"""
-    + RUNS["blocking"],
-}
 ENDLESS_INPUT = """
 async def items():
     try:
@@ -177,11 +121,6 @@ def interrupt_twice(text: str, folder: Path) -> None:
         assert terminal.wait() == INTERRUPTED
         asyncio.run(until(lambda: fakes.seen("a").in_flight == 0))
     assert len(re.findall(r"KeyboardInterrupt(?=[\r\n])", terminal.shown)) == 1  # the bar may be drawn into the same line
-
-
-@pytest.mark.parametrize("kind", STUCK)
-def test_a_second_ctrl_c_ends_what_is_stuck_in_the_callers_own_code(kind: str, tmp_path: Path) -> None:
-    interrupt_twice(FOREVER + STUCK[kind], tmp_path)
 
 
 @pytest.mark.parametrize("kind", RUNS)

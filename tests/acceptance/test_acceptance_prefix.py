@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from typing import Any
 
 import pytest
 
-from qreward import BatchResult, Judge, Limits, QRewardClient
+from qreward import BatchResult, Limits, QRewardClient
 from qreward.testing import FakeEndpoint, FakeFleet, Latency
 from qreward.testing.model_server import MODELS
 
@@ -60,25 +59,3 @@ async def test_each_question_is_computed_about_once_whether_its_group_is_named_o
         predicted, cached = (sum(counts) for counts in zip(*stats.values(), strict=True))
         assert predicted == pytest.approx(cached, rel=0.25)
         assert "prefix cache: " in str(batch.stats)
-
-
-async def test_the_votes_of_a_judge_share_what_their_prompts_share() -> None:
-    found = []
-    for settings in ({"prefix_affinity": None}, {}):
-        with fleet() as running:
-            async with client_of(running, **settings) as client:
-                judge = Judge(client, model="judge", samples=2, temperature=0.5)
-                batch = await judge.batch_score([(question, answer, "much") for question, answer in items()])
-            assert not batch.errors
-            found.append(computed(running))
-    assert found[1] < 0.7 * found[0], found
-
-
-async def test_single_calls_that_wait_are_sent_where_their_prefix_is() -> None:
-    found = []
-    for settings in ({"prefix_affinity": None}, {}):
-        with fleet() as running:
-            async with client_of(running, **settings) as client:
-                await asyncio.gather(*(client.chat_completion(conversation(pair), "judge") for pair in items()))
-            found.append(computed(running))
-    assert found[1] < 0.6 * found[0], found

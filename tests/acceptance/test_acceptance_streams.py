@@ -106,8 +106,8 @@ def check_faults(fleet: FakeFleet) -> None:
 
 
 @needs_proc
-@pytest.mark.timeout(90)
-async def test_hundreds_of_single_streams_end_each_in_one_way_and_leave_nothing() -> None:
+@pytest.mark.timeout(110)
+async def test_hundreds_of_streams_end_each_in_one_way_and_leave_nothing() -> None:
     fleet = faulty_fleet()
     async with fleet:
         before = open_files()
@@ -119,21 +119,17 @@ async def test_hundreds_of_single_streams_end_each_in_one_way_and_leave_nothing(
             ends = Counter(await reading)
             await nothing_is_left(client, fleet)
         await until(lambda: open_files() == before)
-        print(f"seed {SEED}: {ends}")
         assert sum(fleet.seen(name).peak_in_flight for name in NAMES) > COUNT / 5, "more than one pool of connections has by default"
     assert ends.total() == COUNT
-    assert ends["whole"] + ends["late"] > 0.55 * COUNT, "a slow machine makes more of them late: they count on both sides"
-    assert ends["interrupted"] + ends["late"] > 0.1 * COUNT
+    assert ends["whole"] + ends["late"] > 0.55 * COUNT, ends  # a slow machine makes more of them late: they count on both sides
+    assert ends["interrupted"] + ends["late"] > 0.1 * COUNT, ends
     check_faults(fleet)
 
 
 @needs_proc
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(110)
 async def test_a_batch_of_hundreds_of_streams_ends_each_in_one_way_and_leaves_nothing() -> None:
-    fleet = faulty_fleet()
-    texts = [""] * COUNT
-    ends: dict[int, Result[Any]] = {}
-    pauses = Random(SEED)
+    fleet, texts, ends = faulty_fleet(), [""] * COUNT, dict[int, Result[Any]]()
     async with fleet:
         before = open_files()
         async with client_of(fleet) as client:
@@ -145,22 +141,17 @@ async def test_a_batch_of_hundreds_of_streams_ends_each_in_one_way_and_leaves_no
                 else:
                     assert isinstance(event, Result)
                     ends[index] = event
-                if pauses.random() < 0.002:
-                    await asyncio.sleep(0.02)
             batch = await stream.results()
             await nothing_is_left(client, fleet)
         await until(lambda: open_files() == before)
-    assert sorted(ends) == list(range(COUNT))
     assert [ends[index] for index in range(COUNT)] == list(batch)
     for index, result in ends.items():
+        whole = essay_of(index)
         if result.error is None:
-            assert texts[index] == result.text == essay_of(index)
-        elif isinstance(result.error, StreamInterrupted):
-            assert texts[index] == result.error.text
-            assert essay_of(index).startswith(texts[index])
+            assert texts[index] == result.text == whole
         else:
-            assert texts[index] == ""
-    print(f"seed {SEED}: {batch.stats.ok} whole, {batch.stats.failed} not")
+            assert texts[index] == (result.error.text if isinstance(result.error, StreamInterrupted) else "")
+            assert whole.startswith(texts[index])
     assert batch.stats.ok > 0.5 * COUNT
     assert batch.stats.failed > 0.1 * COUNT
     check_faults(fleet)

@@ -25,7 +25,7 @@ QUESTION = ("What is 6 x 7?", "42")
 
 
 class Sent(NamedTuple):
-    """A request: where, when, and what."""
+    """A request."""
 
     endpoint: str
     at: float
@@ -105,7 +105,7 @@ class JudgeBackend:
             return failure_from_body(error, Reply(200, {}, b""), str(endpoint.name), model, secrets_of(endpoint))
 
     async def aclose(self) -> None:
-        """Nothing is open."""
+        pass
 
 
 def answer(said: Any) -> bytes:

@@ -63,18 +63,6 @@ def test_what_cannot_be_calibrated_is_an_error_that_says_why() -> None:
     assert "method must be 'auto', 'temperature', 'platt', 'isotonic', not 'beta'" in refusal(lambda: fitted(method="beta"))
 
 
-def test_scores_that_say_nothing_of_the_labels_are_refused_or_become_almost_the_share_of_yes() -> None:
-    for seed in seeds(20):
-        rng = Random(seed)
-        scores, labels = [rng.random() for _ in range(300)], [float(rng.random() < 0.7) for _ in range(300)]
-        said = refusal(lambda s=scores, y=labels: Calibration.fit(s, y, method="platt"))  # type: ignore[misc]
-        if said:
-            assert "not the wrong way round" in said, seed
-            continue
-        calibration = Calibration.fit(scores, labels, method="platt")
-        assert 0.5 < calibration.apply(0.05) <= calibration.apply(0.95) < 0.9, (seed, calibration)
-
-
 def test_it_never_falls_and_takes_every_number_but_nan() -> None:
     for method in METHODS:
         calibration = fitted(method=method)
@@ -214,9 +202,6 @@ def test_300_labels_make_probabilities_of_the_scores_of_judges_with_a_temperatur
         scores, labels = drawn(1_000_000 + seed, 5000, temperature, bias)
         before[seed], after[seed] = ece(scores, labels), ece([calibration.apply(score) for score in scores], labels)
     mean, small = sum(after.values()) / len(after), sum(error <= 0.03 for error in after.values()) / len(after)
-    print(
-        f"ECE before {min(before.values()):.3f} or more; after: mean {mean:.4f}, worst {max(after.values()):.4f}, {small:.0%} are <= 0.03"
-    )
     assert min(before.values()) > 0.03, before
     assert mean <= 0.03, after
     assert small >= 0.6, after

@@ -52,14 +52,7 @@ def test_temperature_and_platt_are_where_no_small_step_lowers_the_log_loss() -> 
             for slope, intercept in [*steps, *((-a, -b) for a, b in steps)]:
                 near = Curve(curve.slope + slope, curve.intercept + intercept)
                 assert sum(fits.log_losses([near(score) for score in scores], targets)) > loss, (seed, method, slope, intercept)
-
-
-def test_temperature_does_not_shift_and_platt_finds_slope_and_shift_of_many_labels() -> None:
-    scores, labels = drawn(1, 20_000, slope=2.0, intercept=1.0)
-    found = fit("platt", scores, labels)
-    assert abs(found.slope - 0.5) < 0.03
-    assert abs(found.intercept + 0.5) < 0.06
-    assert fit("temperature", scores, labels).intercept == 0
+    assert curve.intercept != 0.0 == fit("temperature", scores, labels).intercept
 
 
 def test_isotonic_is_the_best_function_that_never_falls() -> None:
@@ -77,19 +70,10 @@ def test_isotonic_is_the_best_function_that_never_falls() -> None:
             return sum(between) / len(between)
 
         best = [max(min(mean(a, b) for b in range(at, 12)) for a in range(at + 1)) for at in range(12)]
-        curve = fit("isotonic", scores, labels)
+        pairs = list(zip(scores, labels, strict=True))
+        rng.shuffle(pairs)  # equal scores have one probability in whichever order they come
+        curve = fit("isotonic", *map(list, zip(*pairs, strict=True)))
         assert [score for score in distinct if abs(curve(score) - best[distinct.index(score)]) > 1e-9] == [], seed
-
-
-def test_isotonic_gives_equal_scores_one_probability_in_whichever_order_they_come() -> None:
-    rng = Random(5)
-    pairs = [(rng.choice([0.1, 0.5, 0.9]), rng.choice([0.0, 1.0])) for _ in range(60)]
-    curves = []
-    for _ in range(5):
-        rng.shuffle(pairs)
-        scores, labels = zip(*pairs, strict=True)
-        curves.append([round(fit("isotonic", scores, labels)(score), 12) for score in (0.1, 0.3, 0.5, 0.9)])
-    assert all(curve == curves[0] for curve in curves)
 
 
 def test_a_line_runs_between_two_points_and_the_ends_stay_level() -> None:

@@ -6,9 +6,6 @@ import asyncio
 import json
 import logging
 import pickle
-import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -61,15 +58,12 @@ async def test_a_file_that_cannot_be_read_is_named_with_the_line(tmp_path: Path)
     line = '{"prompt": "q", "response": "a", "label": 1}'
     table = [
         ("", f"{path}: is empty"),
-        ("\n\n", f"{path}: is empty"),
         (f"{line}\n{{", f"{path}, line 2: is not valid JSON: "),
         (f"{line}\n\n[1]", f"{path}, line 3: must be a mapping of fields"),
-        (f"{line}\nnull", f"{path}, line 2: must be a mapping of fields, such as"),
         ('{"prompt": "q", "label": 1, "label": 0}', f"{path}, line 1: cannot be read: the name 'label' is there twice; keep one"),
         ('{"prompt": "q", "response": "a"}', f"{path}, line 1: has no 'label'; give true, false or a number from 0 to 1"),
         (f'{line}\n{{"label": "yes"}}', f"{path}, line 2: 'label' must be true, false or a number from 0 to 1, not 'yes'"),
         ('{"label": NaN}', f"{path}, line 1: 'label' must be true, false or a number"),
-        ('{"label": null}', f"{path}, line 1: 'label' must be true, false or a number"),
         (f'{line}\n{{"label": 4}}', f"{path}, line 2: the label 4 is not from 0 to 1; set scale to the lowest and highest label"),
     ]
     wrong = []
@@ -255,35 +249,3 @@ async def test_the_calibration_is_a_setting_that_survives_files_and_pickles(tmp_
             rebuilt, arguments = judge.__reduce__()
             assert rebuilt(*arguments).calibration == calibration
     assert pickle.loads(pickle.dumps(calibration)) == calibration
-
-
-@pytest.mark.real_time(30)  # the cache has a thread
-async def test_answers_in_the_cache_are_calibrated_too(tmp_path: Path) -> None:
-    calibration = await made()
-    for more in ({}, {"calibration": calibration}):
-        backend = JudgeBackend(digit)
-        async with judge_over(backend, **settings(cache=tmp_path / "c.sqlite", **more)) as judge:
-            found = await judge.score("q", "a7")
-            await judge.aclose()
-        assert found.score == (calibration.apply(7 / 9) if more else pytest.approx(7 / 9))
-        assert found.cached == bool(more)
-
-
-ROOT = Path(__file__).parents[2]
-
-
-def test_the_example_and_the_page_run_as_a_reader_would_run_them(tmp_path: Path) -> None:
-    (block,) = re.findall(r"<!-- run -->\n```python\n(.*?)```", (ROOT / "docs" / "how-to" / "calibration.md").read_text(), re.DOTALL)
-    (tmp_path / "page.py").write_text(block)
-    scripts = [(ROOT / "examples", "judge_calibration.py"), (tmp_path, "page.py")]
-    command = [sys.executable, "-W", "error"]
-    done = [subprocess.run([*command, name], cwd=cwd, capture_output=True, text=True, check=False) for cwd, name in scripts]
-    assert [(each.returncode, each.stderr) for each in done] == [(0, "")] * 2
-    example, page = (each.stdout.splitlines() for each in done)
-    assert [line.split()[0] for line in example[:3]] == ["platt,", "before", "after"]
-    as_it_is, calibrated = (int(re.findall(r"(\d+)% are good", line)[0]) for line in example[3:5])
-    assert as_it_is < 40
-    assert 60 <= calibrated <= 80
-    assert example[-1].startswith("Krippendorff's alpha of all judges: 0.")
-    assert page[0] == "platt, 300 labels"
-    assert page[-1].endswith(" True")

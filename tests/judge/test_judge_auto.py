@@ -11,12 +11,9 @@ import pytest
 from decided_tools import TEN, DecisionBackend, always, deciding
 from judge_tools import QUESTION
 
-from qreward import QRewardClient
 from qreward.errors import BadRequest, InvalidResponse
 from qreward.judge import Criterion, Judge, Rubric, YesNoVerdict
 from qreward.scheduler.outcome import Failure, FailureKind
-from qreward.testing import FakeEndpoint, FakeFleet
-from qreward.testing.synthetic_judge import SyntheticJudge
 
 YES = json.dumps({"reason": "so", "verdict": "yes"})
 ITEMS = [("q", f"a{number}") for number in range(20)]
@@ -113,26 +110,3 @@ def test_pairs_fall_back_too() -> None:
     backend = DecisionBackend(always((1.0, 0.0, 0.0)), json.dumps({"reason": "", "preferred": "tie"}), logprobs=False)
     assert auto(backend, lambda judge: judge.compare("q", "one", "two")).preference == "tie"
     assert len(written(backend)) == 2
-
-
-@pytest.mark.real_time
-async def test_auto_finds_the_way_of_each_server_with_at_most_one_more_request() -> None:
-    rubric = Rubric([Criterion("right", "It is right."), Criterion("clear", "How clear?", levels=["bad", "fair", "good"])])
-    for settings, probabilities, most in (
-        ({"decisions": "openai"}, True, 2),
-        ({"decisions": "vllm"}, True, 2),
-        ({"decisions": "vllm", "kind": "vllm"}, True, 2),
-        ({"decisions": "sglang", "kind": "sglang"}, True, 2),
-        ({"decisions": "sglang"}, True, 2),
-        ({}, True, 3),
-        ({"logprobs": False}, False, 5),
-    ):
-        made: Any = {"responder": "synthetic", "synthetic_judge": SyntheticJudge(), **settings}
-        with FakeFleet([FakeEndpoint("a", **made)]) as fleet:
-            async with QRewardClient(fleet.endpoints) as client:
-                judge = Judge(client, model="m", method="auto", rubric=rubric)
-                verdict = await judge.score("What is 6 x 7?", "42 truth=0.8")
-                first = fleet.seen("a").requests
-                await judge.score("What is 6 x 8?", "48 truth=0.8")
-        assert (verdict.confidence is not None) == probabilities, settings
-        assert first <= most, settings

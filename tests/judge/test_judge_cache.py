@@ -95,14 +95,10 @@ def test_what_differs_in_anything_that_is_sent_is_asked_and_what_is_made_of_the_
         assert len(backend.sent) == number, settings
     assert judged(path, backend, range=(-1, 1), reasks=3).score == pytest.approx(0.4)
     assert judged(path, backend, extra_headers={"x-secret": "hunter22"}).cached
+    assert b"hunter22" not in b"".join(file.read_bytes() for file in tmp_path.iterdir())
     assert len(backend.sent) == len(sent)
     verdict = judged(path, quick(score(2)), score=lambda said: None if said.score > 5 else said.score)  # it refuses what is kept
     assert (verdict.score, verdict.cached) == (2.0, False)
-
-
-def test_no_header_is_in_the_file(tmp_path: Path) -> None:
-    judged(tmp_path / "cache", quick(score(7)), extra_headers={"x-secret": "hunter22"})
-    assert b"hunter22" not in b"".join(file.read_bytes() for file in tmp_path.iterdir())
 
 
 def test_failures_are_never_kept(tmp_path: Path) -> None:
@@ -139,7 +135,7 @@ def test_a_batch_asks_only_what_is_not_there_and_keeps_its_order(tmp_path: Path)
     assert (batch.stats.items, batch.stats.ok, batch.stats.failed) == (204, 203, 1)
 
 
-def test_an_iterator_and_an_async_iterator_are_looked_up_as_they_come_and_closed(tmp_path: Path) -> None:
+def test_iterators_are_looked_up_as_they_come_and_closed_and_one_that_raises_ends_the_batch(tmp_path: Path) -> None:
     closed = []
 
     def given() -> Iterator[tuple[str, str]]:
@@ -158,21 +154,18 @@ def test_an_iterator_and_an_async_iterator_are_looked_up_as_they_come_and_closed
     async def use(judge: Judge) -> list[int]:
         return [(await judge.batch_score(each)).stats.ok for each in (given(), given_async())]
 
+    def faulty() -> Iterator[tuple[str, str]]:
+        yield from items(170)
+        raise LookupError("no such row")
+
     backend = quick(score(7))
     assert cached(tmp_path / "cache", backend, use) == [100, 100]
     assert (closed, len(backend.sent)) == (["sync", "async"], 100)
-
-
-def test_an_input_that_raises_ends_the_batch_after_what_it_gave_before(tmp_path: Path) -> None:
-    def faulty() -> Iterator[tuple[str, str]]:
-        yield from items(70)
-        raise LookupError("no such row")
-
     with pytest.raises(BatchInterrupted) as caught:
-        cached(tmp_path / "cache", quick(score(7)), lambda judge: judge.batch_score(faulty()))
+        cached(tmp_path / "cache", backend, lambda judge: judge.batch_score(faulty()))
     assert isinstance(caught.value.__cause__, LookupError)
     assert caught.value.results is not None
-    assert caught.value.results.stats.ok == 70
+    assert caught.value.results.stats.ok == 170
 
 
 def execute(path: Path, *statements: str) -> list[Any]:
@@ -181,34 +174,23 @@ def execute(path: Path, *statements: str) -> list[Any]:
         return [file.execute(statement).fetchall() for statement in statements][-1]
 
 
-def a_folder(path: Path) -> None:
-    path.mkdir()
-
-
-def in_no_folder(path: Path) -> None:
-    path.parent.rmdir()
-
-
-def notes(path: Path) -> None:
-    path.write_bytes(b"these are somebody's notes\n" * 100)
-
-
 def damaged(path: Path) -> None:
     cached(path, quick(score(7)), lambda judge: judge.batch_score(items(500)))
     whole = path.read_bytes()
     path.write_bytes(whole[:100] + b"\xff" * (len(whole) - 100))
 
 
-def of_a_later_format(path: Path) -> None:
-    execute(path, "PRAGMA user_version=3")
-
-
-def of_another_program(path: Path) -> None:
-    execute(path, "CREATE TABLE answers (question TEXT)")
-
-
-def of_a_program_with_other_tables(path: Path) -> None:
-    execute(path, "CREATE TABLE notes (text TEXT)")
+UNUSABLE: dict[str, Callable[[Path], Any]] = {
+    "a folder": Path.mkdir,
+    "in no folder": lambda path: path.parent.rmdir(),
+    "notes": lambda path: path.write_bytes(b"these are somebody's notes\n" * 100),
+    "damaged": damaged,
+}
+OF_OTHERS = {
+    "of a later format": ("PRAGMA user_version=3", []),
+    "of another program": ("CREATE TABLE answers (question TEXT)", [("answers",)]),
+    "with other tables": ("CREATE TABLE notes (text TEXT)", [("notes",)]),
+}
 
 
 def test_a_file_that_cannot_be_used_is_logged_once_left_as_it_is_and_judging_goes_on(
@@ -218,21 +200,22 @@ def test_a_file_that_cannot_be_used_is_logged_once_left_as_it_is_and_judging_goe
         assert (await judge.score(*QUESTION)).score == 0.7
         return (await judge.batch_score(items(20))).stats.ok
 
-    of_others = (of_a_later_format, of_another_program, of_a_program_with_other_tables)
-    for make in (a_folder, in_no_folder, notes, damaged, *of_others):
-        path = tmp_path / make.__name__ / "cache"
+    for name in (*UNUSABLE, *OF_OTHERS):
+        path = tmp_path / name / "cache"
         path.parent.mkdir()
-        make(path)
-        before = path.read_bytes() if path.is_file() else None
+        statement, tables = OF_OTHERS.get(name, ("", []))
+        if statement:
+            execute(path, statement)
+        else:
+            UNUSABLE[name](path)
+        before = path.read_bytes() if path.is_file() and not statement else None
         caplog.clear()
         with caplog.at_level(logging.WARNING, logger="qreward"):
-            assert cached(path, quick(score(7)), use) == 20, make
+            assert cached(path, quick(score(7)), use) == 20, name
         (message,) = [record.getMessage() for record in caplog.records if "cache of verdicts" in record.getMessage()]
-        assert ("give another path" in message) == (make in of_others), message
-        assert before is None or make in of_others or path.read_bytes() == before
-        if make in of_others:
-            wanted = {of_another_program: "answers", of_a_program_with_other_tables: "notes"}.get(make)
-            assert execute(path, "SELECT name FROM sqlite_master") == ([(wanted,)] if wanted else []), make
+        assert ("give another path" in message) == bool(statement), message
+        assert before is None or path.read_bytes() == before, name
+        assert not statement or execute(path, "SELECT name FROM sqlite_master") == tables, name
 
 
 def entry(number: int, text: str) -> CacheEntry:
@@ -275,8 +258,6 @@ def test_a_judge_that_was_closed_may_be_used_again_and_one_that_is_not_used_make
     assert list(tmp_path.iterdir()) == []
     assert asyncio.run(run()) == [False, True]
 
-
-# processes
 
 UNCLOSED = """
 import asyncio, sys
@@ -339,9 +320,6 @@ def test_processes_that_write_at_the_same_time_lose_nothing_though_one_of_them_i
     assert execute(path, "PRAGMA integrity_check") == [("ok",)]
 
 
-# weights
-
-
 def by(said: float | str, **members: Any) -> Any:
     """An answer of a server that says something of itself."""
     document = json.loads(answer(said if isinstance(said, str) else score(said))) | members
@@ -383,7 +361,7 @@ def test_what_other_weights_answered_is_not_given_back_once_the_new_ones_are_see
         assert run(4, 1, 3) == [(0.7, False), (0.7, True), (0.7, False)], "weights that come back have their answers back"
 
 
-def test_an_answer_that_could_not_be_read_shows_the_new_weights_as_well(tmp_path: Path) -> None:
+def test_an_unreadable_answer_shows_new_weights_as_well_and_a_namespace_finds_only_its_own(tmp_path: Path) -> None:
     run = Fleet(tmp_path / "cache", by(7, system_fingerprint="fp_1"))
     run(1)
     run.now = by("?", system_fingerprint="fp_2")
@@ -391,6 +369,8 @@ def test_an_answer_that_could_not_be_read_shows_the_new_weights_as_well(tmp_path
         run(2, reasks=0)
     run.now = by(2, system_fingerprint="fp_2")
     assert run(1) == [(0.2, False)]
+    run.now = by(4, system_fingerprint="fp_2")
+    assert [*run(1, 1, cache_namespace="step 200"), *run(1)] == [(0.4, False), (0.4, True), (0.2, True)]
 
 
 def test_endpoints_that_differ_for_good_keep_all_of_their_answers(tmp_path: Path) -> None:
@@ -406,20 +386,9 @@ def test_endpoints_that_differ_for_good_keep_all_of_their_answers(tmp_path: Path
     assert sees("a", "3") == [None, None], "new weights on one of them: what the other has is not known before it answers"
     assert sees("b", "2") == [None, "by b 2"]
     assert sees("c", "4") == [None, None], "one more endpoint, or one in the place of b"
-
-
-def test_models_of_one_judge_have_weights_of_their_own(tmp_path: Path) -> None:
-    cache = Cache(tmp_path / "cache")
-    cache.keep(CacheEntry("m", "a", ModelReply("one", fingerprint="1"), b"m"))
     cache.keep(CacheEntry("n", "a", ModelReply("two", fingerprint="2"), b"n"))
-    assert texts_in(cache, (b"m", "m"), (b"n", "n")) == ["one", "two"]
-
-
-def test_a_namespace_finds_only_its_own(tmp_path: Path) -> None:
-    run = Fleet(tmp_path / "cache", by(7))
-    run(1)
-    run.now = by(2)
-    assert [*run(1, 1, cache_namespace="step 200"), *run(1)] == [(0.2, False), (0.2, True), (0.7, True)]
+    cache.keep(CacheEntry("m", "a", ModelReply("one", fingerprint="4"), b"m"))
+    assert texts_in(cache, (b"m", "m"), (b"n", "n")) == ["one", "two"], "models have weights of their own"
 
 
 def test_what_servers_say_oddly_of_themselves_is_no_obstacle() -> None:

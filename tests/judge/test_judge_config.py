@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import pickle
 import re
 import subprocess
@@ -19,7 +18,7 @@ from pydantic import BaseModel, Field
 
 from qreward import QRewardClient, SyncQRewardClient
 from qreward.errors import ClientClosed, ConfigError
-from qreward.judge import Judge, JudgeConfig, RewardModelScorer, Scorer, ScoreVerdict, SyncJudge, make_scorer
+from qreward.judge import Judge, JudgeConfig, RewardModelScorer, ScoreVerdict, SyncJudge, make_scorer
 from qreward.judge.verdict_parser import verdict_named
 from qreward.testing import FakeEndpoint, FakeFleet
 
@@ -149,11 +148,6 @@ def test_no_secret_is_in_the_words_about_a_judge() -> None:
     config = JudgeConfig(model="m", params={"extra_headers": {"x-key": "hunter22"}})  # type: ignore[arg-type]
     for shown in (repr(judge), str(judge), repr(config), repr(judge._config), repr(make_scorer(some_client(), config))):
         assert "hunter22" not in shown
-
-
-def test_a_judge_and_a_reward_model_take_the_same_arguments() -> None:
-    for kind, name in product((Judge, RewardModelScorer), ("score", "batch_score")):
-        assert list(inspect.signature(getattr(kind, name)).parameters) == list(inspect.signature(getattr(Scorer, name)).parameters)
 
 
 def first_is_better(messages: list[Any]) -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,15 +11,11 @@ import pytest
 from decided_tools import MIXED, TEN, DecisionBackend, always, by_text, deciding
 from judge_tools import QUESTION, client_of, endpoint
 from pydantic import BaseModel
-from scale import seeds
 
-from qreward import QRewardClient
 from qreward.decisions import Choice, Question, Score
-from qreward.errors import BadRequest, ConfigError, InvalidResponse, QRewardError
-from qreward.judge import Criterion, Judge, Rubric, SyncJudge, YesNoVerdict
+from qreward.errors import BadRequest, ConfigError, InvalidResponse
+from qreward.judge import Criterion, Judge, Rubric, YesNoVerdict
 from qreward.scheduler.outcome import Failure, FailureKind
-from qreward.testing import FakeEndpoint, FakeFleet
-from qreward.testing.synthetic_judge import SyntheticJudge
 
 ONE_OF_FIVE = (0.1, 0.0, 0.0, 0.4, 0.5)
 FIVE: dict[str, Any] = {"scale": (1, 5)}
@@ -109,15 +103,6 @@ def test_ten_criteria_are_one_request_and_ten_where_there_is_only_chat() -> None
         assert len({each.text for each in backend.sent}) == 1  # all begin with the same input
         assert {each.at for each in backend.sent} == {0.0}
         assert len({each.group for each in backend.sent}) == 1
-
-
-def test_a_server_that_takes_fewer_questions_gets_parts_of_about_the_same_size() -> None:
-    many = Rubric([Criterion(f"c{number}", f"Condition {number}.") for number in range(450)])
-    backend = DecisionBackend(lambda question, _: (int(question.instructions[10:-1]) / 450, 1 - int(question.instructions[10:-1]) / 450))
-    verdict = deciding(backend, lambda judge: judge.score(*QUESTION), rubric=many)
-    assert [len(each.questions) for each in backend.sent] == [225, 225]
-    assert verdict.criteria["c449"].score == pytest.approx(449 / 450)
-    assert verdict.usage.total_tokens == 2 * 10 + 450
 
 
 def test_a_rubric_mixes_kinds_weights_and_gates() -> None:
@@ -213,12 +198,6 @@ def test_no_level_is_called_by_the_number_of_another_as_a_model_answers_with_num
     assert Choice("Which one?", choices=["F", "M", "ab"]).options == ("F", "M", "ab")
 
 
-def test_pairs_are_decided_and_ranked_without_a_scale() -> None:
-    backend = DecisionBackend(always((0.8, 0.1, 0.1)))
-    assert deciding(backend, lambda judge: judge.compare("q", "a", "b")).preference == "tie"  # it likes the first place
-    assert deciding(backend, lambda judge: judge.rank("q", ["a", "b"])).ranks == (1, 1)
-
-
 def test_the_majority_of_deciding_judges_is_that_of_their_preferences_and_not_of_equal_numbers() -> None:
     def of(better: float) -> DecisionBackend:
         return DecisionBackend(
@@ -262,6 +241,11 @@ def compared(first: Any, second: Any, **settings: Any) -> Any:
 
 
 def test_a_pair_is_decided_in_both_orders() -> None:
+    backend = DecisionBackend(always((0.8, 0.1, 0.1)))
+    deciding(backend, lambda judge: judge.compare("q", "one", "two"), rubric=MIXED)
+    assert [len(each.questions) for each in backend.sent] == [1, 1]
+    assert "- It is right. (3)" in backend.sent[0].questions[0].instructions
+    assert deciding(backend, lambda judge: judge.rank("q", ["a", "b"])).ranks == (1, 1), "it likes the first place, and needs no scale"
     comparison = compared((0.8, 0.1, 0.1), (0.2, 0.6, 0.2))
     assert (comparison.preference, comparison.score) == ("first", pytest.approx((0.85 + 0.7) / 2))
     assert comparison.confidence == pytest.approx((0.8 + 0.6) / 2)
@@ -274,30 +258,6 @@ def test_a_pair_is_decided_in_both_orders() -> None:
     for first, second, preference, score, confidence in cases:
         found = compared(first, second)
         assert (found.preference, found.score, found.confidence) == (preference, pytest.approx(score), pytest.approx(confidence))
-
-
-def test_the_question_for_a_pair_lists_the_criteria_of_a_rubric() -> None:
-    backend = DecisionBackend(always((0.8, 0.1, 0.1)))
-    deciding(backend, lambda judge: judge.compare("q", "one", "two"), rubric=MIXED)
-    assert "- It is right. (3)" in backend.sent[0].questions[0].instructions
-    assert len(backend.sent) == 2
-
-
-def test_samples_and_models_ask_all_criteria_and_settle_on_the_total() -> None:
-    for settle, score in (("mean", 0.45), ("median", 0.4), ("majority", 0.2)):
-        numbers = iter([0.2, 0.8, 0.2, 0.6])
-
-        def says(_question: object, _text: object, numbers: Iterator[float] = numbers) -> tuple[float, float]:
-            number = next(numbers)
-            return number, 1 - number
-
-        backend = DecisionBackend(says, seconds=0.0)
-        settings: dict[str, Any] = {"rubric": Rubric([TEN.criteria[0]]), "settle": settle, "model": ["a", "b"], "samples": 2}
-        verdict = deciding(backend, lambda judge: judge.score(*QUESTION), **settings)
-        assert (verdict.score, len(verdict.votes), len(backend.sent)) == (pytest.approx(score), 4, 4)
-        assert {vote.model for vote in verdict.votes} == {"a", "b"}
-        agreeing = [vote for vote in verdict.votes if abs(vote.score - score) < 0.5]
-        assert verdict.confidence == pytest.approx(sum(vote.confidence for vote in agreeing) / 4)
 
 
 def test_decisions_are_found_in_the_cache_by_their_questions_and_weights_apply_anew(tmp_path: Path) -> None:
@@ -326,28 +286,7 @@ def test_decisions_are_found_in_the_cache_by_their_questions_and_weights_apply_a
     assert run(Rubric([right, rude]), cache_namespace="other")[1] == 1
 
 
-def test_an_error_is_not_kept(tmp_path: Path) -> None:
-    for _ in range(2):
-        backend = DecisionBackend(always(None), seconds=0.0)
-
-        async def use(backend: DecisionBackend = backend) -> None:
-            async with (
-                client_of(backend, endpoint("a", 64, decisions="chat")) as client,
-                Judge(client, model="m", method="decide", rubric=TEN, cache=tmp_path / "c") as judge,
-            ):
-                with pytest.raises(InvalidResponse):
-                    await judge.score(*QUESTION)
-
-        asyncio.run(use())
-        assert backend.sent
-
-
-def test_equal_items_are_one_request() -> None:
-    backend = DecisionBackend(always((0.75, 0.25)))
-    batch = deciding(backend, lambda judge: judge.batch_score([QUESTION] * 5), rubric=TEN)
-    assert len(backend.sent) == 1
-    assert [result.value.score for result in batch] == [0.75] * 5
-    assert [result.value.usage is None for result in batch] == [False, True, True, True, True]
+FOUR = [("q", "fine"), ("q", "bad"), ("q", "good"), ("q", "good")]
 
 
 def test_a_criterion_that_fails_ends_its_item_and_no_other() -> None:
@@ -356,18 +295,17 @@ def test_a_criterion_that_fails_ends_its_item_and_no_other() -> None:
 
     for dialect in ("openai", "chat"):
         backend = DecisionBackend(says)
-        batch = deciding(backend, lambda judge: judge.batch_score([("q", "fine"), ("q", "bad"), ("q", "good")]), dialect, rubric=TEN)
-        assert [result.ok for result in batch] == [True, False, True]
+        batch = deciding(backend, lambda judge: judge.batch_score(FOUR), dialect, rubric=TEN)
+        assert [result.ok for result in batch] == [True, False, True, True]
         assert "criterion 'c3'" in str(batch[1].error)
+        assert (batch[2].value.usage is None, batch[3].value.usage is None) == (False, True), "equal items are one request"
 
-
-def test_the_error_of_a_request_about_one_criterion_names_it() -> None:
-    def says(question: Question, _text: str) -> Any:
+    def refuses(question: Question, _text: str) -> Any:
         refused = Failure(FailureKind.REFUSED, BadRequest("the server answered 400", status_code=400))
         return refused if question.instructions == "It meets condition 3." else (0.75, 0.25)
 
     with pytest.raises(BadRequest, match="criterion 'c3': the server answered 400"):
-        deciding(DecisionBackend(says), lambda judge: judge.score(*QUESTION), "chat", rubric=TEN)
+        deciding(DecisionBackend(refuses), lambda judge: judge.score(*QUESTION), "chat", rubric=TEN)
 
 
 def test_a_judge_that_learns_late_of_a_smaller_limit_asks_in_parts() -> None:
@@ -381,43 +319,3 @@ def test_a_judge_that_learns_late_of_a_smaller_limit_asks_in_parts() -> None:
     verdict = deciding(backend, use, "chat", rubric=TEN)
     assert verdict.score == pytest.approx(0.45)
     assert [len(each.questions) for each in backend.sent] == [1] * 10
-
-
-def test_a_deciding_judge_pickles_and_blocks() -> None:
-    with FakeFleet([FakeEndpoint("a", decisions="vllm")]) as fleet:
-        client = QRewardClient(fleet.endpoints)
-        judge = SyncJudge(client, model="m", method="decide", rubric=MIXED, min_label_mass=0.4, owns_client=True)
-        copy = pickle.loads(pickle.dumps(judge))
-        one, other = judge.score(*QUESTION), copy.score(*QUESTION)
-        assert one.score == other.score
-        assert one.criteria == other.criteria
-        assert len(judge.batch_score([QUESTION])) == 1
-        judge.close()
-        copy.close()
-
-
-@pytest.mark.real_time
-async def test_every_dialect_gives_the_verdict_that_the_synthetic_judge_has_in_mind() -> None:
-    """No verdict is unreadable; ``TEST_SCALE=10`` asks ten times as many."""
-    synthetic = SyntheticJudge(temperature=0.7, bias=0.4, label_mass=0.9)
-    items = [("What is 6 x 7?", f"It is {seed}.") for seed in seeds(40)]
-    for decisions in ("openai", "vllm", "sglang", "systemone", None):
-        with FakeFleet([FakeEndpoint("a", decisions=decisions, synthetic_judge=synthetic)]) as fleet:
-            async with QRewardClient(fleet.endpoints) as client:
-                batch = await Judge(client, model="m", method="decide", rubric=MIXED).batch_score(items)
-        assert batch.errors == {}, decisions
-        for result, (prompt, response) in zip(batch, items, strict=True):
-            criteria: Any = result.value.criteria
-            values = [criteria[each.name].score for each in MIXED.criteria]
-            assert result.value.score == pytest.approx(MIXED.score(values)), (decisions, prompt, response)
-            assert all(sum(each.distribution.values()) == pytest.approx(1.0) for each in criteria.values())
-
-
-async def test_a_client_that_is_closed_ends_a_decision_with_an_error() -> None:
-    backend = DecisionBackend(always((0.75, 0.25)), seconds=60.0)
-    client = client_of(backend, endpoint("a", 64, decisions="openai"))
-    task = asyncio.ensure_future(Judge(client, model="m", method="decide", rubric=TEN).score(*QUESTION))
-    await asyncio.sleep(1.0)
-    await client.aclose()
-    with pytest.raises(QRewardError, match="closed"):
-        await task

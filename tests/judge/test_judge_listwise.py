@@ -118,14 +118,3 @@ async def test_what_a_list_cannot_have_is_refused() -> None:
         with pytest.raises(ConfigError, match="needs a judge that writes"):
             await judge.rank(PROMPT, ["1", "2"], method="listwise")
     assert backend.sent == []
-
-
-@pytest.mark.real_time(30)
-async def test_the_answers_of_lists_are_kept(tmp_path: Any) -> None:
-    backend = JudgeBackend(larger)
-    for cached in (False, True):
-        async with judge_over(backend, cache=tmp_path / "verdicts.sqlite") as judge:
-            ranking = await judge.rank(PROMPT, ["1", "2", "3"], method="listwise")
-            await judge.aclose()
-        assert (ranking.order, ranking.cached) == ((2, 1, 0), cached)
-    assert len(backend.sent) == 2

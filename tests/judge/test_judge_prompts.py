@@ -14,8 +14,6 @@ from qreward import QRewardClient
 from qreward.errors import ConfigError
 from qreward.judge import Judge
 from qreward.judge.prompts import Template, fenced, in_words, pair, point
-from qreward.testing.responders import judge as fake_judge
-from qreward.testing.responders import sections
 
 ITEM = {"prompt": "What is 6 x 7?", "response": "42", "reference": "forty-two"}
 PIECES = ["`", "```", "\n", "a", "{", "}", "{response}", "{reference}", "Candidate answer:", "Question:", " "]
@@ -150,10 +148,3 @@ def test_the_items_of_a_group_begin_alike_so_that_servers_can_reuse_it() -> None
     begin = one.index("Candidate answer:")
     assert one[:begin] == other[:begin]
     assert "reference" not in messages({"prompt": "p", "response": "r"})[0]["content"].lower()
-
-
-def test_the_fake_judge_understands_the_prompt() -> None:
-    for response, correct in (("42", 1), ("41", 0), ("42.", 1)):
-        found = sections(point({**ITEM, "response": response, "reference": "42"})[0]["content"])
-        assert set(found) == {"question", "reference answer", "candidate answer"}
-        assert f'"score": {correct}' in fake_judge(point({**ITEM, "response": response, "reference": "42"}))

@@ -135,19 +135,6 @@ def test_the_budget_is_a_sort_and_never_more_than_all_pairs() -> None:
             budget_of(size, given)
 
 
-def test_scores_are_probabilities_around_the_average_and_their_errors_shrink_with_answers() -> None:
-    def of(budget: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        chooser = PairChooser(8, budget)
-        played(chooser, lambda first, second: float(first < second))
-        return scored(chooser.fitted(), range(8))
-
-    (few, wide), (many, narrow) = of(8), of(28)
-    assert list(many) == sorted(many, reverse=True)
-    assert all(0 < score < 1 for score in few + many)
-    assert [one + other for one, other in zip(many, reversed(many), strict=True)] == pytest.approx([1.0] * 8, abs=1e-5)
-    assert fmean(narrow) < fmean(wide)
-
-
 def test_identical_responses_share_a_score_and_weigh_in_the_average() -> None:
     fitted = fit(2, {(0, 1): 1.0})
     scores, errors = scored(fitted, [1, 0, 1, 1])

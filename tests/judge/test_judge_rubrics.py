@@ -55,18 +55,10 @@ def test_each_criterion_is_a_request_whose_question_comes_last() -> None:
     begin = texts[0][: texts[0].index("Question, to be answered yes or no: It is right.")]
     assert all(text.startswith(begin) for text in texts)
     assert "counts for nothing" in begin
-    groups = {each.group for each in backend.sent}
-    assert len(groups) == 1
-    assert None not in groups
-
-
-def test_the_items_of_one_prompt_are_in_nested_groups() -> None:
-    backend = DecisionBackend(always(None), by_words(SAID))
     writing(backend, lambda judge: judge.batch_score([("p", "one"), ("p", "two"), ("q", "one")]))
     groups = list(dict.fromkeys(each.group for each in backend.sent))
-    assert [len(group) for group in groups] == [2, 2, 2]
-    assert groups[0][0] == groups[1][0] != groups[2][0]
-    assert len({group[1] for group in groups}) == 3
+    assert [len(group) for group in groups] == [2, 2, 2, 2], "one for each item, within that of its prompt"
+    assert groups[1][0] == groups[2][0] != groups[3][0]
 
 
 def test_a_criterion_is_asked_with_its_levels_or_choices() -> None:
@@ -109,20 +101,16 @@ def test_all_criteria_share_what_is_learned_about_response_formats() -> None:
     assert len(seen) <= 3 * 8
 
 
-def test_samples_answer_all_criteria_and_a_majority_of_totals_ends_the_rest() -> None:
+def test_samples_and_models_answer_all_criteria_and_settle_on_their_totals() -> None:
     backend = DecisionBackend(always(None), by_words(SAID))
     verdict = writing(backend, samples=3, temperature=1)
     assert len(backend.sent) == 12
     assert [vote.score for vote in verdict.votes] == pytest.approx([0.8] * len(verdict.votes))
     assert len(verdict.votes) >= 2
     assert verdict.confidence == 1.0
-
-
-def test_two_models_settle_on_their_totals() -> None:
     backend = DecisionBackend(always(None), lambda asked: yes() if asked.body["model"] == "a" else no(), seconds=0.0)
     verdict = writing(backend, rubric=TEN, model=["a", "b"], settle="mean")
-    assert (verdict.score, sorted(vote.score for vote in verdict.votes)) == (0.5, [0.0, 1.0])
-    assert verdict.confidence == 0.0
+    assert (verdict.score, sorted(vote.score for vote in verdict.votes), verdict.confidence) == (0.5, [0.0, 1.0], 0.0)
 
 
 def test_a_template_of_ones_own_gets_the_question_at_its_place_or_at_the_end() -> None:

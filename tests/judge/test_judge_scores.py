@@ -21,7 +21,6 @@ from judge_tools import (
     judge_over,
     judging,
     now,
-    prefers,
     refused,
     score,
 )
@@ -67,13 +66,6 @@ class Rubric(BaseModel):
     honest: bool
 
 
-def test_a_verdict_says_what_was_answered_by_which_model_and_what_it_cost() -> None:
-    verdict = judged(JudgeBackend(always('{"why": "fine", "points": 4}')), verdict=Graded)
-    assert (verdict.text, verdict.votes[0].model, verdict.cached) == ('{"why": "fine", "points": 4}', MODEL, False)
-    assert isinstance(verdict.verdict, Graded)
-    assert tokens(verdict) == 15
-
-
 def test_a_score_function_gives_the_reward_as_it_is_and_none_is_no_verdict() -> None:
     def worth(verdict: Rubric) -> float | None:
         return verdict.helpful / 2 if verdict.honest else None
@@ -99,9 +91,6 @@ async def test_an_unknown_model_is_refused_before_anything_is_sent() -> None:
     assert backend.sent == []
 
 
-# asked again
-
-
 def test_an_unreadable_answer_is_asked_again_in_the_same_conversation_with_what_is_wrong() -> None:
     backend = JudgeBackend(in_turn("It is a fine answer.", score(6)))
     verdict = judged(backend)
@@ -121,11 +110,6 @@ def test_what_stays_unreadable_is_an_error_that_says_why_and_how_the_answer_bega
     assert len(str(error)) < 500
     assert [(record.outcome, "15 tokens" in record.detail) for record in error.attempts] == [("unreadable", True)] * 3
     assert (error.model, error.endpoint) == (MODEL, "a")
-
-
-def test_an_answer_off_the_scale_is_no_answer() -> None:
-    backend = JudgeBackend(in_turn("Score: 11/10", "Score: 10/10"))
-    assert (judged(backend).score, len(backend.sent)) == (1.0, 2)
 
 
 GIVEN_UP = ("abort", "error")
@@ -170,47 +154,21 @@ def test_an_answer_that_is_not_whole_is_never_read_whatever_stands_in_it_and_a_w
     assert wrong == []
 
 
-async def test_in_a_batch_in_pairs_and_among_votes_an_answer_that_is_not_whole_is_an_error_of_its_own() -> None:
-    async def script(sent: Sent) -> Any:
-        cut = "bad" in sent.question or sent.params.get("seed") == 1
-        return ended(prefers("A") if "Answer B" in sent.question else score(8), "content_filter" if cut else "stop")
-
-    async with judge_over(JudgeBackend(script)) as judge:
-        scores = await judge.batch_score([("q", "good"), ("q", "bad")])
-        pairs = await judge.batch_compare([("q", "a", "b"), ("q", "bad", "b")])
-    assert [result.ok for result in scores] == [result.ok for result in pairs] == [True, False]
-    assert {type(error) for error in [*scores.errors.values(), *pairs.errors.values()]} == {InvalidResponse}
-    async with judge_over(JudgeBackend(script), samples=3, seed=1, settle="mean") as judge:
-        verdict = await judge.score(*QUESTION)
-    assert (verdict.score, len(verdict.votes)) == (0.8, 2)
-
-
-# time and failures
-
-
 async def test_asking_again_keeps_to_the_time_of_the_item() -> None:
-    backend = JudgeBackend(in_turn("?", score(5), seconds=3.0))
-    async with judge_over(backend) as judge:
-        with pytest.raises(RequestTimeout) as caught:
-            await judge.score(*QUESTION, timeout=5)
-        assert caught.value.attempts[0].outcome == "unreadable"
-        assert now() == pytest.approx(5.0, abs=0.05)
-    assert len(backend.cancelled) == 1
-
-
-async def test_the_clients_timeout_holds_where_the_call_gives_none() -> None:
-    async with client_of(JudgeBackend(always(score(1), seconds=50)), timeout=7.0) as client:
-        with pytest.raises(RequestTimeout):
-            await Judge(client, model=MODEL).score(*QUESTION)
-        assert now() == pytest.approx(7.0, abs=0.05)
+    for of_client, of_call in ((60.0, {"timeout": 5}), (5.0, {})):
+        backend = JudgeBackend(in_turn("?", score(5), seconds=3.0))
+        async with client_of(backend, timeout=of_client) as client:
+            began = now()
+            with pytest.raises(RequestTimeout) as caught:
+                await Judge(client, model=MODEL).score(*QUESTION, **of_call)
+            assert caught.value.attempts[0].outcome == "unreadable"
+            assert now() - began == pytest.approx(5.0, abs=0.05)
+        assert len(backend.cancelled) == 1
 
 
 def test_a_failure_of_the_endpoint_is_retried_by_the_client_and_is_in_the_trail_if_it_stays() -> None:
     assert judged(JudgeBackend(in_turn(broken(), score(9)))).score == 0.9
     assert len(failed(JudgeBackend(in_turn(broken())), ServerError).attempts) > 1
-
-
-# how servers are asked for JSON
 
 
 def without(*forms: str, words: str = "Invalid parameter: 'response_format' of type '{form}' is not supported", model: str = MODEL) -> Any:
@@ -234,6 +192,17 @@ async def test_a_server_without_json_schema_is_asked_for_less_and_remembered_and
         assert [(await judge.score(*QUESTION)).score for _ in range(2)] == [0.5, 0.5]
     assert forms(backend) == ["json_schema", "json_object", "none", "none"]
     assert '"score": number, from 0 to 10' in backend.sent[-1].text
+    for form in ("json_schema", "json_object", "none"):  # set by the user: the only one
+        taken, not_taken = JudgeBackend(always(score(5))), JudgeBackend(without(form))
+        await scored(taken, response_format=form)
+        with pytest.raises(RequestError):
+            await scored(not_taken, response_format=form)
+        assert forms(taken) == forms(not_taken) == [form]
+
+
+async def scored(backend: JudgeBackend, **settings: Any) -> Verdict:
+    async with judge_over(backend, **settings) as judge:
+        return await judge.score(*QUESTION)
 
 
 def test_a_400_that_speaks_of_the_form_in_the_words_of_any_server_is_not_one_of_another_kind() -> None:
@@ -249,14 +218,6 @@ def test_a_400_that_speaks_of_the_form_in_the_words_of_any_server_is_not_one_of_
         assert forms(backend) == ["json_schema", "json_object"][:asked], words
 
 
-def test_a_form_that_the_user_set_is_the_only_one() -> None:
-    for form in ("json_schema", "json_object", "none"):
-        taken, not_taken = JudgeBackend(always(score(5))), JudgeBackend(without(form))
-        judged(taken, response_format=form)
-        failed(not_taken, RequestError, response_format=form)
-        assert forms(taken) == forms(not_taken) == [form]
-
-
 def test_what_one_model_takes_says_nothing_of_another() -> None:
     async def script(sent: Sent) -> Any:
         plain = "response_format" not in sent.params or sent.model == "modern"
@@ -265,9 +226,6 @@ def test_what_one_model_takes_says_nothing_of_another() -> None:
     backend = JudgeBackend(script)
     judged(backend, model=("modern", "ancient"))
     assert [sent.model for sent in backend.sent if "response_format" not in sent.params] == ["ancient"]
-
-
-# tokens
 
 
 def tokens(thing: Any) -> int | None:
@@ -308,10 +266,3 @@ def test_the_error_of_a_judgement_has_the_tokens_of_all_answers_that_came() -> N
 
         found[name] = judging(JudgeBackend(script), use, **settings)
     assert found == {name: [case[-1]] * 4 for name, case in cases.items()}
-
-
-async def test_tokens_that_several_share_are_paid_by_one_of_them() -> None:
-    backend = JudgeBackend(in_turn("no verdict"))
-    async with judge_over(backend) as judge:
-        assert [tokens(error) for error in await asyncio.gather(*(error_of(judge) for _ in range(5)))] == [30, None, None, None, None]
-    assert len(backend.sent) == 2

@@ -33,13 +33,14 @@ def _read(text: str) -> str:
     return " ".join(outcomes)
 
 
-def test_a_megabyte_of_anything_is_refused() -> None:
+def test_a_megabyte_of_anything_is_refused_except_as_thought() -> None:
     assert [piece for piece in PIECES if "score=" in _read((piece * (1_000_000 // len(piece) + 1))[:1_000_000])] == []
-
-
-def test_a_megabyte_of_thought_is_no_hindrance() -> None:
     thought = "Perhaps {7} or 'so. " * 50_000
     assert read(f"<think>{thought}</think>Score: 7", ScoreVerdict, scale=(0, 10)).score == 7
+    nested = '{"score": 7, "x": ' + "[" * 40 + "]" * 40 + "}"
+    for text in ('{"a":' * 50_000, '{"a":' * 40 + "1" + "}" * 40, '{"score": ' + "[" * 50_000, nested):
+        with pytest.raises(Unreadable):
+            read(text, ScoreVerdict, scale=(0, 10))
 
 
 def test_an_answer_longer_than_any_verdict_is_refused_and_a_shorter_one_is_not() -> None:
@@ -99,10 +100,3 @@ def test_no_character_is_looked_at_by_two_attempts_at_an_object(monkeypatch: pyt
         with contextlib.suppress(Unreadable):
             text_module.own_words(piece * 2_000, lambda members: members)
         assert all(end <= start for (_, end), (start, _) in pairwise(spans)), piece
-
-
-def test_deep_nesting_overflows_nothing() -> None:
-    nested = '{"score": 7, "x": ' + "[" * 40 + "]" * 40 + "}"
-    for text in ('{"a":' * 50_000, '{"a":' * 40 + "1" + "}" * 40, '{"score": ' + "[" * 50_000, nested):
-        with pytest.raises(Unreadable):
-            read(text, ScoreVerdict, scale=(0, 10))

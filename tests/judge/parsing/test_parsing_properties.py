@@ -93,16 +93,7 @@ def test_an_object_reads_back_whatever_its_reason_holds_and_whatever_words_stand
 
 
 OWN: dict[Any, tuple[str, ...]] = {
-    ScoreVerdict: (
-        "Score: 2",
-        "**Score: 2/10**",
-        "Rating: [[2]]",
-        '{"score": 2}',
-        "Final score: 2",
-        "[[2]]",
-        "<score>2</score>",
-        "## Score\n2",
-    ),
+    ScoreVerdict: ("Score: 2", "**Score: 2/10**", "Rating: [[2]]", '{"score": 2}', "[[2]]", "<score>2</score>", "## Score\n2"),
     YesNoVerdict: ("Verdict: no", "Decision: no.", "[[no]]", '{"verdict": "no"}', "**Verdict:** No", "<verdict>no</verdict>"),
     PreferenceVerdict: ("[[B]]", "Verdict: B", '{"preferred": "B"}', "Winner: B", "[[B>A]]", "Better response: B"),
 }

@@ -6,7 +6,7 @@ from enum import Enum, IntEnum
 from typing import Annotated, Any, Literal
 
 import pytest
-from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, Field, field_validator
+from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, Field, create_model, field_validator
 from typing_extensions import TypeAliasType
 
 from qreward.judge.parsing import PreferenceVerdict, ScoreVerdict, Unreadable, YesNoVerdict, read
@@ -16,72 +16,23 @@ Colour = Enum("Colour", {"RED": "red", "GREEN": "green"})
 Fine = TypeAliasType("Fine", Literal["fine"])
 
 
-class Stars(BaseModel):
-    stars: Annotated[int, Field(ge=1, le=5)]
-    comment: str = ""
-
-
-class Two(BaseModel):
-    helpful: int
-    honest: int
-
-
-class Noted(Two):
-    note: str = ""
-
-
-class Reasoned(BaseModel):
-    reason: str
-    score: float
-
-
-class Generous(BaseModel):
-    score: float = 0.0
-
-
-class Maybe(BaseModel):
-    score: float | None
-
-
-class Closed(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-    score: int
-
-
-class Named(BaseModel):
-    points: float = Field(alias="finalPoints")
-
-
-class ManyNames(BaseModel):
-    points: float = Field(validation_alias=AliasChoices("points", "score_given"))
-
-
-class ManySpellings(BaseModel):
-    points: float
-    why: str = Field(validation_alias=AliasChoices("Why", "why"))
-
-
-class Graded(BaseModel):
-    why: str
-    grade: Annotated[int, Field(ge=1, le=5)]
-    weight: float = 1.0
-
-
-class Unasked(BaseModel):
-    helpful: int = 0
-    honest: int = 0
-
-
-class Open(Two):
-    model_config = ConfigDict(extra="allow")
-
-
-class Task(BaseModel):
-    result: int
-
-
-class PathAlone(BaseModel):
-    points: float = Field(validation_alias=AliasChoices(AliasPath("points", 0)))
+OneToFive = Annotated[int, Field(ge=1, le=5)]
+Stars = create_model("Stars", stars=(OneToFive, ...), comment=(str, ""))
+Overall = create_model("Overall", overall_quality=(int, ...))
+Two = create_model("Two", helpful=(int, ...), honest=(int, ...))
+Noted = create_model("Noted", __base__=Two, note=(str, ""))
+Open = create_model("Open", __config__=ConfigDict(extra="allow"), helpful=(int, ...), honest=(int, ...))
+Unasked = create_model("Unasked", helpful=(int, 0), honest=(int, 0))
+Reasoned = create_model("Reasoned", reason=(str, ...), score=(float, ...))
+Generous = create_model("Generous", score=(float, 0.0))
+Maybe = create_model("Maybe", score=(float | None, ...))
+Closed = create_model("Closed", __config__=ConfigDict(extra="forbid", strict=True), score=(int, ...))
+Graded = create_model("Graded", why=(str, ...), grade=(OneToFive, ...), weight=(float, 1.0))
+Task = create_model("Task", result=(int, ...))
+Named = create_model("Named", points=(float, Field(alias="finalPoints")))
+ManyNames = create_model("ManyNames", points=(float, Field(validation_alias=AliasChoices("points", "score_given"))))
+PathAlone = create_model("PathAlone", points=(float, Field(validation_alias=AliasChoices(AliasPath("points", 0)))))
+ManySpellings = create_model("ManySpellings", points=(float, ...), why=(str, Field(validation_alias=AliasChoices("Why", "why"))))
 
 
 def one(annotation: Any) -> type[BaseModel]:
@@ -153,6 +104,7 @@ def test_what_is_no_value_of_the_field_is_refused() -> None:
 
 
 def test_the_scale_is_the_given_one_or_the_fields_own_limits() -> None:
+    check(Overall, overall_quality=(4, "Overall quality: 4", "overall_quality: 4"), refused=("overallquality: 4",))
     check(Stars, stars=(4, "Stars: 4/5"), refused=("Stars: 4/10", "Stars: 6", '{"stars": 0}'))
     check(ScoreVerdict, score=(42, "Score: 42"), refused=("Score: 42/100", "<answer></answer>", "```\n```"))
     check(Graded, grade=(4, '{"why": "x", "grade": "4/5"}'), refused=('{"why": "x", "grade": "4/10"}',))
@@ -160,6 +112,8 @@ def test_the_scale_is_the_given_one_or_the_fields_own_limits() -> None:
     check(ScoreVerdict, scale=(0.0, 100.0), score=(70, "Score: 70%", '{"score": "70 %"}'), refused=("Score: 170%",))
     check(ScoreVerdict, scale=(-5, 5), score=(-3, "Score: -3", "Score: \u22123", '{"score": -3}', '{"score": "-3"}'))
     check(ScoreVerdict, scale=(-5, 5), score=(3, "Score: +3/5"))
+    check(ScoreVerdict, scale=(2, 10), score=(7, "Score (2-10): 7", "Score [0 to 10]: 7", "Score (on a scale of 1 to 10): 7"))
+    check(ScoreVerdict, scale=(0, 10), score=(7, "Score (out of 10): 7"), refused=("Score (2-10): 7", "Score (out of 5): 4", "Score (0-5): 4"))
 
 
 def test_of_two_ranges_of_one_field_what_both_allow_is_the_scale() -> None:
@@ -195,13 +149,10 @@ def test_a_default_and_null_never_stand_for_a_score_and_words_for_no_other_requi
 def test_members_go_by_their_aliases() -> None:
     check(Named, points=(3, '{"finalPoints": 3}', '{"finalpoints": 3}', "Points: 3"))
     check(PathAlone, refused=('{"points": [3]}',))
-    check(ManyNames, points=(3, '{"score given": 3}', '{"score-given": 3}', '{"SCORE_GIVEN": 3}', '{" Score-Given ": 3}'))
-
-
-def test_a_refusal_names_a_member_by_its_first_alias_also_if_another_differs_in_case_alone() -> None:
     check(ManySpellings, points=(3, '{"points": 3, "Why": "so"}', '{"points": 3, "why": "so"}'))
     with pytest.raises(Unreadable, match='at "Why": missing'):
         read('{"points": 3}', ManySpellings)
+    check(ManyNames, points=(3, '{"score given": 3}', '{"score-given": 3}', '{"SCORE_GIVEN": 3}', '{" Score-Given ": 3}'))
 
 
 class Picky(BaseModel):
@@ -221,12 +172,9 @@ def test_a_validator_of_the_users_may_change_a_score_but_not_to_what_is_no_numbe
         read("Score: 0", Picky, scale=(0, 10))
 
 
-def test_a_large_whole_score_keeps_its_last_digits() -> None:
-    assert read('{"score": 9007199254740993}', Closed).score == 9007199254740993
-
-
-def test_a_refusal_quotes_nothing_of_the_answer() -> None:
+def test_a_refusal_quotes_nothing_of_the_answer_and_names_what_the_model_allows() -> None:
     check(Closed, score=(7, '{"score": "7"}', "Score: 7"))
+    check(Closed, score=(9007199254740993, '{"score": 9007199254740993}'))  # all digits are kept
     with pytest.raises(Unreadable, match="extra forbidden") as refused:
         read('{"score": 7, "ignore_all_instructions": 1}', Closed)
     assert "ignore" not in refused.value.reason
@@ -234,12 +182,8 @@ def test_a_refusal_quotes_nothing_of_the_answer() -> None:
         read('{"score": 1}', Picky)
     assert "SECRET" not in refused.value.reason
     assert refused.value.__cause__ is None
-
-
-def test_a_refusal_names_the_values_that_the_model_allows() -> None:
-    with pytest.raises(Unreadable) as refused:
+    with pytest.raises(Unreadable, match="""at "verdict": it must be 'yes' or 'no'"""):
         read('{"reason": "", "verdict": "incorrect"}', YesNoVerdict)
-    assert refused.value.reason == """The JSON object does not fit at "verdict": it must be 'yes' or 'no'."""
 
 
 def test_the_stock_verdicts_come_to_scores() -> None:

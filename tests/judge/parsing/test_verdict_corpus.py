@@ -93,6 +93,12 @@ def test_choices_are_read_and_refused_by_the_same_rules() -> None:
         check(kind, TABLES["plain_choices"][kind])
 
 
+def test_each_word_that_makes_a_verdict_or_takes_one_back_is_known() -> None:
+    """Beside each list stands what its text comes to with a word that means nothing."""
+    for kind, expected, otherwise, text, words in TABLES["words"]:
+        check(kind, [(expected, text.replace("<?>", word)) for word in words] + [(otherwise, text.replace("<?>", "plain"))])
+
+
 def combined(shapes: list[str], wrappers: list[str], *scores: str) -> Iterator[tuple[str, str]]:
     for shape, wrapper, score in product(shapes, wrappers, scores):
         yield score, wrapper.replace("<?>", shape).replace("<?>", score)

@@ -67,21 +67,18 @@ def test_every_name_of_0_1_7_is_found_with_one_warning_or_says_its_replacement()
             imported(module, "nonsense")()
 
 
-def test_an_attribute_of_an_old_module_warns_at_its_own_line_at_every_use() -> None:
+def test_an_old_name_warns_at_each_use_and_is_the_object_of_today_where_nothing_has_changed() -> None:
+    import qreward.client.load_balancer
     import qreward.utils.scheduler
 
     for _ in range(2):
         assert len(deprecations(lambda: qreward.utils.scheduler.Priority)) == 1
     assert qreward.utils.scheduler.schedule is schedule
+    with pytest.deprecated_call():
+        assert qreward.utils.scheduler.Priority is policies.Priority
+    with pytest.deprecated_call():
+        assert qreward.client.load_balancer.LoadBalanceStrategy is policies.LoadBalanceStrategy
     assert not hasattr(qreward.client, "nonsense")
-
-
-def test_the_same_enums_stand_at_the_old_paths() -> None:
-    with pytest.deprecated_call():
-        from qreward.client.load_balancer import LoadBalanceStrategy
-    with pytest.deprecated_call():
-        from qreward.utils.scheduler import Priority
-    assert (LoadBalanceStrategy, Priority) == (policies.LoadBalanceStrategy, policies.Priority)
 
 
 def test_programs_that_use_no_old_name_load_none_of_this() -> None:
@@ -157,7 +154,9 @@ async def test_an_open_circuit_is_the_error_of_then_and_of_now_also_where_there_
     assert isinstance(raised.value, CircuitOpen)
 
 
-async def test_what_ends_a_task_or_a_program_is_neither_retried_nor_replaced() -> None:
+async def test_what_ends_a_task_or_a_program_and_what_is_not_named_is_neither_retried_nor_replaced() -> None:
+    class Stop(BaseException): ...
+
     tries: list[type[BaseException]] = []
 
     @old_schedule(retry_times=3, default_result=0)
@@ -165,32 +164,19 @@ async def test_what_ends_a_task_or_a_program_is_neither_retried_nor_replaced() -
         tries.append(type(error))
         raise error
 
-    @old_schedule(retry_times=3, default_result=0)
-    def ends_blocking(error: BaseException) -> None:
-        tries.append(type(error))
-        raise error
-
     with pytest.raises(asyncio.CancelledError):
         await ends(asyncio.CancelledError())
-    for error in (KeyboardInterrupt, SystemExit):
-        with pytest.raises(error):
-            ends_blocking(error())
-    assert tries == [asyncio.CancelledError, KeyboardInterrupt, SystemExit]
+    for settings, kinds in ({"default_result": 0}, (KeyboardInterrupt, SystemExit)), ({"exception_types": ValueError}, (Stop,)):
+        for kind in kinds:
 
+            @old_schedule(retry_times=3, **settings)
+            def ends_blocking(error: BaseException) -> None:
+                tries.append(type(error))
+                raise error
 
-def test_a_base_exception_that_is_not_named_is_raised_at_once() -> None:
-    class Stop(BaseException): ...
-
-    tries = []
-
-    @old_schedule(retry_times=3, exception_types=ValueError)
-    def fails() -> None:
-        tries.append(1)
-        raise Stop("now")
-
-    with pytest.raises(Stop, match="now"):
-        fails()
-    assert len(tries) == 1
+            with pytest.raises(kind):
+                ends_blocking(kind())
+    assert tries == [asyncio.CancelledError, KeyboardInterrupt, SystemExit, Stop]
 
 
 def test_a_task_that_waited_for_the_threshold_is_next(monkeypatch: pytest.MonkeyPatch) -> None:

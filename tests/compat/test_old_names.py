@@ -9,14 +9,16 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 
 import qreward
-from qreward import CircuitOpen, ConfigError
-from qreward.compat.functions import PriorityTaskQueue, schedule
+from qreward import CircuitOpen, ClientClosed, ConfigError
+from qreward.compat.functions import OldScheduleMetrics, OldTelemetryExporter, PriorityTaskQueue, schedule
 from qreward.compat.names import GONE, KEPT
-from qreward.compat.proxies import REPLACED, OpenAIChatProxy
+from qreward.compat.proxies import REPLACED, OpenAIChatProxy, OpenAIChatProxyManager
+from qreward.functions.function import ScheduleMetrics
 from qreward.settings import policies
 
 OLD_PATHS = {
@@ -179,6 +181,18 @@ async def test_what_ends_a_task_or_a_program_and_what_is_not_named_is_neither_re
     assert tries == [asyncio.CancelledError, KeyboardInterrupt, SystemExit, Stop]
 
 
+def test_the_numbers_of_a_call_are_in_milliseconds_and_a_span_ends_with_them() -> None:
+    of_today = ScheduleMetrics("f", None, "ok", None, False, tries=4, retries=2, hedges=1, queued=0.1, latency=0.5)
+    numbers = OldScheduleMetrics.of(of_today)
+    assert numbers == OldScheduleMetrics(4, 1, 3, 2, 500.0, 125.0)
+    span = Mock()
+    OldTelemetryExporter().end_span(span, numbers)
+    named = {"total_calls": 4, "success_count": 1, "failure_count": 3, "retry_count": 2, "total_latency_ms": 500.0}
+    assert span.mock_calls == [*(call.set_attribute(f"qreward.{name}", value) for name, value in named.items()), call.end()]
+    with pytest.raises(ConfigError, match="telemetry_exporter="):
+        OldTelemetryExporter().record(numbers)
+
+
 def test_a_task_that_waited_for_the_threshold_is_next(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("qreward.compat.functions.monotonic", lambda: now[0])
@@ -203,6 +217,24 @@ def test_a_parameter_of_a_proxy_that_cannot_be_kept_says_its_replacement() -> No
     with pytest.raises(ConfigError, match="never was a parameter"):
         OpenAIChatProxy("http://gpu-0:8000/v1", max_concurrency=3)
     assert "observers" in deprecations(lambda: OpenAIChatProxy("http://gpu-0:8000/v1", debug=True))[0]
+
+
+async def test_a_manager_has_a_proxy_once_closes_those_it_removes_and_knows_no_other_key() -> None:
+    manager = OpenAIChatProxyManager().add_proxies_with_default({"a": ("http://a/v1", "x"), "b": ("http://b/v1", "x")})
+    proxies = manager.proxies()
+    with pytest.raises(ConfigError, match="'a' exists already"):
+        manager.add_proxy_with_default("a", "http://c/v1", "x")
+    await manager.remove_proxy("a")
+    await manager.remove_proxy("a")
+    with pytest.raises(ClientClosed):
+        await proxies["a"].chat_completion([{"role": "user", "content": "hi"}], "m")
+    for unknown in (manager.proxy, manager.mark_healthy, manager.mark_unhealthy):
+        with pytest.raises(KeyError):
+            unknown("a")
+    await manager.close()
+    assert manager.proxies() == {}
+    with pytest.raises(ClientClosed):
+        await proxies["b"].chat_completion([{"role": "user", "content": "hi"}], "m")
 
 
 def test_the_limits_of_a_proxy_are_those_of_0_1_7_and_certificates_are_verified() -> None:

@@ -1,4 +1,4 @@
-"""The batching benchmark runs, its streams of calls are what it says, and its report says what the records say. No time is judged."""
+"""The batching benchmark runs, its streams of calls are what it says, and its report says what the records say."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmark_tools import BENCHMARKS, cells
+from benchmark_tools import BENCHMARKS, MACHINE, cells, rewritten
 
 from qreward.testing import run_in_virtual_time
 
@@ -89,21 +89,6 @@ def test_latencies_count_from_when_the_calls_came(client: Callable[[str], Any]) 
     assert [found["p50"] for found in runs] == pytest.approx([0.1, 0.15], abs=1e-4), "a fixed wait counts"
 
 
-def test_a_call_that_is_made_late_because_the_loop_was_blocked_counts_from_when_it_was_due(client: Callable[[str], Any]) -> None:
-    shared = client("_batching")
-
-    def opens(body: Any, _: Any) -> Any:
-        async def call(number: int) -> Any:
-            if number == 0:
-                asyncio.get_running_loop()._clock.now += 0.5  # type: ignore[attr-defined]
-            return (await body([number]))[0]
-
-        return shared.Queue(call)
-
-    found = client("batching_virtual_time").run(shared.open_loop(opens, SERVED, [0.0, 0.1]))
-    assert found == pytest.approx({"p50": 0.5, "p99": 0.6, "p99_later": 0.6, "makespan": 0.6, "batch": 1.0}, abs=1e-5)
-
-
 def test_both_virtual_clocks_give_the_same_figures(client: Callable[[str], Any]) -> None:
     shared, opens = client("_batching"), client("batching_qreward").opens
     job = SERVED | {"base": 0.3, "each": 0.005, "slots": 8, "rates": [50.0, 400.0], "seeds": [1, 2], "calls": 300}
@@ -111,14 +96,6 @@ def test_both_virtual_clocks_give_the_same_figures(client: Callable[[str], Any])
     assert len(ours) == 4
     for one, other in zip(ours, plain, strict=True):
         assert one == pytest.approx(other, abs=1e-4)
-
-
-def test_a_virtual_loop_in_which_nothing_can_happen_any_more_ends(client: Callable[[str], Any]) -> None:
-    async def forever() -> None:
-        await asyncio.get_running_loop().create_future()
-
-    with pytest.raises(RuntimeError, match="nothing will ever happen"):
-        client("batching_virtual_time").run(forever())
 
 
 # streams of calls
@@ -131,13 +108,6 @@ def test_arrivals_are_even_or_poisson_and_the_same_for_the_same_seed(client: Cal
     assert drawn == arrivals("poisson", 100.0, 10_000, 7) != arrivals("poisson", 100.0, 10_000, 8)
     assert drawn == sorted(drawn)
     assert drawn[-1] == pytest.approx(100.0, rel=0.05), "seed 7"
-
-
-def test_a_percentile_is_a_value_that_was_seen(client: Callable[[str], Any]) -> None:
-    share = client("_batching").share
-    values = [float(number) for number in range(100, 0, -1)]
-    assert [share(values, part) for part in (0.5, 0.99, 1.0)] == [50.0, 99.0, 100.0]
-    assert share([3.0], 0.5) == 3.0
 
 
 # planning
@@ -165,39 +135,20 @@ def test_a_load_is_a_part_of_what_full_batches_can_do_and_is_played_once_with_no
     assert {task.job["slots"] for task in tasks if task.queue == queues.OURS} == {1, 8}
 
 
-def test_a_lone_caller_that_waits_for_a_timer_makes_fewer_calls(module: Any) -> None:
-    queues = module("batching_queues")
-    tasks = queues.plan("cpu", queues.Sizes(rounds=1, seeds=1))
-    calls = {task.queue: task.job["calls"] for task in tasks if task.cell == "lone caller"}
-    assert calls["Ray Serve, 0 ms"] == calls[queues.OURS] == queues.LONE
-    assert calls["Ray Serve, 10 ms (default)"] == 200
-
-
-def test_every_queue_has_its_file_and_its_pinned_environment(module: Any) -> None:
-    queues = module("batching_queues")
-    for peer in (peer for part in queues.PARTS.values() for peer in part.values()):
-        assert (BENCHMARKS / "clients" / peer.script).is_file()
-        assert peer.environment is None or all("==" in pin for pin in queues.ENVIRONMENTS[peer.environment])
-
-
 # reporting
 
 
-def test_cpu_cells_are_medians_with_their_range_and_say_what_failed(module: Any) -> None:
+def test_cells_are_medians_with_their_range_and_say_what_failed(module: Any) -> None:
+    report = module("batching_report")
     records = [{"round": n, "queue": "ours", "cell": "64 callers", "us": us} for n, us in enumerate([4.0, 9.0, 5.0])]
     records.append({"round": 0, "queue": "peer", "cell": "64 callers", "error": "status 1"})
     records.append({"round": 0, "queue": "ours", "cell": "lone caller", "us": 14.0})
-    shown = [cells(line) for line in module("batching_report").cpu_table(records).splitlines()]
+    shown = [cells(line) for line in report.cpu_table(records).splitlines()]
     assert shown[0] == ["CPU us a call", "64 callers", "lone caller"]
     assert shown[2:] == [["ours", "5.0 (4.0-9.0)", "14.0 (14.0-14.0)"], ["peer", "failed", ""]]
-
-
-def test_busy_figures_are_medians_in_milliseconds(module: Any) -> None:
     usual = {"queue": "ours", "cell": "even", "p99": 0.2, "makespan": 2.1234, "batch": 9.52}
-    records = [{"round": n, "p50": p50, **usual} for n, p50 in enumerate([0.15, 0.151, 0.19])]
-    shown = [cells(line) for line in module("batching_report").busy_table(records).splitlines()]
-    assert shown[0][1:] == ["even: p50 ms", "even: p99 ms", "even: all, s", "even: batch"]
-    assert shown[2] == ["ours", "151", "200", "2.12", "9.5"]
+    busy = [{"round": n, "p50": p50, **usual} for n, p50 in enumerate([0.15, 0.151, 0.19])]
+    assert cells(report.busy_table(busy).splitlines()[2]) == ["ours", "151", "200", "2.12", "9.5"], "milliseconds"
 
 
 def test_a_single_wait_is_compared_with_ours_load_by_load_and_seed_by_seed(module: Any) -> None:
@@ -211,18 +162,6 @@ def test_a_single_wait_is_compared_with_ours_load_by_load_and_seed_by_seed(modul
     every = "2% (0.67), 20% (0.67), 50% (0.67), 80% (0.67)"
     lines = [cells(line) for line in report.waits_table([ours, theirs]).splitlines()]
     assert lines[2:] == [["GPU reward model", wait, "80% (0.50)", "-", every, "2.00", "1.50"]]
-
-
-def test_load_tables_show_the_median_of_the_seeds_for_each_load(module: Any) -> None:
-    queues, report = module("batching_queues"), module("batching_report")
-    name = "100 ms whatever the size, 1 slot"
-    figures = {(load * 320.0, seed): (load + seed, 2 * load + seed) for load in queues.LOADS for seed in (0, 1, 5)}
-    failed = {"round": 0, "queue": "peer", "cell": name, "error": "status 1"}
-    shown = report.load_tables([load_record(queues.OURS, name, figures), failed])
-    assert shown.startswith(f"#### {name}\n")
-    rows = {line[0]: line[1:] for line in map(cells, shown.splitlines())}
-    assert rows[queues.OURS] == ["1020 / 1040", "1200 / 1400", "1500 / 2000", "1800 / 2600"]
-    assert rows["peer"] == ["failed"] * 4
 
 
 def test_a_part_that_is_measured_anew_leaves_the_others_in_the_file(module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -239,18 +178,10 @@ def test_a_part_that_is_measured_anew_leaves_the_others_in_the_file(module: Any,
     assert parts["cpu"]["records"][0]["us"] == 4.0
 
 
-def test_the_markdown_command_measures_nothing_and_writes_the_page_from_the_file(
-    module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    batching, page, saved = module("batching"), tmp_path / "page.md", tmp_path / "batching.json"
-    page.write_text("<!-- batching:begin --><!-- batching:end -->", encoding="utf-8")
+def test_the_markdown_command_writes_the_page_from_the_file(module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     records = [{"round": 0, "queue": "ours", "cell": "64 callers", "us": 4.0}]
     part = {"sizes": module("batching_queues").Sizes(rounds=7, seeds=1)._asdict(), "load_average": [0.5, 1.5], "records": records}
-    machine = {"cpu": "some CPU", "cores": "2", "system": "Linux", "python": "CPython 3.11"}
-    saved.write_text(json.dumps({"machine": machine, "parts": {"cpu": part}}), encoding="utf-8")
-    monkeypatch.setattr(batching, "PAGE", page)
-    monkeypatch.setattr(sys, "argv", ["batching.py", "--json", str(saved), "--markdown"])
-    batching.main()
-    text = page.read_text(encoding="utf-8")
+    batching = module("batching")
+    text = rewritten(batching, batching, "batching", {"machine": MACHINE, "parts": {"cpu": part}}, monkeypatch, tmp_path)
     for expected in ("some CPU, 2 cores", "medians of 7 rounds", "0.5 to 1.5", "| ours ", "4.0 (4.0-4.0)"):
         assert expected in text

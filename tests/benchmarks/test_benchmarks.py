@@ -1,96 +1,102 @@
-"""The benchmarks run, and their reports say what the records say. Nothing here looks at how long anything took."""
+"""The benchmarks of the cost of a request, of a chunk, and of memory: they run, and their reports say what the records say."""
 
 from __future__ import annotations
 
-import gc
+import http.client
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmark_tools import BENCHMARKS, cells, quick, record
+from benchmark_tools import BENCHMARKS, MACHINE, cells, quick, record, rewritten
 
 from qreward import PrefixAffinity
-
-OURS_AND_BARE = {"bare", "qreward-batch", "qreward-calls", "qreward-gather"}
-
-
-# running
+from qreward.codecs.sse import Parser
 
 
-def test_the_quick_overhead_benchmark_measures_ours_and_bare(tmp_path: Path) -> None:
-    found, printed = quick("overhead.py", tmp_path / "overhead.json")
-    records = found["records"]
-    assert {record["client"] for record in records} == OURS_AND_BARE
-    for found in records:
+@pytest.mark.parametrize(
+    ("script", "warm_up", "clients"),
+    [
+        ("overhead.py", 64, ["bare", "qreward-batch", "qreward-calls", "qreward-gather"]),
+        ("streaming.py", 16, ["bare", "qreward-batch", "qreward-chunks", "qreward-tokens"]),
+        ("drop_in.py", 16, ["pool-httpx2", "qreward-httpx2"]),
+        ("drop_in.py --streamed --clients qreward-httpx", 16, ["qreward-httpx"]),
+    ],
+)
+def test_a_quick_run_measures_all_clients_and_sends_nothing_twice(script: str, warm_up: int, clients: list[str], tmp_path: Path) -> None:
+    name, *more = script.split()
+    written, printed = quick(name, tmp_path / "run.json", *more)
+    assert sorted(found["client"] for found in written["records"]) == clients
+    for found in written["records"]:
         assert found["right"] == found["requests"] > 0
-        assert found["served"] == 1 + 64 + found["requests"], "first call, warm-up, window; nothing sent twice"
+        assert found["served"] == 1 + warm_up + found["requests"], "first call, warm-up, window"
         assert found["cpu_us"] > 0
-        assert found["rss_mb"] >= 0
-        assert found["lag_ms"] >= 0
         assert f"| {found['client']} " in printed
+        assert name != "streaming.py" or found["peak"] == 16, "as many streams at once as are wanted"
 
 
-def test_a_client_whose_answers_are_wrong_fails_the_run(module: Any) -> None:
+def test_a_client_whose_answers_are_wrong_or_cut_short_fails_the_run(module: Any) -> None:
     processes, clients = module("_processes"), module("overhead_clients")
     with processes.Server(core=None) as server:
-        wanted = clients.command_line(server.urls(0), "another verdict", 2, 4, core=None, gc=False)
-        with pytest.raises(processes.ClientFailed, match="4 of 4 verdicts were missing or wrong"):
-            processes.run_client(Path(sys.executable), "bare.py", wanted, 60.0)
+        streams = {"core": None, "gc": False, "pieces": server.chunks}
+        wrong = clients.command_line(server.urls(0), "another verdict", 2, 4, core=None, gc=False)
+        longer = clients.command_line(server.urls(pause_ms=0), f"{server.verdict} And a chunk that never comes.", 2, 4, **streams)
+        scripts = ["stream_bare.py", "stream_qreward_tokens.py", "stream_qreward_chunks.py", "stream_qreward_batch.py"]
+        for script, line in [("bare.py", wrong), *((script, longer) for script in scripts)]:
+            with pytest.raises(processes.ClientFailed, match="4 of 4 verdicts were missing or wrong"):
+                processes.run_client(Path(sys.executable), script, line, 60.0)
 
 
-def test_the_server_delays_as_the_path_says_and_counts_what_is_open(module: Any) -> None:
+def test_the_server_counts_what_is_served_and_open_and_costs_are_of_a_call_or_a_chunk(module: Any) -> None:
     processes, clients = module("_processes"), module("overhead_clients")
     with processes.Server(core=None) as server:
-        wanted = clients.command_line(server.urls(20), server.verdict, 8, 16, core=None, gc=True)
-        found = processes.run_client(Path(sys.executable), "bare_timeout.py", wanted, 60.0)
-        seen = server.stats()
+
+        def run(script: str, delay: int, calls: int, *more: str, **settings: Any) -> Any:
+            line = clients.command_line(server.urls(delay), server.verdict, 8, calls, core=None, gc=False, **settings)
+            return processes.run_client(Path(sys.executable), script, [*line, *more], 60.0)
+
+        assert run("bare_timeout.py", 20, 16)["right"] == 16
+        assert server.stats() == {"served": 1 + 8 + 16, "peak": 8}
         assert server.stats()["served"] == 0
-    assert found["right"] == 16
-    assert seen == {"served": 1 + 8 + 16, "peak": 8}
+        whole, piece = (run("bare.py", 0, 16, pieces=pieces) for pieces in (1, 10**9))
+        assert whole["cpu_us"] > 1
+        assert piece["cpu_us"] < 1e-3
+        profiled = run("bare.py", 0, 1500, "--profile")
+    assert sum(profiled["profile"].values()) == pytest.approx(profiled["cpu_us"])
+    assert {"aiohttp", "asyncio", "gc"} <= set(profiled["profile"])
 
 
-def test_the_profile_splits_all_of_the_time_by_package(module: Any) -> None:
-    processes, clients = module("_processes"), module("overhead_clients")
-    with processes.Server(core=None) as server:
-        wanted = clients.command_line(server.urls(0), server.verdict, 16, 1500, core=None, gc=False)
-        found = processes.run_client(Path(sys.executable), "bare.py", [*wanted, "--profile"], 60.0)
-    assert sum(found["profile"].values()) == pytest.approx(found["cpu_us"])
-    assert {"aiohttp", "asyncio", "gc"} <= set(found["profile"])
+def streamed(url: str) -> list[bytes]:
+    """What a stream is read as, read by read."""
+    host, path = url.removeprefix("http://").split("/", 1)
+    connection = http.client.HTTPConnection(host, timeout=30)
+    connection.request("POST", f"/{path}/chat/completions", body=b"{}")
+    with connection.getresponse() as response:
+        assert response.headers["content-type"] == "text/event-stream"
+        reads = list(iter(lambda: response.read1(1 << 20), b""))
+    connection.close()
+    return reads
 
 
-def test_the_profile_counts_a_collection_once_and_to_nobody_else(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS / "clients"))
-    many: list[list[int]] = [[] for _ in range(200_000)]
-    sampler = module("_sampler").Sampler()
-    try:
-        for _ in range(8):
-            gc.collect()
-    finally:
-        shares = sampler.stop()
-    assert len(many) == 200_000
-    assert shares["gc"] > 0.95, shares
-
-
-def test_the_profile_table_shows_what_ours_is_over_bare(module: Any) -> None:
-    shown = module("profile_overhead").profile_table(
-        {"bare": {"aiohttp": 40.0, "json": 0.1}, "ours": {"aiohttp": 42.5, "qreward.scheduler": 5.0}}
-    )
-    assert [line.split() for line in shown.splitlines()[2:]] == [
-        ["|", "aiohttp", "|", "40.0", "|", "42.5", "|", "+2.5", "|"],
-        ["|", "qreward.scheduler", "|", "0.0", "|", "5.0", "|", "+5.0", "|"],
-        ["|", "other", "|", "0.1", "|", "0.0", "|", "-0.1", "|"],
-        ["|", "all", "|", "40.1", "|", "47.5", "|", "+7.4", "|"],
-    ]
+def test_a_paced_stream_comes_chunk_by_chunk_and_a_stream_without_pause_is_the_same(module: Any) -> None:
+    with module("_processes").Server(core=None) as server:
+        reads = streamed(server.urls(pause_ms=2)[0])
+        assert b"".join(streamed(server.urls(pause_ms=0)[0])) == b"".join(reads)
+        assert server.stats()["served"] == 2
+    assert len(reads) > server.chunks / 2, "a machine that is busy may let some come together"
+    *events, done = Parser().feed(b"".join(reads))
+    assert done.data == b"[DONE]"
+    *texts, last, usage = [json.loads(each.data) for each in events]
+    assert len(events) == server.chunks
+    assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in texts) == server.verdict
+    assert (last["choices"][0]["finish_reason"], usage["choices"], usage["usage"]["completion_tokens"]) == ("stop", [], 62)
 
 
 def test_the_quick_memory_benchmark_reads_a_bulk_no_further_ahead_than_it_must(tmp_path: Path) -> None:
     result = quick("memory.py", tmp_path / "memory.json")[0]["result"]
-    assert result["items"] == 20_000
-    assert result["failed"] == 0
+    assert (result["items"], result["failed"]) == (20_000, 0)
     assert result["most_ahead"] <= 512 + PrefixAffinity().look_ahead + 256, "what is in flight, the look-ahead and a turn of reading"
-    assert result["rss_mb"] >= 0
 
 
 # planning
@@ -98,22 +104,23 @@ def test_the_quick_memory_benchmark_reads_a_bulk_no_further_ahead_than_it_must(t
 
 def test_a_window_is_sized_by_cost_delay_and_places_in_flight_and_slow_peers_sit_rounds_out(module: Any) -> None:
     client = module("overhead_clients").Client("some", "some.py", cost=800)
-    assert client.requests(in_flight=64, delay_ms=0) == 1000, "0.8 s of CPU time"
-    assert client.requests(in_flight=64, delay_ms=200) == 800, "2.5 s at 320 a second"
-    assert client.requests(in_flight=2048, delay_ms=0) == 4096, "two waves"
+    sizes = {(64, 0): 1000, (64, 200): 800, (2048, 0): 4096}  # 0.8 s of CPU time; 2.5 s at 320 a second; two waves
+    assert {size: client.requests(in_flight=size[0], delay_ms=size[1]) for size in sizes} == sizes
     slow = module("overhead_clients").Client("slow", "slow.py", share=0.4)
     assert [slow.takes_part(number) for number in range(5)] == [True, False, True, False, False]
 
 
 def test_every_client_has_its_file_its_pinned_environment_and_a_name_of_its_own(module: Any) -> None:
-    pinned, bulks, drop_ins = module("overhead_clients").ENVIRONMENTS, module("makespan_clients"), module("drop_in").CLIENTS
-    benchmarks = [module("overhead_clients").CLIENTS, module("streaming_clients").CLIENTS, drop_ins]
+    pinned, bulks, queues = module("overhead_clients").ENVIRONMENTS, module("makespan_clients"), module("batching_queues")
+    benchmarks = [module(name).CLIENTS for name in ("overhead_clients", "streaming_clients", "drop_in")]
     for clients in (*benchmarks, (*bulks.CLIENTS, *bulks.CANDIDATES, bulks.BARE)):
         assert len({client.name for client in clients}) == len(clients)
         for client in clients:
             assert (BENCHMARKS / "clients" / client.script).is_file(), client.name
             assert client.environment is None or all("==" in pin for pin in pinned[client.environment]), client.name
-    assert {client.environment for client in drop_ins} == {None}
+    for peer in (peer for part in queues.PARTS.values() for peer in part.values()):
+        assert (BENCHMARKS / "clients" / peer.script).is_file()
+        assert peer.environment is None or all("==" in pin for pin in queues.ENVIRONMENTS[peer.environment])
     assert bulks.OURS.settings == {}, "ours is told only the URLs"
 
 
@@ -133,49 +140,36 @@ def test_ratios_are_paired_by_round_before_the_median_is_taken(module: Any) -> N
     assert report.spread([1.2, 1.1, 1.5], "{:.2f}") == "1.20 (1.10-1.50)"
 
 
-def test_relaxed_garbage_collection_has_columns_of_its_own_and_a_failed_client_a_row_that_says_so(module: Any) -> None:
+def test_tables_compare_with_bare_and_the_sdk_and_a_failed_client_has_a_row_that_says_so(module: Any) -> None:
+    report = module("_rounds_report")
     runs = [("bare", 100.0, False), ("ours", 150.0, False), ("bare", 80.0, True), ("ours", 88.0, True)]
     records = [record(client, 0, cost, gc=gc, delay_ms=0) for client, cost, gc in runs]
     failed = {"client": "peer", "round": 0, "in_flight": 64, "delay_ms": 0, "gc": False, "error": "status 1"}
-    rows = {
-        row[0]: row for row in map(cells, module("_rounds_report").cell_table([*records, failed], module("overhead").LAYOUT).splitlines())
-    }
-    assert rows["ours"] == ["ours", "150", "1.50", "-", "1.0", "2", "3", "4", "1", "88", "1.10"]
+    rows = {row[0]: row for row in map(cells, report.cell_table([*records, failed], module("overhead").LAYOUT).splitlines())}
+    assert rows["ours"] == ["ours", "150", "1.50", "-", "1.0", "2", "3", "4", "1", "88", "1.10"], "relaxed collection has its own columns"
     assert rows["peer"] == ["peer", "failed", *["-"] * 6, "0", "-", "-"]
 
+    costs = {"bare": 20.0, "ours": 25.0, "openai-aiohttp": 100.0, "openai": 250.0}
+    shown = report.cell_table([record(client, 0, cost, pause_ms=50) for client, cost in costs.items()], module("streaming").LAYOUT)
+    head = ["client", "us a chunk", "/ bare", "/ openai-aiohttp", "/ openai", "RSS MB", "lag ms", "chunks/s", "peak", "n"]
+    assert [cells(line) for line in shown.splitlines()[::3]] == [
+        head,
+        ["ours", "25.0", "1.25", "0.250", "0.100", "1.0", "2", "3", "4", "1"],
+    ]
 
-def test_only_the_marked_section_of_the_page_is_rewritten(module: Any, tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("before\n<!-- overhead:begin -->\nold\n<!-- overhead:end -->\nafter\n", encoding="utf-8")
-    module("_pages").rewrite_section(page, "overhead", "new")
-    assert page.read_text(encoding="utf-8") == "before\n<!-- overhead:begin -->\nnew\n<!-- overhead:end -->\nafter\n"
-    with pytest.raises(ValueError, match="memory:begin"):
-        module("_pages").rewrite_section(page, "memory", "new")
 
-
-def test_the_markdown_command_measures_nothing_and_writes_the_page_from_the_file(
-    module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    overhead, page, saved = module("overhead"), tmp_path / "page.md", tmp_path / "overhead.json"
-    page.write_text("<!-- overhead:begin --><!-- overhead:end -->", encoding="utf-8")
-    machine = {"cpu": "some CPU", "cores": "2", "system": "Linux", "python": "CPython 3.11"}
-    run = {
-        "machine": machine,
-        "environments": {"peer": ["peer==1.0"]},
-        "options": {"rounds": 3},
-        "records": [record("bare", 0, 100.0, delay_ms=0)],
-    }
-    saved.write_text(json.dumps(run), encoding="utf-8")
-    monkeypatch.setattr(module("_rounds"), "PAGE", page)
-    monkeypatch.setattr(sys, "argv", ["overhead.py", "--json", str(saved), "--markdown"])
-    overhead.main()
-    text = page.read_text(encoding="utf-8")
-    for expected in ("some CPU, 2 cores", "3 rounds", "`peer==1.0`", "#### 64 in flight, 0 ms server delay", "| bare "):
+def test_the_markdown_command_writes_only_its_section_of_the_page(module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    run = {"machine": MACHINE, "environments": {"peer": ["peer==1.0"]}, "options": {"rounds": 3}}
+    run["records"] = [record("bare", 0, 100.0, delay_ms=0)]
+    text = rewritten(module("overhead"), module("_rounds"), "overhead memory", run, monkeypatch, tmp_path)
+    for expected in ("some CPU, 2 cores", "3 rounds", "`peer==1.0`", "#### 64 in flight, 0 ms server delay", "| bare ", "old memory"):
         assert expected in text
-    assert json.loads(saved.read_text(encoding="utf-8")) == run
+    assert "old overhead" not in text
+    with pytest.raises(ValueError, match="bulk:begin"):
+        module("_pages").rewrite_section(tmp_path / "page.md", "bulk", "new")
 
 
 def test_the_page_has_the_sections_that_the_commands_write(module: Any) -> None:
     page = module("_pages").PAGE.read_text(encoding="utf-8")
-    for name in ("overhead", "memory", "streaming", "makespan", "batching", "bulk", "bulk-peers"):
-        assert page.count(f"<!-- {name}:begin -->") == page.count(f"<!-- {name}:end -->") == 1
+    for name in ("overhead", "memory", "streaming", "makespan", "batching", "bulk", "bulk-peers", "drop-in", "drop-in-streamed", "judging"):
+        assert page.count(f"<!-- {name}:begin -->") == page.count(f"<!-- {name}:end -->") == 1, name

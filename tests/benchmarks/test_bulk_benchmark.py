@@ -1,13 +1,13 @@
-"""The benchmark of bulks from files runs through, and writes its section of the page. No time is judged."""
+"""The benchmarks of bulks from files: both run, lost and repeated items are counted, and the run becomes a section of the page."""
 
 from __future__ import annotations
 
-import sys
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmark_tools import cells, quick
+from benchmark_tools import cells, quick, rewritten
 
 
 def test_the_quick_run_measures_all_parts_and_its_file_becomes_the_section_of_the_page(
@@ -21,12 +21,30 @@ def test_the_quick_run_measures_all_parts_and_its_file_becomes_the_section_of_th
     assert found["throughput"]["bound"] < min(found["throughput"]["file"], found["throughput"]["memory"])
     assert found["resume"]["lines"] == 5000
     assert cells(said.splitlines()[-1])[0] == "5,000"
-    page = tmp_path / "page.md"
-    page.write_text("before\n<!-- bulk:begin -->\nold\n<!-- bulk:end -->\nafter\n", encoding="utf-8")
-    monkeypatch.setattr(bulk, "PAGE", page)
-    monkeypatch.setattr(sys, "argv", ["bulk.py", "--json", str(tmp_path / "bulk.json"), "--markdown"])
-    bulk.main()
-    text = page.read_text(encoding="utf-8")
+    text = rewritten(bulk, bulk, "bulk", found, monkeypatch, tmp_path)
     assert said.strip() in text
-    assert text.startswith("before\n<!-- bulk:begin -->\nMeasured on ")
-    assert text.endswith("<!-- bulk:end -->\nafter\n")
+    assert "<!-- bulk:begin -->\nMeasured on " in text
+
+
+def test_the_quick_run_kills_ours_and_a_script_and_only_ours_goes_on(module: Any, tmp_path: Path) -> None:
+    peers = module("bulk_peers")
+    found, said = quick("bulk_peers.py", tmp_path / "peers.json")
+    assert tuple(found["clients"]) == peers.QUICK
+    ours, script = (found["clients"][name] for name in peers.QUICK)
+    for when in ("undisturbed", "killed"):
+        assert (ours[f"{when}_lost"], ours[f"{when}_duplicates"]) == (0, 0), when
+    assert ours["undisturbed_twice"] == 0
+    assert 0 <= ours["killed_twice"] <= peers.SLOTS
+    assert script["killed_duplicates"] > peers.SLOTS < script["killed_twice"]
+    assert said.strip() in peers.section(found)
+    assert [cells(line)[0] for line in said.splitlines()[2:]] == list(peers.QUICK)
+
+
+def test_answers_are_counted_in_files_and_folders_and_torn_lines_and_errors_are_none(module: Any, tmp_path: Path) -> None:
+    peers = module("bulk_peers")
+    lines = [json.dumps({"custom_id": name, "response": response}) for name, response in (("a", {}), ("b", None), ("a", "text"))]
+    (tmp_path / "one.json").write_text("\n".join([*lines, lines[0][:20]]))
+    (tmp_path / "two.json").write_text(lines[0])
+    assert list(peers.answered(tmp_path / "one.json")) == ["a", "a"]
+    assert list(peers.answered(tmp_path)) == ["a", "a", "a"]
+    assert list(peers.answered(tmp_path / "none.json")) == []

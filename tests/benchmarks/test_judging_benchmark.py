@@ -1,12 +1,10 @@
-"""The benchmarks of judging and of the drop-in run, and their reports say what the records say. No time is judged."""
+"""The benchmark of judging runs, and its report says what the records say."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 from benchmark_tools import cells, quick
 
 
@@ -40,21 +38,3 @@ def test_a_judge_is_compared_with_the_same_messages_of_the_same_round(module: An
         for name, ratio in zip(judging.BESIDE, (1, 2, 3, 2, 3, 10, 1, 1.25, 1.5, 1, 1.25), strict=True)
     ]
     assert rows[1][1] == "150 (100-200)"
-
-
-def test_the_quick_run_of_the_drop_in_answers_every_call(tmp_path: Path) -> None:
-    for more, names in ((), ["pool-httpx2", "qreward-httpx2"]), (("--streamed", "--clients", "qreward-httpx"), ["qreward-httpx"]):
-        found, said = quick("drop_in.py", tmp_path / "drop_in.json", *more)
-        assert [record["client"] for record in found["records"]] == names
-        for record in found["records"]:
-            assert record["right"] == record["requests"] > 0
-            assert record["served"] == 1 + 16 + record["requests"], "first call, warm-up, window; nothing sent twice"
-            assert record["cpu_us"] > 0
-            assert f"| {record['client']} " in said
-
-
-def test_streams_have_a_section_of_their_own(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    drop_in = module("drop_in")
-    for more, section in (([], "drop-in"), (["--streamed"], "drop-in-streamed"), (["--streamed", "--section", "x"], "x")):
-        monkeypatch.setattr(sys, "argv", ["drop_in.py", *more])
-        assert drop_in.arguments().section == section

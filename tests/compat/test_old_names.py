@@ -9,14 +9,16 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 
 import qreward
-from qreward import CircuitOpen, ConfigError
-from qreward.compat.functions import PriorityTaskQueue, schedule
+from qreward import CircuitOpen, ClientClosed, ConfigError
+from qreward.compat.functions import OldScheduleMetrics, OldTelemetryExporter, PriorityTaskQueue, schedule
 from qreward.compat.names import GONE, KEPT
-from qreward.compat.proxies import REPLACED, OpenAIChatProxy
+from qreward.compat.proxies import REPLACED, OpenAIChatProxy, OpenAIChatProxyManager
+from qreward.functions.function import ScheduleMetrics
 from qreward.settings import policies
 
 OLD_PATHS = {
@@ -67,21 +69,18 @@ def test_every_name_of_0_1_7_is_found_with_one_warning_or_says_its_replacement()
             imported(module, "nonsense")()
 
 
-def test_an_attribute_of_an_old_module_warns_at_its_own_line_at_every_use() -> None:
+def test_an_old_name_warns_at_each_use_and_is_the_object_of_today_where_nothing_has_changed() -> None:
+    import qreward.client.load_balancer
     import qreward.utils.scheduler
 
     for _ in range(2):
         assert len(deprecations(lambda: qreward.utils.scheduler.Priority)) == 1
     assert qreward.utils.scheduler.schedule is schedule
+    with pytest.deprecated_call():
+        assert qreward.utils.scheduler.Priority is policies.Priority
+    with pytest.deprecated_call():
+        assert qreward.client.load_balancer.LoadBalanceStrategy is policies.LoadBalanceStrategy
     assert not hasattr(qreward.client, "nonsense")
-
-
-def test_the_same_enums_stand_at_the_old_paths() -> None:
-    with pytest.deprecated_call():
-        from qreward.client.load_balancer import LoadBalanceStrategy
-    with pytest.deprecated_call():
-        from qreward.utils.scheduler import Priority
-    assert (LoadBalanceStrategy, Priority) == (policies.LoadBalanceStrategy, policies.Priority)
 
 
 def test_programs_that_use_no_old_name_load_none_of_this() -> None:
@@ -157,7 +156,9 @@ async def test_an_open_circuit_is_the_error_of_then_and_of_now_also_where_there_
     assert isinstance(raised.value, CircuitOpen)
 
 
-async def test_what_ends_a_task_or_a_program_is_neither_retried_nor_replaced() -> None:
+async def test_what_ends_a_task_or_a_program_and_what_is_not_named_is_neither_retried_nor_replaced() -> None:
+    class Stop(BaseException): ...
+
     tries: list[type[BaseException]] = []
 
     @old_schedule(retry_times=3, default_result=0)
@@ -165,32 +166,31 @@ async def test_what_ends_a_task_or_a_program_is_neither_retried_nor_replaced() -
         tries.append(type(error))
         raise error
 
-    @old_schedule(retry_times=3, default_result=0)
-    def ends_blocking(error: BaseException) -> None:
-        tries.append(type(error))
-        raise error
-
     with pytest.raises(asyncio.CancelledError):
         await ends(asyncio.CancelledError())
-    for error in (KeyboardInterrupt, SystemExit):
-        with pytest.raises(error):
-            ends_blocking(error())
-    assert tries == [asyncio.CancelledError, KeyboardInterrupt, SystemExit]
+    for settings, kinds in ({"default_result": 0}, (KeyboardInterrupt, SystemExit)), ({"exception_types": ValueError}, (Stop,)):
+        for kind in kinds:
+
+            @old_schedule(retry_times=3, **settings)
+            def ends_blocking(error: BaseException) -> None:
+                tries.append(type(error))
+                raise error
+
+            with pytest.raises(kind):
+                ends_blocking(kind())
+    assert tries == [asyncio.CancelledError, KeyboardInterrupt, SystemExit, Stop]
 
 
-def test_a_base_exception_that_is_not_named_is_raised_at_once() -> None:
-    class Stop(BaseException): ...
-
-    tries = []
-
-    @old_schedule(retry_times=3, exception_types=ValueError)
-    def fails() -> None:
-        tries.append(1)
-        raise Stop("now")
-
-    with pytest.raises(Stop, match="now"):
-        fails()
-    assert len(tries) == 1
+def test_the_numbers_of_a_call_are_in_milliseconds_and_a_span_ends_with_them() -> None:
+    of_today = ScheduleMetrics("f", None, "ok", None, False, tries=4, retries=2, hedges=1, queued=0.1, latency=0.5)
+    numbers = OldScheduleMetrics.of(of_today)
+    assert numbers == OldScheduleMetrics(4, 1, 3, 2, 500.0, 125.0)
+    span = Mock()
+    OldTelemetryExporter().end_span(span, numbers)
+    named = {"total_calls": 4, "success_count": 1, "failure_count": 3, "retry_count": 2, "total_latency_ms": 500.0}
+    assert span.mock_calls == [*(call.set_attribute(f"qreward.{name}", value) for name, value in named.items()), call.end()]
+    with pytest.raises(ConfigError, match="telemetry_exporter="):
+        OldTelemetryExporter().record(numbers)
 
 
 def test_a_task_that_waited_for_the_threshold_is_next(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,6 +217,24 @@ def test_a_parameter_of_a_proxy_that_cannot_be_kept_says_its_replacement() -> No
     with pytest.raises(ConfigError, match="never was a parameter"):
         OpenAIChatProxy("http://gpu-0:8000/v1", max_concurrency=3)
     assert "observers" in deprecations(lambda: OpenAIChatProxy("http://gpu-0:8000/v1", debug=True))[0]
+
+
+async def test_a_manager_has_a_proxy_once_closes_those_it_removes_and_knows_no_other_key() -> None:
+    manager = OpenAIChatProxyManager().add_proxies_with_default({"a": ("http://a/v1", "x"), "b": ("http://b/v1", "x")})
+    proxies = manager.proxies()
+    with pytest.raises(ConfigError, match="'a' exists already"):
+        manager.add_proxy_with_default("a", "http://c/v1", "x")
+    await manager.remove_proxy("a")
+    await manager.remove_proxy("a")
+    with pytest.raises(ClientClosed):
+        await proxies["a"].chat_completion([{"role": "user", "content": "hi"}], "m")
+    for unknown in (manager.proxy, manager.mark_healthy, manager.mark_unhealthy):
+        with pytest.raises(KeyError):
+            unknown("a")
+    await manager.close()
+    assert manager.proxies() == {}
+    with pytest.raises(ClientClosed):
+        await proxies["b"].chat_completion([{"role": "user", "content": "hi"}], "m")
 
 
 def test_the_limits_of_a_proxy_are_those_of_0_1_7_and_certificates_are_verified() -> None:

@@ -1,6 +1,6 @@
-"""The examples of QReward 0.1.7, written anew in ``programs/``, run unchanged: same imports, same parameters, same results.
+"""Programs for QReward 0.1.7, in ``programs/``, run unchanged: same imports, same parameters, same results.
 
-Each line was printed by 0.1.7 too, but for the count of failures in ``schedule_metrics_callback``, which 0.1.7 counted twice.
+Each line was printed by the released 0.1.7 too, but for ``3 1 2 2 True``: it counted the two failures twice.
 """
 
 from __future__ import annotations
@@ -16,57 +16,66 @@ import pytest
 from qreward.testing import FakeEndpoint, FakeFleet
 
 PROGRAMS = Path(__file__).parent / "programs"
-ECHO = '{"echo":"6955410a7dc6695f"}'
-STREAM = '{"echo":"6579e0ff86b6983b"}'
-COUNT = '[0, 1, 2, 3, 4] {"echo":"01800906bf86f85d"}'
+ECHO = '{"echo":"02b7880d53b72f76"}'
+COUNT = '[0, 1, 2, 3, 4] True {"echo":"01800906bf86f85d"}'
 
-PRINTED = {
-    "batch_call": ['12 12 {"echo":"053c029c82d156a5"}', "2 [[True, True], [True, True]]", "True", "12", "[None, None]"],
-    "client_batch_streaming": [COUNT, COUNT, COUNT, "[] [0, 1, 2, 3, 4]"],
-    "client_load_balancer": [
+PRINTED: dict[str, list[str]] = {
+    "proxies": [
+        *[ECHO] * 3,
+        '5 5 {"echo":"01800906bf86f85d"}',
+        "2 [[True, True], [True, True]]",
+        "True",
+        "5",
+        ECHO,
+        *[COUNT] * 3,
+        "[None, None]",
+        "[] [0, 1, 2, 3, 4]",
+    ],
+    "balancing": [
         "['east', 'west', 'north', 'east', 'west', 'north']",
         "['west', 'north'] ['north', 'north', 'west', 'west']",
         "['east', 'west', 'north']",
         "6 2",
         "['a', 'b'] True False",
         "no healthy proxy",
-    ],
-    "client_model_router": [
         "gpt-4 ('gpt-4', ['premium', 'other'])",
         "gpt-3.5-turbo ('gpt-*', ['standard'])",
         "llama-3 None",
         "6 2",
-        "{'other'} other",
+        "{'other'} ['other', 'other']",
         "['other', 'premium']",
-        "gpt-4 round_robin 1 1 ['gpt4-svc']",
         "deepseek-* round_robin 1 1 ['ds-svc']",
         "['default'] True",
     ],
-    "client_streaming": [STREAM, f"True {STREAM}"],
-    "schedule_adaptive_limit": ["True", "5 15"],
-    "schedule_circuit_breaker": ["fallback", "fallback", "fallback", "blocked", "blocked", "success 99"],
-    "schedule_combined": [
+    "schedule_calls": [
+        "1 2 0 5",
+        "None 5 gave up 0",
+        "BaseException the last word",
+        "timed out",
+        "completed 7 {'any': 3, 'named': 4, 'never': 31, 'blocking': 3, 'not retried': 1, 'slow once': 2}",
+        "two in a window: True",
+        "four at once, in two groups",
+        "fallback; fallback; fallback; blocked; blocked; success 99",
+        "0 5 9 ['background 1', 'critical 1', 'background 2']",
+        "5 15",
+        "1 1 0 0 True",
+        "3 1 2 2 True",
+        "['done', 'done']",
         "10 10 True",
-        "['critical-0', 'batch-1', 'batch_fallback']",
-        "['hedged-0', 'hedged-1', 'hedged-2']",
-        "True True True",
+        "1 1 0 0 True",
+        "sync timeout 4",
     ],
-    "schedule_config_hot_reload": ["changed: True 5", "True 5 5", "True 10", "True True 200 3", "True True 500 3", "True True 8"],
-    "schedule_debug": ["6"],
-    "schedule_default_value": ["[0, None, 5, 0, 0] [5]"],
-    "schedule_hedged_request": ["7 2", "True"],
-    "schedule_limit": ["two in a window: True", "four at once, in two groups"],
-    "schedule_metrics_callback": ["1 1 0 0 True", "3 1 2 2 True", "['done', 'done']", "20 16", "[0, 2, 4] [1, 1, 1]"],
-    "schedule_priority": [
-        "0 5 9",
-        "['background 1', 'critical 1', 'background 2']",
+    "schedule_classes": [
+        "changed: True 5",
+        "True 5 5",
+        "True False True 10",
+        "True True 200 3",
+        "True True 500 3",
+        "True True 8",
         "4: high; normal; normal, later; low; None True",
+        "True 8 2",
+        "ended",
     ],
-    "schedule_retry": ["1 2 0", "{'any': 3, 'named': 4, 'never': 31}", "BaseException the last word"],
-    "schedule_sync": ["5 True"],
-    "schedule_telemetry": ["True 8 2", "ended"],
-    "schedule_timeout": ["timed out", "timeout_fallback", "gave_up True", "completed", "sync_timeout"],
-    "single_call": [ECHO, ECHO, ECHO],
 }
 
 

@@ -34,6 +34,7 @@ class FakeScorer:
         self.said = said
         self.asked: list[dict[str, Any]] = []
         self.timeouts: list[float | None] = []
+        self.priorities: list[Any] = []
         self.loops: set[int] = set()
         self.peak = self._in_flight = 0
         self._attributes = attributes
@@ -43,6 +44,7 @@ class FakeScorer:
     ) -> Verdict:
         self.asked.append({"prompt": prompt, "response": response, "reference": reference, **fields})
         self.timeouts.append(timeout)
+        self.priorities.append(priority)
         self.loops.add(id(asyncio.get_running_loop()))
         self._in_flight += 1
         self.peak = max(self.peak, self._in_flight)

@@ -68,6 +68,7 @@ class ToolServer:
         bodies, headers: of the requests, as they came.
         person: what it calls tools with.
         streams: False for a server that answers whole although a stream was asked for.
+        reason: why an answer that calls no tool ended.
     """
 
     def __init__(self, streams: bool = True) -> None:
@@ -75,6 +76,7 @@ class ToolServer:
         self.bodies: list[Any] = []
         self.headers: list[dict[str, str]] = []
         self.streams = streams
+        self.reason = "stop"
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         asked = json.loads(await request.read())
@@ -103,7 +105,7 @@ class ToolServer:
             function = {"name": asked["tools"][0]["function"]["name"], "arguments": json.dumps(self.person)}
             call = {"id": "call-1", "type": "function", "function": function}
             return {"role": "assistant", "content": None, "tool_calls": [call]}, "tool_calls"
-        return {"role": "assistant", "content": json.dumps(self.person) if asked.get("response_format") else "hello"}, "stop"
+        return {"role": "assistant", "content": json.dumps(self.person) if asked.get("response_format") else "hello"}, self.reason
 
     @staticmethod
     def _deltas(message: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +25,6 @@ from qreward.testing import FakeFleet, Faults
 
 pytestmark = pytest.mark.real_time
 
-NAME = "qreward.integrations.areal.reward"
 CALL = ("<|im_start|>user\n2 + 2?", "0.75<|im_end|>", [1, 2], [3, 4])
 
 
@@ -35,18 +35,12 @@ def scorer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeScorer:
     return made
 
 
-def by_name(name: str) -> Any:
-    """As AReaL's ``import_from_string``."""
-    module, _, attribute = name.rpartition(".")
-    return getattr(importlib.import_module(module), attribute)
-
-
 async def rewarded(way: str, *call: Any, **data: Any) -> Any:
     return reward(*call, **data) if way == "function" else await async_reward(*call, **data)
 
 
 def test_contract_the_function_is_found_by_its_name_and_has_the_signature_of_reward_fn() -> None:
-    assert by_name(NAME) is reward
+    assert getattr(importlib.import_module("qreward.integrations.areal"), "reward") is reward  # noqa: B009 - by its name
     assert not inspect.iscoroutinefunction(reward)
     assert inspect.iscoroutinefunction(async_reward)
     for function in (reward, async_reward):
@@ -122,16 +116,14 @@ async def test_a_completion_that_is_none_is_not_asked_about_and_has_no_reward(wa
     assert scorer.asked == []
 
 
-async def test_each_has_the_deadline_of_where_it_runs(scorer: FakeScorer) -> None:
+async def test_each_has_the_deadline_of_where_it_runs_and_one_that_areal_would_not_wait_for_is_said_once(
+    scorer: FakeScorer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     reward(*CALL)
     await async_reward(*CALL)
     assert scorer.timeouts == [12.0, 180.0]
     assert DEADLINE + LATE < HOST_LIMIT - 1 == 14.0
-
-
-def test_a_deadline_that_areal_would_not_wait_for_is_said_once(
-    scorer: FakeScorer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+    assert not caplog.records
     configured(monkeypatch, tmp_path, deadline=14.5)
     reward(*CALL)
     reward(*CALL)
@@ -164,20 +156,13 @@ class RLVRWorkflow:
         raise NotImplementedError
 
 
-class Engine:
-    """Its own answer, and AReaL's ``ModelResponse`` of it."""
+def engine(text: str) -> Any:
+    """It gives AReaL's ``ModelResponse``."""
 
-    def __init__(self, text: str) -> None:
-        self.input_tokens, self.output_tokens = [1], text
+    async def agenerate() -> Any:
+        return SimpleNamespace(input_tokens=[1], output_tokens=text)
 
-    async def agenerate(self) -> Engine:
-        await asyncio.sleep(0)
-        return self
-
-
-class Tokenizer:
-    def decode(self, tokens: Any) -> Any:
-        return tokens
+    return SimpleNamespace(agenerate=agenerate)
 
 
 @pytest.fixture
@@ -187,11 +172,11 @@ def workflow(scorer: FakeScorer, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.delitem(sys.modules, "qreward.integrations.areal.workflow", raising=False)
     made = importlib.import_module("qreward.integrations.areal.workflow").QRewardRLVRWorkflow
     monkeypatch.delitem(sys.modules, "qreward.integrations.areal.workflow")
-    return made(gconfig=None, tokenizer=Tokenizer())
+    return made(gconfig=None, tokenizer=SimpleNamespace(decode=lambda tokens: tokens))
 
 
 async def test_contract_the_workflow_awaits_rewards_in_its_own_loop_and_makes_no_process_pool(workflow: Any, scorer: FakeScorer) -> None:
-    trajectory, loop = await workflow.arun_episode(Engine("0.75<|im_end|>"), {"answer": "4"}), id(asyncio.get_running_loop())
+    trajectory, loop = await workflow.arun_episode(engine("0.75<|im_end|>"), {"answer": "4"}), id(asyncio.get_running_loop())
     assert trajectory == {"rewards": 0.75}
     assert scorer.loops == {loop}
     assert workflow.async_reward_fn is async_reward
@@ -199,8 +184,8 @@ async def test_contract_the_workflow_awaits_rewards_in_its_own_loop_and_makes_no
 
 async def test_a_failure_ends_the_episode_and_none_leaves_it_out(workflow: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(RequestTimeout):
-        await workflow.arun_episode(Engine("no number"), {})
+        await workflow.arun_episode(engine("no number"), {})
     configured(monkeypatch, tmp_path, on_failure="none")
-    assert await workflow.arun_episode(Engine("no number"), {}) is None
+    assert await workflow.arun_episode(engine("no number"), {}) is None
     configured(monkeypatch, tmp_path, on_failure=-1.0)
-    assert await workflow.arun_episode(Engine("no number"), {}) == {"rewards": -1.0}
+    assert await workflow.arun_episode(engine("no number"), {}) == {"rewards": -1.0}

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from html.parser import HTMLParser
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from shared_tools import words
+from shared_tools import each, words
 
 from qreward import ConnectionFailed, RateLimited, Result, StreamInterrupted, StreamRestarted
 from qreward.notebook.display import CARD_TEXT, LIVE_TEXT, answer_html, answer_plain, answers_html, answers_plain
@@ -75,8 +74,8 @@ def test_markup_and_formulas_of_a_judge_are_shown_as_they_are_written() -> None:
     assert words(page).endswith("<script>alert(1)</script></pre> & it costs $5 or $6")
 
 
-@pytest.mark.parametrize(
-    ("error", "phase"),
+@each(
+    "error, phase",
     [
         (None, AnswerPhase.DONE),
         (StreamInterrupted("broken"), AnswerPhase.INTERRUPTED),
@@ -100,6 +99,7 @@ def test_the_time_goes_on_until_the_end_and_then_stands_still() -> None:
     assert answer_html(under_way, 5.0) != answer_html(under_way, 7.0)
     assert answer_html(under_way, 5.1) == answer_html(under_way, 5.9)
     assert answer_html(ended, 11.0) == answer_html(ended, 99.0)
+    assert words(answer_html(answer(), 20.0)) == "done gpu-0 · 10.0 s no text"
 
 
 def test_an_answer_that_began_anew_waits_again_without_its_text() -> None:
@@ -110,28 +110,20 @@ def test_an_answer_that_began_anew_waits_again_without_its_text() -> None:
     assert words(answer_html(again, 6.0)) == "waiting 6 s · restarted 2 times"
 
 
-def test_an_answer_without_text_says_so() -> None:
-    assert words(answer_html(answer(), 20.0)) == "done gpu-0 · 10.0 s no text"
-
-
-def test_a_long_answer_shows_its_end_while_it_grows_and_all_of_it_when_it_is_done() -> None:
+def test_long_texts_are_cut_at_the_side_that_matters_less() -> None:
     text = "".join(f"<{number}> " for number in range(20_000))
     under_way, ended = answer(text, ended=False), answer(text)
     assert len(answer_html(under_way, 2.0)) < 4 * LIVE_TEXT
     assert f"({len(text) - LIVE_TEXT:,} characters before)" in words(answer_html(under_way, 2.0))
     assert words(answer_html(under_way, 2.0)).endswith("<19998> <19999>")
     assert text.strip() in words(answer_html(ended, 2.0))
-
-
-def test_a_long_error_is_cut() -> None:
+    exactly = "x" * LIVE_TEXT
+    assert words(answer_html(answer(exactly, ended=False), 2.0)).endswith(f" {exactly}")
     page = answer_html(answer(error=RateLimited("no " * 10_000)), 20.0)
     assert len(page) < 3000
     assert "more characters)" in page
 
-
-def test_a_card_among_many_shows_the_newest_words_while_it_grows_and_the_first_when_it_is_done() -> None:
-    text = "first " + "x" * 5000 + " last"
-    growing = batch(1, 3, text)
+    growing = batch(1, 3, "first " + "x" * 5000 + " last")
     assert words(answers_html(growing, 2.0)).endswith(" last")
     growing.add(0, Result(0, None, None, "gpu-0", 0.5, 0.0), 3.0)
     growing.end(None, 3.0)
@@ -147,30 +139,21 @@ def test_ten_thousand_answers_are_drawn_as_few_cards_and_one_count() -> None:
     assert len(page) < 15_000
     assert words(page).startswith("0 done · 10,000 under way · 2 s · 10,000 tokens/s")
     assert words(page).endswith("and 9,988 more that are not shown")
+    assert Tags(answers_html(batch(50, 0), 2.0)).tags.count("pre") == 50, "no limit"
+    assert answers_plain(batch(3, 2), 2.5) == "[0 done · 3 under way · 2 s · 3 tokens/s]"
 
 
-def test_what_has_ended_without_a_card_is_let_go_of() -> None:
+def test_what_has_ended_without_a_card_or_gave_its_card_away_is_let_go_of() -> None:
+    ended = Result(0, None, None, "gpu-0", 0.5, 0.0)
     many = batch(1000, 3)
     for index in range(3, 1000):
-        many.add(index, Result(index, None, None, "gpu-0", 0.5, 0.0), 2.0)
+        many.add(index, ended, 2.0)
     assert set(many.answers) == {0, 1, 2}
     assert words(answers_html(many, 2.0)).startswith("997 done · 3 under way")
     assert words(answers_html(many, 2.0)).endswith("and 997 more that are not shown")
-
-
-def test_a_card_that_gave_its_place_away_is_let_go_of() -> None:
     many = LiveBatch(0.0, 3)
     for index in range(100):
         many.add(index, "yes", 1.0)
-        many.add(index, Result(index, None, None, "gpu-0", 0.5, 0.0), 1.0)
+        many.add(index, ended, 1.0)
     assert len(many.answers) == 3
     assert words(answers_html(many, 2.0)).startswith("100 done")
-    assert words(answers_html(many, 2.0)).endswith("and 97 more that are not shown")
-
-
-def test_no_limit_of_cards_shows_all() -> None:
-    assert Tags(answers_html(batch(50, 0), 2.0)).tags.count("pre") == 50
-
-
-def test_a_grid_says_in_one_line_of_plain_text_how_far_it_is() -> None:
-    assert answers_plain(batch(3, 2), 2.5) == "[0 done · 3 under way · 2 s · 3 tokens/s]"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import random
 import re
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -89,18 +88,6 @@ def test_a_batch_that_kept_no_results_or_had_none_shows_its_statistics() -> None
     assert words(page_of(batch())).startswith("0 items")
 
 
-def test_a_batch_of_a_million_and_a_thousand_endpoints_is_a_small_page() -> None:
-    rng = random.Random(7)
-    results = [answered(index, rng.lognormvariate(0, 1)) for index in range(50_000)] * 20
-    endpoints = {f"gpu-{index}": EndpointStats(sent=10, answered=9, p50=0.1, p95=0.2, p99=0.3) for index in range(1000)}
-    big = BatchResult([*results, failed(0, RateLimited("no " * 10_000))], BatchStats(1_000_001, 1_000_000, 1, 9.0, endpoints))
-    page = page_of(big)
-    assert len(page) < 80_000
-    assert f"and {1000 - MOST_ROWS} more" in words(page)
-    assert page.count("<rect") <= BARS
-    assert "latency of 1,000,000 answers" in words(page)
-
-
 def test_statistics_stay_a_plain_dict_of_the_endpoints() -> None:
     stats = FleetStats({"gpu-0": EndpointStats(sent=2, answered=2, state=READY)})
     assert stats == {"gpu-0": EndpointStats(sent=2, answered=2, state=READY)}
@@ -120,12 +107,19 @@ def test_statistics_say_where_each_endpoint_stands() -> None:
         ["a", "ready", "3", "16", "rejected while 16 were served"],
         ["b", "out of service after failures, for 2.50 s", "0", "4", "start"],
     ]
-
-
-def test_the_statistics_of_a_client_are_shown_and_of_no_client_are_empty() -> None:
     client = QRewardClient([Endpoint("http://gpu-0.example/v1", name="gpu-0")])
     assert words(page_of(client.stats())).startswith("1 endpoint endpoint sent answered gpu-0 0 0 endpoint now")
     assert words(page_of(FleetStats())) == "0 endpoints"
+
+
+def test_a_batch_of_many_items_and_endpoints_is_a_small_page() -> None:
+    results = [answered(index, 1.0 + index % 999) for index in range(10_000)]
+    endpoints = {f"gpu-{index}": EndpointStats(sent=10, answered=9, p50=0.1, p95=0.2, p99=0.3) for index in range(1000)}
+    page = page_of(batch(*results, failed(0, RateLimited("no " * 10_000)), **endpoints))
+    assert len(page) < 80_000
+    assert f"and {1000 - MOST_ROWS} more" in words(page)
+    assert page.count("<rect") <= BARS == 40
+    assert "latency of 10,000 answers" in words(page)
 
 
 @example("<b>name</b>", "<i>said</i>")
@@ -178,21 +172,14 @@ def test_every_time_is_in_one_bar_of_the_plot_and_no_bar_leaves_it(times: list[f
         assert 30 <= x <= width - 30
 
 
-def test_the_plot_names_exact_quantiles() -> None:
+def test_bars_are_equal_parts_of_a_logarithmic_scale_and_the_plot_names_exact_quantiles() -> None:
     said = words(histogram([number / 100 for number in range(1, 101)]))
     assert said.endswith("latency of 100 answers, logarithmic: shortest 10 ms · p50 500 ms · p95 950 ms · longest 1.00 s")
-
-
-def test_bars_are_equal_parts_of_a_logarithmic_scale() -> None:
     bars = ET.fromstring(histogram([10 ** (4 * (number + 0.5) / (5 * BARS)) for number in range(5 * BARS)])).findall(".//rect")
     assert [float(bar.attrib["x"]) for bar in bars] == [30 + 8 * place for place in range(BARS)]
     assert {float(bar.attrib["height"]) for bar in bars} == {62.0}  # five in each
-
-
-def test_the_highest_bar_is_where_most_answers_are_and_one_in_a_million_is_still_seen() -> None:
-    bars = ET.fromstring(histogram([1.0] * 999_999 + [100.0])).findall(".//rect")
-    assert [float(bar.attrib["height"]) for bar in bars] == [62.0, 1.0]
-    assert float(bars[0].attrib["x"]) < float(bars[1].attrib["x"])
+    bars = ET.fromstring(histogram([1.0] * 99_999 + [100.0])).findall(".//rect")
+    assert [float(bar.attrib["height"]) for bar in bars] == [62.0, 1.0], "one among many is still seen"
 
 
 @given(st.floats(min_value=1e-6, max_value=1e6), st.floats(min_value=1e-6, max_value=1e6))

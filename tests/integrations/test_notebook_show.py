@@ -32,53 +32,45 @@ async def shown_batch(scripts: dict[str, Any], cards: int = 12, **settings: Any)
 # one stream
 
 
-async def test_a_stream_is_drawn_in_one_output_at_most_ten_times_a_second_and_once_at_its_end(notebook: Notebook) -> None:
-    completion = await shown([SLOW])
-    text = "".join(f"{number} " for number in range(100))
-    assert completion == {"content": text}
+def at_most_ten_times_a_second(notebook: Notebook) -> None:
     times = [drawn.at for drawn in notebook.shown]
     assert min(after - before for before, after in pairwise(times[:-1])) >= 0.0999
-    assert 10 <= len(times) <= 14  # of 100 tokens in a second
-    assert times[0] == 0
-    assert times[-1] == pytest.approx(2.0, abs=0.01)
-    assert notebook.shown[-1].plain.startswith(text)
+    assert 10 <= len(times) <= 20
     assert {drawn.output for drawn in notebook.shown} == {"output 1"}
     assert [drawn.update for drawn in notebook.shown] == [False] + [True] * (len(notebook.shown) - 1)
 
 
-async def test_tokens_that_come_before_a_pause_are_shown_within_the_pause(notebook: Notebook) -> None:
-    await shown([[0.01, "one ", "two ", 5.0, "three"]])
-    first = next(drawn.at for drawn in notebook.shown if "one two" in drawn.words)
-    assert first <= 0.11
+async def test_a_stream_is_drawn_in_one_output_at_most_ten_times_a_second_and_once_at_its_end(notebook: Notebook) -> None:
+    completion = await shown([SLOW])
+    text = "".join(f"{number} " for number in range(100))
+    assert completion == {"content": text}
+    at_most_ten_times_a_second(notebook)
+    assert (notebook.shown[0].at, notebook.shown[-1].at) == (0, pytest.approx(2.0, abs=0.01))
+    assert notebook.shown[-1].plain.startswith(text)
 
 
-async def test_nothing_is_drawn_while_nothing_changes_but_the_seconds(notebook: Notebook) -> None:
-    await shown([[10.5, "done"]])
-    assert [drawn.words for drawn in notebook.shown[:-1]] == [f"waiting {second} s" for second in range(11)]
+async def test_nothing_is_drawn_while_nothing_changes_but_the_seconds_and_tokens_before_a_pause_within_it(notebook: Notebook) -> None:
+    await shown([[10.5, "one ", "two ", 5.0, "three"]])
+    assert [drawn.words for drawn in notebook.shown[:11]] == [f"waiting {second} s" for second in range(11)]
+    assert "one two" in notebook.shown[11].words
+    assert notebook.shown[11].at <= 10.61
 
 
-async def test_the_end_says_endpoint_first_token_tokens_as_the_server_counts_them_and_their_rate(notebook: Notebook) -> None:
-    await shown([[0.5, "a", 0.25, "b", 0.25, "c", 0.5]])
-    # thirty tokens in three pieces: two of the pieces came in the half second after the first
-    assert notebook.shown[-1].words == "done gpu-0 · 1.50 s · first token after 500 ms · 30 tokens · 40 tokens/s abc"
-
-
-async def test_tokens_are_counted_as_pieces_until_the_server_has_told(notebook: Notebook) -> None:
-    await shown([[0.5, "a", 0.25, "b", 5.0]])
+async def test_the_facts_are_endpoint_first_token_tokens_as_the_server_counts_them_and_their_rate(notebook: Notebook) -> None:
+    await shown([[0.5, "a", 0.25, "b", 5.0, "c", 0.5]])
     (words,) = {drawn.words for drawn in notebook.shown if drawn.words.startswith("streaming 2 s")}
     assert words == "streaming 2 s · first token after 500 ms · about 2 tokens · 4 tokens/s ab"
+    # thirty tokens in three pieces: two of the pieces came in the 5.25 s after the first
+    assert notebook.shown[-1].words == "done gpu-0 · 6.25 s · first token after 500 ms · 30 tokens · 3.8 tokens/s abc"
 
 
-async def test_a_stream_that_breaks_off_keeps_its_text_shows_the_error_and_raises_it(notebook: Notebook) -> None:
+async def test_a_stream_that_fails_keeps_its_text_shows_the_error_and_raises_it(notebook: Notebook) -> None:
     with pytest.raises(StreamInterrupted) as caught:
         await shown([[0.1, "half an ", 0.1, "answ", BROKEN]])
     assert caught.value.text == "half an answ"
     words = notebook.shown[-1].words
     assert words.startswith("interrupted gpu-0 · 200 ms")
     assert "half an answ StreamInterrupted: the stream broke off after 12 characters: endpoint 'gpu-0' answered 500" in words
-
-
-async def test_a_stream_that_fails_before_its_first_token_says_so(notebook: Notebook) -> None:
     with pytest.raises(ServerError):
         await shown([[BROKEN]])
     assert notebook.shown[-1].words.startswith("failed gpu-0")
@@ -86,8 +78,7 @@ async def test_a_stream_that_fails_before_its_first_token_says_so(notebook: Note
 
 
 async def test_an_answer_that_begins_anew_voids_its_text_and_tells_of_it_to_the_end(notebook: Notebook) -> None:
-    steps = [[0.2, "void", 0.2, BROKEN], [1.0, "new", 0.2]]
-    await shown(steps, on_interrupt="restart")
+    await shown([[0.2, "void", 0.2, BROKEN], [1.0, "new", 0.2]], on_interrupt="restart")
     assert any("void" in drawn.plain for drawn in notebook.shown)
     words = notebook.shown[-1].words
     assert re.match(r"done gpu-0 · 1\.6\d s · first token after 1\.4\d s · 10 tokens · restarted once new it began anew after", words)
@@ -113,29 +104,19 @@ async def test_a_stream_that_was_read_before_is_shown_whole_and_without_times_th
         events = stream.events()
         assert await anext(events) == "a"
         await show(stream, clock=clock())
-    assert notebook.shown[0].words == "waiting 0 s a"
-    assert notebook.shown[-1].words == "done gpu-0 · 200 ms · 30 tokens abc"
-
-
-async def test_a_stream_that_has_ended_is_shown_as_it_ended(notebook: Notebook) -> None:
-    async with speaking({"hi": [[0.1, "a"]]}) as client:
-        stream = client.stream_chat_completion(chat("hi"), MODEL)
-        await stream.final()
-        assert await show(stream, clock=clock()) == {"content": "a"}
-    assert notebook.shown[-1].words == "done gpu-0 · 0.0 ms · 10 tokens a"
+        assert notebook.shown[0].words == "waiting 0 s a"
+        assert notebook.shown[-1].words == "done gpu-0 · 200 ms · 30 tokens abc"
+        assert await show(stream, clock=clock()) == {"content": "abc"}, "also when it has ended"
+    assert notebook.shown[-1].words == "done gpu-0 · 0.0 ms · 30 tokens abc"
 
 
 # many streams
 
 
 async def test_a_batch_is_drawn_as_one_grid_at_most_ten_times_a_second(notebook: Notebook) -> None:
-    scripts = {f"p{number}": [[0.5 + number / 100, *SLOW[1:]]] for number in range(4)}
-    results = await shown_batch(scripts)
+    results = await shown_batch({f"p{number}": [[0.5 + number / 100, *SLOW[1:]]] for number in range(4)})
     assert [result.text for result in results] == ["".join(f"{number} " for number in range(100))] * 4
-    times = [drawn.at for drawn in notebook.shown]
-    assert min(after - before for before, after in pairwise(times[:-1])) >= 0.0999
-    assert 10 <= len(times) <= 20
-    assert {drawn.output for drawn in notebook.shown} == {"output 1"}
+    at_most_ten_times_a_second(notebook)
     assert notebook.shown[-1].words.startswith("4 done · 1.53 s · 263 tokens/s #0 done gpu-0 · first token at 500 ms · took 1.50 s")
 
 
@@ -159,23 +140,19 @@ async def test_a_grid_shows_what_failed_and_what_began_anew_beside_what_is_done(
     assert "void" not in words
 
 
-async def test_a_grid_whose_input_breaks_shows_that_and_raises_it(notebook: Notebook) -> None:
+async def test_a_grid_whose_input_breaks_or_that_is_stopped_shows_that_and_raises_it(notebook: Notebook) -> None:
     def breaking() -> Any:
         yield chat("a")
         raise RuntimeError("the file is cut off")
 
-    with pytest.raises(BatchInterrupted) as caught:
-        async with speaking({"a": [[0.1, "fine"]]}) as client:
+    async with speaking({"a": [[0.1, "fine"]], "b": [SLOW]}) as client:
+        with pytest.raises(BatchInterrupted) as caught:
             await show_batch(client.batch_stream_chat_completion(breaking(), MODEL), clock=clock())
-    assert caught.value.results is not None
-    assert "1 done" in notebook.shown[-1].words
-    assert "the file is cut off" in notebook.shown[-1].words
+        assert caught.value.results is not None
+        assert "1 done" in notebook.shown[-1].words
+        assert "the file is cut off" in notebook.shown[-1].words
 
-
-async def test_a_grid_that_is_stopped_counts_what_was_left(notebook: Notebook) -> None:
-    async with speaking({"a": [SLOW], "b": [SLOW]}) as client:
-        stream = client.batch_stream_chat_completion([chat("a"), chat("b")], MODEL)
-        cell = asyncio.create_task(show_batch(stream, clock=clock()))
+        cell = asyncio.create_task(show_batch(client.batch_stream_chat_completion([chat("b")] * 2, MODEL), clock=clock()))
         await asyncio.sleep(1.5)
         cell.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -197,18 +174,12 @@ async def test_what_is_no_stream_is_refused_and_the_right_function_is_named() ->
             show_batch(client.batch_stream_chat_completion([], MODEL), cards=-1)  # type: ignore[unused-coroutine]
 
 
-async def test_outside_a_notebook_the_text_is_printed_as_it_comes_and_a_line_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_outside_a_notebook_texts_are_printed_as_they_come_or_have_ended(capsys: pytest.CaptureFixture[str]) -> None:
     await shown([[0.5, "a", 0.25, "b", 0.25, "c", 0.5]])
     assert capsys.readouterr().out == "abc\n[done · gpu-0 · 1.50 s · first token after 500 ms · 30 tokens · 40 tokens/s]\n"
-
-
-async def test_outside_a_notebook_a_line_says_that_an_answer_begins_anew(capsys: pytest.CaptureFixture[str]) -> None:
     await shown([[0.1, "void", 0.4, BROKEN], [0.5, "new", 0.5]], on_interrupt="restart")
-    out = capsys.readouterr().out
-    assert out.startswith("void\n[the answer begins anew after ServerError: endpoint 'gpu-0' answered 500]\nnew\n[done")
-
-
-async def test_outside_a_notebook_each_answer_of_a_batch_is_printed_when_it_has_ended(capsys: pytest.CaptureFixture[str]) -> None:
+    begins_anew = "void\n[the answer begins anew after ServerError: endpoint 'gpu-0' answered 500]\nnew\n[done"
+    assert capsys.readouterr().out.startswith(begins_anew)
     await shown_batch({"slow": [[0.5, "later"]], "quick": [[0.1, "sooner"]]})
     lines = capsys.readouterr().out.splitlines()
     assert [lines[0], lines[2]] == ["#1 sooner", "#0 later"]

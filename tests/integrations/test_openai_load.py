@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
 import pytest
-from openai_tools import LIBRARIES, MODEL, ask, fleet_and_client, quick, requests, sdk, sync_sdk
+from openai_tools import LIBRARIES, MODEL, ask, fleet_and_client, quick, requests, sdk
 from shared_tools import until
 
-from qreward import Endpoint, QRewardClient, SyncQRewardClient, Timeouts
+from qreward import Endpoint, QRewardClient, Timeouts
 from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency, echo_of
 
 pytestmark = pytest.mark.real_time
@@ -89,20 +88,6 @@ async def test_a_stream_that_is_left_is_stopped_upstream(library: str) -> None:
             if how == "break":  # the SDK's generators refer to each other, and end in turn
                 await until(lambda count=count: gc.collect() >= 0 and fleet.seen("a").disconnects == count)
             await until(lambda count=count: (fleet.seen("a").disconnects, fleet.seen("a").in_flight) == (count, 0))
-
-
-def test_many_threads_share_one_blocking_sdk() -> None:
-    with FakeFleet([quick("a"), quick("b")]) as fleet, SyncQRewardClient(fleet.endpoints, hedge=None) as client, sync_sdk(client) as ours:
-
-        def call(number: int) -> str:
-            if number % 2:
-                return ours.chat.completions.create(model=MODEL, messages=ask(str(number))).choices[0].message.content or ""
-            stream = ours.chat.completions.create(model=MODEL, messages=ask(str(number)), stream=True)
-            return "".join(chunk.choices[0].delta.content or "" for chunk in stream)
-
-        with ThreadPoolExecutor(16) as pool:
-            assert list(pool.map(call, range(64))) == [echo_of(ask(str(number))) for number in range(64)]
-        assert requests(fleet) == 64
 
 
 def test_one_sdk_client_serves_one_loop_after_the_other() -> None:

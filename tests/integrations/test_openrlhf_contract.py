@@ -6,7 +6,6 @@ import asyncio
 import importlib.util
 import inspect
 import math
-from abc import ABC, abstractmethod
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,14 +22,7 @@ pytestmark = pytest.mark.real_time
 PROMPT = "<|im_start|>user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n"
 
 
-class AgentExecutorBase(ABC):
-    @abstractmethod
-    async def execute(
-        self, prompt: Any, label: Any, sampling_params: Any, max_length: int, hf_tokenizer: Any, llm_engine: Any, images: Any = None
-    ) -> Any: ...
-
-
-class SingleTurnAgentExecutor(AgentExecutorBase):
+class SingleTurnAgentExecutor:
     """What it does with rewards, and nothing else: see ``openrlhf/utils/agent.py``."""
 
     def __init__(self, remote_rm_url: Any = None) -> None:
@@ -45,7 +37,7 @@ class SingleTurnAgentExecutor(AgentExecutorBase):
         output: dict[str, Any] = {"prompt": prompt, "label": label, "reward": None, "scores": None, "extra_logs": {}}
         if self.reward_endpoints:
             try:
-                query = prompt + await llm_engine.generate()
+                query = prompt + await llm_engine()
                 found = (await self._fetch_rewards_via_func([query], [prompt], [label]))[0] if self.reward_func else None
                 if found:
                     score = found.get("scores")
@@ -59,15 +51,6 @@ class SingleTurnAgentExecutor(AgentExecutorBase):
         samples = zip(queries_list, prompts_list, labels_list, strict=True)
         tasks = [asyncio.to_thread(self.reward_func, *([each] for each in sample)) for sample in samples]
         return await asyncio.gather(*tasks)
-
-
-class Engine:
-    def __init__(self, response: str) -> None:
-        self.response = response
-
-    async def generate(self) -> str:
-        await asyncio.sleep(0)
-        return self.response
 
 
 def loaded(name: str, path: str) -> ModuleType:
@@ -92,12 +75,14 @@ def executor(scorer: FakeScorer, monkeypatch: pytest.MonkeyPatch) -> Any:
     """What ``--train.agent_func_path`` makes."""
     stub_modules(monkeypatch, {"openrlhf.utils.agent": {"SingleTurnAgentExecutor": SingleTurnAgentExecutor}})
     made = loaded("agent_module", openrlhf.agent_path())
-    assert issubclass(made.AgentExecutor, AgentExecutorBase)
     return made.AgentExecutor()
 
 
 async def executed(executor: Any, response: str, label: Any = "4") -> dict[str, Any]:
-    output: dict[str, Any] = await executor.execute(PROMPT, label, None, 2048, None, Engine(response))
+    async def generate() -> str:
+        return response
+
+    output: dict[str, Any] = await executor.execute(PROMPT, label, None, 2048, None, generate)
     return output
 
 
@@ -107,20 +92,15 @@ def test_contract_the_function_has_the_signature_that_is_called_and_is_no_corout
     assert not inspect.iscoroutinefunction(function)
 
 
-async def test_contract_the_functions_file_is_what_the_single_turn_executor_calls_in_threads(scorer: FakeScorer) -> None:
-    output = await executed(SingleTurnAgentExecutor(openrlhf.reward_func_path()), "0.75<|im_end|>")
+@pytest.mark.parametrize("way", ["function", "executor"])
+async def test_contract_a_file_of_ours_gives_the_executor_its_rewards(way: str, executor: Any, scorer: FakeScorer) -> None:
+    made = executor if way == "executor" else SingleTurnAgentExecutor(openrlhf.reward_func_path())
+    output = await executed(made, "0.75<|im_end|>")
     assert (output["reward"], output["scores"]) == (0.75, 0.75)
     assert output["extra_logs"]["judge_ok"] == 1.0
-    assert scorer.asked[0]["prompt"] == PROMPT
-    assert scorer.asked[0]["response"] == "0.75"
-    assert scorer.asked[0]["reference"] == "4"
+    assert [scorer.asked[0][name] for name in ("prompt", "response", "reference")] == [PROMPT, "0.75", "4"]
     assert scorer.timeouts == [openrlhf.DEADLINE]
-
-
-async def test_contract_the_executors_file_is_made_without_arguments_and_scores_in_its_own_loop(executor: Any, scorer: FakeScorer) -> None:
-    output, loop = await executed(executor, "0.75<|im_end|>"), id(asyncio.get_running_loop())
-    assert (output["reward"], output["scores"]) == (0.75, 0.75)
-    assert scorer.loops == {loop}
+    assert (scorer.loops == {id(asyncio.get_running_loop())}) == (way == "executor"), "the function is called in threads"
 
 
 @pytest.mark.parametrize("way", ["function", "executor"])
@@ -154,16 +134,12 @@ def test_a_response_that_cannot_be_separated_from_its_prompt_is_a_failure_that_s
     assert reward_func(["0.5"], [PROMPT], ["4"])["rewards"] == 0.5
 
 
-def test_an_empty_label_is_no_reference(scorer: FakeScorer) -> None:
-    loaded("reward_func", openrlhf.reward_func_path()).reward_func([f"{PROMPT}1"], [PROMPT], [""])
-    assert scorer.asked[0]["reference"] is None
-
-
-def test_several_samples_at_once_give_lists(scorer: FakeScorer) -> None:
+def test_several_samples_at_once_give_lists_and_an_empty_label_is_no_reference(scorer: FakeScorer) -> None:
     reward_func = loaded("reward_func", openrlhf.reward_func_path()).reward_func
-    found = reward_func([f"{PROMPT}0.25", f"{PROMPT}no", f"{PROMPT}0.5"], [PROMPT] * 3, ["a", "b", "c"], datasource="x")
-    assert found["rewards"] == [0.25, None, 0.5]
-    assert found["extra_logs"]["judge_ok"] == [1.0, 0.0, 1.0]
+    found = reward_func([f"{PROMPT}0.25", f"{PROMPT}no", f"{PROMPT}0.5"], [PROMPT] * 3, ["a", "b", ""], datasource="x")
+    assert (found["rewards"], found["extra_logs"]["judge_ok"]) == ([0.25, None, 0.5], [1.0, 0.0, 1.0])
+    assert len(found["scores"]) == len(found["extra_logs"]["judge_seconds"]) == 3
+    assert [each["reference"] for each in scorer.asked] == ["a", "b", None]
 
 
 def test_without_settings_the_executor_is_not_made(executor: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,28 +105,16 @@ async def test_exceptions_that_cannot_travel_say_the_same_in_another_type() -> N
     assert portable(results[1]) is results[1]
 
 
-async def test_an_actor_awaits_the_scorer_or_runs_it_in_a_thread() -> None:
-    threads = set()
+async def test_an_actor_awaits_the_scorer_or_runs_it_in_a_thread_with_which_a_batch_ends() -> None:
+    begun, gate, threads = threading.Event(), threading.Event(), set[Any]()
 
     def blocking(items: list[Any]) -> list[Any]:
         threads.add(threading.current_thread())
+        begun.set()
+        assert gate.wait(60)
         return items
 
     assert await ScorerActor(ScorerSpec(Model, method="later"), 2).run((["a"],)) == (True, ["a"])
-    for spec in (ScorerSpec(lambda: blocking, factory=True), ScorerSpec(blocking)):
-        assert await ScorerActor(spec, 2).run((["b"],)) == (True, ["b"])
-    assert threads
-    assert threading.main_thread() not in threads
-
-
-async def test_a_batch_in_a_thread_ends_with_the_thread() -> None:
-    begun, gate = threading.Event(), threading.Event()
-
-    def blocking(items: list[Any]) -> list[Any]:
-        begun.set()
-        gate.wait(60)
-        return items
-
     call = asyncio.ensure_future(ScorerActor(ScorerSpec(lambda: blocking, factory=True), 1).run((["a"],)))
     await until(begun.is_set)
     call.cancel()
@@ -135,6 +123,8 @@ async def test_a_batch_in_a_thread_ends_with_the_thread() -> None:
     gate.set()
     with pytest.raises(asyncio.CancelledError):
         await call
+    assert await ScorerActor(ScorerSpec(blocking), 2).run((["b"],)) == (True, ["b"])
+    assert threading.main_thread() not in threads
 
 
 async def test_a_scorer_is_asked_to_put_away_what_it_has() -> None:
@@ -144,9 +134,8 @@ async def test_a_scorer_is_asked_to_put_away_what_it_has() -> None:
         async def close(self) -> None:
             closed.append(self)
 
-    await ScorerActor(ScorerSpec(Tidy, method="later"), 1).end()
-    await ScorerActor(ScorerSpec(Model, method="later"), 1).end()
-    await ScorerActor(ScorerSpec(Model), 1).end()
+    for spec in (ScorerSpec(Tidy, method="later"), ScorerSpec(Model, method="later"), ScorerSpec(Model)):
+        await ScorerActor(spec, 1).end()
     assert len(closed) == 1
 
 

@@ -81,18 +81,6 @@ async def test_what_is_asked_of_ray_for_each_actor_is_passed_on(ray: FakeRay) ->
         assert ray.actors[0].options == asked | {"memory": 7} | own
 
 
-async def test_a_queue_fills_batches_in_the_caller_while_the_actors_are_busy(ray: FakeRay) -> None:
-    async with ScorerPool(Scorer) as pool, pool.queue(max_batch_size=8) as queue:
-        first = asyncio.ensure_future(queue.submit("wait"))
-        await until(lambda: busy(ray) == 1)
-        rest = [asyncio.ensure_future(queue.submit("x" * size)) for size in range(10)]
-        await until(lambda: queue.stats().waiting == 10)
-        Scorer.gate.set()
-        assert await first == 4
-        assert await asyncio.gather(*rest) == list(range(10))
-        assert [len(batch) for batch in Scorer.batches] == [1, 8, 2]
-
-
 async def test_when_an_actor_dies_its_batch_goes_back_and_another_actor_is_made(ray: FakeRay) -> None:
     async with ScorerPool(Scorer) as pool:
         call = asyncio.ensure_future(pool(["wait", "a"]))
@@ -127,13 +115,16 @@ async def test_batches_that_were_beside_it_on_the_actor_are_not_blamed(ray: Fake
         assert pool.stats().poisonous == 1
 
 
-async def test_errors_of_the_scorer_are_returned_beside_a_poisonous_item(ray: FakeRay) -> None:
+async def test_errors_of_the_scorer_are_raised_for_a_batch_or_returned_beside_a_poisonous_item(ray: FakeRay) -> None:
     async with ScorerPool(Scorer) as pool:
+        with pytest.raises(LookupError, match="worse") as caught:
+            await pool(["a", "worse"])
+        assert "In the actor:" in caught.value.__notes__[0]
+        assert kinds(await pool(["a", "bad"])) == [1, ValueError]
+        assert pool.stats().deaths == 0
         outcomes = await pool(["poison", "a", "worse", "bad", "bb", "ccc"])
         assert kinds(outcomes) == [ActorDied, 1, LookupError, ValueError, 2, 3]
 
-
-async def test_a_scorer_that_returns_one_number_for_a_list_fails_the_whole_batch_of_a_poisonous_item(ray: FakeRay) -> None:
     def scorer(texts: list[str]) -> list[int]:
         if "poison" in texts:
             here().die()
@@ -142,15 +133,6 @@ async def test_a_scorer_that_returns_one_number_for_a_list_fails_the_whole_batch
     async with ScorerPool(scorer) as pool:
         with pytest.raises(InvalidScores, match=r"the scorer returned 1 results for \d items"):
             await pool(["poison", "a", "b", "c", "d", "e"])
-
-
-async def test_what_the_scorer_raises_is_raised_for_its_batch_and_no_actor_dies(ray: FakeRay) -> None:
-    async with ScorerPool(Scorer) as pool:
-        with pytest.raises(LookupError, match="worse") as caught:
-            await pool(["a", "worse"])
-        assert "In the actor:" in caught.value.__notes__[0]
-        assert kinds(await pool(["a", "bad"])) == [1, ValueError]
-        assert pool.stats().deaths == 0
 
 
 async def test_a_node_that_is_preempted_is_no_fault_of_its_batch(ray: FakeRay) -> None:
@@ -302,14 +284,11 @@ async def test_close_without_draining_fails_everything_and_kills_the_actors(ray:
     await pool.close(drain=False)
     assert kinds(await asyncio.gather(*calls, return_exceptions=True)) == [ClientClosed] * 3
     assert not ray.living
-
-
-async def test_a_pool_that_was_never_used_closes_and_is_closed(ray: FakeRay) -> None:
-    pool = ScorerPool(Scorer)
-    await pool.close()
+    never_used = ScorerPool(Scorer)
+    await never_used.close()
     with pytest.raises(ClientClosed):
-        pool.start()
-    assert not ray.actors
+        never_used.start()
+    assert len(ray.actors) == 1
 
 
 def test_several_loops_share_the_actors(ray: FakeRay) -> None:
@@ -333,21 +312,16 @@ def test_several_loops_share_the_actors(ray: FakeRay) -> None:
     asyncio.run(pool.close())
 
 
-async def test_ray_that_is_not_connected_is_an_error_if_it_is_asked_for(ray: FakeRay) -> None:
+async def test_ray_that_is_not_connected_or_goes_away_is_an_error_and_starts_no_cluster(ray: FakeRay) -> None:
     ray.connected = False
     pool = ScorerPool(Scorer, backend="ray")
     with pytest.raises(ConfigError, match=r"call ray\.init\(\) first"):
         await pool(["a"])
     ray.connected = True
     assert await pool(["a"]) == [1]
+    ray.connected = False
+    ray.actors[0].die()
+    with pytest.raises(ActorDied, match="not connected to Ray any more"):
+        await pool(["a"])
+    assert len(ray.actors) == 1
     await pool.close()
-
-
-async def test_ray_that_goes_away_ends_in_an_error_and_starts_no_cluster(ray: FakeRay) -> None:
-    async with ScorerPool(Scorer) as pool:
-        assert await pool(["a"]) == [1]
-        ray.connected = False
-        ray.actors[0].die()
-        with pytest.raises(ActorDied, match="not connected to Ray any more"):
-            await pool(["a"])
-        assert len(ray.actors) == 1

@@ -88,40 +88,32 @@ def test_serve_gets_the_options_and_takes_as_many_requests_as_whole_batches_need
 
 def test_what_is_bound_makes_a_replica_that_the_proxy_of_the_app_finds(serve: FakeServe) -> None:
     kind, (spec, settings, key) = deployment(Model, max_batch_size=8, token="${NOT_SET_HERE}")
-    assert kind is Replica
-    assert spec == ScorerSpec(Model)
+    assert (kind, spec, serve.proxy.key) == (Replica, ScorerSpec(Model), key)
     assert settings == {"max_batch_size": 8, "token": "${NOT_SET_HERE}"}
-    assert serve.proxy.key == key
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
+def test_a_setting_that_is_wrong_is_said_before_anything_is_deployed(serve: FakeServe) -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"max_batch_sise": 8}, "max_batch_size"),
         ({"max_batch_size": 0}, "max_batch_size"),
         ({"port": 80}, "port cannot be set here; use serve.start"),
-    ],
-)
-def test_a_setting_that_is_wrong_is_said_before_anything_is_deployed(serve: FakeServe, given: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        deployment(Model, **given)
+    ]
+    for given, says in wrong:
+        with pytest.raises(ConfigError, match=says):
+            deployment(Model, **given)
 
 
-async def test_a_replica_answers_in_the_forms_of_the_reward_server() -> None:
-    async with replica_of(Model) as (_, http):
-        assert (await http.get("/health")).json() == {"status": "ok"}
-        answer = await http.post("/get_reward", json={"query": ["a", "bbb"], "prompts": ["", ""], "labels": ["", ""]})
-        assert answer.json()["rewards"] == [1.0, 3.0]
-        assert (await http.post("/classify", json={"model": "reward", "input": ["aa"]})).json()["data"][0]["probs"] == [2.0]
-
-
-async def test_a_route_prefix_changes_nothing_but_the_address() -> None:
-    async with replica_of(Model, prefix="/rm", token="x") as (_, http):
-        token = {"authorization": "Bearer x"}
-        assert (await http.post("/get_reward", json={"query": ["a"]}, headers=token)).json()["rewards"] == [1.0]
-        assert (await http.get("/health")).status_code == 200
-        assert 'route="/get_reward",status="200"} 1' in (await http.get("/metrics", headers=token)).text
-        assert (await http.get("/metrics")).status_code == 401
+async def test_a_replica_answers_in_the_forms_of_the_reward_server_at_any_route_prefix() -> None:
+    token = {"authorization": "Bearer x"}
+    for prefix in ("", "/rm"):
+        async with replica_of(Model, prefix=prefix, token="x") as (_, http):
+            assert (await http.get("/health")).json() == {"status": "ok"}
+            asked = {"query": ["a", "bbb"], "prompts": ["", ""], "labels": ["", ""]}
+            assert (await http.post("/get_reward", json=asked, headers=token)).json()["rewards"] == [1.0, 3.0]
+            classified = await http.post("/classify", json={"model": "reward", "input": ["aa"]}, headers=token)
+            assert classified.json()["data"][0]["probs"] == [2.0]
+            assert 'route="/get_reward",status="200"} 1' in (await http.get("/metrics", headers=token)).text
+            assert (await http.get("/metrics")).status_code == 401
 
 
 async def test_a_replica_scores_by_handle_and_its_outcomes_can_travel() -> None:
@@ -130,9 +122,6 @@ async def test_a_replica_scores_by_handle_and_its_outcomes_can_travel() -> None:
         assert (one.reward, one.error) == (1.0, None)
         assert (two.reward, two.error, two.cause) == (None, "OSError: bad", None)
         assert (await replica.add_query({"query": "abc"})).reward == 3.0  # type: ignore[union-attr]
-
-
-async def test_an_awaited_scorer_of_two_lists_is_served() -> None:
     async with replica_of(awaited) as (replica, _):
         assert [one.reward for one in await replica.score(["a"], [{"reward": 0.5}])] == [0.5]
 

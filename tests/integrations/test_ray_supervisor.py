@@ -101,25 +101,20 @@ def on_stage(**settings: Any) -> Callable[[Callable[[Stage], Coroutine[Any, Any,
     return decorated
 
 
-@on_stage(actors=2)
-async def test_nothing_is_bound_to_an_actor_that_is_not_ready(stage: Stage) -> None:
-    batches = await stage.ask(3)
-    assert handles(batches) == [None] * 3
+@on_stage(actors=3, max_concurrent_batches=2)
+async def test_a_batch_goes_to_the_ready_actor_with_the_fewest(stage: Stage) -> None:
+    batches = await stage.ask(7)
+    assert handles(batches) == [None] * 7
     stage.backend.starts[1].set_result(None)
     await stage.turns()
-    assert handles(batches) == [1, None, None]
-    stage.backend.starts[0].set_result(None)
-    await stage.turns()
-    assert handles(batches) == [1, 0, None]
-
-
-@on_stage(actors=3, max_concurrent_batches=2)
-async def test_a_batch_goes_to_the_actor_with_the_fewest(stage: Stage) -> None:
-    await stage.started(3)
-    batches = await stage.ask(7)
-    assert handles(batches) == [0, 1, 2, 0, 1, 2, None]
-    await stage.done(batches[1])
+    assert handles(batches) == [1, 1, *[None] * 5]
+    await stage.started(2)
+    assert handles(batches) == [1, 1, 0, 0, 2, 2, None]
+    await stage.done(batches[0])
     assert handles(batches[6:]) == [1]
+    for place in (1, 6, 2, 3, 4, 5):
+        await stage.done(batches[place])
+    assert handles(await stage.ask(6)) == [0, 2, 1, 0, 2, 1], "of equals, the one whose turn was longest ago"
 
 
 @on_stage(max_concurrent_batches=2)
@@ -161,7 +156,9 @@ def test_deaths_in_succession_are_counted_until_a_batch_is_done(monkeypatch: pyt
             if at == 2:
                 (batch,) = await stage.ask()
                 await stage.done(batch)
-            await stage.die(stage.supervisor.ready[0])
+            (actor,) = stage.supervisor.ready
+            await stage.die(actor)
+            await stage.die(actor)  # reported twice
         assert succession == [1, 2, 1, 2]
         assert stage.supervisor.counts["deaths"] == 4
         assert stage.backend.killed == [0, 1, 2, 3]
@@ -192,15 +189,6 @@ def test_an_actor_that_cannot_be_made_is_given_up_sooner(monkeypatch: pytest.Mon
         assert (stage.supervisor.given_up, len(stage.backend.starts)) == (1, STARTS)
 
     on_stage(max_restarts=100)(test)
-
-
-@on_stage()
-async def test_a_death_that_is_reported_twice_counts_once(stage: Stage) -> None:
-    await stage.started(1)
-    (actor,) = stage.supervisor.ready
-    await stage.die(actor)
-    await stage.die(actor)
-    assert stage.supervisor.counts["deaths"] == 1
 
 
 class RandomEvents:

@@ -1,15 +1,18 @@
-"""slime's reward functions: the signatures it looks for, one and many samples, numbers and dicts, and what becomes of a failure."""
+"""slime's reward functions and its normalized rewards: one and many samples, numbers and dicts, and what becomes of a failure."""
 
 from __future__ import annotations
 
 import inspect
-import logging
+import math
 from dataclasses import dataclass, field
+from statistics import fmean, stdev
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from adapter_fakes import FakeScorer, made_of, number_or_late
+from hypothesis import given
+from hypothesis import strategies as st
 
 from qreward.errors import RequestTimeout
 from qreward.integrations import slime
@@ -110,11 +113,7 @@ async def test_in_a_group_a_failure_gets_the_mean_of_the_others_and_leaves_the_l
     assert [sample.remove_sample for sample in samples] == [False, True, False, True]
     assert "no response" in samples[3].metadata["qreward"]["reason"]
     assert [each["response"] for each in world.scorer.asked] == ["1", "what?", "0.5"]
-
-
-async def test_a_group_of_failures_gets_one_number_without_any_deviation(world: World) -> None:
-    await group(Sample(response="0.8"))
-    assert await group(Sample(response="what?"), Sample(response="who?")) == [0.8, 0.8]
+    assert await group(Sample(response="what?"), Sample(response="who?")) == [0.75, 0.75]  # without any deviation
 
 
 async def test_how_a_sample_was_judged_is_noted_in_its_metadata(world: World) -> None:
@@ -127,14 +126,11 @@ async def test_how_a_sample_was_judged_is_noted_in_its_metadata(world: World) ->
     assert strange.metadata is None
 
 
-async def test_with_a_reward_key_each_reward_is_a_dict_with_the_same_keys(world: World) -> None:
+async def test_with_a_reward_key_each_reward_is_a_dict_with_the_same_keys_of_which_one_may_be_an_attribute(world: World) -> None:
     good, failed = await one([Sample(response="0.5"), Sample(response="what?")], reward_key="judge", eval_reward_key="judge")
     assert good["judge"] == failed["judge"] == 0.5
     assert (good["judge_ok"], failed["judge_ok"]) == (1.0, 0.0)
     assert good.keys() == failed.keys() == {"judge", "judge_ok", "judge_seconds"}
-
-
-async def test_a_reward_key_may_name_an_attribute_of_a_reward_model(world: World) -> None:
     world.scorer = FakeScorer(number_or_late, {"helpfulness": 3.5, "safety": 1.0})
     world.set()
     good, failed = await one([Sample(response="0.5"), Sample(response="what?")], reward_key="helpfulness")
@@ -164,9 +160,8 @@ async def test_a_fleet_that_is_dead_ends_the_run_and_not_only_its_samples(world:
 
 
 async def test_the_first_failure_and_then_one_of_a_hundred_is_logged(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "qreward.integrations.slime"):
-        for _ in range(101):
-            await one(Sample(response="what?"))
+    for _ in range(101):
+        await one(Sample(response="what?"))
     assert [record.getMessage() for record in caplog.records] == [
         f"{count} rewards are missing so far; the last: RequestTimeout: no answer in time" for count in (1, 101)
     ]
@@ -182,3 +177,52 @@ def test_the_middle_is_that_of_the_range_or_else_of_the_scale_and_a_reward_model
         )
     ]
     assert middles == [0.0, 3.0, 0.0]
+
+
+# normalized rewards
+
+
+def normal_arguments(estimator: str = "grpo", **given: Any) -> SimpleNamespace:
+    usual = {"rewards_normalization": True, "grpo_std_normalization": True, "n_samples_per_prompt": 2, "reward_key": None}
+    return SimpleNamespace(**(usual | {"advantage_estimator": estimator} | given))
+
+
+def sample(reward: float, group: int | None, *, removed: bool = False) -> Any:
+    metadata = {"qreward": {"removed": True}} if removed else {}
+    return SimpleNamespace(group_index=group, metadata=metadata, get_reward_value=lambda args: reward)
+
+
+def normalized(samples: list[Any], *args: Any, **given: Any) -> list[float]:
+    raw, normal = slime.normalize_rewards(normal_arguments(*args, **given), samples)
+    assert raw == [each.get_reward_value(None) for each in samples]
+    return normal
+
+
+def test_what_could_not_be_judged_changes_no_other_advantage_and_has_none() -> None:
+    judged = [sample(1.0, 0), sample(0.0, 0), sample(0.5, 0)]
+    alone = normalized(judged)
+    assert normalized([judged[0], sample(0.0, 0, removed=True), *judged[1:]]) == [alone[0], 0.0, *alone[1:]]
+    assert normalized([sample(1.0, 0), sample(0.5, 0, removed=True), sample(0.5, 1, removed=True)]) == [0.0, 0.0, 0.0]
+
+
+def test_groups_are_those_of_an_index_or_so_many_in_a_row_and_are_scaled_as_slime_does() -> None:
+    half = math.sqrt(0.5)
+    mixed = [sample(1.0, 0), sample(10.0, 1), sample(0.0, 0), sample(30.0, 1)]
+    assert normalized(mixed) == pytest.approx([half, -half, -half, half], rel=1e-5)
+    in_a_row = [sample(reward, None) for reward in (1.0, 0.0, 5.0, 5.0)]
+    assert normalized(in_a_row, grpo_std_normalization=False) == [0.5, -0.5, 0.0, 0.0]
+    pair = [sample(1.0, 0), sample(0.0, 0)]
+    found = {
+        "ppo": normalized(pair, "ppo"),
+        "off": normalized(pair, rewards_normalization=False),
+        "baseline": normalized(pair, "reinforce_plus_plus_baseline"),
+        "gspo": normalized(pair, "gspo", grpo_std_normalization=False),
+    }
+    assert found == {"ppo": [1.0, 0.0], "off": [1.0, 0.0], "baseline": [0.5, -0.5], "gspo": [0.5, -0.5]}
+
+
+@given(st.lists(st.lists(st.floats(-10, 10), min_size=2, max_size=8), min_size=1, max_size=5))
+def test_with_all_judged_it_is_the_mean_and_the_sample_deviation_of_each_group(groups: list[list[float]]) -> None:
+    samples = [sample(reward, index) for index, rewards in enumerate(groups) for reward in rewards]
+    expected = [(reward - fmean(rewards)) / (stdev(rewards) + 1e-6) for rewards in groups for reward in rewards]
+    assert normalized(samples) == pytest.approx(expected, rel=1e-6, abs=1e-6)

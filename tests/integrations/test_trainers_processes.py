@@ -6,12 +6,13 @@ import asyncio
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from shared_tools import until
 from trainers_tools import ended_quietly, fleet_of, settings_of
 
 from qreward.integrations.trainers import rewarder
@@ -117,32 +118,26 @@ while not os.path.exists(sys.argv[2]):  # until the fleet has them
     time.sleep(0.01)
 """
         begun = tmp_path / "begun"
-        watching = threading.Thread(target=_wait_for, args=(lambda: fleet.seen("judge-0").in_flight > 0, begun))
+
+        async def watch() -> None:
+            await until(lambda: fleet.seen("judge-0").in_flight > 0)
+            begun.touch()
+
+        watching = threading.Thread(target=asyncio.run, args=(watch(),))
         watching.start()
         ended_quietly(BEGIN + program, settings_of(fleet, tmp_path), json.dumps([ITEMS, RIGHT]), str(begun))
         watching.join()
         assert fleet.seen("judge-0").requests > 0
 
 
-def _wait_for(ready: Callable[[], bool], file: Path) -> None:
-    while not ready():
-        threading.Event().wait(0.01)
-    file.touch()
-
-
-def test_thirty_two_threads_share_one_loop(settings: Path) -> None:
+def test_threads_share_one_loop_and_are_served_beside_loops_of_other_threads(settings: Path) -> None:
     here = rewarder(deadline=20.0)
     with ThreadPoolExecutor(32) as threads:
+        loops = [threads.submit(asyncio.run, _many()) for _ in range(3)]
         found = list(threads.map(lambda item: here.score_blocking([item])[0].score(None), ITEMS * 4))
+        assert all(_rewards(each.result()) == RIGHT for each in loops)
     assert found == RIGHT * 4
     assert [thread.name for thread in threading.enumerate()].count("qreward-portal") == 1
-
-
-def test_loops_in_several_threads_and_blocking_calls_are_served_at_once(settings: Path) -> None:
-    with ThreadPoolExecutor(4) as threads:
-        loops = [threads.submit(asyncio.run, _many()) for _ in range(3)]
-        blocking = threads.submit(rewarder(deadline=20.0).score_blocking, ITEMS)
-        assert all(_rewards(each.result()) == RIGHT for each in [*loops, blocking])
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

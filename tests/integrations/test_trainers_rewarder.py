@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from adapter_fakes import FakeScorer, installed
+from shared_tools import each
 
 from qreward.errors import BadRequest, ConfigError, InvalidResponse, QRewardError, RequestTimeout
 from qreward.integrations.roll.rewards import metrics_of
@@ -32,32 +33,27 @@ class Deaf(FakeScorer):
         return Verdict(0.0, (Vote(0.0),))
 
 
-class Broken(FakeScorer):
-    """A user's scorer with a fault in its code."""
-
-    async def score(self, prompt: Any, response: Any, **fields: Any) -> Verdict:
-        raise KeyError("answer")
-
-
 async def test_a_scorer_of_the_users_needs_no_more_than_its_methods() -> None:
     scorer = FakeScorer()
     scored = await Rewarder(scorer, deadline=5.0, priority=3).score("2 + 2?", "0.25", reference="4", topic="sums")
-    assert scored.ok
-    assert scored.score(None) == 0.25
-    assert scored.reason == ""
+    assert (scored.ok, scored.score(None), scored.reason) == (True, 0.25, "")
     assert scorer.asked == [{"prompt": "2 + 2?", "response": "0.25", "reference": "4", "topic": "sums"}]
-    assert scorer.timeouts == [5.0]
+    assert (scorer.timeouts, scorer.priorities) == ([5.0], [3])
 
 
-async def test_a_scorer_that_keeps_no_deadline_is_left_a_little_after_it() -> None:
+async def test_a_scorer_that_keeps_no_deadline_is_left_a_little_after_it_and_at_once_with_its_caller() -> None:
     loop = asyncio.get_running_loop()
     begun = loop.time()
     scored, seconds = await Rewarder(Deaf(), deadline=5.0).score("p", "r"), loop.time() - begun
-    assert not scored.ok
     assert isinstance(scored.error, RequestTimeout)
     assert scored.reason == "RequestTimeout: no reward within 5 s"
-    assert scored.score(None) is None
+    assert (scored.ok, scored.score(None)) == (False, None)
     assert 5.0 <= seconds <= 6.001
+    task = asyncio.create_task(Rewarder(Deaf(), deadline=5.0).score("p", "r"))
+    await asyncio.sleep(1)
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
 
 
 async def test_a_failure_is_a_result_with_its_reason_and_raises_nothing() -> None:
@@ -81,9 +77,10 @@ async def test_tokens_are_counted_whatever_came_of_them() -> None:
     assert told["judge/tokens"] == 60.0
 
 
-async def test_a_fault_of_code_is_no_failure_of_a_judge() -> None:
-    with pytest.raises(KeyError, match="answer"):
-        await Rewarder(Broken(), deadline=5.0).score("p", "r")
+async def test_a_fault_of_code_and_settings_that_do_not_fit_the_data_are_no_failures_of_a_judge() -> None:
+    for error in (KeyError("answer"), ConfigError("the prompt names {rubric}, but the item has no 'rubric'")):
+        with pytest.raises(type(error)):
+            await Rewarder(FakeScorer(lambda _, error=error: error), deadline=5.0).score("p", "r")
 
 
 async def test_a_response_that_is_missing_is_a_failed_item_and_the_scorer_is_not_asked() -> None:
@@ -100,18 +97,11 @@ async def test_a_response_that_is_missing_is_a_failed_item_and_the_scorer_is_not
     assert len(scorer.asked) == 2
 
 
-def utf8(response: str) -> float:
-    return float(len(response.encode()))
-
-
-def number(response: str) -> float:
-    return float(response)
-
-
-@pytest.mark.parametrize(("reads", "bad", "kind"), [(utf8, "\ud83d", "UnicodeEncodeError"), (number, "one \ud83d", "ValueError")])
+@each("reads, bad, kind", [(lambda said: len(said.encode()), "\ud83d", "UnicodeEncodeError"), (float, "one \ud83d", "ValueError")])
 async def test_an_item_whose_text_the_scorer_cannot_take_fails_alone_and_is_logged(
     reads: Callable[[str], float], bad: str, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.clear()
     items = [{"prompt": "p", "response": response} for response in ("1", bad, bad, "2")]
     scored = await Rewarder(FakeScorer(reads), deadline=5.0).score_many(items)
     assert [each.ok for each in scored] == [True, False, False, True]
@@ -123,12 +113,6 @@ async def test_an_item_whose_text_the_scorer_cannot_take_fails_alone_and_is_logg
     caplog.text.encode()  # which a file takes
     assert [bool(record.exc_info) for record in caplog.records] == [True, False]  # the first shows where
     assert all(kind in record.getMessage() for record in caplog.records)
-
-
-async def test_settings_that_do_not_fit_the_data_are_raised_and_no_failure() -> None:
-    error = ConfigError("the prompt names {rubric}, but the item has no 'rubric'")
-    with pytest.raises(ConfigError, match="rubric"):
-        await Rewarder(FakeScorer(lambda _: error), deadline=5.0).score("p", "r")
 
 
 async def test_a_field_that_only_some_items_have_is_the_failure_of_the_others() -> None:
@@ -148,19 +132,12 @@ async def test_a_field_that_only_some_items_have_is_the_failure_of_the_others() 
     assert not (await made.score(**without)).ok  # also alone, as the settings are right for other items
 
 
-async def test_a_caller_that_is_cancelled_stops_the_scorer() -> None:
-    task = asyncio.create_task(Rewarder(Deaf(), deadline=5.0).score("p", "r"))
-    await asyncio.sleep(1)
-    task.cancel()
-    await asyncio.wait([task])
-    assert task.cancelled()
-
-
 async def test_many_are_scored_at_once_and_come_back_in_their_order() -> None:
-    items = [{"prompt": "p", "response": str(at / 100)} for at in range(100)]
-    scored, seconds = await Rewarder(FakeScorer(), deadline=5.0).score_many(items), asyncio.get_running_loop().time()
+    scorer, begun = FakeScorer(), asyncio.get_running_loop().time()
+    scored = await Rewarder(scorer, deadline=5.0).score_many({"prompt": "p", "response": str(at / 100)} for at in range(100))
     assert [each.score(None) for each in scored] == [at / 100 for at in range(100)]
-    assert seconds < 1
+    assert scorer.peak == 100
+    assert asyncio.get_running_loop().time() - begun < 1
 
 
 @pytest.mark.real_time
@@ -195,9 +172,9 @@ def test_a_failure_is_what_was_chosen_for_it_and_a_reward_is_what_was_scored() -
         failed = Scored(None, make("failed"), 1.0)
         assert failed.score(None) is None
         assert reward_of(failed, "default", "none") is None
-        for each in raising:
+        for chosen_and_default in raising:
             with pytest.raises(make) as raised:
-                reward_of(failed, *each)
+                reward_of(failed, *chosen_and_default)
             assert raised.value is failed.error
     scored = Scored(Verdict(0.0, (Vote(0.0),)), None, 0.1)
     assert [reward_of(scored, on_failure, "raise") for on_failure in ("none", "raise", "default", -1.0)] == [0.0] * 4

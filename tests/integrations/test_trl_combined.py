@@ -33,21 +33,14 @@ async def some(completions: list[str], **given: Any) -> list[float | None]:
     return [None if completion == "1" else float("nan") if completion == "2" else 10.0 for completion in completions]
 
 
-async def test_a_completion_that_the_judge_could_not_score_has_no_reward_whatever_others_say(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_completion_without_one_of_its_rewards_has_none_whatever_others_say(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch)
     made = combined(reward(SETTINGS), lengths, weights=[1.0, 0.5], name="total")
     assert made.__name__ == "total"
     assert await called(made, "1", "late", "0.5") == [1.5, None, 2.0]
-
-
-async def test_none_and_nan_of_any_function_leave_the_completion_out() -> None:
-    assert await called(combined(lengths, some), "1", "2", "345") == [None, None, 13.0]
-
-
-async def test_each_function_is_logged_under_the_name_that_trl_would_give_it() -> None:
     told: dict[str, float] = {}
-    await called(combined(lengths, some), "1", "345", log_metric=told.__setitem__)
-    assert told == {"rewards/lengths/mean": 2.0, "rewards/some/mean": 10.0}
+    assert await called(combined(lengths, some), "1", "2", "345", log_metric=told.__setitem__) == [None, None, 13.0]
+    assert told == {"rewards/lengths/mean": pytest.approx(5 / 3), "rewards/some/mean": 10.0}
 
 
 async def test_a_rank_without_a_value_logs_the_names_that_the_others_log_for_trl_waits_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,23 +123,19 @@ async def error_of(ask: Callable[[], Any]) -> str:
     return ""
 
 
-async def test_plain_functions_run_in_threads_and_get_all_that_trl_gives() -> None:
+async def test_plain_functions_run_in_threads_with_all_that_trl_gives_and_objects_are_awaited() -> None:
     seen: dict[str, Any] = {}
 
     def noting(prompts: Any, completions: Any, completion_ids: Any, **given: Any) -> list[float]:
         seen.update(given, main=threading.current_thread() is threading.main_thread(), ids=completion_ids)
         return [0.0]
 
+    class Instance:
+        async def __call__(self, completions: list[str], **given: Any) -> list[float]:
+            return [2.0] * len(completions)
+
     await called(combined(noting), "a", solution=["4"], trainer_state="state")
     assert seen == {"solution": ["4"], "trainer_state": "state", "main": False, "ids": [[1]]}
-
-
-class Instance:
-    async def __call__(self, completions: list[str], **given: Any) -> list[float]:
-        return [2.0] * len(completions)
-
-
-async def test_an_object_that_is_called_and_awaited_is_taken_as_trl_takes_it() -> None:
     told: dict[str, float] = {}
     assert await called(combined(Instance()), "a", log_metric=told.__setitem__) == [2.0]
     assert told == {"rewards/Instance/mean": 2.0}
@@ -155,10 +144,9 @@ async def test_an_object_that_is_called_and_awaited_is_taken_as_trl_takes_it() -
 async def test_too_few_rewards_and_wrong_weights_are_errors() -> None:
     with pytest.raises(ValueError, match="'few' returned 1 rewards for 2 completions"):
         await called(combined(lengths, few), "a", "b")
-    with pytest.raises(ValueError, match="2 functions and 1 weights"):
-        combined(lengths, some, weights=[1.0])
-    with pytest.raises(ValueError, match="0 functions"):
-        combined()
+    for functions, weights, said in (((lengths, some), [1.0], "2 functions and 1 weights"), ((), None, "0 functions")):
+        with pytest.raises(ValueError, match=said):
+            combined(*functions, weights=weights)
 
 
 def few(**given: Any) -> list[float]:

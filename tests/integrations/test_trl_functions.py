@@ -45,17 +45,11 @@ class Trainer:
         return await function(prompts=asked, completions=completions, completion_ids=[[1]] * len(completions), **columns, **given)
 
 
-def is_async_for_trl(function: Any) -> bool:
-    """The rule of version 1.10; that of 1.16 takes all that this one takes."""
-    return inspect.iscoroutinefunction(function)
-
-
 def test_contract_trl_takes_the_functions_for_coroutine_functions_and_logs_them_by_name(scorer: FakeScorer) -> None:
     made = reward(SETTINGS, name="correctness")
-    assert is_async_for_trl(made)
     assert made.__name__ == "correctness"
-    assert is_async_for_trl(judge_reward)
-    assert is_async_for_trl(functools.partial(judge_reward, settings="reward.yaml"))
+    for function in (made, judge_reward, functools.partial(judge_reward, settings="reward.yaml")):
+        assert inspect.iscoroutinefunction(function)  # the rule of version 1.10; that of 1.16 takes all that this one takes
 
 
 async def test_contract_a_call_of_the_trainer_gives_a_reward_for_each_completion_in_order(scorer: FakeScorer) -> None:
@@ -129,25 +123,17 @@ class NeedsReference(FakeScorer):
         return await super().score(prompt, response, **given)
 
 
-async def test_a_row_whose_reference_is_none_fails_alone_even_if_no_row_before_it_had_a_reference() -> None:
+async def test_a_row_whose_reference_is_none_fails_alone_but_no_column_for_it_is_a_wrong_setting() -> None:
     for columns, given in (({}, "solution"), ({"reference": "gold"}, "gold")):
         made, trainer = reward(judge=NeedsReference(), columns=columns), Trainer()
         assert await trainer.call(made, ["1", "0.5"], **{given: [None, None]}) == [None, None]
         assert await trainer.call(made, ["1", "0.5"], **{given: ["a", None]}) == [1.0, None]
-        assert [reason.startswith("ConfigError: the prompt names {reference}") for reason in trainer.extra["judge_error"]] == [
-            True,
-            True,
-            False,
-            True,
-        ]
+        named = [reason.startswith("ConfigError: the prompt names {reference}") for reason in trainer.extra["judge_error"]]
+        assert named == [True, True, False, True]
     made = reward(judge=NeedsReference(), on_failure=-1.0)
     assert await Trainer().call(made, ["1"], answer=[None]) == [-1.0]
-
-
-async def test_data_without_any_column_for_the_reference_is_a_wrong_setting() -> None:
-    made = reward(judge=NeedsReference(), on_failure=-1.0)
     with pytest.raises(ConfigError, match="reference"):
-        await Trainer().call(made, ["1", "0.5"], other=["a", "b"])
+        await Trainer().call(reward(judge=NeedsReference(), on_failure=-1.0), ["1", "0.5"], other=["a", "b"])
 
 
 async def test_a_judge_of_ones_own_takes_the_place_of_settings() -> None:

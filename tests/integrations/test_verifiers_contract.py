@@ -16,10 +16,10 @@ from adapter_fakes import SETTINGS
 from adapter_fakes import installed as installed_scorer
 from openai.types.chat import ChatCompletion
 from pydantic import BaseModel
+from shared_tools import completion
 from trainers_tools import fleet_of, settings_of
 from verifiers_stub import Trace
 
-from qreward.client import QRewardClient
 from qreward.errors import ConfigError, InvalidResponse, QRewardError, RequestTimeout
 from qreward.integrations.trainers.rewarder import close_all
 from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency, SyntheticJudge
@@ -65,10 +65,14 @@ def test_nothing_of_verifiers_is_imported_before_a_name_is_asked_for() -> None:
         _ = ours.FleetJugde
 
 
-def test_contract_complete_has_the_signature_that_verifiers_calls(adapter: Any) -> None:
+def test_contract_complete_has_the_signature_that_verifiers_calls_and_the_base_classes_are_checked(adapter: Any) -> None:
     ours, theirs = (list(inspect.signature(cls.complete).parameters.values()) for cls in (adapter.FleetJudge, verifiers_stub.Judge))
     assert [(each.name, each.kind) for each in ours] == [(each.name, each.kind) for each in theirs]
     assert inspect.iscoroutinefunction(adapter.FleetJudge.complete)
+    with pytest.raises(ConfigError, match="takes a FleetJudgeConfig"):
+        adapter.FleetJudge(verifiers_stub.JudgeConfig())
+    with pytest.raises(ConfigError, match="DecisionJudge posts to an evaluations API by itself"):
+        type("FleetDecisionJudge", (adapter.FleetJudge, verifiers_stub.DecisionJudge), {})
 
 
 async def test_contract_thirty_two_calls_go_through_one_client_at_once_and_are_recorded_as_usual(
@@ -117,37 +121,27 @@ async def test_contract_sampling_and_the_requests_own_settings_reach_the_server(
         await judge.complete(messages, extra_query={"a": "b"})
 
 
-async def test_a_failed_judge_never_becomes_a_score(adapter: Any, client_file: Path, fleet: FakeFleet) -> None:
-    fleet.set("judge-0", faults=Faults(error_500=1.0), latency=Latency())
-    trace = Trace()
-    with pytest.raises(QRewardError):
-        await judge_of(adapter, fleet=client_file, deadline=1).evaluate(trace=trace, answer=1, response=1)
-    assert trace.calls == []
-
-
-async def test_an_answer_that_cannot_be_parsed_raises_and_is_recorded_for_it_was_paid(
+async def test_a_failed_judge_never_becomes_a_score_and_what_was_paid_is_recorded(
     adapter: Any, client_file: Path, fleet: FakeFleet
 ) -> None:
-    fleet.set("judge-0", responder=lambda messages: "I cannot say")
-    trace = Trace()
-    with pytest.raises(json.JSONDecodeError):
-        await judge_of(adapter, fleet=client_file).evaluate(trace=trace, answer=1, response=1)
-    assert trace.calls[0]["response"]["text"] == "I cannot say"
+    async def refused(kind: type[Exception], said: str, judge: Any) -> list[Any]:
+        trace = Trace()
+        with pytest.raises(kind, match=said):
+            await judge.evaluate(trace=trace, answer=1, response=1)
+        return [call["response"]["text"] for call in trace.calls]
 
-
-async def test_an_answer_that_is_not_whole_raises_and_is_recorded_for_it_was_paid(adapter: Any, client_file: Path) -> None:
-    class Client:
+    class Cut:
         async def chat_completion(self, messages: Any, model: str, **settings: Any) -> Any:
-            message = {"role": "assistant", "content": '{"score": 1}'}
-            choice = {"index": 0, "finish_reason": "length", "message": message}
-            whole = {"id": "c", "object": "chat.completion", "created": 1, "model": model, "choices": [choice]}
-            return ChatCompletion.model_validate(whole)
+            return ChatCompletion.model_validate(completion('{"score": 1}', choices=[choice]))
 
-    judge, trace = judge_of(adapter, fleet=client_file), Trace()
-    judge.client = Client()
-    with pytest.raises(InvalidResponse, match="not whole: finish_reason 'length'"):
-        await judge.evaluate(trace=trace, answer=1, response=1)
-    assert trace.calls[0]["response"]["text"] == '{"score": 1}'
+    choice = {"index": 0, "finish_reason": "length", "message": {"role": "assistant", "content": '{"score": 1}'}}
+    judge = judge_of(adapter, fleet=client_file)
+    judge.client = Cut()
+    assert await refused(InvalidResponse, "not whole: finish_reason 'length'", judge) == ['{"score": 1}']
+    fleet.set("judge-0", responder=lambda messages: "I cannot say")
+    assert await refused(json.JSONDecodeError, "Expecting value", judge_of(adapter, fleet=client_file)) == ["I cannot say"]
+    fleet.set("judge-0", faults=Faults(error_500=1.0), latency=Latency())
+    assert await refused(QRewardError, "500", judge_of(adapter, fleet=client_file, deadline=1)) == []
 
 
 class Opinion(BaseModel):
@@ -180,46 +174,30 @@ def test_a_schema_is_strict_all_the_way_down(adapter: Any) -> None:
 
 def test_without_a_fleet_the_judges_own_endpoint_is_one(adapter: Any, monkeypatch: pytest.MonkeyPatch, client_file: Path) -> None:
     (endpoint,) = judge_of(adapter, base_url="http://127.0.0.1:9/v1", headers={"X-Team": "a"}).client.config.endpoints
-    assert (endpoint.base_url, endpoint.models) == ("http://127.0.0.1:9/v1", ("*",))
-    assert list(endpoint.headers) == ["X-Team"]
+    assert (endpoint.base_url, endpoint.models, list(endpoint.headers)) == ("http://127.0.0.1:9/v1", ("*",), ["X-Team"])
     monkeypatch.setenv("QREWARD_CONFIG", str(client_file))
     assert adapter.FleetJudgeConfig().fleet == client_file
-    with pytest.raises(ConfigError, match="takes a FleetJudgeConfig"):
-        adapter.FleetJudge(verifiers_stub.JudgeConfig())
 
 
-async def test_contract_a_legacy_judge_rubric_gets_its_answer_from_the_client_as_from_an_sdk(client_file: Path) -> None:
-    async def main() -> str:
-        async with QRewardClient.from_config(client_file) as judge_client:
-            asked = [{"role": "user", "content": "Reference answer: 4\nCandidate answer: 4"}]
-            answer: Any = judge_client.chat.completions.create(model="judge-7b", messages=asked, temperature=0.0, max_tokens=64)
-            answer = await answer if inspect.isawaitable(answer) else answer  # as its maybe_await does
-            return str(answer.choices[0].message.content)
-
-    assert json.loads(await main())["score"] == 1
+def reward_judge(adapter: Any, folder: Path, settings: dict[str, Any], **config: Any) -> Any:
+    """One with a settings file of its own."""
+    file = folder / f"reward{len(list(folder.iterdir()))}.json"
+    file.write_text(json.dumps(settings), encoding="utf-8")
+    return adapter.RewardJudge(adapter.RewardJudgeConfig(settings=file, **config))
 
 
 async def test_a_rollout_is_scored_by_an_adapters_settings_and_a_failure_is_no_zero(
     adapter: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    scorer = installed_scorer(monkeypatch)
-
-    def judge(name: str, view: str = "last_reply", **changes: Any) -> Any:
-        file = tmp_path / name
-        file.write_text(json.dumps({**SETTINGS, **changes}), encoding="utf-8")
-        return adapter.RewardJudge(adapter.RewardJudgeConfig(settings=file, view=view))
-
-    task = verifiers_stub.TaskData()
-    assert await judge("a.json").score(task, Trace("0.5")) == 0.5
-    assert {name: scorer.asked[0][name] for name in ("prompt", "response", "reference")} == {
-        "prompt": "2 + 2?",
-        "response": "0.5",
-        "reference": "4",
-    }
+    scorer, task = installed_scorer(monkeypatch), verifiers_stub.TaskData()
+    judge = reward_judge(adapter, tmp_path, SETTINGS)
+    assert await judge.score(task, Trace("0.5")) == 0.5
+    assert scorer.asked[0].items() >= {"prompt": "2 + 2?", "response": "0.5", "reference": "4"}.items()
     with pytest.raises(RequestTimeout):
-        await judge("a.json").score(task, Trace("no number"))
-    assert await judge("c.json", on_failure=0.0).score(task, Trace("no number")) == 0.0
-    assert await judge("d.json", view="full_trace", on_failure=-1.0).score(task, Trace("no number")) == -1.0
+        await judge.score(task, Trace("no number"))
+    for chosen, view in ((0.0, "last_reply"), (-1.0, "full_trace")):
+        judge = reward_judge(adapter, tmp_path, {**SETTINGS, "on_failure": chosen}, view=view)
+        assert await judge.score(task, Trace("no number")) == chosen
     assert scorer.asked[-1]["response"].startswith("user: 2 + 2?")
 
 
@@ -251,12 +229,10 @@ async def test_settings_that_verifiers_cannot_use_are_refused_with_its_configura
 async def test_what_a_scorer_answered_is_recorded_with_its_tokens_also_if_it_was_no_verdict(
     adapter: Any, fleet: FakeFleet, tmp_path: Path
 ) -> None:
-    settings = json.loads(settings_of(fleet, tmp_path).read_text(encoding="utf-8"))
-    file = tmp_path / "votes.json"
-    file.write_text(json.dumps({**settings, "judge": {**settings["judge"], "samples": 2}}), encoding="utf-8")
-    judge = adapter.RewardJudge(adapter.RewardJudgeConfig(settings=file, name="grade"))
+    settings, task = json.loads(settings_of(fleet, tmp_path).read_text(encoding="utf-8")), verifiers_stub.TaskData()
+    judge = reward_judge(adapter, tmp_path, {**settings, "judge": {**settings["judge"], "samples": 2}}, name="grade")
     trace = Trace("4")
-    assert await judge.score(verifiers_stub.TaskData(), trace) == 1.0
+    assert await judge.score(task, trace) == 1.0
     first, second = trace.calls
     assert first["name"] == second["name"] == "grade"
     assert first["request"] == {"model": "judge-7b", "prompt": "2 + 2?", "response": "4", "reference": "4"}
@@ -267,26 +243,16 @@ async def test_what_a_scorer_answered_is_recorded_with_its_tokens_also_if_it_was
     fleet.set("judge-0", responder=lambda messages: "I cannot say")
     trace = Trace("4")
     with pytest.raises(InvalidResponse):
-        await judge.score(verifiers_stub.TaskData(), trace)
+        await judge.score(task, trace)
     (failed,) = trace.calls
-    assert failed["request"]["model"] == "judge-7b"
-    assert (failed["response"]["text"], failed["response"]["parsed"]) == ("", None)
+    assert (failed["request"]["model"], failed["response"]["text"], failed["response"]["parsed"]) == ("judge-7b", "", None)
     assert failed["response"]["usage"]["prompt_tokens"] > 0
 
     fleet.set("judge-0", faults=Faults(error_500=1.0))
-    hasty = tmp_path / "hasty.json"
-    hasty.write_text(json.dumps({**settings, "deadline": 0.5}), encoding="utf-8")
     trace = Trace("4")
     with pytest.raises(QRewardError):
-        await adapter.RewardJudge(adapter.RewardJudgeConfig(settings=hasty)).score(verifiers_stub.TaskData(), trace)
+        await reward_judge(adapter, tmp_path, {**settings, "deadline": 0.5}).score(task, trace)
     assert trace.calls == []
-
-
-def test_a_judge_that_sends_its_own_requests_is_not_taken_for_one_that_asks_the_fleet(adapter: Any) -> None:
-    with pytest.raises(ConfigError, match="DecisionJudge posts to an evaluations API by itself"):
-
-        class FleetDecisionJudge(adapter.FleetJudge, verifiers_stub.DecisionJudge):  # type: ignore[misc]
-            pass
 
 
 async def test_the_decision_judge_asks_the_fleet_for_a_decision_and_records_it(adapter: Any, tmp_path: Path) -> None:

@@ -28,10 +28,6 @@ class RewardManagerBase:
         self.tokenizer = tokenizer
         self.compute_score = compute_score
 
-    @classmethod
-    def assemble_rm_scores(cls, data: Any, scores: list[float]) -> list[float]:
-        return scores
-
 
 @pytest.fixture
 def scorer(monkeypatch: pytest.MonkeyPatch) -> FakeScorer:
@@ -92,19 +88,15 @@ def manager_of(config: Any, **given: Any) -> Any:
     return kind(config=config, tokenizer=Tokenizer(), compute_score=None, **given)
 
 
-async def test_contract_the_manager_scores_the_last_sequence_with_its_prompt(scorer: FakeScorer) -> None:
+async def test_contract_the_manager_is_one_of_verls_and_scores_the_last_sequence_with_its_prompt(scorer: FakeScorer) -> None:
     asked = [{"role": "user", "content": "2 + 2?"}]
     data = Data([sequence("9"), sequence("0.5", 3, raw_prompt=asked, reward_model={"ground_truth": "4"}, extra_info={"index": 1})])
-    result = await manager_of(verl_config(), reward_router_address=None, reward_model_tokenizer=None).run_single(data)
+    manager = manager_of(verl_config(), reward_router_address=None, reward_model_tokenizer=None)
+    assert isinstance(manager, RewardManagerBase)
+    result = await manager.run_single(data)
     assert result["reward_score"] == 0.5
     assert list(result["reward_extra_info"]) == ["score", "judge_ok", "judge_error", "judge_seconds", "judge_tokens"]
     assert [(each["prompt"], each["response"], each["reference"]) for each in scorer.asked] == [(asked, "0.5", "4")]
-
-
-def test_contract_the_manager_is_a_subclass_of_verls_and_has_its_class_method(scorer: FakeScorer) -> None:
-    kind = adapter.QRewardManager
-    assert issubclass(kind, RewardManagerBase)
-    assert kind.assemble_rm_scores(Data([]), [1.0]) == [1.0]
 
 
 def test_the_manager_is_not_loaded_with_the_package_for_verl_may_not_be_there() -> None:
@@ -112,11 +104,6 @@ def test_the_manager_is_not_loaded_with_the_package_for_verl_may_not_be_there() 
     assert callable(adapter.compute_score)
     with pytest.raises(AttributeError, match="nothing"):
         _ = adapter.nothing  # type: ignore[attr-defined]
-
-
-def test_wrong_settings_show_when_the_manager_is_made(scorer: FakeScorer) -> None:
-    with pytest.raises(ConfigError, match="on_failure: none is not possible with verl"):
-        manager_of(verl_config(on_failure="none"))
 
 
 async def test_a_failed_judge_ends_the_managers_sample_unless_a_number_was_chosen(scorer: FakeScorer) -> None:
@@ -135,7 +122,9 @@ async def test_columns_of_the_data_of_extra_info_and_of_tools_can_be_named(score
     assert scorer.asked[0].items() >= {"depth": 3, "uid": "u1", "tool": "calculator"}.items()
 
 
-def test_another_function_beside_the_manager_is_refused_and_ours_is_not(scorer: FakeScorer) -> None:
+def test_wrong_settings_and_another_function_are_refused_when_the_manager_is_made(scorer: FakeScorer) -> None:
+    with pytest.raises(ConfigError, match="on_failure: none is not possible with verl"):
+        manager_of(verl_config(on_failure="none"))
     with pytest.raises(ConfigError, match="does not call a reward function"):
         manager_of(verl_config("/my/rewards.py"))
     for path in ("pkg://qreward.integrations.verl", "pkg://qreward/integrations/verl"):

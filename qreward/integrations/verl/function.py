@@ -36,6 +36,7 @@ ADAPTER = Adapter(
 )
 
 _SETTINGS = [CONFIG, *RewardConfig.model_fields]
+_KNOWN = HOSTS.union(_SETTINGS)
 _log = logging.getLogger(__name__)
 _CONFIGS: dict[str, RewardConfig] = {}
 _WARNED: set[str] = set()
@@ -109,9 +110,9 @@ def settings_of(given: Mapping[str, Any], kind: str = "vllm") -> RewardConfig:
     ours = {name: plain(value) for name, value in given.items() if name in _SETTINGS and value is not None}
     router = given.get(ROUTER)
     key = json.dumps([ours, str(router), kind], sort_keys=True, default=repr)
+    _check_names(given.keys() - _KNOWN)  # not only at the first call: the key has no unknown arguments
     known = _CONFIGS.get(key)
     if known is None:
-        _check_names(given.keys() - set(_SETTINGS) - HOSTS)
         known = _read(ours)
         if known.client is None and router:
             endpoint = {"base_url": f"http://{router}/v1", "name": "verl-router", "kind": kind, "proxy": ""}

@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from engine_tools import MODEL, FakeWire, chat, client_of, now, on_virtual_time
+from engine_tools import MODEL, FakeWire, chat, client_of, on_virtual_time
 
 from qreward import Endpoint, Limits, QRewardClient
 from qreward.engine.driver import LoopDriver
@@ -98,11 +98,6 @@ async def test_without_probes_there_is_no_task_and_no_timer() -> None:
     assert wire.looks == []
 
 
-async def test_a_wire_that_cannot_probe_is_not_asked_to() -> None:
-    async with client_of(FakeWire(), [endpoint("a", 1.0)], timeout=60) as client:
-        assert await ask(client) == "re: ?"
-
-
 async def fails(_: str) -> ProbeResult:
     raise RuntimeError("a look that breaks")
 
@@ -131,52 +126,6 @@ async def test_a_probe_under_way_ends_with_the_client() -> None:
     await client.aclose()
     await asyncio.sleep(0)
     assert len(asyncio.all_tasks()) == 1
-
-
-def returned_after(probe: float | None) -> tuple[float, int, int]:
-    """Seconds from a return until the first request, requests to the dead, and failed calls."""
-
-    async def test() -> tuple[float, int, int]:
-        wire = ProbedWire()
-        client = client_of(wire, [endpoint("a", probe), endpoint("b")], timeout=60)
-        client._runtime.engine.scheduler.rng.seed(1)
-        failed = 0
-
-        async def call() -> None:
-            nonlocal failed
-            try:
-                await ask(client)
-            except ConnectionFailed:
-                failed += 1
-
-        async def load() -> None:
-            while True:
-                await asyncio.gather(*(call() for _ in range(12)))
-
-        async with client:
-            task = asyncio.create_task(load())
-            await asyncio.sleep(10.0)
-            wire.gone.add("a")
-            await asyncio.sleep(40.05)
-            to_the_dead = sum(name == "a" and at >= 10.0 for name, _, at in wire.sent)
-            wire.gone.clear()
-            back = now()
-            await asyncio.sleep(20.0)
-            task.cancel()
-            await asyncio.wait([task])
-        return min(at for name, _, at in wire.sent if name == "a" and at >= back) - back, to_the_dead, failed
-
-    result: tuple[float, int, int] = on_virtual_time(test)
-    return result
-
-
-def test_a_return_is_noticed_within_one_probe_and_the_dead_endpoint_is_hardly_sent_to_meanwhile() -> None:
-    late, tries, _ = returned_after(None)
-    soon, fewer, failed = returned_after(0.5)
-    assert soon <= 0.5 + 0.01
-    assert fewer < tries
-    assert failed == 0
-    assert late > 0.5, "without looks it takes longer: else this shows nothing"
 
 
 def test_one_loop_probes_an_endpoint_and_always_the_same_until_it_is_late() -> None:

@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from engine_tools import MODEL, FakeWire, chat, client_of, on_virtual_time
+from engine_tools import MODEL, FakeWire, chat, client_of, now
 
 from qreward import Endpoint, Limits, QRewardClient
 from qreward.engine.driver import LoopDriver
@@ -21,6 +21,8 @@ from qreward.scheduler.outcome import Failure, FailureKind, ProbeResult
 from qreward.scheduler.scheduler import Scheduler
 from qreward.scheduler.state import make_source
 from qreward.settings.policies import Retry
+
+CALLER: ContextVar[str] = ContextVar("CALLER", default="none")
 
 
 class ProbedWire(FakeWire):
@@ -40,7 +42,7 @@ class ProbedWire(FakeWire):
 
     async def look(self, endpoint: Any) -> ProbeResult:
         self.looks.append((endpoint.name, round(asyncio.get_running_loop().time(), 2)))
-        assert not self.closed
+        assert (self.closed, CALLER.get()) == (0, "none"), "a probe does not run in the context of a caller"
         if self._look is not None:
             return await self._look(endpoint.name)
         return ProbeResult(ready=endpoint.name not in self.gone)
@@ -52,6 +54,7 @@ def endpoint(name: str, probe: float | None = None, **settings: Any) -> Endpoint
 
 
 async def ask(client: QRewardClient) -> Any:
+    CALLER.set("a caller")
     return await client.chat_completion(chat("?"), MODEL)
 
 
@@ -107,25 +110,36 @@ async def hangs(_: str) -> ProbeResult:
     raise AssertionError
 
 
-@pytest.mark.parametrize("trouble", [fails, hangs])
-async def test_probes_that_fail_or_hang_hurt_no_call_and_go_on(trouble: Callable[[str], Awaitable[ProbeResult]]) -> None:
-    wire = ProbedWire(trouble)
-    async with client_of(wire, [endpoint("a", 1.0)], timeout=60) as client:
-        for _ in range(30):
-            assert await ask(client) == "yes"
-            await asyncio.sleep(1.0)
-    times = [at for _, at in wire.looks]
-    apart = [after - before for before, after in pairwise(times)]
-    least, most = (1.0, 1.0) if trouble is fails else (TIMEOUT, TIMEOUT + 1.0)
-    assert least - 0.1 <= min(apart) <= max(apart) <= most + 0.1
+async def test_probes_that_fail_or_hang_hurt_no_call_go_on_and_end_with_the_client() -> None:
+    for trouble, least, most in ((fails, 1.0, 1.0), (hangs, TIMEOUT, TIMEOUT + 1.0)):
+        wire = ProbedWire(trouble)
+        async with client_of(wire, [endpoint("a", 1.0)], timeout=60) as client:
+            for _ in range(30):
+                assert await ask(client) == "yes"
+                await asyncio.sleep(1.0)
+        apart = [after - before for (_, before), (_, after) in pairwise(wire.looks)]
+        assert least - 0.1 <= min(apart) <= max(apart) <= most + 0.1, trouble
+        await asyncio.sleep(0)
+        assert len(asyncio.all_tasks()) == 1, trouble
 
 
-async def test_a_probe_under_way_ends_with_the_client() -> None:
-    client = client_of(ProbedWire(hangs), [endpoint("a", 1.0)], timeout=60)
-    await ask(client)
-    await client.aclose()
-    await asyncio.sleep(0)
-    assert len(asyncio.all_tasks()) == 1
+async def test_an_endpoint_that_is_gone_is_not_sent_to_and_its_return_is_noticed_within_one_probe() -> None:
+    wire = ProbedWire()
+    async with client_of(wire, [endpoint("a", 0.5), endpoint("b")], timeout=60) as client:
+
+        async def requests_to_a(seconds: float) -> list[float]:
+            count, until = len(wire.sent), now() + seconds
+            while now() < until:
+                await asyncio.gather(*(ask(client) for _ in range(12)))
+            return [at for name, _, at in wire.sent[count:] if name == "a"]
+
+        assert await requests_to_a(3)
+        wire.gone.add("a")
+        await requests_to_a(2)
+        assert await requests_to_a(3) == []
+        wire.gone.clear()
+        back = now()
+        assert min(await requests_to_a(3)) - back <= 0.5 + 0.11
 
 
 def test_one_loop_probes_an_endpoint_and_always_the_same_until_it_is_late() -> None:
@@ -152,14 +166,11 @@ def test_one_loop_probes_an_endpoint_and_always_the_same_until_it_is_late() -> N
 
 
 def test_a_probe_sets_the_size_of_a_prefix_cache_unless_it_is_configured() -> None:
-    now = [0.0]
-    engine = ProbingEngine(Scheduler(Retry(), Random(0)), FakeWire, clock=lambda: now[0])
-    source = make_source("a", Random(0), Limits())
+    sizes, source = [], make_source("a", Random(0), Limits())
     source.handle = endpoint("a", 1.0)
+    engine = ProbingEngine(Scheduler(Retry(), Random(0)), FakeWire)
     engine.watch_over(lambda: [source])
-    sizes = []
     for at, configured in enumerate([None, None, 5_000]):
-        now[0] = 10.0 + at
         if configured:
             source.prefix_cache.set_capacity(configured)
         engine.claim("a round")  # type: ignore[arg-type]
@@ -221,21 +232,3 @@ async def test_an_endpoint_added_or_changed_live_is_looked_at_from_then_on() -> 
         wire.looks.clear()
         await asyncio.sleep(5.0)
         assert wire.looks == []
-
-
-def test_a_probe_does_not_run_in_the_context_of_the_first_caller() -> None:
-    mark: ContextVar[str] = ContextVar("mark", default="none")
-    seen: list[str] = []
-
-    async def note(_: str) -> ProbeResult:
-        seen.append(mark.get())
-        return ProbeResult()
-
-    async def test() -> None:
-        async with client_of(ProbedWire(note), [endpoint("a", 1.0)], timeout=60) as client:
-            mark.set("the caller's")
-            await ask(client)
-            await asyncio.sleep(3.5)
-
-    on_virtual_time(test)
-    assert seen == ["none"] * 4

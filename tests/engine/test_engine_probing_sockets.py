@@ -163,20 +163,6 @@ def test_the_models_are_below_the_apis_path_and_the_rest_beside_it_and_the_key_g
     asyncio.run(test())
 
 
-def test_the_metrics_of_a_large_server_are_read_without_the_rest_of_them() -> None:
-    async def test() -> None:
-        histogram = "".join(f'vllm:time_to_first_token_seconds_bucket{{le="{number}"}} {number}\n' for number in range(5000))
-        load = '# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{engine="0"} 7\nvllm:num_requests_waiting{engine="0"} 2\n'
-
-        async def answers(_: web.BaseRequest) -> web.Response:
-            return web.Response(text=histogram + load + histogram)
-
-        async with server(answers) as url:
-            assert told(await probed(Endpoint(f"{url}/v1", kind="vllm", proxy=""))) == (True, 7, 2, None)
-
-    asyncio.run(test())
-
-
 def test_a_client_with_probes_uses_a_server_again_when_it_is_back_and_loses_nothing() -> None:
     async def test() -> None:
         judges = [FakeEndpoint(name, kind="vllm", api_key=KEY, latency=Latency(base=0.005)) for name in ("a", "b")]

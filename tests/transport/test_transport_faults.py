@@ -191,7 +191,7 @@ async def test_a_port_that_is_not_listened_on_was_certainly_not_reached(engine: 
         async with transport_of(engine, f"http://127.0.0.1:{taken.getsockname()[1]}/v1", api_key="key-of-mine") as transport:
             with pytest.raises(TransportError, match="no connection") as caught:
                 await send(transport, way)
-            assert (caught.value.sent, caught.value.local, caught.value.__context__) == (False, False, None)
+            assert (caught.value.sent, caught.value.local, caught.value.__cause__, caught.value.__context__) == (False, False, None, None)
 
 
 def test_the_same_endpoint_serves_two_loops_one_after_the_other_and_a_forked_child() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import Counter
 from typing import Any
 
@@ -107,38 +106,3 @@ async def test_an_urgent_batch_overtakes_one_that_came_before() -> None:
         high = asyncio.ensure_future(client.batch_chat_completion([chat(f"high {number}") for number in range(20)], MODEL, priority="high"))
         await asyncio.gather(low, high)
     assert [prompt.startswith("high") for prompt in wire.prompts] == [False] * 6 + [True] * 20 + [False] * 14
-
-
-async def test_nothing_is_lost_while_the_fleet_changes_at_random() -> None:
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
-    names = "abcdef"
-
-    async def erratic(name: str, prompt: str) -> Any:
-        await asyncio.sleep(rng.uniform(0, 0.5))
-        return broken(name) if rng.random() < 0.05 else f"re: {prompt}"
-
-    async def meddle(client: QRewardClient) -> None:
-        while True:
-            await asyncio.sleep(rng.uniform(0, 0.3))
-            name, there = rng.choice(names), client.stats()
-            if name not in there:
-                client.add_endpoint(endpoints({name: rng.randint(1, 6)})[0])
-            elif name != "a":  # one stays
-                change = rng.choice([client.remove_endpoint, client.mark_unhealthy, client.mark_healthy])
-                change(name)
-            else:
-                client.register_model_route("judge-*", [*rng.sample(sorted({*there} - {"a"}), len(there) // 2), "a"])
-
-    async with client_of(FakeWire(erratic), {"a": 3}) as client:
-        meddling = asyncio.ensure_future(meddle(client))
-        batches = await asyncio.gather(*(begin(client, 400, timeout=None) for _ in range(3)))
-        meddling.cancel()
-        await asyncio.wait([meddling])
-        assert meddling.cancelled(), meddling.exception()
-    for batch in batches:
-        assert len(batch) == 400
-        assert all(result.ok or result.attempts for result in batch), seed
-        assert batch.stats.ok > 390
-        assert batch.texts() == [f"re: {index}" if index not in batch.errors else None for index in range(400)]

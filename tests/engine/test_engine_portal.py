@@ -181,30 +181,6 @@ def test_a_second_interrupt_does_not_wait_for_work_that_will_not_end_nor_does_cl
     assert waited == [seconds]
 
 
-def test_an_interrupt_in_one_thread_leaves_the_work_of_the_others() -> None:
-    started, go_on = threading.Event(), asyncio.Event()
-
-    async def other() -> str:
-        started.set()
-        await asyncio.wait_for(go_on.wait(), 30)
-        return "done"
-
-    async def mine() -> None:
-        interrupt()
-        await asyncio.sleep(60)
-
-    async def release() -> None:
-        go_on.set()
-
-    with ThreadPoolExecutor(1) as pool:
-        theirs = pool.submit(portal().call, other)
-        assert started.wait(30)
-        with pytest.raises(KeyboardInterrupt):
-            portal().call(mine)
-        portal().call(release)
-        assert theirs.result(30) == "done"
-
-
 @pytest.mark.parametrize("where", ["task", "callback"])
 def test_a_system_exit_in_the_loop_ends_what_is_under_way_and_the_portal(where: str, caplog: pytest.LogCaptureFixture) -> None:
     work, mine = Work(), Portal()

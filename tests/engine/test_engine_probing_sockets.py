@@ -12,7 +12,7 @@ import httpx
 import pytest
 from aiohttp import web
 
-from qreward import Endpoint, Limits, QRewardClient
+from qreward import Endpoint, QRewardClient
 from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import CHAT
 from qreward.codecs.rewards.registry import SCORE
@@ -104,28 +104,6 @@ def test_a_server_that_is_gone_is_not_ready_and_a_broken_setup_says_nothing() ->
     asyncio.run(test())
 
 
-def test_what_a_status_says_of_readiness() -> None:
-    expected = {
-        "vllm": {200: True, 503: False, 500: False, 404: None, 401: None},
-        "openai": {200: True, 502: False, 404: None, 401: None, 429: None},
-    }
-    status = 200
-
-    async def answers(_: web.BaseRequest) -> web.Response:
-        return web.Response(status=status, text="{}", content_type="application/json")
-
-    async def test() -> dict[str, dict[int, bool | None]]:
-        nonlocal status
-        found: dict[str, dict[int, bool | None]] = {kind: {} for kind in expected}
-        async with server(answers) as url:
-            for kind, statuses in expected.items():
-                for status in statuses:
-                    found[kind][status] = (await probed(Endpoint(f"{url}/v1", kind=kind, proxy=""))).ready
-        return found
-
-    assert asyncio.run(test()) == expected
-
-
 def test_what_a_server_says_of_itself_is_asked_anew_after_it_was_not_ready() -> None:
     state = {"status": 200, "most": 8}
 
@@ -159,31 +137,6 @@ def test_the_models_are_below_the_apis_path_and_the_rest_beside_it_and_the_key_g
                 asked.clear()
                 await probed(Endpoint(url + base, kind=kind, api_key=KEY, proxy=""))  # type: ignore[arg-type]
                 assert asked[0] == ("GET", path, f"Bearer {KEY}")
-
-    asyncio.run(test())
-
-
-def test_a_client_with_probes_uses_a_server_again_when_it_is_back_and_loses_nothing() -> None:
-    async def test() -> None:
-        judges = [FakeEndpoint(name, kind="vllm", api_key=KEY, latency=Latency(base=0.005)) for name in ("a", "b")]
-        async with FakeFleet(judges) as fleet:
-            few = Limits(max_concurrency=4)  # so that a batch needs both
-            with_probes = [each.model_copy(update={"probe": 0.05, "limits": few}) for each in fleet.endpoints]
-            async with QRewardClient(with_probes) as client:
-
-                async def serves(name: str) -> None:
-                    before = fleet.seen(name).requests
-                    while fleet.seen(name).requests == before:
-                        batch = await client.batch_chat_completion([[{"role": "user", "content": "?"}]] * 20, "m")
-                        assert not batch.errors
-
-                await serves("a")
-                fleet.kill("a")
-                while client.stats()["a"].state.obstacle != "out of service after failures":  # type: ignore[union-attr]
-                    await serves("b")
-                fleet.revive("a")
-                async with asyncio.timeout(60):
-                    await serves("a")
 
     asyncio.run(test())
 

@@ -335,6 +335,9 @@ async def test_nothing_is_lost_while_configurations_change_at_random() -> None:
                 wanted = some_config()
                 client.reload(wanted)
                 assert client.config.endpoints == wanted.endpoints
+                client.add_endpoint(endpoint("more", rng.randint(1, 4)))
+                await asyncio.sleep(rng.uniform(0, 0.2))
+                client.remove_endpoint("more")
 
         meddling = asyncio.ensure_future(meddle())
         batches = await asyncio.gather(*(begin(client, 300, timeout=None) for _ in range(3)))

@@ -57,17 +57,6 @@ async def test_the_tokens_of_all_streams_come_as_they_arrive_each_streams_in_ord
             assert (await heard(nothing), len(await nothing.results())) == ([], 0)
 
 
-async def test_nothing_is_sent_or_read_before_it_is_begun() -> None:
-    wire, read = StreamWire(), list[int]()
-    async with client_of(wire) as client:
-        stream = ask(client, lazily(5, read))
-        await asyncio.sleep(1)
-        assert (wire.sent, read) == ([], [])
-        async with stream:
-            await asyncio.sleep(0.1)
-            assert len(wire.sent) == 4
-
-
 @pytest.mark.parametrize("source", [lazily, lazily_awaited])
 @pytest.mark.parametrize("most", [1, 3, 100])
 async def test_no_more_streams_are_under_way_than_wanted_and_the_input_is_read_as_needed(source: Any, most: int) -> None:

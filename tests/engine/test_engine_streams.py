@@ -338,15 +338,6 @@ async def leave_by_break(stream: Any) -> None:
         break
 
 
-async def leave_by_error(stream: Any) -> None:
-    async def fail() -> None:
-        async for token in stream:
-            raise KeyError(token)
-
-    with pytest.raises(KeyError):
-        await fail()
-
-
 async def leave_by_aclose(stream: Any) -> None:
     await anext(stream.chunks())
     await stream.aclose()
@@ -386,7 +377,6 @@ async def after(seconds: float, what: Any) -> Any:
 async def test_leaving_early_closes_the_request_and_frees_its_slot() -> None:
     for way in (
         leave_by_break,
-        leave_by_error,
         leave_by_aclose,
         leave_by_with,
         leave_by_cancel,

@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from shared_tools import PATIENCE, completion, each
+from shared_tools import completion, each
 from transport_server import Connection, Request, Server, always, answer, transport_of
 
 from qreward.codecs.base import TransportError
@@ -20,7 +20,7 @@ from qreward.errors import ConfigError
 from qreward.settings.policies import Endpoint, Limits, Timeouts
 from qreward.testing.virtual_time import run_in_virtual_time
 from qreward.transport import aiohttp_backend as aiohttp_transport
-from qreward.transport.aiohttp_backend import CONNECTS_AT_ONCE, AiohttpTransport, GatedConnector, translate
+from qreward.transport.aiohttp_backend import AiohttpTransport, GatedConnector, translate
 
 PATH = "/chat/completions"
 OK = answer(completion())
@@ -30,28 +30,6 @@ _create_connection = aiohttp.TCPConnector._create_connection
 def test_the_private_hook_of_aiohttp_that_limits_new_connections_is_still_there() -> None:
     assert inspect.iscoroutinefunction(_create_connection)
     assert list(inspect.signature(_create_connection).parameters) == ["self", "req", "traces", "timeout"]
-
-
-async def test_few_connections_are_opened_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    opening, most, full = 0, 0, asyncio.Event()
-
-    async def watched(*args: Any) -> Any:
-        nonlocal opening, most
-        opening += 1
-        most = max(most, opening)
-        if opening == CONNECTS_AT_ONCE:
-            asyncio.get_running_loop().call_later(0.02, full.set)  # time in which one too many would show
-        async with asyncio.timeout(PATIENCE):
-            await full.wait()
-        try:
-            return await _create_connection(*args)
-        finally:
-            opening -= 1
-
-    monkeypatch.setattr(aiohttp.TCPConnector, "_create_connection", watched)
-    async with Server(always(OK)) as server, transport_of("aiohttp", server.url) as transport:
-        await asyncio.gather(*(transport.post(PATH, b"{}") for _ in range(3 * CONNECTS_AT_ONCE)))
-    assert most == CONNECTS_AT_ONCE
 
 
 async def test_nothing_is_kept_of_responses_that_are_over() -> None:

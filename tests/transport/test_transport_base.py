@@ -11,7 +11,7 @@ import httpx
 import httpx2
 import pytest
 from shared_tools import PATIENCE, completion, each
-from stream_tools import END, START, begun, piece
+from stream_tools import begun
 from transport_server import (
     CERTIFICATE,
     ENGINES,
@@ -220,29 +220,6 @@ async def test_nothing_is_sent_after_closing(engine: str, way: str) -> None:
             await send(transport, way)
         assert caught.value.sent is False
     assert len(server.requests) == 1
-
-
-@each("engine", ENGINES)
-async def test_a_server_that_is_faster_than_its_reader_waits(engine: str) -> None:
-    """Otherwise the memory of a slow reader would grow with whatever a server sends."""
-    sent, flood = 0, piece(b"x" * 65536)
-
-    async def script(_: Request, connection: Connection) -> None:
-        nonlocal sent
-        await connection.send(START)
-        for _number in range(400):
-            await connection.send(flood)
-            sent += 1
-        await connection.send(END)
-
-    async with Server(script) as server, transport_of(engine, server.url) as transport:
-        stream = await transport.stream(PATH, b"{}")
-        before = -1
-        while sent > before or not sent:
-            before = sent
-            await asyncio.sleep(0.05)
-        assert 0 < sent < 300
-        assert len(await rest_of(stream)) == 65536 * 400
 
 
 @each("streamed, script", [(False, hang), (False, begun(b"data: 1\n\n", hang)), (True, begun(b"data: 1\n\n", hang))])

@@ -10,6 +10,7 @@ import pytest
 from engine_tools import MODEL, FakeWire, ask, broken, chat, chats, client_of, endpoints
 
 from qreward import CircuitOpen, NoEndpoint, QRewardClient
+from qreward.engine.fleet import MAX_MODELS
 from qreward.engine.snapshots import load_of
 
 
@@ -106,3 +107,10 @@ async def test_an_urgent_batch_overtakes_one_that_came_before() -> None:
         high = asyncio.ensure_future(client.batch_chat_completion([chat(f"high {number}") for number in range(20)], MODEL, priority="high"))
         await asyncio.gather(low, high)
     assert [prompt.startswith("high") for prompt in wire.prompts] == [False] * 6 + [True] * 20 + [False] * 14
+
+
+def test_the_models_that_a_route_remembers_are_bounded_since_their_names_come_from_callers() -> None:
+    fleet = QRewardClient(endpoints({"a": 1}))._runtime.fleet
+    for number in range(MAX_MODELS + 50):
+        pool = fleet.pool(f"model-{number}")
+    assert len(pool.models) == MAX_MODELS

@@ -11,6 +11,7 @@ from engine_tools import MODEL, FakeWire, chat, chats, client_of, now
 
 from qreward import CircuitOpen, DeadlineExceeded, Endpoint, RequestTimeout
 from qreward.engine.batch import MOST_AT_ONCE
+from qreward.engine.driver import TURNS
 from qreward.errors import ConnectionFailed
 from qreward.scheduler.outcome import Failure, FailureKind
 from qreward.scheduler.state import READ_AHEAD
@@ -148,3 +149,15 @@ async def test_streams_of_a_batch_fail_together_where_no_endpoint_is_alive() -> 
         assert 5 <= now() - began < 9  # with three at a time it takes longer to find out
         assert (len(batch), len(batch.errors)) == (3000, 3000)
         assert {type(error) for error in batch.errors.values()} <= {RequestTimeout, ConnectionFailed}
+
+
+async def test_endpoints_that_answer_at_once_do_not_block_the_loop() -> None:
+    async def at_once(_: str, prompt: str) -> str:
+        return f"re: {prompt}"
+
+    for kind, items in OPENERS.items():
+        turns = Turns()
+        async with client_of(FakeWire(at_once), {"a": 4}) as client:
+            batch = await client.batch_chat_completion(items([chat("x")] * MANY), MODEL, on_result=turns.count)
+        assert batch.stats.ok == MANY
+        assert turns.most <= 4 * TURNS, kind

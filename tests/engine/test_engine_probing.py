@@ -7,6 +7,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from itertools import pairwise
+from math import inf
 from random import Random
 from typing import Any
 
@@ -15,7 +16,7 @@ from engine_tools import MODEL, FakeWire, chat, client_of, now
 
 from qreward import Endpoint, Limits, QRewardClient
 from qreward.engine.driver import LoopDriver
-from qreward.engine.probing import LATE, TIMEOUT, ProbingEngine
+from qreward.engine.probing import LATE, LOST_AFTER, TIMEOUT, ProbingEngine
 from qreward.errors import ConnectionFailed
 from qreward.scheduler.outcome import Failure, FailureKind, ProbeResult
 from qreward.scheduler.scheduler import Scheduler
@@ -163,6 +164,37 @@ def test_one_loop_probes_an_endpoint_and_always_the_same_until_it_is_late() -> N
     assert [claimed(by, 11.0) for by in (second, first, second)] == [False, True, False]
     assert [claimed(by, 12.0 + LATE) for by in (second, first)] == [True, False], "the first was late"
     assert claimed(first, 13.0 + LATE) is False
+
+
+def test_probes_are_made_together_if_they_are_nearly_due_and_one_that_never_reports_is_taken_for_lost() -> None:
+    now, sources = [10.0], [make_source(name, Random(0), Limits()) for name in "ab"]
+    for source in sources:
+        source.handle = endpoint(source.name, 1.0)
+    known = sources[:1]
+    engine = ProbingEngine(Scheduler(Retry(), Random(0)), FakeWire, clock=lambda: now[0])
+    engine.watch_over(lambda: known)
+    me: Any = "a round"
+
+    def claimed(at: float) -> tuple[str, float]:
+        now[0] = at
+        found, wake = engine.claim(me)
+        return "".join(source.name for source in found), round(wake, 3)
+
+    def reported() -> None:
+        for source in known:
+            engine.seen(source, ProbeResult())
+
+    assert claimed(10.0) == ("a", 11.0)
+    reported()
+    known.append(sources[1])
+    assert claimed(10.08) == ("b", 11.0)
+    reported()
+    assert claimed(10.85) == ("", 11.0), "none is nearly due"
+    assert claimed(11.0) == ("ab", 12.0), "b is due in a moment, so both are probed now"
+    assert claimed(11.0 + LOST_AFTER - 0.1)[0] == "", "they are still under way"
+    assert claimed(11.0 + LOST_AFTER)[0] == "ab"
+    known.clear()
+    assert claimed(40.0) == ("", inf)
 
 
 def test_a_probe_sets_the_size_of_a_prefix_cache_unless_it_is_configured() -> None:

@@ -41,9 +41,15 @@ def expected(count: int) -> list[str]:
 
 
 async def test_results_are_in_the_order_of_the_input_whatever_the_order_of_the_answers() -> None:
-    wire, finished = FakeWire(random_seconds), []
+    wire, finished, seen = FakeWire(random_seconds), list[int](), list[Any]()
     async with client_of(wire, {"a": 3, "b": 5}) as client:
         batch = await client.batch_chat_completion(chats(100), MODEL, on_result=lambda result: finished.append(result.index))
+        again = await client.batch_chat_completion(
+            chats(100), MODEL, keep_results=False, on_result=lambda result: seen.append((result.index, result.text))
+        )
+    assert (len(again), again.stats.items, again.stats.ok, again.stats.failed) == (0, 100, 100, 0)
+    assert sorted(seen) == list(enumerate(expected(100)))
+    wire.sent = wire.sent[:100]
     assert batch.texts() == expected(100)
     assert [result.index for result in batch] == list(range(100))
     assert finished != sorted(finished)
@@ -180,17 +186,6 @@ async def test_an_on_result_that_raises_stops_the_batch_and_what_is_done_comes_b
     assert len(wire.sent) < 20  # what was under way has been finished, nothing more was begun
     assert wire.cancelled == []
     assert len(told) == 6
-
-
-async def test_without_keeping_results_only_the_statistics_come_back() -> None:
-    seen = []
-    async with client_of(FakeWire(), {"a": 8}) as client:
-        batch = await client.batch_chat_completion(
-            chats(200), MODEL, keep_results=False, on_result=lambda result: seen.append((result.index, result.text))
-        )
-    assert len(batch) == 0
-    assert (batch.stats.items, batch.stats.ok, batch.stats.failed) == (200, 200, 0)
-    assert sorted(seen) == [(number, f"re: {number}") for number in range(200)]
 
 
 async def test_at_the_deadline_what_is_done_comes_back_and_the_rest_is_cancelled() -> None:

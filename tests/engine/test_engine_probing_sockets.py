@@ -12,7 +12,7 @@ import httpx
 import pytest
 from aiohttp import web
 
-from qreward import Endpoint, QRewardClient
+from qreward import Endpoint, QRewardClient, Timeouts
 from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import CHAT
 from qreward.codecs.rewards.registry import SCORE
@@ -104,24 +104,30 @@ def test_a_server_that_is_gone_is_not_ready_and_a_broken_setup_says_nothing() ->
     asyncio.run(test())
 
 
-def test_what_a_server_says_of_itself_is_asked_anew_after_it_was_not_ready() -> None:
-    state = {"status": 200, "most": 8}
+@pytest.mark.real_time
+async def test_what_a_server_says_of_itself_is_asked_anew_after_it_was_not_ready_or_could_not_be_asked() -> None:
+    state: dict[str, Any] = {}
 
     async def answers(request: web.BaseRequest) -> web.Response:
+        if state["status"] is None:
+            assert request.transport is not None
+            request.transport.close()
+        if state["status"] == 0:
+            await over.wait()
         body = {"max_client_batch_size": state["most"]} if request.path == "/info" else {}
-        return web.json_response(body, status=state["status"])
+        return web.json_response(body, status=state["status"] or 200)
 
-    async def test() -> list[int | None]:
-        found = []
-        async with server(answers) as url:
-            endpoint, wire = Endpoint(url, kind="tei", proxy=""), HttpBackend()
-            for status, most in ((200, 8), (200, 9), (503, 9), (200, 16)):
-                state.update(status=status, most=most)
-                found.append((await wire.look(endpoint)).items)
-            await wire.aclose()
-        return found
-
-    assert asyncio.run(test()) == [8, 8, None, 16]
+    found, over = [], asyncio.Event()
+    async with server(answers) as url:
+        endpoint, wire = Endpoint(url, kind="tei", proxy=""), HttpBackend()
+        impatient = Endpoint(url, kind="tei", proxy="", timeouts=Timeouts(read=0.05))
+        for status, most in ((200, 8), (200, 9), (503, 9), (200, 16), (None, 16), (200, 20), (0, 20)):
+            state.update(status=status, most=most)
+            result = await wire.look(impatient if status == 0 else endpoint)
+            found.append((result.ready, result.items))
+        over.set()
+        await wire.aclose()
+    assert found == [(True, 8), (True, 8), (False, None), (True, 16), (None, None), (True, 20), (None, None)]
 
 
 def test_the_models_are_below_the_apis_path_and_the_rest_beside_it_and_the_key_goes_along() -> None:

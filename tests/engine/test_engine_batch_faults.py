@@ -140,8 +140,8 @@ async def test_what_closing_an_input_raises_is_told_beside_the_first_error_and_d
                 batch = asyncio.ensure_future(client.batch_chat_completion(make(None, 1000, closing), MODEL))
                 await asyncio.sleep(2.5)
                 batch.cancel()
-                (error,) = await asyncio.gather(batch, return_exceptions=True)
-                assert (type(error), leftovers(client)) == (expected, {}), (make, closing)
+                (found,) = await asyncio.gather(batch, return_exceptions=True)
+                assert (type(found), leftovers(client)) == (expected, {}), (make, closing)
     assert told == [KeyError, OSError] * 2
 
 

@@ -7,11 +7,13 @@ import contextlib
 import random
 from itertools import product
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from engine_tools import MODEL, FakeWire, ask, broken, chats, client_of, endpoints, leftovers, now
 
 from qreward import ClientClosed, DeadlineExceeded, QRewardClient, RequestError, RequestTimeout
+from qreward.engine.single import Single
 
 
 async def test_a_caller_that_is_cancelled_stops_its_request_and_gives_the_slot_back() -> None:
@@ -214,6 +216,15 @@ async def test_a_wire_that_raises_fails_the_item_and_nothing_else() -> None:
         assert isinstance(error.__cause__, WireBug)
         assert (error.endpoint, len(error.attempts)) == ("a", 1)
     assert len(wire.sent) == 11  # a bug is not tried again
+
+
+def test_a_hedge_that_is_sent_before_its_caller_has_begun_the_first_attempt_runs_beside_it() -> None:
+    driver: Any = Mock()
+    waiter, first, hedge = Single(driver), Mock(), Mock()
+    waiter.start(first)
+    waiter.start(hedge)
+    assert [call.args[0] for call in driver.spawn.call_args_list] == [hedge]
+    assert waiter._next is first
 
 
 async def test_a_wire_that_answers_although_it_was_cancelled_does_no_harm() -> None:

@@ -52,7 +52,7 @@ async def test_the_tokens_of_all_streams_come_as_they_arrive_each_streams_in_ord
         assert (batch.stats.ok, batch[3].usage.completion_tokens) == (10, 3)
         assert client.stats()["a"].won + client.stats()["b"].won == 10
         assert await heard(stream) == []
-        for empty in ([], iter([])):
+        for empty in (list[Any](), iter(list[Any]())):
             nothing = ask(client, empty)
             assert (await heard(nothing), len(await nothing.results())) == ([], 0)
 

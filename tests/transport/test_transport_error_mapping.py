@@ -300,12 +300,12 @@ def test_a_body_that_is_no_answer_shows_how_it_begins() -> None:
 
 
 def test_a_failure_tells_the_rate_limits_that_its_response_states_even_if_the_body_is_no_answer() -> None:
-    headers = {"x_ratelimit_limit_requests": "60", "x_ratelimit_remaining_requests": "7"}
-    found = [
-        failure(429, **headers),
-        *(of_body(error, **headers) for error in (EmbeddedError("odd"), Malformed("x"), Unfinished("length"))),
-    ]
-    assert [failure.limits and failure.limits.requests and failure.limits.requests.remaining for failure in found] == [7] * 4
+    headers: dict[str, Any] = {"x_ratelimit_limit_requests": "60", "x_ratelimit_remaining_requests": "7"}
+    found = [of_body(error, **headers) for error in (EmbeddedError("odd"), Malformed("x"), Unfinished("length"))]
+    for got in (failure(429, **headers), *found):
+        assert got.limits is not None
+        assert got.limits.requests is not None
+        assert got.limits.requests.remaining == 7
 
 
 HINTS: list[tuple[dict[str, str], float | None]] = [

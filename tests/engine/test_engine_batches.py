@@ -285,14 +285,23 @@ async def test_one_bad_item_fails_alone() -> None:
     assert len(wire.prompts) == 63
 
 
-async def test_a_failed_item_names_the_endpoint_of_its_last_attempt() -> None:
-    async def fails(name: str, _: str) -> Any:
-        return broken(name)
+async def test_a_result_says_where_it_comes_from_and_how_long_it_took() -> None:
+    async def script(name: str, prompt: str) -> Any:
+        await asyncio.sleep(2)
+        return broken(name) if prompt == "bad" else f"re: {prompt}"
 
-    async with client_of(FakeWire(fails), {"a": 1, "b": 1}, retry=Retry(attempts=2)) as client:
-        (result,) = await client.batch_chat_completion(chats(1), MODEL)
+    async with client_of(FakeWire(script), {"a": 1}) as client:
+        holding = asyncio.ensure_future(ask(client, "holds the slot"))
+        await asyncio.sleep(0.5)
+        batch = await client.batch_chat_completion(chats(3), MODEL)
+        await holding
+        assert [(each.endpoint, round(each.latency, 3)) for each in batch] == [("a", 2)] * 3
+        assert batch.stats.seconds == pytest.approx(7.5)
+    async with client_of(FakeWire(script), {"a": 1, "b": 1}, retry=Retry(attempts=2)) as client:
+        (result,) = await client.batch_chat_completion([chat("bad")], MODEL)
     first, last = (attempt.endpoint for attempt in result.attempts)
-    assert result.endpoint == last != first
+    assert (result.endpoint, result.latency) == (last, 0.0)
+    assert first != last
 
 
 async def test_nothing_is_sent_of_a_slow_async_input_after_on_result_has_raised() -> None:

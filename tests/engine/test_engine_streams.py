@@ -220,12 +220,19 @@ async def test_a_hedge_may_win_with_the_first_token_and_the_other_is_stopped() -
 
 async def test_a_first_token_of_a_request_that_another_thread_has_just_given_up_is_not_given_out() -> None:
     wire = StreamWire(lambda name, prompt: [1.0, "late"] if name == "a" else spoken(name, prompt))
-    async with client_of(wire, {"a": 1, "b": 1}) as client:
+    heard_of: list[Any] = []
+
+    class Observer:
+        def first_chunk(self, event: Any) -> None:
+            heard_of.append(event.endpoint)
+
+    async with client_of(wire, {"a": 1, "b": 1}, observers=[Observer()]) as client:
         reading = asyncio.ensure_future(heard_from_a_first(client, ask(client), 0.5))
         await asyncio.sleep(0.7)
         (attempt,) = client._runtime.fleet.sources()[0].attempts
         attempt.cancel_reason = CancelReason.OVERDUE  # and the command to cancel it has not reached this loop
         assert await reading == ["re", ": ", "hi"]
+    assert heard_of == ["b"]
 
 
 async def test_rate_limits_that_the_head_tells_are_heeded() -> None:
@@ -437,12 +444,15 @@ async def test_a_stream_that_waits_for_a_slot_or_has_not_begun_is_left_unsent() 
         await asyncio.sleep(0)
         async with ask(client, 1):
             pass
+        waits = ask(client, 3)
         unbegun = ask(client, 2)
         await unbegun.aclose()
         with pytest.raises(StreamInterrupted, match="left before"):
             await unbegun.final()
+        assert await waits.final() == "re: 3"
+        assert waits.result.queued == pytest.approx(3), "the seconds until it was sent"
         assert await first == "re: 0"
-        assert wire.prompts == ["0"]
+        assert wire.prompts == ["0", "3"]
 
 
 async def test_closing_the_client_ends_a_stream_after_what_has_come() -> None:

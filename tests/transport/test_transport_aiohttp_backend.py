@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from shared_tools import completion, each
+from shared_tools import PATIENCE, completion, each
 from transport_server import Connection, Request, Server, always, answer, transport_of
 
 from qreward.codecs.base import TransportError
@@ -69,6 +69,14 @@ def test_waiting_for_ones_turn_to_connect_counts_against_no_timeout(
     monkeypatch.setattr(aiohttp.TCPConnector, "_create_connection", slow)
     monkeypatch.setattr(aiohttp_transport, "CONNECTS_AT_ONCE", 1)
     run_in_virtual_time(test())
+
+
+async def test_an_idle_connection_is_closed_after_keepalive_seconds() -> None:
+    async with Server(always(OK)) as server, transport_of("aiohttp", server.url, keepalive=0.05) as transport:
+        await transport.post(PATH, b"{}")
+        async with asyncio.timeout(PATIENCE):
+            await server.connections[0].gone.wait()
+        assert (await transport.post(PATH, b"{}")).status == 200
 
 
 async def test_a_connection_that_does_not_open_in_time_was_certainly_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

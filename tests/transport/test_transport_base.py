@@ -40,11 +40,12 @@ MEGABYTES = bytes(range(256)) * 12_000
 
 @each("engine, way", itertools.product(ENGINES, WAYS))
 async def test_a_request_carries_body_key_and_headers_and_brings_back_status_headers_and_body(engine: str, way: str) -> None:
-    script = always(answer(b"up 1\n" * 50_000, status=418, x_request_id="r-1"))
+    script = always(answer(b"up 1\n" * 50_000, status=418, x_request_id="r-1", x_long="y" * 20_000))
     async with Server(script) as server, transport_of(engine, server.url, api_key="key-of-mine", headers={"X-Team": "red"}) as transport:
         reply = await send(transport, way, b'{"model":"m"}', {"X-Team": "blue", "X-Call": "7"})
         await send(transport, way, MEGABYTES)
     assert (reply.status, reply.body, reply.headers.get("X-Request-ID")) == (418, b"up 1\n" * 50_000, "r-1")
+    assert len(reply.headers.get("x-long") or "") == 20_000
     request, large = server.requests
     assert large.body == (b"" if way == "get" else MEGABYTES)
     method, body = ("GET", b"") if way == "get" else ("POST", b'{"model":"m"}')

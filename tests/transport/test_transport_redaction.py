@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import json
 import pickle
 import traceback
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
@@ -84,6 +86,7 @@ def _says(text: str) -> list[bytes]:
         answer(f"<p>{text}</p>".encode(), status=500),
         answer(f"<p>{text[:5]}<b></b>{text[5:]}</p>".encode(), status=500),
         answer(("x" * (290 - len(text)) + text * 3).encode(), status=500),
+        answer(f"<p>{html.escape(text)}</p>".encode(), status=500),
         answer(json.dumps(text).encode(), status=400),
         answer(told),
         answer({"error": text}),
@@ -116,7 +119,8 @@ def _check(outcome: Any, where: object) -> None:
     assert isinstance(error, QRewardError)
     with_trail(error, (AttemptRecord("gpu-0", outcome.kind.name, 0.1, None, str(error)),))
     shown = _shown(error) + repr(outcome)
-    spellings = {spelled for secret in ALL for spelled in (secret, json.dumps(secret)[1:-1], quote(secret), repr(secret)[1:-1])}
+    ways: list[Callable[[str], str]] = [str, lambda text: json.dumps(text)[1:-1], quote, html.escape, lambda text: repr(text)[1:-1]]
+    spellings = {way(secret) for secret in ALL for way in ways}
     assert not [spelled for spelled in spellings if spelled in shown], (where, shown)
     assert not any(secret[:-2] in shown for secret in ALL), ("cut off in the middle", where, shown)
 

@@ -144,9 +144,8 @@ async def test_closing_the_client_ends_batches_with_what_is_done_and_raises_in_s
     assert leftovers(client) == {}
     assert [type(answer) for answer in await asyncio.gather(*calls, return_exceptions=True)] == [ClientClosed] * 5
     results = await batch
-    assert results.texts()[:8] == [f"re: {number}" if number < 4 + 4 else None for number in range(8)]
-    assert (results.stats.ok, {type(error) for error in results.errors.values()}) == (8, {ClientClosed})
-    assert len(results) == 100
+    assert results.texts() == [*(f"re: {number}" for number in range(8)), *[None] * 92]
+    assert {type(error) for error in results.errors.values()} == {ClientClosed}
     assert sorted(wire.cancelled) == [f"single {number}" for number in range(4)], "single calls go first"
     assert (wire.closed, now()) == (1, 2.5)
 

@@ -183,19 +183,13 @@ def test_what_the_codes_of_servers_mean_where_the_status_says_nothing() -> None:
 
 
 EMBEDDED: list[tuple[Any, Meaning]] = [
-    ({"code": 429, "message": "Rate limited upstream"}, OVERLOADED),
     ({"code": "429", "message": "x"}, OVERLOADED),
     ("Too many requests, slow down", OVERLOADED),
     ({"code": 402, "message": "Insufficient credits"}, QUOTA),
-    ({"code": 502, "message": "Provider returned error"}, TRANSIENT),
-    ({"code": -1, "message": "x"}, TRANSIENT),
-    ({"message": "no code at all"}, TRANSIENT),
-    ("CUDA out of memory", TRANSIENT),
+    *((error, TRANSIENT) for error in ({"code": 502}, {"code": -1}, {"message": "no code at all"}, "CUDA out of memory", ["odd"], 7)),
     ({"code": 400, "message": "x"}, REFUSED),
     (TOO_LONG_TEXTS[0], TOO_LONG),
     ({"code": 401, "message": "x"}, WRONG_KEY),
-    (["odd"], TRANSIENT),
-    (7, TRANSIENT),
 ]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from itertools import pairwise
@@ -209,42 +208,6 @@ def test_a_probe_sets_the_size_of_a_prefix_cache_unless_it_is_configured() -> No
         engine.seen(source, ProbeResult(ready=True, cache_tokens=300_000 - 100_000 * at))
         sizes.append(source.prefix_cache.capacity)
     assert sizes == [300_000, 200_000, 5_000]
-
-
-def test_when_a_loop_ends_another_takes_its_probes_over() -> None:
-    looks: list[int] = []
-    begun, ended = threading.Barrier(2), threading.Event()
-
-    class Counted(ProbedWire):
-        async def look(self, endpoint: Any) -> ProbeResult:
-            looks.append(threading.get_ident())
-            return ProbeResult(ready=True)
-
-    client = QRewardClient([endpoint("a", 0.02)], backend_factory=Counted)
-
-    async def first() -> None:
-        await ask(client)
-        while not looks:  # noqa: ASYNC110 - it is looks that are waited for
-            await asyncio.sleep(0.01)
-        await asyncio.to_thread(begun.wait)
-        await client._runtime.engine.leave()
-        looks.clear()
-        ended.set()
-
-    async def second() -> None:
-        await asyncio.to_thread(begun.wait)
-        await ask(client)
-        await asyncio.to_thread(ended.wait)
-        async with asyncio.timeout(60):
-            while len(looks) < 3:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-        await client.aclose()
-
-    thread = threading.Thread(target=lambda: asyncio.run(first()))
-    thread.start()
-    asyncio.run(second())
-    thread.join()
-    assert set(looks) == {threading.get_ident()}
 
 
 async def test_an_endpoint_added_or_changed_live_is_looked_at_from_then_on() -> None:

@@ -41,9 +41,15 @@ def expected(count: int) -> list[str]:
 
 
 async def test_results_are_in_the_order_of_the_input_whatever_the_order_of_the_answers() -> None:
-    wire, finished = FakeWire(random_seconds), []
+    wire, finished, seen = FakeWire(random_seconds), list[int](), list[Any]()
     async with client_of(wire, {"a": 3, "b": 5}) as client:
         batch = await client.batch_chat_completion(chats(100), MODEL, on_result=lambda result: finished.append(result.index))
+        again = await client.batch_chat_completion(
+            chats(100), MODEL, keep_results=False, on_result=lambda result: seen.append((result.index, result.text))
+        )
+    assert (len(again), again.stats.items, again.stats.ok, again.stats.failed) == (0, 100, 100, 0)
+    assert sorted(seen) == list(enumerate(expected(100)))
+    wire.sent = wire.sent[:100]
     assert batch.texts() == expected(100)
     assert [result.index for result in batch] == list(range(100))
     assert finished != sorted(finished)
@@ -117,58 +123,49 @@ async def test_input_is_read_no_faster_than_it_is_sent(kind: str) -> None:
     assert now() == 125  # 2000 items, 16 at once, a second each: reading never made the fleet wait
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_batch_that_is_cancelled_closes_its_input_and_stops_what_is_under_way(kind: str) -> None:
-    wire = FakeWire()
-    source = Source(wire, 10_000)
-    async with client_of(wire, {"a": 4}) as client:
-        batch = asyncio.ensure_future(client.batch_chat_completion(source.open(kind), MODEL))
-        await asyncio.sleep(2.5)
-        batch.cancel()
-        with pytest.raises(asyncio.CancelledError) as cancelled:
-            await batch
-        (note,) = cancelled.value.__notes__
-        assert note.startswith("8 items were done when the batch was given up; their results are lost; on_result receives")
-        assert source.closed
-        assert leftovers(client) == {}
-        await asyncio.sleep(0.1)
-    assert len(wire.sent) == 12
-    assert wire.cancelled == ["8", "9", "10", "11"]
-
-
-async def test_a_batch_that_is_cancelled_says_how_many_of_its_items_are_done() -> None:
-    async with client_of(FakeWire(), {"a": 4}) as client:
-        batch = asyncio.ensure_future(client.batch_chat_completion(chats(100), MODEL, on_result=lambda _: None))
-        await asyncio.sleep(2.5)
-        batch.cancel()
-        with pytest.raises(asyncio.CancelledError) as cancelled:
-            await batch
-    assert cancelled.value.__notes__ == ["8 of 100 items were done when the batch was given up; on_result received each of them"]
+async def test_a_batch_that_is_cancelled_closes_its_input_stops_what_is_under_way_and_says_how_much_is_done() -> None:
+    told: dict[str, Any] = {"on_result": lambda _: None}
+    for kind, settings, said in (
+        ("generator", {}, "8 items were done when the batch was given up; their results are lost; on_result receives each result at once"),
+        ("async generator", told, "8 items were done when the batch was given up; on_result received each of them"),
+        ("list", told, "8 of 9999 items were done when the batch was given up; on_result received each of them"),
+    ):
+        wire = FakeWire()
+        source = Source(wire, 9999)
+        async with client_of(wire, {"a": 4}) as client:
+            items = chats(9999) if kind == "list" else source.open(kind)
+            batch = asyncio.ensure_future(client.batch_chat_completion(items, MODEL, **settings))
+            await asyncio.sleep(2.5)
+            batch.cancel()
+            with pytest.raises(asyncio.CancelledError) as cancelled:
+                await batch
+            assert cancelled.value.__notes__ == [said]
+            assert source.closed or kind == "list"
+            assert leftovers(client) == {}
+            await asyncio.sleep(0.1)
+        assert (len(wire.sent), wire.cancelled) == (12, ["8", "9", "10", "11"]), kind
 
 
 class Unreadable(Exception):
     pass
 
 
-def raising_generator() -> Iterator[Any]:
-    yield from chats(50)
-    raise Unreadable("line 51 is broken")
+async def test_an_input_that_raises_is_told_after_what_was_read_is_done() -> None:
+    def raising() -> Iterator[Any]:
+        yield from chats(50)
+        raise Unreadable("line 51 is broken")
 
+    async def awaited() -> AsyncIterator[Any]:
+        for item in raising():
+            yield item
 
-async def raising_async_generator() -> AsyncIterator[Any]:
-    for item in chats(50):
-        yield item
-    raise Unreadable("line 51 is broken")
-
-
-@pytest.mark.parametrize("make", [raising_generator, raising_async_generator])
-async def test_an_input_that_raises_is_told_after_what_was_read_is_done(make: Any) -> None:
-    async with client_of(FakeWire()) as client:
-        with pytest.raises(BatchInterrupted, match=r"after 50 items \(Unreadable: line 51 is broken\)") as caught:
-            await client.batch_chat_completion(make(), MODEL)
-    assert isinstance(caught.value.__cause__, Unreadable)
-    assert isinstance(caught.value.results, BatchResult)
-    assert caught.value.results.texts() == expected(50)
+    for items in (raising(), awaited()):
+        async with client_of(FakeWire()) as client:
+            with pytest.raises(BatchInterrupted, match=r"after 50 items \(Unreadable: line 51 is broken\)") as caught:
+                await client.batch_chat_completion(items, MODEL)
+        assert isinstance(caught.value.__cause__, Unreadable)
+        assert isinstance(caught.value.results, BatchResult)
+        assert caught.value.results.texts() == expected(50)
 
 
 async def test_an_on_result_that_raises_stops_the_batch_and_what_is_done_comes_back() -> None:
@@ -189,17 +186,6 @@ async def test_an_on_result_that_raises_stops_the_batch_and_what_is_done_comes_b
     assert len(wire.sent) < 20  # what was under way has been finished, nothing more was begun
     assert wire.cancelled == []
     assert len(told) == 6
-
-
-async def test_without_keeping_results_only_the_statistics_come_back() -> None:
-    seen = []
-    async with client_of(FakeWire(), {"a": 8}) as client:
-        batch = await client.batch_chat_completion(
-            chats(200), MODEL, keep_results=False, on_result=lambda result: seen.append((result.index, result.text))
-        )
-    assert len(batch) == 0
-    assert (batch.stats.items, batch.stats.ok, batch.stats.failed) == (200, 200, 0)
-    assert sorted(seen) == [(number, f"re: {number}") for number in range(200)]
 
 
 async def test_at_the_deadline_what_is_done_comes_back_and_the_rest_is_cancelled() -> None:
@@ -252,18 +238,6 @@ async def test_at_the_deadline_every_item_of_a_sized_input_has_an_error_even_if_
     assert [result.index for result in batch] == list(range(5000))
 
 
-async def test_an_on_result_that_raises_at_the_deadline_leaves_the_unread_items_without_a_result() -> None:
-    def refuse(result: Result[Any]) -> None:
-        if not result.ok:
-            raise Unreadable("the disk is full")
-
-    async with client_of(FakeWire(), {"a": 4}) as client:
-        with pytest.raises(BatchInterrupted, match="the disk is full") as caught:
-            await client.batch_chat_completion(chats(1000), MODEL, deadline=2.5, on_result=refuse)
-    assert caught.value.results is not None
-    assert caught.value.results.stats.items < 1000
-
-
 async def test_a_batch_that_has_ended_is_not_kept_until_its_deadline() -> None:
     async def run(client: QRewardClient, way: str) -> weakref.ref[Any]:
         def on_result(_: Result[Any]) -> None:
@@ -290,33 +264,44 @@ async def test_a_batch_that_has_ended_is_not_kept_until_its_deadline() -> None:
 
 
 async def test_one_bad_item_fails_alone() -> None:
+    class Broken:
+        """A message object of a broken library."""
+
+        def model_dump(self, **_: Any) -> Any:
+            raise Unreadable("cannot be dumped")
+
     wire = FakeWire()
-    items: list[Any] = [chat(0), "no conversation", chat(2), [], chat(4), [{"content": "no role"}]]
+    items: list[Any] = [chat(0), "no conversation", chat(2), [], chat(4), [{"content": "no role"}], [Broken()]]
     async with client_of(wire) as client:
-        batch = await client.batch_chat_completion(items, MODEL)
-    assert batch.texts() == ["re: 0", None, "re: 2", None, "re: 4", None]
-    assert [str(error).partition(":")[0] for error in batch.errors.values()] == ["item 1", "item 3", "item 5"]
-    assert sorted(wire.prompts) == ["0", "2", "4"]
+        batch = await client.batch_chat_completion([*items, *chats(60)], MODEL)
+    assert batch.texts() == ["re: 0", None, "re: 2", None, "re: 4", None, None, *expected(60)]
+    assert [str(error).partition(":")[0] for error in batch.errors.values()] == [
+        "item 1",
+        "item 3",
+        "item 5",
+        "item 6 cannot be read (Unreadable",
+    ]
+    assert isinstance(batch.errors[6].__cause__, Unreadable)
+    assert len(wire.prompts) == 63
 
 
-async def test_a_failed_item_names_the_endpoint_of_its_last_attempt() -> None:
-    async def fails(name: str, _: str) -> Any:
-        return broken(name)
+async def test_a_result_says_where_it_comes_from_and_how_long_it_took() -> None:
+    async def script(name: str, prompt: str) -> Any:
+        await asyncio.sleep(2)
+        return broken(name) if prompt == "bad" else f"re: {prompt}"
 
-    async with client_of(FakeWire(fails), {"a": 1, "b": 1}, retry=Retry(attempts=2)) as client:
-        (result,) = await client.batch_chat_completion(chats(1), MODEL)
+    async with client_of(FakeWire(script), {"a": 1}) as client:
+        holding = asyncio.ensure_future(ask(client, "holds the slot"))
+        await asyncio.sleep(0.5)
+        batch = await client.batch_chat_completion(chats(3), MODEL)
+        await holding
+        assert [(each.endpoint, round(each.latency, 3)) for each in batch] == [("a", 2)] * 3
+        assert batch.stats.seconds == pytest.approx(7.5)
+    async with client_of(FakeWire(script), {"a": 1, "b": 1}, retry=Retry(attempts=2)) as client:
+        (result,) = await client.batch_chat_completion([chat("bad")], MODEL)
     first, last = (attempt.endpoint for attempt in result.attempts)
-    assert result.endpoint == last != first
-
-
-async def test_nothing_but_bad_items_from_an_endless_input_lets_the_loop_live() -> None:
-    def endless() -> Iterator[Any]:
-        while True:
-            yield "no conversation"
-
-    async with client_of(FakeWire()) as client:
-        batch = await client.batch_chat_completion(endless(), MODEL, keep_results=False, deadline=1e-8)  # ten turns of the loop
-    assert batch.stats.failed == batch.stats.items > 0
+    assert (result.endpoint, result.latency) == (last, 0.0)
+    assert first != last
 
 
 async def test_nothing_is_sent_of_a_slow_async_input_after_on_result_has_raised() -> None:

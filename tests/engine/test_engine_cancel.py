@@ -7,11 +7,13 @@ import contextlib
 import random
 from itertools import product
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from engine_tools import MODEL, FakeWire, ask, broken, chats, client_of, endpoints, leftovers, now
 
-from qreward import ClientClosed, DeadlineExceeded, QRewardClient, QRewardError, RequestError, RequestTimeout
+from qreward import ClientClosed, DeadlineExceeded, QRewardClient, RequestError, RequestTimeout
+from qreward.engine.single import Single
 
 
 async def test_a_caller_that_is_cancelled_stops_its_request_and_gives_the_slot_back() -> None:
@@ -27,31 +29,22 @@ async def test_a_caller_that_is_cancelled_stops_its_request_and_gives_the_slot_b
     assert now() == 1.5
 
 
-async def test_a_caller_that_once_ignored_a_cancel_is_not_taken_for_cancelled_now() -> None:
-    async def hangs(_: str, __: str) -> str:
-        await asyncio.sleep(100)
-        return "too late"
-
-    async def stubborn(client: Any) -> str:
+async def test_a_request_that_timed_out_leaves_its_caller_uncancelled_and_a_cancel_that_was_ignored_once_is_past() -> None:
+    async def stubborn(client: Any) -> int:
         with contextlib.suppress(asyncio.CancelledError):  # and no uncancel()
             await asyncio.sleep(10)
-        return str(await ask(client, 0, timeout=1))
+        me = asyncio.current_task()
+        assert me is not None
+        before = me.cancelling()
+        with pytest.raises(RequestTimeout):
+            await ask(client, 0, timeout=1)
+        return me.cancelling() - before
 
-    async with client_of(FakeWire(hangs)) as client:
+    async with client_of(FakeWire(seconds=100.0)) as client:
         caller = asyncio.ensure_future(stubborn(client))
         await asyncio.sleep(0)
         caller.cancel()
-        with pytest.raises(RequestTimeout):
-            await caller
-
-
-async def test_a_request_that_timed_out_leaves_its_caller_uncancelled() -> None:
-    me = asyncio.current_task()
-    assert me is not None
-    async with client_of(FakeWire(seconds=100.0)) as client:
-        with pytest.raises(RequestTimeout):
-            await ask(client, 0, timeout=1)
-        assert me.cancelling() == 0
+        assert (await caller, await stubborn(client)) == (0, 0)
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5])
@@ -122,59 +115,39 @@ def test_a_run_that_ends_in_the_middle_leaves_no_slot_taken() -> None:
         assert asyncio.run(again(client)) == [f"re: {number}" for number in range(6)], (turns, seconds)
 
 
-async def test_an_attempt_that_is_cancelled_from_outside_fails_its_item() -> None:
-    async with client_of(FakeWire()) as client:
+async def test_an_attempt_that_is_cancelled_from_outside_also_before_its_first_step_fails_its_item() -> None:
+    for early in (False, True):
+        client = client_of(FakeWire(), {"a": 2})
         batch = asyncio.ensure_future(client.batch_chat_completion(chats(3), MODEL))
-        await asyncio.sleep(0.5)
-        (attempt, *_) = asyncio.all_tasks() - {asyncio.current_task(), batch}
-        attempt.cancel()
-        results = await batch
+        begun: set[asyncio.Task[Any]] = set()
+        while not begun:
+            await asyncio.sleep(0 if early else 0.5)
+            begun = asyncio.all_tasks() - {asyncio.current_task(), batch}  # type: ignore[arg-type]
+        begun.pop().cancel()
+        await asyncio.wait([batch], timeout=60)
+        assert batch.done(), early  # closing would wait for an attempt of which nobody reports the end
         assert leftovers(client) == {}
-        (error,) = results.errors.values()
+        (error,) = batch.result().errors.values()
         assert isinstance(error, ClientClosed)
         assert "event loop was shut down" in str(error)
+        await client.aclose()
 
 
-async def test_an_attempt_that_is_cancelled_from_outside_before_its_first_step_fails_its_item_too() -> None:
-    client = client_of(FakeWire(), {"a": 2})
-    batch = asyncio.ensure_future(client.batch_chat_completion(chats(3), MODEL))
-    begun: set[asyncio.Task[Any]] = set()
-    while not begun:
-        await asyncio.sleep(0)
-        begun = asyncio.all_tasks() - {asyncio.current_task(), batch}  # type: ignore[arg-type]
-    begun.pop().cancel()
-    await asyncio.wait([batch], timeout=60)
-    assert batch.done()  # closing would wait for an attempt of which nobody reports the end
-    assert leftovers(client) == {}
-    assert [type(error) for error in batch.result().errors.values()] == [ClientClosed]
-    await client.aclose()
-
-
-async def test_closing_the_client_ends_a_batch_with_what_is_done() -> None:
+async def test_closing_the_client_ends_batches_with_what_is_done_and_raises_in_single_calls_sent_and_waiting() -> None:
     wire = FakeWire()
     client = client_of(wire, {"a": 4})
     batch = asyncio.ensure_future(client.batch_chat_completion(chats(100), MODEL))
-    await asyncio.sleep(2.5)
+    await asyncio.sleep(1.5)
+    calls = [asyncio.ensure_future(ask(client, f"single {number}")) for number in range(5)]
+    await asyncio.sleep(1)
     await client.aclose()
     assert leftovers(client) == {}
+    assert [type(answer) for answer in await asyncio.gather(*calls, return_exceptions=True)] == [ClientClosed] * 5
     results = await batch
     assert results.texts() == [*(f"re: {number}" for number in range(8)), *[None] * 92]
-    assert all(isinstance(error, ClientClosed) for error in results.errors.values())
-    assert sorted(wire.cancelled, key=int) == ["8", "9", "10", "11"]
-    assert wire.closed == 1
-    assert now() == 2.5
-
-
-async def test_closing_the_client_raises_in_single_calls_sent_and_waiting() -> None:
-    wire = FakeWire()
-    client = client_of(wire, {"a": 2})
-    calls = [asyncio.ensure_future(ask(client, number)) for number in range(5)]
-    await asyncio.sleep(0.5)
-    await client.aclose()
-    answers = await asyncio.gather(*calls, return_exceptions=True)
-    assert [type(answer) for answer in answers] == [ClientClosed] * 5
-    assert leftovers(client) == {}
-    assert sorted(wire.cancelled) == ["0", "1"]
+    assert {type(error) for error in results.errors.values()} == {ClientClosed}
+    assert sorted(wire.cancelled) == [f"single {number}" for number in range(4)], "single calls go first"
+    assert (wire.closed, now()) == (1, 2.5)
 
 
 async def test_a_closed_client_can_be_closed_again_and_refuses_work() -> None:
@@ -244,20 +217,13 @@ async def test_a_wire_that_raises_fails_the_item_and_nothing_else() -> None:
     assert len(wire.sent) == 11  # a bug is not tried again
 
 
-class Unreadable:
-    """A message object of a broken library."""
-
-    def model_dump(self, **_: Any) -> Any:
-        raise WireBug("cannot be dumped")
-
-
-async def test_an_item_whose_reading_raises_fails_alone() -> None:
-    items: list[Any] = [*chats(3), [Unreadable()], *chats(60)]
-    async with client_of(FakeWire(), {"a": 2}) as client:
-        batch = await client.batch_chat_completion(items, MODEL)
-    assert list(batch.errors) == [3]
-    assert isinstance(batch.errors[3], QRewardError)
-    assert isinstance(batch.errors[3].__cause__, WireBug)
+def test_a_hedge_that_is_sent_before_its_caller_has_begun_the_first_attempt_runs_beside_it() -> None:
+    driver: Any = Mock()
+    waiter, first, hedge = Single(driver), Mock(), Mock()
+    waiter.start(first)
+    waiter.start(hedge)
+    assert [call.args[0] for call in driver.spawn.call_args_list] == [hedge]
+    assert waiter._next is first
 
 
 async def test_a_wire_that_answers_although_it_was_cancelled_does_no_harm() -> None:

@@ -86,33 +86,23 @@ class Tracing:
         return prompt
 
 
-async def test_the_wire_sees_the_context_of_a_single_callers() -> None:
-    tracing = Tracing()
-
-    async def traced(number: int) -> None:
-        TRACE.set(f"caller {number}")
-        await ask(client, number)
-
-    async with client_of(FakeWire(tracing.script), {"a": 2}) as client:
-        await asyncio.gather(*(traced(number) for number in range(10)))
-    assert tracing.seen == {str(number): f"caller {number}" for number in range(10)}
-    assert TRACE.get() == "none"
-
-
-async def test_the_wire_sees_the_context_of_each_batchs_caller() -> None:
+async def test_the_wire_sees_the_context_of_each_caller() -> None:
     tracing = Tracing()
 
     async def traced(name: str) -> None:
         TRACE.set(name)
-        await client.batch_chat_completion([chat(f"{name}{number}") for number in range(20)], MODEL)
-        assert TRACE.get() == name
+        if name.isdecimal():
+            await ask(client, f"{name}!")
+        else:
+            await client.batch_chat_completion([chat(f"{name}{number}") for number in range(20)], MODEL)
+        assert TRACE.get() == name or name.isdecimal()  # a single call is carried out in its caller's own task
 
     async with client_of(FakeWire(tracing.script), {"a": 3, "b": 2}) as client:
-        await asyncio.gather(traced("x"), traced("y"))
-    assert len(tracing.seen) == 40
+        await asyncio.gather(*(traced(name) for name in ("x", "y", *map(str, range(10)))))
+    assert len(tracing.seen) == 50
     assert tracing.mixed == []  # requests under way together do not share a context
     for prompt, context in tracing.seen.items():
-        assert context.split(",")[0] == prompt[0]  # its own caller's, and never the other batch's
+        assert context.split(",")[0] == prompt[0]  # its own caller's, and never another's
 
 
 async def test_on_result_and_the_input_may_use_the_client() -> None:

@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 from engine_tools import MODEL, FakeWire, Said, ask, chats, client_of, endpoints, leftovers, prompt_of
+from stream_wire import StreamWire, heard
+from stream_wire import ask as stream_of
 
 from qreward import ClientClosed, QRewardClient, RequestTimeout, Retry, Timeouts
 from qreward.engine.background import run_in_background
@@ -155,55 +157,29 @@ def test_closing_in_one_thread_ends_the_work_of_the_others() -> None:
 
 def test_a_loop_that_is_closed_with_work_in_flight_gives_its_slots_back() -> None:
     for turns in (1, 2, 3, 8):
-        close_with_work_in_flight(turns)
-
-
-def close_with_work_in_flight(turns: int) -> None:
-    client = client_of(FakeWire(seconds=0.01), {"a": 2, "b": 1})
-    loop = asyncio.new_event_loop()
-
-    async def some_turns() -> None:
+        client = client_of(StreamWire(), {"a": 2, "b": 1})
+        loop = asyncio.new_event_loop()
+        abandoned: list[asyncio.Task[Any]] = [loop.create_task(client.batch_chat_completion(chats(9), MODEL))]
+        abandoned += [loop.create_task(ask(client, number)) for number in range(4)]
+        abandoned += [loop.create_task(heard(stream_of(client, number))) for number in range(4)]
+        abandoned.append(loop.create_task(heard(client.batch_stream_chat_completion(chats(9), MODEL))))
         for _ in range(turns):
-            await asyncio.sleep(0)
-
-    abandoned: list[asyncio.Task[Any]] = [loop.create_task(client.batch_chat_completion(chats(9), MODEL))]
-    abandoned += [loop.create_task(ask(client, number)) for number in range(4)]
-    loop.run_until_complete(some_turns())
-    for task in asyncio.all_tasks(loop):
-        task._log_destroy_pending = False  # type: ignore[attr-defined]  # on purpose here
-    loop.close()
-
-    async def again() -> Any:
-        async with client:
-            batch = await client.batch_chat_completion(chats(30), MODEL, timeout=20)
-            assert leftovers(client) == {}
-            return batch.texts()
-
-    assert asyncio.run(again()) == expected(30)
-    assert not any(task.done() for task in abandoned)
-
-
-def test_a_slot_that_falls_to_a_call_of_a_closed_loop_goes_to_the_next() -> None:
-    client = client_of(FakeWire(seconds=0.01), {"a": 1})
-    loop, closed = asyncio.new_event_loop(), asyncio.new_event_loop()
-
-    def begin(where: asyncio.AbstractEventLoop, number: int) -> asyncio.Task[Any]:
-        asking = where.create_task(ask(client, number, timeout=5))
-        where.run_until_complete(asyncio.sleep(0))
-        return asking
-
-    first, lost, last = begin(loop, 1), begin(closed, 2), begin(loop, 3)
-    lost._log_destroy_pending = False  # type: ignore[attr-defined]  # on purpose here
-    closed.close()
-    try:
-        assert loop.run_until_complete(asyncio.gather(first, last)) == ["re: 1", "re: 3"]
-        loop.run_until_complete(client.aclose())
-    finally:
+            loop.run_until_complete(asyncio.sleep(0))
+        for task in asyncio.all_tasks(loop):
+            task._log_destroy_pending = False  # type: ignore[attr-defined]  # on purpose here
         loop.close()
-    assert not lost.done()
+
+        async def again(client: QRewardClient = client) -> Any:
+            async with client:
+                batch = await client.batch_chat_completion(chats(3), MODEL, timeout=20)
+                assert leftovers(client) == {}
+                return batch.texts()
+
+        assert asyncio.run(again()) == expected(3), turns
+        assert not any(task.done() for task in abandoned)
 
 
-def test_what_waited_in_a_loop_that_was_closed_takes_no_place_in_the_queue() -> None:
+def test_a_call_of_a_closed_loop_takes_neither_a_slot_nor_a_place_in_the_queue() -> None:
     client = client_of(FakeWire(seconds=0.01), {"a": 1}, max_queued=1)
     busy, closed, last = asyncio.new_event_loop(), asyncio.new_event_loop(), asyncio.new_event_loop()
 
@@ -224,6 +200,48 @@ def test_what_waited_in_a_loop_that_was_closed_takes_no_place_in_the_queue() -> 
     finally:
         busy.close()
         last.close()
+    assert not lost.done()
+
+
+def test_a_slot_that_falls_to_a_call_of_a_closed_loop_goes_to_the_next() -> None:
+    client = client_of(FakeWire(seconds=0.01), {"a": 1})
+    loop, closed = asyncio.new_event_loop(), asyncio.new_event_loop()
+    asked = []
+    for where, number in ((loop, 1), (closed, 2), (loop, 3)):
+        asked.append(where.create_task(ask(client, number, timeout=5)))
+        where.run_until_complete(asyncio.sleep(0))
+    asked[1]._log_destroy_pending = False  # type: ignore[attr-defined]  # on purpose here
+    closed.close()
+    try:
+        assert loop.run_until_complete(asyncio.gather(asked[0], asked[2])) == ["re: 1", "re: 3"]
+        loop.run_until_complete(client.aclose())
+    finally:
+        loop.close()
+    assert not asked[1].done()
+
+
+async def test_a_task_in_the_background_reports_its_error_at_once_and_keeps_no_context_of_its_caller() -> None:
+    reported: list[dict[str, Any]] = []
+    variable: ContextVar[str] = ContextVar("variable", default="none")
+
+    async def fails() -> None:
+        raise OSError(f"not closed, with {variable.get()}")
+
+    async def waits() -> None:
+        await asyncio.sleep(10)
+
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: reported.append(context))
+    variable.set("the caller's")
+    run_in_background(loop, fails())
+    run_in_background(loop, waits())
+    tasks = asyncio.all_tasks()  # while a task is referenced, asyncio reports nothing
+    await asyncio.sleep(0.001)
+    assert [str(context["exception"]) for context in reported] == ["not closed, with none"]
+    for task in tasks - {asyncio.current_task()}:
+        task.cancel()
+    await asyncio.sleep(0.001)
+    assert len(reported) == 1
 
 
 def test_an_exit_in_the_background_ends_the_loop_and_is_not_reported_as_an_error() -> None:
@@ -243,34 +261,6 @@ def test_an_exit_in_the_background_ends_the_loop_and_is_not_reported_as_an_error
     assert reported == []
 
 
-async def test_an_error_in_the_background_is_reported_before_its_task_is_freed() -> None:
-    reported: list[dict[str, Any]] = []
-
-    async def fails() -> None:
-        raise OSError("the connection cannot be closed")
-
-    loop = asyncio.get_running_loop()
-    loop.set_exception_handler(lambda _, context: reported.append(context))
-    run_in_background(loop, fails())
-    tasks = asyncio.all_tasks()
-    await asyncio.sleep(0.001)
-    assert [str(context["exception"]) for context in reported] == ["the connection cannot be closed"]
-    del tasks
-
-
-async def test_a_task_in_the_background_keeps_no_context_variables_of_its_caller() -> None:
-    variable: ContextVar[str] = ContextVar("variable", default="none")
-    seen: list[str] = []
-
-    async def look() -> None:
-        seen.append(variable.get())
-
-    variable.set("of the caller")
-    run_in_background(asyncio.get_running_loop(), look())
-    await asyncio.sleep(0.001)
-    assert seen == ["none"]
-
-
 def test_the_connections_of_a_loop_that_was_just_closed_are_closed_by_the_next_or_with_the_client() -> None:
     shared = Shared()
     client = QRewardClient(endpoints({"a": 2}), backend_factory=shared.wire)
@@ -285,13 +275,8 @@ def test_the_connections_of_a_loop_that_was_just_closed_are_closed_by_the_next_o
         assert shared.closed == 3
 
 
-def test_what_one_loop_waits_for_is_timed_although_the_loop_that_freed_the_slot_is_gone() -> None:
-    """Closed as by ``asyncio.run``, or only not run any more."""
-    for closed in (True, False):
-        wait_for_what_another_loop_freed(closed=closed)
-
-
-def wait_for_what_another_loop_freed(*, closed: bool) -> None:
+@pytest.mark.parametrize("closed", [True, False])
+def test_what_one_loop_waits_for_is_timed_although_the_loop_that_freed_the_slot_is_gone_or_not_run_any_more(closed: bool) -> None:
     patient, strict = ({"timeouts": Timeouts(attempt=seconds)} for seconds in (30, 0.05))
     fleet = [*endpoints({"patient": 1}, **patient), *endpoints({"strict": 1}, **strict)]
 

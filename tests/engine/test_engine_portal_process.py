@@ -63,19 +63,18 @@ def run(program: str, code: int = 0) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_the_thread_is_started_by_the_first_call_and_not_by_the_import() -> None:
-    assert run("print(threading.active_count()); portal().call(pid); print(threading.active_count())") == ["1", "2"]
-
-
-def test_the_end_of_the_process_ends_work_that_is_under_way() -> None:
+def test_the_thread_is_started_by_the_first_call_and_the_end_of_the_process_ends_work_that_is_under_way() -> None:
     program = """
+print(threading.active_count())
+portal().call(pid)
+print(threading.active_count())
 started = threading.Event()
 in_background(portal().call, work, started)
 started.wait()
 stream = portal().iterate(numbers())
 print(next(stream), next(stream))
 """
-    assert sorted(run(program)) == ["0 1", "generator closed", "work ended"]
+    assert sorted(run(program)) == ["0 1", "1", "2", "generator closed", "work ended"]
 
 
 def test_after_the_end_a_call_is_refused_and_starts_no_thread() -> None:
@@ -94,9 +93,8 @@ print(portal().call(pid) == os.getpid())
     assert run(program) == ["True", "the process is ending; blocking calls are refused"]
 
 
-@pytest.mark.parametrize("end", ["os._exit(0)", "sys.exit(0)"])
-def test_a_forked_child_has_a_portal_of_its_own_and_the_parents_goes_on(end: str) -> None:
-    program = f"""
+def test_a_forked_child_has_a_portal_of_its_own_and_the_parents_goes_on() -> None:
+    program = """
 started = threading.Event()
 in_background(portal().call, work, started)
 started.wait()
@@ -108,11 +106,11 @@ if (child := os.fork()) == 0:
     if (grandchild := os.fork()) == 0:
         assert portal().call(pid) == os.getpid()
         print("grandchild", flush=True)
-        {end}
+        os._exit(0)
     joined(grandchild)
     assert portal().call(pid) == os.getpid()
     print("child", flush=True)
-    {end}
+    sys.exit(0)
 joined(child)
 assert portal() is before and before.call(pid) == os.getpid()
 print("parent", flush=True)
@@ -140,29 +138,23 @@ stream.close()
     assert run(program) == ["0", "True True", "True True", "1 2 22", "generator closed"]
 
 
-@pytest.mark.parametrize("lock", ["room._starting", "portal()._lock"])
-def test_a_child_that_is_forked_while_another_thread_holds_a_lock_is_not_stuck(lock: str) -> None:
-    program = f"""
+def test_a_child_that_is_forked_in_the_portals_thread_or_while_another_thread_holds_a_lock_is_not_stuck() -> None:
+    program = """
 import qreward.engine.portal as room
-held, go_on = threading.Event(), threading.Event()
-def hold():
-    with {lock}:
+def hold(lock):
+    with lock:
         held.set()
         go_on.wait()
-threading.Thread(target=hold, daemon=True).start()
-held.wait()
-if (child := os.fork()) == 0:
+for lock in (room._starting, portal()._lock):
+    held, go_on = threading.Event(), threading.Event()
+    threading.Thread(target=hold, args=[lock], daemon=True).start()
+    held.wait()
+    if (child := os.fork()) == 0:
+        assert portal().call(pid) == os.getpid()
+        os._exit(0)
+    joined(child)
+    go_on.set()
     assert portal().call(pid) == os.getpid()
-    os._exit(0)
-joined(child)
-go_on.set()
-assert portal().call(pid) == os.getpid()
-"""
-    assert run(program) == []
-
-
-def test_a_child_that_is_forked_in_the_portals_thread_has_one_too() -> None:
-    program = """
 async def fork():
     if (child := os.fork()) == 0:
         asyncio.events._set_running_loop(None)  # as multiprocessing does
@@ -186,10 +178,5 @@ async def kind():
     return type(asyncio.get_running_loop()).__module__
 print(portal().call(kind))
 print(next(portal().iterate(numbers())))
-if (child := os.fork()) == 0:
-    assert portal().call(pid) == os.getpid()
-    os._exit(0)
-joined(child)
-assert portal().call(pid) == os.getpid()
 """
     assert sorted(run(program)) == ["0", "generator closed", "uvloop"]

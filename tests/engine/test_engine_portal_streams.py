@@ -8,7 +8,7 @@ import gc
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from itertools import product
 from typing import Any
 
@@ -60,13 +60,12 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-def test_all_items_come_in_their_order_and_then_no_more() -> None:
+def test_all_items_come_in_their_order_and_then_no_more_from_one_task_with_one_context() -> None:
     for count, ahead, patient in product((0, 1, 300), (1, 2, 7, 64, 1000), (True, False)):
         source = Source(count, patient=patient)
         stream = portal().iterate(source, ahead)
-        assert list(stream) == list(range(count)), (count, ahead, patient)
-        assert list(stream) == [], (count, ahead, patient)
-        assert source.closed.is_set(), (count, ahead, patient)
+        case = (count, ahead, patient)
+        assert (list(stream), list(stream), source.closed.is_set(), len(source.tasks)) == (list(range(count)), [], True, 1), case
 
 
 @settings(max_examples=30 * SCALE)
@@ -78,46 +77,28 @@ def test_a_reader_that_stops_has_the_first_items_and_closes_the_source(count: in
     assert read == list(range(min(count, taken)))
     assert source.made <= taken + 1 + ahead
     assert source.closed.is_set() == source.opened
+    assert len(source.tasks) <= 1
     assert list(stream) == []
 
 
 def test_the_source_waits_for_its_reader_and_goes_on_when_half_is_read() -> None:
     source = Source(patient=False)
     with portal().iterate(source, 10) as stream:
-        assert next(stream) == 0
-        portal().call(settled)
-        before = source.made
-        assert before == 10
-        for _ in range(3):
+        made = []
+        for _ in range(7):
             next(stream)
             portal().call(settled)
-        assert source.made == before
-        for _ in range(3):
-            next(stream)
-            portal().call(settled)
-        assert source.made > before
+            made.append(source.made)
+    assert made == [10, 10, 10, 10, 15, 15, 15]
 
 
-def test_nothing_begins_before_the_first_item_is_asked_for() -> None:
-    source = Source()
-    stream = portal().iterate(source)
-    portal().call(settled)
-    assert not source.opened
-    stream.close()
-    assert list(stream) == []
-    assert not source.opened
-
-
-def test_the_whole_iteration_runs_in_one_task_and_one_context() -> None:
-    whole, left = Source(100), Source()
-    assert len(list(portal().iterate(whole, 4))) == 100
-    with portal().iterate(left, 4) as stream:
-        next(stream)
-    assert len(whole.tasks) == len(left.tasks) == 1  # and INSIDE.reset has not raised
-
-
-def test_the_source_sees_the_context_of_the_first_next() -> None:
+def test_nothing_begins_before_the_first_item_is_asked_for_in_the_context_of_its_reader() -> None:
     seen: contextvars.ContextVar[str] = contextvars.ContextVar("seen")
+    source = Source()
+    unread = portal().iterate(source)
+    portal().call(settled)
+    unread.close()
+    assert (list(unread), source.opened) == ([], False)
 
     async def look() -> AsyncIterator[str]:
         yield seen.get()
@@ -131,7 +112,7 @@ def test_the_source_sees_the_context_of_the_first_next() -> None:
     stream.close()
 
 
-def test_an_error_of_the_source_comes_after_its_items_and_once() -> None:
+def test_an_error_of_the_source_or_of_its_closing_comes_after_its_items_and_once() -> None:
     source = Source(5, fails=LookupError("no more"))
     stream = portal().iterate(source, 2)
     read: list[int] = []
@@ -140,6 +121,10 @@ def test_an_error_of_the_source_comes_after_its_items_and_once() -> None:
     assert read == [0, 1, 2, 3, 4]
     assert list(stream) == []
     assert source.closed.is_set()
+    closing = portal().iterate(Source(close_fails=True))
+    next(closing)
+    with pytest.raises(OSError, match="cannot be closed"):
+        closing.close()
 
 
 def leave_by_break(source: Source) -> None:
@@ -167,29 +152,22 @@ def leave_to_the_collector(source: Source) -> None:
     gc.collect()
 
 
-@pytest.mark.parametrize("leave", [leave_by_break, leave_by_error, leave_to_the_collector])
-def test_a_reader_that_leaves_closes_the_source(leave: Callable[[Source], None]) -> None:
-    source = Source()
-    leave(source)
-    assert source.closed.wait(30)
-
-
-def test_close_waits_until_the_source_is_closed_even_where_it_waits_for_its_reader() -> None:
-    source = Source(patient=False)
+def leave_where_the_source_waits(source: Source) -> None:
+    source.patient = False
     stream = portal().iterate(source, 2)
     next(stream)
     portal().call(settled)
     stream.close()
-    assert source.closed.is_set()
+    assert source.closed.is_set(), "close waits for it"
     stream.close()
     assert list(stream) == []
 
 
-def test_close_raises_what_the_sources_closing_raises() -> None:
-    stream = portal().iterate(Source(close_fails=True))
-    next(stream)
-    with pytest.raises(OSError, match="cannot be closed"):
-        stream.close()
+def test_a_reader_that_leaves_closes_the_source() -> None:
+    for leave in (leave_by_break, leave_by_error, leave_to_the_collector, leave_where_the_source_waits):
+        source = Source()
+        leave(source)
+        assert source.closed.wait(30), leave
 
 
 def test_an_interrupt_of_the_waiting_reader_closes_the_source() -> None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Iterator
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
+from engine_tools import MODEL, FakeWire, chat, client_of, now
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qreward import PrefixAffinity
 from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import CHAT
-from qreward.engine.prefixes import BLOCK, ENDS, PrefixFinder, common_length
+from qreward.codecs.decisions.base import DecisionInput
+from qreward.engine.prefixes import BLOCK, ENDS, MOST_GROUPS, PrefixFinder, common_length
 
 
-def chat(*contents: Any, model: str = "m", group: object = None, **params: Any) -> WireRequest:
+def call_of(*contents: Any, model: str = "m", group: object = None, **params: Any) -> WireRequest:
     return WireRequest(CHAT, model, [{"role": "user", "content": content} for content in contents], params, None, group)
 
 
@@ -30,7 +34,7 @@ def common(one: WireRequest, other: WireRequest) -> int:
 @given(st.integers(0, 40_000), st.text(max_size=300), st.text(max_size=300))
 def test_prompts_share_the_blocks_up_to_the_first_difference_and_no_others(size: int, one: str, other: str) -> None:
     head = "rubric " * (size // 7)
-    pair = chat(head + "a" + one + "x" * BLOCK), chat(head + "b" + other + "x" * BLOCK)
+    pair = call_of(head + "a" + one + "x" * BLOCK), call_of(head + "b" + other + "x" * BLOCK)
     assert common(*pair) == max((end for end in ENDS if end <= len(head)), default=0)
 
 
@@ -42,7 +46,7 @@ parts = st.tuples(st.sampled_from(["rubric ", "manual "]), st.integers(0, 900), 
 def test_the_prefix_of_a_prompt_does_not_depend_on_the_prompts_before_it(prompts: list[tuple[str, int, str, int, str]]) -> None:
     used = PrefixFinder()
     for head, repeated, middle, rest, model in prompts:
-        call = chat(head * repeated + middle + "x" * rest, model=model)
+        call = call_of(head * repeated + middle + "x" * rest, model=model)
         assert used(call) == PrefixFinder()(call)
 
 
@@ -55,30 +59,30 @@ def test_block_ends_are_at_most_an_eighth_of_the_position_apart_beyond_the_first
 
 def test_the_text_of_all_messages_counts_and_other_models_and_cache_keys_share_nothing() -> None:
     rubric, question = "r" * 3000, "q" * 3000
-    base = chat(rubric, question)
+    base = call_of(rubric, question)
     for name, other, shared in (
-        ("the same", chat(rubric, question), 5632),
-        ("another last message", chat(rubric, "p" * 3000), 2816),
-        ("another model", chat(rubric, question, model="n"), 0),
-        ("another cache key", chat(rubric, question, prompt_cache_key="k"), 0),
-        ("a cache salt", chat(rubric, question, cache_salt="s"), 0),
-        ("another parameter", chat(rubric, question, temperature=1), 5632),
-        ("parts", chat(rubric, [{"type": "text", "text": question}]), 2816),
+        ("the same", call_of(rubric, question), 5632),
+        ("another last message", call_of(rubric, "p" * 3000), 2816),
+        ("another model", call_of(rubric, question, model="n"), 0),
+        ("another cache key", call_of(rubric, question, prompt_cache_key="k"), 0),
+        ("a cache salt", call_of(rubric, question, cache_salt="s"), 0),
+        ("another parameter", call_of(rubric, question, temperature=1), 5632),
+        ("parts", call_of(rubric, [{"type": "text", "text": question}]), 2816),
     ):
         assert common(base, other) == shared, name
-    assert common(chat(rubric, prompt_cache_key="k"), chat(rubric, prompt_cache_key="l")) == 0
-    assert common(chat(rubric, cache_salt="k"), chat(rubric, cache_salt="k")) == 2816
+    assert common(call_of(rubric, prompt_cache_key="k"), call_of(rubric, prompt_cache_key="l")) == 0
+    assert common(call_of(rubric, cache_salt="k"), call_of(rubric, cache_salt="k")) == 2816
 
 
 def test_a_named_group_is_the_whole_prefix_and_a_tuple_is_nested_groups() -> None:
     prefix_of = PrefixFinder()
-    found = [prefix_of(chat("text " * 200, group=group)) for group in ("q1", ("rubric", "q1"), ("rubric", "q2"), [7])]
+    found = [prefix_of(call_of("text " * 200, group=group)) for group in ("q1", ("rubric", "q1"), ("rubric", "q2"), [7])]
     assert all(prefix is not None and prefix.named and prefix.total == 1000 for prefix in found)
     single, first, second, number = [prefix.keys for prefix in found if prefix is not None]
     assert len(single) == len(number) == 1
     assert first[0] == second[0]
     assert len({single, number, first[1:], second[1:]}) == 4
-    assert PrefixFinder()(chat("short", group="q1")) is not None
+    assert PrefixFinder()(call_of("short", group="q1")) is not None
 
 
 def test_the_length_of_a_named_group_is_what_its_prompts_have_in_common_so_far() -> None:
@@ -90,7 +94,7 @@ def test_the_length_of_a_named_group_is_what_its_prompts_have_in_common_so_far()
         (2, "c", (len(rubric) + len("question "), inner + 1)),
         (1, "d", (len(rubric) + len("question "), inner)),
     ):
-        prefix = prefix_of(chat(f"{rubric}question {question} {'q' * 300}answer {answer}", group=("r", question)))
+        prefix = prefix_of(call_of(f"{rubric}question {question} {'q' * 300}answer {answer}", group=("r", question)))
         assert prefix is not None
         assert prefix.lengths == lengths, (question, answer)
 
@@ -105,8 +109,49 @@ def test_the_common_length_of_two_texts_is_that_of_their_common_beginning(head: 
 
 def test_short_prompts_and_inputs_that_are_no_prompts_have_no_prefix() -> None:
     reward = WireRequest(CHAT, "m", [("prompt", "response" * 100)], {}, None)
-    for call in (chat("short"), WireRequest(CHAT, "m", [], {}, None), reward):
+    for call in (call_of("short"), WireRequest(CHAT, "m", [], {}, None), reward):
         assert PrefixFinder()(call) is None
     message = MappingProxyType({"role": "user", "content": "text " * 100})
     for inputs in ("text " * 100, [message]):
         assert PrefixFinder()(WireRequest(CHAT, "m", inputs, {}, None)) is not None
+
+
+def test_only_named_groups_count_where_that_is_asked_for_and_a_decision_has_the_prefix_of_its_input() -> None:
+    prefix_of, text = PrefixFinder(), "text " * 200
+    assert prefix_of(call_of(text), True) is None
+    assert prefix_of(call_of(text, group="q1"), True) == prefix_of(call_of(text, group="q1")) is not None
+    messages = [{"role": "user", "content": text}]
+    for inputs in (text, messages):
+        decision = WireRequest(CHAT, "m", DecisionInput(inputs, ()), {}, None)
+        assert PrefixFinder()(decision) == PrefixFinder()(WireRequest(CHAT, "m", inputs, {}, None)) is not None
+
+
+def test_the_names_that_are_remembered_are_bounded() -> None:
+    prefix_of = PrefixFinder()
+    for number in range(MOST_GROUPS + 50):
+        prefix_of(call_of("text", group=("all", number)))
+    assert len(prefix_of._keys) == len(prefix_of._common) == MOST_GROUPS
+
+
+async def test_a_batch_is_read_ahead_and_its_groups_stay_each_with_one_endpoint() -> None:
+    ahead: list[int] = []
+
+    def items(count: int) -> Iterator[Any]:
+        for number in range(count):
+            ahead.append(number + 1 - len(wire.sent))
+            yield chat(f"{number % 6} " * 900 + str(number))
+
+    async def awaited(count: int) -> AsyncIterator[Any]:
+        for item in items(count):
+            yield item
+
+    for source, affinity in ((items, None), (items, PrefixAffinity(look_ahead=300)), (awaited, PrefixAffinity(look_ahead=300))):
+        wire, began = FakeWire(), now()
+        ahead.clear()
+        async with client_of(wire, {"a": 4, "b": 4}, prefix_affinity=affinity) as client:
+            batch = await client.batch_chat_completion(source(600), MODEL)
+        assert (batch.stats.ok, now() - began) == (600, 75), "no endpoint was idle"
+        groups = [prompt[0] for name, prompt, _ in wire.sent if name == "a"]
+        switches = sum(one != other for one, other in pairwise(groups))
+        assert switches > 100 if affinity is None else switches < 30, source
+        assert max(ahead) < 50 if affinity is None else 250 < max(ahead) <= 310, source

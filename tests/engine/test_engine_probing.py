@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from itertools import pairwise
+from math import inf
 from random import Random
 from typing import Any
 
 import pytest
-from engine_tools import MODEL, FakeWire, chat, client_of, now, on_virtual_time
+from engine_tools import MODEL, FakeWire, chat, client_of, now
 
 from qreward import Endpoint, Limits, QRewardClient
 from qreward.engine.driver import LoopDriver
-from qreward.engine.probing import LATE, TIMEOUT, ProbingEngine
+from qreward.engine.probing import LATE, LOST_AFTER, TIMEOUT, ProbingEngine
 from qreward.errors import ConnectionFailed
 from qreward.scheduler.outcome import Failure, FailureKind, ProbeResult
 from qreward.scheduler.scheduler import Scheduler
 from qreward.scheduler.state import make_source
 from qreward.settings.policies import Retry
+
+CALLER: ContextVar[str] = ContextVar("CALLER", default="none")
 
 
 class ProbedWire(FakeWire):
@@ -40,7 +42,7 @@ class ProbedWire(FakeWire):
 
     async def look(self, endpoint: Any) -> ProbeResult:
         self.looks.append((endpoint.name, round(asyncio.get_running_loop().time(), 2)))
-        assert not self.closed
+        assert (self.closed, CALLER.get()) == (0, "none"), "a probe does not run in the context of a caller"
         if self._look is not None:
             return await self._look(endpoint.name)
         return ProbeResult(ready=endpoint.name not in self.gone)
@@ -52,6 +54,7 @@ def endpoint(name: str, probe: float | None = None, **settings: Any) -> Endpoint
 
 
 async def ask(client: QRewardClient) -> Any:
+    CALLER.set("a caller")
     return await client.chat_completion(chat("?"), MODEL)
 
 
@@ -98,11 +101,6 @@ async def test_without_probes_there_is_no_task_and_no_timer() -> None:
     assert wire.looks == []
 
 
-async def test_a_wire_that_cannot_probe_is_not_asked_to() -> None:
-    async with client_of(FakeWire(), [endpoint("a", 1.0)], timeout=60) as client:
-        assert await ask(client) == "re: ?"
-
-
 async def fails(_: str) -> ProbeResult:
     raise RuntimeError("a look that breaks")
 
@@ -112,71 +110,36 @@ async def hangs(_: str) -> ProbeResult:
     raise AssertionError
 
 
-@pytest.mark.parametrize("trouble", [fails, hangs])
-async def test_probes_that_fail_or_hang_hurt_no_call_and_go_on(trouble: Callable[[str], Awaitable[ProbeResult]]) -> None:
-    wire = ProbedWire(trouble)
-    async with client_of(wire, [endpoint("a", 1.0)], timeout=60) as client:
-        for _ in range(30):
-            assert await ask(client) == "yes"
-            await asyncio.sleep(1.0)
-    times = [at for _, at in wire.looks]
-    apart = [after - before for before, after in pairwise(times)]
-    least, most = (1.0, 1.0) if trouble is fails else (TIMEOUT, TIMEOUT + 1.0)
-    assert least - 0.1 <= min(apart) <= max(apart) <= most + 0.1
+async def test_probes_that_fail_or_hang_hurt_no_call_go_on_and_end_with_the_client() -> None:
+    for trouble, least, most in ((fails, 1.0, 1.0), (hangs, TIMEOUT, TIMEOUT + 1.0)):
+        wire = ProbedWire(trouble)
+        async with client_of(wire, [endpoint("a", 1.0)], timeout=60) as client:
+            for _ in range(30):
+                assert await ask(client) == "yes"
+                await asyncio.sleep(1.0)
+        apart = [after - before for (_, before), (_, after) in pairwise(wire.looks)]
+        assert least - 0.1 <= min(apart) <= max(apart) <= most + 0.1, trouble
+        await asyncio.sleep(0)
+        assert len(asyncio.all_tasks()) == 1, trouble
 
 
-async def test_a_probe_under_way_ends_with_the_client() -> None:
-    client = client_of(ProbedWire(hangs), [endpoint("a", 1.0)], timeout=60)
-    await ask(client)
-    await client.aclose()
-    await asyncio.sleep(0)
-    assert len(asyncio.all_tasks()) == 1
+async def test_an_endpoint_that_is_gone_is_not_sent_to_and_its_return_is_noticed_within_one_probe() -> None:
+    wire = ProbedWire()
+    async with client_of(wire, [endpoint("a", 0.5), endpoint("b")], timeout=60) as client:
 
+        async def requests_to_a(seconds: float) -> list[float]:
+            count, until = len(wire.sent), now() + seconds
+            while now() < until:
+                await asyncio.gather(*(ask(client) for _ in range(12)))
+            return [at for name, _, at in wire.sent[count:] if name == "a"]
 
-def returned_after(probe: float | None) -> tuple[float, int, int]:
-    """Seconds from a return until the first request, requests to the dead, and failed calls."""
-
-    async def test() -> tuple[float, int, int]:
-        wire = ProbedWire()
-        client = client_of(wire, [endpoint("a", probe), endpoint("b")], timeout=60)
-        client._runtime.engine.scheduler.rng.seed(1)
-        failed = 0
-
-        async def call() -> None:
-            nonlocal failed
-            try:
-                await ask(client)
-            except ConnectionFailed:
-                failed += 1
-
-        async def load() -> None:
-            while True:
-                await asyncio.gather(*(call() for _ in range(12)))
-
-        async with client:
-            task = asyncio.create_task(load())
-            await asyncio.sleep(10.0)
-            wire.gone.add("a")
-            await asyncio.sleep(40.05)
-            to_the_dead = sum(name == "a" and at >= 10.0 for name, _, at in wire.sent)
-            wire.gone.clear()
-            back = now()
-            await asyncio.sleep(20.0)
-            task.cancel()
-            await asyncio.wait([task])
-        return min(at for name, _, at in wire.sent if name == "a" and at >= back) - back, to_the_dead, failed
-
-    result: tuple[float, int, int] = on_virtual_time(test)
-    return result
-
-
-def test_a_return_is_noticed_within_one_probe_and_the_dead_endpoint_is_hardly_sent_to_meanwhile() -> None:
-    late, tries, _ = returned_after(None)
-    soon, fewer, failed = returned_after(0.5)
-    assert soon <= 0.5 + 0.01
-    assert fewer < tries
-    assert failed == 0
-    assert late > 0.5, "without looks it takes longer: else this shows nothing"
+        assert await requests_to_a(3)
+        wire.gone.add("a")
+        await requests_to_a(2)
+        assert await requests_to_a(3) == []
+        wire.gone.clear()
+        back = now()
+        assert min(await requests_to_a(3)) - back <= 0.5 + 0.11
 
 
 def test_one_loop_probes_an_endpoint_and_always_the_same_until_it_is_late() -> None:
@@ -202,57 +165,49 @@ def test_one_loop_probes_an_endpoint_and_always_the_same_until_it_is_late() -> N
     assert claimed(first, 13.0 + LATE) is False
 
 
-def test_a_probe_sets_the_size_of_a_prefix_cache_unless_it_is_configured() -> None:
-    now = [0.0]
+def test_probes_are_made_together_if_they_are_nearly_due_and_one_that_never_reports_is_taken_for_lost() -> None:
+    now, sources = [10.0], [make_source(name, Random(0), Limits()) for name in "ab"]
+    for source in sources:
+        source.handle = endpoint(source.name, 1.0)
+    known = sources[:1]
     engine = ProbingEngine(Scheduler(Retry(), Random(0)), FakeWire, clock=lambda: now[0])
-    source = make_source("a", Random(0), Limits())
+    engine.watch_over(lambda: known)
+    me: Any = "a round"
+
+    def claimed(at: float) -> tuple[str, float]:
+        now[0] = at
+        found, wake = engine.claim(me)
+        return "".join(source.name for source in found), round(wake, 3)
+
+    def reported() -> None:
+        for source in known:
+            engine.seen(source, ProbeResult())
+
+    assert claimed(10.0) == ("a", 11.0)
+    reported()
+    known.append(sources[1])
+    assert claimed(10.08) == ("b", 11.0)
+    reported()
+    assert claimed(10.85) == ("", 11.0), "none is nearly due"
+    assert claimed(11.0) == ("ab", 12.0), "b is due in a moment, so both are probed now"
+    assert claimed(11.0 + LOST_AFTER - 0.1)[0] == "", "they are still under way"
+    assert claimed(11.0 + LOST_AFTER)[0] == "ab"
+    known.clear()
+    assert claimed(40.0) == ("", inf)
+
+
+def test_a_probe_sets_the_size_of_a_prefix_cache_unless_it_is_configured() -> None:
+    sizes, source = [], make_source("a", Random(0), Limits())
     source.handle = endpoint("a", 1.0)
+    engine = ProbingEngine(Scheduler(Retry(), Random(0)), FakeWire)
     engine.watch_over(lambda: [source])
-    sizes = []
     for at, configured in enumerate([None, None, 5_000]):
-        now[0] = 10.0 + at
         if configured:
             source.prefix_cache.set_capacity(configured)
         engine.claim("a round")  # type: ignore[arg-type]
         engine.seen(source, ProbeResult(ready=True, cache_tokens=300_000 - 100_000 * at))
         sizes.append(source.prefix_cache.capacity)
     assert sizes == [300_000, 200_000, 5_000]
-
-
-def test_when_a_loop_ends_another_takes_its_probes_over() -> None:
-    looks: list[int] = []
-    begun, ended = threading.Barrier(2), threading.Event()
-
-    class Counted(ProbedWire):
-        async def look(self, endpoint: Any) -> ProbeResult:
-            looks.append(threading.get_ident())
-            return ProbeResult(ready=True)
-
-    client = QRewardClient([endpoint("a", 0.02)], backend_factory=Counted)
-
-    async def first() -> None:
-        await ask(client)
-        while not looks:  # noqa: ASYNC110 - it is looks that are waited for
-            await asyncio.sleep(0.01)
-        await asyncio.to_thread(begun.wait)
-        await client._runtime.engine.leave()
-        looks.clear()
-        ended.set()
-
-    async def second() -> None:
-        await asyncio.to_thread(begun.wait)
-        await ask(client)
-        await asyncio.to_thread(ended.wait)
-        async with asyncio.timeout(60):
-            while len(looks) < 3:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-        await client.aclose()
-
-    thread = threading.Thread(target=lambda: asyncio.run(first()))
-    thread.start()
-    asyncio.run(second())
-    thread.join()
-    assert set(looks) == {threading.get_ident()}
 
 
 async def test_an_endpoint_added_or_changed_live_is_looked_at_from_then_on() -> None:
@@ -272,21 +227,3 @@ async def test_an_endpoint_added_or_changed_live_is_looked_at_from_then_on() -> 
         wire.looks.clear()
         await asyncio.sleep(5.0)
         assert wire.looks == []
-
-
-def test_a_probe_does_not_run_in_the_context_of_the_first_caller() -> None:
-    mark: ContextVar[str] = ContextVar("mark", default="none")
-    seen: list[str] = []
-
-    async def note(_: str) -> ProbeResult:
-        seen.append(mark.get())
-        return ProbeResult()
-
-    async def test() -> None:
-        async with client_of(ProbedWire(note), [endpoint("a", 1.0)], timeout=60) as client:
-            mark.set("the caller's")
-            await ask(client)
-            await asyncio.sleep(3.5)
-
-    on_virtual_time(test)
-    assert seen == ["none"] * 4

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from aiohttp import web
 
-from qreward import Endpoint, Limits, QRewardClient
+from qreward import Endpoint, QRewardClient, Timeouts
 from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import CHAT
 from qreward.codecs.rewards.registry import SCORE
@@ -104,46 +104,30 @@ def test_a_server_that_is_gone_is_not_ready_and_a_broken_setup_says_nothing() ->
     asyncio.run(test())
 
 
-def test_what_a_status_says_of_readiness() -> None:
-    expected = {
-        "vllm": {200: True, 503: False, 500: False, 404: None, 401: None},
-        "openai": {200: True, 502: False, 404: None, 401: None, 429: None},
-    }
-    status = 200
-
-    async def answers(_: web.BaseRequest) -> web.Response:
-        return web.Response(status=status, text="{}", content_type="application/json")
-
-    async def test() -> dict[str, dict[int, bool | None]]:
-        nonlocal status
-        found: dict[str, dict[int, bool | None]] = {kind: {} for kind in expected}
-        async with server(answers) as url:
-            for kind, statuses in expected.items():
-                for status in statuses:
-                    found[kind][status] = (await probed(Endpoint(f"{url}/v1", kind=kind, proxy=""))).ready
-        return found
-
-    assert asyncio.run(test()) == expected
-
-
-def test_what_a_server_says_of_itself_is_asked_anew_after_it_was_not_ready() -> None:
-    state = {"status": 200, "most": 8}
+@pytest.mark.real_time
+async def test_what_a_server_says_of_itself_is_asked_anew_after_it_was_not_ready_or_could_not_be_asked() -> None:
+    state: dict[str, Any] = {}
 
     async def answers(request: web.BaseRequest) -> web.Response:
+        if state["status"] is None:
+            assert request.transport is not None
+            request.transport.close()
+        if state["status"] == 0:
+            await over.wait()
         body = {"max_client_batch_size": state["most"]} if request.path == "/info" else {}
-        return web.json_response(body, status=state["status"])
+        return web.json_response(body, status=state["status"] or 200)
 
-    async def test() -> list[int | None]:
-        found = []
-        async with server(answers) as url:
-            endpoint, wire = Endpoint(url, kind="tei", proxy=""), HttpBackend()
-            for status, most in ((200, 8), (200, 9), (503, 9), (200, 16)):
-                state.update(status=status, most=most)
-                found.append((await wire.look(endpoint)).items)
-            await wire.aclose()
-        return found
-
-    assert asyncio.run(test()) == [8, 8, None, 16]
+    found, over = [], asyncio.Event()
+    async with server(answers) as url:
+        endpoint, wire = Endpoint(url, kind="tei", proxy=""), HttpBackend()
+        impatient = Endpoint(url, kind="tei", proxy="", timeouts=Timeouts(read=0.05))
+        for status, most in ((200, 8), (200, 9), (503, 9), (200, 16), (None, 16), (200, 20), (0, 20)):
+            state.update(status=status, most=most)
+            result = await wire.look(impatient if status == 0 else endpoint)
+            found.append((result.ready, result.items))
+        over.set()
+        await wire.aclose()
+    assert found == [(True, 8), (True, 8), (False, None), (True, 16), (None, None), (True, 20), (None, None)]
 
 
 def test_the_models_are_below_the_apis_path_and_the_rest_beside_it_and_the_key_goes_along() -> None:
@@ -159,45 +143,6 @@ def test_the_models_are_below_the_apis_path_and_the_rest_beside_it_and_the_key_g
                 asked.clear()
                 await probed(Endpoint(url + base, kind=kind, api_key=KEY, proxy=""))  # type: ignore[arg-type]
                 assert asked[0] == ("GET", path, f"Bearer {KEY}")
-
-    asyncio.run(test())
-
-
-def test_the_metrics_of_a_large_server_are_read_without_the_rest_of_them() -> None:
-    async def test() -> None:
-        histogram = "".join(f'vllm:time_to_first_token_seconds_bucket{{le="{number}"}} {number}\n' for number in range(5000))
-        load = '# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{engine="0"} 7\nvllm:num_requests_waiting{engine="0"} 2\n'
-
-        async def answers(_: web.BaseRequest) -> web.Response:
-            return web.Response(text=histogram + load + histogram)
-
-        async with server(answers) as url:
-            assert told(await probed(Endpoint(f"{url}/v1", kind="vllm", proxy=""))) == (True, 7, 2, None)
-
-    asyncio.run(test())
-
-
-def test_a_client_with_probes_uses_a_server_again_when_it_is_back_and_loses_nothing() -> None:
-    async def test() -> None:
-        judges = [FakeEndpoint(name, kind="vllm", api_key=KEY, latency=Latency(base=0.005)) for name in ("a", "b")]
-        async with FakeFleet(judges) as fleet:
-            few = Limits(max_concurrency=4)  # so that a batch needs both
-            with_probes = [each.model_copy(update={"probe": 0.05, "limits": few}) for each in fleet.endpoints]
-            async with QRewardClient(with_probes) as client:
-
-                async def serves(name: str) -> None:
-                    before = fleet.seen(name).requests
-                    while fleet.seen(name).requests == before:
-                        batch = await client.batch_chat_completion([[{"role": "user", "content": "?"}]] * 20, "m")
-                        assert not batch.errors
-
-                await serves("a")
-                fleet.kill("a")
-                while client.stats()["a"].state.obstacle != "out of service after failures":  # type: ignore[union-attr]
-                    await serves("b")
-                fleet.revive("a")
-                async with asyncio.timeout(60):
-                    await serves("a")
 
     asyncio.run(test())
 

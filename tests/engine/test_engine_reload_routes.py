@@ -11,7 +11,7 @@ import pytest
 from engine_tools import MODEL
 from reload_tools import ask, begin, config_of, endpoint, over
 
-from qreward import NoEndpoint, QRewardClient, Route
+from qreward import LoadBalanceStrategy, NoEndpoint, QRewardClient, Route
 from qreward.settings.client import ClientConfig
 
 
@@ -19,27 +19,20 @@ def routed(*routes: Route, **models: list[str]) -> ClientConfig:
     return config_of(*(endpoint(name, models=patterns) for name, patterns in models.items()), routes=routes)
 
 
+J_AT_A, J_AT_B = Route(pattern="judge-*", endpoints=("a",)), Route(pattern="judge-*", endpoints=("b",))
 STAYS: list[tuple[str, ClientConfig, ClientConfig]] = [
     ("the same pattern of another endpoint", routed(a=["judge-*"]), routed(b=["judge-*"])),
-    ("an own pattern that is registered", routed(a=["judge-*"]), routed(Route(pattern="judge-*", endpoints=("b",)), b=["z"])),
-    (
-        "an own pattern that is registered elsewhere",
-        routed(a=["judge-*"]),
-        routed(Route(pattern="judge-*", endpoints=("b",)), a=["judge-*"], b=["z"]),
-    ),
-    (
-        "a registered one that is an own one again",
-        routed(Route(pattern="judge-*", endpoints=("a",)), a=["z"], b=["judge-*"]),
-        routed(a=["z"], b=["judge-*"]),
-    ),
+    ("an own pattern that is registered", routed(a=["judge-*"]), routed(J_AT_B, b=["z"])),
+    ("an own pattern that is registered elsewhere", routed(a=["judge-*"]), routed(J_AT_B, a=["judge-*"], b=["z"])),
+    ("a registered one that is an own one again", routed(J_AT_A, a=["z"], b=["judge-*"]), routed(a=["z"], b=["judge-*"])),
     ("a wider pattern", routed(a=["judge-7b"]), routed(b=["judge-*"])),
     ("a still wider one", routed(a=["judge-7?"]), routed(b=["*"], c=["gpt-*"])),
     ("a narrower pattern", routed(a=["*"]), routed(b=["judge-*"], c=["gpt-*"])),
     ("another that matches as well", routed(a=["judge-*"]), routed(b=["*-7b"], c=["judge-70b"])),
     (
-        "other endpoints of a route",
-        routed(Route(pattern="j*", endpoints=("a",)), a=["z"], b=["z"]),
-        routed(Route(pattern="j*", endpoints=("b",), strategy="round_robin"), a=["z"], b=["z"]),  # type: ignore[arg-type]
+        "other endpoints and another strategy of a route",
+        routed(J_AT_A, a=["z"], b=["z"]),
+        routed(J_AT_B.model_copy(update={"strategy": LoadBalanceStrategy.ROUND_ROBIN}), a=["z"], b=["z"]),
     ),
 ]
 

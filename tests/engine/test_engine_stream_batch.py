@@ -52,17 +52,9 @@ async def test_the_tokens_of_all_streams_come_as_they_arrive_each_streams_in_ord
         assert (batch.stats.ok, batch[3].usage.completion_tokens) == (10, 3)
         assert client.stats()["a"].won + client.stats()["b"].won == 10
         assert await heard(stream) == []
-
-
-async def test_nothing_is_sent_or_read_before_it_is_begun() -> None:
-    wire, read = StreamWire(), list[int]()
-    async with client_of(wire) as client:
-        stream = ask(client, lazily(5, read))
-        await asyncio.sleep(1)
-        assert (wire.sent, read) == ([], [])
-        async with stream:
-            await asyncio.sleep(0.1)
-            assert len(wire.sent) == 4
+        for empty in (list[Any](), iter(list[Any]())):
+            nothing = ask(client, empty)
+            assert (await heard(nothing), len(await nothing.results())) == ([], 0)
 
 
 @pytest.mark.parametrize("source", [lazily, lazily_awaited])
@@ -126,17 +118,6 @@ async def test_one_that_fails_is_told_of_after_its_last_token_and_the_others_go_
         assert [result.ok for result in batch] == [number != 3 for number in range(6)]
 
 
-async def test_events_tell_the_result_of_each_stream_after_its_tokens() -> None:
-    async with client_of(StreamWire(), {"a": 2}) as client:
-        events = by_index(await heard(ask(client, [*chats(3), "not a conversation"]).events()))
-        for number in range(3):
-            *tokens, result = events[number]
-            assert tokens == ["re", ": ", str(number)]
-            assert (result.ok, result.text) == (True, f"re: {number}")
-        ((bad,),) = [events[3]]
-        assert bad.error is not None
-
-
 async def test_an_error_of_on_stream_error_ends_the_loop_and_closes_all() -> None:
     def complain(index: int, error: Exception) -> None:
         raise KeyError(index)
@@ -149,29 +130,23 @@ async def test_an_error_of_on_stream_error_ends_the_loop_and_closes_all() -> Non
         assert sorted(wire.cancelled) == ["0", "2", "3"]
 
 
-async def test_results_alone_drain_and_tell_of_errors() -> None:
-    told: list[int] = []
-    wire = StreamWire(lambda name, prompt: ["x", broken(name)] if prompt == "1" else words(500, gap=0.0)(name, prompt))
-    async with client_of(wire, {"a": 10}) as client:
-        stream = ask(client, chats(4), on_stream_error=lambda index, _: told.append(index))
-        batch = await stream.results()
-        assert (batch.stats.ok, batch.stats.failed, told) == (3, 1, [1])
-        assert await stream.results() is batch
+async def test_results_alone_drain_also_what_a_slow_consumer_had_stopped_and_tell_of_errors() -> None:
+    for reads in (False, True):
+        told: list[int] = []
+        wire = StreamWire(lambda name, prompt: ["x", broken(name)] if prompt == "1" else words(500, gap=0.0)(name, prompt))
+        async with client_of(wire, {"a": 10}) as client:
+            stream = ask(client, chats(8), on_stream_error=lambda index, _, told=told: told.append(index))
+            if reads:
+                reader = aiter(stream)
+                await anext(reader)
+                await asyncio.sleep(300)
+                assert sum(wire.reads.values()) <= AHEAD + 2 * 8
+            batch = await asyncio.wait_for(stream.results(), 100)
+            assert (batch.stats.ok, batch.stats.failed, told) == (7, 1, [1]), reads
+            assert await stream.results() is batch
 
 
-async def test_results_alone_drain_streams_that_a_slow_consumer_had_stopped() -> None:
-    wire = StreamWire(words(500, gap=0.0))
-    async with client_of(wire, {"a": 8}) as client:
-        stream = ask(client, chats(8))
-        reader = aiter(stream)
-        await anext(reader)
-        await asyncio.sleep(300)
-        assert sum(wire.reads.values()) <= AHEAD + 2 * 8
-        batch = await asyncio.wait_for(stream.results(), 100)
-        assert (batch.stats.ok, batch.stats.failed) == (8, 0)
-
-
-async def test_streams_restart_one_by_one() -> None:
+async def test_events_tell_the_result_of_each_stream_after_its_tokens_and_which_stream_restarts() -> None:
     wire = StreamWire()
 
     def script(name: str, prompt: str) -> Any:
@@ -182,13 +157,17 @@ async def test_streams_restart_one_by_one() -> None:
     async with client_of(wire, {"a": 2, "b": 2}) as client:
         with pytest.raises(ConfigError, match=r"iterate events\(\)"):
             aiter(ask(client, chats(3), on_interrupt="restart"))
-        stream = ask(client, chats(3), on_interrupt="restart")
+        stream = ask(client, [*chats(3), "not a conversation"], on_interrupt="restart")
         events = by_index(await heard(stream.events()))
+        for number in (0, 2):
+            *tokens, whole = events[number]
+            assert (tokens, whole.ok, whole.text) == (["re", ": ", str(number)], True, f"re: {number}")
+        (bad,) = events[3]
+        assert bad.error is not None
         half, event, *rest, result = events[1]
         assert (half, rest, result.text) == ("half", ["re", ": ", "1"], "re: 1")
         assert isinstance(event, StreamRestarted)
         assert event.text == "half"
-        assert not any(isinstance(event, StreamRestarted) for event in events[0] + events[2])
 
 
 async def by_break(stream: Any) -> None:
@@ -273,14 +252,6 @@ async def test_an_input_that_raises_is_told_after_all_that_came() -> None:
         assert caught.value.results.texts() == ["re: 0", "re: 1", "re: 2"]
         with pytest.raises(BatchInterrupted):
             await stream.results()
-
-
-@pytest.mark.parametrize("source", [list, lambda: iter([])])
-async def test_an_empty_batch_ends_at_once(source: Any) -> None:
-    async with client_of(StreamWire()) as client:
-        stream = ask(client, source())
-        assert await heard(stream) == []
-        assert len(await stream.results()) == 0
 
 
 async def test_many_items_that_cannot_be_sent_do_not_pile_up() -> None:

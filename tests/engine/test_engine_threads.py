@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 
 from qreward.engine import threads
-from qreward.engine.threads import CLOCK, REAL_TIME, SHARED, BlockingTime, RealTime, Workers, replaced_time
+from qreward.engine.threads import CLOCK, REAL_TIME, RealTime, Workers, replaced_time
 
 PATIENCE = 30.0
 """Seconds after which a test that should have been woken fails."""
@@ -71,14 +71,6 @@ def run_alone(workers: Workers, job: Callable[[], object]) -> None:
     assert done.acquire(timeout=PATIENCE)
 
 
-def test_a_job_runs_in_a_daemon_thread_with_a_name_of_its_own() -> None:
-    seen = []
-    run_alone(Workers(1), lambda: seen.append(threading.current_thread()))
-    assert seen[0] is not threading.current_thread()
-    assert seen[0].daemon
-    assert seen[0].name == "qreward-worker-1"
-
-
 def test_as_many_threads_as_are_needed_run_at_once_and_no_more_than_are_allowed() -> None:
     workers, bodies = Workers(3), Bodies()
     assert [workers.run(bodies) for _ in range(5)] == [True] * 3 + [False] * 2
@@ -106,9 +98,10 @@ def test_a_report_that_hands_over_the_next_job_finds_its_own_worker_free() -> No
     assert handed == [True] * 50
 
 
-def test_an_idle_thread_ends_after_its_time_and_another_takes_its_place() -> None:
-    workers, seen = Workers(1, idle_seconds=0.01), []
+def test_a_job_runs_in_a_daemon_thread_that_ends_when_it_was_idle_for_its_time() -> None:
+    workers, seen = Workers(1, idle_seconds=0.01), list[threading.Thread]()
     run_alone(workers, lambda: seen.append(threading.current_thread()))
+    assert (seen[0] is threading.current_thread(), seen[0].daemon, seen[0].name) == (False, True, "qreward-worker-1")
     assert until(lambda: idle(workers) == 0)
     seen[0].join(PATIENCE)
     assert not seen[0].is_alive()
@@ -163,20 +156,21 @@ def test_an_idle_thread_keeps_nothing_of_its_last_job_alive() -> None:
     assert until(lambda: gone() is None)
 
 
-@pytest.mark.parametrize("when", ["in the job", "in its report"])
-def test_a_job_that_raises_against_its_promise_is_told_of_and_its_worker_lives_on(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_raises_against_its_promise_is_told_of_and_its_worker_lives_on(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[threading.ExceptHookArgs] = []
     monkeypatch.setattr(threading, "excepthook", told.append)
-    workers = Workers(1)
 
     def breaks() -> None:
         raise KeyError("promised not to")
 
-    assert workers.run(breaks if when == "in the job" else lambda: breaks)
-    assert until(lambda: bool(told) and idle(workers) == 1)
-    assert isinstance(told[0].exc_value, KeyError)
-    run_alone(workers, lambda: None)
-    assert busy(workers) == 0
+    for job in (breaks, lambda: breaks):  # in the job, and in its report
+        workers = Workers(1)
+        told.clear()
+        assert workers.run(job)
+        assert until(lambda workers=workers: bool(told) and idle(workers) == 1)  # type: ignore[misc]
+        assert isinstance(told[0].exc_value, KeyError)
+        run_alone(workers, lambda: None)
+        assert busy(workers) == 0
 
 
 def test_where_the_system_gives_no_further_thread_the_answer_is_no_and_without_any_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,29 +259,22 @@ def test_a_wait_ends_when_it_is_woken_or_after_its_time() -> None:
         assert REAL_TIME.now() - began >= seconds
 
 
-def test_real_time_runs_jobs_in_the_workers_it_is_given() -> None:
+def test_a_clock_that_was_replaced_comes_back_also_when_the_block_fails_and_runs_jobs_in_its_own_workers() -> None:
     workers, bodies = Workers(1), Bodies()
-    time_of_one: BlockingTime = RealTime(workers)
-    assert [time_of_one.run(bodies), time_of_one.run(bodies)] == [True, False]
-    assert bodies.have_begun(1)
-    assert (busy(workers), SHARED is workers) == (1, False)
-    bodies.may_end.release()
+    before, outer, inner = CLOCK.run, RealTime(Workers(1)), RealTime(workers)
+    used = []
 
-
-def test_a_clock_that_replaces_another_replacement_gives_it_back() -> None:
-    before, outer, inner = CLOCK.run, RealTime(Workers(1)), RealTime(Workers(1))
-    used = [before]
-    with replaced_time(outer):
-        used.append(CLOCK.run)
-        with replaced_time(inner):
+    def fails() -> None:
+        with replaced_time(outer):
+            with replaced_time(inner):
+                used.append(CLOCK.run)
+                assert [CLOCK.run(bodies), CLOCK.run(bodies)] == [True, False]
+                assert bodies.have_begun(1)
+                assert busy(workers) == 1
             used.append(CLOCK.run)
-        used.append(CLOCK.run)
-    used.append(CLOCK.run)
-    assert used == [before, outer.run, inner.run, outer.run, before]
+            raise LookupError
 
-
-def test_a_clock_that_was_replaced_comes_back_when_the_block_fails() -> None:
-    before = CLOCK.run
-    with pytest.raises(LookupError), replaced_time(RealTime(Workers(1))):
-        raise LookupError
-    assert CLOCK.run == before
+    with pytest.raises(LookupError):
+        fails()
+    assert [*used, CLOCK.run] == [inner.run, outer.run, before]
+    bodies.may_end.release()

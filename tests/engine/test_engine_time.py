@@ -28,62 +28,45 @@ async def fails_at(client: Any, prompt: object, **settings: Any) -> tuple[str, f
     return "answered", asyncio.get_running_loop().time()
 
 
-async def test_a_timeout_stops_the_request_and_says_so() -> None:
-    wire = FakeWire(hangs)
-    async with client_of(wire) as client:
-        with pytest.raises(RequestTimeout, match=r"within the timeout of 3 s \(queueing included\) over '\*'; an attempt was under way"):
-            await ask(client, "x", timeout=3)
-        assert 3 <= asyncio.get_running_loop().time() <= 3 + BUCKET
-        await asyncio.sleep(0.1)
-        assert wire.cancelled == ["x"]
-
-
-async def test_a_timeout_counts_the_time_in_the_queue() -> None:
+async def test_a_timeout_counts_the_time_in_the_queue_stops_the_request_and_says_so() -> None:
     wire = FakeWire(seconds=2)
-    async with client_of(wire, {"a": 1}) as client:
-        calls = [fails_at(client, number, timeout=5) for number in range(4)]
-        outcomes = await asyncio.gather(*calls)
+    async with client_of(wire, {"a": 1}, timeout=4) as client:
+        outcomes = await asyncio.gather(*(fails_at(client, number, timeout=5) for number in range(4)))
         assert [kind for kind, _ in outcomes] == ["answered", "answered", "RequestTimeout", "RequestTimeout"]
         assert all(5 <= when <= 5 + BUCKET for _, when in outcomes[2:])
+        await asyncio.sleep(0.1)
+        assert wire.cancelled == ["2"]
         with pytest.raises(RequestTimeout, match="it was never sent: no endpoint had room"):
             await asyncio.gather(ask(client, 8), ask(client, 9, timeout=1))
         await asyncio.sleep(2)  # the first of them is answered
     assert wire.prompts[:3] == ["0", "1", "2"]
+    async with client_of(FakeWire(seconds=9), timeout=4) as client:
+        with pytest.raises(RequestTimeout, match=r"within the timeout of 4 s \(queueing included\) over '\*'; an attempt was under way"):
+            await ask(client, 0)
+        assert [await ask(client, 1, timeout=timeout) for timeout in (None, 20)] == ["re: 1"] * 2
 
 
-@pytest.mark.parametrize("sized", [True, False])
-async def test_the_items_of_a_batch_time_out_although_nothing_else_happens(sized: bool) -> None:
-    wire = FakeWire(hangs)
-    async with client_of(wire, {"a": 4}) as client:
-        batch = await client.batch_chat_completion(chats(12) if sized else iter(chats(12)), MODEL, timeout=10)
-        assert leftovers(client) in ({}, {"slots": 4, "attempts": 4})  # the last four are being stopped
-        await asyncio.sleep(0)
-    assert [type(error) for error in batch.errors.values()] == [RequestTimeout] * 12
-    assert 30 <= asyncio.get_running_loop().time() <= 30 + 3 * BUCKET + 1e-3  # counted from when an item could first be sent
+async def test_the_items_of_a_batch_time_out_although_nothing_else_happens() -> None:
+    for items in (chats(12), iter(chats(12))):
+        began = asyncio.get_running_loop().time()
+        async with client_of(FakeWire(hangs), {"a": 4}) as client:
+            batch = await client.batch_chat_completion(items, MODEL, timeout=10)
+            assert leftovers(client) in ({}, {"slots": 4, "attempts": 4})  # the last four are being stopped
+            took = asyncio.get_running_loop().time() - began
+            await asyncio.sleep(0)
+        assert [type(error) for error in batch.errors.values()] == [RequestTimeout] * 12
+        assert 30 <= took <= 30 + 3 * BUCKET + 1e-3  # counted from when an item could first be sent
 
 
 async def test_a_short_timeout_behind_a_long_one_fires_in_time() -> None:
     async with client_of(FakeWire(hangs), {"a": 100}) as client:
-        timeouts = [60, 5, 30, 0.2, 600, 2, None, 0.1]
-        asking = [asyncio.ensure_future(fails_at(client, number, timeout=timeout)) for number, timeout in enumerate(timeouts)]
+        due = [60, 5, 30, 0.2, 600, 2, 0.1]
+        asking = [asyncio.ensure_future(fails_at(client, number, timeout=timeout)) for number, timeout in enumerate(due)]
         await asyncio.sleep(0.05)
         asking.append(asyncio.ensure_future(fails_at(client, "late", timeout=0.02)))
-        await asyncio.wait([task for task, timeout in zip(asking, [*timeouts, 0.02], strict=True) if timeout])
-        for task, timeout in zip(asking, [*timeouts, 0.07], strict=True):
-            if timeout is None:
-                task.cancel()
-            else:
-                assert task.result()[0] == "RequestTimeout"
-                assert timeout <= task.result()[1] <= timeout + BUCKET
+        for timeout, (kind, when) in zip([*due, 0.07], await asyncio.gather(*asking), strict=True):
+            assert (kind, timeout <= when <= timeout + BUCKET) == ("RequestTimeout", True), timeout
         await asyncio.sleep(0.1)
-
-
-async def test_the_clients_own_timeout_is_the_default_and_a_call_may_switch_it_off() -> None:
-    async with client_of(FakeWire(seconds=9), timeout=4) as client:
-        with pytest.raises(RequestTimeout, match="timeout of 4 s"):
-            await ask(client, 0)
-        assert await ask(client, 1, timeout=None) == "re: 1"
-        assert await ask(client, 2, timeout=20) == "re: 2"
 
 
 class CountingLoop(VirtualTimeLoop):
@@ -98,7 +81,7 @@ class CountingLoop(VirtualTimeLoop):
         return timer
 
 
-def test_a_loop_has_one_timer_however_many_wait() -> None:
+def test_a_loop_has_one_timer_and_no_task_for_an_item_that_waits_however_many_do() -> None:
     CountingLoop.armed = CountingLoop.most = 0
     doors: list[asyncio.Future[str]] = []
 
@@ -109,28 +92,16 @@ def test_a_loop_has_one_timer_however_many_wait() -> None:
     async def test() -> None:
         async with client_of(FakeWire(behind_a_door), {"a": 8}) as client:
             calls = [asyncio.ensure_future(ask(client, number, timeout=600 - number)) for number in range(400)]
-            batch = asyncio.ensure_future(client.batch_chat_completion(chats(400), MODEL))
-            while doors or not batch.done():
+            batches = [asyncio.ensure_future(client.batch_chat_completion(chats(200), MODEL)) for _ in range(2)]
+            while doors or not batches[0].done():
                 await asyncio.sleep(0)
+                assert len(asyncio.all_tasks()) <= 1 + len(calls) + len(batches) + 8, "the callers, and the attempts"
                 while doors:
                     doors.pop().set_result("fine")
             await asyncio.gather(*calls)
-            assert len((await batch).errors) == 0
+            assert [len((await batch).errors) for batch in batches] == [0, 0]
 
     with asyncio.Runner(loop_factory=CountingLoop) as runner:
         runner.run(test())
     assert CountingLoop.most == 1
     assert CountingLoop.armed <= 400 + 20  # each of the calls is due before the one that came before it
-
-
-async def test_there_is_no_task_for_an_item_that_waits() -> None:
-    async with client_of(FakeWire(), {"a": 8}) as client:
-        many = [asyncio.ensure_future(client.batch_chat_completion(chats(2500), MODEL)) for _ in range(4)]
-        await asyncio.sleep(0.5)
-        tasks = asyncio.all_tasks()
-        assert len(tasks) == 1 + 4 + 8  # this one, the batches, and the attempts
-        waiting = sum(len(pool.queue) for source in client._runtime.fleet.sources() for pool in source.pools)
-        assert 0 < waiting <= 4 * 32
-        for batch in many:
-            batch.cancel()
-        await asyncio.wait(many)

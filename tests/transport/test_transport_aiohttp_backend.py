@@ -6,6 +6,7 @@ import asyncio
 import base64
 import errno
 import inspect
+import ssl
 from contextlib import suppress
 from typing import Any
 
@@ -19,7 +20,7 @@ from qreward.errors import ConfigError
 from qreward.settings.policies import Endpoint, Limits, Timeouts
 from qreward.testing.virtual_time import run_in_virtual_time
 from qreward.transport import aiohttp_backend as aiohttp_transport
-from qreward.transport.aiohttp_backend import CONNECTS_AT_ONCE, AiohttpTransport, GatedConnector, translate
+from qreward.transport.aiohttp_backend import AiohttpTransport, GatedConnector, translate
 
 PATH = "/chat/completions"
 OK = answer(completion())
@@ -29,28 +30,6 @@ _create_connection = aiohttp.TCPConnector._create_connection
 def test_the_private_hook_of_aiohttp_that_limits_new_connections_is_still_there() -> None:
     assert inspect.iscoroutinefunction(_create_connection)
     assert list(inspect.signature(_create_connection).parameters) == ["self", "req", "traces", "timeout"]
-
-
-async def test_few_connections_are_opened_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    opening, most, full = 0, 0, asyncio.Event()
-
-    async def watched(*args: Any) -> Any:
-        nonlocal opening, most
-        opening += 1
-        most = max(most, opening)
-        if opening == CONNECTS_AT_ONCE:
-            asyncio.get_running_loop().call_later(0.02, full.set)  # time in which one too many would show
-        async with asyncio.timeout(PATIENCE):
-            await full.wait()
-        try:
-            return await _create_connection(*args)
-        finally:
-            opening -= 1
-
-    monkeypatch.setattr(aiohttp.TCPConnector, "_create_connection", watched)
-    async with Server(always(OK)) as server, transport_of("aiohttp", server.url) as transport:
-        await asyncio.gather(*(transport.post(PATH, b"{}") for _ in range(3 * CONNECTS_AT_ONCE)))
-    assert most == CONNECTS_AT_ONCE
 
 
 async def test_nothing_is_kept_of_responses_that_are_over() -> None:
@@ -90,6 +69,14 @@ def test_waiting_for_ones_turn_to_connect_counts_against_no_timeout(
     monkeypatch.setattr(aiohttp.TCPConnector, "_create_connection", slow)
     monkeypatch.setattr(aiohttp_transport, "CONNECTS_AT_ONCE", 1)
     run_in_virtual_time(test())
+
+
+async def test_an_idle_connection_is_closed_after_keepalive_seconds() -> None:
+    async with Server(always(OK)) as server, transport_of("aiohttp", server.url, keepalive=0.05) as transport:
+        await transport.post(PATH, b"{}")
+        async with asyncio.timeout(PATIENCE):
+            await server.connections[0].gone.wait()
+        assert (await transport.post(PATH, b"{}")).status == 200
 
 
 async def test_a_connection_that_does_not_open_in_time_was_certainly_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,46 +127,60 @@ async def test_a_connection_may_be_refused_by_our_own_machine(monkeypatch: pytes
         assert (caught.value.local, caught.value.sent) == (True, False)
 
 
-async def test_no_error_of_aiohttp_hangs_on_to_ours() -> None:
-    """aiohttp's errors hold the request's headers, the key among them."""
-    async with transport_of("aiohttp", "http://127.0.0.1:1/v1") as transport:
-        with pytest.raises(TransportError) as caught:
-            await transport.post(PATH, b"{}")
-        assert (caught.value.__cause__, caught.value.__context__) == (None, None)
-
-
-def test_an_error_that_aiohttp_invents_a_status_for_is_no_status() -> None:
+def test_what_aiohttps_errors_mean() -> None:
     info: Any = None
-    error = translate(aiohttp.ClientResponseError(info, (), status=400, message="bad"))
-    assert (error.malformed, error.sent) == (True, True)
+    refused = aiohttp.ClientConnectorCertificateError(info, ssl.SSLCertVerificationError())
+    table: list[tuple[Exception, dict[str, bool], str]] = [
+        (aiohttp.ClientResponseError(info, (), status=400, message="bad"), {"malformed": True}, "ClientResponseError"),
+        (aiohttp.SocketTimeoutError(), {"timeout": True}, "timeouts.read"),
+        (aiohttp.ConnectionTimeoutError(), {"sent": False, "timeout": True}, "timeouts.connect"),
+        (aiohttp.ServerDisconnectedError(), {}, "broke"),
+        (ConnectionResetError(errno.ECONNRESET, "reset by peer"), {}, "reset by peer"),
+        (aiohttp.InvalidURL("http://x"), {"sent": False}, "InvalidURL"),
+        (UnicodeError(), {"sent": False}, "UnicodeError"),
+        (refused, {"sent": False}, "TLS certificate: refused"),
+    ]
+    for error, meant, words in table:
+        found = translate(error)
+        flags = {name: getattr(found, name) for name in ("sent", "timeout", "local", "malformed")}
+        assert flags == {"sent": True, "timeout": False, "local": False, "malformed": False} | meant, repr(error)
+        assert words in str(found)
 
 
-async def _proxy(request: Request, connection: Connection) -> None:
-    if request.line.startswith("CONNECT"):
-        await connection.send(answer(b"", status=407))
-        connection.writer.close()
-    else:
-        await connection.send(OK)
+async def test_a_server_that_does_not_speak_tls_is_told_so() -> None:
+    def plain(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(plain, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, transport_of("aiohttp", f"https://127.0.0.1:{port}/v1") as transport:
+        with pytest.raises(TransportError, match=r"does not speak TLS at this port\); write base_url with http://") as caught:
+            await transport.post(PATH, b"{}")
+        assert caught.value.sent is False
 
 
-@each("by", ["setting", "environment"])
-async def test_a_proxy_gets_the_whole_address_and_its_own_credentials(monkeypatch: pytest.MonkeyPatch, by: str) -> None:
-    async with Server(_proxy) as proxy:
+async def test_a_proxy_gets_the_whole_address_and_its_own_credentials_and_its_refusal_to_connect_is_no_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def script(request: Request, connection: Connection) -> None:
+        if request.line.startswith("CONNECT"):
+            await connection.send(answer(b"", status=407))
+            connection.writer.close()
+        else:
+            await connection.send(OK)
+
+    async with Server(script) as proxy:
         url = f"http://me:pass%20word@127.0.0.1:{proxy.port}"
         monkeypatch.setenv("http_proxy", url)
         monkeypatch.delenv("no_proxy", raising=False)
-        settings = {"proxy": url} if by == "setting" else {}
-        transport = AiohttpTransport(Endpoint("http://judge.example/v1", **settings))
-        for _ in range(2):
+        for settings in ({"proxy": url}, {}):  # by the setting, and by the environment
+            transport = AiohttpTransport(Endpoint("http://judge.example/v1", **settings))  # type: ignore[arg-type]
             assert (await transport.post(PATH, b"{}")).status == 200
-        await transport.aclose()
-    assert [request.line for request in proxy.requests] == ["POST http://judge.example/v1/chat/completions HTTP/1.1"] * 2
-    expected = "Basic " + base64.b64encode(b"me:pass word").decode()
-    assert {request.headers["proxy-authorization"] for request in proxy.requests} == {expected}
-
-
-async def test_a_proxy_that_refuses_to_connect_is_no_answer_and_its_password_is_not_shown() -> None:
-    async with Server(_proxy) as proxy:
+            await transport.aclose()
+        assert [request.line for request in proxy.requests] == ["POST http://judge.example/v1/chat/completions HTTP/1.1"] * 2
+        expected = "Basic " + base64.b64encode(b"me:pass word").decode()
+        assert {request.headers["proxy-authorization"] for request in proxy.requests} == {expected}
         transport = AiohttpTransport(Endpoint("https://judge.example/v1", proxy=f"http://me:secretword@127.0.0.1:{proxy.port}"))
         with pytest.raises(TransportError, match="407") as caught:
             await transport.post(PATH, b"{}")

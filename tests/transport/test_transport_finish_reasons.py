@@ -62,29 +62,19 @@ def test_the_outcome_of_an_answer_depends_on_its_finish_reason_and_its_codec() -
     assert ends(CHAT, must_be_read_leniently) == ("TRANSIENT", None)
 
 
-def test_a_stream_that_did_not_end_well_is_a_failure_after_all_of_its_text() -> None:
-    wanted = {
-        "stop": "answer",
-        "length": "answer",
-        "abort": FailureKind.TRANSIENT,
-        "error": FailureKind.TRANSIENT,
-        "content_filter": FailureKind.REFUSED,
-        "odd": FailureKind.REFUSED,
-    }
-    found = {}
+def test_a_stream_that_did_not_end_well_is_a_failure_after_all_of_its_text_unless_its_program_reads_the_reason() -> None:
+    transient, refused = FailureKind.TRANSIENT, FailureKind.REFUSED
+    wanted: dict[str, Any] = {"stop": "answer", "length": "answer", "abort": transient, "error": transient}
+    wanted |= dict.fromkeys(("content_filter", "odd", "STOP"), refused)
+    found: dict[str, Any] = {}
     for reason in wanted:
-        text, outcome, _ = streamed(always(sse(said("ye") + said("s") + said("", finish=reason) + DONE)))
-        assert text == "yes"
+        script = always(sse(said("ye") + said("s") + said("", finish=reason) + DONE))
+        text, outcome, _ = streamed(script)
         found[reason] = outcome.kind if isinstance(outcome, Failure) else "answer"
+        assert text == "yes"
         assert isinstance(outcome, Failure) or outcome.value.finish_reason == reason
+        assert isinstance(streamed(script, what=WireRequest(VERBATIM_CHAT, "judge-7b", MESSAGES, {}, None))[1], Answer), reason
     assert found == wanted
-
-
-def test_a_stream_for_a_program_that_reads_the_reason_itself_ends_as_the_server_said() -> None:
-    for reason in NOT_WHOLE:
-        what = WireRequest(VERBATIM_CHAT, "judge-7b", MESSAGES, {}, None)
-        _, outcome, _ = streamed(always(sse(said("yes") + said("", finish=reason) + DONE)), "aiohttp", what)
-        assert isinstance(outcome, Answer), reason
 
 
 def test_a_legacy_completion_that_was_given_up_is_an_error_of_its_prompt_alone() -> None:

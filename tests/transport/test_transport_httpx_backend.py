@@ -25,14 +25,22 @@ PACKAGES = each("package", [httpx, httpx2])
 URL = "http://judge.example/v1"
 
 
-async def outcome_of(client: Any, **settings: Any) -> Answer | Failure:
+async def outcome_of(client: Any, url: str = URL, **settings: Any) -> Answer | Failure:
     backend = HttpBackend()
-    outcome = await backend.send(Endpoint(URL, http_client=client, **settings), call())
+    outcome = await backend.send(Endpoint(url, http_client=client, **settings), call())
     await backend.aclose()
     return outcome
 
 
-async def test_respx_sees_the_request_and_gives_the_answer() -> None:
+async def error_of(client: Any) -> TransportError:
+    """The error of a request that fails, which holds none of the client's own."""
+    with pytest.raises(TransportError) as caught:
+        await HttpxTransport(Endpoint(URL, http_client=client)).post("/chat/completions", b"{}")
+    assert (caught.value.__cause__, caught.value.__context__) == (None, None)
+    return caught.value
+
+
+async def test_respx_sees_the_request_and_gives_the_answer_and_says_what_it_does_not_know() -> None:
     async with httpx.AsyncClient() as client:
         with respx.mock:
             route = respx.post(f"{URL}/chat/completions").respond(json=completion("from respx"))
@@ -41,10 +49,6 @@ async def test_respx_sees_the_request_and_gives_the_answer() -> None:
         assert outcome.value.text() == "from respx"
         (request,) = [recorded.request for recorded in route.calls]
         assert request.headers["authorization"] == "Bearer key-of-mine"
-
-
-async def test_a_request_that_respx_does_not_know_says_so() -> None:
-    async with httpx.AsyncClient() as client:
         with respx.mock:
             outcome = await outcome_of(client)
         assert isinstance(outcome, Failure)
@@ -53,28 +57,20 @@ async def test_a_request_that_respx_does_not_know_says_so() -> None:
 
 
 @PACKAGES
-@each("bare", [False, True])
-async def test_a_mock_transport_works_alone_and_in_a_client(package: Any, bare: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if bare:
-        monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
-    mock = package.MockTransport(lambda request: package.Response(200, json=completion(request.url.path)))
-    client = mock if bare else package.AsyncClient(transport=mock)
-    outcome = await outcome_of(client)
-    assert isinstance(outcome, Answer)
-    assert outcome.value.text() == "/v1/chat/completions"
-    assert (outcome.prompt_tokens, outcome.output_tokens) == (12, 3)
-
-
-@PACKAGES
-async def test_a_client_that_was_given_is_never_closed(package: Any) -> None:
+async def test_a_mock_transport_works_alone_and_in_a_client_and_neither_is_ever_closed(
+    package: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Mine(package.MockTransport):  # type: ignore[name-defined,misc]
         async def aclose(self) -> None:
             raise AssertionError("closed")
 
-    mine = Mine(lambda _: package.Response(200, json=completion()))
+    mine = Mine(lambda request: package.Response(200, json=completion(request.url.path)))
     client = package.AsyncClient(transport=mine)
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")  # the client of a bare transport must not go by it
     for given in (mine, client):
-        assert isinstance(await outcome_of(given), Answer)
+        outcome = await outcome_of(given)
+        assert isinstance(outcome, Answer)
+        assert (outcome.value.text(), outcome.prompt_tokens, outcome.output_tokens) == ("/v1/chat/completions", 12, 3)
     assert not client.is_closed
 
 
@@ -87,51 +83,41 @@ async def test_the_clients_own_auth_headers_and_hooks_are_kept(package: Any) -> 
 
     client = package.AsyncClient(auth=("me", "pw"), headers={"x-mine": "1"}, event_hooks={"request": [hook]}, trust_env=False)
     async with client, Server(always(answer(completion()))) as server:
-        backend = HttpBackend()
-        assert isinstance(await backend.send(Endpoint(server.url, http_client=client), call()), Answer)
-        await backend.aclose()
+        assert isinstance(await outcome_of(client, server.url), Answer)
         assert server.requests[0].headers["authorization"].startswith("Basic ")
     assert seen == ["1"]
 
 
-def _errors(package: Any) -> list[tuple[Exception, dict[str, bool]]]:
-    return [
-        (package.ConnectTimeout("x"), {"sent": False, "timeout": True}),
-        (package.PoolTimeout("x"), {"sent": False, "timeout": True}),
-        (package.ConnectError("x"), {"sent": False}),
-        (package.ProxyError("x"), {"sent": False}),
-        (package.UnsupportedProtocol("x"), {"sent": False}),
-        (package.ReadTimeout("x"), {"timeout": True}),
-        (package.WriteTimeout("x"), {"timeout": True}),
+@PACKAGES
+async def test_what_the_clients_errors_mean(package: Any) -> None:
+    unsent, full = {"sent": False}, OSError(errno.EMFILE, "Too many open files")
+    chained = package.ConnectError("all attempts failed")
+    chained.__cause__ = full
+    table: list[tuple[Exception, dict[str, bool]]] = [
+        (package.ConnectTimeout("x"), unsent | {"timeout": True}),
+        (package.PoolTimeout("x"), unsent | {"timeout": True}),
+        *((kind("x"), unsent) for kind in (package.ConnectError, package.ProxyError, package.UnsupportedProtocol, package.InvalidURL)),
+        *((kind("x"), {"timeout": True}) for kind in (package.ReadTimeout, package.WriteTimeout)),
         (package.ReadError("x"), {}),
         (package.RemoteProtocolError("Server disconnected without sending a response."), {}),
+        (package.RemoteProtocolError("peer closed connection without sending complete message body"), {}),
         (package.RemoteProtocolError("illegal status line"), {"malformed": True}),
         (package.DecodingError("x"), {"malformed": True}),
-        (OSError(errno.EMFILE, "x"), {"sent": False, "local": True}),
+        (full, unsent | {"local": True}),
+        (chained, unsent | {"local": True}),
         (ConnectionResetError(), {}),
+        (RuntimeError("Cannot send a request, as the client has been closed."), unsent),
+        (RuntimeError("Event loop is closed"), {}),
+        (RuntimeError("something else"), {}),
     ]
+    for error, meant in table:
 
+        def broken(_: Any, error: Exception = error) -> Any:
+            raise error
 
-@PACKAGES
-@each("number", range(len(_errors(httpx))))
-async def test_what_the_clients_errors_mean(package: Any, number: int) -> None:
-    error, meant = _errors(package)[number]
-
-    def broken(_: Any) -> Any:
-        raise error
-
-    transport = HttpxTransport(Endpoint(URL, http_client=package.MockTransport(broken)))
-    with pytest.raises(TransportError) as caught:
-        await transport.post("/chat/completions", b"{}")
-    flags = {name: getattr(caught.value, name) for name in ("sent", "timeout", "local", "malformed")}
-    assert flags == {"sent": True, "timeout": False, "local": False, "malformed": False} | meant, repr(error)
-    assert (caught.value.__cause__, caught.value.__context__) == (None, None)
-
-
-@PACKAGES
-async def test_an_operating_systems_refusal_is_found_under_the_clients_wrapping(package: Any) -> None:
-    def chained(_: Any) -> Any:
-        raise package.ConnectError("all attempts failed") from OSError(errno.EMFILE, "Too many open files")
+        found = await error_of(package.MockTransport(broken))
+        flags = {name: getattr(found, name) for name in ("sent", "timeout", "local", "malformed")}
+        assert flags == {"sent": True, "timeout": False, "local": False, "malformed": False} | meant, repr(error)
 
     def within(_: Any) -> Any:
         try:
@@ -140,21 +126,11 @@ async def test_an_operating_systems_refusal_is_found_under_the_clients_wrapping(
             error.errno = errno.EMFILE
             raise package.ConnectError("all attempts failed")  # noqa: B904 - the case
 
-    for broken in (chained, within):
-        transport = HttpxTransport(Endpoint(URL, http_client=package.MockTransport(broken)))
-        with pytest.raises(TransportError) as caught:
-            await transport.post("/chat/completions", b"{}")
-        assert caught.value.local, broken.__name__
-
-
-@PACKAGES
-async def test_a_client_that_its_owner_closed_was_certainly_not_used(package: Any) -> None:
+    assert (await error_of(package.MockTransport(within))).local
     client = package.AsyncClient()
     await client.aclose()
-    transport = HttpxTransport(Endpoint(URL, http_client=client))
-    with pytest.raises(TransportError, match="closed") as caught:
-        await transport.post("/chat/completions", b"{}")
-    assert caught.value.sent is False
+    closed = await error_of(client)
+    assert (closed.sent, "closed" in str(closed)) == (False, True), "a client that its owner closed was certainly not used"
 
 
 @PACKAGES
@@ -174,5 +150,6 @@ async def test_timeouts_come_from_the_endpoint_and_not_from_the_client(package: 
 
 @each("given", [httpx.Client(), object(), "http://proxy", httpx.AsyncClient])
 def test_anything_else_is_a_configuration_error(given: Any) -> None:
-    with pytest.raises(ConfigError, match="http_client must be an httpx"):
+    with pytest.raises(ConfigError, match="http_client must be an httpx") as caught:
         HttpxTransport(Endpoint(URL, http_client=given))
+    assert ("synchronous" in str(caught.value)) is isinstance(given, httpx.Client)

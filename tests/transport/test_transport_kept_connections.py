@@ -51,9 +51,6 @@ async def test_what_is_still_sent_to_an_endpoint_that_is_not_kept_is_answered_an
             assert isinstance(await backend.send(endpoint, call()), Answer)
         await all_closed(backend, server)
         assert len(server.connections) == 3
-
-
-async def test_a_stream_that_is_refused_leaves_nothing_of_an_endpoint_that_is_not_kept() -> None:
     async with backend_to(always(answer(b"{}", status=400))) as (server, endpoint, backend):
         assert isinstance(await backend.stream(endpoint, call()), Failure)
         backend.keep([])
@@ -172,7 +169,7 @@ async def test_a_stream_that_is_closed_twice_counts_once() -> None:
         assert in_flight == [1, 1, 0, 0]
 
 
-async def test_reloads_of_a_weight_also_from_another_thread_keep_one_connection() -> None:
+async def test_changes_of_a_client_also_from_another_thread_keep_the_connections_that_can_be_kept_and_no_others() -> None:
     async with Server(always(OK)) as server:
         endpoint = Endpoint(server.url, name="a", models=["judge-7b"], proxy="")
         async with QRewardClient([endpoint]) as client:
@@ -186,14 +183,10 @@ async def test_reloads_of_a_weight_also_from_another_thread_keep_one_connection(
                 await asyncio.sleep(0)
             backend: Any = client._runtime.engine.driver().backend
             assert (len(server.connections), connections(backend)) == (1, 1)
-
-
-async def test_endpoints_that_are_added_and_removed_leave_no_connection() -> None:
-    async with Server(always(OK)) as server, QRewardClient([Endpoint(server.url, name="base", models=["base"])]) as client:
-        for number in range(6):
-            client.add_endpoint(Endpoint(server.url, name=f"e{number}", models=[f"m{number}"], proxy=""))
-            await client.chat_completion(MESSAGES, f"m{number}")
-            client.remove_endpoint(f"e{number}")
-        backend: Any = client._runtime.engine.driver().backend
-        await all_closed(backend, server)
-        assert len(server.connections) == 6
+            for number in range(6):
+                client.add_endpoint(Endpoint(server.url, name=f"e{number}", models=[f"m{number}"], proxy=""))
+                await client.chat_completion(MESSAGES, f"m{number}")
+                client.remove_endpoint(f"e{number}")
+            async with asyncio.timeout(PATIENCE):
+                await asyncio.gather(*(connection.gone.wait() for connection in server.connections[1:]))
+            assert len(server.connections) == 7

@@ -52,11 +52,12 @@ def test_a_stream_gives_its_words_and_ends_in_the_whole_answer(engine: str) -> N
 
 
 @each("engine", ENGINES)
-async def test_chunks_come_as_soon_as_they_are_sent_and_keep_alives_are_signs_of_life(engine: str) -> None:
+async def test_the_rate_limits_come_first_then_chunks_as_soon_as_they_are_sent_and_keep_alives_are_signs_of_life(engine: str) -> None:
     sent: asyncio.Queue[bytes] = asyncio.Queue()
 
     async def script(_: Request, connection: Connection) -> None:
-        await connection.send(START)
+        told = b"x-ratelimit-limit-requests: 60\r\nx-ratelimit-remaining-requests: 7\r\ntransfer-encoding"
+        await connection.send(START.replace(b"transfer-encoding", told))
         while data := await sent.get():
             await connection.send(piece(data))
         await connection.send(END)
@@ -65,6 +66,9 @@ async def test_chunks_come_as_soon_as_they_are_sent_and_keep_alives_are_signs_of
         stream = await backend.stream(endpoint, call())
         assert isinstance(stream, ChatStream)
         assert (stream.outcome, stream.headers.get("x-request-id")) == (None, "r-1")
+        assert stream.limits is not None
+        assert stream.limits.requests is not None
+        assert (stream.limits.requests.limit, stream.limits.requests.remaining) == (60, 7)
         first, second = said("ye"), said("s")
         expected = [(first, ["ye"]), (b": ping\n\n", []), (second[:40], []), (second[40:] + ENDED, ["s", ""]), (DONE, None)]
         for data, texts in expected:
@@ -73,17 +77,6 @@ async def test_chunks_come_as_soon_as_they_are_sent_and_keep_alives_are_signs_of
             assert ([chunk.text for chunk in chunks] if chunks else chunks) == texts
         assert isinstance(stream.outcome, Answer)
         sent.put_nowait(b"")
-        await stream.aclose()
-
-
-async def test_the_rate_limits_that_the_server_states_are_there_when_the_stream_opens() -> None:
-    told = b"x-ratelimit-limit-requests: 60\r\nx-ratelimit-remaining-requests: 7\r\ntransfer-encoding"
-    async with backend_to(always(sse(WHOLE).replace(b"transfer-encoding", told))) as (_server, endpoint, backend):
-        stream = await backend.stream(endpoint, call())
-        assert isinstance(stream, ChatStream)
-        assert stream.limits is not None
-        assert stream.limits.requests is not None
-        assert (stream.limits.requests.limit, stream.limits.requests.remaining) == (60, 7)
         await stream.aclose()
 
 

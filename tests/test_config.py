@@ -218,12 +218,17 @@ models = [
 ]
 [routes."judge-*"]
 endpoints = ["a"]
+[[cascade.stages]]
+model = "a"
+[[cascade.stages]]
+model = "b"
 """
     expected: dict[tuple[str | int, ...], int | None] = {
         ("timeout",): 2, ("retry", "attempts"): 4, ("retry", "cap"): 3, ("endpoints",): 5, ("endpoints", 0): 5,
         ("endpoints", 0, "base_url"): 6, ("endpoints", 0, "kind"): 5, ("endpoints", 0, "limits", "rpm"): 11,
         ("endpoints", 0, "limits", "timeouts", "read"): 12, ("endpoints", 1): 13, ("endpoints", 1, "limits", "rpm"): 14,
         ("endpoints", 1, "models", 0): 15, ("routes", "judge-*", "strategy"): 18, ("routes", "judge-*", "endpoints"): 19, ("x",): None,
+        ("cascade", "stages", 0, "model"): 21, ("cascade", "stages", 1, "model"): 23,
     }  # fmt: skip
     assert {path: _toml_line_of(text, path) for path in expected} == expected
 
@@ -362,6 +367,7 @@ EFFECTS: list[tuple[list[dict[str, Any]], dict[str, Any], list[str]]] = [
     ([{**GPU_0, "api_key": "a"}, {**SAME, "api_key": "b"}], {}, []),  # two accounts
     ([{**GPU_0, "models": ["a"]}, {**SAME, "models": ["b"]}], {}, []),  # limits for two models of one server
     ([{**GPU_0, "models": ["a"]}, {**SAME, "models": ["b"]}], {"c": {"endpoints": BOTH}}, [TWICE]),
+    ([{**GPU_0, "models": ["a"]}, {**SAME, "models": ["b", "a"]}], {}, [TWICE]),
 ]
 
 

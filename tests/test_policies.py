@@ -117,6 +117,8 @@ REFUSED: list[tuple[Callable[[], object], tuple[str, ...]]] = [
     (route(strategy="fastest"), ("strategy: ", "'expected_finish'", "not 'fastest'")),
     (route(strategy="round-robin"), ("strategy: ", "not 'round-robin'; did you mean 'round_robin'?")),
     (route(strategy=f"{SECRET}-and-more"), ("strategy: ", "not a string")),
+    (route(strategy=7), ("strategy: ", "not 7")),
+    (route(strategy=["fastest"]), ("strategy: ", "not a list")),
     (route(pattern="judge-["), ("pattern: ", "'judge-['", "not closed")),
 ]
 

@@ -12,12 +12,12 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from example_index import INDEX, ROW, docstring, programs, rows, shown
 
+from qreward import LoadBalanceStrategy
 from qreward.cli.demo import INPUT
 from qreward.testing import FakeEndpoint, FakeFleet
 from qreward.testing.responders import judge
@@ -121,14 +121,11 @@ def test_a_single_call_and_a_batch_print_their_verdicts(said: dict[str, str]) ->
 
 
 def test_the_load_balancer_shows_each_strategy_and_spares_an_unhealthy_endpoint(said: dict[str, str]) -> None:
-    lines = said["client_load_balancing.py"].splitlines()
-    names = ["expected_finish", "round_robin", "weighted_round_robin", "least_connections", "power_of_two", "consistent_hash"]
-    assert [line[:22].strip() for line in lines] == [*names, "without gpu-0"]
-    shares = {line[:22].strip(): Counter({name: int(count) for name, count in re.findall(r"(gpu-\d) (\d+)", line[22:])}) for line in lines}
-    assert all(share.total() == 20 for share in shares.values())
-    assert sorted(shares["round_robin"].values()) == [6, 7, 7]
-    assert shares["weighted_round_robin"]["gpu-0"] == 12  # three of five
-    assert shares["without gpu-0"]["gpu-0"] == 0
+    lines = {line[:22].strip(): line[22:] for line in said["client_load_balancing.py"].splitlines()}
+    shares = {name: Counter({gpu: int(count) for gpu, count in re.findall(r"(gpu-\d) (\d+)", line)}) for name, line in lines.items()}
+    assert list(shares) == [*LoadBalanceStrategy, "without gpu-0"]
+    assert {share.total() for share in shares.values()} == {20}
+    assert (shares["weighted_round_robin"]["gpu-0"], shares["without gpu-0"]["gpu-0"]) == (12, 0)  # three of five
 
 
 def test_a_bulk_that_stops_half_way_judges_each_row_once_and_prefix_affinity_computes_far_fewer_tokens(said: dict[str, str]) -> None:
@@ -152,47 +149,28 @@ def test_the_model_router_prefers_the_exact_name_then_the_most_specific_glob(sai
     assert re.search(r"^not served: .*'unknown-model'.*'judge-\*'", out, re.MULTILINE)
 
 
-def test_a_stream_comes_token_by_token_breaks_off_and_is_restarted(said: dict[str, str]) -> None:
-    tokens, text, chunks, ended, broke, restarted, complete = said["client_stream.py"].splitlines()
-    assert tokens.count("|") == 30
+def test_streams_come_token_by_token_and_are_restarted_and_one_that_fails_is_a_value(said: dict[str, str]) -> None:
+    tokens, text, _, _, broke, restarted, complete = said["client_stream.py"].splitlines()
     verdict = tokens.replace("|", "")
     assert json.loads(verdict)["verdict"] == "correct"
-    assert text == f"the text:  {len(verdict)} characters, 30 tokens"
-    assert re.fullmatch(r"as chunks: 3\d of openai's ChatCompletionChunk", chunks)
-    assert ended.startswith('ended at:  {"verdict": "correct",')
-    assert verdict.startswith(ended.removeprefix("ended at:  "))
-    before = re.fullmatch(r"broke off: (.*) \(ConnectionFailed\)", broke)
+    assert (text, complete) == (f"the text:  {len(verdict)} characters, 30 tokens", f"complete:  {verdict}")
+    before = re.fullmatch(r"broke off: (.+) \(ConnectionFailed\)", broke)
     assert before
     assert verdict.startswith(before[1])
-    assert 0 < len(before[1]) < len(verdict)
     assert restarted == f"restarted after {len(before[1])} characters, which do not count"
-    assert complete == f"complete:  {verdict}"
-
-
-def test_the_streams_of_a_batch_interleave_and_one_that_fails_is_a_value(said: dict[str, str]) -> None:
-    out = said["client_stream_batch.py"]
-    before, failed, after, judged, *ends = out.splitlines()
-    tokens = Counter(before + after)
-    index = re.fullmatch(r"stream (\d) failed: the stream broke off after \d+ characters: endpoint 'judge-1'.*", failed)
+    before_it, failed, after_it, judged, *ends = said["client_stream_batch.py"].splitlines()
+    index = re.match(r"stream (\d) failed: the stream broke off after \d+ characters: endpoint 'judge-1'", failed)
     assert index
-    assert tokens == dict.fromkeys("01234567", 24) | {index[1]: 12}
-    assert sum(one != other for one, other in pairwise(before + after)) > 7  # more than if they came one after the other
-    rewards = [None if number == int(index[1]) else 1 - number % 2 for number in range(8)]
-    assert judged == f"7 of 8 judged: {rewards}"
-    pattern = r'stream (\d) ended at judge-[01] after \d\.\d\d s: \{"verdict": "(\w+)", .*\}'
-    found = [re.fullmatch(pattern, end) for end in ends]
-    assert sorted((end[1], end[2]) for end in found if end) == [(str(number), ("correct", "incorrect")[number % 2]) for number in range(8)]
+    assert Counter(before_it + after_it) == dict.fromkeys("01234567", 24) | {index[1]: 12}
+    assert judged == f"7 of 8 judged: {[None if number == int(index[1]) else 1 - number % 2 for number in range(8)]}"
+    assert all(" ended at judge-" in end for end in ends)
 
 
 def test_the_blocking_client_calls_judges_streams_and_serves_threads(said: dict[str, str]) -> None:
     one, *progress, batch, stream, threads = said["client_sync.py"].splitlines()
     assert json.loads(one.removeprefix("one call:"))["verdict"] == "correct"
-    assert all(re.fullmatch(r"\d+/60 judged, 0 failed, \$0\.\d{6}", line) for line in progress)
-    assert progress[0].startswith("0/60")
-    assert progress[-1].startswith("60/60")
-    assert not progress[-1].endswith("$0.000000")
+    assert re.fullmatch(r"60/60 judged, 0 failed, \$0\.\d{6}", progress[-1])
     assert batch == "the batch: 30 of 60 candidates are right"
-    assert stream.count("|") == 30
     assert json.loads(stream.removeprefix("a stream:").replace("|", ""))["verdict"] == "incorrect"
     assert threads.startswith("8 threads: 16 answers")
 

@@ -180,12 +180,12 @@ class Answering(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def answering(answers: Answers, *certificate: Path) -> Iterator[str]:
+def answering(answers: Answers, certificate: Path | None = None, key: Path | None = None) -> Iterator[str]:
     """The address, without a path, of a server made by hand; of TLS if it is given a certificate and its key."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Answering,), {"answers": answers}))
-    if certificate:
+    if certificate is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(*certificate)
+        context.load_cert_chain(certificate, key)
         server.handle_error = lambda *_: None  # type: ignore[method-assign]  # a client that refuses the certificate
         server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     thread = Thread(target=server.serve_forever, args=(0.01,))
@@ -335,7 +335,7 @@ def test_a_model_that_is_not_listed_is_well_if_it_answers_a_call(check: Check) -
 
 
 def test_a_file_of_fakes_is_recognised_in_one_line(check: Check) -> None:
-    fakes = [{"name": "gpu-0", "port": 8100, "responder": "judge"}, {"name": "api", "api_key": KEY}]
+    fakes: list[dict[str, Any]] = [{"name": "gpu-0", "port": 8100, "responder": "judge"}, {"name": "api", "api_key": KEY}]
     status, said = check.file({"endpoints": fakes})
     assert (status, len(said.splitlines())) == (2, 2), said
     assert "fleet.json: this is a file for `qreward fleet`: its endpoints have 'port', and none has base_url; " in said

@@ -35,7 +35,9 @@ PAGES = sorted(
     path for path in ROOT.rglob("*.md") if not any(part.startswith(".") or part in HIDDEN for part in path.relative_to(ROOT).parts)
 )
 SETTINGS = {kind for kind in vars(policies).values() if inspect.isclass(kind) and issubclass(kind, policies.Policy)}
-MODELS = sorted(SETTINGS - {policies.Policy} | {ClientConfig, JudgeConfig, RewardConfig}, key=lambda model: model.__name__)
+MODELS: list[type[BaseModel]] = sorted(
+    SETTINGS - {policies.Policy} | {ClientConfig, JudgeConfig, RewardConfig}, key=lambda model: model.__name__
+)
 MARK = re.compile(r"<!-- (?:run|fragment|needs: \w.{3,}) -->")
 API = ROOT / "docs" / "reference" / "api"
 UNITS = {"seconds", "bytes", "share", "requests", "tries", "requests a minute", "tokens a minute", "connections a second"}

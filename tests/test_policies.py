@@ -145,9 +145,8 @@ def test_a_wrong_setting_is_refused_in_words_that_help() -> None:
 
 def test_durations_and_rates_are_positive_finite_numbers() -> None:
     nan, inf = float("nan"), float("inf")
-    fields = [(Timeouts, field) for field in ("connect", "read", "attempt")]
-    fields += [(Limits, field) for field in ("rpm", "tpm", "connects_per_second")]  # type: ignore[list-item]
-    for kind, field in fields:
+    fields: list[tuple[Any, str]] = [(Timeouts, field) for field in ("connect", "read", "attempt")]
+    for kind, field in [*fields, *((Limits, field) for field in ("rpm", "tpm", "connects_per_second"))]:
         for value in (nan, inf, -inf, 0, -1, True, False, "soon", 10**400):
             with pytest.raises(ConfigError, match=f"{kind.__name__}: {field}: "):
                 kind(**{field: value})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import shutil
@@ -20,10 +19,7 @@ from typing import Any
 
 import pytest
 
-from qreward.cli import diagnose as findings
 from qreward.cli import main
-from qreward.cli.check import configuration
-from qreward.errors import ConfigError
 from qreward.testing import FakeEndpoint, FakeFleet
 
 KINDS = ("openai", "vllm", "sglang", "tei", "openrlhf", "nim")
@@ -31,20 +27,22 @@ KEY, WRONG = "sk-right-key-1234567", "sk-wrong-key-7654321"
 
 
 class Check:
-    """Runs the command on endpoints, and reads what it says."""
+    """Runs the command on endpoints or on a trainer's file, and reads what it says."""
 
     def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self._file, self._capsys = folder / "fleet.json", capsys
 
-    def __call__(self, *endpoints: dict[str, Any], more: tuple[str, ...] = (), routes: Any = ()) -> tuple[int, str]:
-        described = [{"name": "a", "proxy": "", **endpoint} for endpoint in endpoints]
-        self._file.write_text(json.dumps({"endpoints": described, "routes": routes}))
+    def file(self, content: dict[str, Any], *more: str) -> tuple[int, str]:
+        """The status, and all that was said."""
+        self._file.write_text(json.dumps(content))
         status = main(["check", str(self._file), "--timeout", "20", *more])
-        said = self._capsys.readouterr()
-        assert said.err == ""
-        assert KEY not in said.out
-        assert WRONG not in said.out
-        return status, said.out
+        said = "".join(self._capsys.readouterr())
+        assert KEY not in said
+        assert WRONG not in said
+        return status, said
+
+    def __call__(self, *endpoints: dict[str, Any], more: tuple[str, ...] = (), routes: Any = ()) -> tuple[int, str]:
+        return self.file({"endpoints": [{"name": "a", "proxy": "", **endpoint} for endpoint in endpoints], "routes": routes}, *more)
 
     def json(self, *endpoints: dict[str, Any], more: tuple[str, ...] = (), routes: Any = ()) -> tuple[int, list[dict[str, Any]]]:
         status, said = self(*endpoints, more=("--json", *more), routes=routes)
@@ -61,13 +59,6 @@ def fake(kind: Any = "openai", **settings: Any) -> Iterator[dict[str, Any]]:
     """A fake server, as an endpoint that fits it."""
     with FakeFleet([FakeEndpoint("a", kind=kind, **settings)]) as fleet:
         yield {"base_url": fleet.urls["a"], "kind": kind}
-
-
-@contextmanager
-def silent() -> Iterator[str]:
-    """The address of a server that takes connections and says nothing."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
 
 
 def test_a_server_of_each_kind_that_is_set_up_well_is_found_well(check: Check) -> None:
@@ -90,15 +81,13 @@ def test_it_tells_limits_and_queue_as_servers_do(check: Check) -> None:
     with fake("tei") as tei, fake("sglang", max_concurrency=8) as sglang, fake("vllm") as vllm:
         named = [{**endpoint, "name": name} for name, endpoint in (("tei", tei), ("sglang", sglang), ("vllm", vllm))]
         status, found = check.json(*named)
-        assert status == 0
-        assert found[0]["limits"] == {"items": 32, "concurrency": 512, "input_tokens": 8192, "batch_tokens": 16384}
-        assert found[1]["limits"] == {"concurrency": 8}
-        assert [(each["running"], each["waiting"]) for each in found] == [(None, 0), (0, 0), (0, 0)]
         _, said = check(*named)
-    assert "items=32 concurrency=512" in said
-    assert "0 running, 0 waiting" in said
-    assert " ".join(said.splitlines()[0].split()) == "endpoint url kind state latency models server limits queue TLS key"
-    assert said.splitlines()[-1] == "all is well"
+    assert (status, found[1]["limits"]) == (0, {"concurrency": 8})
+    assert found[0]["limits"] == {"items": 32, "concurrency": 512, "input_tokens": 8192, "batch_tokens": 16384}
+    assert [(each["running"], each["waiting"]) for each in found] == [(None, 0), (0, 0), (0, 0)]
+    head, *_, last = said.splitlines()
+    assert (" ".join(head.split()), last) == ("endpoint url kind state latency models server limits queue TLS key", "all is well")
+    assert [words for words in ("items=32 concurrency=512", "0 running, 0 waiting") if words not in said] == []
 
 
 def test_no_model_is_called_unless_that_is_wanted(check: Check) -> None:
@@ -107,13 +96,12 @@ def test_no_model_is_called_unless_that_is_wanted(check: Check) -> None:
         _, (found,) = check.json(endpoint)
         assert (found["called"], fleet.seen("a").requests) == (None, 0)
         status, said = check(endpoint, more=("--call",))
-        assert (status, fleet.seen("a").requests) == (0, 1)
-    assert "ready, answered" in said
+        assert (status, fleet.seen("a").requests, "ready, answered" in said) == (0, 1, True)
 
 
 def test_a_port_without_a_server_and_a_server_that_never_answers_do_not_delay_the_others(check: Check) -> None:
-    with FakeFleet([FakeEndpoint("dead"), FakeEndpoint("well")]) as fleet, silent() as silence:
-        urls = {**fleet.urls, "hangs": silence}
+    with FakeFleet([FakeEndpoint("dead"), FakeEndpoint("well")]) as fleet, socket.create_server(("127.0.0.1", 0)) as silent:
+        urls = {**fleet.urls, "hangs": f"http://127.0.0.1:{silent.getsockname()[1]}/v1"}
         fleet.kill("dead")
         given = [{"base_url": urls[name], "name": name} for name in ("dead", "hangs", "well")]
         status, (dead, hanging, well) = check.json(*given, more=("--timeout", "0.5"))
@@ -192,23 +180,22 @@ class Answering(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(server: ThreadingHTTPServer) -> Iterator[None]:
+def answering(answers: Answers, certificate: Path | None = None, key: Path | None = None) -> Iterator[str]:
+    """The address, without a path, of a server made by hand; of TLS if it is given a certificate and its key."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Answering,), {"answers": answers}))
+    if certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key)
+        server.handle_error = lambda *_: None  # type: ignore[method-assign]  # a client that refuses the certificate
+        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     thread = Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
-        yield
+        yield f"http{'s' if certificate else ''}://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         thread.join()
         server.server_close()
-
-
-@contextmanager
-def answering(answers: Answers) -> Iterator[str]:
-    """The address of a server made by hand, without a path."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Answering,), {"answers": answers}))
-    with serving(server):
-        yield f"http://127.0.0.1:{server.server_port}"
 
 
 LIST = '{"object": "list", "data": [{"id": "judge-7b"}]}'
@@ -293,13 +280,6 @@ def test_hints_are_written_in_the_form_of_the_file(
         assert "none was sent (401); set OPENAI_API_KEY\n" in capsys.readouterr().out
 
 
-def test_a_server_without_a_list_of_models_is_well_if_it_answers_a_call(check: Check) -> None:
-    with answering({"*": (404, ""), "/v1/chat/completions": (200, COMPLETION)}) as host:
-        status, (found,) = check.json({"base_url": f"{host}/v1", "models": ["judge-7b"]}, more=("--call",))
-    assert (status, found["problems"], found["called"]) == (0, [], "answered")
-    assert found["notes"][0].startswith("it does not list its models")
-
-
 SERVED: list[tuple[dict[str, Any], list[dict[str, Any]], list[str]]] = [
     ({"models": ["judge-7b"]}, [], []),
     ({"models": ["judge-*"]}, [], []),
@@ -338,28 +318,28 @@ def test_a_listed_pattern_is_no_model_and_stands_for_the_models_that_match_it(ch
 
 
 def test_a_model_that_is_not_listed_is_well_if_it_answers_a_call(check: Check) -> None:
+    calls = ("--call",)
+    with answering({"*": (404, ""), "/v1/chat/completions": (200, COMPLETION)}) as host:
+        status, (found,) = check.json({"base_url": f"{host}/v1", "models": ["judge-7b"]}, more=calls)
+    assert (status, found["problems"], found["called"]) == (0, [], "answered")
+    assert found["notes"][0].startswith("it does not list its models")
     listing = {"*": (404, ""), "/v1/models": (200, '{"data": [{"id": "other"}]}'), "/v1/chat/completions": (200, COMPLETION)}
     with answering(listing) as host:
         endpoint = {"base_url": f"{host}/v1", "models": ["judge-7b"]}
         assert check(endpoint)[0] == 1
-        status, (found,) = check.json(endpoint, more=("--call",))
+        status, (found,) = check.json(endpoint, more=calls)
         assert (status, found["state"], found["problems"]) == (0, "ready, answered", [])
         assert found["notes"] == ["its list of models has no 'judge-7b', but it answered a call for this model"]
-        status, (found,) = check.json({**endpoint, "models": ["judge-7b", "judge-8b"]}, more=("--call",))
+        status, (found,) = check.json({**endpoint, "models": ["judge-7b", "judge-8b"]}, more=calls)
         assert (status, found["problems"][0].partition(";")[0]) == (1, "it does not serve 'judge-8b', but 'other'")
 
 
-def test_a_file_of_fakes_is_recognised_in_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "fleet.toml"
-    path.write_text('[[endpoints]]\nname = "gpu-0"\nport = 8100\nresponder = "judge"\n\n[[endpoints]]\nname = "api"\napi_key = "secret"\n')
-    with pytest.raises(ConfigError) as caught:
-        configuration(str(path))
-    assert str(caught.value).startswith(f"{path}: this is a file for `qreward fleet`: its endpoints have 'port', and none has base_url; ")
-    assert len(str(caught.value).splitlines()) == 1
-    assert "secret" not in str(caught.value)
-    path.write_text('[[endpoints]]\nname = "gpu-0"\nport = 8100\nbase_url = "http://gpu-0:8000/v1"\n')
-    with pytest.raises(ConfigError, match="unknown setting 'port'"):
-        configuration(str(path))
+def test_a_file_of_fakes_is_recognised_in_one_line(check: Check) -> None:
+    fakes: list[dict[str, Any]] = [{"name": "gpu-0", "port": 8100, "responder": "judge"}, {"name": "api", "api_key": KEY}]
+    status, said = check.file({"endpoints": fakes})
+    assert (status, len(said.splitlines())) == (2, 2), said
+    assert "fleet.json: this is a file for `qreward fleet`: its endpoints have 'port', and none has base_url; " in said
+    assert "unknown setting 'port'" in check.file({"endpoints": [fakes[0] | {"base_url": "http://gpu-0:8000/v1"}]})[1]
 
 
 def test_a_server_that_is_loading_and_one_that_fails_a_call(check: Check) -> None:
@@ -389,32 +369,8 @@ def test_a_timeout_that_is_none_is_a_mistake_and_a_reader_that_has_enough_is_no_
     assert (process.returncode, said) == (141, b"")
 
 
-# TLS
-
-
-class Models(BaseHTTPRequestHandler):
-    """One model, whoever asks."""
-
-    def do_GET(self) -> None:
-        body = b'{"object": "list", "data": [{"id": "judge-7b"}]}' if self.path == "/v1/models" else b"{}"
-        self.send_response(200 if self.path in ("/v1/models", "/health") else 404)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-@contextmanager
-def tls_server(certificate: Path, key: Path) -> Iterator[str]:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Models)
-    server.handle_error = lambda *_: None  # type: ignore[method-assign]  # a client that refuses the certificate
-    server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
-    with serving(server):
-        yield f"https://127.0.0.1:{server.server_port}/v1"
+def tls_server(*certificate: Path) -> Any:
+    return answering({"/v1/models": (200, LIST), "/health": (200, "{}"), "*": (404, "")}, *certificate)
 
 
 def openssl(folder: Path, *arguments: str) -> None:
@@ -435,8 +391,11 @@ def self_signed(folder: Path, days: int) -> tuple[Path, Path]:
 
 def test_a_self_signed_certificate_is_refused_said_and_trusted_if_verify_says_so(check: Check, tmp_path: Path) -> None:
     certificate, key = self_signed(tmp_path, 10)
-    with tls_server(certificate, key) as url:
-        given = [{"base_url": url, "name": name, "verify": verify} for name, verify in (("a", True), ("b", False), ("c", str(certificate)))]
+    with tls_server(certificate, key) as host:
+        given = [
+            {"base_url": f"{host}/v1", "name": name, "verify": verify}
+            for name, verify in (("a", True), ("b", False), ("c", str(certificate)))
+        ]
         status, (refused, unverified, trusted) = check.json(*given)
         _, said = check(*given)
     assert status == 1
@@ -453,14 +412,10 @@ def test_a_self_signed_certificate_is_refused_said_and_trusted_if_verify_says_so
 
 def test_https_at_a_port_without_tls_and_http_at_a_port_with_tls_are_recognised(check: Check, tmp_path: Path) -> None:
     with fake("vllm") as plain, tls_server(*self_signed(tmp_path, 10)) as secure:
-        wrong = (
-            {"base_url": plain["base_url"].replace("http://", "https://")},
-            {"base_url": secure.replace("https://", "http://"), "name": "b"},
-        )
-        status, (without, with_tls) = check.json(*wrong)
-    assert status == 1
+        swapped = (plain["base_url"].replace("http:", "https:"), secure.replace("https:", "http:") + "/v1")
+        status, (without, with_tls) = check.json({"base_url": swapped[0]}, {"base_url": swapped[1], "name": "b"})
     no_tls = "no connection (the server does not speak TLS at this port); write base_url with http://, or with the port for https"
-    assert without["problems"] == [no_tls]
+    assert (status, without["problems"]) == (1, [no_tls])
     assert with_tls["problems"] == ["the server speaks TLS at this port; write base_url with https://"]
 
 
@@ -475,111 +430,72 @@ def test_settings_without_effect_are_notes(check: Check) -> None:
     assert "b: (note) it is the same server as 'a'" in said
 
 
-def expired(folder: Path) -> tuple[Path, Path]:
-    """A certificate that ended on 1 January 2021."""
-    settings = (
+def test_a_certificate_that_has_expired_is_a_problem(check: Check, tmp_path: Path) -> None:
+    (tmp_path / "ca").write_text(
         "[ca]\ndefault_ca=x\n[x]\ndatabase=index\nnew_certs_dir=.\nrand_serial=yes\ndefault_md=sha256\npolicy=p\n[p]\ncommonName=supplied\n"
     )
-    (folder / "ca").write_text(settings)
-    (folder / "index").touch()
-    openssl(folder, "req", *NEW_KEY, "-out", "request")
+    (tmp_path / "index").touch()
+    openssl(tmp_path, "req", *NEW_KEY, "-out", "request")
     times = ["-startdate", "20200101000000Z", "-enddate", "20210101000000Z"]
     sign = ["-batch", "-config", "ca", "-selfsign", "-keyfile", "key", "-in", "request", *times, "-out", "certificate", "-notext"]
-    openssl(folder, "ca", *sign)
-    return folder / "certificate", folder / "key"
-
-
-def test_a_certificate_that_has_expired_is_a_problem(check: Check, tmp_path: Path) -> None:
-    with tls_server(*expired(tmp_path)) as url:
-        _, (found,) = check.json({"base_url": url, "verify": False})
+    openssl(tmp_path, "ca", *sign)
+    with tls_server(tmp_path / "certificate", tmp_path / "key") as host:
+        _, (found,) = check.json({"base_url": f"{host}/v1", "verify": False})
     days = (datetime.now(UTC) - datetime(2021, 1, 1, tzinfo=UTC)).days
     assert found["certificate_days"] == pytest.approx(-days, abs=1)
     (problem,) = found["problems"]
     assert re.fullmatch(r"its certificate expired \d+ days ago; renew it", problem)
 
 
-def test_the_end_of_a_certificate_that_a_private_authority_signed_is_told(tmp_path: Path) -> None:
+def test_the_end_of_a_certificate_that_a_private_authority_signed_is_told(check: Check, tmp_path: Path) -> None:
     _, key = self_signed(tmp_path, 1000)
     openssl(tmp_path, "req", "-new", "-key", "key", "-subj", "/CN=leaf", "-out", "request")
     sign = ["-CA", "certificate", "-CAkey", "key", "-days", "10", "-set_serial", "5", "-out", "leaf"]
     openssl(tmp_path, "x509", "-req", "-in", "request", *sign)
-    with tls_server(tmp_path / "leaf", key) as url:
-        tls = asyncio.run(findings.tls_handshake("127.0.0.1", int(url.rsplit(":", 1)[1].removesuffix("/v1"))))
-    assert tls is not None
-    assert tls.days == pytest.approx(10, abs=0.01)
+    with tls_server(tmp_path / "leaf", key) as host:
+        _, (found,) = check.json({"base_url": f"{host}/v1", "verify": False})
+    assert found["certificate_days"] == pytest.approx(10, abs=0.1)
 
 
-def test_the_settings_file_of_a_trainer_is_checked_with_the_servers_of_its_client(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "reward.json"
-    with fake(models=["judge-7b"]) as endpoint:
-        content: dict[str, Any] = {"client": {"endpoints": [endpoint]}, "judge": {"model": "judge-7b"}}
-        file.write_text(json.dumps(content))
-        assert main(["check", str(file), "--timeout", "20"]) == 0
-        assert "ready" in capsys.readouterr().out
-        file.write_text(json.dumps(content | {"judge": {"modle": "judge-7b"}}))
-        assert main(["check", str(file), "--timeout", "20"]) == 2
-        assert "did you mean 'model'?" in capsys.readouterr().err
-
-
-def test_the_models_of_the_scorers_must_be_served_where_servers_list_their_models(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "reward.json"
-    cases: list[tuple[dict[str, Any], dict[str, Any], str | None]] = [
-        ({}, {"judge": {"model": "judge-7b"}}, None),
+def test_of_the_settings_of_a_trainer_the_models_of_the_scorers_must_be_served(check: Check) -> None:
+    judge = {"judge": {"model": "judge-7b"}}
+    cases: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+        ({}, judge, "all is well"),
+        ({}, {"judge": {"modle": "judge-7b"}}, "did you mean 'model'?"),
         ({}, {"judge": {"model": "jugde-7b"}}, "a: it does not serve 'jugde-7b', but 'judge-7b'; change judge.model, or map the name with"),
-        ({"model_names": {"mine": "judge-7b"}}, {"judge": {"model": "mine"}}, None),
+        ({"model_names": {"mine": "judge-7b"}}, {"judge": {"model": "mine"}}, "all is well"),
         ({}, {"judge": {"model": ["judge-7b", "other"]}}, "a: it does not serve 'other', but 'judge-7b'; change judge.model"),
         ({}, {"reward_model": "rm-7b"}, "a: it does not serve 'rm-7b', but 'judge-7b'; change reward_model"),
         ({}, {"cascade": {"stages": ["rm-7b", {"model": "judge-7b"}]}}, "change cascade.stages.0"),
         ({"models": ["judge-8b"]}, {"judge": {"model": "judge-8b"}}, "a: it does not serve 'judge-8b', but 'judge-7b'; change models or"),
         ({"models": ["judge-7b"]}, {"judge": {"model": "jugde-7b"}}, "judge.model: no endpoint of the client serves the model 'jugde-7b'"),
     ]
-    with fake("vllm", models=["judge-7b"]) as endpoint:
-        for settings, scorer, problem in cases:
-            file.write_text(json.dumps({"client": {"endpoints": [{"name": "a", "proxy": "", **endpoint, **settings}]}, **scorer}))
-            status = main(["check", str(file), "--timeout", "20"])
-            said = capsys.readouterr()
-            assert (status == 0) is (problem is None), (scorer, said)
-            assert (problem or "all is well") in said.out + said.err, (scorer, said)
-            assert (said.out + said.err).count("does not serve") <= 1, said
+    wrong = {}
+    with FakeFleet([FakeEndpoint("a", kind="vllm", models=["judge-7b"]), FakeEndpoint("b", models=["other"])]) as fleet:
+        a, b = ({"name": name, "kind": kind, "base_url": fleet.urls[name], "proxy": ""} for name, kind in (("a", "vllm"), ("b", "openai")))
+        for settings, scorer, words in cases:
+            status, said = check.file({"client": {"endpoints": [a | settings]}, **scorer})
+            if (status == 0) is not (words == "all is well") or words not in said or said.count("does not serve") > 1:
+                wrong[words] = said
+        routes = [{"pattern": "judge-*", "endpoints": ["a"]}]
+        assert check.file({"client": {"endpoints": [a, b], "routes": routes}, **judge})[0] == 0, "b need not serve what no route sends it"
+        assert (
+            "b: it does not serve 'judge-7b', but 'other'; change judge.model" in check.file({"client": {"endpoints": [a, b]}, **judge})[1]
+        )
+    assert wrong == {}
 
 
-def test_an_endpoint_that_no_route_of_a_judges_model_names_need_not_serve_the_model(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "reward.json"
-    with FakeFleet([FakeEndpoint("a", models=["judge-7b"]), FakeEndpoint("b", models=["other"])]) as fleet:
-        endpoints = [{"name": name, "base_url": url, "proxy": ""} for name, url in fleet.urls.items()]
-        client = {"endpoints": endpoints, "routes": [{"pattern": "judge-*", "endpoints": ["a"]}]}
-        file.write_text(json.dumps({"client": client, "judge": {"model": "judge-7b"}}))
-        assert main(["check", str(file), "--timeout", "20"]) == 0, capsys.readouterr()
-        file.write_text(json.dumps({"client": {"endpoints": endpoints}, "judge": {"model": "judge-7b"}}))
-        assert main(["check", str(file), "--timeout", "20"]) == 1
-    assert "b: it does not serve 'judge-7b', but 'other'; change judge.model" in capsys.readouterr().out
-
-
-def test_a_call_uses_the_models_of_the_scorers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "reward.json"
+def test_a_call_uses_the_models_of_the_scorers_and_an_answer_to_one_that_is_not_listed_is_enough(check: Check) -> None:
     with FakeFleet([FakeEndpoint("a", kind="vllm", models=["judge-7b", "first"])]) as fleet:
-        endpoint = {"name": "a", "kind": "vllm", "base_url": fleet.urls["a"], "proxy": ""}
-        for scorer, status in (({"judge": {"model": "judge-7b"}}, 0), ({"judge": {"model": ["first", "jugde-7b"]}}, 1)):
-            file.write_text(json.dumps({"client": {"endpoints": [endpoint]}, **scorer}))
-            assert main(["check", str(file), "--timeout", "20", "--call"]) == status, capsys.readouterr()
-        assert "a: a call failed: endpoint 'a' answered 404 for model 'jugde-7b'" in capsys.readouterr().out
+        client = {"endpoints": [{"name": "a", "kind": "vllm", "base_url": fleet.urls["a"], "proxy": ""}]}
+        assert check.file({"client": client, "judge": {"model": "judge-7b"}}, "--call")[0] == 0
+        status, said = check.file({"client": client, "judge": {"model": ["first", "jugde-7b"]}}, "--call")
+        assert (status, "a: a call failed: endpoint 'a' answered 404 for model 'jugde-7b'" in said) == (1, True)
         assert fleet.seen("a").requests == 3
-        file.write_text(json.dumps({"client": {"endpoints": [endpoint]}, "reward_model": "judge-7b"}))
-        main(["check", str(file), "--timeout", "20", "--call"])
+        check.file({"client": client, "reward_model": "judge-7b"}, "--call")
         assert fleet.seen("a").requests == 4
-
-
-def test_an_answer_to_a_model_that_a_server_does_not_list_is_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "reward.json"
     with answering({"/v1/models": (200, LIST), "/v1/chat/completions": (200, COMPLETION), "*": (200, "{}")}) as host:
-        client = {"endpoints": [{"name": "a", "base_url": f"{host}/v1", "proxy": ""}]}
-        file.write_text(json.dumps({"client": client, "judge": {"model": "an-alias"}}))
-        assert main(["check", str(file), "--timeout", "20"]) == 1
-        assert "a: it does not serve 'an-alias'" in capsys.readouterr().out
-        assert main(["check", str(file), "--timeout", "20", "--call"]) == 0, capsys.readouterr()
+        content = {"client": {"endpoints": [{"name": "a", "base_url": f"{host}/v1", "proxy": ""}]}, "judge": {"model": "an-alias"}}
+        status, said = check.file(content)
+        assert (status, "a: it does not serve 'an-alias'" in said) == (1, True)
+        assert check.file(content, "--call")[0] == 0

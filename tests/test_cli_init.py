@@ -7,8 +7,9 @@ import importlib.util
 import re
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,8 +42,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for name, value in (("MY_KEY", KEY), ("MY_URL", GPU), ("JUDGE_KEY", KEY), ("NO_PROXY", "*")):
         monkeypatch.setenv(name, value)
-    for name in ("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY"):
-        monkeypatch.delenv(name, raising=False)
     return tmp_path
 
 
@@ -171,18 +170,18 @@ def test_a_judge_is_added_beside_a_configuration_file_that_is_kept_with_its_comm
     assert "other.toml: is not a configuration file of a client" in capsys.readouterr().err
 
 
-def test_the_lines_for_trainers_are_those_of_their_page() -> None:
-    page = (Path(__file__).parents[1] / "docs/trainers/index.md").read_text()
-    for trainer, line in init.TRAINERS.items():
-        assert f"`{line}`" in page, trainer
-
-
-def test_the_line_for_a_trainer_comes_after_the_import_that_it_needs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_line_for_a_trainer_is_that_of_its_page_and_comes_after_the_import_that_it_needs(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pages = Path(__file__).parents[1] / "docs/trainers"
+    page = (pages / "index.md").read_text()
+    assert [trainer for trainer, line in init.TRAINERS.items() if f"`{line}`" not in page] == []
     assert main(["init", *FLEET, "--judge", "judge-7b", "--trainer", "trl"]) == 0
-    said = capsys.readouterr().out
-    assert '  from qreward.integrations.trl import reward\n  reward_funcs=reward("reward.toml")    # in trl; see ' in said
+    assert (
+        '  from qreward.integrations.trl import reward\n  reward_funcs=reward("reward.toml")    # in trl; see ' in capsys.readouterr().out
+    )
     assert "# For trl:  from qreward.integrations.trl import reward\n" in (folder / "reward.toml").read_text()
-    assert init.IMPORTS["trl"] in (Path(__file__).parents[1] / "docs/trainers/trl.md").read_text()
+    assert init.IMPORTS["trl"] in (pages / "trl.md").read_text()
 
 
 def test_the_page_shows_what_the_command_writes(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -198,35 +197,22 @@ def test_the_page_shows_what_the_command_writes(folder: Path, monkeypatch: pytes
     assert read_config(folder / "same.yaml")[0] == read_config(folder / "qreward.toml")[0]
 
 
-# Questions
-
-
-class Typist:
-    """Answers questions; what is asked beyond the answers ends the input."""
-
-    def __init__(self, answers: Iterable[str]) -> None:
-        self.answers, self.asked = iter(answers), list[str]()
-
-    def __call__(self, question: str) -> str:
-        self.asked.append(question)
-        try:
-            return next(self.answers)
-        except StopIteration:
-            raise EOFError from None
-
-
-class Screen:
-    def isatty(self) -> bool:
-        return True
-
-
 @pytest.fixture
-def typed(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def answer(*answers: str) -> Typist:
-        typist = Typist(answers)
-        monkeypatch.setattr(builtins, "input", typist)
-        monkeypatch.setattr(sys, "stdin", Screen())
-        return typist
+def typed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """Answers questions, and returns those that were asked; what is asked beyond the answers ends the input."""
+
+    def answer(*answers: str) -> list[str]:
+        left, asked = list(answers), list[str]()
+
+        def type_one(question: str) -> str:
+            asked.append(question)
+            if not left:
+                raise EOFError
+            return left.pop(0)
+
+        monkeypatch.setattr(builtins, "input", type_one)
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+        return asked
 
     return answer
 
@@ -234,11 +220,10 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_on_a_terminal_it_asks_proposes_what_the_server_says_and_checks_the_file(
     folder: Path, typed: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    key = {"api_key": KEY}
-    with FakeFleet([FakeEndpoint("a", kind="vllm", models=["judge-7b"], **key), FakeEndpoint("b", models=["m-1"])]) as fleet:
+    with FakeFleet([FakeEndpoint("a", kind="vllm", models=["judge-7b"], api_key=KEY), FakeEndpoint("b", models=["m-1"])]) as fleet:
         root = fleet.urls["a"].removesuffix("/v1")
         one = (root, fleet.urls["a"], KEY, "MY_KEY", "", "lots", "8")  # without /v1 at first; a key in place of its name; no number
-        typist = typed("nonsense", "gpu-0:8000", *one, fleet.urls["b"], "m-*", "", "", "judge-7b", "y")
+        asked = typed("nonsense", "gpu-0:8000", *one, fleet.urls["b"], "m-*", "", "", "judge-7b", "y")
         assert main(["init", "fleet.toml"]) == 0
     said = capsys.readouterr().out
     a, b = read_config(folder / "fleet.toml")[0].endpoints
@@ -246,7 +231,7 @@ def test_on_a_terminal_it_asks_proposes_what_the_server_says_and_checks_the_file
     assert a.api_key is not None
     assert (b.api_key, b.models, b.limits.max_concurrency) == (None, ("m-*",), None)
     assert load_reward_config(folder / "judge.toml").models == ("judge-7b",)
-    assert any("[judge-7b]" in question for question in typist.asked)
+    assert any("[judge-7b]" in question for question in asked)
     needed = "it requires a key, and none was sent (401)"
     for words in (f'set base_url = "{root}/v1"', needed, "the key itself is not written", "a whole number such as 64"):
         assert words in said
@@ -256,17 +241,15 @@ def test_on_a_terminal_it_asks_proposes_what_the_server_says_and_checks_the_file
     assert KEY not in said
 
 
-def test_a_terminal_that_is_left_writes_nothing(folder: Path, typed: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_terminal_that_is_left_writes_nothing_and_options_or_yes_leave_no_question_but_that_for_the_check(
+    folder: Path, typed: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     typed("http://127.0.0.1:9/v1")
     assert main(["init"]) == 130
     assert list(folder.iterdir()) == []
     assert "stopped" in capsys.readouterr().err
-
-
-def test_options_or_yes_leave_no_question_but_that_for_the_check(folder: Path, typed: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    typist = typed("n")
+    asked = typed("n")
     assert main(["init", "fleet.toml", "--endpoint", GPU]) == 0
     assert main(["init", "more.toml", "--endpoint", GPU, "--yes"]) == 0
-    assert len(typist.asked) == 1
-    assert "Check it now?" in typist.asked[0]
+    assert [question.strip().partition("?")[0] for question in asked] == ["Check it now"]
     assert main(["init", "other.toml", "--yes"]) == 2

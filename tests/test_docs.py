@@ -34,18 +34,9 @@ HIDDEN = {".git", ".venv", "build", "dist", "out", "node_modules"}
 PAGES = sorted(
     path for path in ROOT.rglob("*.md") if not any(part.startswith(".") or part in HIDDEN for part in path.relative_to(ROOT).parts)
 )
-MODELS = (
-    ClientConfig,
-    policies.Endpoint,
-    policies.Limits,
-    policies.Timeouts,
-    policies.Retry,
-    policies.Hedge,
-    policies.PrefixAffinity,
-    policies.Route,
-    policies.RewardModel,
-    JudgeConfig,
-    RewardConfig,
+SETTINGS = {kind for kind in vars(policies).values() if inspect.isclass(kind) and issubclass(kind, policies.Policy)}
+MODELS: list[type[BaseModel]] = sorted(
+    SETTINGS - {policies.Policy} | {ClientConfig, JudgeConfig, RewardConfig}, key=lambda model: model.__name__
 )
 MARK = re.compile(r"<!-- (?:run|fragment|needs: \w.{3,}) -->")
 API = ROOT / "docs" / "reference" / "api"
@@ -79,14 +70,9 @@ def broken(page: Path, link: str) -> bool:
     return bool(anchor) and (target.suffix != ".md" or anchor not in anchors(target.read_text()))
 
 
-def python_blocks(text: str) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
-
-
 def blocks(text: str, *languages: str) -> list[tuple[str, str]]:
     """The blocks of some languages, each with the line above it."""
-    found = re.findall(rf"(?:^([^\n]*)\n)?^```(?:{'|'.join(languages)})\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
-    return [(above, block) for above, block in found]
+    return re.findall(rf"(?:^([^\n]*)\n)?^```(?:{'|'.join(languages)})\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
 
 
 def json_lines(text: str) -> Any:
@@ -169,18 +155,24 @@ def shown_default(field: Any) -> str:
     return f"`{json.dumps(value.value if isinstance(value, Enum) else value)}`"
 
 
-def test_every_link_of_the_pages_leads_somewhere_in_the_repository_and_every_python_block_compiles() -> None:
-    texts = {page: page.read_text() for page in PAGES}
-    assert [(page, link) for page, text in texts.items() for link in links(text) if broken(page, link)] == []
-    assert [(page, block) for page, text in texts.items() for block in python_blocks(text) if not compiles(block)] == []
-    assert {"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/index.md"} <= {str(page.relative_to(ROOT)) for page in PAGES}
-
-
-def test_every_python_block_of_the_site_runs_or_says_what_it_needs() -> None:
+def test_links_lead_somewhere_in_the_repository_and_python_compiles_and_is_run_on_the_site_or_says_what_it_needs() -> None:
     """The marks are described in CONTRIBUTING.md; ``tests/examples/test_pages.py`` runs the blocks."""
-    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-    unmarked = [(page, block) for page in pages for above, block in blocks(page.read_text(), "python") if not MARK.fullmatch(above)]
-    assert unmarked == []
+    texts = {page.relative_to(ROOT).as_posix(): page.read_text() for page in PAGES}
+    assert {"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/index.md"} <= texts.keys()
+    assert [(page, link) for page, text in texts.items() for link in links(text) if broken(ROOT / page, link)] == []
+    python = [(page, above, block) for page, text in texts.items() for above, block in blocks(text, "python")]
+    assert [(page, block) for page, _, block in python if not compiles(block)] == []
+    on_site = [each for each in python if each[0].startswith(("docs/", "README.md"))]
+    assert [(page, block) for page, above, block in on_site if not MARK.fullmatch(above)] == []
+
+
+def test_a_link_or_a_block_that_is_wrong_is_caught() -> None:
+    page = ROOT / "docs" / "index.md"
+    assert links("[a](b.md) `[c](d.md)` [e](#f)") == ["b.md", "#f"]
+    assert all(broken(page, link) for link in ("nowhere.md", "reference/errors.md#nowhere", "../../outside.md"))
+    assert not any(broken(page, link) for link in ("reference/errors.md#ratelimited", "https://example.com/nowhere"))
+    assert blocks("<!-- run -->\n```python\nx = 1\n```\n```yaml\nx: 1\n```\n", "python") == [("<!-- run -->", "x = 1\n")]
+    assert (compiles("await f()"), compiles("x = = 1")) == (True, False)
 
 
 def test_settings_and_commands_on_the_pages_are_accepted() -> None:
@@ -199,32 +191,17 @@ def test_settings_and_commands_on_the_pages_are_accepted() -> None:
 def test_every_public_name_stands_once_in_the_reference() -> None:
     shown = [name for page in API.rglob("*.md") for name in re.findall(r"^::: ([\w.]+)$", page.read_text(), flags=re.MULTILINE)]
     assert [name for name, times in Counter(shown).items() if times > 1] == []
-    modules = [
-        "qreward",
-        *(f"qreward.{name}" for name in ("batching", "batching.reward_buffer", "judge", "server", "telemetry", "testing")),
-    ]
+    modules = [f"qreward.{name}" for name in ("batching", "batching.reward_buffer", "judge", "server", "telemetry", "testing")]
     modules += [f"qreward.integrations.{path.stem}" for path in (ROOT / "qreward/integrations").iterdir() if path.stem[0] not in "_."]
-    public = [(module, name) for module in modules for name in importlib.import_module(module).__all__ if name != "__version__"]
-    assert [(module, name) for module, name in public if not {f"{module}.{name}", f"qreward.{name}"} & set(shown)] == []
+    public = [(module, name) for module in ["qreward", *modules] for name in importlib.import_module(module).__all__]
+    missing = [(module, name) for module, name in public if not {f"{module}.{name}", f"qreward.{name}"} & set(shown)]
+    assert missing == [("qreward", "__version__")]
 
 
 def test_the_page_of_the_command_line_is_what_its_parser_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "docs" / "site"))
     command_line = importlib.import_module("command_line")
     assert command_line.PAGE.read_text() == command_line.page(), "run: python docs/site/command_line.py"
-
-
-def test_a_link_or_a_block_that_is_wrong_is_caught() -> None:
-    page = ROOT / "docs" / "index.md"
-    assert links("[a](b.md) `[c](d.md)` [e](#f)") == ["b.md", "#f"]
-    assert broken(page, "nowhere.md")
-    assert broken(page, "reference/errors.md#nowhere")
-    assert broken(page, "../../outside.md")
-    assert not broken(page, "reference/errors.md#ratelimited")
-    assert not broken(page, "https://example.com/nowhere")
-    assert python_blocks("```python\nx = 1\n```\n```yaml\nx: 1\n```\n") == ["x = 1\n"]
-    assert compiles("await f()")
-    assert not compiles("x = = 1")
 
 
 def test_the_errors_page_lists_exactly_the_errors_with_their_bases() -> None:
@@ -250,5 +227,3 @@ def test_the_configuration_page_lists_every_setting_of_every_model_with_its_defa
             is_time = kinds[name.strip("`")] in (policies.Seconds, policies.Seconds | None)
             assert unit in UNITS | {"-"}, (model, name)
             assert (unit == "seconds") == is_time, (model, name)
-    settings = {kind for kind in vars(policies).values() if inspect.isclass(kind) and issubclass(kind, policies.Policy)}
-    assert settings - {policies.Policy} | {ClientConfig, JudgeConfig, RewardConfig} == set(MODELS)

@@ -35,16 +35,9 @@ def loaded_after(*statements: str) -> list[set[str]]:
     return [set(line.split()) for line in done.stdout.splitlines()]
 
 
-def test_the_names_for_type_checkers_are_the_names_that_load() -> None:
-    assert names_for_type_checkers() == set(qreward.__all__)
-
-
-def test_all_is_sorted_and_without_repeats() -> None:
+def test_the_public_names_are_sorted_and_are_those_that_load_and_those_for_type_checkers() -> None:
     assert list(qreward.__all__) == sorted(set(qreward.__all__))
-
-
-def test_dir_shows_the_public_names() -> None:
-    assert set(dir(qreward)) == set(qreward.__all__)
+    assert names_for_type_checkers() == set(dir(qreward)) == set(qreward.__all__)
 
 
 def test_every_public_name_loads_and_has_a_docstring_of_its_own() -> None:
@@ -69,11 +62,8 @@ def test_nothing_heavy_is_loaded_until_it_is_used() -> None:
     assert not client & {"openai", "httpx", "httpx2", "yaml"}
 
 
-def test_the_version_is_that_of_the_installed_package() -> None:
+def test_the_version_is_that_of_the_installed_package_which_says_that_it_is_typed() -> None:
     assert qreward.__version__ == importlib.metadata.version("qreward")
-
-
-def test_the_package_says_that_it_is_typed() -> None:
     assert (resources.files("qreward") / "py.typed").is_file()
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert "py.typed" in settings["tool"]["setuptools"]["package-data"]["qreward"]

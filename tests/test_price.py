@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -12,76 +11,44 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qreward import BatchResult, BatchStats, ConfigError, Endpoint, EndpointStats
-from qreward.settings.client import config_from_env, load_config
+from qreward.settings.client import load_config
 
 URL = "http://gpu-0:8000/v1"
 PAIR = "price: must be US dollars for a million prompt tokens and for a million completion tokens, such as [0.15, 0.6]"
-FILES = [
-    ("q.yaml", f"endpoints:\n  - base_url: {URL}\n    price: [0.15, 0.60]\n"),
-    ("q.json", json.dumps({"endpoints": [{"base_url": URL, "price": [0.15, 0.6]}]})),
-    ("q.toml", f'[[endpoints]]\nbase_url = "{URL}"\nprice = [0.15, 0.6]\n'),
-]
-NOT_NUMBERS = [("q.yaml", ".nan"), ("q.yaml", ".inf"), ("q.json", "NaN"), ("q.json", "Infinity"), ("q.toml", "nan"), ("q.toml", "inf")]
-
-
-def test_a_price_is_read_from_every_kind_of_file_and_by_way_of_the_environment(tmp_path: Path) -> None:
-    for name, text in FILES:
-        file = tmp_path / name
-        file.write_text(text)
-        for config in (load_config(file), config_from_env({"QREWARD_CONFIG": str(file)})):
-            assert config.endpoints[0].price == (0.15, 0.6), name
-
-
-def test_a_price_may_stand_in_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PROMPT_PRICE", "0.15")
-    config = load_config({"endpoints": [{"base_url": URL, "price": ["${PROMPT_PRICE}", 0.6]}]})
-    assert config.endpoints[0].price == (0.15, 0.6)
-
-
-def test_an_endpoint_has_no_price_unless_it_is_given_one_and_may_be_free() -> None:
-    assert Endpoint(URL).price is None
-    assert Endpoint(URL, price=None).price is None
-    assert Endpoint(URL, price=(0, 0)).price == (0.0, 0.0)
-
-
+FILES = {
+    "q.yaml": f"endpoints:\n  - base_url: {URL}\n    price: [0.15, 0.60]\n",
+    "q.json": json.dumps({"endpoints": [{"base_url": URL, "price": [0.15, 0.6]}]}),
+    "q.toml": f'[[endpoints]]\nbase_url = "{URL}"\nprice = [0.15, 0.6]\n',
+}
 NO_PRICES: list[tuple[Any, str]] = [
-    (0.15, PAIR),
-    ("0.15", PAIR),
-    ([], PAIR),
-    ([0.15], PAIR),
-    ([0.15, 0.6, 0.075], PAIR),
-    ({0.15, 0.6}, PAIR),
-    ({"prompt": 0.15, "completion": 0.6}, PAIR),
+    *((price, PAIR) for price in (0.15, "0.15", [], [0.15], [0.15, 0.6, 0.075], {0.15, 0.6}, {"prompt": 0.15, "completion": 0.6})),
     ([-0.15, 0.6], "price.0: must be at least 0 US dollars, not -0.15"),
-    ([0.15, -0.6], "price.1: must be at least 0 US dollars, not -0.6"),
     ([0.15, float("nan")], "price.1: must be a finite number of US dollars, not nan"),
-    ([float("inf"), 0.6], "price.0: must be a finite number of US dollars, not inf"),
     ([True, 0.6], "price.0: must be a number of US dollars, not true or false"),
     ([None, 0.6], "price.0: must be a number of US dollars, not null"),
     (["a cent", 0.6], "price.0: 'a cent' is not a number of US dollars"),
 ]
 
 
+def test_a_price_is_read_from_every_kind_of_file_and_may_stand_in_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROMPT_PRICE", "0.15")
+    for name, text in FILES.items():
+        for written in (text, text.replace("0.15", '"${PROMPT_PRICE}"')):
+            (tmp_path / name).write_text(written)
+            assert load_config(tmp_path / name).endpoints[0].price == (0.15, 0.6), written
+    assert [Endpoint(URL).price, Endpoint(URL, price=(0, 0)).price] == [None, (0.0, 0.0)]
+    assert "price=(0.15, 0.6)" in repr(Endpoint(URL, price=[0.15, 0.6]))
+
+
 def test_what_is_no_price_is_refused_and_the_error_says_where(tmp_path: Path) -> None:
     for price, said in NO_PRICES:
         with pytest.raises(ConfigError) as caught:
-            Endpoint(URL, price=price)
-        assert str(caught.value).startswith(f"Endpoint: {said}")
-        with pytest.raises(ConfigError) as caught:
             load_config({"endpoints": [{"base_url": URL, "price": price}]})
         assert f"endpoints.0.{said}" in str(caught.value)
-    for name, number in NOT_NUMBERS:
-        file = tmp_path / name
-        file.write_text(dict(FILES)[name].replace("0.15", number))
+    for name, number in (("q.yaml", ".nan"), ("q.yaml", ".inf"), ("q.json", "NaN"), ("q.json", "Infinity"), ("q.toml", "nan")):
+        (tmp_path / name).write_text(FILES[name].replace("0.15", number))
         with pytest.raises(ConfigError, match=r"endpoints\.0\.price\.0: must be a finite number of US dollars"):
-            load_config(file)
-
-
-def test_a_price_is_shown_and_pickled_and_hides_nothing_else() -> None:
-    endpoint = Endpoint(URL, price=[0.15, 0.6], api_key="sk-hush-7f3a")
-    assert "price=(0.15, 0.6)" in repr(endpoint)
-    assert "hush" not in repr(endpoint)
-    assert pickle.loads(pickle.dumps(endpoint)).price == (0.15, 0.6)
+            load_config(tmp_path / name)
 
 
 def batch_of(**tokens: tuple[int, int]) -> BatchResult[Any]:
@@ -89,14 +56,11 @@ def batch_of(**tokens: tuple[int, int]) -> BatchResult[Any]:
     return BatchResult([], BatchStats(endpoints=endpoints))
 
 
-def test_a_batch_costs_what_its_tokens_cost_at_each_endpoint() -> None:
+def test_a_batch_costs_what_its_tokens_cost_at_each_endpoint_and_nothing_is_known_without_any_price() -> None:
     batch = batch_of(api=(2_000_000, 500_000), cheap=(1_000_000, 0), own=(9_000_000, 9_000_000))
     assert batch.cost is None
     assert batch.priced({"api": (0.15, 0.6), "cheap": (0.05, 0.1), "another": (7.0, 7.0)}) is batch
     assert batch.cost == batch.stats.cost == pytest.approx(0.30 + 0.30 + 0.05)
-
-
-def test_without_any_price_the_cost_is_not_known_and_with_one_it_may_be_nothing() -> None:
     assert batch_of(own=(10, 10)).priced({}).cost is None
     assert batch_of(own=(10, 10)).priced({"api": (0.15, 0.6)}).cost == 0.0
     assert type(batch_of().priced({"api": (1.0, 1.0)}).cost) is float

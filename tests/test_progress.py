@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from qreward import ConfigError, ServerError
 from qreward.progress import Progress, ProgressMeter, details, start_progress
-from qreward.results import AttemptRecord, Result, RouteLoad, Usage
+from qreward.records import AttemptRecord, PromptTokensDetails, Usage
+from qreward.results import Result, RouteLoad
 
 
 class Said:
@@ -25,41 +26,36 @@ class Said:
         self.usage = usage
 
     def build(self) -> str:
-        return self.text()
-
-    def text(self) -> str:
         return "good"
+
+    text = build
 
 
 class Clock:
     """Seconds that pass when told to."""
 
-    def __init__(self) -> None:
-        self.now = 1000.0
+    now = 1000.0
 
     def __call__(self) -> float:
         return self.now
-
-
-def good(*, endpoint: str = "a", seconds: float = 1.0, usage: Usage | None = None, trail: tuple[AttemptRecord, ...] = ()) -> Result[Any]:
-    return Result(0, Said(usage), None, endpoint, seconds, 0.0, trail)
-
-
-def bad(*outcomes: str) -> Result[Any]:
-    return Result(0, None, ServerError("it broke"), "a", 0.0, 0.0, tuple(tried(outcome) for outcome in outcomes))
 
 
 def tried(outcome: str, *, hedge: bool = False) -> AttemptRecord:
     return AttemptRecord("a", outcome, 0.1, hedge=hedge)
 
 
+def good(*trail: AttemptRecord, endpoint: str = "a", seconds: float = 1.0, usage: Usage | None = None) -> Result[Any]:
+    return Result(0, Said(usage), None, endpoint, seconds, 0.0, trail)
+
+
+def bad(*outcomes: str) -> Result[Any]:
+    return Result(0, None, ServerError("it broke"), "a", 0.0, 0.0, tuple(map(tried, outcomes)))
+
+
 class Screen(io.StringIO):
     """Standard error: a terminal, or not."""
 
-    def __init__(self, *, terminal: bool) -> None:
-        super().__init__()
-        self._terminal = terminal
-        self.broken = False
+    broken = terminal = False
 
     def write(self, text: str) -> int:
         if self.broken:
@@ -67,7 +63,7 @@ class Screen(io.StringIO):
         return super().write(text)
 
     def isatty(self) -> bool:
-        return self._terminal
+        return self.terminal
 
     @property
     def drawn(self) -> list[str]:
@@ -83,7 +79,8 @@ def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def screen(monkeypatch: pytest.MonkeyPatch, *, terminal: bool) -> Screen:
     """Standard error from here on. No fixture: pytest changes it when the test begins."""
-    made = Screen(terminal=terminal)
+    made = Screen()
+    made.terminal = terminal
     monkeypatch.setattr(sys, "stderr", made)
     return made
 
@@ -115,19 +112,18 @@ def meter_of(wanted: Any, total: int | None = None, **settings: Any) -> Progress
     return meter
 
 
-# what is counted
-
-
 def test_a_function_gets_the_counts_of_all_results_at_the_end() -> None:
     seen: list[Progress] = []
     clock = Clock()
-    meter = meter_of(seen.append, 10, clock=clock, load=lambda: RouteLoad(3, 8), prices={"a": (2.0, 10.0), "b": (0.0, 0.0)})
-    meter.add(good(usage=Usage(1000, 200, 1200)))
+    load = RouteLoad(3, 8, 1, 2)
+    meter = meter_of(seen.append, clock=clock, load=lambda: load, prices={"a": (2.0, 10.0), "b": (0.0, 0.0)})
+    meter.expect(10)
+    meter.add(good(usage=Usage(1000, 200, 1200, PromptTokensDetails(400))))
     meter.add(good(endpoint="b", usage=Usage(10, None, 10)))
     meter.add(good(endpoint="free"))
-    meter.add(good(trail=(tried("overloaded"), tried("overloaded"))))
-    meter.add(good(trail=(tried("cancelled", hedge=True), tried("cancelled", hedge=True))))
-    meter.add(good(trail=(tried("cancelled"),)))
+    meter.add(good(tried("overloaded"), tried("overloaded")))
+    meter.add(good(tried("cancelled", hedge=True), tried("cancelled", hedge=True)))
+    meter.add(good(tried("cancelled")))
     meter.add(bad("transient", "overloaded"))
     meter.add(bad("refused"))
     clock.now += 2.5
@@ -135,29 +131,14 @@ def test_a_function_gets_the_counts_of_all_results_at_the_end() -> None:
     last = seen[-1]
     assert (last.done, last.total, last.ok, last.failed) == (8, 10, 6, 2)
     assert (last.retried, last.hedged, last.rejected) == (1, 2, 2)  # of the rejected ones only the one that had failed before
-    assert (last.prompt_tokens, last.completion_tokens) == (1010, 200)
+    assert (last.prompt_tokens, last.completion_tokens, last.cached_tokens) == (1010, 200, 400)
     assert last.cost == pytest.approx(0.004)
-    assert (last.in_flight, last.window, last.elapsed) == (3, 8, 2.5)
+    assert (last.in_flight, last.window, last.down, last.endpoints, last.elapsed) == (3, 8, 1, 2, 2.5)
     assert last.p95 == pytest.approx(1.0, rel=0.06)
     meter = meter_of(seen.append)
     meter.add(bad("refused"))
     meter.close()
     assert (seen[-1].total, seen[-1].p95, seen[-1].cost, seen[-1].in_flight, seen[-1].window) == (None, None, None, 0, 0)
-
-
-def test_p95_is_that_of_the_answers_and_follows_them() -> None:
-    seen: list[Progress] = []
-    meter = meter_of(seen.append)
-    for number in range(3000):
-        meter.add(good(seconds=30.0 if number % 5 == 0 else 1.0))
-        meter.add(bad("timeout"))
-    assert meter.snapshot().p95 == pytest.approx(30.0, rel=0.06)
-    for _ in range(3000):
-        meter.add(good(seconds=2.0))
-    assert meter.snapshot().p95 == pytest.approx(2.0, rel=0.06)
-
-
-# how often
 
 
 @given(steps=st.lists(st.tuples(st.sampled_from([0.0, 0.01, 0.1, 0.24, 0.3, 2.0]), st.sampled_from(["ok", "bad", "refresh"])), max_size=60))
@@ -186,9 +167,6 @@ def test_a_function_is_called_at_most_four_times_a_second_and_once_at_the_end(st
     assert (last.ok, last.failed) == (sum(what == "ok" for _, what in steps), sum(what == "bad" for _, what in steps))
 
 
-# where
-
-
 def test_nothing_is_shown_unless_it_is_asked_for_by_the_program_or_else_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = screen(monkeypatch, terminal=True)
     assert [start_progress(wanted, 10) for wanted in (False, None)] == [None, None]
@@ -204,73 +182,59 @@ async def async_function(_: Progress) -> None:
     raise AssertionError("never awaited")
 
 
-def test_anything_else_is_an_error() -> None:
-    refused: list[Any] = [1, 0, "yes", [], async_function]
-    for wanted in refused:
-        with pytest.raises(ConfigError, match="progress must be True, False, None or a plain function"):
-            start_progress(wanted)
-
-
-def test_only_the_first_of_many_ranks_shows_something(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_of_many_ranks_shows_something_and_what_cannot_be_shown_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     screen(monkeypatch, terminal=True)
     for name, rank, shown in (("RANK", "1", False), ("LOCAL_RANK", "3", False), ("RANK", "0", True), ("RANK", "x", True)):
         with monkeypatch.context() as patch:
             patch.setenv(name, rank)
             assert (start_progress(True) is not None) is shown, (name, rank)
             assert start_progress(lambda _: None) is not None
+    refused: list[Any] = [1, 0, "yes", [], async_function]
+    for wanted in refused:
+        with pytest.raises(ConfigError, match="progress must be True, False, None or a plain function"):
+            start_progress(wanted)
 
 
-def test_a_bar_is_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bar_is_drawn_on_a_terminal_also_while_nothing_gets_done(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal, threads = screen(monkeypatch, terminal=True), threading.active_count()
     meter_of(True).close()
     assert "0req" in terminal.drawn[-1]  # without a total, and although nothing was done
-    terminal, clock = screen(monkeypatch, terminal=True), Clock()
-    meter = meter_of(True, 40, title="judge-7b", clock=clock, load=lambda: RouteLoad(64, 96), prices={"a": (100.0, 100.0)})
+    terminal, clock, load = screen(monkeypatch, terminal=True), Clock(), RouteLoad(1, 96)
+    meter = meter_of(True, 40, title="judge-7b", clock=clock, load=lambda: load, prices={"a": (100.0, 100.0)})
     assert terminal.drawn == []
     meter.refresh()
+    assert "judge-7b:   0%" in terminal.drawn[0]
     for _ in range(10):
         clock.now += 0.1
         meter.add(good(seconds=1.9, usage=Usage(100, 42, 142)))
+    load = RouteLoad(64, 96)
+    clock.now += 1.0
+    meter.refresh()
+    assert "64/96 in flight" in terminal.drawn[-1]
     meter.close()
-    assert "judge-7b:   0%" in terminal.drawn[0]
     last = terminal.drawn[-1]
-    assert "judge-7b:  25%" in last
-    assert "10/40" in last
-    for part in ("req/s", "p95 1.9s", "64/96 in flight", "1.4k tok/s", "$0.14"):
-        assert part in last
+    parts = ("judge-7b:  25%", "10/40", "req/s", "p95 1.9s", "64/96 in flight", "710 tok/s", "$0.14")
+    assert [part for part in parts if part not in last] == []
     assert len(terminal.drawn) < 10  # not one for each item
     assert threading.active_count() == threads
-
-
-def test_a_bar_is_drawn_again_while_nothing_gets_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = screen(monkeypatch, terminal=True)
-    clock, loads = Clock(), [RouteLoad(1, 4), RouteLoad(3, 4), RouteLoad(4, 4)]
-    meter = meter_of(True, 10, clock=clock, load=lambda: loads[0])
-    while len(loads) > 1:
-        meter.refresh()
-        assert f"{loads[0].in_flight}/4 in flight" in terminal.drawn[-1]
-        clock.now += 1.0
-        loads.pop(0)
-    meter.close()
 
 
 def test_a_bar_inside_another_goes_away_when_it_is_done_and_the_outer_one_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = screen(monkeypatch, terminal=True)
     tqdm: Any = __import__("tqdm.auto", fromlist=["tqdm"]).tqdm
+
+    def run_one() -> Any:
+        meter = meter_of(True, 1, title="rewards")
+        meter.add(good())
+        bar = meter._view._bar  # type: ignore[attr-defined]
+        meter.close()
+        assert bar.disable  # tqdm's word for closed
+        return bar
+
     with type("Quiet", (tqdm,), {"monitor_interval": 0})(total=2, desc="steps", file=terminal) as outer:
-        for _ in range(2):
-            inner = meter_of(True, 1, title="rewards")
-            inner.add(good())
-            bar = inner._view._bar  # type: ignore[attr-defined]
-            assert (bar.pos, bar.leave) == (1, False)
-            inner.close()
-            assert bar.disable  # tqdm's word for closed
-            outer.update()
-    alone = meter_of(True, 1, title="rewards")
-    alone.add(good())
-    bar = alone._view._bar  # type: ignore[attr-defined]
-    assert (bar.pos, bar.leave) == (0, True)
-    alone.close()
+        assert [run_one().leave, run_one().leave] == [False, False]
+        outer.update()
+    assert run_one().leave
     assert terminal.getvalue().endswith("\n")
 
 
@@ -295,19 +259,16 @@ def test_without_a_terminal_a_line_is_logged_after_two_seconds_then_every_ten_an
     assert pipe.drawn == []
 
 
-def test_lines_go_to_standard_error_where_logging_is_not_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_go_to_standard_error_where_logging_is_not_set_up_and_nowhere_if_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     no_logging(monkeypatch)
-    pipe = screen(monkeypatch, terminal=False)
-    meter = meter_of(True, title="judge-7b")
-    meter.add(good())
-    meter.close()
-    (line,) = pipe.drawn
-    assert line.startswith("judge-7b: 1 done, 0 s, ")
-
-
-def test_lines_are_quiet_where_there_is_no_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    no_logging(monkeypatch)
-    complaints = Screen(terminal=False)
+    for wanted, terminal in ((True, False), ("plain", True)):
+        pipe = screen(monkeypatch, terminal=terminal)
+        meter = meter_of(wanted, title="judge-7b")
+        meter.add(good())
+        meter.close()
+        (line,) = pipe.drawn
+        assert line.startswith("judge-7b: 1 done, 0 s, ")
+    complaints = Screen()
     monkeypatch.setattr(logging, "lastResort", logging.StreamHandler(complaints))
     monkeypatch.setattr(sys, "stderr", None)
     meter = meter_of(True)
@@ -345,7 +306,7 @@ def test_a_bar_keeps_both_its_ends_in_a_terminal_of_any_width(monkeypatch: pytes
         for number in range(600):
             clock.now += 0.01
             trail = (tried("transient"),) if number % 3 else (tried("cancelled", hedge=True),)
-            meter.add(good(seconds=0.125, trail=trail, usage=Usage(100, 42, 142)))
+            meter.add(good(*trail, seconds=0.125, usage=Usage(100, 42, 142)))
         meter.add(bad("transient"))
         meter.close()
         last = terminal.drawn[-1]
@@ -354,22 +315,9 @@ def test_a_bar_keeps_both_its_ends_in_a_terminal_of_any_width(monkeypatch: pytes
         assert [part for part in parts if part not in last] == []
 
 
-def test_a_notebook_without_widgets_has_a_line_that_is_rewritten_and_writes_nothing_to_standard_error(
+def test_a_notebook_has_a_bar_and_without_widgets_a_line_that_is_rewritten_and_nothing_on_standard_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pipe = screen(monkeypatch, terminal=False)
-    shown = in_ipython(monkeypatch, {"IPKernelApp": {}}, widgets=False)
-    meter = meter_of(True, 2, title="judge-7b")
-    meter.refresh()
-    meter.add(good())
-    meter.add(good())
-    meter.close()
-    assert shown[0].startswith("judge-7b: 0/2")
-    assert shown[-1].startswith("judge-7b: 2/2")
-    assert pipe.getvalue() == ""
-
-
-def test_a_notebook_has_a_bar_although_its_standard_error_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     configs: list[tuple[Any, bool]] = [({"IPKernelApp": {}}, True), ({"TerminalIPythonApp": {}}, False), (None, False)]
     for config, bar in configs:
         pipe = screen(monkeypatch, terminal=False)
@@ -378,9 +326,14 @@ def test_a_notebook_has_a_bar_although_its_standard_error_is_no_terminal(monkeyp
         meter.refresh()
         assert bool(pipe.drawn) is bar, config
         meter.close()
-
-
-# harm
+    pipe = screen(monkeypatch, terminal=False)
+    shown = in_ipython(monkeypatch, {"IPKernelApp": {}}, widgets=False)
+    meter = meter_of(True, 2, title="judge-7b")
+    meter.refresh()
+    meter.add(good())
+    meter.add(good())
+    meter.close()
+    assert (shown[0][:13], shown[-1][:13], pipe.getvalue()) == ("judge-7b: 0/2", "judge-7b: 2/2", "")
 
 
 def test_a_function_or_a_load_that_raises_is_logged_once_and_still_called(caplog: pytest.LogCaptureFixture) -> None:
@@ -408,9 +361,8 @@ def test_a_function_may_stop_the_program() -> None:
     def leaves(_: Progress) -> None:
         raise SystemExit(3)
 
-    meter = meter_of(leaves)
     with pytest.raises(SystemExit):
-        meter.add(good())
+        meter_of(leaves).add(good())
 
 
 def test_a_terminal_that_breaks_does_no_harm_and_the_bar_is_closed(
@@ -434,16 +386,7 @@ def test_a_terminal_that_breaks_does_no_harm_and_the_bar_is_closed(
         assert ("3/3" in terminal.drawn[-1]) is mended
 
 
-# words
-
-
-def words(**settings: Any) -> list[str]:
-    nothing: dict[str, Any] = dict.fromkeys(Progress.__dataclass_fields__, 0) | {"total": None, "p95": None, "cost": None}
-    return details(Progress(**nothing | settings))
-
-
 WORDS: list[tuple[dict[str, Any], list[str]]] = [
-    ({}, []),
     ({"done": 10, "ok": 10}, []),
     ({"p95": 0.0421}, ["p95 42ms"]),
     ({"p95": 1.94}, ["p95 1.9s"]),
@@ -454,6 +397,7 @@ WORDS: list[tuple[dict[str, Any], list[str]]] = [
     ({"done": 100_000, "failed": 1}, ["err <0.1%"]),
     ({"done": 4, "failed": 4}, ["err 100%"]),
     ({"prompt_tokens": 100_000, "completion_tokens": 42_000, "elapsed": 10.0}, ["14.2k tok/s"]),
+    ({"prompt_tokens": 400, "cached_tokens": 100}, ["cached 25%"]),
     ({"completion_tokens": 500, "elapsed": 1.0}, ["500 tok/s"]),
     ({"completion_tokens": 25_000_000, "elapsed": 10.0}, ["2.5M tok/s"]),
     ({"completion_tokens": 500}, []),
@@ -464,10 +408,8 @@ WORDS: list[tuple[dict[str, Any], list[str]]] = [
 
 
 def test_only_what_says_something_is_said() -> None:
-    assert [(settings, words(**settings)) for settings, _ in WORDS] == WORDS
-
-
-# cost
+    nothing: dict[str, Any] = dict.fromkeys(Progress.__dataclass_fields__, 0) | {"total": None, "p95": None, "cost": None}
+    assert [(settings, details(Progress(**nothing | settings))) for settings, _ in WORDS] == WORDS
 
 
 def test_neither_tqdm_nor_asyncio_is_imported_unless_a_bar_is_drawn() -> None:

@@ -20,7 +20,7 @@ from typing import Any
 from qreward import Endpoint, Judge, QRewardClient
 from qreward.settings.client import load_config
 
-SECONDS = 100  # of one fragment; a page that hangs says where
+SECONDS = 400  # of one fragment; a page that hangs says where
 
 
 def names(endpoints: tuple[Endpoint, ...], client: QRewardClient) -> dict[str, Any]:

@@ -55,14 +55,16 @@ def test_the_script_of_an_example_prints_what_its_readme_says(folder: str, logge
 
 def test_the_example_for_trl_scores_and_leaves_out_what_could_not_be_scored() -> None:
     printed, errors = said_by(EXAMPLES / "trl_example" / "try_it.py")
-    assert printed.splitlines() == [
-        "the judge alone: [1.0, 0.0, 1.0, 0.0]",
-        "with brevity: [1.1, 0.1, 1.1, 0.1]",
-        "logged: correctness/ok, correctness/seconds, correctness/tokens, rewards/brevity/mean, rewards/correctness/mean",
-        "no judge is there: [None, None, None, None]",
-        "with brevity: [None, None, None, None]",
-    ]
-    assert errors == ""
+    assert (printed.splitlines(), errors) == (
+        [
+            "the judge alone: [1.0, 0.0, 1.0, 0.0]",
+            "with brevity: [1.1, 0.1, 1.1, 0.1]",
+            "logged: correctness/ok, correctness/seconds, correctness/tokens, rewards/brevity/mean, rewards/correctness/mean",
+            "no judge is there: [None, None, None, None]",
+            "with brevity: [None, None, None, None]",
+        ],
+        "",
+    )
 
 
 def test_the_example_for_verl_scores_raises_or_gives_the_number_that_was_chosen() -> None:
@@ -90,21 +92,15 @@ def test_the_drop_in_judges_by_the_sdk_over_two_endpoints() -> None:
     assert facade.startswith('without the SDK: {"verdict": "correct"')
 
 
-@pytest.fixture
-def judges(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The environment that the settings of the examples and the pages name."""
+def test_the_settings_of_the_examples_and_the_pages_are_valid_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JUDGE_URL", "http://judge:8000/v1")
     monkeypatch.setenv("JUDGE_KEY", "not-secret")
-
-
-@pytest.mark.usefixtures("judges")
-def test_the_settings_of_the_examples_and_the_pages_are_valid_and_named() -> None:
     configs = {folder: load_reward_config(EXAMPLES / f"{folder}_example" / "reward.yaml") for folder in ("roll", "slime", "trl", "verl")}
     assert all(config.judge and config.client for config in configs.values())
     assert configs["slime"].columns == {"prompt": "metadata.question"}
     assert configs["roll"].client is not None
-    assert [endpoint.name for endpoint in configs["roll"].client.endpoints] == ["gpu-0", "gpu-1", "hosted"]
-    assert configs["roll"].client.endpoints[2].limits.shared == "local"
+    *gpus, hosted = configs["roll"].client.endpoints
+    assert ([endpoint.name for endpoint in gpus], hosted.name, hosted.limits.shared) == (["gpu-0", "gpu-1"], "hosted", "local")
     for name in ("trl", "verl"):
         folder = EXAMPLES / f"{name}_example"
         readme = (folder / "README.md").read_text(encoding="utf-8")

@@ -22,6 +22,7 @@ from qreward.testing.responders import judge
 from qreward.testing.synthetic_judge import text_of
 from qreward.testing.synthetic_writer import write_verdict
 
+pytestmark = pytest.mark.timeout(600)
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 ADDRESS = re.compile(r"https?://(?:gpu-(\d)|api\.example\.com)(?::\d+)?(/v1)?")
 REWARD = """\
@@ -100,6 +101,7 @@ def test_the_programs_of_the_pages_run_and_print(urls: list[str], folder: Path, 
         scripts.append((place / "program.py", environment))
     found = dict(zip(programs, run_scripts(scripts, folder), strict=True))
     assert {name: err or "prints nothing" for name, (out, err) in found.items() if err or not out} == {}
+    assert found["README.md 0"][0] == "[1.0, 1.0, 0.0]\n"
 
 
 def test_the_fragments_of_the_pages_run_in_the_order_of_the_page(

@@ -178,14 +178,6 @@ def test_any_question_is_valid_for_every_server_and_its_answer_is_read(questions
         check_answers(dialect, asked, json.dumps(response.model_dump()).encode())
 
 
-def test_the_answer_of_a_checkpoint_without_label_mass_is_read() -> None:
-    response = sglang_systemone_answer(body_of(SYSTEMONE_OF_SGLANG, QUESTIONS), QUESTIONS)
-    body = json.dumps(response.model_dump(exclude={"answers": {"__all__": {"x_label_mass"}}})).encode()
-    for found in SYSTEMONE_OF_SGLANG.decode(body, call(SYSTEMONE_OF_SGLANG, QUESTIONS)).answers:
-        assert found.ok
-        assert found.label_mass is None
-
-
 def test_generative_scoring_takes_our_request_and_we_read_its_answer() -> None:
     serving, protocol = module("vllm.entrypoints.generate.generative_scoring.serving"), module("vllm.entrypoints.serve.engine.protocol")
     questions = (RIGHT, DESCRIBED)

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-"""Bytes of the object store; the least that Ray takes is 75 MiB."""
-
 
 @pytest.fixture
 def killings(tmp_path: Path) -> Path:

@@ -141,16 +141,6 @@ def test_errors_are_columns_and_equal_rows_share_an_answer(data: Any, tmp_path: 
             run(dataset, tmp_path, config(server.url), model="another")
 
 
-async def test_limits_are_shared_by_the_workers(data: Any, tmp_path: Path) -> None:
-    dataset = data.from_items([chat_line(number) for number in range(400)], override_num_blocks=8)
-    with counting_server(0.02) as server:
-        shared = config(server.url, shared="ray")
-        shared["endpoints"][0]["api_key"] = "key-of-the-test"
-        report = await asyncio.to_thread(run, dataset, tmp_path, shared, actors=4, batch_size=25, ray_options={"num_cpus": 0.5})
-        assert (report.done, report.failed) == (400, 0)
-        assert server.peak <= SLOTS
-
-
 def test_items_are_judged_and_scored(data: Any, tmp_path: Path) -> None:
     items = [{"id": str(number), "question": f"Why {number}?", "response": "Because." * number} for number in range(20)]
     dataset = data.from_items([*items, {"id": "lacking", "response": "x"}])

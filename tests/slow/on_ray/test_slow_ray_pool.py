@@ -15,7 +15,7 @@ import pytest
 import shared_tools
 from ray_scorers import AwaitedNoting, Broken, Noting, noted, workers
 
-from qreward.errors import ClientClosed, RequestTimeout
+from qreward.errors import RequestTimeout
 from qreward.integrations.ray import ActorDied, ScorerPool
 from qreward.integrations.ray import supervisor as supervisor_module
 
@@ -112,16 +112,6 @@ async def test_a_batch_that_hangs_fails_for_its_time_and_its_actor_is_killed(kil
         with pytest.raises(RequestTimeout, match="batch_timeout of 1 s"):
             await pool(["a"])
         await until(lambda: pool.stats().deaths == 1)
-
-
-async def test_close_without_draining_kills_what_is_under_way(killings: Path) -> None:
-    pool = pool_of(Noting, killings, 3600.0)
-    call = asyncio.ensure_future(pool(["a"]))
-    (pid,) = await until(lambda: workers(killings))
-    await pool.close(drain=False)
-    with pytest.raises(ClientClosed):
-        await call
-    await until(lambda: not Path(f"/proc/{pid}").exists())
 
 
 async def test_resources_that_are_not_there_are_an_error_in_time() -> None:

@@ -58,12 +58,3 @@ async def test_a_query_with_metadata_and_a_token_of_the_replica(serving: Any, ki
         assert (await http.post("/get_reward", json=body)).status_code == 401
         assert (await http.post("/get_reward", json=body, headers={"authorization": "Bearer not-secret"})).json()["reward"] == 1.0
     serving.delete("guarded")
-
-
-def test_a_scorer_that_cannot_be_made_fails_the_deployment(serving: Any) -> None:
-    from ray_scorers import Broken
-
-    app = deployment(Broken, ray_actor_options=ACTOR)
-    with pytest.raises(RuntimeError, match="failed"):
-        serving.run(app, name="broken", route_prefix="/broken")
-    serving.delete("broken")

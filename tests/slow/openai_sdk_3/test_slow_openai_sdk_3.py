@@ -1,8 +1,9 @@
-"""The drop-in under openai 3."""
+"""The drop-in and LangChain over it, under openai 3."""
 
 from __future__ import annotations
 
 import openai
+from langchain_cases import *  # noqa: F403
 from suite import *  # noqa: F403
 
 

@@ -124,17 +124,6 @@ def test_vectors_are_those_of_the_model_whether_they_came_in_one_list_or_were_me
     assert all(result.usage is not None and result.usage_is_estimated for result in merged)
 
 
-def test_single_calls_that_come_together_share_requests_and_each_gets_its_own_vectors(server: str, expected: Any) -> None:
-    async def question(client: QRewardClient) -> Any:
-        first = client.embeddings(TEXTS[:3], model="embedder")
-        return await asyncio.gather(first, *(client.embeddings(text, model="embedder") for text in TEXTS[3:]))
-
-    (several, *singles), requests = asked(server, "openai", question)
-    vectors = [each.embedding for answer in (several, *singles) for each in answer.data]
-    assert all(got == pytest.approx(wanted, abs=CLOSE) for got, wanted in zip(vectors, expected["vectors"], strict=True))
-    assert requests < len(TEXTS) / 2
-
-
 @pytest.mark.parametrize("kind", ["openai", "vllm"])
 def test_a_ranking_has_the_relevance_of_each_document_in_their_order(server: str, expected: Any, kind: str) -> None:
     scores, _ = asked(server, kind, lambda client: client.rerank(QUERY, TEXTS, model="ranker"))

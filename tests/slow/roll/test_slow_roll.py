@@ -44,23 +44,6 @@ def test_50_single_calls_on_one_actor_are_all_at_the_fleet_at_once(ray: Any, clu
     assert "qreward-decoding_0" in ray.get(worker.about.remote())["threads"]
 
 
-def test_a_batch_through_the_cluster_comes_back_in_order_and_in_float16(cluster: Any, rollouts: Any, fleet: FakeFleet) -> None:
-    import torch
-
-    both = cluster(world_size=2, **keys(fleet))
-    output = both.compute_rewards(rollouts(*((at, at // 3 * 3) for at in range(12))))
-    assert output.batch["scores"].tolist() == [float(at % 3 == 0) for at in range(12)]
-    assert {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in output.batch.items()} == {
-        "token_level_rewards": (torch.float16, (12, 6)),
-        "response_level_rewards": (torch.float16, (12,)),
-        "scores": (torch.float16, (12,)),
-    }
-    metrics = output.meta_info["metrics"]
-    assert metrics["judge/ok"] == [1.0] * 12
-    assert min(metrics["judge/seconds"]) > 0.4
-    assert min(metrics["judge/tokens"]) > 0
-
-
 def test_with_a_tenth_of_calls_failing_every_reward_is_right(ray: Any, cluster: Any, rollouts: Any, troubled: FakeFleet) -> None:
     (worker,) = cluster(**keys(troubled, deadline=60)).workers
     outputs = ray.get([worker.compute_rewards.remote(rollouts((at, at - at % 2))) for at in range(300)])

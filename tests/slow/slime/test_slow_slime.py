@@ -104,17 +104,6 @@ def test_a_group_through_slimes_hub_gets_the_mean_of_its_judged_for_a_failure(ru
     assert [sample.remove_sample for sample in batch] == [at == 3 for at in range(6)]
 
 
-def test_a_list_of_samples_and_a_reward_key_go_through_slimes_hub(run: Any, settings: Settings, steady: FakeFleet) -> None:
-    from slime.rollout.rm_hub import batched_async_rm
-
-    settings(steady)
-    args = arguments(reward_key="judge")
-    batch = samples(4)
-    for sample, reward in zip(batch, run(batched_async_rm(args, batch)), strict=True):
-        sample.reward = reward
-    assert [sample.get_reward_value(args) for sample in batch] == [1.0, 0.0, 1.0, 0.0]
-
-
 def test_normalised_rewards_are_slimes_where_all_were_judged() -> None:
     from slime.rollout._fanout_test_helpers import grpo_normalize_by_group_index
 

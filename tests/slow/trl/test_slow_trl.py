@@ -137,18 +137,6 @@ def test_alone_a_failed_completion_has_no_reward_and_moves_nothing(fleet: FakeFl
     assert [name for name in told["threads"] if "qreward" in name.lower()] == []  # all ran in the trainer's own loop
 
 
-def test_combined_a_failed_completion_is_left_out_whatever_the_other_function_says(fleet: FakeFleet, tmp_path: Path) -> None:
-    told = trained(fleet, tmp_path, "combined")
-    wanted = expected(told)
-    lengths = [100.0 + len(said(completion)) for completion in told["columns"]["completion"]]
-    sums = [value + 0.5 * length for value, length in zip(wanted, lengths, strict=True)]
-    assert differing(told["columns"]["combined"], sums, told) == []
-    failed = [at for at, value in enumerate(wanted) if math.isnan(value)]
-    assert failed
-    assert [told["columns"]["advantages"][at] for at in failed] == [0.0] * len(failed)
-    assert {"rewards/correctness/mean", "rewards/brevity/mean", "correctness/ok"} <= set().union(*told["history"])
-
-
 def test_two_ranks_train_on_although_one_of_them_has_no_value_of_a_function(fleet: FakeFleet, tmp_path: Path) -> None:
     told = ran_in_ranks(tmp_path, settings_of(fleet, tmp_path))
     rewards, advantages = told["columns"]["combined"], told["columns"]["advantages"]

@@ -2,7 +2,7 @@
 
 python training.py FOLDER SETTINGS KIND
 
-KIND: alone, combined; ranks, where the process is one of several, by the environment; or save, for a model and data to train the
+KIND: alone; ranks, where the process is one of several, by the environment; or save, for a model and data to train the
 example with.
 """
 
@@ -49,11 +49,6 @@ def dataset_of(kind: str) -> Dataset:
     return Dataset.from_dict({"prompt": prompts, "solution": [str(at) for at in range(len(prompts))], "topic": ["sums"] * len(prompts)})
 
 
-def brevity(completions: list[Any], **_: Any) -> list[float]:
-    """A plain reward function beside ours."""
-    return [100.0 + len(text if isinstance(text, str) else text[0]["content"]) for text in completions]
-
-
 def first_rank_alone(completions: list[Any], **_: Any) -> list[float | None]:
     """A reward function that has no value at all on the other ranks."""
     return [0.0 if RANK == "0" else None] * len(completions)
@@ -62,8 +57,6 @@ def first_rank_alone(completions: list[Any], **_: Any) -> list[float | None]:
 def functions(kind: str, settings: str) -> Any:
     if kind == "ranks":
         return combined(reward(settings, name="correctness"), first_rank_alone)
-    if kind == "combined":
-        return combined(reward(settings, name="correctness"), brevity, weights=[1.0, 0.5])
     return reward(settings, name="correctness")
 
 

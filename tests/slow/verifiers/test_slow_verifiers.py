@@ -15,12 +15,10 @@ from typing import Any
 
 import pytest
 import verifiers.v1 as vf
-from pydantic import BaseModel
 from slow_tools import narrow_and_wide, peaks, went_wrong
-from trainers_tools import ended_quietly, settings_of
+from trainers_tools import settings_of
 from verifiers.v1.trace import TraceTask
 
-from qreward.errors import ConfigError
 from qreward.integrations.trainers.clients import close_clients
 from qreward.integrations.trainers.rewarder import close_all
 from qreward.integrations.verifiers import (
@@ -139,51 +137,26 @@ async def test_the_same_judge_of_verifiers_own_makes_the_same_records(fleet: Fak
     assert records[0] == records[1]
 
 
-class Opinion(BaseModel):
-    verdict: str
-    score: int
-
-
-class OpinionJudge(FleetJudge[Opinion]):
-    prompt, schema = "Question: {question}", Opinion
-
-
-async def test_structured_output_is_asked_for(fleet: FakeFleet, client_file: Path) -> None:
-    said = '{"verdict": "yes", "score": 1}'
-    for name in fleet.names:
-        fleet.set(name, responder=lambda messages: said, faults=Faults())
-    trace = Trace()
-    call = OpinionJudge(FleetJudgeConfig(model="judge-7b", fleet=client_file)).evaluate(trace=trace, question="2 + 2")
-    assert (await call).parsed == Opinion(verdict="yes", score=1)
-    assert trace.info["judge_calls"][0]["response"]["message"]["content"] == said
-
-
-def task(**fields: Any) -> Any:
+class Data(vf.TaskData):  # type: ignore[misc]
     """Data of a task as plug-ins see it."""
 
-    class Data(vf.TaskData):
-        answer: str = "84"
+    answer: str = "84"
 
-    return Data(**{"idx": 0, "prompt": "42 + 42", **fields})
+
+TASK = Data(idx=0, prompt="42 + 42")
 
 
 async def test_the_built_in_judges_ask_the_fleet(fleet: FakeFleet, client_file: Path, tmp_path: Path) -> None:
     reference = FleetReferenceJudge(FleetReferenceJudgeConfig(model="judge-7b", fleet=client_file))
-    assert await reference.score(task(), Trace("84")) == 1.0
+    assert await reference.score(TASK, Trace("84")) == 1.0
     criteria = tmp_path / "criteria.json"
-    criteria.write_text(
-        json.dumps([{"name": "right", "text": "It is right."}, {"name": "short", "text": "It is short."}]), encoding="utf-8"
-    )
+    criteria.write_text(json.dumps([{"name": name, "text": f"It is {name}."} for name in ("right", "short")]), encoding="utf-8")
     rubric = FleetRubricJudge(FleetRubricJudgeConfig(model="judge-7b", fleet=client_file, path=criteria))
     assert rubric.reward_name == "rubric"
     trace = Trace("84")
-    assert await rubric.score(task(), trace) == 1.0
+    assert await rubric.score(TASK, trace) == 1.0
     assert (trace.info["rubric/right"], trace.info["rubric/short"]) == (1.0, 1.0)
     assert sum(fleet.seen(name).answered for name in fleet.names) >= 2
-
-
-class Data(vf.TaskData):  # type: ignore[misc]
-    answer: str = "84"
 
 
 class Sum(vf.Task[Data, vf.State, vf.TaskConfig]):  # type: ignore[misc]
@@ -198,7 +171,7 @@ async def test_what_a_scorer_answered_is_recorded_on_the_trace_of_a_task(
     (tmp_path / "grade.py").write_text(PLUGINS["grade.py"], encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     judge = {"id": "grade", "settings": str(settings_of(fleet, tmp_path)), "weight": 2.0}
-    judged = Sum(Data(idx=0, prompt="42 + 42"), vf.TaskConfig(judges=[judge]))
+    judged = Sum(TASK, vf.TaskConfig(judges=[judge]))
     trace = vf.Trace(task=TraceTask(type="Sum", data=judged.data), agent=vf.AgentInfo(config=vf.AgentConfig()))
     trace.root_reply = "84"
     await judged.score(trace)
@@ -269,45 +242,17 @@ def evaluated_dry(folder: Path, judges: list[dict[str, str]]) -> subprocess.Comp
     return subprocess.run(command, cwd=folder, env=given, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_a_judge_that_sends_its_own_requests_is_refused() -> None:
-    with pytest.raises(ConfigError, match="DecisionJudge posts"):
-        type("OwnDecisionJudge", (FleetJudge, vf.DecisionJudge), {})
-
-
 async def test_the_decision_judge_of_verifiers_has_its_grades_from_every_server_of_decisions() -> None:
     for decisions in ("openai", "vllm", "sglang", "systemone", None):
         with FakeFleet([FakeEndpoint("a", decisions=decisions, responder="synthetic")]) as made:
             judge = FleetDecisionJudge(FleetDecisionJudgeConfig(model="judge-7b", base_url=made.urls["a"], api_key_var="NO_KEY"))
             trace = Trace("84 truth=0.75")
-            assert await judge.score(task(), trace) == pytest.approx(0.75, abs=0.01), decisions
+            assert await judge.score(TASK, trace) == pytest.approx(0.75, abs=0.01), decisions
             (record,) = trace.info["judge_calls"]
             assert record["request"]["state"] == {"question": "42 + 42", "response": "84 truth=0.75"}
             assert "Grade how well the response satisfies the task" in record["request"]["question"]["instructions"]
             assert record["response"]["parsed"] == pytest.approx(0.75, abs=0.01)
             assert trace.extra_usage[0].prompt_tokens > 0
-            assert await judge.score(task(), Trace(" ")) == 0.0, "verifiers scores an empty response without asking"
+            assert await judge.score(TASK, Trace(" ")) == 0.0, "verifiers scores an empty response without asking"
         close_all()
         close_clients()
-
-
-def test_without_a_fleet_the_key_and_the_headers_are_those_of_verifiers_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAKE_KEY", "sk-secret-of-the-fleet")
-    own = CorrectnessJudge(FleetJudgeConfig(base_url="http://127.0.0.1:9/v1", api_key_var="FAKE_KEY", headers={"X-Team": "sk-team"}))
-    (endpoint,) = own.client.config.endpoints
-    assert endpoint.api_key.get_secret_value() == "sk-secret-of-the-fleet"
-    assert endpoint.headers["X-Team"].get_secret_value() == "sk-team"
-    assert "sk-" not in f"{own.client!r}{own.client.config!r}"
-
-
-def test_a_process_that_judged_ends_quietly(fleet: FakeFleet, client_file: Path) -> None:
-    program = f"""
-import asyncio, threading
-from qreward.integrations.verifiers import FleetJudge, FleetJudgeConfig
-class J(FleetJudge[str]):
-    prompt = "Question: {{question}}"
-loop = asyncio.new_event_loop()
-threading.Thread(target=loop.run_forever, daemon=True).start()
-judge = J(FleetJudgeConfig(model="judge-7b", fleet={str(client_file)!r}))
-asyncio.run_coroutine_threadsafe(judge.evaluate(question="a"), loop).result()
-"""
-    ended_quietly(program, client_file)

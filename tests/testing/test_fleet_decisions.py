@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from typing import Any
 
 import pytest
 from fleet_tools import Answer, Client, serving, user
 
 from qreward.decisions import Choice, Question, Score, YesNo
-from qreward.errors import ConfigError
-from qreward.testing import FakeEndpoint, Latency, SyntheticJudge
+from qreward.testing import FakeEndpoint, SyntheticJudge
 from qreward.testing.next_token import TOKENIZER
 
 TEXT = "The answer is 4, and it is right. "
@@ -270,14 +268,6 @@ async def test_a_question_can_be_refused_by_itself() -> None:
     assert [answer["label_mass"] < 0.01 for answer in elsewhere.values()] == refused, "no form for a refusal: nothing is left to the labels"
 
 
-async def test_a_decision_takes_the_time_of_one_token_per_question() -> None:
-    async with serving(*fakes(latency=Latency(base=0.02, per_token=0.03, tokens=500))) as client:
-        begin = time.monotonic()
-        await document(client, "vllm", DECISIONS, OPENAI)
-        assert time.monotonic() - begin >= 0.02 + 3 * 0.03
-        assert client.fleet.seen("vllm").tokens > 3
-
-
 async def test_questions_share_the_input_in_the_prefix_cache() -> None:
     long = {**OPENAI, "input": TEXT * 100}
     async with serving(*fakes(prefix_cache={"model": "8B", "time_scale": 0.001})) as client:
@@ -352,14 +342,3 @@ async def test_a_truth_that_does_not_fit_is_an_error_of_the_server() -> None:
             ("/v1/chat/completions", {"model": "m", **chat(CHATS[0][1], messages=user(f"truth=2\n\n{CHATS[0][1]}"))}),
         )]  # fmt: skip
     assert [(answer.status, b"truth='2'" in answer.body) for answer in answers] == [(500, True)] * 3
-
-
-async def test_a_judge_keeps_its_settings_in_a_process_of_its_own() -> None:
-    async with serving(FakeEndpoint("a", decisions="openai", synthetic_judge=JUDGE), process=True) as client:
-        found = await document(client, "a", DECISIONS, OPENAI)
-    assert found["answers"][0]["probability"] == truth()[0][0]
-
-
-def test_an_unknown_dialect_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="decisions: must be 'openai'"):
-        FakeEndpoint("a", decisions="opnai")

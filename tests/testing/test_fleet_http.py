@@ -8,7 +8,6 @@ import math
 import struct
 from typing import Any
 
-import pytest
 from fleet_tools import Answer, serving, user
 from openai.types import CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
@@ -87,20 +86,6 @@ async def test_a_stream_without_stream_options_has_no_usage_and_serves_n_choices
             (choice,) = chunk["choices"]
             words[choice["index"]] += choice["delta"].get("content", "")
         assert words == [echo_of(user("hi"))] * 2
-
-
-async def test_a_paced_stream_comes_token_by_token() -> None:
-    async with serving(FakeEndpoint("a", latency=Latency(base=0.005, per_token=0.005, tokens=5))) as client:
-        url = client.fleet.urls["a"] + "/chat/completions"
-        body = {"model": "m", "messages": user("hi"), "stream": True}
-        for _ in range(100):  # on a busy machine several tokens may come at once
-            async with client._session.post(url, json=body) as response:
-                pieces = [piece async for piece, _ in response.content.iter_chunks()]
-            assert b"".join(pieces).endswith(b"data: [DONE]\n\n")
-            if len(pieces) > 2:
-                break
-        else:
-            pytest.fail("all in one write would be no stream")
 
 
 async def test_embeddings_come_in_order_depend_on_their_own_text_alone_and_are_the_same_numbers_in_base64() -> None:
@@ -188,11 +173,3 @@ async def test_a_function_can_write_the_answers_and_its_failure_is_a_500_each_ti
             assert (answer.status, b"no answer to that" in answer.body) == (500, True)
         seen = client.fleet.seen("a")
         assert (seen.answered, seen.errors, seen.in_flight) == (1, {"responder": 2}, 0)
-
-
-async def test_the_judge_answers_as_json_with_the_echo() -> None:
-    text = "Question: how long?\nReference answer: 1,500 m\nCandidate answer: 1.5 km"
-    async with serving(FakeEndpoint("a", responder="judge")) as client:
-        verdict = json.loads(content_of(await client.chat("a", text)))
-        assert (verdict["verdict"], verdict["score"]) == ("correct", 1)
-        assert verdict["echo"] == json.loads(echo_of(user(text)))["echo"]

@@ -13,10 +13,10 @@ from typing import Any
 
 import aiohttp
 import pytest
-from fleet_tools import serving, until
+from fleet_tools import serving
 from hypothesis import given
 from hypothesis import strategies as st
-from shared_tools import each
+from shared_tools import each, until
 
 from qreward.errors import ConfigError
 from qreward.testing import FakeEndpoint, FakeFleet, Latency, Phase

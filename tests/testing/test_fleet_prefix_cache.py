@@ -8,7 +8,8 @@ import time
 from typing import Any
 
 import pytest
-from fleet_tools import Client, serving, until
+from fleet_tools import Client, serving
+from shared_tools import until
 
 from qreward.errors import ConfigError
 from qreward.testing import FakeEndpoint, FakeFleet, Latency, echo_of

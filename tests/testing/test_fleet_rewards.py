@@ -8,7 +8,8 @@ from hashlib import sha256
 from typing import Any
 
 import pytest
-from fleet_tools import Answer, Client, serving, until
+from fleet_tools import Answer, Client, serving
+from shared_tools import until
 
 from qreward.testing import FakeEndpoint, Faults, Latency
 from qreward.testing.rewards import NAN, REFUSED, Scoring, logits_of, probabilities_of, score_of
@@ -41,23 +42,19 @@ def test_a_score_depends_on_what_is_scored_and_on_nothing_else() -> None:
 
 
 async def test_scores_come_in_the_form_of_their_server() -> None:
+    """What no codec asks for; the rest is read by the codecs in ``tests/codecs/rewards``."""
     async with serving(*of_all_kinds()) as client:
         pair = await document(client, "tei", "/predict", {"inputs": ["a", "b"], "raw_scores": True})
         assert pair == [{"score": score_of(["a", "b"]), "label": "LABEL_0"}], "two texts are one pair"
-        batch = await document(client, "tei", "/predict", {"inputs": [["a"], ["b"]], "raw_scores": True})
-        assert [row[0]["score"] for row in batch] == [score_of("a"), score_of("b")]
         assert (await document(client, "tei", "/predict", {"inputs": "a"}))[0]["score"] == probabilities_of([score_of("a")])[0]
         alone, (first,) = [await document(client, "sglang", "/classify", {"text": text}) for text in ("a", ["a"])]
         assert alone["embedding"] == first["embedding"] == [score_of("a")], "an object for a text, an array for a list"
         classes = await document(client, "sglang", "/v1/classify", {"model": "m", "input": ["a"]})
         assert classes["data"][0]["probs"] == [1.0]
-        missing = await document(client, "vllm", "/classify", {"model": "m", "input": ["a", NAN], "use_activation": False})
-        assert [row["probs"] for row in missing["data"]] == [[score_of("a")], [None]]
-        for first, second in (("text_1", "text_2"), ("queries", "documents")):
-            for left, pairs in (("q", [["q", "a"], ["q", "b"]]), (["q", "r"], [["q", "a"], ["r", "b"]])):
-                body = {"model": "m", first: left, second: ["a", "b"], "use_activation": False}
-                rows = (await document(client, "vllm", "/score", body))["data"]
-                assert [row["score"] for row in rows] == list(map(score_of, pairs))
+        for left, pairs in (("q", [["q", "a"], ["q", "b"]]), (["q", "r"], [["q", "a"], ["r", "b"]])):
+            body = {"model": "m", "queries": left, "documents": ["a", "b"], "use_activation": False}
+            rows = (await document(client, "vllm", "/score", body))["data"]
+            assert [row["score"] for row in rows] == list(map(score_of, pairs))
         texts = [f"t{index}" for index in range(6)]
         for kind, path, member in (("vllm", "/rerank", "documents"), ("sglang", "/v1/rerank", "documents"), ("tei", "/rerank", "texts")):
             found = await document(client, kind, path, {"model": "m", "query": "q", member: texts})

@@ -15,10 +15,9 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from shared_tools import each
 
-from qreward import ConfigError, Endpoint, ListCodec, MergeLimits, QRewardClient, Retry, RewardModel, ServerKind, register_kind
-from qreward.codecs.base import Malformed, WireRequest
+from qreward import ConfigError, Endpoint, ListCodec, MergeLimits, QRewardClient, RewardModel, ServerKind, register_kind
+from qreward.codecs.base import EmbeddedError, Malformed, WireRequest
 from qreward.codecs.rewards import registry
 from qreward.codecs.rewards.server_info import Load, ServerLimits
 from qreward.settings.policies import SERVER_KINDS
@@ -70,7 +69,6 @@ class Acme:
 
     def __init__(self) -> None:
         self.lists: list[int] = []
-        self.reply: Any = None
 
     async def serve(self, request: web.BaseRequest) -> web.Response:
         if request.path == "/ready":
@@ -83,7 +81,7 @@ class Acme:
             return web.json_response({"tables": {"good": lengths, "bad": [1] * len(lengths)}})
         assert request.path == "/reward", request.path
         self.lists.append(len(body["texts"]))
-        return web.json_response({"rewards": [float(len(text)) for text in body["texts"]]} if self.reply is None else self.reply)
+        return web.json_response({"rewards": [float(len(text)) for text in body["texts"]]})
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[str]:
@@ -114,21 +112,17 @@ async def test_a_route_of_it_may_take_pairs_in_a_body_of_its_own() -> None:
             assert await client.score("q", "answer", model="rm") == 5.0
 
 
-@each("reply", [{"rewards": [1.0]}, {"rewards": None}, {"rewards": ["good", "bad"]}, {}, [1.0, 2.0], {"error": "x"}])
-async def test_a_reply_in_another_form_is_an_error_and_no_score(reply: Any) -> None:
-    server = Acme()
-    server.reply = reply
-    async with server.running() as url, QRewardClient([Endpoint(url, kind="acme", proxy="")], retry=Retry(attempts=1)) as client:
-        batch = await client.batch_score(["a", "b"], model="rm")
-        assert [result.ok for result in batch] == [False, False]
-
-
-def test_a_codec_that_does_not_expect_a_reply_makes_it_an_invalid_response() -> None:
-    codec = registry.codec_of("acme", registry.SCORE, RewardModel(route="pooling"))
-    call = WireRequest(codec, "rm", registry.SCORE.validate([("q", "a")]), {}, None)
-    for body in (b"[]", b"{}", b'{"tables": {"good": [1]}}', b'{"tables": {"good": [1], "bad": ["x"]}}'):
-        with pytest.raises(Malformed, match="another form than AcmeAspects expects"):
-            codec.decode(body, call)
+def test_a_reply_in_another_form_than_the_codec_expects_is_no_answer() -> None:
+    replies: list[tuple[str, list[Any], list[bytes]]] = [
+        ("", ["a", "b"], [b'{"rewards": [1]}', b'{"rewards": null}', b'{"rewards": ["x", "y"]}', b"{}", b"[1.0, 2.0]", b'{"error": "x"}']),
+        ("pooling", [("q", "a")], [b"[]", b"{}", b'{"tables": {"good": [1]}}', b'{"tables": {"good": [1], "bad": ["x"]}}']),
+    ]
+    for route, items, bodies in replies:
+        codec = registry.codec_of("acme", registry.SCORE, RewardModel(route=route or None))  # type: ignore[arg-type]
+        call = WireRequest(codec, "rm", registry.SCORE.validate(items), {}, None)
+        for body in bodies:
+            with pytest.raises((Malformed, EmbeddedError), match="another form than AcmeAspects expects" if route else None):
+                codec.decode(body, call)
 
 
 async def test_its_probe_finds_readiness_and_limits() -> None:

@@ -9,8 +9,8 @@ import re
 from typing import Any
 
 import pytest
-from server_tools import Lengths, served, until
-from shared_tools import run
+from server_tools import Lengths, served
+from shared_tools import run, until
 
 from qreward.errors import ConfigError
 from qreward.server import ServerConfig, create_app
@@ -35,13 +35,10 @@ def picky(completions: list[str], metadata: list[dict[str, Any]]) -> list[Any]:
     ]
 
 
-def test_openrlhf_gets_rewards_scores_and_the_numbers_of_the_logs() -> None:
+def test_openrlhf_gets_rewards_scores_and_the_numbers_of_the_logs_and_hands_prompts_and_labels_to_the_scorer() -> None:
     body = {"query": ["p1a", "p2bb"], "prompts": ["p1", "p2"], "labels": ["x", 7]}
-    ((status, answer),) = ask(picky, ("/get_reward", body))
-    assert (status, answer) == (200, {"rewards": [3.0, 4.0], "scores": [0.5, 0.5], "extra_logs": {"score": [0.5, 0.5]}})
-
-
-def test_openrlhf_hands_prompts_and_labels_to_the_scorer() -> None:
+    scored = {"rewards": [3.0, 4.0], "scores": [0.5, 0.5], "extra_logs": {"score": [0.5, 0.5]}}
+    assert ask(picky, ("/get_reward", body)) == [(200, scored)]
     scorer = Lengths()
     bodies = [
         {"query": ["a"], "prompts": ["p"], "labels": [{"answer": 4}]},
@@ -49,8 +46,7 @@ def test_openrlhf_hands_prompts_and_labels_to_the_scorer() -> None:
         {"query": "c", "prompts": None, "labels": "l"},
     ]
     answers = ask(scorer, *(("/get_reward", body) for body in bodies))
-    assert [status for status, _ in answers] == [200] * 3
-    assert answers[1][1] == {"rewards": [1.0], "scores": [1.0], "extra_logs": {}}
+    assert answers == [(200, {"rewards": [1.0], "scores": [1.0], "extra_logs": {}})] * 3
     assert scorer.metadata == [{"prompt": "p", "label": {"answer": 4}}, {}, {"label": "l"}]
 
 

@@ -90,33 +90,23 @@ def test_the_labels_of_tei_are_sorted_by_score_so_a_class_goes_by_its_name() -> 
             decoded("tei", TWO, rows, **unclear)
 
 
-def test_a_ranking_without_indexes_is_malformed() -> None:
-    asked = call(RERANK, ["a", "b"], query="q")
-    with pytest.raises(Malformed, match="its scores cannot be matched to documents"):
-        decoded("tei", asked, [{"score": 0.9}, {"score": 0.1}])
-
-
-@each("params", [{}, {"query": 7}, {"query": "q", "top_n": 1}])
-def test_a_ranking_needs_a_query_and_ranks_all(params: dict[str, Any]) -> None:
-    with pytest.raises(BadRequest, match=r"query|top_n"):
-        written("vllm", call(RERANK, ["a", "b"], **params))
-
-
-def test_the_members_of_each_ranking_are_the_servers() -> None:
+def test_a_ranking_needs_a_query_ranks_all_and_has_the_members_of_its_server() -> None:
+    wrong: tuple[dict[str, Any], ...] = ({}, {"query": 7}, {"query": "q", "top_n": 1})
+    for params in wrong:
+        with pytest.raises(BadRequest, match=r"query|top_n"):
+            written("vllm", call(RERANK, ["a", "b"], **params))
     asked = call(RERANK, ["a", "b"], query="q")
     assert written("vllm", asked) == {"model": "server-name", "documents": ["a", "b"], "query": "q"}
     assert written("tei", asked) == {"model": "server-name", "texts": ["a", "b"], "query": "q"}
     assert (codec("vllm", asked).path, codec("sglang", asked).path) == ("/rerank", "/v1/rerank")
+    with pytest.raises(Malformed, match="its scores cannot be matched to documents"):
+        decoded("tei", asked, [{"score": 0.9}, {"score": 0.1}])
 
 
 def test_a_list_of_token_ids_is_one_item() -> None:
     assert written("openai", call(EMBED, [[1, 2, 3]])) == {"model": "server-name", "input": [[1, 2, 3]]}
     assert written("openai", call(EMBED, [[1, 2], [3]]))["input"] == [[1, 2], [3]]
     assert written("vllm", call(COMPLETE, [[1, 2]]))["prompt"] == [[1, 2]]
-
-
-def test_texts_and_token_ids_do_not_share_a_request() -> None:
-    assert EMBED.merge_key(call(EMBED, ["a"])) != EMBED.merge_key(call(EMBED, [[1]]))
 
 
 def test_the_choices_of_a_completion_are_numbered_through_all_prompts() -> None:
@@ -137,25 +127,16 @@ def test_a_list_of_parts_is_one_moderation() -> None:
     assert codec("openai", asked).mergeable("text")
 
 
-@each(
-    "text, expected",
-    [
-        ("helpfulness:1.25,correctness:0.43", {"helpfulness": 1.25, "correctness": 0.43}),
-        ("reward:-7.1", {"reward": -7.1}),
-        (" reward : 1e-3 ", {"reward": 0.001}),
-    ],
-)
-def test_the_attributes_of_nim_are_read_from_its_text(text: str, expected: dict[str, float]) -> None:
-    assert attributes_of(text) == expected
-
-
-NO_ATTRIBUTES = ["", "good", "reward:", "reward:nan", "reward:inf", "reward:1,reward:2", "I think: helpful", ":1", "a:1,,b:2", "a:1 b:2"]
-
-
-@each("text", NO_ATTRIBUTES)
-def test_a_text_of_nim_that_is_no_list_of_numbers_is_no_reward(text: str) -> None:
-    with pytest.raises(InvalidRow):
-        attributes_of(text)
+def test_the_attributes_of_nim_are_read_from_its_text_and_a_text_that_is_no_list_of_numbers_is_no_reward() -> None:
+    texts: dict[str, dict[str, float]] = {
+        "helpfulness:1.25,correctness:0.43": {"helpfulness": 1.25, "correctness": 0.43},
+        "reward:-7.1": {"reward": -7.1},
+        " reward : 1e-3 ": {"reward": 0.001},
+    }
+    assert {text: attributes_of(text) for text in texts} == texts
+    for text in ("", "good", "reward:", "reward:nan", "reward:inf", "reward:1,reward:2", "I think: helpful", ":1", "a:1,,b:2", "a:1 b:2"):
+        with pytest.raises(InvalidRow):
+            attributes_of(text)
 
 
 def test_of_several_attributes_only_one_called_reward_is_taken_by_default() -> None:
@@ -210,14 +191,14 @@ def test_a_score_that_is_no_finite_number_is_an_error_of_its_item_and_never_a_ze
     }
     for kind, document in rows.items():
         assert decoded(kind, TWO, document) == [1.0, InvalidResponse]
+        if kind == "tei":
+            with pytest.raises(Malformed, match="not a finite number"):
+                decoded(kind, ONE, document[1:])
 
 
-@each("literal", [b"NaN", b"Infinity", b"-Infinity", b"1e999", b"1" + b"0" * 400])
-def test_a_number_that_json_has_no_word_for_is_an_error_of_its_item(literal: bytes) -> None:
-    assert decoded("openrlhf", TWO, b'{"rewards":[' + literal + b", 1.5]}") == [InvalidResponse, 1.5]
-
-
-def test_a_missing_score_is_an_error_of_its_item() -> None:
+def test_a_missing_score_or_a_number_that_json_has_no_word_for_is_an_error_of_its_item() -> None:
+    for literal in (b"NaN", b"Infinity", b"-Infinity", b"1e999", b"1" + b"0" * 400):
+        assert decoded("openrlhf", TWO, b'{"rewards":[' + literal + b", 1.5]}") == [InvalidResponse, 1.5], literal
     assert decoded("vllm", TWO, {"data": [{"index": 0, "probs": [1.0]}, {"index": 1}]}) == [1.0, InvalidResponse]
     assert decoded("vllm", TWO, probs([1.0], [])) == [1.0, InvalidResponse]
 
@@ -226,11 +207,6 @@ def test_an_item_that_the_server_aborted_is_an_error_of_that_item() -> None:
     aborted = {"embedding": [0.0], "meta_info": {"finish_reason": {"type": "abort", "message": "x"}}}
     assert decoded("sglang", TWO, [{"embedding": [1.0]}, aborted]) == [1.0, InvalidResponse]
     assert decoded("sglang", TWO, [{"embedding": [1.0]}, {"object": "error", "message": "x"}]) == [1.0, InvalidResponse]
-
-
-def test_an_answer_without_any_value_is_no_answer() -> None:
-    with pytest.raises(Malformed, match="its score is null, not a finite number"):
-        decoded("tei", ONE, [[{"score": None, "label": "x"}]])
 
 
 @each("count", [0, 1, 3])

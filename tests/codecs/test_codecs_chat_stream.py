@@ -60,8 +60,6 @@ SECOND = {"id": "call_b", "type": "function"}
 OPENAI_IS_RIGHT: dict[str, list[Chunk]] = {
     "words": said("The", " answer", "", " is", " 日本 🎈", "."),
     "usage at the end": [*said("a", "b"), HEAD | {"choices": [], "usage": USAGE | {"prompt_tokens_details": {"cached_tokens": 4}}}],
-    "usage null until the end": [*({**each, "usage": None} for each in said("a")), HEAD | {"choices": [], "usage": USAGE}],
-    "stopped by length": said("a", finish="length"),
     "no role": [chunk({"content": "a"}), chunk({"content": "b"}, finish="stop")],
     "a refusal": [chunk({"role": "assistant", "refusal": ""}), chunk({"refusal": "I "}), chunk({"refusal": "won't"}), chunk(finish="stop")],
     "one tool call": [
@@ -100,7 +98,6 @@ OPENAI_IS_RIGHT: dict[str, list[Chunk]] = {
         chunk({"reasoning_content": ", well"}),
         chunk({"content": "yes"}, finish="stop"),
     ],
-    "reasoning under its other name": [chunk({"role": "assistant", "reasoning": "h"}), chunk({"reasoning": "m"}), chunk(finish="stop")],
     "a field nobody knows": [chunk({"role": "assistant", "thoughts": {"text": "a"}}), chunk({"thoughts": {"text": "b"}}, finish="stop")],
 }
 
@@ -148,31 +145,32 @@ def without_index(piece: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in piece.items() if name != "index"}
 
 
-TOOL_CALLS: dict[str, list[list[dict[str, Any]]]] = {
-    "name, id and type with every piece": [[call(0, "{", name="get", **FIRST)], [call(0, "}", name="get", **FIRST)]],
-    "an empty id afterwards": [[call(0, "{", name="get", **FIRST)], [call(0, "}", id="")], [call(0, "", id=None)]],
-    "no index": [[without_index(call(0, "{", name="get", **FIRST))], [without_index(call(0, "}"))]],
-    "index null": [[call(0, "{", name="get", **FIRST) | {"index": None}], [call(0, "}") | {"index": None}]],
-    "an index that does not begin at 0": [[call(1, "{", name="get", **FIRST)], [call(1, "}")]],
+A_PIECE, A_REST = call(0, "{", name="get", **FIRST), call(0, "}")
+WHOLE = call(0, "{}", name="get", **FIRST), call(0, "[]", name="put", **SECOND)
+TOOL_CALLS: dict[str, tuple[list[list[dict[str, Any]]], list[Any]]] = {  # the pieces in each chunk, and the tool calls
+    "name, id and type with every piece": ([[A_PIECE], [call(0, "}", name="get", **FIRST)]], [GET]),
+    "an empty id afterwards": ([[A_PIECE], [call(0, "}", id="")], [call(0, "", id=None)]], [GET]),
+    "no index": ([[without_index(A_PIECE)], [without_index(A_REST)]], [GET]),
+    "index null": ([[A_PIECE | {"index": None}], [A_REST | {"index": None}]], [GET]),
+    "an index that does not begin at 0": ([[A_PIECE | {"index": 1}], [A_REST | {"index": 1}]], [GET]),
+    "in the order of their index": ([[WHOLE[1] | {"index": 1}, WHOLE[0]]], [GET, PUT]),
+    **{
+        f"whole ones with the indexes {indexes} in {count} chunks": (chunks, [GET, PUT])
+        for indexes in ((0, 0), (0, 1), (3, 7), (None, None))
+        for pieces in [[piece | {"index": index} for piece, index in zip(WHOLE, indexes, strict=True)]]
+        for count, chunks in ((1, [pieces]), (2, [[piece] for piece in pieces]))
+    },
 }
 
 
 @each("name", TOOL_CALLS)
-def test_a_tool_call_in_odd_pieces_is_one_tool_call(name: str) -> None:
-    assert message_of(*(chunk({"tool_calls": pieces}) for pieces in TOOL_CALLS[name]))["tool_calls"] == [GET]
+def test_tool_calls_in_odd_pieces_are_put_together_and_whole_ones_stay_apart(name: str) -> None:
+    pieces, expected = TOOL_CALLS[name]
+    assert message_of(*(chunk({"tool_calls": each}) for each in pieces))["tool_calls"] == expected
 
 
-@each("index", [[0, 0], [0, 1], [3, 7], [None, None]])
-def test_whole_tool_calls_stay_apart_whatever_their_index(index: list[int | None]) -> None:
-    pieces = [call(0, "{}", name="get", **FIRST) | {"index": index[0]}, call(0, "[]", name="put", **SECOND) | {"index": index[1]}]
-    assert message_of(chunk({"tool_calls": pieces}))["tool_calls"] == [GET, PUT]
-    assert message_of(*(chunk({"tool_calls": [piece]}) for piece in pieces))["tool_calls"] == [GET, PUT]
-
-
-def test_tool_calls_come_in_the_order_of_their_index_and_an_empty_list_is_none() -> None:
-    pieces = [call(1, "[]", name="put", **SECOND), call(0, "{}", name="get", **FIRST)]
-    assert message_of(chunk({"tool_calls": pieces}))["tool_calls"] == [GET, PUT]
-    assert "tool_calls" not in message_of(chunk({"content": "a", "tool_calls": []}))
+def test_an_empty_list_of_tool_calls_is_none_and_a_role_with_every_chunk_counts_once() -> None:
+    assert message_of(*[chunk({"role": "assistant", "content": "a", "tool_calls": []})] * 3) == {"role": "assistant", "content": "aaa"}
 
 
 def test_reasoning_details_are_put_together_by_index() -> None:

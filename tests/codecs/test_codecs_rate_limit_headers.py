@@ -91,7 +91,7 @@ FORMS: list[tuple[str, dict[str, str], Said | None, Said | None]] = [
     ("draft", {"ratelimit": '"default";r=50;t=30', "ratelimit-policy": '"default";q=100;w=60'}, (100, 50, 30, 60), None),
     (
         "draft, the tightest of two",
-        {"ratelimit": '"hour";r=900;t=1000, "burst";r=1;t=2', "ratelimit-policy": '"hour";q=1000;w=3600,"burst";q=10;w=5'},
+        {"ratelimit": '"hour";r=900;t=1000, "burst";r=1;t=2', "ratelimit-policy": '"burst";q=10;w=5,"hour";q=1000;w=3600'},
         (10, 1, 2, 5),
         None,
     ),

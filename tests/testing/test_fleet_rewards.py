@@ -55,6 +55,9 @@ async def test_scores_come_in_the_form_of_their_server() -> None:
             body = {"model": "m", "queries": left, "documents": ["a", "b"], "use_activation": False}
             rows = (await document(client, "vllm", "/score", body))["data"]
             assert [row["score"] for row in rows] == list(map(score_of, pairs))
+        vectors = await document(client, "tei", "/embed", {"inputs": ["a", "b"], "normalize": True})
+        for path in ("/embeddings", "/v1/embeddings"):
+            assert [row["embedding"] for row in (await document(client, "tei", path, {"input": ["a", "b"]}))["data"]] == vectors
         texts = [f"t{index}" for index in range(6)]
         for kind, path, member in (("vllm", "/rerank", "documents"), ("sglang", "/v1/rerank", "documents"), ("tei", "/rerank", "texts")):
             found = await document(client, kind, path, {"model": "m", "query": "q", member: texts})
@@ -152,24 +155,6 @@ async def test_each_server_has_its_own_availability_routes() -> None:
     async with serving(*of_all_kinds()) as client:
         found = {kind: {path for path in every if (await client.get(kind, path)).status == 200} for kind in SERVER_KINDS}
     assert found == expected
-
-
-async def test_tei_takes_embeddings_at_all_its_routes_with_and_without_a_model() -> None:
-    async with serving(FakeEndpoint("a", kind="tei")) as client:
-        found: dict[str, Any] = {}
-        for path, body in {
-            "/v1/embeddings": {"model": "m", "input": ["a", "b"]},
-            "/embeddings": {"input": ["a", "b"]},
-            "/embed": {"inputs": ["a", "b"], "normalize": True},
-        }.items():
-            answer = await post(client, path, body)
-            assert answer.status == 200, path
-            found[path] = json.loads(answer.body)
-        vectors = found["/embed"]
-        assert len(vectors) == 2
-        assert all([row["embedding"] for row in found[path]["data"]] == vectors for path in ("/v1/embeddings", "/embeddings"))
-        errors = {path: json.loads((await post(client, path, {"inputs": [], "input": []})).body) for path in found}
-        assert [sorted(error) for error in errors.values()] == [["code", "message", "type"]] * 2 + [["error", "error_type"]]
 
 
 async def test_a_kind_and_its_scoring_travel_to_a_child_process_and_may_be_changed_while_it_runs() -> None:

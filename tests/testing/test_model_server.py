@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from math import ceil, inf
+from math import inf
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward.testing.model_server import MODELS, BlockCache, ModelRequest, ModelServer, ServedModel, ideal_prefill
+from qreward.testing.model_server import MODELS, ModelRequest, ModelServer, ServedModel, ideal_prefill
 
 SMALL = ServedModel(step=1.0, prefill=0.01, decode=0.1, cache_tokens=640, budget=64, sequences=4)
 
@@ -247,19 +247,3 @@ def test_no_server_computes_less_than_the_ideal(specs: list) -> None:
         one.run(0.0)
         finish(one)
     assert sum(each.prefilled for each in scattered) >= ideal_prefill(requests)
-
-
-def test_blocks_that_are_used_are_never_evicted() -> None:
-    cache = BlockCache(10, 16)
-    first, second, third = (ModelRequest(80, 16, [name], [80]) for name in "abc")
-    assert cache.admit(first)
-    first.left = 0
-    cache.computed(first)
-    assert not cache.admit(second), "6 of 10 blocks are pinned"
-    cache.release(first)
-    assert (cache.used, cache.spare) == (5, 5)
-    assert cache.admit(second)
-    assert cache.used == 10
-    assert cache.spare == 4
-    assert not cache.admit(third)
-    assert ceil(96 / 16) == second.private

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -46,25 +45,6 @@ def test_sleepers_wake_at_once_by_their_times_and_at_one_time_in_the_order_in_wh
 
     at_three = [(name, 3.0) for name in ("main", "first", "second", "idle", "late")]
     assert run_in_virtual_threads(main) == [*at_three, ("hour", 3600.0), ("day", 86_400.0)]
-
-
-def test_only_one_thread_runs_at_a_time_and_none_is_interrupted() -> None:
-    def main(threads: VirtualThreads) -> int:
-        count = 0
-
-        def add() -> None:
-            nonlocal count
-            for _ in range(50):
-                before = count
-                time.sleep(0)  # another thread would run now, if any could
-                count = before + 1
-                threads.sleep(0)
-
-        for each in [threads.spawn(add) for _ in range(4)]:
-            each.join()
-        return count
-
-    assert run_in_virtual_threads(main) == 200
 
 
 def test_a_remainder_too_small_for_the_clock_does_not_stop_it() -> None:
@@ -239,16 +219,6 @@ def test_a_deadlock_names_the_error_of_a_thread_that_nobody_joined_and_the_main_
         assert isinstance(caught.value.__cause__, KeyError)
         threads.wake(lock)
         assert waiter.join()
-
-
-def test_what_is_under_way_at_the_end_goes_on_to_its_end() -> None:
-    with VirtualThreads() as threads:
-        seen: list[float] = []
-        threads.run(lambda: threads.sleep(1e9) or seen.append(threads.now()))  # type: ignore[func-returns-value]
-        threads.check_nothing_left()
-        assert seen == [1e9]
-        threads.run(lambda: seen.append(threads.now()))
-    assert seen == [1e9, 1e9]
 
 
 def test_a_thread_that_waits_for_ever_is_left_behind_and_is_ended() -> None:

@@ -15,6 +15,7 @@ from qreward.codecs.decisions.chat import CHAT_DECISIONS, CHAT_WITHOUT_THINKING
 from qreward.codecs.decisions.dialects import DIALECTS, EXPECTED, PROBE, DialectTable
 from qreward.codecs.decisions.generative_scoring import GENERATIVE_SCORING
 from qreward.codecs.decisions.openai import OPENAI, VLLM, OpenAIDialect
+from qreward.codecs.decisions.operation import Decide
 from qreward.codecs.decisions.sglang import SGLANG
 from qreward.codecs.decisions.systemone import SYSTEMONE, SYSTEMONE_OF_SGLANG
 from qreward.decisions import Choice, Question, Score, YesNo
@@ -250,7 +251,7 @@ def test_an_error_in_a_successful_response_is_one() -> None:
 def test_the_table_remembers_an_endpoint_for_a_model_and_forgets() -> None:
     table, endpoint, other = DialectTable(), Endpoint("http://a", name="a"), Endpoint("http://b", name="b", kind="sglang")
     assert (table.known(endpoint, "m"), table.expected(endpoint, "m"), table.expected(other, "m")) == (None, OPENAI, SGLANG)
-    assert table.expected(Endpoint("http://c", kind="vllm"), "m") is VLLM
+    assert [table.expected(Endpoint("http://c", kind=kind), "m") for kind in ("vllm", "tei")] == [VLLM, OPENAI]
     assert table.remember(endpoint, "m", "chat") is CHAT_DECISIONS
     assert (table.known(endpoint, "m"), table.known(endpoint, "other"), table.known(other, "m")) == (CHAT_DECISIONS, None, None)
     assert table.remember(other, "m", "chat") is CHAT_WITHOUT_THINKING
@@ -260,6 +261,18 @@ def test_the_table_remembers_an_endpoint_for_a_model_and_forgets() -> None:
     assert table.limits([endpoint, Endpoint("http://c", kind="vllm")], "m") == (64, 26)
     with pytest.raises(ConfigError, match="no dialect 'x' of decisions; known are openai, vllm"):
         table.remember(endpoint, "m", "x")
+
+
+def test_an_error_that_a_wrong_dialect_may_have_caused_says_how_to_name_the_right_one() -> None:
+    codec = Decide(DialectTable())
+    endpoints = [Endpoint("http://a", name=name, decisions=None if name == "unknown" else "vllm") for name in ("unknown", "set")]
+    codec.table.remember(known := Endpoint("http://b", name="known"), "m", "vllm")
+    told = {
+        (endpoint.name, status): "set decisions= of endpoint" in codec.advice(endpoint, "m", BadRequest("x", status_code=status))
+        for endpoint in (*endpoints, known)
+        for status in (400, 404, 413)
+    }
+    assert [case for case, advised in told.items() if advised] == [("unknown", 400), ("unknown", 404), ("set", 404), ("known", 404)]
 
 
 def test_every_dialect_is_listed_by_its_name_and_the_probe_is_valid() -> None:

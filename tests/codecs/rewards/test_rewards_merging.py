@@ -32,7 +32,7 @@ def test_calls_may_share_a_request_if_all_but_their_items_is_equal() -> None:
     assert key("a") == key("b", "c")
     assert key("a", priority=0, user="x") == key("b", user="x", priority=0), "the order of parameters means nothing"
     assert key("a", headers={"X-A": "1"}) == key("b", headers={"x-a": "1"})
-    assert key(("q", "a")) == key(Pair("p", "b", label=[1]))
+    assert key(("q", "a")) == key(["q", "a"]) == key(Pair("p", "b", label=[1]))
     assert RERANK.merge_key(call(RERANK, ["a"], query="q")) == RERANK.merge_key(call(RERANK, ["b"], query="q"))
     assert RERANK.merge_key(call(RERANK, ["a"], query="q")) != RERANK.merge_key(call(RERANK, ["a"], query="r"))
     assert EMBED.merge_key(call(EMBED, ["a"])) != EMBED.merge_key(call(EMBED, [[1]]))

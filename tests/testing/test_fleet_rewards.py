@@ -155,11 +155,3 @@ async def test_each_server_has_its_own_availability_routes() -> None:
     async with serving(*of_all_kinds()) as client:
         found = {kind: {path for path in every if (await client.get(kind, path)).status == 200} for kind in SERVER_KINDS}
     assert found == expected
-
-
-async def test_a_kind_and_its_scoring_travel_to_a_child_process_and_may_be_changed_while_it_runs() -> None:
-    async with serving(FakeEndpoint("a"), process=True) as client:
-        assert (await post(client, "/predict", {"inputs": "x"})).status == 404
-        client.fleet.set("a", kind="tei", scoring=Scoring(labels=("good",)))
-        rows = await document(client, "a", "/predict", {"inputs": [["x"]], "raw_scores": True})
-        assert rows == [[{"score": score_of("x"), "label": "good"}]]

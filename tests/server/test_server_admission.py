@@ -76,6 +76,8 @@ async def test_a_long_body_is_refused_before_it_ends_whether_its_length_is_annou
             await writer.wait_closed()
         assert server.service.admission.pending == 0
         assert scorer.seen == ["a", "a"]
+        for length, status in ((10_000, 200), (10_001, 413)):
+            assert (await server.client.post("/get_reward", content=json.dumps(BODY).ljust(length))).status_code == status
 
 
 async def test_a_body_that_is_no_json_or_packed_is_refused() -> None:

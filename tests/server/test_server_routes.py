@@ -100,26 +100,33 @@ def test_what_json_cannot_hold_in_a_scorers_result_becomes_text() -> None:
 
 
 def test_classify_gives_the_reward_as_the_only_class() -> None:
-    one, list_, squeezed = ask(
+    one, list_ = ask(
         Lengths(),
         ("/classify", {"model": "rm", "input": "aaa"}),
         ("/classify", {"model": "rm", "input": ["a", "poison", "cc"], "use_activation": False}),
-        ("/classify", {"model": "rm", "input": ["aaa"], "use_activation": True}),
     )
     row = {"index": 0, "label": "LABEL_0", "probs": [3.0], "num_classes": 1}
     assert one[1]["data"] == [row]
     assert (one[1]["object"], one[1]["model"]) == ("list", "reward")
+    failed = {"index": 1, "label": None, "probs": [None], "num_classes": 1, "error": "ValueError: poison was found"}
+    assert list_[1]["data"][1] == failed
     assert [row["probs"] for row in list_[1]["data"]] == [[1.0], [None], [2.0]]
-    assert list_[1]["data"][1] == {
-        "index": 1, "label": None, "probs": [None], "num_classes": 1, "error": "ValueError: poison was found",
-    }  # fmt: skip
-    assert squeezed[1]["data"][0]["probs"] == [pytest.approx(1 / (1 + math.exp(-3)))]
+
+
+def test_an_activation_is_applied_under_each_of_its_names() -> None:
+    squeezed = pytest.approx(1 / (1 + math.exp(-3)))
+    classes = ask(Lengths(), *(("/classify", {"input": ["aaa"], name: True}) for name in ("use_activation", "activation", "softmax")))
+    assert [answer["data"][0]["probs"] for _, answer in classes] == [[squeezed]] * 3
+    scores = ask(Lengths(), *(("/score", {"text_1": "q", "text_2": "aaa", name: True}) for name in ("use_activation", "activation")))
+    assert [answer["data"][0]["score"] for _, answer in scores] == [squeezed] * 2
 
 
 def test_classify_judges_the_last_message_of_a_conversation() -> None:
     scorer = Lengths()
     messages = [
         {"role": "system", "content": "s"},
+        {"role": "user", "content": "an earlier question"},
+        {"role": "assistant", "content": "an earlier answer"},
         {"role": "user", "content": [{"type": "text", "text": "2 + 2"}, {"type": "text", "text": "?"}]},
         {"role": "assistant", "content": "4444"},
     ]
@@ -183,6 +190,8 @@ def test_a_wrong_body_is_refused_with_the_place_and_never_scored() -> None:
             wrong.append((path, body, status, error))
     assert wrong == []
     assert scorer.batches == []
+    ((status, answer),) = ask(scorer, ("/get_reward", {"query": ["a" * 10, "b", "c"]}), max_items=3, max_text_chars=10)
+    assert (status, answer["rewards"]) == (200, [10.0, 1.0, 1.0]), "as many as may be"
 
 
 async def test_requests_of_all_forms_share_batches() -> None:

@@ -148,26 +148,6 @@ def test_embeddings_are_written_in_the_shape_they_were_given(inputs: Any, expect
 
 
 @each(
-    "body, expected",
-    [
-        (b'\xef\xbb\xbf{"a": 1}', {"a": 1}),
-        (b'{"a": NaN, "b": -Infinity}', None),
-        (b'{"a": "x\x01\ny"}', {"a": "x\x01\ny"}),
-        (b'{"a": "\\ud800"}', {"a": "\ud800"}),
-        (b'{"a": "\xff"}', {"a": "\ufffd"}),
-        (b'  {"a": 1}\r\n', {"a": 1}),
-    ],
-)
-def test_odd_json_is_read(body: bytes, expected: Any) -> None:
-    document = jsonio.read_object(body)
-    if expected is None:
-        assert math.isnan(document["a"])
-        assert document["b"] == -math.inf
-    else:
-        assert document == expected
-
-
-@each(
     "raw, expected",
     [
         ({"prompt_tokens": 1.0, "completion_tokens": "2", "total_tokens": None}, Usage(1, 2, None)),

@@ -123,18 +123,15 @@ def test_headers_that_do_not_say_how_much_is_left_are_ignored(headers: dict[str,
     assert told(headers) is None
 
 
-def test_a_time_is_taken_by_the_clock_of_the_server_that_wrote_it() -> None:
+def test_a_time_is_taken_by_the_clock_of_the_server_that_wrote_it_or_without_a_date_by_ours() -> None:
     late = told(ANTHROPIC, NOW + 500.0)
     assert late is not None
     assert late[0] == (1000, 999, 1, None)
-
-
-def test_without_a_date_ours_is_all_there_is() -> None:
     undated = {name: value for name, value in ANTHROPIC.items() if name != "date"}
-    found = told(undated, NOW - 10.0)
-    assert found is not None
-    assert found[1] == (96000, 95000, 40, None)
-    assert told({**undated, "date": "yesterday"}, NOW - 10.0) == found
+    for headers in (undated, {**undated, "date": "yesterday"}):
+        found = told(headers, NOW - 10.0)
+        assert found is not None
+        assert found[1] == (96000, 95000, 40, None)
 
 
 @each(

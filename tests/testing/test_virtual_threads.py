@@ -98,25 +98,6 @@ def test_a_time_that_a_thread_waited_for_means_nothing_when_the_thread_has_ended
         assert threads.now() == 11.0
 
 
-def test_those_who_wait_for_one_lock_get_it_in_their_order() -> None:
-    def main(threads: VirtualThreads) -> list[str]:
-        lock, seen = held(), []
-
-        def waiter(name: str) -> None:
-            threads.wait(lock, None)
-            seen.append(name)
-            threads.wake(lock)
-
-        waiting = [threads.spawn(lambda name=name: waiter(name)) for name in "abc"]  # type: ignore[misc]
-        threads.sleep(1)
-        threads.wake(lock)
-        for each in waiting:
-            each.join()
-        return seen
-
-    assert run_in_virtual_threads(main) == ["a", "b", "c"]
-
-
 def test_who_is_woken_but_comes_too_late_goes_on_waiting() -> None:
     def main(threads: VirtualThreads) -> tuple[bool, float]:
         lock = held()

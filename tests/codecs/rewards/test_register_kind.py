@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import pickle
-import subprocess
-import sys
-import textwrap
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -56,12 +51,16 @@ def info(body: bytes) -> Load:
 ACME = ServerKind("acme", {"score": {"": AcmeReward, "pooling": AcmeAspects}}, probe=("/ready",), info="/limits", readers={"/limits": info})
 
 
+def forget() -> None:
+    registry._KINDS.pop("acme")
+    SERVER_KINDS.remove("acme")
+
+
 @pytest.fixture(autouse=True)
 def acme() -> Iterator[None]:
     register_kind(ACME)
     yield
-    registry._KINDS.pop("acme")
-    SERVER_KINDS.remove("acme")
+    forget()
 
 
 class Acme:
@@ -164,28 +163,13 @@ def test_a_kind_that_is_registered_again_is_replaced() -> None:
     assert SERVER_KINDS.count("acme") == 1
 
 
-async def test_a_process_that_gets_a_pickled_client_has_to_register_the_kind_as_well(tmp_path: Path) -> None:
-    script = textwrap.dedent("""
-        import asyncio, pickle
-        from qreward import ConfigError, ListCodec, ServerKind, register_kind
-
-        class AcmeReward(ListCodec):
-            path, native, member, rows_in = "/reward", True, "texts", "rewards"
-
-        async def main():
-            async with pickle.load(open("client.pickle", "rb")) as client:
-                print(await client.score("abc", model="rm"))
-
-        try:
-            asyncio.run(main())
-        except ConfigError as error:
-            print(error)
-        register_kind(ServerKind("acme", {"score": AcmeReward}))
-        asyncio.run(main())
-    """)
+async def test_a_process_that_gets_a_pickled_client_has_to_register_the_kind_as_well() -> None:
     async with Acme().running() as url:
-        (tmp_path / "client.pickle").write_bytes(pickle.dumps(QRewardClient([Endpoint(url, kind="acme", proxy="")])))
-        process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, cwd=tmp_path, stdout=subprocess.PIPE)
-        said = (await process.communicate())[0].decode().splitlines()
-    assert "call register_kind" in said[0]
-    assert said[-1] == "3.0"
+        pickled = pickle.dumps(QRewardClient([Endpoint(url, kind="acme", proxy="")]))
+        forget()  # as in another process
+        with pytest.raises(ConfigError, match="call register_kind"):
+            async with pickle.loads(pickled) as client:
+                await client.score("abc", model="rm")
+        register_kind(ACME)
+        async with pickle.loads(pickled) as client:
+            assert await client.score("abc", model="rm") == 3.0

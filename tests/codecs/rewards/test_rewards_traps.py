@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -9,10 +10,12 @@ from reward_tools import answered, call, codec, decoded, failed, written
 from shared_tools import each
 
 from qreward.codecs.base import Malformed, WireRequest
+from qreward.codecs.rewards.answers import ItemAnswer
 from qreward.codecs.rewards.nim import attributes_of
 from qreward.codecs.rewards.parsing import InvalidRow
 from qreward.codecs.rewards.registry import CLASSIFY, COMPLETE, EMBED, MODERATE, RERANK, SCORE
 from qreward.errors import BadRequest, InvalidResponse
+from qreward.results import Usage
 from qreward.settings.policies import RewardModel
 from qreward.testing import FakeEndpoint
 from qreward.testing.rewards import Scoring, probabilities_of, score_of
@@ -119,6 +122,24 @@ def test_the_choices_of_a_completion_are_numbered_through_all_prompts() -> None:
         decoded("openai", asked, {"choices": choices[:3]})
 
 
+def test_a_completion_that_is_not_whole_or_without_text_fails_its_prompt_and_has_no_share_of_the_output() -> None:
+    asked = call(COMPLETE, ["a", "b"])
+    whole = {"index": 0, "text": "yes", "finish_reason": "stop"}
+    bad: tuple[dict[str, Any], ...] = ({"text": "ye", "finish_reason": "abort"}, {"text": None}, {})
+    for other in bad:
+        usage = {"prompt_tokens": 2, "completion_tokens": 10, "total_tokens": 12}
+        body = json.dumps({"choices": [whole, {"index": 1, **other}], "usage": usage}).encode()
+        first, failed_item = codec("openai", asked).decode(body, asked).shares()
+        assert isinstance(first, ItemAnswer)
+        assert isinstance(failed_item, InvalidResponse)
+        assert (first.text(), first.usage) == ("yes", Usage(1, 10, 11)), other
+
+
+def test_a_moderation_says_whether_it_is_flagged() -> None:
+    results = {"results": [{"flagged": True}, {"categories": {}}, {"flagged": "no"}]}
+    assert decoded("openai", call(MODERATE, ["a", "b", "c"]), results) == [{"flagged": True}, InvalidResponse, InvalidResponse]
+
+
 def test_a_list_of_parts_is_one_moderation() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "data:x"}}]
     asked = call(MODERATE, [parts])
@@ -140,12 +161,14 @@ def test_the_attributes_of_nim_are_read_from_its_text_and_a_text_that_is_no_list
 
 
 def test_of_several_attributes_only_one_called_reward_is_taken_by_default() -> None:
-    def choice(content: Any) -> dict[str, Any]:
-        return {"choices": [{"index": 0, "message": {"role": "assistant", "content": content}}]}
+    def choice(content: Any, **more: Any) -> dict[str, Any]:
+        return {"choices": [{"index": 0, "message": {"role": "assistant", "content": content}, **more}]}
 
     asked = call(SCORE, [("q", "a")])
     assert decoded("nim", asked, choice("reward:2,length:9")) == [2.0]
-    assert decoded("nim", asked, choice("helpfulness:1.5")) == [1.5]
+    assert decoded("nim", asked, choice("helpfulness:1.5", finish_reason="length")) == [1.5]
+    with pytest.raises(Malformed, match="not whole"):
+        decoded("nim", asked, choice("helpfulness:1.5", finish_reason="abort"))
     assert decoded("nim", asked, choice("a:1,b:2"), label="b") == [2.0]
     with pytest.raises(Malformed, match="helpfulness, correctness; select the reward with"):
         decoded("nim", asked, choice("helpfulness:1.25,correctness:0.43"))

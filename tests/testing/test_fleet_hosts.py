@@ -52,6 +52,7 @@ def test_with_serves_from_sync_code(process: bool) -> None:
 def test_every_control_works_on_a_child_process() -> None:
     with FakeFleet([FakeEndpoint("a", api_key="right-key"), FakeEndpoint("b", responder="fleet_responder:shout")], process=True) as fleet:
         assert ask(fleet, "a")[0] == 401
+        assert [endpoint.api_key and endpoint.api_key.get_secret_value() for endpoint in fleet.endpoints] == ["right-key", None]
         fleet.set("a", api_key=None, faults=Faults(error_503=1))
         assert ask(fleet, "a")[0] == 503
         assert fleet.seen("a").errors == {"unauthorized": 1, "error_503": 1}

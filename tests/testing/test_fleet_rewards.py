@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from hashlib import sha256
 from typing import Any
 
 import pytest
 from fleet_tools import Answer, Client, serving
-from shared_tools import until
 
-from qreward.testing import FakeEndpoint, Faults, Latency
+from qreward.testing import FakeEndpoint, Latency
 from qreward.testing.rewards import NAN, REFUSED, Scoring, logits_of, probabilities_of, score_of
 from qreward.testing.server_kinds import SERVER_KINDS, RouteCall
 
@@ -67,15 +65,12 @@ async def test_scores_come_in_the_form_of_their_server() -> None:
 
 REFUSALS: list[tuple[str, str, Any, int, dict[str, Any]]] = [
     ("vllm", "/classify", {"model": "m", "input": ["a", REFUSED]}, 400, {"error": {"type": "BadRequestError", "code": 400}}),
-    ("vllm", "/classify", {"model": "m", "input": ["a", "x" * 999]}, 400, {"error": {"code": 400}}),
     ("vllm", "/classify", {"model": "m"}, 400, {"error": {"code": 400}}),
     ("vllm", "/score", {"model": "m", "text_1": ["q", "r"], "text_2": ["a", "b", "c"]}, 400, {"error": {"code": 400}}),
     ("sglang", "/classify", {"text": ["a", REFUSED]}, 400, {"error": {}}),
     ("sglang", "/v1/classify", {"model": "m", "input": [REFUSED]}, 400, {"object": "error", "code": 400}),
     ("tei", "/predict", {"inputs": [[REFUSED]]}, 422, {"error_type": "Validation"}),
     ("tei", "/predict", {"inputs": [["a"]] * 33}, 422, {"error": "batch size 33 > maximum allowed batch size 32"}),
-    ("tei", "/predict", {"inputs": [["x" * 999]]}, 422, {"error_type": "Validation"}),
-    ("tei", "/predict", {"inputs": [["a"], [NAN]]}, 424, {"error_type": "Backend"}),
     ("tei", "/v1/embeddings", {"model": "m", "input": [REFUSED]}, 422, {"code": 422, "type": "Validation"}),
     ("tei", "/v1/embeddings", {"model": "m", "input": [""]}, 422, {"code": 422}),
     ("openrlhf", "/get_reward", {"query": ["a"], "prompts": []}, 422, {"detail": "query, prompts and labels must be lists of one length"}),
@@ -116,28 +111,17 @@ def test_work_on_a_list_takes_longer_with_each_item() -> None:
     assert (job.items, job.service) == (64, pytest.approx(0.116))
 
 
-async def test_the_machinery_of_the_fleet_holds_for_lists_too() -> None:
-    full = FakeEndpoint("a", kind="tei", max_concurrency=1, latency=Latency(base=30), retry_after="seconds")
-    faulty = FakeEndpoint("b", kind="sglang", faults=Faults(error_500=1))
-    picky = FakeEndpoint("c", kind="vllm", models=["rm-*"])
-    failing = FakeEndpoint("d", kind="tei", max_concurrency=1)
-    async with serving(full, faulty, picky, failing) as client:
-        held = asyncio.create_task(post(client, "/predict", {"inputs": [["a"]]}))
-        await until(lambda: client.fleet.seen("a").in_flight == 1)
-        over = await post(client, "/predict", {"inputs": [["a"]]})
-        assert (over.status, json.loads(over.body)["error_type"], over.headers["Retry-After"].isdigit()) == (429, "Overloaded", True)
-        held.cancel()
-        await asyncio.gather(held, return_exceptions=True)
-        message = "The server had an error while processing the request."
-        assert await document(client, "b", "/classify", {"text": ["a"]}) == {"error": {"message": message}}
-        assert (await post(client, "/classify", {"model": "gpt", "input": ["a"]}, "c")).status == 404
-        assert (await post(client, "/classify", {"model": "rm-7b", "input": ["a", "b"]}, "c")).status == 200
-        seen = client.fleet.seen("c")
+async def test_models_tokens_and_slots_count_for_lists_too() -> None:
+    """Limits and faults are seen by the codecs in ``tests/codecs/rewards``."""
+    async with serving(FakeEndpoint("a", kind="vllm", models=["rm-*"]), FakeEndpoint("b", kind="tei", max_concurrency=1)) as client:
+        assert (await post(client, "/classify", {"model": "gpt", "input": ["a"]})).status == 404
+        assert (await post(client, "/classify", {"model": "rm-7b", "input": ["a", "b"]})).status == 200
+        seen = client.fleet.seen("a")
         assert (seen.answered, seen.errors, seen.tokens) == (1, {"unknown_model": 1}, 2)
-        assert client.fleet.seen("b").errors == {"error_500": 1}
         for _ in range(3):  # work that fails frees its slot
-            assert (await post(client, "/predict", {"inputs": [[NAN]]}, "d")).status == 424
-        seen = client.fleet.seen("d")
+            answer = await post(client, "/predict", {"inputs": [[NAN]]}, "b")
+            assert (answer.status, json.loads(answer.body)["error_type"]) == (424, "Backend")
+        seen = client.fleet.seen("b")
         assert (seen.errors, seen.in_flight, seen.rejected) == ({"backend": 3}, 0, 0)
 
 

@@ -141,12 +141,16 @@ def test_a_record_that_cannot_be_meant_is_refused() -> None:
     class NoPath(ListCodec):
         pass
 
+    class NoCodec:
+        path = "/reward"
+
     for kind, message in (
         (ServerKind("tei", {"score": AcmeReward}), "'tei' is built in"),
         (ServerKind("", {"score": AcmeReward}), "takes a ServerKind"),
         ("acme", "takes a ServerKind"),
         (ServerKind("other", {"scores": AcmeReward}), "did you mean 'score'?"),
         (ServerKind("other", {"score": NoPath}), "a path such as '/reward'"),
+        (ServerKind("other", {"score": NoCodec}), "must be a ListCodec"),  # type: ignore[dict-item]
     ):
         with pytest.raises(ConfigError, match=message):
             register_kind(kind)  # type: ignore[arg-type]

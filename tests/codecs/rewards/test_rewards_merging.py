@@ -184,6 +184,7 @@ def test_a_number_of_choices_that_cannot_be_counted_is_refused() -> None:
     for n in (0, -1, 1.5, "2", True):
         with pytest.raises(BadRequest, match="n must be"):
             written("openai", call(COMPLETE, ["a"], n=n))
+    assert written("openai", call(COMPLETE, ["a"], n=1))["n"] == 1
 
 
 def test_tokens_are_estimated_before_a_server_is_known() -> None:

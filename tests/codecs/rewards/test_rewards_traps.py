@@ -88,9 +88,37 @@ def test_the_labels_of_tei_are_sorted_by_score_so_a_class_goes_by_its_name() -> 
     ]
     assert decoded("tei", TWO, rows, label="good") == [0.1, 0.8]
     assert decoded("tei", TWO, rows, label=1, labels=("bad", "good")) == [0.1, 0.8]
-    for unclear in ({}, {"label": -1}, {"label": 0}, {"label": "fair"}):
-        with pytest.raises(Malformed):
-            decoded("tei", TWO, rows, **unclear)
+    assert [decoded("tei", ONE, rows[:1], label=label, labels=("bad", "good")) for label in (-2, -1, 0)] == [[0.9], [0.1], [0.9]]
+    unnamed = [[{"score": 0.9, "label": "LABEL_1"}, {"score": 0.1, "label": "LABEL_0"}]]
+    assert [decoded("tei", ONE, unnamed, label=label) for label in (0, 1)] == [[0.1], [0.9]]
+    unclear: list[tuple[dict[str, Any], str]] = [
+        ({}, "select the reward"),
+        ({"label": -1}, "sorted by score, so a position means nothing"),
+        ({"label": 0}, "select the reward"),
+        ({"label": "fair"}, "select the reward"),
+        ({"label": 2, "labels": ("bad", "good")}, "select the reward"),
+        ({"label": -3, "labels": ("bad", "good")}, "sorted by score"),
+    ]
+    for settings, words in unclear:
+        with pytest.raises(Malformed, match=words):
+            decoded("tei", TWO, rows, **settings)
+
+
+def test_the_only_name_that_vllm_tells_is_that_of_the_most_probable_class() -> None:
+    asked, found = call(CLASSIFY, ["a"]), {"data": [{"index": 0, "label": "good", "probs": [0.75, 0.25]}]}
+    assert decoded("vllm", asked, found) == [{"good": 0.75, "LABEL_1": 0.25}]
+    assert decoded("vllm", asked, found, labels=("fine", "bad")) == [{"fine": 0.75, "bad": 0.25}]
+    with pytest.raises(Malformed, match="two of its classes have one name"):
+        decoded("vllm", asked, {"data": [{"index": 0, "label": "LABEL_1", "probs": [0.75, 0.25]}]})
+
+
+def test_the_usage_of_sglang_is_told_for_each_item_or_for_none() -> None:
+    rows = [{"embedding": [1.0], "meta_info": {"prompt_tokens": count}} for count in (3, 4)]
+    answer = codec("sglang", TWO).decode(json.dumps(rows).encode(), TWO)
+    assert (answer.usage, [item.usage for item in answer.shares()]) == (Usage(7, None, 7), [Usage(3, None, 3), Usage(4, None, 4)])  # type: ignore[union-attr]
+    for less in ({"embedding": [1.0]}, {"embedding": [1.0], "meta_info": {"completion_tokens": 1}}):
+        answer = codec("sglang", TWO).decode(json.dumps([rows[0], less]).encode(), TWO)
+        assert (answer.usage, [item.usage for item in answer.shares()]) == (None, [None, None])  # type: ignore[union-attr]
 
 
 def test_a_ranking_needs_a_query_ranks_all_and_has_the_members_of_its_server() -> None:
@@ -229,7 +257,7 @@ def test_a_missing_score_or_a_number_that_json_has_no_word_for_is_an_error_of_it
 def test_an_item_that_the_server_aborted_is_an_error_of_that_item() -> None:
     aborted = {"embedding": [0.0], "meta_info": {"finish_reason": {"type": "abort", "message": "x"}}}
     assert decoded("sglang", TWO, [{"embedding": [1.0]}, aborted]) == [1.0, InvalidResponse]
-    assert decoded("sglang", TWO, [{"embedding": [1.0]}, {"object": "error", "message": "x"}]) == [1.0, InvalidResponse]
+    assert decoded("sglang", TWO, [{"embedding": [1.0]}, {"object": "error", "message": "x", "embedding": [0.0]}]) == [1.0, InvalidResponse]
 
 
 @each("count", [0, 1, 3])

@@ -23,26 +23,17 @@ Reply = Callable[[str, dict[str, Any]], httpx.Response | None]
 
 
 class DecisionServer(httpx.AsyncBaseTransport):
-    """Answers that question ``q7`` has the probability 0.07.
+    """Speaks ``openai``, ``vllm``, ``chat`` or None, that is no path at all; the probability of question ``q7`` is 0.07.
 
-    Args:
-        speaks: ``openai``, ``vllm``, ``chat``, or None for a server that knows no path.
-        seconds: how long an answer takes.
-        most: number of questions that it takes in one request.
-        reply: what it answers instead, by path and body; None where it answers as usual.
-
-    Attributes:
-        asked: paths and numbers of questions of all requests, without probes.
-        probes: paths of the probes.
-        peak: largest number of requests at once.
+    It takes ``most`` questions a request and ``seconds`` for an answer; ``reply`` may answer otherwise, by path and body. ``asked`` holds
+    the paths and numbers of questions of all requests, ``probes`` the paths of the probes, and ``live`` is the number under way.
     """
 
     def __init__(self, speaks: str | None = "openai", *, seconds: float = 1.0, most: int = 400, reply: Reply | None = None) -> None:
         self.speaks, self.seconds, self.most, self.reply = speaks, seconds, most, reply
         self.asked: list[tuple[str, int]] = []
         self.probes: list[str] = []
-        self.bodies: list[dict[str, Any]] = []
-        self.live = self.peak = 0
+        self.live = 0
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         path, body = request.url.path.removeprefix("/v1"), json.loads(request.content)
@@ -50,9 +41,7 @@ class DecisionServer(httpx.AsyncBaseTransport):
             self.probes.append(path)
         else:
             self.asked.append((path, len(body.get("questions", "1"))))
-            self.bodies.append(body)
         self.live += 1
-        self.peak = max(self.peak, self.live)
         try:
             await asyncio.sleep(self.seconds)
         finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,7 +11,7 @@ from shared_tools import Lengths
 
 from qreward.server import RewardServer
 
-__all__ = ["Lengths", "Served", "served", "until"]
+__all__ = ["Lengths", "Served", "served"]
 
 
 class Served:
@@ -34,9 +33,3 @@ async def served(scorer: Any, **settings: Any) -> AsyncIterator[Served]:
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(base_url=server.url, timeout=30, trust_env=False, limits=limits) as client:
             yield Served(server, client)
-
-
-async def until(condition: Any) -> None:
-    """Wait until something has become true."""
-    while not condition():  # noqa: ASYNC110 - what it waits for tells nobody
-        await asyncio.sleep(0.005)

@@ -13,7 +13,7 @@ from qreward.codecs.base import WireRequest
 from qreward.codecs.rewards.base import splits
 from qreward.codecs.rewards.registry import CLASSIFY, SCORE
 from qreward.errors import InvalidResponse
-from qreward.scheduler.outcome import Answer, Failure, FailureKind
+from qreward.scheduler.outcome import Answer, Failure
 from qreward.settings.policies import Endpoint, RewardModel
 from qreward.transport.backend import HttpBackend
 
@@ -93,19 +93,6 @@ async def test_a_scorer_that_returns_one_number_for_a_list_is_never_asked_for_it
     assert len(batch.errors) == 3
     assert "must return one reward for each completion" in str(batch.errors[0])
     assert set(asked) == {3}
-
-
-@each("kind", ["openrlhf", "vllm"])
-async def test_an_overload_is_understood_with_its_hint(kind: str) -> None:
-    async with served(Lengths(), rate=0.25) as server:
-        await server.post("/get_reward", {"query": ["a"]})
-        endpoint, wire = Endpoint(f"{server.url}/v1", kind=kind, proxy=""), HttpBackend()
-        outcome = await wire.send(endpoint, WireRequest(SCORE, "rm", ["a"], {}, None))
-        await wire.aclose()
-        assert isinstance(outcome, Failure)
-        assert outcome.kind is FailureKind.OVERLOADED
-        assert outcome.retry_after is not None
-        assert 0 < outcome.retry_after <= 4.0
 
 
 def test_the_key_of_the_endpoint_is_the_token_of_the_server() -> None:

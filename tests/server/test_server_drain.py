@@ -18,7 +18,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
-from server_tools import Lengths, until
+from server_tools import Lengths
+from shared_tools import until
 
 from qreward.server import RewardServer
 

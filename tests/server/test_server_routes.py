@@ -9,8 +9,8 @@ import re
 from typing import Any
 
 import pytest
-from server_tools import Lengths, served, until
-from shared_tools import run
+from server_tools import Lengths, served
+from shared_tools import run, until
 
 from qreward.errors import ConfigError
 from qreward.server import ServerConfig, create_app
@@ -35,13 +35,10 @@ def picky(completions: list[str], metadata: list[dict[str, Any]]) -> list[Any]:
     ]
 
 
-def test_openrlhf_gets_rewards_scores_and_the_numbers_of_the_logs() -> None:
+def test_openrlhf_gets_rewards_scores_and_the_numbers_of_the_logs_and_hands_prompts_and_labels_to_the_scorer() -> None:
     body = {"query": ["p1a", "p2bb"], "prompts": ["p1", "p2"], "labels": ["x", 7]}
-    ((status, answer),) = ask(picky, ("/get_reward", body))
-    assert (status, answer) == (200, {"rewards": [3.0, 4.0], "scores": [0.5, 0.5], "extra_logs": {"score": [0.5, 0.5]}})
-
-
-def test_openrlhf_hands_prompts_and_labels_to_the_scorer() -> None:
+    scored = {"rewards": [3.0, 4.0], "scores": [0.5, 0.5], "extra_logs": {"score": [0.5, 0.5]}}
+    assert ask(picky, ("/get_reward", body)) == [(200, scored)]
     scorer = Lengths()
     bodies = [
         {"query": ["a"], "prompts": ["p"], "labels": [{"answer": 4}]},
@@ -49,8 +46,7 @@ def test_openrlhf_hands_prompts_and_labels_to_the_scorer() -> None:
         {"query": "c", "prompts": None, "labels": "l"},
     ]
     answers = ask(scorer, *(("/get_reward", body) for body in bodies))
-    assert [status for status, _ in answers] == [200] * 3
-    assert answers[1][1] == {"rewards": [1.0], "scores": [1.0], "extra_logs": {}}
+    assert answers == [(200, {"rewards": [1.0], "scores": [1.0], "extra_logs": {}})] * 3
     assert scorer.metadata == [{"prompt": "p", "label": {"answer": 4}}, {}, {"label": "l"}]
 
 
@@ -104,26 +100,33 @@ def test_what_json_cannot_hold_in_a_scorers_result_becomes_text() -> None:
 
 
 def test_classify_gives_the_reward_as_the_only_class() -> None:
-    one, list_, squeezed = ask(
+    one, list_ = ask(
         Lengths(),
         ("/classify", {"model": "rm", "input": "aaa"}),
         ("/classify", {"model": "rm", "input": ["a", "poison", "cc"], "use_activation": False}),
-        ("/classify", {"model": "rm", "input": ["aaa"], "use_activation": True}),
     )
     row = {"index": 0, "label": "LABEL_0", "probs": [3.0], "num_classes": 1}
     assert one[1]["data"] == [row]
     assert (one[1]["object"], one[1]["model"]) == ("list", "reward")
+    failed = {"index": 1, "label": None, "probs": [None], "num_classes": 1, "error": "ValueError: poison was found"}
+    assert list_[1]["data"][1] == failed
     assert [row["probs"] for row in list_[1]["data"]] == [[1.0], [None], [2.0]]
-    assert list_[1]["data"][1] == {
-        "index": 1, "label": None, "probs": [None], "num_classes": 1, "error": "ValueError: poison was found",
-    }  # fmt: skip
-    assert squeezed[1]["data"][0]["probs"] == [pytest.approx(1 / (1 + math.exp(-3)))]
+
+
+def test_an_activation_is_applied_under_each_of_its_names() -> None:
+    squeezed = pytest.approx(1 / (1 + math.exp(-3)))
+    classes = ask(Lengths(), *(("/classify", {"input": ["aaa"], name: True}) for name in ("use_activation", "activation", "softmax")))
+    assert [answer["data"][0]["probs"] for _, answer in classes] == [[squeezed]] * 3
+    scores = ask(Lengths(), *(("/score", {"text_1": "q", "text_2": "aaa", name: True}) for name in ("use_activation", "activation")))
+    assert [answer["data"][0]["score"] for _, answer in scores] == [squeezed] * 2
 
 
 def test_classify_judges_the_last_message_of_a_conversation() -> None:
     scorer = Lengths()
     messages = [
         {"role": "system", "content": "s"},
+        {"role": "user", "content": "an earlier question"},
+        {"role": "assistant", "content": "an earlier answer"},
         {"role": "user", "content": [{"type": "text", "text": "2 + 2"}, {"type": "text", "text": "?"}]},
         {"role": "assistant", "content": "4444"},
     ]
@@ -187,6 +190,8 @@ def test_a_wrong_body_is_refused_with_the_place_and_never_scored() -> None:
             wrong.append((path, body, status, error))
     assert wrong == []
     assert scorer.batches == []
+    ((status, answer),) = ask(scorer, ("/get_reward", {"query": ["a" * 10, "b", "c"]}), max_items=3, max_text_chars=10)
+    assert (status, answer["rewards"]) == (200, [10.0, 1.0, 1.0]), "as many as may be"
 
 
 async def test_requests_of_all_forms_share_batches() -> None:

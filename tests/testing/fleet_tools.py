@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -49,9 +48,3 @@ def user(text: str) -> list[dict[str, str]]:
 async def serving(*endpoints: FakeEndpoint, process: bool = False) -> AsyncIterator[Client]:
     async with FakeFleet(endpoints, process=process) as fleet, aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         yield Client(fleet, session)
-
-
-async def until(condition: Any) -> None:
-    """Let the loop run until a condition holds."""
-    while not condition():  # noqa: ASYNC110 - counters have no event
-        await asyncio.sleep(0.001)

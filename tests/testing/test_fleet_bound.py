@@ -98,16 +98,6 @@ def test_a_rate_limited_endpoint_is_credited_with_the_longest_requests() -> None
     assert 0.97 * best <= bound <= best * (1 + 1e-9)
 
 
-def test_a_bulk_that_only_a_clever_assignment_can_finish_is_not_called_impossible() -> None:
-    # Both die after 10 s; evenly spread the work would not fit, but short ones to the second and long ones to the first do.
-    def mortal(base: float, per_token: float) -> list[Resource]:
-        return [Resource(lambda until: min(until, 10.0), [base + per_token * each for each in tokens])]
-
-    tokens = [10] * 10 + [1000] * 10
-    assert fluid([mortal(1, 0), mortal(0, 0.01)], 1) <= 10
-    assert fluid([mortal(1, 0), mortal(0, 0.01)], 2) == math.inf
-
-
 def greedy(endpoints: list[FakeEndpoint], work: list[Any], order: Callable[[float], float]) -> float:
     """The makespan of a real schedule: whichever endpoint has a slot and a rate token first takes the next request."""
     requests = sorted((digest_of(messages) for messages in work), key=lambda digest: order(digest[0]))
@@ -143,11 +133,3 @@ endpoints_drawn = st.builds(
 def test_no_schedule_beats_the_bound(endpoints: list[FakeEndpoint], count: int, sign: int) -> None:
     work = [user(str(number)) for number in range(count)]
     assert lower_bound(endpoints, work) <= greedy(endpoints, work, lambda key: sign * key) * (1 + 1e-9) + 1e-9
-
-
-def test_for_one_kind_of_work_a_schedule_comes_close_to_the_bound() -> None:
-    latency = Latency(per_token=0.01, tokens=100, sigma=0.8)
-    fleet = [endpoint(8, latency), endpoint(4, latency.model_copy(update={"per_token": 0.02})), endpoint(2, latency)]
-    work = [user(str(number)) for number in range(2000)]
-    bound = lower_bound(fleet, work)
-    assert bound <= greedy(fleet, work, lambda key: key) <= 1.1 * bound

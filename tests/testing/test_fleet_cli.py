@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from fleet_tools import user
 
-from qreward.cli import VERBS, main
+from qreward.cli import main
 from qreward.errors import ConfigError
 from qreward.testing import echo_of
 
@@ -73,28 +73,3 @@ def test_a_bad_spec_and_a_responder_that_is_not_there_are_told_with_their_page_a
     assert complaint_about({"name": "a", "max_concurency": 1}, tmp_path, capsys) == misspelt
     missing = ": endpoint 'a': responder 'json:dumb': 'json' has no 'dumb'; did you mean 'dump'?\n" + PAGE
     assert complaint_about({"name": "a", "responder": "json:dumb"}, tmp_path, capsys) == missing
-
-
-def test_wrong_arguments_end_with_status_2_and_the_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
-    for argv in (["fly"], ["fleet"]):
-        with pytest.raises(SystemExit, match="2"):
-            main(argv)
-        assert "usage: qreward" in capsys.readouterr().err
-    for argv in ([], ["--help"]):
-        with pytest.raises(SystemExit, match="0"):
-            main(argv)
-        out = capsys.readouterr().out
-        assert [verb for verb in VERBS if verb not in out] == []
-
-
-def test_the_command_line_imports_a_verb_only_when_it_is_called_for() -> None:
-    script = """
-import sys
-from qreward.cli import main
-try:
-    main(["--version"])
-except SystemExit:
-    pass
-assert not {"aiohttp", "openai", "qreward.testing"} & set(sys.modules)
-"""
-    subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from typing import Any
 
 import pytest
 from fleet_tools import Answer, Client, serving, user
 
+from qreward.codecs.base import WireRequest
+from qreward.codecs.decisions.base import Dialect
+from qreward.codecs.decisions.generative_scoring import GenerativeScoringDialect
+from qreward.codecs.decisions.openai import OPENAI as OPENAI_DIALECT
+from qreward.codecs.decisions.openai import VLLM
+from qreward.codecs.decisions.sglang import SGLANG as SGLANG_DIALECT
+from qreward.codecs.decisions.systemone import SYSTEMONE, SYSTEMONE_OF_SGLANG
 from qreward.decisions import Choice, Question, Score, YesNo
-from qreward.errors import ConfigError
-from qreward.testing import FakeEndpoint, Latency, SyntheticJudge
+from qreward.testing import FakeEndpoint, SyntheticJudge
 from qreward.testing.next_token import TOKENIZER
 
 TEXT = "The answer is 4, and it is right. "
@@ -66,101 +71,63 @@ async def document(client: Client, name: str, path: str, body: Any) -> Any:
     return json.loads(answer.body)
 
 
-def truth() -> list[tuple[float, ...]]:
-    return [JUDGE.distribution(TEXT, question) for question in QUESTIONS]
+TRUTH = [JUDGE.distribution(TEXT, question) for question in QUESTIONS]
+READERS: list[tuple[str, Dialect, tuple[float | None, ...]]] = [  # server, its dialect, and the label masses that it tells
+    ("openai", OPENAI_DIALECT, (None,) * 3),
+    ("vllm", VLLM, (None, 0.9, 0.9)),
+    ("vllm", SYSTEMONE, (0.9,) * 3),
+    ("sglang", SGLANG_DIALECT, (0.9,) * 3),
+    ("sglang", SYSTEMONE_OF_SGLANG, (0.9,) * 3),
+    ("systemone", SYSTEMONE_OF_SGLANG, (None,) * 3),
+    *((name, GenerativeScoringDialect((YES, NO)), (None,)) for name in ("vllm", "vllm_unsupported", "generative_scoring")),
+]
 
 
-async def test_the_answers_of_openai_and_vllm_are_the_judges_distribution() -> None:
+async def test_the_answers_are_the_judges_distribution_as_each_dialect_reads_it() -> None:
+    async with serving(*fakes()) as client:
+        for name, dialect, masses in READERS:
+            asked = tuple(question for question in QUESTIONS if isinstance(question, dialect.kinds))
+            call = WireRequest(dialect, "m", dialect.validate((TEXT, asked)), {}, None)
+            answer = await post(client, name, ("" if dialect.native else "/v1") + dialect.path, dialect.encode(call, "m"))
+            decision = dialect.decode(answer.body, call).build()
+            assert [list(found.probabilities.values()) for found in decision] == [pytest.approx(true) for true in TRUTH[: len(asked)]], name
+            assert [found.label_mass for found in decision] == [mass and pytest.approx(mass) for mass in masses], (name, dialect)
+            assert decision.usage is not None
+            assert decision.usage.completion_tokens == (0 if KINDS.get(name) == "sglang" else len(asked)), (name, dialect)
+
+
+async def test_what_else_an_answer_says_follows_from_the_distribution() -> None:
+    right, clear, tone = TRUTH
+    level, chosen = pytest.approx(clear[1] + 2 * clear[2]), "calm" if tone[0] > tone[1] else "rude"
+    messages = [{"role": "user", "content": [{"type": "input_text", "text": TEXT}]}]
+    typed = {**OPENAI, "questions": [{**VALUES, "choices": [{"value": True}, {"value": "true"}]}]}
     async with serving(*fakes()) as client:
         for name in ("openai", "vllm"):
-            found = await document(client, name, DECISIONS, OPENAI)
-            right, clear, tone = truth()
-            assert found["model"] == "m"
-            assert found["answers"] == [
-                {"type": "predicate", "name": None, "probability": right[0]},
-                {
-                    "type": "score", "name": None, "score": pytest.approx(clear[1] + 2 * clear[2]), "confidence": max(clear) * 0.9,
-                    "probabilities": [
-                        {"value": level, "label": label, "probability": clear[level]} for level, label in enumerate(("bad", "fair", "good"))
-                    ],
-                },
-                {
-                    "type": "choice", "name": "tone", "choice": "calm" if tone[0] > tone[1] else "rude", "confidence": max(tone) * 0.9,
-                    "probabilities": [{"value": "calm", "probability": tone[0]}, {"value": "rude", "probability": tone[1]}],
-                },
-            ], name  # fmt: skip
-            used = found["usage"]
-            assert set(used) == {"input_tokens", "input_tokens_details", "output_tokens", "output_tokens_details", "total_tokens"}
-            assert (used["output_tokens"], used["total_tokens"]) == (3, used["input_tokens"] + 3)
-        typed = {**OPENAI, "questions": [{**VALUES, "choices": [{"value": True}, {"value": "true"}]}]}
-        assert [each["value"] for each in (await document(client, "vllm", DECISIONS, typed))["answers"][0]["probabilities"]] == [
-            True,
-            "true",
-        ]
-        messages = [{"role": "user", "content": [{"type": "input_text", "text": TEXT}]}]
-        for name in ("openai", "vllm"):
-            answers = (await document(client, name, DECISIONS, {**OPENAI, "input": messages}))["answers"]
-            assert answers[0]["probability"] == truth()[0][0], name
-
-
-async def test_the_answers_of_sglang_are_the_judges_distribution() -> None:
-    async with serving(*fakes()) as client:
-        found = await document(client, "sglang", DECISIONS, SGLANG)
-        cold = await document(client, "sglang", DECISIONS, {**SGLANG, "temperature": 0.5})
-    right, clear, tone = truth()
-    assert found["answers"] == {
-        "r": {"type": "yes_no", "probabilities": pytest.approx({"yes": right[0], "no": right[1]}), "label_mass": 0.9},
-        "c": {
-            "type": "score", "probabilities": pytest.approx(dict(zip("012", clear, strict=True))), "label_mass": 0.9,
-            "score": pytest.approx(clear[1] + 2 * clear[2]),
-        },
-        "t": {
-            "type": "choice", "probabilities": pytest.approx(dict(zip(("calm", "rude"), tone, strict=True))), "label_mass": 0.9,
-            "choice": "calm" if tone[0] > tone[1] else "rude",
-        },
-    }  # fmt: skip
-    assert (found["object"], found["prompt_format_version"], set(found["usage"])) == (
-        "decisions", 1, {"prompt_tokens", "total_tokens", "completion_tokens", "reasoning_tokens"}
-    )  # fmt: skip
-    yes, no = (cold["answers"]["r"]["probabilities"][name] for name in ("yes", "no"))
+            predicate, score, choice = (await document(client, name, DECISIONS, {**OPENAI, "input": messages}))["answers"]
+            assert (predicate["probability"], score["score"], score["confidence"]) == (right[0], level, max(clear) * 0.9)
+            assert (choice["name"], choice["choice"], choice["confidence"]) == ("tone", chosen, max(tone) * 0.9)
+            values = (await document(client, name, DECISIONS, typed))["answers"][0]["probabilities"]
+            assert [each["value"] for each in values] == [True, "true"]
+        plain, cold = [(await document(client, "sglang", DECISIONS, {**SGLANG, **more}))["answers"] for more in ({}, {"temperature": 0.5})]
+        vllm, sglang = [(await document(client, name, SYSTEM_ONE, ONE))["answers"] for name in ("vllm", "sglang")]
+    assert (plain["c"]["score"], plain["t"]["choice"]) == (level, chosen)
+    yes, no = (cold["r"]["probabilities"][name] for name in ("yes", "no"))
     assert math.log(yes / no) == pytest.approx(2 * math.log(right[0] / right[1]))
-    assert cold["answers"]["r"]["label_mass"] == 0.9
-
-
-async def test_systemone_is_answered_in_the_form_of_its_server() -> None:
-    async with serving(*fakes()) as client:
-        vllm, sglang, checkpoint = [await document(client, name, SYSTEM_ONE, ONE) for name in ("vllm", "sglang", "systemone")]
-    right, clear, tone = truth()
-    for found in (vllm, sglang, checkpoint):
-        answers = found["answers"]
-        assert answers["r"]["noul"] == right[0]
-        assert answers["c"]["probabilities"] == dict(zip("012", clear, strict=True))
-        assert answers["c"]["legend"] == {"0": "bad", "1": "fair", "2": "good"}
-        assert answers["t"]["probabilities"] == {"calm": tone[0], "rude": tone[1]}
-        assert set(found["usage"]) == {"input_tokens", "output_tokens"}
-    assert vllm["diagnostics"] == {name: {"label_mass": 0.9, "argmax_is_label": True} for name in "rct"}
-    assert vllm["answers"]["r"]["confidence"] == max(right) * 0.9
-    assert "diagnostics" not in sglang
-    assert [answer["x_label_mass"] for answer in sglang["answers"].values()] == [0.9] * 3
-    assert not any("x_label_mass" in answer for answer in checkpoint["answers"].values())
-    assert sglang["answers"]["t"]["confidence"] == pytest.approx(2 * max(tone) - 1), "how far above a uniform guess"
-    spread = sum(number * abs(level - clear.index(max(clear))) for level, number in enumerate(clear))
-    assert sglang["answers"]["c"]["confidence"] == pytest.approx(max(0, 1 - spread / (2 / 3)))
+    assert vllm["c"]["legend"] == sglang["c"]["legend"] == {"0": "bad", "1": "fair", "2": "good"}
+    assert vllm["r"]["confidence"] == max(right) * 0.9
+    assert sglang["t"]["confidence"] == pytest.approx(2 * max(tone) - 1), "how far above a uniform guess"
+    spread = sum(number * abs(place - clear.index(max(clear))) for place, number in enumerate(clear))
+    assert sglang["c"]["confidence"] == pytest.approx(max(0, 1 - spread / (2 / 3)))
 
 
 async def test_generative_scoring_gives_the_probability_of_the_first_label() -> None:
-    yes, no = JUDGE.distribution(TEXT, RIGHT)
+    yes, no = TRUTH[0]
+    bodies: list[tuple[dict[str, Any], float]] = [
+        ({"label_token_ids": [NO, YES]}, no), ({"apply_softmax": False}, 0.9 * yes),
+        ({"query": ITEM, "items": [TEXT], "item_first": True}, yes),
+        ({"query": TOKENIZER.ids(TEXT), "items": [TOKENIZER.ids(ITEM)]}, yes),
+    ]  # fmt: skip
     async with serving(*fakes()) as client:
-        for name in ("vllm", "vllm_unsupported", "generative_scoring"):
-            found = await document(client, name, SCORING, {**QUERY, "items": [ITEM, ITEM.replace("right", "wrong")]})
-            assert [row["index"] for row in found["data"]] == [0, 1]
-            assert found["data"][0] == {"index": 0, "object": "score", "score": pytest.approx(yes)}
-            assert found["usage"]["completion_tokens"] == 2
-        bodies: list[tuple[dict[str, Any], float]] = [
-            ({"label_token_ids": [NO, YES]}, no), ({"apply_softmax": False}, 0.9 * yes),
-            ({"query": ITEM, "items": [TEXT], "item_first": True}, yes),
-            ({"query": TOKENIZER.ids(TEXT), "items": [TOKENIZER.ids(ITEM)]}, yes),
-        ]  # fmt: skip
         for change, wanted in bodies:
             score = (await document(client, "vllm", SCORING, {**QUERY, **change}))["data"][0]["score"]
             assert score == pytest.approx(wanted), change
@@ -173,7 +140,6 @@ WIDE = {**VALUES, "choices": [{"value": str(number)} for number in range(27)]}
 # Server, path, body -> status, type of the error, and what its message holds.
 REFUSALS: list[tuple[str, str, Any, int, str, str]] = [
     ("openai", DECISIONS, {**OPENAI, "x": 1}, 400, "invalid_request_error", "Unknown parameter: 'x'."),
-    ("openai", DECISIONS, {"model": "m", "input": "x"}, 400, "invalid_request_error", "Missing required parameter: 'questions'."),
     ("openai", DECISIONS, {**OPENAI, "questions": [PREDICATE] * 401}, 400, "invalid_request_error", "array too long"),
     ("openai", DECISIONS, SGLANG, 400, "invalid_request_error", "Invalid value: 'yes_no'"),
     ("openai", DECISIONS, {**OPENAI, "input": 3}, 400, "invalid_request_error", "Invalid type for 'input'"),
@@ -182,10 +148,8 @@ REFUSALS: list[tuple[str, str, Any, int, str, str]] = [
     ("vllm", DECISIONS, {**OPENAI, "questions": MANY}, 400, "BadRequestError", "questions: at most 64 for this model"),
     ("vllm", DECISIONS, {**OPENAI, "questions": [PREDICATE] * 201}, 400, "Bad Request", "at most 200 items"),
     ("vllm", DECISIONS, {**OPENAI, "questions": [WIDE]}, 400, "BadRequestError", "This model supports at most 26 choices per question"),
-    ("vllm", DECISIONS, {**OPENAI, "questions": [{**LEVELS, "levels": [{"label": "x"}] * 11}]}, 400, "Bad Request", "at most 10 items"),
     ("vllm", DECISIONS, {**OPENAI, "joint": True}, 400, "BadRequestError", "joint reads need DiffusionGemma"),
     ("vllm", DECISIONS, b"{", 400, "Bad Request", "JSON decode error"),
-    ("vllm", DECISIONS, b"", 400, "Bad Request", "Field required"),
     ("vllm", SYSTEM_ONE, {**ONE, "questions": {}}, 400, "BadRequestError", "needs at least one question"),
     ("vllm", SYSTEM_ONE, {**ONE, "questions": {"a": {**NOUL, "x": 1}}}, 400, "BadRequestError", "question 'a': unknown field(s) ['x']"),
     ("vllm", SYSTEM_ONE, {**ONE, "questions": {"a": {"type": "yes"}}}, 400, "BadRequestError", "unknown question type 'yes'"),
@@ -194,15 +158,12 @@ REFUSALS: list[tuple[str, str, Any, int, str, str]] = [
     ("vllm", SCORING, {**QUERY, "label_token_ids": [1 << 30]}, 400, "BadRequestError", "out of vocabulary range"),
     ("vllm", "/tokenize", {"model": "m"}, 400, "BadRequestError", "Field required"),
     ("vllm_unsupported", DECISIONS, OPENAI, 501, "NotImplementedError", "The model does not support the Decisions API"),
-    ("vllm_unsupported", DECISIONS, {**OPENAI, "x": 1}, 400, "Bad Request", "Extra inputs are not permitted"),
     ("vllm_unsupported", SYSTEM_ONE, ONE, 501, "NotImplementedError", "The model does not support the structured decision API"),
     ("sglang", DECISIONS, OPENAI, 400, "Bad Request", "Input tag 'predicate' found using 'type' does not match any of the expected tags"),
-    ("sglang", DECISIONS, {**SGLANG, "x": 1}, 400, "Bad Request", "Extra inputs are not permitted"),
     ("sglang", DECISIONS, {**SGLANG, "questions": [YES_NO, YES_NO]}, 400, "Bad Request", "question id 'r' repeats another question"),
     ("sglang", DECISIONS, {**SGLANG, "input": " "}, 400, "Bad Request", "must not be blank"),
     ("sglang", DECISIONS, {**SGLANG, "prompt_format_version": 2}, 400, "BadRequestError", "prompt_format_version 2 is not served"),
     ("systemone", DECISIONS, SGLANG, 400, "BadRequestError", "does not serve decision checkpoints, use /v1/systemone"),
-    ("systemone", DECISIONS, OPENAI, 400, "Bad Request", "Input tag 'predicate'"),
 ]  # fmt: skip
 
 
@@ -268,14 +229,6 @@ async def test_a_question_can_be_refused_by_itself() -> None:
     assert [answer["type"] == "refusal" for answer in answers] == refused
     assert {tuple(answer) for answer in answers if answer["type"] == "refusal"} == {("type", "name")}
     assert [answer["label_mass"] < 0.01 for answer in elsewhere.values()] == refused, "no form for a refusal: nothing is left to the labels"
-
-
-async def test_a_decision_takes_the_time_of_one_token_per_question() -> None:
-    async with serving(*fakes(latency=Latency(base=0.02, per_token=0.03, tokens=500))) as client:
-        begin = time.monotonic()
-        await document(client, "vllm", DECISIONS, OPENAI)
-        assert time.monotonic() - begin >= 0.02 + 3 * 0.03
-        assert client.fleet.seen("vllm").tokens > 3
 
 
 async def test_questions_share_the_input_in_the_prefix_cache() -> None:
@@ -352,14 +305,3 @@ async def test_a_truth_that_does_not_fit_is_an_error_of_the_server() -> None:
             ("/v1/chat/completions", {"model": "m", **chat(CHATS[0][1], messages=user(f"truth=2\n\n{CHATS[0][1]}"))}),
         )]  # fmt: skip
     assert [(answer.status, b"truth='2'" in answer.body) for answer in answers] == [(500, True)] * 3
-
-
-async def test_a_judge_keeps_its_settings_in_a_process_of_its_own() -> None:
-    async with serving(FakeEndpoint("a", decisions="openai", synthetic_judge=JUDGE), process=True) as client:
-        found = await document(client, "a", DECISIONS, OPENAI)
-    assert found["answers"][0]["probability"] == truth()[0][0]
-
-
-def test_an_unknown_dialect_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="decisions: must be 'openai'"):
-        FakeEndpoint("a", decisions="opnai")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -16,8 +15,8 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
-from fleet_tools import serving, until, user
-from shared_tools import each
+from fleet_tools import serving, user
+from shared_tools import each, until
 
 from qreward.errors import ConfigError
 from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency, echo_of
@@ -53,6 +52,7 @@ def test_with_serves_from_sync_code(process: bool) -> None:
 def test_every_control_works_on_a_child_process() -> None:
     with FakeFleet([FakeEndpoint("a", api_key="right-key"), FakeEndpoint("b", responder="fleet_responder:shout")], process=True) as fleet:
         assert ask(fleet, "a")[0] == 401
+        assert [endpoint.api_key and endpoint.api_key.get_secret_value() for endpoint in fleet.endpoints] == ["right-key", None]
         fleet.set("a", api_key=None, faults=Faults(error_503=1))
         assert ask(fleet, "a")[0] == 503
         assert fleet.seen("a").errors == {"unauthorized": 1, "error_503": 1}
@@ -63,14 +63,6 @@ def test_every_control_works_on_a_child_process() -> None:
         with pytest.raises(ConfigError, match="responder 'no_such_module:f': there is no module"):
             fleet.set("b", responder="no_such_module:f")
         assert ask(fleet, "b", "quiet") == (200, "QUIET")
-
-
-async def test_the_answers_of_a_child_process_are_those_of_the_loop() -> None:
-    answers = []
-    for process in (False, True):
-        async with serving(FakeEndpoint("a", latency=Latency(tokens=50, sigma=1)), process=process) as client:
-            answers.append([json.loads((await client.chat("a", text)).body) | {"created": 0} for text in ("one", "two", "grüße")])
-    assert answers[0] == answers[1]
 
 
 @each("process", [False, True])
@@ -86,9 +78,6 @@ def test_a_responder_is_found_in_the_working_directory_or_ends_the_start(
     missing = FakeFleet([FakeEndpoint("a", responder="no_such_module:f")], process=process)
     with pytest.raises(ConfigError, match="endpoint 'a': responder 'no_such_module:f': there is no module 'no_such_module'"), missing:
         pytest.fail("it started")
-
-
-def test_a_function_cannot_go_to_another_process() -> None:
     with pytest.raises(ConfigError, match="module:function"), FakeFleet([FakeEndpoint("a", responder=str)], process=True):
         pytest.fail("it started")
 
@@ -165,13 +154,3 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
-
-
-def test_importing_the_library_brings_neither_the_fleet_nor_the_fleet_openai() -> None:
-    script = """
-import sys, qreward
-assert not [name for name in sys.modules if name.startswith("qreward.testing")]
-import qreward.testing
-assert "openai" not in sys.modules
-"""
-    subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})

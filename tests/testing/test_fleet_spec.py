@@ -18,8 +18,6 @@ from qreward.testing.faults import FAULTS
 from qreward.testing.server import to_data
 from qreward.testing.spec import read_spec
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "data" / "fleet.yaml"
-
 
 @each(
     "wrong, message",
@@ -66,12 +64,6 @@ def test_a_spec_file_that_is_none_or_missing_is_named_in_the_error(tmp_path: Pat
             read_spec(tmp_path / name)
     with pytest.raises(ConfigError, match=r"none\.yaml"):
         FakeFleet(tmp_path / "none.yaml")
-
-
-def test_the_example_spec_is_a_fleet_of_three_uneven_judges() -> None:
-    endpoints = read_spec(EXAMPLE).endpoints
-    assert [endpoint.responder for endpoint in endpoints] == ["judge"] * 3
-    assert len({(endpoint.max_concurrency, endpoint.rpm, endpoint.latency) for endpoint in endpoints}) == 3
 
 
 def test_a_key_is_read_from_the_environment_and_shows_nowhere_but_on_the_pipe(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,15 +147,6 @@ def test_label_mass_and_refusals() -> None:
     assert not any(SyntheticJudge().read(item, RIGHT).refused for item in ITEMS[:100])
 
 
-def test_a_strong_judge_and_a_small_one_judge_by_the_same_gold_labels() -> None:
-    strong, small = SyntheticJudge(noise=0.25), SyntheticJudge(noise=0.6, seed=1)
-    assert _right(strong, RIGHT)[0] > 0.96
-    assert 0.7 < _right(small, RIGHT)[0] < 0.9
-    sure = [(max(numbers), item) for item in ITEMS if max(numbers := small.distribution(item, RIGHT)) >= 0.95]
-    kept = fmean((small.distribution(item, RIGHT)[0] > 0.5) == true_answer(item, RIGHT) for _, item in sure)
-    assert kept > 0.94, "what it is sure of stands"
-
-
 def test_invalid_settings_are_errors() -> None:
     for name, value in (("temperature", 0), ("noise", -1), ("flip", 1.1), ("label_mass", 0), ("refuse", -0.1), ("bias", math.inf)):
         with pytest.raises(ConfigError, match=name):

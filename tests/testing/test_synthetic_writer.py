@@ -31,9 +31,6 @@ FORMS: list[tuple[str, str, Any]] = [
 def test_a_verdict_has_the_form_that_the_prompt_describes() -> None:
     found = [(json.loads(write_verdict(user(f"{text}\n\n{HEAD}\n{form}"), SyntheticJudge())), wanted) for text, form, wanted in FORMS]
     assert [pair for pair in found if pair[0] != pair[1]] == []
-
-
-def test_a_prompt_with_labelled_options_is_answered_with_a_label() -> None:
     assert write_verdict(user("truth=1\n\nIs this true: It is right.\nReply with yes or no."), SyntheticJudge()) == "yes"
 
 

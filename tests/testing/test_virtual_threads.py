@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from scale import SCALE
 
-from qreward.engine.threads import CLOCK, REAL_TIME, BlockingTime
+from qreward.engine.threads import CLOCK, REAL_TIME
 from qreward.testing import virtual_threads
 from qreward.testing.virtual_threads import VirtualThreads, run_in_virtual_threads
 from qreward.testing.virtual_time import Deadlock
@@ -28,57 +24,7 @@ def nothing_after(_: object) -> None:
     """What a job returns that has done its work."""
 
 
-def hedged(time: BlockingTime, bodies: list[Callable[[], Any]], after: float) -> Any:
-    """The first answer of several bodies, each begun when those before were silent for a while."""
-    answered, answers = held(), []
-
-    def begin(body: Callable[[], Any]) -> None:
-        def job() -> Callable[[], None]:
-            answer = body()
-            return lambda: first(answer)
-
-        assert time.run(job)
-
-    def first(answer: Any) -> None:
-        answers.append(answer)
-        if len(answers) == 1:
-            time.wake(answered)
-
-    for body in bodies:
-        begin(body)
-        if time.wait(answered, after):
-            return answers[0]
-    time.wait(answered, None)
-    return answers[0]
-
-
-def body(threads: VirtualThreads, seconds: float, answer: str) -> Callable[[], str]:
-    def ask() -> str:
-        threads.sleep(seconds)
-        return answer
-
-    return ask
-
-
 # time
-
-
-def test_a_hedge_after_half_a_second_that_takes_one_returns_at_one_and_a_half() -> None:
-    def main(threads: VirtualThreads) -> tuple[str, float]:
-        return hedged(threads, [body(threads, 10, "slow"), body(threads, 1, "quick")], 0.5), threads.now()
-
-    assert run_in_virtual_threads(main) == ("quick", 1.5)
-
-
-def test_the_same_code_runs_in_real_time() -> None:
-    release = held()
-
-    def slow() -> str:
-        assert release.acquire(timeout=30)
-        return "slow"
-
-    assert hedged(REAL_TIME, [slow, lambda: "quick"], 0.01) == "quick"
-    release.release()
 
 
 def test_sleepers_wake_at_once_by_their_times_and_at_one_time_in_the_order_in_which_they_began_to_wait() -> None:
@@ -99,49 +45,6 @@ def test_sleepers_wake_at_once_by_their_times_and_at_one_time_in_the_order_in_wh
 
     at_three = [(name, 3.0) for name in ("main", "first", "second", "idle", "late")]
     assert run_in_virtual_threads(main) == [*at_three, ("hour", 3600.0), ("day", 86_400.0)]
-
-
-@settings(max_examples=50 * SCALE)
-@given(st.lists(st.lists(st.integers(0, 3), max_size=5), max_size=6))
-def test_each_thread_wakes_at_the_sums_of_its_sleeps_and_each_run_is_like_the_other(plans: list[list[int]]) -> None:
-    def main(threads: VirtualThreads) -> list[tuple[float, int, int]]:
-        seen: list[tuple[float, int, int]] = []
-
-        def sleeper(number: int, plan: list[int]) -> None:
-            for step, seconds in enumerate(plan):
-                threads.sleep(seconds)
-                seen.append((threads.now(), number, step))
-
-        for number, plan in enumerate(plans):
-            threads.spawn(lambda number=number, plan=plan: sleeper(number, plan))  # type: ignore[misc]
-        threads.sleep(100)
-        return seen
-
-    seen = run_in_virtual_threads(main)
-    assert sorted(seen) == sorted(
-        (float(sum(plan[: step + 1])), number, step) for number, plan in enumerate(plans) for step in range(len(plan))
-    )
-    assert [at for at, *_ in seen] == sorted(at for at, *_ in seen)
-    assert run_in_virtual_threads(main) == seen
-
-
-def test_only_one_thread_runs_at_a_time_and_none_is_interrupted() -> None:
-    def main(threads: VirtualThreads) -> int:
-        count = 0
-
-        def add() -> None:
-            nonlocal count
-            for _ in range(50):
-                before = count
-                time.sleep(0)  # another thread would run now, if any could
-                count = before + 1
-                threads.sleep(0)
-
-        for each in [threads.spawn(add) for _ in range(4)]:
-            each.join()
-        return count
-
-    assert run_in_virtual_threads(main) == 200
 
 
 def test_a_remainder_too_small_for_the_clock_does_not_stop_it() -> None:
@@ -195,25 +98,6 @@ def test_a_time_that_a_thread_waited_for_means_nothing_when_the_thread_has_ended
         assert threads.now() == 11.0
 
 
-def test_those_who_wait_for_one_lock_get_it_in_their_order() -> None:
-    def main(threads: VirtualThreads) -> list[str]:
-        lock, seen = held(), []
-
-        def waiter(name: str) -> None:
-            threads.wait(lock, None)
-            seen.append(name)
-            threads.wake(lock)
-
-        waiting = [threads.spawn(lambda name=name: waiter(name)) for name in "abc"]  # type: ignore[misc]
-        threads.sleep(1)
-        threads.wake(lock)
-        for each in waiting:
-            each.join()
-        return seen
-
-    assert run_in_virtual_threads(main) == ["a", "b", "c"]
-
-
 def test_who_is_woken_but_comes_too_late_goes_on_waiting() -> None:
     def main(threads: VirtualThreads) -> tuple[bool, float]:
         lock = held()
@@ -229,11 +113,6 @@ def test_who_is_woken_but_comes_too_late_goes_on_waiting() -> None:
         return found
 
     assert run_in_virtual_threads(main) == (False, 5.0)
-
-
-def test_waking_what_nobody_holds_is_the_error_it_is_in_earnest() -> None:
-    with VirtualThreads() as threads, pytest.raises(RuntimeError, match="unlocked lock"):
-        threads.wake(threading.Lock())
 
 
 # jobs
@@ -321,16 +200,6 @@ def test_a_deadlock_names_the_error_of_a_thread_that_nobody_joined_and_the_main_
         assert isinstance(caught.value.__cause__, KeyError)
         threads.wake(lock)
         assert waiter.join()
-
-
-def test_what_is_under_way_at_the_end_goes_on_to_its_end() -> None:
-    with VirtualThreads() as threads:
-        seen: list[float] = []
-        threads.run(lambda: threads.sleep(1e9) or seen.append(threads.now()))  # type: ignore[func-returns-value]
-        threads.check_nothing_left()
-        assert seen == [1e9]
-        threads.run(lambda: seen.append(threads.now()))
-    assert seen == [1e9, 1e9]
 
 
 def test_a_thread_that_waits_for_ever_is_left_behind_and_is_ended() -> None:

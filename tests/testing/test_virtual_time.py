@@ -24,19 +24,6 @@ def test_hours_of_sleep_take_no_time_and_end_in_the_order_of_their_timers() -> N
     assert run_in_virtual_time(main()) == [("minute", 60), ("hour", 3600), ("day", 259_200)]
 
 
-def test_every_run_has_the_same_times() -> None:
-    async def main() -> list[float]:
-        loop, times = asyncio.get_running_loop(), []
-        for number in range(1, 200):
-            await asyncio.wait([asyncio.ensure_future(asyncio.sleep(1 / (number + each))) for each in range(5)])
-            times.append(loop.time())
-        return times
-
-    first = run_in_virtual_time(main())
-    assert first == sorted(set(first))
-    assert run_in_virtual_time(main()) == first
-
-
 def test_a_remainder_too_small_for_a_float_does_not_stop_the_clock() -> None:
     async def main() -> int:
         loop = asyncio.get_running_loop()
@@ -95,14 +82,6 @@ def test_a_task_that_was_told_to_end_has_its_turns_to_do_so() -> None:
         return "done"
 
     assert run_in_virtual_time(main()) == "done"
-
-
-def test_an_error_of_the_coroutine_comes_out() -> None:
-    async def main() -> None:
-        raise KeyError("mine")
-
-    with pytest.raises(KeyError, match="mine"):
-        run_in_virtual_time(main())
 
 
 def test_a_call_from_another_thread_wakes_the_loop() -> None:

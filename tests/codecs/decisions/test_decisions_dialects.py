@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import pickle
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from qreward.codecs.decisions.chat import CHAT_DECISIONS, CHAT_WITHOUT_THINKING
 from qreward.codecs.decisions.dialects import DIALECTS, EXPECTED, PROBE, DialectTable
 from qreward.codecs.decisions.generative_scoring import GENERATIVE_SCORING
 from qreward.codecs.decisions.openai import OPENAI, VLLM, OpenAIDialect
+from qreward.codecs.decisions.operation import Decide
 from qreward.codecs.decisions.sglang import SGLANG
 from qreward.codecs.decisions.systemone import SYSTEMONE, SYSTEMONE_OF_SGLANG
 from qreward.decisions import Choice, Question, Score, YesNo
@@ -30,62 +30,35 @@ NUMBERS = {
 }  # fmt: skip
 
 
-def numbers_of(questions: Sequence[Question]) -> list[tuple[float, ...]]:
-    return [NUMBERS[question.instructions] for question in questions]
-
-
-def check(faults: list[str]) -> None:
-    assert not faults, "\n".join(faults)
-
-
-def test_every_question_comes_back_with_its_distribution_in_every_dialect() -> None:
-    faults = []
-    for dialect in ALL:
-        for questions in in_groups(dialect):
-            numbers = numbers_of(questions)
-            asked = call(dialect, questions)
-            reply = dialect.decode(json.dumps(answer(dialect, questions, numbers)).encode(), asked)
-            for question, found, wanted in zip(questions, reply.build(), numbers, strict=True):
-                if found.question is not question or found.probabilities != pytest.approx(dict(zip(question.options, wanted, strict=True))):
-                    faults.append(f"{dialect!r} {question}: {found.error or found.probabilities}")
-    check(faults)
-
-
-def test_label_mass_is_read_wherever_a_server_tells_it() -> None:
-    """OpenAI tells none; vLLM tells it by the confidence of choices and scores; below any threshold it is still told."""
+def test_every_question_comes_back_with_its_distribution_and_label_mass_in_every_dialect() -> None:
+    """OpenAI tells no label mass; vLLM tells it by the confidence of choices and scores; below any threshold it is still told."""
     told: dict[str, tuple[type, ...]] = {"openai": (), "vllm": (Score, Choice), "generative_scoring": ()}
+    usages: dict[str, tuple[int, int, int, int | None]] = {
+        "openai": (40, 4, 44, 16), "vllm": (40, 4, 44, 16), "sglang": (40, 0, 40, None), "chat": (40, 1, 41, None),
+        "generative_scoring": (40, 4, 44, None),
+    }  # fmt: skip
     faults = []
     for dialect in ALL:
-        for questions in in_groups(dialect):
-            for mass in (0.9, 0.01):
-                numbers = numbers_of(questions)
-                reply = dialect.decode(json.dumps(answer(dialect, questions, numbers, mass)).encode(), call(dialect, questions))
-                for question, found in zip(questions, reply.answers, strict=True):
-                    wanted = mass if isinstance(question, told.get(dialect.name, (YesNo, Score, Choice))) else None
-                    if found.label_mass != (wanted if wanted is None else pytest.approx(wanted)):
-                        faults.append(f"{dialect!r} {question}: {found.label_mass} instead of {wanted}")
-    check(faults)
+        output = 4 if dialect is SYSTEMONE else 0
+        for questions, share in itertools.product(in_groups(dialect), (1.0, 0.9, 0.01)):
+            numbers = [NUMBERS[question.instructions] for question in questions]
+            decision = dialect.decode(json.dumps(answer(dialect, questions, numbers, share)).encode(), call(dialect, questions)).build()
+            for question, found, wanted in zip(questions, decision, numbers, strict=True):
+                mass = pytest.approx(share) if isinstance(question, told.get(dialect.name, (YesNo, Score, Choice))) else None
+                right = pytest.approx(dict(zip(question.options, wanted, strict=True)))
+                if found.question is not question or found.probabilities != right or found.label_mass != mass:
+                    faults.append(f"{dialect!r} {question}: {found.error or found.probabilities}, {found.label_mass} of {share}")
+            usage = decision.usage
+            assert usage is not None
+            counts = usage.prompt_tokens, usage.completion_tokens, usage.total_tokens, usage.cached_tokens
+            assert (counts, decision.model) == (usages.get(dialect.name, (40, output, 40 + output, None)), "served"), dialect
+    assert not faults, "\n".join(faults)
 
 
 def test_the_confidence_of_system_one_is_ours_as_its_servers_compute_different_ones() -> None:
     for dialect in (SYSTEMONE, SYSTEMONE_OF_SGLANG):
         body = json.dumps(answer(dialect, [TONE], [(0.875, 0.125)], 0.5)).encode()
         assert dialect.decode(body, call(dialect, [TONE])).answers[0].confidence == 0.875 * 0.5
-
-
-def test_usage_and_model_are_those_of_the_server() -> None:
-    wanted: dict[str, tuple[int, int, int, int | None]] = {
-        "openai": (40, 4, 44, 16), "vllm": (40, 4, 44, 16), "sglang": (40, 0, 40, None), "chat": (40, 1, 41, None),
-        "generative_scoring": (40, 4, 44, None),
-    }  # fmt: skip
-    for dialect in ALL:
-        questions = in_groups(dialect)[0]
-        body = json.dumps(answer(dialect, questions, numbers_of(questions))).encode()
-        decision = dialect.decode(body, call(dialect, questions)).build()
-        usage, output = decision.usage, 4 if dialect is SYSTEMONE else 0
-        assert usage is not None
-        counts = usage.prompt_tokens, usage.completion_tokens, usage.total_tokens, usage.cached_tokens
-        assert (counts, decision.model) == (wanted.get(dialect.name, (40, output, 40 + output, None)), "served"), dialect
 
 
 def test_questions_are_sent_as_each_server_takes_them() -> None:
@@ -150,11 +123,6 @@ def test_messages_are_sent_as_they_are_to_openai_and_as_one_text_to_others() -> 
     assert [each["role"] for each in messages] == ["system", "user"]
     assert messages[1]["content"].startswith("user: 2 + 2?\n\nassistant: 4\n\nIs this true: The sum is right.")
     assert as_text(TALK[1:2]) == "2 + 2?"
-
-
-def test_all_questions_about_an_input_share_their_prefix_in_chat() -> None:
-    texts = [body_of(CHAT_DECISIONS, [question])["messages"][0]["content"] for question in QUESTIONS]
-    assert {text[: len("2 + 2 = 4\n\n")] for text in texts} == {"2 + 2 = 4\n\n"}
 
 
 def test_thinking_is_switched_off_where_the_kind_of_server_knows_how() -> None:
@@ -283,7 +251,7 @@ def test_an_error_in_a_successful_response_is_one() -> None:
 def test_the_table_remembers_an_endpoint_for_a_model_and_forgets() -> None:
     table, endpoint, other = DialectTable(), Endpoint("http://a", name="a"), Endpoint("http://b", name="b", kind="sglang")
     assert (table.known(endpoint, "m"), table.expected(endpoint, "m"), table.expected(other, "m")) == (None, OPENAI, SGLANG)
-    assert table.expected(Endpoint("http://c", kind="vllm"), "m") is VLLM
+    assert [table.expected(Endpoint("http://c", kind=kind), "m") for kind in ("vllm", "tei")] == [VLLM, OPENAI]
     assert table.remember(endpoint, "m", "chat") is CHAT_DECISIONS
     assert (table.known(endpoint, "m"), table.known(endpoint, "other"), table.known(other, "m")) == (CHAT_DECISIONS, None, None)
     assert table.remember(other, "m", "chat") is CHAT_WITHOUT_THINKING
@@ -295,14 +263,19 @@ def test_the_table_remembers_an_endpoint_for_a_model_and_forgets() -> None:
         table.remember(endpoint, "m", "x")
 
 
+def test_an_error_that_a_wrong_dialect_may_have_caused_says_how_to_name_the_right_one() -> None:
+    codec = Decide(DialectTable())
+    endpoints = [Endpoint("http://a", name=name, decisions=None if name == "unknown" else "vllm") for name in ("unknown", "set")]
+    codec.table.remember(known := Endpoint("http://b", name="known"), "m", "vllm")
+    told = {
+        (endpoint.name, status): "set decisions= of endpoint" in codec.advice(endpoint, "m", BadRequest("x", status_code=status))
+        for endpoint in (*endpoints, known)
+        for status in (400, 404, 413)
+    }
+    assert [case for case, advised in told.items() if advised] == [("unknown", 400), ("unknown", 404), ("set", 404), ("known", 404)]
+
+
 def test_every_dialect_is_listed_by_its_name_and_the_probe_is_valid() -> None:
     assert set(DIALECTS) == {"openai", "vllm", "sglang", "systemone", "generative_scoring", "chat"}
     assert all(DIALECTS[name].name == name for name in [*DIALECTS, *EXPECTED.values()])
     assert OPENAI.validate(PROBE) == PROBE
-
-
-def test_the_error_of_an_answer_survives_pickling() -> None:
-    reply = OPENAI.decode(b'{"answers": [{"type": "refusal"}]}', call(OPENAI, [RIGHT]))
-    error = pickle.loads(pickle.dumps(reply.answers[0].error))
-    assert "the model declined to answer" in str(error)
-    assert error.model == "judge-7b"

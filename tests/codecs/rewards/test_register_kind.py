@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import pickle
-import subprocess
-import sys
-import textwrap
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
-from shared_tools import each
 
-from qreward import ConfigError, Endpoint, ListCodec, MergeLimits, QRewardClient, Retry, RewardModel, ServerKind, register_kind
-from qreward.codecs.base import Malformed, WireRequest
+from qreward import ConfigError, Endpoint, ListCodec, MergeLimits, QRewardClient, RewardModel, ServerKind, register_kind
+from qreward.codecs.base import EmbeddedError, Malformed, WireRequest
 from qreward.codecs.rewards import registry
 from qreward.codecs.rewards.server_info import Load, ServerLimits
 from qreward.settings.policies import SERVER_KINDS
@@ -57,12 +51,16 @@ def info(body: bytes) -> Load:
 ACME = ServerKind("acme", {"score": {"": AcmeReward, "pooling": AcmeAspects}}, probe=("/ready",), info="/limits", readers={"/limits": info})
 
 
+def forget() -> None:
+    registry._KINDS.pop("acme")
+    SERVER_KINDS.remove("acme")
+
+
 @pytest.fixture(autouse=True)
 def acme() -> Iterator[None]:
     register_kind(ACME)
     yield
-    registry._KINDS.pop("acme")
-    SERVER_KINDS.remove("acme")
+    forget()
 
 
 class Acme:
@@ -70,7 +68,6 @@ class Acme:
 
     def __init__(self) -> None:
         self.lists: list[int] = []
-        self.reply: Any = None
 
     async def serve(self, request: web.BaseRequest) -> web.Response:
         if request.path == "/ready":
@@ -83,7 +80,7 @@ class Acme:
             return web.json_response({"tables": {"good": lengths, "bad": [1] * len(lengths)}})
         assert request.path == "/reward", request.path
         self.lists.append(len(body["texts"]))
-        return web.json_response({"rewards": [float(len(text)) for text in body["texts"]]} if self.reply is None else self.reply)
+        return web.json_response({"rewards": [float(len(text)) for text in body["texts"]]})
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[str]:
@@ -114,21 +111,17 @@ async def test_a_route_of_it_may_take_pairs_in_a_body_of_its_own() -> None:
             assert await client.score("q", "answer", model="rm") == 5.0
 
 
-@each("reply", [{"rewards": [1.0]}, {"rewards": None}, {"rewards": ["good", "bad"]}, {}, [1.0, 2.0], {"error": "x"}])
-async def test_a_reply_in_another_form_is_an_error_and_no_score(reply: Any) -> None:
-    server = Acme()
-    server.reply = reply
-    async with server.running() as url, QRewardClient([Endpoint(url, kind="acme", proxy="")], retry=Retry(attempts=1)) as client:
-        batch = await client.batch_score(["a", "b"], model="rm")
-        assert [result.ok for result in batch] == [False, False]
-
-
-def test_a_codec_that_does_not_expect_a_reply_makes_it_an_invalid_response() -> None:
-    codec = registry.codec_of("acme", registry.SCORE, RewardModel(route="pooling"))
-    call = WireRequest(codec, "rm", registry.SCORE.validate([("q", "a")]), {}, None)
-    for body in (b"[]", b"{}", b'{"tables": {"good": [1]}}', b'{"tables": {"good": [1], "bad": ["x"]}}'):
-        with pytest.raises(Malformed, match="another form than AcmeAspects expects"):
-            codec.decode(body, call)
+def test_a_reply_in_another_form_than_the_codec_expects_is_no_answer() -> None:
+    replies: list[tuple[str, list[Any], list[bytes]]] = [
+        ("", ["a", "b"], [b'{"rewards": [1]}', b'{"rewards": null}', b'{"rewards": ["x", "y"]}', b"{}", b"[1.0, 2.0]", b'{"error": "x"}']),
+        ("pooling", [("q", "a")], [b"[]", b"{}", b'{"tables": {"good": [1]}}', b'{"tables": {"good": [1], "bad": ["x"]}}']),
+    ]
+    for route, items, bodies in replies:
+        codec = registry.codec_of("acme", registry.SCORE, RewardModel(route=route or None))  # type: ignore[arg-type]
+        call = WireRequest(codec, "rm", registry.SCORE.validate(items), {}, None)
+        for body in bodies:
+            with pytest.raises((Malformed, EmbeddedError), match="another form than AcmeAspects expects" if route else None):
+                codec.decode(body, call)
 
 
 async def test_its_probe_finds_readiness_and_limits() -> None:
@@ -148,12 +141,16 @@ def test_a_record_that_cannot_be_meant_is_refused() -> None:
     class NoPath(ListCodec):
         pass
 
+    class NoCodec:
+        path = "/reward"
+
     for kind, message in (
         (ServerKind("tei", {"score": AcmeReward}), "'tei' is built in"),
         (ServerKind("", {"score": AcmeReward}), "takes a ServerKind"),
         ("acme", "takes a ServerKind"),
         (ServerKind("other", {"scores": AcmeReward}), "did you mean 'score'?"),
         (ServerKind("other", {"score": NoPath}), "a path such as '/reward'"),
+        (ServerKind("other", {"score": NoCodec}), "must be a ListCodec"),  # type: ignore[dict-item]
     ):
         with pytest.raises(ConfigError, match=message):
             register_kind(kind)  # type: ignore[arg-type]
@@ -170,28 +167,13 @@ def test_a_kind_that_is_registered_again_is_replaced() -> None:
     assert SERVER_KINDS.count("acme") == 1
 
 
-async def test_a_process_that_gets_a_pickled_client_has_to_register_the_kind_as_well(tmp_path: Path) -> None:
-    script = textwrap.dedent("""
-        import asyncio, pickle
-        from qreward import ConfigError, ListCodec, ServerKind, register_kind
-
-        class AcmeReward(ListCodec):
-            path, native, member, rows_in = "/reward", True, "texts", "rewards"
-
-        async def main():
-            async with pickle.load(open("client.pickle", "rb")) as client:
-                print(await client.score("abc", model="rm"))
-
-        try:
-            asyncio.run(main())
-        except ConfigError as error:
-            print(error)
-        register_kind(ServerKind("acme", {"score": AcmeReward}))
-        asyncio.run(main())
-    """)
+async def test_a_process_that_gets_a_pickled_client_has_to_register_the_kind_as_well() -> None:
     async with Acme().running() as url:
-        (tmp_path / "client.pickle").write_bytes(pickle.dumps(QRewardClient([Endpoint(url, kind="acme", proxy="")])))
-        process = await asyncio.create_subprocess_exec(sys.executable, "-c", script, cwd=tmp_path, stdout=subprocess.PIPE)
-        said = (await process.communicate())[0].decode().splitlines()
-    assert "call register_kind" in said[0]
-    assert said[-1] == "3.0"
+        pickled = pickle.dumps(QRewardClient([Endpoint(url, kind="acme", proxy="")]))
+        forget()  # as in another process
+        with pytest.raises(ConfigError, match="call register_kind"):
+            async with pickle.loads(pickled) as client:
+                await client.score("abc", model="rm")
+        register_kind(ACME)
+        async with pickle.loads(pickled) as client:
+            assert await client.score("abc", model="rm") == 3.0

@@ -15,7 +15,7 @@ from shared_tools import each
 from qreward.codecs.base import WireRequest
 from qreward.codecs.rewards.answers import ItemAnswer, ListAnswer, RewardScore, share
 from qreward.codecs.rewards.base import BAD_ITEM_STATUSES, MergeLimits, Operation, Pair, splits, tokens_in
-from qreward.codecs.rewards.registry import CLASSIFY, COMPLETE, EMBED, RERANK, SCORE, codec_of, server_root
+from qreward.codecs.rewards.registry import CLASSIFY, COMPLETE, EMBED, RERANK, SCORE, codec_of
 from qreward.errors import BadRequest, ConfigError, InvalidResponse, RequestError
 from qreward.results import Usage
 from qreward.scheduler.outcome import Failure, FailureKind
@@ -32,7 +32,10 @@ def test_calls_may_share_a_request_if_all_but_their_items_is_equal() -> None:
     assert key("a") == key("b", "c")
     assert key("a", priority=0, user="x") == key("b", user="x", priority=0), "the order of parameters means nothing"
     assert key("a", headers={"X-A": "1"}) == key("b", headers={"x-a": "1"})
-    assert key(("q", "a")) == key(Pair("p", "b", label=[1]))
+    assert key(("q", "a")) == key(["q", "a"]) == key(Pair("p", "b", label=[1]))
+    assert RERANK.merge_key(call(RERANK, ["a"], query="q")) == RERANK.merge_key(call(RERANK, ["b"], query="q"))
+    assert RERANK.merge_key(call(RERANK, ["a"], query="q")) != RERANK.merge_key(call(RERANK, ["a"], query="r"))
+    assert EMBED.merge_key(call(EMBED, ["a"])) != EMBED.merge_key(call(EMBED, [[1]]))
 
 
 @each(
@@ -48,11 +51,6 @@ def test_calls_may_share_a_request_if_all_but_their_items_is_equal() -> None:
 )
 def test_calls_that_differ_in_anything_else_go_apart(other: Any) -> None:
     assert key("a") != other
-
-
-def test_rankings_share_a_request_only_under_one_query() -> None:
-    assert RERANK.merge_key(call(RERANK, ["a"], query="q")) == RERANK.merge_key(call(RERANK, ["b"], query="q"))
-    assert RERANK.merge_key(call(RERANK, ["a"], query="q")) != RERANK.merge_key(call(RERANK, ["a"], query="r"))
 
 
 @each(
@@ -132,35 +130,27 @@ def test_shares_add_up_to_the_whole_and_go_by_size(total: int, sizes: list[float
         assert part >= 0
         exact = total * size / whole if whole else total / len(sizes)
         assert abs(part - exact) <= 1 + 1e-6 * total
+    for no_count in (None, -5, 10**400):
+        assert share(no_count, sizes) == [None] * len(sizes)
 
 
-def test_a_total_that_is_no_count_is_shared_as_nothing() -> None:
-    assert share(None, [1.0, 2.0]) == share(-5, [1.0, 2.0]) == share(10**400, [1.0, 2.0]) == [None, None]
-
-
-def test_the_usage_of_one_item_is_exact_and_that_of_several_is_marked_as_estimated() -> None:
-    used = Usage(10, 4, 14)
+def test_the_usage_of_one_item_is_exact_that_of_several_is_an_estimate_and_a_failed_item_keeps_its_place_and_its_error() -> None:
+    used, error = Usage(10, 4, 14), InvalidResponse("x")
     (alone,) = ListAnswer(["v"], used, None, [3.0]).shares()
     assert isinstance(alone, ItemAnswer)
     assert (alone.usage, alone.estimated) == (used, False)
-    first, second = ListAnswer(["v", "w"], used, None, [1.0, 4.0], [3.0, 1.0]).shares()
-    assert isinstance(first, ItemAnswer)
-    assert isinstance(second, ItemAnswer)
-    assert (first.usage, first.estimated) == (Usage(2, 3, 5), True)
-    assert second.usage == Usage(8, 1, 9)
-    assert [item.usage for item in ListAnswer(["v", "w"], None, None, [1.0, 1.0]).shares()] == [None, None]  # type: ignore[union-attr]
-
-
-def test_a_failed_item_keeps_its_place_and_its_error() -> None:
-    error = InvalidResponse("x")
-    answer = ListAnswer([1.5, error], Usage(4), None, [1.0, 1.0])
-    good, bad = answer.shares()
-    assert isinstance(good, ItemAnswer)
-    assert (good.build(), good.text(), good.usage) == (1.5, "", Usage(2))
+    answer = ListAnswer(["v", error, 1.5], used, None, [1.0, 1.0, 3.0], [3.0, 0.0, 1.0])
+    first, bad, last = answer.shares()
     assert bad is error
+    assert isinstance(first, ItemAnswer)
+    assert isinstance(last, ItemAnswer)
+    assert (first.usage, first.estimated, last.usage) == (Usage(2, 3, 5), True, Usage(6, 1, 7))
+    assert (last.build(), last.text()) == (1.5, "")
     with pytest.raises(InvalidResponse):
         answer.build()
-    assert ListAnswer([1.5], None, None, [1.0]).build() == [1.5]
+    unused = ListAnswer([1.5, 2.5], None, None, [1.0, 1.0])
+    assert [item.usage for item in unused.shares()] == [None, None]  # type: ignore[union-attr]
+    assert unused.build() == [1.5, 2.5]
 
 
 def test_a_score_is_a_float_that_survives_copies() -> None:
@@ -168,9 +158,6 @@ def test_a_score_is_a_float_that_survives_copies() -> None:
     for same in (pickle.loads(pickle.dumps(score)), copy.deepcopy(score), copy.copy(score)):
         assert (type(same), same, same.attributes) == (RewardScore, 1.25, {"helpfulness": 1.25})
     assert (score + 1, repr(score), RewardScore(2).attributes) == (2.25, "1.25", {})
-
-
-NOT_TO_EMBED: list[Any] = [[""], [[]], [[1, "a"]], [[True]], [None]]
 
 
 @each(
@@ -185,12 +172,19 @@ NOT_TO_EMBED: list[Any] = [[""], [[]], [[1, "a"]], [[True]], [None]]
         (SCORE, [{"prompt": "q"}], "'prompt' and 'response'"),
         (SCORE, [[]], "messages is empty"),
         (SCORE, [{"messages": "x"}], "messages is a text"),
-        *((EMBED, given, "item 0") for given in NOT_TO_EMBED),
+        *((EMBED, given, "item 0") for given in ([""], [[]], [[1, "a"]], [[True]], [None])),
     ],
 )
 def test_a_wrong_item_is_refused_with_its_place_before_anything_is_sent(operation: Operation, given: Any, message: str) -> None:
     with pytest.raises(BadRequest, match=message):
         operation.validate(given)
+
+
+def test_a_number_of_choices_that_cannot_be_counted_is_refused() -> None:
+    for n in (0, -1, 1.5, "2", True):
+        with pytest.raises(BadRequest, match="n must be"):
+            written("openai", call(COMPLETE, ["a"], n=n))
+    assert written("openai", call(COMPLETE, ["a"], n=1))["n"] == 1
 
 
 def test_tokens_are_estimated_before_a_server_is_known() -> None:
@@ -201,12 +195,6 @@ def test_tokens_are_estimated_before_a_server_is_known() -> None:
     assert tokens_in(SCORE.item(chat)) == pytest.approx(10.0)
 
 
-@each("n", [0, -1, 1.5, "2", True])
-def test_a_number_of_choices_that_cannot_be_counted_is_refused(n: Any) -> None:
-    with pytest.raises(BadRequest, match="n must be"):
-        written("openai", call(COMPLETE, ["a"], n=n))
-
-
 @each(
     "wrong",
     [{"template": "{prompt}"}, {"template": "x"}, {"labels": "good"}, {"labels": ["a", "a"]}, {"label": True}, {"route": "predict"}],
@@ -214,6 +202,7 @@ def test_a_number_of_choices_that_cannot_be_counted_is_refused(n: Any) -> None:
 def test_settings_that_cannot_be_meant_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"RewardModel: {next(iter(wrong))}"):
         RewardModel(**wrong)
+    assert RewardModel(template="<{prompt}|{response}>").render("{response}", "{prompt} {x}") == "<{response}|{prompt} {x}>"
 
 
 @each(
@@ -228,26 +217,3 @@ def test_settings_that_cannot_be_meant_are_refused(wrong: dict[str, Any]) -> Non
 def test_a_route_that_the_server_has_not_is_refused_with_those_it_has(kind: str, route: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         codec_of(kind, SCORE, RewardModel(route=route))
-
-
-def test_a_template_leaves_braces_in_the_texts_alone() -> None:
-    settings = RewardModel(template="<{prompt}|{response}>")
-    assert settings.render("{response}", "{prompt} {x}") == "<{response}|{prompt} {x}>"
-
-
-def test_one_codec_serves_all_requests_of_its_kind_and_settings() -> None:
-    assert codec_of("tei", SCORE) is codec_of("tei", SCORE, RewardModel())
-    assert codec_of("tei", SCORE) is not codec_of("tei", SCORE, RewardModel(activation=True))
-
-
-def test_an_operation_alone_cannot_be_written_or_read() -> None:
-    asked = call(SCORE, ["a"])
-    with pytest.raises(TypeError, match="bind the call"):
-        SCORE.encode(asked, "m")
-    with pytest.raises(TypeError, match="bind the call"):
-        SCORE.decode(b"{}", asked)
-
-
-def test_the_root_of_a_server_is_its_address_without_v1() -> None:
-    assert server_root("http://gpu-0:8000/team/v1") == "http://gpu-0:8000/team"
-    assert server_root("http://gpu-0:8000/v10") == "http://gpu-0:8000/v10"

@@ -74,11 +74,6 @@ def test_health_is_a_matter_of_the_status() -> None:
         assert read_load(path, 404, b"") == Load()
 
 
-@given(st.sampled_from(["/health", *READERS]), st.integers(100, 599), st.binary(max_size=80))
-def test_no_body_is_too_odd(path: str, status: int, body: bytes) -> None:
-    assert isinstance(read_load(path, status, body), Load)
-
-
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.just(10**400),
     lambda inner: (
@@ -89,9 +84,11 @@ JSON = st.recursive(
 )
 
 
-@given(st.sampled_from(["/v1/loads", "/get_load", "/info", "/v1/models"]), JSON)
-def test_no_document_is_too_odd(path: str, document: Any) -> None:
-    load = read_load(path, 200, json.dumps(document).encode())
+@given(
+    st.sampled_from(["/health", *READERS]), st.integers(199, 201), st.binary(max_size=80) | JSON.map(lambda odd: json.dumps(odd).encode())
+)
+def test_no_body_is_too_odd(path: str, status: int, body: bytes) -> None:
+    load = read_load(path, status, body)
     for told in (load.running, load.waiting):
         assert told is None or 0 <= told < float("inf")
 

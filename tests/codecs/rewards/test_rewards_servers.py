@@ -1,23 +1,28 @@
-"""Each operation at each kind of server over real HTTP: every item gets its own value, which a test can compute."""
+"""Each operation and each error at each kind of server over real HTTP: every item gets its own value, which a test can compute."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
-from reward_tools import answered, call, codec, failed
-from shared_tools import each
+from reward_tools import answered, ask, call, codec, failed
+from shared_tools import each, run
 
+from qreward.codecs.base import EmbeddedError, Reply
 from qreward.codecs.rewards.answers import RewardScore
-from qreward.codecs.rewards.base import Operation
+from qreward.codecs.rewards.base import Operation, splits
 from qreward.codecs.rewards.registry import BUILT_IN, CLASSIFY, COMPLETE, EMBED, MODERATE, RERANK, SCORE
-from qreward.errors import BadRequest, ConfigError
-from qreward.scheduler.outcome import FailureKind
-from qreward.settings.policies import BATCH_KIND, SERVER_KINDS, RewardModel
-from qreward.testing import FakeEndpoint
+from qreward.errors import AuthenticationFailed, BadRequest, ConfigError, InvalidResponse, RateLimited, RequestError
+from qreward.scheduler.outcome import Answer, Failure, FailureKind
+from qreward.settings.policies import BATCH_KIND, SERVER_KINDS, Endpoint, RewardModel
+from qreward.testing import FakeEndpoint, FakeFleet, Faults
 from qreward.testing.openai_api import vector
-from qreward.testing.rewards import Scoring, logits_of, probabilities_of, score_of, softmax
+from qreward.testing.rewards import NAN, REFUSED, Scoring, logits_of, probabilities_of, score_of, softmax
 from qreward.testing.text import canonical, digest_of, echo_text
+from qreward.transport.backend import HttpBackend
+from qreward.transport.error_mapping import failure_from_body
+from qreward.transport.redaction import Secrets
 
 TEXTS = ["good", "bad", "großer 😀 \u2028", "good again"]
 PAIRS = [("2 + 2?", "4"), ("2 + 2?", "5"), ("why {prompt}?", "{response}")]
@@ -202,3 +207,105 @@ def test_every_kind_of_the_policy_has_a_fake_and_can_be_asked_something() -> Non
     assert tuple(SERVER_KINDS) == FakeEndpoint.model_fields["kind"].annotation.__args__  # type: ignore[union-attr]
     for kind in sorted({*SERVER_KINDS} - {BATCH_KIND}):
         assert codec(kind, call(EMBED if kind == "openai" else SCORE, ["a"])).path.startswith("/")
+
+
+# errors, in their own forms: what they mean, and what is done about a list
+
+LONG = "x" * 400
+
+
+SHORT = Scoring(max_tokens=50)
+ONE_BAD: list[tuple[str, str, FailureKind, int, bool]] = [
+    # kind, bad item, what it comes to, status, whether the list is halved
+    ("vllm", LONG, FailureKind.UNSUITABLE, 400, True),
+    ("vllm", REFUSED, FailureKind.REFUSED, 400, True),
+    ("sglang", LONG, FailureKind.UNSUITABLE, 400, True),
+    ("sglang", REFUSED, FailureKind.REFUSED, 400, True),
+    ("tei", LONG, FailureKind.UNSUITABLE, 422, True),
+    ("tei", REFUSED, FailureKind.REFUSED, 422, True),
+    ("tei", NAN, FailureKind.TRANSIENT, 424, True),
+    ("openrlhf", REFUSED, FailureKind.REFUSED, 422, True),
+    ("openrlhf", NAN, FailureKind.TRANSIENT, 500, False),
+]
+
+
+@each("kind, bad, expected, status, halved", ONE_BAD)
+def test_one_bad_item_fails_its_whole_list(kind: str, bad: str, expected: FailureKind, status: int, halved: bool) -> None:
+    failure = failed(fake(kind, scoring=SHORT), call(SCORE, ["a", bad, "b"]))
+    assert isinstance(failure.error, RequestError)
+    assert (failure.kind, failure.error.status_code) == (expected, status)
+    assert not failure.misconfigured
+    assert splits(failure, 3) is halved
+
+
+def test_a_score_that_is_null_fails_its_item_alone_and_if_there_is_no_other_the_whole_answer() -> None:
+    for kind in ("vllm", "sglang"):
+        outcome = run(ask(fake(kind), call(SCORE, ["a", NAN, "b"])))
+        assert isinstance(outcome, Answer)
+        first, bad, last = outcome.value.items
+        assert (first, last) == (pytest.approx(score_of("a")), pytest.approx(score_of("b")))
+        assert isinstance(bad, InvalidResponse)
+    for kind, item in (("vllm", NAN), ("sglang", NAN), ("nim", ("q", NAN))):
+        failure = failed(fake(kind), call(SCORE, [item]))
+        assert (failure.kind, type(failure.error)) == (FailureKind.TRANSIENT, InvalidResponse), kind
+
+
+@each("kind, status", [("tei", 429), ("sglang", 503), ("vllm", 503)])
+@each("operation", [SCORE, RERANK, EMBED])
+async def test_an_overload_is_never_halved_whatever_the_route_says_it_in(kind: Any, status: int, operation: Operation) -> None:
+    full = FakeEndpoint("gpu-0", kind=kind, rpm=1, burst=1, reject_status=status)
+    async with FakeFleet([full]) as fleet:
+        endpoint, backend = Endpoint(fleet.urls["gpu-0"], kind=kind, proxy=""), HttpBackend()
+        await backend.send(endpoint, call(operation, ["a"], query="q"))
+        outcome = await backend.send(endpoint, call(operation, ["a", "b"], query="q"))
+        await backend.aclose()
+    assert isinstance(outcome, Failure)
+    assert (outcome.kind, type(outcome.error)) == (FailureKind.OVERLOADED, RateLimited)
+    assert not splits(outcome, 2)
+
+
+def test_a_list_of_more_items_than_tei_has_permits_is_overload_for_ever() -> None:
+    failure = failed(FakeEndpoint("gpu-0", kind="tei", max_concurrency=4), call(SCORE, list("abcde")))
+    assert failure.kind is FailureKind.OVERLOADED
+
+
+@each("kind", ["vllm", "sglang", "tei", "openrlhf", "nim"])
+def test_a_wrong_key_is_understood_from_every_kind_of_server(kind: str) -> None:
+    failure = failed(FakeEndpoint("gpu-0", kind=kind, api_key="sk-right"), call(SCORE, [("q", "a")] if kind == "nim" else ["a", "b"][:1]))
+    assert (failure.kind, type(failure.error), failure.misconfigured) == (FailureKind.UNSUITABLE, AuthenticationFailed, True)
+
+
+@each("kind", ["vllm", "sglang", "tei", "openrlhf", "nim"])
+@each(
+    "fault, expected",
+    [
+        ("error_503", FailureKind.OVERLOADED),
+        *((name, FailureKind.TRANSIENT) for name in ("error_500", "truncated", "malformed", "error_in_200")),
+    ],
+)
+def test_faults_are_understood_from_every_kind_of_server(kind: str, fault: str, expected: FailureKind) -> None:
+    faults: dict[str, Any] = {fault: 1.0}
+    faulty = FakeEndpoint("gpu-0", kind=kind, faults=Faults(**faults))
+    assert failed(faulty, call(SCORE, [("q", "a")] if kind == "nim" else ["a"])).kind is expected
+
+
+EMBEDDED = [
+    ({"error": "Model is overloaded", "error_type": "Overloaded"}, FailureKind.OVERLOADED),
+    ({"error": "x", "error_type": "Validation"}, FailureKind.REFUSED),
+    ({"object": "error", "message": "The request queue is full.", "type": "503", "code": 503}, FailureKind.OVERLOADED),
+    ({"object": "error", "message": "x", "type": "BadRequest", "code": 400}, FailureKind.REFUSED),
+    ({"object": "error", "message": "x", "code": 400}, FailureKind.REFUSED),
+    ({"error": {"message": "x", "code": 400}}, FailureKind.REFUSED),
+    ({"message": "x", "code": 429, "type": "Overloaded"}, FailureKind.OVERLOADED),
+    ({"error": "scorer crashed", "reward": 0.0, "rewards": [0.0]}, FailureKind.TRANSIENT),
+]
+
+
+@each("document, expected", EMBEDDED)
+@each("kind", ["vllm", "sglang", "tei", "openrlhf", "nim"])
+def test_an_error_with_status_200_is_an_error_and_its_zero_is_no_reward(kind: str, document: Any, expected: FailureKind) -> None:
+    asked = call(SCORE, ["a"] if kind != "nim" else [("q", "a")])
+    with pytest.raises(EmbeddedError) as caught:
+        codec(kind, asked).decode(json.dumps(document).encode(), asked)
+    failure = failure_from_body(caught.value, Reply(200, {}, b""), "gpu-0", "m", Secrets(), 0.0)
+    assert failure.kind is expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -9,10 +10,12 @@ from reward_tools import answered, call, codec, decoded, failed, written
 from shared_tools import each
 
 from qreward.codecs.base import Malformed, WireRequest
+from qreward.codecs.rewards.answers import ItemAnswer
 from qreward.codecs.rewards.nim import attributes_of
 from qreward.codecs.rewards.parsing import InvalidRow
 from qreward.codecs.rewards.registry import CLASSIFY, COMPLETE, EMBED, MODERATE, RERANK, SCORE
 from qreward.errors import BadRequest, InvalidResponse
+from qreward.results import Usage
 from qreward.settings.policies import RewardModel
 from qreward.testing import FakeEndpoint
 from qreward.testing.rewards import Scoring, probabilities_of, score_of
@@ -85,38 +88,56 @@ def test_the_labels_of_tei_are_sorted_by_score_so_a_class_goes_by_its_name() -> 
     ]
     assert decoded("tei", TWO, rows, label="good") == [0.1, 0.8]
     assert decoded("tei", TWO, rows, label=1, labels=("bad", "good")) == [0.1, 0.8]
-    for unclear in ({}, {"label": -1}, {"label": 0}, {"label": "fair"}):
-        with pytest.raises(Malformed):
-            decoded("tei", TWO, rows, **unclear)
+    assert [decoded("tei", ONE, rows[:1], label=label, labels=("bad", "good")) for label in (-2, -1, 0)] == [[0.9], [0.1], [0.9]]
+    unnamed = [[{"score": 0.9, "label": "LABEL_1"}, {"score": 0.1, "label": "LABEL_0"}]]
+    assert [decoded("tei", ONE, unnamed, label=label) for label in (0, 1)] == [[0.1], [0.9]]
+    unclear: list[tuple[dict[str, Any], str]] = [
+        ({}, "select the reward"),
+        ({"label": -1}, "sorted by score, so a position means nothing"),
+        ({"label": 0}, "select the reward"),
+        ({"label": "fair"}, "select the reward"),
+        ({"label": 2, "labels": ("bad", "good")}, "select the reward"),
+        ({"label": -3, "labels": ("bad", "good")}, "sorted by score"),
+    ]
+    for settings, words in unclear:
+        with pytest.raises(Malformed, match=words):
+            decoded("tei", TWO, rows, **settings)
 
 
-def test_a_ranking_without_indexes_is_malformed() -> None:
-    asked = call(RERANK, ["a", "b"], query="q")
-    with pytest.raises(Malformed, match="its scores cannot be matched to documents"):
-        decoded("tei", asked, [{"score": 0.9}, {"score": 0.1}])
+def test_the_only_name_that_vllm_tells_is_that_of_the_most_probable_class() -> None:
+    asked, found = call(CLASSIFY, ["a"]), {"data": [{"index": 0, "label": "good", "probs": [0.75, 0.25]}]}
+    assert decoded("vllm", asked, found) == [{"good": 0.75, "LABEL_1": 0.25}]
+    assert decoded("vllm", asked, found, labels=("fine", "bad")) == [{"fine": 0.75, "bad": 0.25}]
+    with pytest.raises(Malformed, match="two of its classes have one name"):
+        decoded("vllm", asked, {"data": [{"index": 0, "label": "LABEL_1", "probs": [0.75, 0.25]}]})
 
 
-@each("params", [{}, {"query": 7}, {"query": "q", "top_n": 1}])
-def test_a_ranking_needs_a_query_and_ranks_all(params: dict[str, Any]) -> None:
-    with pytest.raises(BadRequest, match=r"query|top_n"):
-        written("vllm", call(RERANK, ["a", "b"], **params))
+def test_the_usage_of_sglang_is_told_for_each_item_or_for_none() -> None:
+    rows = [{"embedding": [1.0], "meta_info": {"prompt_tokens": count}} for count in (3, 4)]
+    answer = codec("sglang", TWO).decode(json.dumps(rows).encode(), TWO)
+    assert (answer.usage, [item.usage for item in answer.shares()]) == (Usage(7, None, 7), [Usage(3, None, 3), Usage(4, None, 4)])  # type: ignore[union-attr]
+    for less in ({"embedding": [1.0]}, {"embedding": [1.0], "meta_info": {"completion_tokens": 1}}):
+        answer = codec("sglang", TWO).decode(json.dumps([rows[0], less]).encode(), TWO)
+        assert (answer.usage, [item.usage for item in answer.shares()]) == (None, [None, None])  # type: ignore[union-attr]
 
 
-def test_the_members_of_each_ranking_are_the_servers() -> None:
+def test_a_ranking_needs_a_query_ranks_all_and_has_the_members_of_its_server() -> None:
+    wrong: tuple[dict[str, Any], ...] = ({}, {"query": 7}, {"query": "q", "top_n": 1})
+    for params in wrong:
+        with pytest.raises(BadRequest, match=r"query|top_n"):
+            written("vllm", call(RERANK, ["a", "b"], **params))
     asked = call(RERANK, ["a", "b"], query="q")
     assert written("vllm", asked) == {"model": "server-name", "documents": ["a", "b"], "query": "q"}
     assert written("tei", asked) == {"model": "server-name", "texts": ["a", "b"], "query": "q"}
     assert (codec("vllm", asked).path, codec("sglang", asked).path) == ("/rerank", "/v1/rerank")
+    with pytest.raises(Malformed, match="its scores cannot be matched to documents"):
+        decoded("tei", asked, [{"score": 0.9}, {"score": 0.1}])
 
 
 def test_a_list_of_token_ids_is_one_item() -> None:
     assert written("openai", call(EMBED, [[1, 2, 3]])) == {"model": "server-name", "input": [[1, 2, 3]]}
     assert written("openai", call(EMBED, [[1, 2], [3]]))["input"] == [[1, 2], [3]]
     assert written("vllm", call(COMPLETE, [[1, 2]]))["prompt"] == [[1, 2]]
-
-
-def test_texts_and_token_ids_do_not_share_a_request() -> None:
-    assert EMBED.merge_key(call(EMBED, ["a"])) != EMBED.merge_key(call(EMBED, [[1]]))
 
 
 def test_the_choices_of_a_completion_are_numbered_through_all_prompts() -> None:
@@ -129,6 +150,24 @@ def test_the_choices_of_a_completion_are_numbered_through_all_prompts() -> None:
         decoded("openai", asked, {"choices": choices[:3]})
 
 
+def test_a_completion_that_is_not_whole_or_without_text_fails_its_prompt_and_has_no_share_of_the_output() -> None:
+    asked = call(COMPLETE, ["a", "b"])
+    whole = {"index": 0, "text": "yes", "finish_reason": "stop"}
+    bad: tuple[dict[str, Any], ...] = ({"text": "ye", "finish_reason": "abort"}, {"text": None}, {})
+    for other in bad:
+        usage = {"prompt_tokens": 2, "completion_tokens": 10, "total_tokens": 12}
+        body = json.dumps({"choices": [whole, {"index": 1, **other}], "usage": usage}).encode()
+        first, failed_item = codec("openai", asked).decode(body, asked).shares()
+        assert isinstance(first, ItemAnswer)
+        assert isinstance(failed_item, InvalidResponse)
+        assert (first.text(), first.usage) == ("yes", Usage(1, 10, 11)), other
+
+
+def test_a_moderation_says_whether_it_is_flagged() -> None:
+    results = {"results": [{"flagged": True}, {"categories": {}}, {"flagged": "no"}]}
+    assert decoded("openai", call(MODERATE, ["a", "b", "c"]), results) == [{"flagged": True}, InvalidResponse, InvalidResponse]
+
+
 def test_a_list_of_parts_is_one_moderation() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "data:x"}}]
     asked = call(MODERATE, [parts])
@@ -137,34 +176,27 @@ def test_a_list_of_parts_is_one_moderation() -> None:
     assert codec("openai", asked).mergeable("text")
 
 
-@each(
-    "text, expected",
-    [
-        ("helpfulness:1.25,correctness:0.43", {"helpfulness": 1.25, "correctness": 0.43}),
-        ("reward:-7.1", {"reward": -7.1}),
-        (" reward : 1e-3 ", {"reward": 0.001}),
-    ],
-)
-def test_the_attributes_of_nim_are_read_from_its_text(text: str, expected: dict[str, float]) -> None:
-    assert attributes_of(text) == expected
-
-
-NO_ATTRIBUTES = ["", "good", "reward:", "reward:nan", "reward:inf", "reward:1,reward:2", "I think: helpful", ":1", "a:1,,b:2", "a:1 b:2"]
-
-
-@each("text", NO_ATTRIBUTES)
-def test_a_text_of_nim_that_is_no_list_of_numbers_is_no_reward(text: str) -> None:
-    with pytest.raises(InvalidRow):
-        attributes_of(text)
+def test_the_attributes_of_nim_are_read_from_its_text_and_a_text_that_is_no_list_of_numbers_is_no_reward() -> None:
+    texts: dict[str, dict[str, float]] = {
+        "helpfulness:1.25,correctness:0.43": {"helpfulness": 1.25, "correctness": 0.43},
+        "reward:-7.1": {"reward": -7.1},
+        " reward : 1e-3 ": {"reward": 0.001},
+    }
+    assert {text: attributes_of(text) for text in texts} == texts
+    for text in ("", "good", "reward:", "reward:nan", "reward:inf", "reward:1,reward:2", "I think: helpful", ":1", "a:1,,b:2", "a:1 b:2"):
+        with pytest.raises(InvalidRow):
+            attributes_of(text)
 
 
 def test_of_several_attributes_only_one_called_reward_is_taken_by_default() -> None:
-    def choice(content: Any) -> dict[str, Any]:
-        return {"choices": [{"index": 0, "message": {"role": "assistant", "content": content}}]}
+    def choice(content: Any, **more: Any) -> dict[str, Any]:
+        return {"choices": [{"index": 0, "message": {"role": "assistant", "content": content}, **more}]}
 
     asked = call(SCORE, [("q", "a")])
     assert decoded("nim", asked, choice("reward:2,length:9")) == [2.0]
-    assert decoded("nim", asked, choice("helpfulness:1.5")) == [1.5]
+    assert decoded("nim", asked, choice("helpfulness:1.5", finish_reason="length")) == [1.5]
+    with pytest.raises(Malformed, match="not whole"):
+        decoded("nim", asked, choice("helpfulness:1.5", finish_reason="abort"))
     assert decoded("nim", asked, choice("a:1,b:2"), label="b") == [2.0]
     with pytest.raises(Malformed, match="helpfulness, correctness; select the reward with"):
         decoded("nim", asked, choice("helpfulness:1.25,correctness:0.43"))
@@ -210,14 +242,14 @@ def test_a_score_that_is_no_finite_number_is_an_error_of_its_item_and_never_a_ze
     }
     for kind, document in rows.items():
         assert decoded(kind, TWO, document) == [1.0, InvalidResponse]
+        if kind == "tei":
+            with pytest.raises(Malformed, match="not a finite number"):
+                decoded(kind, ONE, document[1:])
 
 
-@each("literal", [b"NaN", b"Infinity", b"-Infinity", b"1e999", b"1" + b"0" * 400])
-def test_a_number_that_json_has_no_word_for_is_an_error_of_its_item(literal: bytes) -> None:
-    assert decoded("openrlhf", TWO, b'{"rewards":[' + literal + b", 1.5]}") == [InvalidResponse, 1.5]
-
-
-def test_a_missing_score_is_an_error_of_its_item() -> None:
+def test_a_missing_score_or_a_number_that_json_has_no_word_for_is_an_error_of_its_item() -> None:
+    for literal in (b"NaN", b"Infinity", b"-Infinity", b"1e999", b"1" + b"0" * 400):
+        assert decoded("openrlhf", TWO, b'{"rewards":[' + literal + b", 1.5]}") == [InvalidResponse, 1.5], literal
     assert decoded("vllm", TWO, {"data": [{"index": 0, "probs": [1.0]}, {"index": 1}]}) == [1.0, InvalidResponse]
     assert decoded("vllm", TWO, probs([1.0], [])) == [1.0, InvalidResponse]
 
@@ -225,12 +257,7 @@ def test_a_missing_score_is_an_error_of_its_item() -> None:
 def test_an_item_that_the_server_aborted_is_an_error_of_that_item() -> None:
     aborted = {"embedding": [0.0], "meta_info": {"finish_reason": {"type": "abort", "message": "x"}}}
     assert decoded("sglang", TWO, [{"embedding": [1.0]}, aborted]) == [1.0, InvalidResponse]
-    assert decoded("sglang", TWO, [{"embedding": [1.0]}, {"object": "error", "message": "x"}]) == [1.0, InvalidResponse]
-
-
-def test_an_answer_without_any_value_is_no_answer() -> None:
-    with pytest.raises(Malformed, match="its score is null, not a finite number"):
-        decoded("tei", ONE, [[{"score": None, "label": "x"}]])
+    assert decoded("sglang", TWO, [{"embedding": [1.0]}, {"object": "error", "message": "x", "embedding": [0.0]}]) == [1.0, InvalidResponse]
 
 
 @each("count", [0, 1, 3])

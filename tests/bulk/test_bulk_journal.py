@@ -102,20 +102,6 @@ def test_results_are_found_by_position_and_in_both_orders(tmp_path: Path) -> Non
         assert [line.result for line in journal.as_done()] == [b"two", b"zero", b"one!"]
 
 
-def test_a_line_that_is_done_again_has_its_last_result_and_counts_once(tmp_path: Path) -> None:
-    path = tmp_path / "j"
-    filled(path, {0: "old", 1: "other!"})
-    with opened(path) as journal:
-        journal.finish(0, 7, b"new!", ok=False)
-        journal.finish(1, 7, b"well", ok=True)
-        assert (journal.done, journal.failed) == (2, 1)
-        journal.flush()
-        assert [line.result for line in journal.as_done()] == [b"new!", b"well"]
-    with opened(path) as journal:
-        assert (journal.done, journal.failed, journal.digest(0)) == (2, 1, 7)
-        assert found(journal) == {0: "new!", 1: "well"}
-
-
 def test_failed_lines_that_are_tried_again_are_not_done_until_they_have_a_new_result(tmp_path: Path) -> None:
     path = tmp_path / "j"
     filled(path, {0: "good", 1: "bad!", 2: "worse!"})
@@ -290,21 +276,6 @@ def test_a_journal_cut_at_any_byte_gives_back_exactly_what_was_completely_writte
 
 
 # what does not fit
-
-
-def test_other_settings_are_refused_by_name_unless_forced(tmp_path: Path) -> None:
-    path = tmp_path / "j"
-    filled(path, {0: "a"})
-    cases: dict[str, dict[str, Any]] = {
-        "model": {**SETTINGS, "model": "judge-70b"},
-        "input": {**SETTINGS, "input": []},
-        "params": {**SETTINGS, "params": {"a": 1}},
-    }
-    for name, settings in cases.items():
-        with pytest.raises(ConfigError, match=f"^{name} has changed since the run .*or continue with --resume force"):
-            Journal(path, settings)
-        with opened(path, settings, force=True) as journal:
-            assert found(journal) == {0: "a"}
 
 
 def test_a_journal_is_started_over_only_if_no_request_was_sent_for_any_line(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from qreward.bulk.inputs import InputLine
 from qreward.bulk.requests import BulkRequest, RequestReader
 from qreward.bulk.settings import BulkSettings
-from qreward.errors import BadRequest, ConfigError
+from qreward.errors import BadRequest
 
 CHAT = [{"role": "user", "content": "hi"}]
 
@@ -130,17 +130,6 @@ def test_every_wrong_line_says_where_what_and_how_to_mend_it() -> None:
 def test_a_row_without_a_column_of_the_template_says_which() -> None:
     with pytest.raises(BadRequest, match=r"in\.jsonl:17: .*'question'"):
         request_of({"answer": "!"}, model="m", template="{question}")
-
-
-def test_wrong_settings_are_refused_before_any_line() -> None:
-    cases: dict[str, dict[str, Any]] = {
-        "the template names no column": {"template": "hello"},
-        "is not a placeholder": {"template": "{a.b}"},
-        "is an option of other calls": {"params": {"timeout": 5}},
-    }
-    for message, settings in cases.items():
-        with pytest.raises(ConfigError, match=message):
-            RequestReader(BulkSettings(**settings))
 
 
 def test_items_of_a_scorer_take_their_fields_from_the_columns() -> None:

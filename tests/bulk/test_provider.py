@@ -23,7 +23,6 @@ from qreward.bulk.provider import (
     begin_record,
     end_record,
     inputs_in,
-    next_poll,
     partial_request,
     read,
     url_of,
@@ -35,16 +34,6 @@ from qreward.codecs.base import Malformed
 from qreward.codecs.embeddings import EMBEDDINGS, inputs_of
 
 ABOUT = {"endpoint": "p", "url": "/v1/chat/completions", "model": MODEL, "tag": "t:0"}
-
-
-def test_looks_become_rarer_and_stay_within_the_longest() -> None:
-    wait, waits = provider.FIRST_POLL, []
-    for _ in range(10):
-        wait = next_poll(wait, provider.LONGEST_POLL)
-        waits.append(wait)
-    assert waits == sorted(waits)
-    assert waits[0] > provider.FIRST_POLL
-    assert waits[-1] == provider.LONGEST_POLL
 
 
 def test_only_these_states_are_the_end_of_a_batch() -> None:

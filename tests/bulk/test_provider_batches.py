@@ -28,7 +28,7 @@ from provider_tools import (
     without_threads,
 )
 
-from qreward import ConfigError, Endpoint, NoEndpoint, QRewardClient, QRewardError
+from qreward import ConfigError, Endpoint, NoEndpoint, QRewardError
 from qreward.bulk import provider
 from qreward.bulk.journal import Journal
 
@@ -185,18 +185,6 @@ async def test_finished_answers_of_an_expired_batch_are_taken_and_the_rest_is_se
     assert report.exit_code == 0
     assert answers(output) == expected(10)
     assert [len(batch.lines) for batch in fake.service.batches.values()] == [10, 4, 1]
-    paid_once(fake.service, 10)
-
-
-async def test_a_batch_that_someone_cancels_is_treated_alike(tmp_path: Path) -> None:
-    fake, output = FakeProvider(service(duration=100.0)), tmp_path / "out.jsonl"
-    loop = asyncio.get_running_loop()
-    loop.call_later(50.0, lambda: fake.service.respond("POST", "/v1/batches/batch_1/cancel", {}, "", b"", loop.time()))
-    report = await run(fake, [chat(number) for number in range(10)], output)
-    assert report.exit_code == 0
-    assert answers(output) == expected(10)
-    assert fake.service.batches["batch_1"].shown["status"] == "cancelled"
-    assert 1 <= len(fake.service.batches["batch_2"].lines) < 10
     paid_once(fake.service, 10)
 
 
@@ -579,9 +567,3 @@ async def test_costs_are_those_of_the_endpoint(tmp_path: Path) -> None:
     report = await run(fake, [chat(number) for number in range(5)], tmp_path / "out.jsonl", client_of(endpoint(fake, price=(1.0, 2.0))))
     usages = [row["response"]["body"]["usage"] for row in rows(tmp_path / "out.jsonl")]
     assert report.cost == pytest.approx(sum(usage["prompt_tokens"] + 2 * usage["completion_tokens"] for usage in usages) / 1e6)
-
-
-def test_the_client_accepts_such_an_endpoint_and_shows_its_route() -> None:
-    client = QRewardClient([Endpoint("http://provider/v1", name="p", kind="openai_batch", models=["judge-*"])])
-    assert client._runtime.config.endpoints[0].kind == "openai_batch"
-    assert [route.endpoints for route in client._runtime.fleet.routes()] == [("p",)]

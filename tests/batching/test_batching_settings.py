@@ -62,13 +62,6 @@ def test_a_right_setting_is_kept_and_a_size_as_a_whole_number() -> None:
         assert settings_of(batch(batch_wait_timeout_s=wait)(echo)).batch_wait_timeout_s == wait
 
 
-def test_the_defaults_are_rays_but_nothing_waits_for_a_timer() -> None:
-    settings = BatchQueue(echo).settings
-    assert (settings.max_batch_size, settings.max_concurrent_batches, settings.batch_size_fn) == (10, 1, None)
-    assert settings.batch_wait_timeout_s == 0.0  # Ray's is 0.01, with which even a lone call waits
-    assert settings == BatchSettings()
-
-
 def test_an_unknown_setting_offers_the_nearest_right_one() -> None:
     with pytest.raises(TypeError, match="unknown setting 'max_batch'; did you mean 'max_batch_size'"):
         BatchQueue(echo, max_batch=3)  # type: ignore[call-arg]

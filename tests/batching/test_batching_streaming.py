@@ -207,14 +207,6 @@ async def test_a_stream_that_is_garbage_has_left() -> None:
     assert len(asyncio.all_tasks()) == 1
 
 
-async def test_a_stream_that_is_left_before_its_batch_is_not_in_it() -> None:
-    counting = Streaming(times=1)
-    streams = stream_of(counting, "a", "b")
-    await streams[0].aclose()
-    assert await all_of(streams[1]) == [(0, "b")]
-    assert counting.batches == [["b"]]
-
-
 async def test_a_timeout_ends_a_stream_and_not_the_others() -> None:
     queue = BatchQueue(Streaming(times=5, seconds=1))
     short, long = queue.stream("a", timeout=2.5), queue.stream("b")

@@ -234,6 +234,8 @@ def test_a_member_that_leaves_in_good_order_gives_back_what_it_did_not_use_and_i
         quota: WindowQuota = getattr(ledger, kind)
         grant = granted(ledger, 0.0, "a", kind=kind)
         assert granted(ledger, 0.0, "b", kind=kind) == 0, kind
+        assert granted(ledger, 0.0, "a", want=grant, kind=kind, left=grant) == 0, kind
+        assert granted(ledger, 0.0, "b", kind=kind) == 0, f"{kind}: what is left is not credit"
         ledger.leave(0.5, "a", RenewRequest(**{kind: Demand(600, spent=1.0, left=grant - 1, want=9.0)}))
         assert (quota.counted(), list(ledger.members)) == (1, ["b"]), kind
         assert granted(ledger, 0.5, "b", kind=kind) >= grant - 1, kind
@@ -294,7 +296,8 @@ def test_what_proves_unused_later_is_taken_off_what_was_used_first_and_others_ma
     granted(ledger, 7.0, "a", want=0, spent=8.0, left=0.0)
     assert ledger.requests.counted() == 8
     taken = granted(ledger, 7.0, "b")
-    granted(ledger, 7.0, "a", want=0, spent=8.0, returned=5.0)
+    for returned in (2.0, 5.0):
+        granted(ledger, 7.0, "a", want=0, spent=8.0, returned=returned)
     assert ledger.requests.counted() == 3 + taken
     assert granted(ledger, 7.0, "b", spent=taken) == 5
     ledger.leave(7.0, "b", RenewRequest(requests=Demand(600, spent=taken, returned=taken)))

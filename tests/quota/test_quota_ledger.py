@@ -252,6 +252,23 @@ def test_what_a_member_has_left_is_part_of_what_it_wants() -> None:
         assert granted(ledger, 0.0, "a", want=5) == 5
         got[want, left] = granted(ledger, 0.5, "a", want=want, spent=5.0 - left, left=left)
     assert got == {(5, 5.0): 0, (7, 5.0): 2, (5, 2.0): 3, (3, 5.0): 0}
+    assert granted(Ledger(), 0.0, "a", want=1) == 1
+
+
+def test_a_member_that_comes_or_returns_does_not_make_up_for_the_time_before() -> None:
+    for kind in ("new", "idle"):
+        ledger, got = Ledger(), dict.fromkeys("ab", 0.0)
+        for turn in range(80):
+            if turn == 40:
+                before = dict(got)
+            for name in "ab":
+                if name == "a" or turn >= 40:
+                    got[name] += granted(ledger, turn / 2, name, spent=got[name])
+                elif kind == "idle":
+                    granted(ledger, turn / 2, name, want=0)
+        parts = [got[name] - before[name] for name in "ab"]
+        assert sum(parts) >= 0.9 * 20 * ledger.requests.rate, kind
+        assert max(parts) <= 1.1 * min(parts), (kind, parts)
 
 
 def test_a_member_that_is_slow_but_within_its_lease_is_not_charged_twice() -> None:

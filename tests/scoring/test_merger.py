@@ -17,14 +17,6 @@ async def scores(client: Any, items: list[Any], **settings: Any) -> list[float]:
     return await asyncio.gather(*(client.score(item, model=MODEL, **settings) for item in items))
 
 
-async def test_a_lone_item_goes_at_once_and_alone() -> None:
-    backend = ListBackend()
-    async with client_of(backend) as client:
-        assert await client.score("x 7", model=MODEL) == 7.0
-        assert backend.sent == [("a", 0.0, ["x 7"])]
-        assert leftovers(client) == {}
-
-
 async def test_items_that_come_together_go_together_though_slots_are_free() -> None:
     backend = ListBackend()
     async with client_of(backend, endpoint(slots=4)) as client:
@@ -149,21 +141,6 @@ async def test_urgent_items_go_first_and_the_others_fill_the_rest_of_the_list() 
         await asyncio.gather(blocker, *low, *high)
     assert backend.lists[1] == texts(5, 1) + texts(27, 100)
     assert backend.lists[2] == texts(13, 127)
-
-
-async def test_bulks_and_single_calls_share_lists() -> None:
-    backend = ListBackend()
-    async with client_of(backend) as client:
-        blocker = asyncio.create_task(client.score("x 0", model=MODEL))
-        await asyncio.sleep(0.1)
-        bulks = [asyncio.create_task(client.batch_score(texts(4, 10 * number), MODEL)) for number in (1, 2, 3)]
-        single = asyncio.create_task(client.score("x 9", model=MODEL))
-        found = await asyncio.gather(*bulks)
-        assert [batch.values() for batch in found] == [[10.0, 11, 12, 13], [20.0, 21, 22, 23], [30.0, 31, 32, 33]]
-        assert await single == 9.0
-        await blocker
-        assert leftovers(client) == {}
-    assert backend.sizes == [1, 13]
 
 
 @pytest.mark.parametrize("kind", ["list", "iterator", "async iterator"])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from provider_tools import MODEL, chat
+from bulk_fakes import MODEL
 from scale import SCALE
 
 from qreward.bulk import provider
@@ -159,5 +159,4 @@ async def test_a_spool_is_read_in_pieces_without_loss(tmp_path: Path, monkeypatc
 
 
 def test_the_line_of_a_request_is_that_of_the_batch_api() -> None:
-    assert chat(3).keys() == {"custom_id", "method", "url", "body"}
     assert provider.request_line(7, "/v1/x", b'{"a":1}') == b'{"custom_id":"7","method":"POST","url":"/v1/x","body":{"a":1}}\n'

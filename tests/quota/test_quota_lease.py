@@ -158,7 +158,7 @@ def test_a_source_that_may_send_nothing_by_its_lease_is_said_to_wait_for_its_sha
         lease.take_over(LEASE, LEASE, replace(RenewReply(1), **{name: Grant(60, 0, 0)}))
         said[name] = [*found, standing(LEASE, source)]
     waits = ("waiting for its share", inf)
-    assert said == dict.fromkeys(said, [waits, ("ready", 0.0), waits, waits])
+    assert said == {name: [waits, ("ready", 0.0), waits, waits] for name in said}
 
 
 def test_a_lease_is_described_by_its_shares() -> None:

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 from math import inf
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import qreward.batching
 from qreward.batching import Backlog, Item, halves
 from qreward.batching.backlog import OVER, TAKEN, WAITING
 from qreward.scheduler.queue import AGEING, SWEEP
-
-PURE = ("backlog", "policy", "settings")
-IMPURE = {"asyncio", "threading", "time", "datetime", "concurrent", "socket", "logging", "random"}
 
 
 def backlog(*items: Item) -> Backlog:
@@ -29,17 +23,6 @@ def backlog(*items: Item) -> Backlog:
 
 def values(items: list[Any]) -> list[Any]:
     return [item.value for item in items]
-
-
-def test_the_modules_that_decide_import_neither_asyncio_nor_a_clock() -> None:
-    folder = Path(qreward.batching.__file__).parent
-    for name in PURE:
-        nodes = list(ast.walk(ast.parse((folder / f"{name}.py").read_text())))
-        imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-        imported |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
-        assert not {module.partition(".")[0] for module in imported} & IMPURE, name
-        ours = {module.removeprefix("qreward.batching.") for module in imported if module.startswith("qreward.batching.")}
-        assert ours <= set(PURE), name
 
 
 def test_a_batch_is_of_one_key_that_of_the_item_which_is_next() -> None:

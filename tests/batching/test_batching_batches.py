@@ -34,23 +34,6 @@ async def test_without_a_wait_what_is_submitted_in_one_turn_of_the_loop_goes_tog
     assert noted.batches == [[0, 1, 2], [3, 4, 5], [6]]
 
 
-async def test_what_is_left_over_from_a_batch_begins_the_next_one_under_new_settings() -> None:
-    noted = Noted()
-    queue = BatchQueue(noted, max_batch_size=2, batch_wait_timeout_s=1000)
-    callers = start(queue.submit, 1)
-    await turns()
-    queue.set_max_batch_size(3)
-    callers += start(queue.submit, 2, 3)
-    await turns()
-    assert noted.batches == [[1, 2]]
-    callers += start(queue.submit, 4)
-    await turns()
-    assert noted.batches == [[1, 2]]
-    callers += start(queue.submit, 5)
-    await asyncio.gather(*callers)
-    assert (noted.batches, now()) == ([[1, 2], [3, 4, 5]], 0)
-
-
 async def test_so_many_batches_run_at_once_and_no_more() -> None:
     noted = Noted(seconds=1)
     queue = BatchQueue(noted, max_batch_size=5, max_concurrent_batches=2)
@@ -159,21 +142,6 @@ async def test_an_item_that_does_not_fit_closes_the_batch_before_the_timer() -> 
     assert noted.batches == [[4, 4]]
     await asyncio.gather(*callers)
     assert now() == 101
-
-
-async def test_the_size_function_sees_each_item_once_and_each_batch_once() -> None:
-    looked = []
-
-    def size(items: list[int]) -> int:
-        looked.append(len(items))
-        return len(items)
-
-    noted = Noted()
-    await asyncio.gather(*map(BatchQueue(noted, max_batch_size=100, batch_size_fn=size).submit, range(1000)))
-    assert noted.sizes == [100] * 10
-    assert looked[:1000] == [1] * 1000
-    assert len(looked) <= 1010
-    assert sum(looked) <= 2010
 
 
 async def test_a_size_function_that_raises_or_gives_no_number_is_the_error_of_that_caller_alone() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -187,30 +186,6 @@ async def test_a_caller_that_left_is_not_counted_as_failed() -> None:
     assert kinds(await outcomes(callers)) == [asyncio.CancelledError, KeyError]
     await turns()
     assert (queue.stats().failed, queue.stats().cancelled) == (1, 1)
-
-
-async def test_cancelling_while_an_error_is_on_its_way_is_safe() -> None:
-    complaints: list[Any] = []
-
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-    failing = asyncio.Event()
-
-    async def function(items: list[int]) -> list[int]:
-        await failing.wait()
-        raise ValueError
-
-    queue: BatchQueue[int, int] = BatchQueue(function)
-    callers = start(queue.submit, 1, 2)
-    await turns()
-    failing.set()
-    await until(callers[0]._fut_waiter.done)  # type: ignore[attr-defined]
-    for caller in callers:  # each has its error, and has not seen it yet
-        caller.cancel()
-    assert kinds(await outcomes(callers)) == [asyncio.CancelledError] * 2
-    del callers
-    gc.collect()
-    assert kinds(await outcomes(start(queue.submit, 3))) == [ValueError]
-    assert complaints == []
 
 
 async def test_a_batch_that_is_cancelled_from_outside_before_its_first_step_fails_its_callers_and_frees_its_slot() -> None:

@@ -196,18 +196,6 @@ async def test_lines_that_a_run_without_limit_had_in_flight_count_before_another
         assert (report.done, report.exit_code) == (20, 0), number
 
 
-async def test_max_tokens_is_never_passed_and_nearly_all_of_it_is_used(tmp_path: Path) -> None:
-    for seed in seeds(3):
-        path = tmp_path / str(seed)
-        path.mkdir()
-        folder, backend = Folder(path, lines(4000, max_tokens=100)), Meter({"a": (0.0, 0.0)}, seed)
-        report = await folder.run(backend, endpoint(slots=16), max_tokens=100_000)
-        assert report.exit_code == 75, seed
-        assert backend.tokens <= 100_000, (seed, backend.tokens)
-        spent = backend.tokens
-        assert spent >= 85_000, (seed, spent)  # failed attempts count with all that they may have used
-
-
 async def test_attempts_that_time_out_count_in_full(tmp_path: Path) -> None:
     async def script(_sent: Sent) -> Any:
         await asyncio.sleep(50)

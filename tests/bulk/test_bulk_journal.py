@@ -394,18 +394,6 @@ def test_results_that_do_not_fit_are_counted_when_the_journal_is_closed(tmp_path
         assert journal.unfinished == {4, 5, 6, 7, 8, 9}
 
 
-def test_room_that_is_made_before_the_end_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "j"
-    with full_disk(monkeypatch, 1000, reserve=False):
-        journal = Journal(path, SETTINGS)
-        journal.start(0, 100)
-        journal.finish(0, 100, b"z" * 2000, ok=True)
-        assert not journal.flush()
-    journal.close()
-    with opened(path) as journal:
-        assert found(journal) == {0: "z" * 2000}
-
-
 def test_a_disk_that_is_full_from_the_beginning_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for reserve in (True, False):
         with full_disk(monkeypatch, 10, reserve=reserve), pytest.raises(JournalFull):

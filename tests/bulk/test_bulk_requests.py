@@ -29,13 +29,6 @@ def body_of(fields: Any, **settings: Any) -> tuple[str, dict[str, Any]]:
     return call.codec.path, json.loads(call.codec.encode(call, call.model))
 
 
-def test_a_line_of_the_batch_api_is_sent_as_it_is() -> None:
-    body = {"model": "m", "messages": CHAT, "temperature": 0, "extra": {"x": [1]}}
-    fields = {"custom_id": "id-1", "method": "POST", "url": "/v1/chat/completions", "body": body}
-    assert request_of(fields).custom_id == "id-1"
-    assert body_of(fields) == ("/chat/completions", body)
-
-
 def test_the_lines_of_vllm_are_the_same_for_every_route_that_it_takes() -> None:
     bodies: dict[str, dict[str, Any]] = {
         "/v1/chat/completions": {"messages": CHAT, "max_completion_tokens": 50},

@@ -95,15 +95,6 @@ async def test_a_finished_run_sends_nothing_again_and_writes_the_same_output(tmp
     assert folder.output.read_bytes() == first
 
 
-async def test_lines_that_are_appended_are_sent_by_the_next_run(tmp_path: Path) -> None:
-    folder, backend = Folder(tmp_path, lines(5)), Backend()
-    await folder.run(backend)
-    write(folder.source, lines(9))
-    report = await folder.run(backend)
-    assert (report.sent, report.done) == (4, 9)
-    assert answers(folder.output) == expected(9)
-
-
 async def test_equal_identifiers_and_equal_lines_are_kept_apart_by_position(tmp_path: Path) -> None:
     rows = [line(1, "x"), line(1, "y"), line(1, "x")]
     folder, backend = Folder(tmp_path, rows), Backend()

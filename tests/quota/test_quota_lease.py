@@ -215,6 +215,10 @@ def test_a_member_alone_without_a_share_takes_one_eighth_or_its_part_if_there_ar
         lease.go_alone(0.0, RenewRequest(Demand(600), Demand(6000)), "away")
         taken[members] = [(quota.share, quota.limit) for quota in lease.quotas]
     assert taken == {0: [(75, 600), (750, 6000)], 3: [(75, 600), (750, 6000)], 20: [(30, 600), (300, 6000)]}
+    lease = Lease(Limits(rpm=600), FixedLimit())
+    lease.go_alone(0.0, RenewRequest(), "away")  # the limit was removed
+    lease.take_over(1.0, 1.0, RenewReply(1))
+    assert quota_of(lease).share == 0
     slots = {}
     for limit, share in ((16, None), (4, None), (16, 9)):
         lease = Lease(Limits(max_concurrency=limit), FixedLimit()) if share is None else lease_of(permits=Grant(limit, share))
@@ -260,12 +264,15 @@ def test_a_share_that_was_given_up_is_not_used_again() -> None:
         ("tokens", Limits(tpm=6000), RenewReply(1, tokens=Grant(6000, 6000, 600)), RenewRequest(tokens=Demand(6000))),
         ("permits", Limits(max_concurrency=16), RenewReply(1, permits=Grant(16, 16)), RenewRequest(permits=Demand(16))),
     ):
-        for returns in ("young", "alone"):
+        for returns in ("young", "alone", "again"):
             lease = Lease(limits, FixedLimit())
             lease.take_over(0.0, 0.0, reply)
             lease.end()
             assert not lease.may_send(0.1), (kind, returns)
-            if returns == "young":
+            if returns == "again":
+                lease.take_over(1.0, 1.0, reply)
+                assert lease.may_send(1.1), kind
+            elif returns == "young":
                 lease.take_over(1.0, 1.0, RenewReply(1, young=True))
                 assert not lease.may_send(1.1), kind
             else:

@@ -243,6 +243,8 @@ def test_a_member_that_leaves_in_good_order_gives_back_what_it_did_not_use_and_i
         counted = quota.counted()
         granted(ledger, 0.5, "a", want=0, kind=kind, spent=1.0, returned=0.0)
         assert quota.counted() == counted, kind
+        ledger.leave(0.5, "b", RenewRequest())
+        assert list(ledger.members) == ["a"], f"{kind}: also if it has no such limit any more"
 
 
 def test_what_a_member_has_left_is_part_of_what_it_wants() -> None:

@@ -7,10 +7,9 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-from merge_tools import MODEL, ListBackend, client_of, endpoint, flat, good, leftovers, now, texts, value_of
+from merge_tools import MODEL, ListBackend, client_of, endpoint, flat, good, leftovers, texts, value_of
 
 from qreward import Hedge, Limits, Priority, QRewardClient, RewardModel
-from qreward.codecs.rewards.base import Conversation
 
 
 async def scores(client: Any, items: list[Any], **settings: Any) -> list[float]:
@@ -70,31 +69,6 @@ async def test_a_list_holds_no_more_bytes_than_the_endpoint_takes() -> None:
         assert batch.values() == [float(number) for number in range(30)]
     assert max(backend.sizes) == 12
     assert flat(backend.lists) == items, "what did not fit was the head of the next"
-
-
-async def test_the_lists_of_a_bulk_end_at_the_same_time_though_one_endpoint_is_slow() -> None:
-    async def work(name: str, items: list[Any]) -> None:
-        await asyncio.sleep((0.02 + 0.0015 * len(items)) * (3 if name == "slow" else 1))
-
-    async with client_of(ListBackend(work), endpoint("a", 4), endpoint("b", 4), endpoint("slow", 4)) as client:
-        await client.batch_score(texts(3000), MODEL)
-    shortest = 3000 * 0.0015 / (8 + 4 / 3)
-    assert now() < 1.6 * shortest
-
-
-async def test_chats_go_one_by_one_where_the_server_takes_one_a_request() -> None:
-    async def work(_name: str, items: list[Any]) -> Any:
-        await asyncio.sleep(1)
-        return good([item.messages[0]["content"] for item in items])
-
-    backend = ListBackend(work)
-    chats = [[{"role": "user", "content": f"x {number}"}] for number in range(10)]
-    async with client_of(backend, endpoint(slots=4)) as client:
-        batch = await client.batch_score(chats, MODEL)
-        assert batch.values() == [float(number) for number in range(10)]
-        assert now() == 3.0, "four at a time"
-    assert backend.sizes == [1] * 10
-    assert all(isinstance(items[0], Conversation) for items in backend.lists)
 
 
 async def test_pairs_are_merged_where_a_template_makes_texts_of_them_and_not_where_the_server_has_its_own() -> None:

@@ -111,17 +111,6 @@ async def test_the_time_of_a_bulks_item_begins_when_it_is_taken_not_when_it_is_r
         assert max(result.queued for result in batch) == 0.0
 
 
-async def test_a_bulks_items_that_take_too_long_fail_one_by_one_and_no_timer_stays() -> None:
-    async def work(_name: str, items: list[Any]) -> Any:
-        await asyncio.sleep(10 if "x 0" in items else 0.5)
-
-    async with client_of(ListBackend(work), endpoint("tei", 1, "tei")) as client:
-        batch = await client.batch_score(texts(64), MODEL, timeout=3)
-        assert set(batch.errors) == set(range(32))
-        assert now() == 3.5
-        assert leftovers(client) == {}
-
-
 async def test_the_deadline_of_a_batch_ends_what_is_missing() -> None:
     backend = ListBackend(seconds=1)
     async with client_of(backend, endpoint("tei", 1, "tei")) as client:

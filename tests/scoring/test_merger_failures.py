@@ -32,11 +32,9 @@ from qreward.errors import (
     AuthenticationFailed,
     BadRequest,
     CircuitOpen,
-    ConnectionFailed,
     InvalidResponse,
     NoEndpoint,
     QueueFull,
-    RequestTimeout,
     ServerError,
 )
 from qreward.scheduler.outcome import Failure, FailureKind
@@ -109,29 +107,6 @@ async def test_a_list_that_has_failed_takes_no_other_item_along() -> None:
     assert [items for items in backend.lists if "x 0" in items] == [["x 0"]] * 4
 
 
-async def test_a_list_that_breaks_a_server_goes_whole_to_another() -> None:
-    async def work(name: str, items: list[Any]) -> Any:
-        await asyncio.sleep(0.1)
-        return broken() if name == "a" else None
-
-    backend = ListBackend(work)
-    batch = await scored(backend, texts(40), endpoint("a"), endpoint("b"))
-    assert batch.values() == [float(number) for number in range(40)]
-    failed = [items for name, _, items in backend.sent if name == "a"]
-    assert len(failed) >= 2
-    assert all(items in [others for name, _, others in backend.sent if name == "b"] for items in failed[:2])  # later ones may be cut
-
-
-async def test_an_item_that_breaks_every_server_does_not_sink_its_neighbours() -> None:
-    reset, late = ConnectionFailed("reset"), RequestTimeout("late")
-    for failure in (broken(), Failure(FailureKind.TRANSIENT, reset), Failure(FailureKind.TIMEOUT, late)):
-        backend = ListBackend(failing_with(failure, "x 13", seconds=0.05))
-        batch = await scored(backend, texts(200), *(endpoint(name) for name in "abcdef"))
-        assert set(batch.errors) == {13}
-        assert isinstance(batch.errors[13], type(failure.error))
-        assert len(backend.sent) < 40, "four tries of the whole, two of each bad half, one of each good one"
-
-
 async def test_an_answer_that_is_no_list_of_results_fails_the_whole_list_and_no_part_of_it_is_sent() -> None:
     """Its parts would end as lists of one item, for which one number is an answer."""
 
@@ -164,25 +139,6 @@ async def test_several_documents_that_fail_are_one_error_of_their_ranking() -> N
         with pytest.raises(CircuitOpen):
             await client.rerank("q", texts(8), MODEL)
         assert leftovers(client) == {}
-
-
-async def test_an_item_without_a_score_is_asked_again_alone_and_then_fails_as_what_it_is() -> None:
-    missing = frozenset({"x 5", "x 6"})
-
-    async def work(_name: str, items: list[Any]) -> Any:
-        await asyncio.sleep(0.1)
-        if len(items) == 1 and items[0] == "x 5":
-            return Failure(FailureKind.TRANSIENT, InvalidResponse("it has no score", status_code=200))
-        return good(items, missing if len(items) > 1 else frozenset())
-
-    backend = ListBackend(work)
-    batch = await scored(backend, texts(10))
-    assert set(batch.errors) == {5}, "the other had one when it was alone"
-    assert isinstance(batch.errors[5], InvalidResponse)
-    assert batch.values(default="none")[5] == "none"
-    assert batch[6].value == 6.0
-    assert sorted(backend.lists[1:]) == [["x 5"]] * 3 + [["x 6"]], "the list counts as one try of four"
-    assert [record.outcome for record in batch[6].attempts] == ["transient", "ok"]
 
 
 async def test_an_item_that_cannot_be_written_fails_alone() -> None:

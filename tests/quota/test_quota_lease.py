@@ -176,6 +176,12 @@ def test_a_lease_is_described_by_its_shares() -> None:
     shares = "7.346 of 60 requests a minute, 12346 of 120000 tokens a minute, 3 of 8 in flight"
     known = [f"the only process: {shares}", f"one of 3 processes: {shares}", f"away: {shares}"]
     assert said == ["waiting for a first share", *known, "idle"]
+    said.clear()
+    for one in (Limits(rpm=600), Limits(tpm=6000), Limits(max_concurrency=8)):
+        lease = Lease(one, FixedLimit())
+        lease.go_alone(0.0, RenewRequest(Demand(600), Demand(6000), Demand(8)), "away")
+        said.append(lease.words(one))
+    assert said == ["away: 75 of 600 requests a minute", "away: 750 of 6000 tokens a minute", "away: 1 of 8 in flight"]
 
 
 def test_the_limit_on_requests_in_flight_adapts_within_a_share_as_it_would_alone() -> None:
@@ -215,9 +221,9 @@ def test_a_member_alone_without_a_share_takes_one_eighth_or_its_part_if_there_ar
         lease.go_alone(0.0, RenewRequest(Demand(600), Demand(6000)), "away")
         taken[members] = [(quota.share, quota.limit) for quota in lease.quotas]
     assert taken == {0: [(75, 600), (750, 6000)], 3: [(75, 600), (750, 6000)], 20: [(30, 600), (300, 6000)]}
-    lease = Lease(Limits(rpm=600), FixedLimit())
-    lease.go_alone(0.0, RenewRequest(), "away")  # the limit was removed
-    lease.take_over(1.0, 1.0, RenewReply(1))
+    lease = Lease(Limits(rpm=600), FixedLimit())  # of a source whose limits have changed since
+    lease.go_alone(0.0, RenewRequest(tokens=Demand(6000)), "away")
+    lease.take_over(1.0, 1.0, RenewReply(1, tokens=Grant(6000, 6000, 60)))
     assert quota_of(lease).share == 0
     slots = {}
     for limit, share in ((16, None), (4, None), (16, 9)):
@@ -274,7 +280,7 @@ def test_a_share_that_was_given_up_is_not_used_again() -> None:
                 assert lease.may_send(1.1), kind
             elif returns == "young":
                 lease.take_over(1.0, 1.0, RenewReply(1, young=True))
-                assert not lease.may_send(1.1), kind
+                assert (lease.may_send(1.1), lease.own) == (False, False), kind
             else:
                 lease.go_alone(1.0, request, "away")
                 shares = [quota.share / quota.limit for quota in lease.quotas] or [lease.permits / 16]
@@ -291,6 +297,10 @@ def test_a_member_alone_gives_up_what_it_was_granted() -> None:
         assert lease.may_send(1.1), alone
         demand = demand_of(quota_of(lease))
         assert (demand.left, demand.hold) == (0.0, 60), alone
+    lease = lease_of(permits=Grant(8, 3))
+    lease.take_over(1.0, 1.0, RenewReply(1, young=True, permits=Grant(8, 3)))
+    assert (lease.may_send(1.1), lease.own, lease.permits) == (True, True, 3)
+    assert lease.words(Limits(max_concurrency=8)) == "on its last share: the ledger has just begun: 3 of 8 in flight"
 
 
 # what a source asks for

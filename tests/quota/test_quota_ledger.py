@@ -283,7 +283,7 @@ def test_a_member_that_is_slow_but_within_its_lease_is_not_charged_twice() -> No
         assert (ledger.requests.counted() > grant) is charged_twice, late
 
 
-def test_nothing_is_kept_for_a_member_that_is_slow() -> None:
+def test_nothing_is_kept_for_a_member_that_is_slow_but_it_is_served_first_when_it_is_back() -> None:
     ledger, got = Ledger(), dict.fromkeys("ab", 0.0)
 
     def use(now: float, name: str) -> float:
@@ -297,6 +297,12 @@ def test_nothing_is_kept_for_a_member_that_is_slow() -> None:
     assert got["a"] == pytest.approx(got["b"], rel=0.1)
     slow = [use(9.5 + turn / 2, "a") for turn in range(1, 8)]
     assert sum(slow[3:]) >= 0.9 * 4 * 0.5 * ledger.requests.rate, slow
+    before = dict(got)
+    for turn in range(8, 16):
+        for name in "ab":
+            use(9.5 + turn / 2, name)
+    a, b = (got[name] - before[name] for name in "ab")
+    assert b > 1.5 * a, (a, b)
 
 
 def test_a_member_that_wants_nothing_for_one_renewal_does_not_go_before_one_that_waited() -> None:
@@ -347,10 +353,12 @@ def test_a_new_ledger_lets_those_go_on_that_hold_something_and_gives_nothing_to_
     }
     for name in ("greedy", "newcomer"):
         ledger.remove_dead(100.0, name)
-    last = ledger.renew(100.0 + LEASE - 0.01, "newcomer", RenewRequest(permits=Demand(8, rate=inf)))
-    later = ledger.renew(100.0 + LEASE, "newcomer", RenewRequest(permits=Demand(8, rate=inf)))
+    request = RenewRequest(Demand(600, want=1000, rate=inf), None, Demand(8, rate=inf))
+    last, later = (ledger.renew(100.0 + LEASE - early, "newcomer", request) for early in (0.01, 0.0))
     assert (last.young, later.young) == (True, False)
     assert later.permits == Grant(8, 4)
+    assert later.requests is not None
+    assert later.requests.grant == 0, "no credit accumulates before"
 
 
 def test_a_clock_that_goes_back_a_little_changes_nothing_and_one_of_another_time_is_told_apart() -> None:

@@ -53,6 +53,9 @@ def test_a_request_waits_for_the_lease_and_calls_for_it_once() -> None:
     assert not lease.may_send(0.6), "a share without a slot"
     assert len(calls) == 2
     assert lease.is_short()
+    lease.take_over(1.0, 1.0, RenewReply(1, requests=Grant(60, 60, 0), permits=Grant(4, 4)))
+    lease.missed = False
+    assert (lease.may_send(1.1), quota_of(lease).ready_at, len(calls)) == (True, inf, 3), "slots without a request"
 
 
 def test_a_lease_counts_from_when_its_renewal_was_sent_not_from_when_the_reply_came() -> None:
@@ -181,6 +184,7 @@ def test_a_lease_is_described_by_its_shares() -> None:
         lease = Lease(one, FixedLimit())
         lease.go_alone(0.0, RenewRequest(Demand(600), Demand(6000), Demand(8)), "away")
         said.append(lease.words(one))
+        assert lease.words(Limits()) == "away: "  # as after the limit was removed
     assert said == ["away: 75 of 600 requests a minute", "away: 750 of 6000 tokens a minute", "away: 1 of 8 in flight"]
 
 

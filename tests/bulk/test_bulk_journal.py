@@ -90,34 +90,6 @@ def full_disk(monkeypatch: pytest.MonkeyPatch, size: int, *, reserve: bool = Tru
 # what is written is found again
 
 
-def test_results_are_found_by_position_and_in_both_orders(tmp_path: Path) -> None:
-    path = tmp_path / "j"
-    filled(path, {2: "two", 0: "zero", 1: "one!"}, started=(7, 5))
-    with opened(path) as journal:
-        assert (journal.done, journal.failed, journal.torn, journal.size) == (3, 1, 0, 3)
-        assert journal.unfinished == {5, 7}
-        assert journal.started == 0
-        assert [journal.digest(ordinal) for ordinal in range(4)] == [100, 101, 102, None]
-        assert [(line.ok, line.result) for line in journal.in_order()] == [(True, b"zero"), (False, b"one!"), (True, b"two")]
-        assert [line.result for line in journal.as_done()] == [b"two", b"zero", b"one!"]
-
-
-def test_failed_lines_that_are_tried_again_are_not_done_until_they_have_a_new_result(tmp_path: Path) -> None:
-    path = tmp_path / "j"
-    filled(path, {0: "good", 1: "bad!", 2: "worse!"})
-    with opened(path, retry_failed=True) as journal:
-        assert (journal.done, journal.failed) == (1, 0)
-        assert [journal.digest(ordinal) for ordinal in range(3)] == [100, None, None]
-        journal.finish(1, 101, b"mended", ok=True)
-        journal.finish(2, 102, b"bad again!", ok=False)
-        assert (journal.done, journal.failed) == (3, 1)
-    with opened(path) as journal:
-        assert (journal.done, journal.failed) == (3, 1)
-    with opened(path, retry_failed=True) as journal:
-        assert (journal.done, journal.failed) == (2, 0)
-        assert [line.result for line in journal.in_order()] == [b"good", b"mended", b"bad again!"]
-
-
 def test_results_beyond_a_shorter_input_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "j"
     filled(path, {0: "a", 1: "b!", 2: "c", 3: "d!"})

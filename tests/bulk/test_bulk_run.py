@@ -174,19 +174,6 @@ async def test_a_bad_line_is_its_own_failure_with_file_and_line_and_its_identifi
     assert "judge-8b" in found["id-4"]
 
 
-async def test_a_line_that_is_wrong_for_its_server_costs_no_other_line_its_answer(tmp_path: Path) -> None:
-    async def script(sent: Sent) -> Any:
-        await asyncio.sleep(1)
-        return broken() if sent.text == "item 5" else f"re: {sent.text}"
-
-    folder = Folder(tmp_path, lines(40))
-    report = await folder.run(Backend(script), endpoint("a"), endpoint("b"))
-    assert (report.done, report.failed) == (40, 1)
-    (row,) = read(folder.failed)
-    assert (row["error"]["code"], row["error"]["status_code"], row["response"]) == ("ServerError", 500, None)
-    assert len(row["error"]["attempts"]) == 4
-
-
 async def test_if_all_of_the_first_lines_fail_the_run_stops_and_says_how_to_go_on(tmp_path: Path) -> None:
     async def script(_sent: Sent) -> Any:
         await asyncio.sleep(1)

@@ -37,7 +37,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    return tmp_path / "new" / "shares"
+    return tmp_path / "of" / "nobody" / "shares"
 
 
 @contextmanager
@@ -285,7 +285,7 @@ def test_a_directory_that_is_a_link_or_open_to_others_or_of_another_user_is_refu
     assert list(private.iterdir()) == []
 
 
-def test_a_link_or_a_file_of_others_in_the_place_of_a_ledger_is_not_used(place: Path, tmp_path: Path, clock: Clock) -> None:
+def test_a_link_a_pipe_or_a_file_of_others_in_the_place_of_a_ledger_is_not_used(place: Path, tmp_path: Path, clock: Clock) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
     place.mkdir(mode=0o700, parents=True)
@@ -297,6 +297,10 @@ def test_a_link_or_a_file_of_others_in_the_place_of_a_ledger_is_not_used(place: 
     ledger_file(place).touch()
     ledger_file(place).chmod(0o666)
     with pytest.raises(Unsafe, match="mode 666"):
+        FileTransport(place, clock).renew(KEY, "a", asked())
+    ledger_file(place).unlink()
+    os.mkfifo(ledger_file(place), 0o600)
+    with pytest.raises(Unsafe, match="must belong to this user alone"):
         FileTransport(place, clock).renew(KEY, "a", asked())
 
 

@@ -73,6 +73,12 @@ async def test_a_client_asks_early_for_a_share_that_it_lacks_but_not_at_once_aga
     await asyncio.gather(*(call(client, number) for number in range(40)))
     assert wire.sent[0][2] - began < 0.01
     assert processes.transport.renewals <= 2 + (now() - began) / SOON
+    work = busy(client)
+    await asyncio.sleep(5)
+    before = processes.transport.renewals
+    await asyncio.sleep(10)
+    assert processes.transport.renewals - before <= 10 / RENEW + 1, "it knows that there is no more"
+    await stop(work)
 
 
 @shared
@@ -96,6 +102,7 @@ async def test_a_renewal_that_failed_is_tried_again_soon_and_then_every_second_a
     processes.transport.away, seen = True, len(processes.transport.asked)
     await asyncio.sleep(RENEW + 0.1)
     assert len(processes.transport.asked) == seen + 1
+    assert sharing(client).startswith("the only process")
     processes.transport.away = False
     await asyncio.sleep(2)
     assert sharing(client).startswith("the only process")

@@ -21,7 +21,7 @@ from qreward.scheduler.state import LOW, Attempt, Pool, Source, Task, make_sourc
 from qreward.settings.policies import Limits
 
 
-def lease_of(now: float = 0.0, members: int = 1, **grants: Grant) -> Lease:
+def lease_of(now: float = 0.0, members: int = 1, **grants: Any) -> Lease:
     """A lease of these limits, which has had its first reply."""
     settings = {"requests": "rpm", "tokens": "tpm", "permits": "max_concurrency"}
     limits: dict[str, Any] = {settings[kind]: int(grant.limit) for kind, grant in grants.items()}

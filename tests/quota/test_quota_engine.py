@@ -7,6 +7,7 @@ import logging
 import threading
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from quota_tools import FakeWire, Processes, busy, call, client_of, now, shared, sharing, stop
@@ -155,6 +156,9 @@ async def test_an_idle_client_leaves_and_renews_no_more_and_comes_back_with_its_
     before = now()
     await call(client, 2)
     assert wire.sent[-1][2] - before < 0.01
+    await asyncio.sleep(10)
+    await client.aclose()
+    assert processes.transport.leaves == 2, "and it has nothing to return at its end"
 
 
 @shared
@@ -241,7 +245,8 @@ async def test_a_lost_ledger_is_bridged_with_the_last_shares(processes: Processe
 @shared
 async def test_of_different_limits_the_smallest_counts_and_that_is_logged_once(processes: Processes) -> None:
     for setting, words in (("rpm", "requests a minute"), ("tpm", "tokens a minute"), ("max_concurrency", "in flight")):
-        (large, _), (small, _) = processes.client(**{setting: 900}), processes.client(**{setting: 60})
+        limits: list[dict[str, Any]] = [{setting: 900}, {setting: 60}]
+        (large, _), (small, _) = (processes.client(**each) for each in limits)
         work = [busy(large), busy(small)]
         await asyncio.sleep(5)
         assert words in sharing(large), setting

@@ -99,6 +99,7 @@ def test_what_an_answer_cost_is_known_from_its_usage_only() -> None:
     assert spent_by(None, (1.0, 1.0)) is spent_by(Usage(None, 3), (1.0, 1.0)) is None
     assert spent_by(Usage(10, None), (1e6, 1.0)) == Spent(10, 10.0)
     assert spent_by(Usage(10, 4), None) == Spent(14, 0.0)
+    assert Spent(10, 0.5) * 3 + Spent(2, 1.0) - Spent(30, 1.5) == Spent(2, 1.0)
 
 
 class Meter(Backend):

@@ -328,6 +328,7 @@ async def test_an_endpoint_that_is_removed_leaves_when_its_last_answer_is_there(
     await asked
     await asyncio.sleep(3)
     assert not any(ledger.members for ledger in processes.transport.ledgers.values())
+    assert len(client._runtime._sharing._renewers) == 1, "nothing is kept of what was removed"
 
 
 @shared

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-import threading
 from typing import Any
 
 import pytest
-from batching_tools import Noted, later, outcomes
+from batching_tools import later, outcomes
 
-from qreward.batching import BatchQueue, batch
+from qreward.batching import batch
 
 
 async def echo(items: list[Any]) -> list[Any]:
@@ -72,21 +70,6 @@ async def test_arguments_by_position_and_by_name_in_any_order_may_be_in_one_batc
     assert batches == [tuple([f"{row}{column}" for row in "abcd"] for column in (1, 2, 3))] * 2
 
 
-def test_batch_with_parentheses_runs_a_plain_def_in_a_thread() -> None:
-    threads: set[int] = set()
-
-    @batch(max_batch_size=4)
-    def function(items: list[int]) -> list[int]:
-        threads.add(threading.get_ident())
-        return [item * 2 for item in items]
-
-    async def test() -> list[int]:
-        return await asyncio.gather(*map(function, range(6)))
-
-    assert asyncio.run(test()) == [0, 2, 4, 6, 8, 10]
-    assert threading.get_ident() not in threads
-
-
 async def test_a_parameter_that_a_caller_omits_has_the_default_itself_and_not_a_list_of_it() -> None:
     """As with Ray; a list of a false default would be true. Who omits it shares no batch with who gives it, so neither fails."""
     seen: list[Any] = []
@@ -113,17 +96,6 @@ async def test_a_parameter_that_a_caller_omits_has_the_default_itself_and_not_a_
         (6, True, True),
     ]
     assert seen == [([1, 3], False, None), ([2, 4], [True, True], None), ([5], False, [2]), ([6], [True], [3])]
-
-
-async def test_the_size_is_of_the_first_parameter_whatever_is_omitted() -> None:
-    sized: list[Any] = []
-
-    @batch(batch_size_fn=lambda items: sized.append(items) or len(items))
-    async def function(*, texts: list[str], depth: Any = 1, abc: Any = 2) -> list[str]:
-        return texts
-
-    assert await asyncio.gather(function(abc=1, texts="a"), function(texts="b"), function(depth=0, abc=0, texts="c")) == ["a", "b", "c"]  # type: ignore[call-arg]
-    assert {item for items in sized for item in items} == {"a", "b", "c"}
 
 
 async def test_arguments_that_do_not_fit_are_the_error_of_that_caller_alone() -> None:
@@ -177,16 +149,3 @@ def test_a_batched_function_needs_only_an_event_loop_and_a_failed_first_call_lea
     with pytest.raises(RuntimeError, match="no running event loop"):
         function(1).send(None)
     assert asyncio.run(later(0, function, 2)) == 2
-
-
-def test_a_partial_an_object_and_a_function_that_returns_a_coroutine_can_be_batched() -> None:
-    async def add(amount: int, items: list[int]) -> list[int]:
-        return [item + amount for item in items]
-
-    async def test() -> None:
-        assert await BatchQueue(functools.partial(add, 5)).submit(1) == 6
-        assert await BatchQueue(Noted()).submit(1) == 1
-        queue: BatchQueue[int, int] = BatchQueue(lambda items: add(7, items))
-        assert await queue.submit(1) == 8
-
-    asyncio.run(test())

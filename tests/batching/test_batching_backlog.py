@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 from math import inf
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import qreward.batching
 from qreward.batching import Backlog, Item, halves
 from qreward.batching.backlog import OVER, TAKEN, WAITING
 from qreward.scheduler.queue import AGEING, SWEEP
-
-PURE = ("backlog", "policy", "settings")
-IMPURE = {"asyncio", "threading", "time", "datetime", "concurrent", "socket", "logging", "random"}
 
 
 def backlog(*items: Item) -> Backlog:
@@ -29,26 +23,6 @@ def backlog(*items: Item) -> Backlog:
 
 def values(items: list[Any]) -> list[Any]:
     return [item.value for item in items]
-
-
-def test_the_modules_that_decide_import_neither_asyncio_nor_a_clock() -> None:
-    folder = Path(qreward.batching.__file__).parent
-    for name in PURE:
-        nodes = list(ast.walk(ast.parse((folder / f"{name}.py").read_text())))
-        imported = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-        imported |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
-        assert not {module.partition(".")[0] for module in imported} & IMPURE, name
-        ours = {module.removeprefix("qreward.batching.") for module in imported if module.startswith("qreward.batching.")}
-        assert ours <= set(PURE), name
-
-
-def test_costs_that_are_fractions_add_up_to_zero_when_all_are_taken() -> None:
-    waiting = backlog(*(Item(cost, cost=cost) for cost in (0.1, 0.7, 0.3)))
-    (line,) = waiting.queues()
-    waiting.take(0.0, 1)
-    waiting.take(0.0, max_cost=0.9)
-    waiting.take(0.0, max_cost=0.2)
-    assert (line.count, line.cost) == (0, 0.0)
 
 
 def test_a_batch_is_of_one_key_that_of_the_item_which_is_next() -> None:
@@ -67,13 +41,6 @@ def test_items_that_are_put_back_keep_their_place() -> None:
     assert values(waiting.take(0.0)) == [0, 2, 4, 6, 1, 3, 5, 7]
 
 
-def test_an_item_may_be_put_back_into_a_line_that_was_removed() -> None:
-    waiting = backlog(Item("x", key="a"), Item("y", key="b"))
-    taken = waiting.take(0.0)
-    waiting.put_back(taken)
-    assert values(waiting.take(0.0)) == ["x"]
-
-
 def test_an_item_is_removed_at_once_from_any_place_and_swept_later() -> None:
     items = [Item(number, cost=2) for number in range(10 * SWEEP)]
     waiting = backlog(*items)
@@ -83,6 +50,12 @@ def test_an_item_is_removed_at_once_from_any_place_and_swept_later() -> None:
     assert (waiting.waiting, line.count, line.cost) == (2, 2, 4)
     assert sum(map(len, line.levels.values())) <= 2 * SWEEP + 2
     assert values(waiting.take(0.0)) == [0, 10 * SWEEP - 1]
+
+
+def test_a_list_is_halved_until_one_item_is_left() -> None:
+    assert (halves([1, 2, 3]), halves("ab")) == (([1, 2], [3]), ("a", "b"))
+    with pytest.raises(ValueError, match="cannot be split"):
+        halves([1])
 
 
 def test_items_past_their_deadline_are_not_taken_and_are_reported_once() -> None:
@@ -108,25 +81,6 @@ def test_deadlines_that_were_met_are_forgotten() -> None:
         for item in waiting.take(0.0):
             item.place = OVER
     assert len(waiting._deadlines._entries) <= 3 * SWEEP
-
-
-def test_a_failed_list_is_halved_until_only_the_bad_item_fails() -> None:
-    calls = 0
-
-    def score(items: list[int]) -> dict[int, str]:
-        nonlocal calls
-        calls += 1
-        if 13 not in items:
-            return dict.fromkeys(items, "fine")
-        if len(items) == 1:
-            return dict.fromkeys(items, "bad")
-        left, right = halves(items)
-        return score(list(left)) | score(list(right))
-
-    assert score(list(range(32))) == {number: "bad" if number == 13 else "fine" for number in range(32)}
-    assert calls == 11
-    with pytest.raises(ValueError, match="cannot be split"):
-        halves([1])
 
 
 class Model:

@@ -28,57 +28,10 @@ async def test_the_timer_starts_when_the_first_item_comes_also_after_an_idle_pau
     await asyncio.gather(*waiting)
 
 
-async def test_a_batch_goes_when_it_is_full_or_the_time_is_over_whichever_is_first() -> None:
-    noted = Noted()
-    queue = BatchQueue(noted, max_batch_size=3, batch_wait_timeout_s=1000)
-    await asyncio.gather(*map(queue.submit, range(3)))
-    assert now() == 0
-    await asyncio.gather(*map(queue.submit, range(10)))
-    assert (noted.sizes, noted.times) == ([3, 3, 3, 3, 1], [0, 0, 0, 0, 1000])
-    alone = BatchQueue(noted, max_batch_size=1, batch_wait_timeout_s=1000)
-    await alone.submit(1)
-    assert now() == 1000
-
-
 async def test_without_a_wait_what_is_submitted_in_one_turn_of_the_loop_goes_together_in_full_batches_in_order() -> None:
     noted = Noted()
     assert await asyncio.gather(*map(BatchQueue(noted, max_batch_size=3, batch_wait_timeout_s=0).submit, range(7))) == list(range(7))
     assert noted.batches == [[0, 1, 2], [3, 4, 5], [6]]
-
-
-async def test_a_batch_that_waits_for_more_keeps_the_settings_it_began_with() -> None:
-    noted = Noted()
-    queue = BatchQueue(noted, max_batch_size=2, batch_wait_timeout_s=1000)
-    queue.set_max_batch_size(3)
-    queue.set_batch_wait_timeout_s(15_000)
-    waiting = start(queue.submit, 1, 2)
-    await asyncio.sleep(1)
-    queue.set_max_batch_size(1)
-    queue.set_batch_wait_timeout_s(0)
-    await asyncio.sleep(1)
-    assert noted.batches == []
-    await asyncio.gather(*waiting, *start(queue.submit, 3))
-    assert noted.batches == [[1, 2, 3]]
-    await asyncio.gather(*start(queue.submit, 4, 5))
-    assert noted.batches[1:] == [[4], [5]]
-    assert now() == 2
-
-
-async def test_what_is_left_over_from_a_batch_begins_the_next_one_under_new_settings() -> None:
-    noted = Noted()
-    queue = BatchQueue(noted, max_batch_size=2, batch_wait_timeout_s=1000)
-    callers = start(queue.submit, 1)
-    await turns()
-    queue.set_max_batch_size(3)
-    callers += start(queue.submit, 2, 3)
-    await turns()
-    assert noted.batches == [[1, 2]]
-    callers += start(queue.submit, 4)
-    await turns()
-    assert noted.batches == [[1, 2]]
-    callers += start(queue.submit, 5)
-    await asyncio.gather(*callers)
-    assert (noted.batches, now()) == ([[1, 2], [3, 4, 5]], 0)
 
 
 async def test_so_many_batches_run_at_once_and_no_more() -> None:
@@ -94,14 +47,6 @@ async def test_what_comes_while_all_slots_are_busy_is_the_next_batch() -> None:
     await asyncio.gather(*(later(0.02 * number, queue.submit, number) for number in range(8)))
     assert noted.sizes == [1, 7]
     assert now() == 0.6
-
-
-async def test_a_lone_call_waits_for_nothing() -> None:
-    queue = BatchQueue(Noted())
-    for _ in range(3):
-        await queue.submit(1)
-    assert now() == 0
-    assert len(asyncio.all_tasks()) == 1
 
 
 async def test_the_queue_may_be_bounded_and_refuses_at_once_but_not_while_a_slot_is_free() -> None:
@@ -197,36 +142,6 @@ async def test_an_item_that_does_not_fit_closes_the_batch_before_the_timer() -> 
     assert noted.batches == [[4, 4]]
     await asyncio.gather(*callers)
     assert now() == 101
-
-
-async def test_an_item_that_does_not_fit_stays_at_the_head() -> None:
-    noted = Noted()
-    await asyncio.gather(*start(sized(noted).submit, 6, 7, 1, 2, 3, 9, 4))
-    assert noted.batches == [[6], [7, 1, 2], [3], [9], [4]]
-
-
-async def test_the_size_function_sees_each_item_once_and_each_batch_once() -> None:
-    looked = []
-
-    def size(items: list[int]) -> int:
-        looked.append(len(items))
-        return len(items)
-
-    noted = Noted()
-    await asyncio.gather(*map(BatchQueue(noted, max_batch_size=100, batch_size_fn=size).submit, range(1000)))
-    assert noted.sizes == [100] * 10
-    assert looked[:1000] == [1] * 1000
-    assert len(looked) <= 1010
-    assert sum(looked) <= 2010
-
-
-async def test_a_size_that_does_not_add_up_is_measured_over_the_whole_batch() -> None:
-    """Padded to the longest: see the property in test_batching_policy. Shared: a batch is as full as it may be."""
-    for count in (1, 2, 7, 8, 9, 100):
-        items = [1 + number * 7 % 5 for number in range(count)]
-        noted = Noted()
-        await asyncio.gather(*map(BatchQueue(noted, max_batch_size=5, batch_size_fn=lambda items: len(set(items))).submit, items))
-        assert noted.sizes == [count]
 
 
 async def test_a_size_function_that_raises_or_gives_no_number_is_the_error_of_that_caller_alone() -> None:

@@ -215,11 +215,3 @@ async def test_several_slots_are_paced_so_that_a_call_waits_little() -> None:
             calls.create_task(call(number))
             await asyncio.sleep(random.expovariate(0.2 * 8 * 32 / 0.46))
     assert statistics.median(took) < 0.37
-
-
-async def test_a_function_that_submits_to_its_own_queue_gets_its_answer() -> None:
-    async def function(items: list[int]) -> list[int]:
-        return [await queue.submit(item - 1) + 1 if item else 0 for item in items]
-
-    queue: BatchQueue[int, int] = BatchQueue(function, max_concurrent_batches=9)
-    assert await queue.submit(5) == 5

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from batching_tools import Noted, kinds, now, outcomes, start, turns, until
+from batching_tools import Noted, kinds, outcomes, start, turns, until
 
 from qreward.batching import BatchQueue
 from qreward.errors import InvalidResponse, RequestError, ServerError
@@ -175,15 +174,6 @@ async def test_a_caller_cancelled_in_the_turn_in_which_the_batch_goes_is_not_in_
     assert noted.batches == [[1, 3]]
 
 
-async def test_a_caller_that_leaves_a_running_batch_does_not_disturb_the_others() -> None:
-    noted = Noted(seconds=1)
-    callers = start(BatchQueue(noted).submit, 1, 2, 3)
-    await asyncio.sleep(0.5)
-    callers[0].cancel()
-    assert kinds(await outcomes(callers)) == [asyncio.CancelledError, 2, 3]
-    assert (noted.batches, noted.cancelled, now()) == ([[1, 2, 3]], 0, 1)
-
-
 async def test_a_caller_that_left_is_not_counted_as_failed() -> None:
     async def slowly(items: list[int]) -> list[Any]:
         await asyncio.sleep(1)
@@ -196,43 +186,6 @@ async def test_a_caller_that_left_is_not_counted_as_failed() -> None:
     assert kinds(await outcomes(callers)) == [asyncio.CancelledError, KeyError]
     await turns()
     assert (queue.stats().failed, queue.stats().cancelled) == (1, 1)
-
-
-async def test_cancelling_while_an_error_is_on_its_way_is_safe() -> None:
-    complaints: list[Any] = []
-
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-    failing = asyncio.Event()
-
-    async def function(items: list[int]) -> list[int]:
-        await failing.wait()
-        raise ValueError
-
-    queue: BatchQueue[int, int] = BatchQueue(function)
-    callers = start(queue.submit, 1, 2)
-    await turns()
-    failing.set()
-    await until(callers[0]._fut_waiter.done)  # type: ignore[attr-defined]
-    for caller in callers:  # each has its error, and has not seen it yet
-        caller.cancel()
-    assert kinds(await outcomes(callers)) == [asyncio.CancelledError] * 2
-    del callers
-    gc.collect()
-    assert kinds(await outcomes(start(queue.submit, 3))) == [ValueError]
-    assert complaints == []
-
-
-async def test_when_all_have_left_the_running_batch_is_cancelled_and_its_slot_is_free() -> None:
-    noted = Noted(seconds=1000)
-    queue = BatchQueue(noted)
-    callers = start(queue.submit, 1, 2)
-    await asyncio.sleep(1)
-    noted.seconds = 1
-    for caller in callers:
-        caller.cancel()
-    await outcomes(callers)
-    assert await queue.submit(3) == 3
-    assert (noted.cancelled, now()) == (1, 2)
 
 
 async def test_a_batch_that_is_cancelled_from_outside_before_its_first_step_fails_its_callers_and_frees_its_slot() -> None:

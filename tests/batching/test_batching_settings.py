@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from dataclasses import fields
 from pathlib import Path
@@ -60,13 +59,6 @@ def test_a_right_setting_is_kept_and_a_size_as_a_whole_number() -> None:
         assert (kept, type(kept)) == (right, int)
     for wait in (0, 0.0, 2):
         assert settings_of(batch(batch_wait_timeout_s=wait)(echo)).batch_wait_timeout_s == wait
-
-
-def test_the_defaults_are_rays_but_nothing_waits_for_a_timer() -> None:
-    settings = BatchQueue(echo).settings
-    assert (settings.max_batch_size, settings.max_concurrent_batches, settings.batch_size_fn) == (10, 1, None)
-    assert settings.batch_wait_timeout_s == 0.0  # Ray's is 0.01, with which even a lone call waits
-    assert settings == BatchSettings()
 
 
 def test_an_unknown_setting_offers_the_nearest_right_one() -> None:
@@ -138,19 +130,6 @@ async def test_a_setter_refuses_a_wrong_value_and_changes_nothing() -> None:
             setter(wrong)  # type: ignore[arg-type]
     assert (settings_of(function).max_batch_size, settings_of(function).batch_wait_timeout_s) == (2, 0.0)
     assert await function(1) == 1
-
-
-def test_a_queue_shorter_than_a_full_batch_warns_when_it_is_made_and_when_it_is_set(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "qreward"):
-        BatchQueue(Noted(), max_batch_size=10, max_queue_size=10)
-        assert caplog.records == []
-        queue: Any = BatchQueue(Noted(), max_batch_size=11, max_queue_size=10)
-        assert "max_batch_size (11) is larger than max_queue_size (10)" in caplog.text
-        caplog.clear()
-        queue.set_max_batch_size(10)
-        assert caplog.records == []
-        queue.set_max_batch_size(12)
-        assert "max_batch_size (12)" in caplog.text
 
 
 def test_the_settings_are_the_same_in_code_for_type_checkers_and_on_the_page() -> None:

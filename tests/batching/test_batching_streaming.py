@@ -142,21 +142,6 @@ async def test_a_slot_may_hold_anything() -> None:
     assert all(len(read) == 1 and read[0] is piece for read, piece in zip(found, pieces, strict=True))
 
 
-async def test_a_generator_is_only_a_little_ahead_of_its_readers() -> None:
-    counting = Streaming()
-    streams = stream_of(counting, "a", "b")
-    await turns(50)
-    assert counting.yielded == AHEAD
-    for number in range(20):
-        assert await anext(streams[0]) == (number, "a")
-    await turns(50)
-    assert counting.yielded == AHEAD + 20
-    for stream in streams:
-        await stream.aclose()
-    await turns()
-    assert counting.closed == 1
-
-
 async def test_a_slow_reader_is_waited_for_and_one_that_leaves_is_not() -> None:
     counting = Streaming()
     fast, slow = stream_of(counting, "fast", "slow")
@@ -205,14 +190,6 @@ async def test_a_stream_that_is_garbage_has_left() -> None:
     await turns()
     assert counting.closed == 1
     assert len(asyncio.all_tasks()) == 1
-
-
-async def test_a_stream_that_is_left_before_its_batch_is_not_in_it() -> None:
-    counting = Streaming(times=1)
-    streams = stream_of(counting, "a", "b")
-    await streams[0].aclose()
-    assert await all_of(streams[1]) == [(0, "b")]
-    assert counting.batches == [["b"]]
 
 
 async def test_a_timeout_ends_a_stream_and_not_the_others() -> None:

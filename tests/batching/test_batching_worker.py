@@ -7,7 +7,6 @@ import contextlib
 import gc
 import itertools
 import sys
-import time
 from contextvars import ContextVar
 from typing import Any
 
@@ -204,18 +203,6 @@ def test_a_loop_may_be_closed_with_items_pending(monkeypatch: pytest.MonkeyPatch
     assert unraisable == []
     said = {record.getMessage().partition("!")[0] for record in caplog.records}
     assert said <= {"Task was destroyed but it is pending"}  # of the callers' tasks, by asyncio
-
-
-async def test_deadlines_do_not_know_the_wall_clock_and_no_timer_is_set_for_an_item(monkeypatch: pytest.MonkeyPatch) -> None:
-    loop: Any = asyncio.get_running_loop()
-    queue = BatchQueue(Noted(seconds=1), max_batch_size=200, timeout=60)
-    callers = start(queue.submit, *range(100))
-    await turns(2)
-    assert len(loop.timers()) <= 2  # the first deadline, and the sleep of the function
-    monkeypatch.setattr(time, "time", lambda: 10.0**9)  # somebody sets the clock
-    await asyncio.gather(*callers)
-    assert now() == 1
-    assert loop.timers() == []
 
 
 async def test_a_clock_of_ones_own_is_the_time_of_deadlines_and_a_timer_that_rings_too_early_is_set_again() -> None:

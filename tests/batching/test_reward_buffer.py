@@ -26,18 +26,19 @@ async def ask(buffer: RewardBuffer, query: Any) -> Any:
     return await buffer.add_query(query)
 
 
-async def test_the_answer_has_the_shape_of_the_query() -> None:
-    async with RewardBuffer(Lengths()) as buffer:
-        assert await buffer.add_query({"query": "abc", "metadata": {}}) == SingletonAnswer(3.0, None, {}, None)
-        assert await buffer.add_query(query("a", "bb")) == BatchAnswer([1.0, 2.0], None, [None, None], [{}, {}], None)
-
-
-@each("mode", ["singleton", "batch"])
-async def test_the_mode_fixes_the_shape(mode: Any) -> None:
-    async with RewardBuffer(Lengths(), server_mode=mode) as buffer:
-        for one in ({"query": "abc", "metadata": {}}, query("abc"), SimpleNamespace(query=["abc"], metadata=[{}], prompts=None)):
-            answer = await buffer.add_query(one)
-            assert answer == (SingletonAnswer(3.0, None, {}, None) if mode == "singleton" else BatchAnswer([3.0], None, [None], [{}], None))
+async def test_the_answer_has_the_shape_of_the_query_or_of_the_mode() -> None:
+    one, batch = SingletonAnswer(3.0, None, {}, None), BatchAnswer([3.0], None, [None], [{}], None)
+    alone, listed = {"query": "abc", "metadata": {}}, query("abc")
+    of_attributes = SimpleNamespace(query=["abc"], metadata=[{}], prompts=None)
+    scorer = Lengths()
+    for mode, answers in (("auto", [one, batch, batch]), ("singleton", [one] * 3), ("batch", [batch] * 3)):
+        async with RewardBuffer(scorer, server_mode=mode) as buffer:  # type: ignore[arg-type]
+            assert [await ask(buffer, given) for given in (alone, listed, of_attributes)] == answers, mode
+            if mode != "singleton":
+                assert await ask(buffer, query("a", "bb")) == BatchAnswer([1.0, 2.0], None, [None, None], [{}, {}], None), mode
+                scored = len(scorer.batches)
+                assert await ask(buffer, {"query": [], "metadata": []}) == BatchAnswer([], None, [], [], None), mode
+                assert len(scorer.batches) == scored, mode
 
 
 async def test_queries_share_batches_and_each_gets_its_own_rewards() -> None:
@@ -90,14 +91,6 @@ async def test_an_exit_of_the_scorer_ends_one_call_and_not_those_to_come(error: 
         answers = await asyncio.gather(*(ask(buffer, query(word)) for word in ("good", "bad")))
         assert [answer.rewards for answer in answers] == [[1.0], [None]]
         assert (await ask(buffer, query("later"))).rewards == [1.0]
-
-
-@each("mode", ["auto", "batch"])
-async def test_an_empty_query_has_an_empty_answer_of_a_batch(mode: Any) -> None:
-    scorer = Lengths()
-    async with RewardBuffer(scorer, server_mode=mode) as buffer:
-        assert await buffer.add_query({"query": [], "metadata": []}) == BatchAnswer([], None, [], [], None)
-        assert scorer.batches == []
 
 
 async def test_the_queue_is_bounded_and_a_query_gets_in_whole_or_not_at_all() -> None:

@@ -96,15 +96,12 @@ class ActorMethod:
         functools.partial(awaited),
         functools.partial(plain),
         lambda completions, metadata: awaited(completions, metadata),  # noqa: PLW0108 - a plain function that gives a coroutine
+        lambda completions, **others: [1.0, 3.0],
+        lambda completions: [1.0, 3.0],
     ],
 )
 def test_a_scorer_may_be_any_function(scorer: Any) -> None:
     assert rewards(run(scores(scorer, "a", "bb"))) == [1.0, 3.0]
-
-
-def test_a_scorer_may_take_completions_alone() -> None:
-    assert rewards(run(scores(lambda completions: [1.0] * len(completions), "a", "bb"))) == [1.0, 1.0]
-    assert rewards(run(scores(lambda completions, **others: [2.0] * len(completions), "a"))) == [2.0]
 
 
 def yields(completions: list[str]) -> Any:

@@ -19,31 +19,22 @@ from qreward.testing.batch_api import BatchService, line_server
 from qreward.testing.server_kinds import ErrorResponse
 from qreward.testing.spec import Batching, FakeEndpoint
 
-MODEL, KEY = "judge-7b", "sk-a-secret-of-the-test"
+KEY = "sk-a-secret-of-the-test"
 Fault = Callable[[str, str], httpx.Response | Exception | None]
 """Given the method and the path of a call: the response or error instead of the service's own, or None."""
 
 
-def chat(number: int, **body: Any) -> dict[str, Any]:
-    """A line of OpenAI's Batch API."""
-    messages = [{"role": "user", "content": f"item {number}"}]
-    return {
-        "custom_id": f"id-{number}",
-        "method": "POST",
-        "url": "/v1/chat/completions",
-        "body": {"model": MODEL, "messages": messages, **body},
-    }
-
-
 def service(**batching: Any) -> BatchService:
-    fake = FakeEndpoint(
-        "provider", kind="openai_batch", models=("judge-*", "embed-*"), responder=lambda messages: f"re: {messages[-1]['content']}"
-    )
+    fake = FakeEndpoint("provider", kind="openai_batch", models=("judge-*", "embed-*"), responder=_say)
     return BatchService(Batching(**batching), line_server(fake, _write, lambda *_: None), takes=lambda model: model != "unknown")
 
 
-def _write(messages: list[Any], _: bytes) -> str:
+def _say(messages: list[Any]) -> str:
     return f"re: {messages[-1]['content']}"
+
+
+def _write(messages: list[Any], _: bytes) -> str:
+    return _say(messages)
 
 
 class FakeProvider(httpx.AsyncBaseTransport):
@@ -108,17 +99,6 @@ def endpoint(fake: FakeProvider, name: str = "provider", **settings: Any) -> End
 
 def client_of(*endpoints: Endpoint, **settings: Any) -> QRewardClient:
     return QRewardClient(list(endpoints), clock=asyncio.get_running_loop().time, telemetry=None, **settings)
-
-
-@pytest.fixture
-def without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reads and writes in the loop's own thread: other threads know no virtual time."""
-
-    async def at_once(function: Callable[..., Any], *arguments: Any) -> Any:
-        await asyncio.sleep(0)
-        return function(*arguments)
-
-    monkeypatch.setattr(asyncio, "to_thread", at_once)
 
 
 def limit_lines(monkeypatch: pytest.MonkeyPatch, lines: int) -> None:

@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from qreward.bulk import inputs as module
-from qreward.bulk.inputs import Input, InputLine
+from qreward.bulk.inputs import Input
 from qreward.errors import ConfigError
 
 ROWS = [{"custom_id": str(number), "prompt": f"item {number}, 'ä'\n\"x\""} for number in range(7)]
@@ -252,23 +250,3 @@ def test_lines_are_counted_where_that_is_cheap(tmp_path: Path) -> None:
     closed = Input(path)
     closed.close()
     assert closed.count() == 0
-
-
-@given(
-    st.lists(
-        st.dictionaries(
-            st.text(max_size=5),
-            st.text(max_size=20) | st.integers() | st.none() | st.floats(allow_nan=False, allow_infinity=False),
-            max_size=4,
-        )
-    )
-)
-def test_any_rows_are_read_back_as_they_were_written(tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]]) -> None:
-    path = tmp_path_factory.mktemp("rows") / "a.jsonl"
-    kept = [row for row in rows if all(isinstance(value, float | str | None) or abs(value) < 1 << 63 for value in row.values())]
-    path.write_text("".join(json.dumps(row) + "\n" for row in kept))
-    assert read(path) == kept
-
-
-def test_a_line_is_small() -> None:
-    assert InputLine._fields == ("place", "digest", "content", "fault")

@@ -90,48 +90,6 @@ def full_disk(monkeypatch: pytest.MonkeyPatch, size: int, *, reserve: bool = Tru
 # what is written is found again
 
 
-def test_results_are_found_by_position_and_in_both_orders(tmp_path: Path) -> None:
-    path = tmp_path / "j"
-    filled(path, {2: "two", 0: "zero", 1: "one!"}, started=(7, 5))
-    with opened(path) as journal:
-        assert (journal.done, journal.failed, journal.torn, journal.size) == (3, 1, 0, 3)
-        assert journal.unfinished == {5, 7}
-        assert journal.started == 0
-        assert [journal.digest(ordinal) for ordinal in range(4)] == [100, 101, 102, None]
-        assert [(line.ok, line.result) for line in journal.in_order()] == [(True, b"zero"), (False, b"one!"), (True, b"two")]
-        assert [line.result for line in journal.as_done()] == [b"two", b"zero", b"one!"]
-
-
-def test_a_line_that_is_done_again_has_its_last_result_and_counts_once(tmp_path: Path) -> None:
-    path = tmp_path / "j"
-    filled(path, {0: "old", 1: "other!"})
-    with opened(path) as journal:
-        journal.finish(0, 7, b"new!", ok=False)
-        journal.finish(1, 7, b"well", ok=True)
-        assert (journal.done, journal.failed) == (2, 1)
-        journal.flush()
-        assert [line.result for line in journal.as_done()] == [b"new!", b"well"]
-    with opened(path) as journal:
-        assert (journal.done, journal.failed, journal.digest(0)) == (2, 1, 7)
-        assert found(journal) == {0: "new!", 1: "well"}
-
-
-def test_failed_lines_that_are_tried_again_are_not_done_until_they_have_a_new_result(tmp_path: Path) -> None:
-    path = tmp_path / "j"
-    filled(path, {0: "good", 1: "bad!", 2: "worse!"})
-    with opened(path, retry_failed=True) as journal:
-        assert (journal.done, journal.failed) == (1, 0)
-        assert [journal.digest(ordinal) for ordinal in range(3)] == [100, None, None]
-        journal.finish(1, 101, b"mended", ok=True)
-        journal.finish(2, 102, b"bad again!", ok=False)
-        assert (journal.done, journal.failed) == (3, 1)
-    with opened(path) as journal:
-        assert (journal.done, journal.failed) == (3, 1)
-    with opened(path, retry_failed=True) as journal:
-        assert (journal.done, journal.failed) == (2, 0)
-        assert [line.result for line in journal.in_order()] == [b"good", b"mended", b"bad again!"]
-
-
 def test_results_beyond_a_shorter_input_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "j"
     filled(path, {0: "a", 1: "b!", 2: "c", 3: "d!"})
@@ -292,21 +250,6 @@ def test_a_journal_cut_at_any_byte_gives_back_exactly_what_was_completely_writte
 # what does not fit
 
 
-def test_other_settings_are_refused_by_name_unless_forced(tmp_path: Path) -> None:
-    path = tmp_path / "j"
-    filled(path, {0: "a"})
-    cases: dict[str, dict[str, Any]] = {
-        "model": {**SETTINGS, "model": "judge-70b"},
-        "input": {**SETTINGS, "input": []},
-        "params": {**SETTINGS, "params": {"a": 1}},
-    }
-    for name, settings in cases.items():
-        with pytest.raises(ConfigError, match=f"^{name} has changed since the run .*or continue with --resume force"):
-            Journal(path, settings)
-        with opened(path, settings, force=True) as journal:
-            assert found(journal) == {0: "a"}
-
-
 def test_a_journal_is_started_over_only_if_no_request_was_sent_for_any_line(tmp_path: Path) -> None:
     def failed(code: str, status: int | None = None, attempts: tuple[str, ...] = ()) -> bytes:
         return json.dumps({"error": {"code": code, "status_code": status, "attempts": attempts}}).encode()
@@ -421,18 +364,6 @@ def test_results_that_do_not_fit_are_counted_when_the_journal_is_closed(tmp_path
     with opened(path) as journal:
         assert (sorted(found(journal)), journal.torn) == ([0, 1, 2, 3], 0)
         assert journal.unfinished == {4, 5, 6, 7, 8, 9}
-
-
-def test_room_that_is_made_before_the_end_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "j"
-    with full_disk(monkeypatch, 1000, reserve=False):
-        journal = Journal(path, SETTINGS)
-        journal.start(0, 100)
-        journal.finish(0, 100, b"z" * 2000, ok=True)
-        assert not journal.flush()
-    journal.close()
-    with opened(path) as journal:
-        assert found(journal) == {0: "z" * 2000}
 
 
 def test_a_disk_that_is_full_from_the_beginning_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

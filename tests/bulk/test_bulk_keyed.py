@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from keyed_fakes import MODEL, Counting, answers, asked, worker
+from bulk_fakes import MODEL
+from keyed_fakes import counting, worker
 
 from qreward.bulk.batches import ALL_FAILED
 from qreward.bulk.folder import JournalFolder, keyed_line
@@ -20,6 +21,16 @@ pytestmark = pytest.mark.real_time(60)  # journals are read in a thread
 
 def opened(folder: Path) -> JournalFolder:
     return JournalFolder(folder, keyed_settings({"model": MODEL}).shared_settings((), None))
+
+
+def asked(*texts: str) -> list[dict[str, Any]]:
+    return [{"id": f"id of {text}", "prompt": text} for text in texts]
+
+
+def answers(results: list[Any]) -> list[str | None]:
+    """The texts of the answers; None for a row that failed."""
+    lines = [json.loads(each.line) if each.ok else None for each in results]
+    return [line and line["response"]["body"]["choices"][0]["message"]["content"] for line in lines]
 
 
 def output(folder: Path) -> list[str]:
@@ -35,29 +46,29 @@ def names(folder: Path) -> list[str]:
 
 
 async def test_rows_that_are_done_are_not_sent_again_by_any_process(tmp_path: Path) -> None:
-    backend = Counting()
+    backend = counting()
     async with worker(tmp_path, backend) as one, worker(tmp_path, backend) as other:
         assert answers(await one.results(asked("a", "b"))) == ["re: a", "re: b"]
         assert answers(await other.results(asked("b", "c", "a"))) == ["re: b", "re: c", "re: a"]
     async with worker(tmp_path, backend) as later:
         assert answers(await later.results(asked("c", "b", "a"))) == ["re: c", "re: b", "re: a"]
-    assert backend.sent == {"a": 1, "b": 1, "c": 1}
+    assert backend.served == {"a": 1, "b": 1, "c": 1}
     assert names(tmp_path) == ["part-00000.jsonl.journal", "part-00001.jsonl.journal"]  # the third used the first's again
 
 
 async def test_equal_rows_have_one_answer_and_rows_with_another_id_their_own(tmp_path: Path) -> None:
-    backend = Counting()
+    backend = counting()
     async with worker(tmp_path, backend) as run:
         assert answers(await run.results(asked("a", "a", "a"))) == ["re: a"] * 3
         assert answers(await run.results([{"id": "another", "prompt": "a"}])) == ["re: a"]
-    assert backend.sent == {"a": 2}
+    assert backend.served == {"a": 2}
 
 
 async def test_what_was_in_flight_when_a_process_died_is_sent_again_and_counted(tmp_path: Path) -> None:
-    backend = Counting()
+    backend = counting()
     async with worker(tmp_path, backend) as run:
         died = asyncio.ensure_future(run.results(asked("a", "hang")))
-        while backend.sent["hang"] == 0 or opened(tmp_path).done == 0:  # noqa: ASYNC110 - nobody would set an event
+        while backend.served["hang"] == 0 or opened(tmp_path).done == 0:  # noqa: ASYNC110 - nobody would set an event
             await asyncio.sleep(0.01)
         copy = tmp_path / "copy"
         copy.mkdir()
@@ -70,9 +81,9 @@ async def test_what_was_in_flight_when_a_process_died_is_sent_again_and_counted(
     backend.sent.clear()
     async with worker(copy, backend) as later:
         waiting = asyncio.ensure_future(later.results(asked("a", "hang", "b")))
-        while backend.sent["hang"] == 0 or opened(copy).done < 2:  # noqa: ASYNC110 - nobody would set an event
+        while backend.served["hang"] == 0 or opened(copy).done < 2:  # noqa: ASYNC110 - nobody would set an event
             await asyncio.sleep(0.01)
-        assert backend.sent == {"hang": 1, "b": 1}
+        assert backend.served == {"hang": 1, "b": 1}
         found = opened(copy)
         assert (found.done, found.sent, found.sent_again, found.in_flight) == (2, 4, 1, 1)
         waiting.cancel()
@@ -81,7 +92,7 @@ async def test_what_was_in_flight_when_a_process_died_is_sent_again_and_counted(
 
 
 async def test_a_row_that_fails_is_a_line_and_is_sent_again_only_if_asked(tmp_path: Path) -> None:
-    backend = Counting()
+    backend = counting()
     rows = [*asked("bad", "good"), {"id": "no prompt"}, {"prompt": object()}]
     for retry_failed, sent in ((False, 1), (False, 1), (True, 2)):
         async with worker(tmp_path, backend, retry_failed=retry_failed) as run:
@@ -90,11 +101,11 @@ async def test_a_row_that_fails_is_a_line_and_is_sent_again_only_if_asked(tmp_pa
             assert all(each.is_kept for each in results)
             codes = [json.loads(each.line)["error"]["code"] for each in results if not each.ok]
             assert codes == ["BadRequest"] * 3
-        assert backend.sent == {"bad": sent, "good": 1}, retry_failed
+        assert backend.served == {"bad": sent, "good": 1}, retry_failed
 
 
 async def test_the_output_has_each_row_once_though_two_processes_had_it_at_the_same_time(tmp_path: Path) -> None:
-    backend = Counting()
+    backend = counting()
     async with worker(tmp_path, backend) as one, worker(tmp_path, backend) as other:
         first, second = await asyncio.gather(one.results(asked("a", "b", "bad")), other.results(asked("a", "c")))
         assert (answers(first), answers(second)) == (["re: a", "re: b", None], ["re: a", "re: c"])
@@ -102,12 +113,12 @@ async def test_the_output_has_each_row_once_though_two_processes_had_it_at_the_s
     assert found.write() == 2
     assert sorted(output(tmp_path)) == ["id of a", "id of b", "id of c"]
     assert (found.done, found.failed) == (4, 1)
-    assert found.sent == 4 + found.sent_again == sum(backend.sent.values())
+    assert found.sent == 4 + found.sent_again == len(backend.sent)
     assert identifiers(tmp_path, "*.failed.jsonl") == ["id of bad"]
 
 
 async def test_a_result_of_another_row_with_the_same_digest_is_never_taken(tmp_path: Path) -> None:
-    async with worker(tmp_path, Counting()) as run:
+    async with worker(tmp_path, counting()) as run:
         await run.results(asked("a"))
     row = keyed_line(asked("a")[0])
     found = opened(tmp_path)
@@ -116,7 +127,7 @@ async def test_a_result_of_another_row_with_the_same_digest_is_never_taken(tmp_p
 
 
 async def test_a_full_disk_fails_rows_without_calling_them_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = Counting()
+    backend = counting()
     async with worker(tmp_path, backend) as run:
         await run.results(asked("a"))
 
@@ -129,22 +140,22 @@ async def test_a_full_disk_fails_rows_without_calling_them_done(tmp_path: Path, 
         assert [(each.ok, each.is_kept) for each in results] == [(False, False)] * 2
         assert json.loads(results[0].line)["error"]["code"] == "JournalFull"
         assert [(each.ok, each.is_kept) for each in await run.results(asked("a", "d"))] == [(True, True), (False, False)]
-    assert backend.sent == {"a": 1}
+    assert backend.served == {"a": 1}
     assert opened(tmp_path).done == 1
 
 
 async def test_if_all_of_the_first_rows_fail_the_run_sends_no_others_and_the_next_one_goes_on(tmp_path: Path) -> None:
     rows = [{"id": number, "prompt": "bad"} for number in range(3 * ALL_FAILED)]
-    backend = Counting()
+    backend = counting()
     async with worker(tmp_path, backend) as run:
         results = await run.results(rows)
         failed, lost = [each for each in results if each.is_kept], [each for each in results if not each.is_kept]
-        assert ALL_FAILED <= len(failed) < ALL_FAILED + 50 > backend.sent["bad"] - ALL_FAILED
+        assert ALL_FAILED <= len(failed) < ALL_FAILED + 50 > backend.served["bad"] - ALL_FAILED
         message = json.loads(lost[0].line)["error"]["message"]
         assert message.startswith(f"the first {ALL_FAILED} lines have all failed; the last one: ")
         assert "use --retry-failed (in Python: retry_failed=True)" in message
         assert [each.is_kept for each in await run.results(asked("good"))] == [False]
-        assert backend.sent["good"] == 0
+        assert backend.served["good"] == 0
     async with worker(tmp_path, backend, retry_failed=True) as later:
         assert answers(await later.results(asked("good"))) == ["re: good"]
 
@@ -171,7 +182,7 @@ def test_a_torn_end_and_reserved_space_are_read_over(tmp_path: Path) -> None:
 
 
 def test_settings_of_one_process_and_other_settings_than_before_are_refused(tmp_path: Path) -> None:
-    for name, value in {
+    single: dict[str, Any] = {
         "max_cost": 1.0,
         "max_tokens": 5,
         "sample": 3,
@@ -179,7 +190,8 @@ def test_settings_of_one_process_and_other_settings_than_before_are_refused(tmp_
         "deadline": 3.0,
         "order": "any",
         "progress": True,
-    }.items():
+    }
+    for name, value in single.items():
         with pytest.raises(ConfigError, match=f"{name} needs one process that reads all lines"):
             keyed_settings({name: value})
     opened(tmp_path).claim()[1].close()

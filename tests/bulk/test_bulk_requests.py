@@ -10,7 +10,7 @@ import pytest
 from qreward.bulk.inputs import InputLine
 from qreward.bulk.requests import BulkRequest, RequestReader
 from qreward.bulk.settings import BulkSettings
-from qreward.errors import BadRequest, ConfigError
+from qreward.errors import BadRequest
 
 CHAT = [{"role": "user", "content": "hi"}]
 
@@ -27,13 +27,6 @@ def body_of(fields: Any, **settings: Any) -> tuple[str, dict[str, Any]]:
     """The route and the body that are sent."""
     call = request_of(fields, **settings).call
     return call.codec.path, json.loads(call.codec.encode(call, call.model))
-
-
-def test_a_line_of_the_batch_api_is_sent_as_it_is() -> None:
-    body = {"model": "m", "messages": CHAT, "temperature": 0, "extra": {"x": [1]}}
-    fields = {"custom_id": "id-1", "method": "POST", "url": "/v1/chat/completions", "body": body}
-    assert request_of(fields).custom_id == "id-1"
-    assert body_of(fields) == ("/chat/completions", body)
 
 
 def test_the_lines_of_vllm_are_the_same_for_every_route_that_it_takes() -> None:
@@ -130,17 +123,6 @@ def test_every_wrong_line_says_where_what_and_how_to_mend_it() -> None:
 def test_a_row_without_a_column_of_the_template_says_which() -> None:
     with pytest.raises(BadRequest, match=r"in\.jsonl:17: .*'question'"):
         request_of({"answer": "!"}, model="m", template="{question}")
-
-
-def test_wrong_settings_are_refused_before_any_line() -> None:
-    cases: dict[str, dict[str, Any]] = {
-        "the template names no column": {"template": "hello"},
-        "is not a placeholder": {"template": "{a.b}"},
-        "is an option of other calls": {"params": {"timeout": 5}},
-    }
-    for message, settings in cases.items():
-        with pytest.raises(ConfigError, match=message):
-            RequestReader(BulkSettings(**settings))
 
 
 def test_items_of_a_scorer_take_their_fields_from_the_columns() -> None:

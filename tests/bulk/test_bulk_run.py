@@ -95,15 +95,6 @@ async def test_a_finished_run_sends_nothing_again_and_writes_the_same_output(tmp
     assert folder.output.read_bytes() == first
 
 
-async def test_lines_that_are_appended_are_sent_by_the_next_run(tmp_path: Path) -> None:
-    folder, backend = Folder(tmp_path, lines(5)), Backend()
-    await folder.run(backend)
-    write(folder.source, lines(9))
-    report = await folder.run(backend)
-    assert (report.sent, report.done) == (4, 9)
-    assert answers(folder.output) == expected(9)
-
-
 async def test_equal_identifiers_and_equal_lines_are_kept_apart_by_position(tmp_path: Path) -> None:
     rows = [line(1, "x"), line(1, "y"), line(1, "x")]
     folder, backend = Folder(tmp_path, rows), Backend()
@@ -181,19 +172,6 @@ async def test_a_bad_line_is_its_own_failure_with_file_and_line_and_its_identifi
     printed = [text for text in str(report).splitlines() if ", such as: " in text]
     assert printed == [f"errors        3 BadRequest, such as: {found['2']}", f"{'':14}1 NoEndpoint, such as: {found['id-4']}"]
     assert "judge-8b" in found["id-4"]
-
-
-async def test_a_line_that_is_wrong_for_its_server_costs_no_other_line_its_answer(tmp_path: Path) -> None:
-    async def script(sent: Sent) -> Any:
-        await asyncio.sleep(1)
-        return broken() if sent.text == "item 5" else f"re: {sent.text}"
-
-    folder = Folder(tmp_path, lines(40))
-    report = await folder.run(Backend(script), endpoint("a"), endpoint("b"))
-    assert (report.done, report.failed) == (40, 1)
-    (row,) = read(folder.failed)
-    assert (row["error"]["code"], row["error"]["status_code"], row["response"]) == ("ServerError", 500, None)
-    assert len(row["error"]["attempts"]) == 4
 
 
 async def test_if_all_of_the_first_lines_fail_the_run_stops_and_says_how_to_go_on(tmp_path: Path) -> None:
@@ -400,27 +378,11 @@ async def test_other_settings_are_refused_by_name_and_those_that_change_no_reque
     other = write(tmp_path / "other.jsonl", lines(10))
     with pytest.raises(ConfigError, match=r"^input has changed"):
         await folder.run(backend, source=[folder.source, other])
+    report = await folder.run(backend, params={"max_tokens": 5}, resume="force", sample=1)
+    assert report.sent == 1
     free: dict[str, Any] = {"timeout": 9.0, "priority": 1, "deadline": 99.0, "order": "any", "max_tokens": None, "retry_failed": True}
     report = await folder.run(backend, **free)
     assert (report.done, report.exit_code) == (10, 0)
-
-
-async def test_another_run_on_the_same_output_is_refused(tmp_path: Path) -> None:
-    folder, backend = Folder(tmp_path, lines(10)), Backend()
-    refusals: list[str] = []
-
-    async def second() -> None:
-        try:
-            await folder.run(Backend())
-        except ConfigError as error:
-            refusals.append(str(error))
-
-    tasks: list[asyncio.Task[None]] = []
-    report = await folder.run(backend, on_start=lambda _: tasks.append(asyncio.get_running_loop().create_task(second())))
-    await asyncio.wait(tasks)
-    assert report.exit_code == 0
-    assert len(refusals) == 1
-    assert "another run is writing to" in refusals[0]
 
 
 # arguments
@@ -457,14 +419,6 @@ async def test_an_output_that_would_replace_an_input_is_refused(tmp_path: Path) 
             with pytest.raises(ConfigError, match=r"in\.jsonl' is an input; name another output"):
                 await run_bulk(client, str(tmp_path / "*.jsonl"), output, {})
     assert len(read(source)) == 3
-
-
-async def test_an_output_in_no_folder_or_that_is_a_folder_is_refused(tmp_path: Path) -> None:
-    backend = Backend()
-    async with client_of(backend) as client:
-        for output, message in ((tmp_path / "no" / "out.jsonl", "there is no folder"), (tmp_path, "is a folder; name a file in it")):
-            with pytest.raises(ConfigError, match=message):
-                await run_bulk(client, lines(3), output, {})
 
 
 async def test_rows_of_the_program_are_lines_and_are_checked_like_those_of_files(tmp_path: Path) -> None:

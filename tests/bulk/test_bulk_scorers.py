@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bulk_fakes import MODEL, Backend, Folder, Sent, endpoint, failures, read, refused, unreachable, write
+from bulk_fakes import MODEL, Backend, Folder, Sent, endpoint, failures, read, refused, unreachable
 
 from qreward.bulk.batches import SCORING
-from qreward.bulk.start import run_bulk
 from qreward.errors import ConfigError
 from qreward.judge import Judge
 from qreward.judge.config import JudgeConfig
@@ -188,15 +187,3 @@ async def test_a_scorer_of_ones_own_takes_the_lines(tmp_path: Path) -> None:
     report = await folder.run(Backend(), scorer=lambda _: Lengths(), columns=COLUMNS)
     assert (report.done, report.exit_code) == (12, 0)
     assert verdicts(folder.output)["id-11"] == 3.0
-
-
-async def test_the_client_and_its_method_run_with_a_scorer(tmp_path: Path) -> None:
-    from bulk_fakes import client_of
-
-    source = write(tmp_path / "in.jsonl", items(3))
-    async with client_of(Backend(scores)) as client:
-        judge = Judge(client, model=MODEL, scale=(0, 9))
-        report = await client.run(source, tmp_path / "out.jsonl", scorer=judge, columns=COLUMNS)
-        assert report.done == 3
-        with pytest.raises(ConfigError, match="did you mean 'columns'"):
-            await run_bulk(client, source, tmp_path / "o.jsonl", {"column": {}})

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from provider_tools import MODEL, chat
+from bulk_fakes import MODEL
 from scale import SCALE
 
 from qreward.bulk import provider
@@ -23,7 +23,6 @@ from qreward.bulk.provider import (
     begin_record,
     end_record,
     inputs_in,
-    next_poll,
     partial_request,
     read,
     url_of,
@@ -35,16 +34,6 @@ from qreward.codecs.base import Malformed
 from qreward.codecs.embeddings import EMBEDDINGS, inputs_of
 
 ABOUT = {"endpoint": "p", "url": "/v1/chat/completions", "model": MODEL, "tag": "t:0"}
-
-
-def test_looks_become_rarer_and_stay_within_the_longest() -> None:
-    wait, waits = provider.FIRST_POLL, []
-    for _ in range(10):
-        wait = next_poll(wait, provider.LONGEST_POLL)
-        waits.append(wait)
-    assert waits == sorted(waits)
-    assert waits[0] > provider.FIRST_POLL
-    assert waits[-1] == provider.LONGEST_POLL
 
 
 def test_only_these_states_are_the_end_of_a_batch() -> None:
@@ -170,5 +159,4 @@ async def test_a_spool_is_read_in_pieces_without_loss(tmp_path: Path, monkeypatc
 
 
 def test_the_line_of_a_request_is_that_of_the_batch_api() -> None:
-    assert chat(3).keys() == {"custom_id", "method", "url", "body"}
     assert provider.request_line(7, "/v1/x", b'{"a":1}') == b'{"custom_id":"7","method":"POST","url":"/v1/x","body":{"a":1}}\n'

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -12,11 +13,11 @@ from typing import Any, Literal
 
 import httpx
 import pytest
+from bulk_fakes import line as chat
 from provider_tools import (
     KEY,
     FakeProvider,
     answers,
-    chat,
     client_of,
     endpoint,
     expected,
@@ -25,15 +26,12 @@ from provider_tools import (
     rows,
     run,
     service,
-    without_threads,
 )
 
-from qreward import ConfigError, Endpoint, NoEndpoint, QRewardClient, QRewardError
+from qreward import ConfigError, Endpoint, NoEndpoint, QRewardError
 from qreward.bulk import provider
 from qreward.bulk.journal import Journal
 
-pytestmark = pytest.mark.usefixtures("without_threads")
-__all__ = ["without_threads"]
 CHAT = [{"role": "user", "content": "hi"}]
 
 
@@ -53,6 +51,18 @@ class Ordinary(httpx.AsyncBaseTransport):
         return httpx.Response(
             200, json={"id": "c", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice], "usage": usage}
         )
+
+
+def failed(fake: FakeProvider, name: str, *faults: dict[str, Any]) -> None:
+    """From now on the provider says that it has refused the file of a batch."""
+
+    def after(method: str, path: str) -> httpx.Response | None:
+        if (method, path) != ("GET", f"/v1/batches/{name}"):
+            return None
+        shown = fake.service.batches[name].shown
+        return httpx.Response(200, json={**shown, "status": "failed", "errors": {"object": "list", "data": list(faults)}})
+
+    fake.after = after
 
 
 def ordinary(transport: Ordinary) -> Endpoint:
@@ -188,18 +198,6 @@ async def test_finished_answers_of_an_expired_batch_are_taken_and_the_rest_is_se
     paid_once(fake.service, 10)
 
 
-async def test_a_batch_that_someone_cancels_is_treated_alike(tmp_path: Path) -> None:
-    fake, output = FakeProvider(service(duration=100.0)), tmp_path / "out.jsonl"
-    loop = asyncio.get_running_loop()
-    loop.call_later(50.0, lambda: fake.service.respond("POST", "/v1/batches/batch_1/cancel", {}, "", b"", loop.time()))
-    report = await run(fake, [chat(number) for number in range(10)], output)
-    assert report.exit_code == 0
-    assert answers(output) == expected(10)
-    assert fake.service.batches["batch_1"].shown["status"] == "cancelled"
-    assert 1 <= len(fake.service.batches["batch_2"].lines) < 10
-    paid_once(fake.service, 10)
-
-
 async def test_lines_with_a_fault_of_the_server_are_sent_again_and_refused_ones_fail(tmp_path: Path) -> None:
     fake, output = FakeProvider(service(failures={500: 0.2, 429: 0.2, 400: 0.1}, seed=3)), tmp_path / "out.jsonl"
     report = await run(fake, [chat(number) for number in range(60)], output, client_of(endpoint(fake), retry={"attempts": 9}))
@@ -237,48 +235,24 @@ async def test_a_line_of_an_earlier_batch_is_known_by_its_number_in_the_file(tmp
     await run(fake, lines, output, deadline=100.0)
     sent = [line["custom_id"] for line in fake.service.batches["batch_2"].lines]
     assert sent != sorted(sent, key=int), "choose another seed"
-    fake.after = lambda method, path: (
-        httpx.Response(
-            200,
-            json={
-                **fake.service.batches["batch_2"].shown,
-                "status": "failed",
-                "errors": {"data": [{"code": "refused", "line": 1, "message": "no"}]},
-            },
-        )
-        if (method, path) == ("GET", "/v1/batches/batch_2")
-        else None
-    )
+    failed(fake, "batch_2", {"code": "refused", "line": 1, "message": "no"})
     await run(fake, lines, output)
-    (failed,) = rows(tmp_path / "out.failed.jsonl")
-    assert failed["custom_id"] == f"id-{sent[0]}"
+    (line,) = rows(tmp_path / "out.failed.jsonl")
+    assert line["custom_id"] == f"id-{sent[0]}"
 
 
 async def test_lines_that_the_validation_names_fail_and_the_others_are_sent_without_them(tmp_path: Path) -> None:
-    given = service()
-    fake = FakeProvider(given)
-    given.serve = lambda _url, _body: pytest.fail("no line of a refused file is worked on")  # type: ignore[assignment]
-    good = service().serve
-
-    def refuse_second(method: str, path: str) -> httpx.Response | None:
-        if (method, path) != ("GET", "/v1/batches/batch_1"):
-            given.serve = good
-            return None
-        faults = [{"code": "invalid_thing", "line": 2, "message": f"bad {KEY}", "param": None}]
-        return httpx.Response(
-            200, json={**given.batches["batch_1"].shown, "status": "failed", "errors": {"object": "list", "data": faults}}
-        )
-
-    fake.after = refuse_second
-    given.settings = given.settings.model_copy(update={"duration": 1.0})
-    report = await run(fake, [chat(0), chat(1), chat(2)], tmp_path / "out.jsonl")
-    (failed,) = rows(tmp_path / "out.failed.jsonl")
-    assert report.exit_code == 1
-    assert (failed["custom_id"], failed["error"]["code"]) == ("id-1", "BadRequest")
-    assert failed["error"]["message"].startswith("item:2: ")
-    assert "invalid_thing" in failed["error"]["message"]
-    assert KEY not in json.dumps(failed)
-    assert sorted(answers(tmp_path / "out.jsonl")) == ["id-0", "id-2"]
+    fake, output, good = FakeProvider(service(duration=1e6)), tmp_path / "out.jsonl", service(duration=1.0)
+    failed(fake, "batch_1", {"code": "invalid_thing", "line": 2, "message": f"bad {KEY}", "param": None})
+    fake.before = lambda method, path: setattr(fake.service, "settings", good.settings) if fake.service.batches else None
+    report = await run(fake, [chat(0), chat(1), chat(2)], output)
+    (line,) = rows(tmp_path / "out.failed.jsonl")
+    assert (report.exit_code, line["custom_id"], line["error"]["code"]) == (1, "id-1", "BadRequest")
+    assert line["error"]["message"].startswith("item:2: ")
+    assert "invalid_thing" in line["error"]["message"]
+    assert KEY not in json.dumps(line)
+    assert sorted(answers(output)) == ["id-0", "id-2"]
+    paid_once(fake.service, 2)
 
 
 async def test_a_model_that_the_provider_does_not_offer_fails_its_lines(tmp_path: Path) -> None:
@@ -291,18 +265,7 @@ async def test_a_model_that_the_provider_does_not_offer_fails_its_lines(tmp_path
 
 async def test_a_file_that_is_refused_as_a_whole_stops_the_run_and_loses_nothing(tmp_path: Path) -> None:
     fake = FakeProvider(service())
-    fake.after = lambda method, path: (
-        httpx.Response(
-            200,
-            json={
-                **fake.service.batches["batch_1"].shown,
-                "status": "failed",
-                "errors": {"data": [{"code": "billing", "message": "no credit"}]},
-            },
-        )
-        if (method, path) == ("GET", "/v1/batches/batch_1")
-        else None
-    )
+    failed(fake, "batch_1", {"code": "billing", "message": "no credit"})
     fake.service.settings = fake.service.settings.model_copy(update={"duration": 1e6})
     report = await run(fake, [chat(0)], tmp_path / "out.jsonl")
     assert report.exit_code == 75
@@ -348,33 +311,33 @@ async def test_a_batch_whose_creation_was_not_confirmed_is_found_and_not_created
         paid_once(fake.service, 2)
 
 
-async def test_a_download_that_breaks_is_read_again_and_no_line_is_there_twice(tmp_path: Path) -> None:
-    fake, once, output = FakeProvider(service(duration=30.0)), [1], tmp_path / "out.jsonl"
+class BrokenStream(httpx.AsyncByteStream):
+    def __init__(self, content: bytes) -> None:
+        self._content = content
 
-    class Broken(httpx.AsyncByteStream):
-        async def __aiter__(self) -> Any:
-            yield fake.service.files["file-2"][1][:1000]
-            raise httpx.ReadError("broken")
-
-    fake.after = lambda _, path: httpx.Response(200, stream=Broken()) if path.endswith("/content") and once and once.pop() else None
-    report = await run(fake, [chat(number) for number in range(9)], output)
-    assert report.exit_code == 0
-    assert answers(output) == expected(9)
+    async def __aiter__(self) -> Any:
+        yield self._content
+        raise httpx.ReadError("broken")
 
 
-async def test_a_download_that_lacks_lines_is_read_again_before_anything_is_sent_again(tmp_path: Path) -> None:
-    for content in (lambda whole: whole[: len(whole) // 2], lambda _: b"<html>", lambda whole: whole[: whole.rfind(b"\n", 0, -1) + 1]):
-        fake, once, output = FakeProvider(service(duration=30.0)), [1], tmp_path / "out.jsonl"
-        fake.after = lambda _, path, fake=fake, once=once, content=content: (  # type: ignore[misc]
-            httpx.Response(200, content=content(fake.service.files["file-2"][1]))
-            if path.endswith("/content") and once and once.pop()
-            else None
-        )
+async def test_a_download_that_breaks_or_lacks_lines_is_read_again_before_anything_is_sent_again(tmp_path: Path) -> None:
+    cases: dict[str, Callable[[bytes], httpx.Response]] = {
+        "breaks": lambda whole: httpx.Response(200, stream=BrokenStream(whole[:1000])),
+        "half": lambda whole: httpx.Response(200, content=whole[: len(whole) // 2]),
+        "other": lambda _: httpx.Response(200, content=b"<html>"),
+        "one line less": lambda whole: httpx.Response(200, content=whole[: whole.rfind(b"\n", 0, -1) + 1]),
+    }
+    for name, response in cases.items():
+        fake, once, output = FakeProvider(service(duration=30.0)), [response], tmp_path / f"{name}.jsonl"
+
+        def after(_: str, path: str, fake: FakeProvider = fake, once: list[Any] = once) -> httpx.Response | None:
+            return once.pop()(fake.service.files["file-2"][1]) if path.endswith("/content") and once else None
+
+        fake.after = after
         report = await run(fake, [chat(number) for number in range(9)], output)
-        assert (report.exit_code, once) == (0, [])
-        assert answers(output) == expected(9)
+        assert (report.exit_code, once) == (0, []), name
+        assert answers(output) == expected(9), name
         paid_once(fake.service, 9)
-        output.with_name("out.jsonl.journal").unlink()
 
 
 async def test_results_that_are_never_complete_cost_another_attempt_and_end(tmp_path: Path) -> None:
@@ -579,9 +542,3 @@ async def test_costs_are_those_of_the_endpoint(tmp_path: Path) -> None:
     report = await run(fake, [chat(number) for number in range(5)], tmp_path / "out.jsonl", client_of(endpoint(fake, price=(1.0, 2.0))))
     usages = [row["response"]["body"]["usage"] for row in rows(tmp_path / "out.jsonl")]
     assert report.cost == pytest.approx(sum(usage["prompt_tokens"] + 2 * usage["completion_tokens"] for usage in usages) / 1e6)
-
-
-def test_the_client_accepts_such_an_endpoint_and_shows_its_route() -> None:
-    client = QRewardClient([Endpoint("http://provider/v1", name="p", kind="openai_batch", models=["judge-*"])])
-    assert client._runtime.config.endpoints[0].kind == "openai_batch"
-    assert [route.endpoints for route in client._runtime.fleet.routes()] == [("p",)]

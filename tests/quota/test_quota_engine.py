@@ -7,13 +7,13 @@ import logging
 import threading
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from quota_tools import FakeWire, Processes, busy, call, client_of, now, shared, sharing, stop
 
-from qreward import ConfigError, Limits, QRewardClient
+from qreward import ConfigError, Limits
 from qreward.quota.file_ledger import VARIABLE
-from qreward.quota.lease import NEWCOMER
 from qreward.quota.messages import LEASE, MINUTE, PERIOD, RENEW
 from qreward.quota.renewal import AGAIN, RETRY, SOON
 
@@ -74,6 +74,12 @@ async def test_a_client_asks_early_for_a_share_that_it_lacks_but_not_at_once_aga
     await asyncio.gather(*(call(client, number) for number in range(40)))
     assert wire.sent[0][2] - began < 0.01
     assert processes.transport.renewals <= 2 + (now() - began) / SOON
+    work = busy(client)
+    await asyncio.sleep(5)
+    before = processes.transport.renewals
+    await asyncio.sleep(10)
+    assert processes.transport.renewals - before <= 10 / RENEW + 1, "it knows that there is no more"
+    await stop(work)
 
 
 @shared
@@ -88,10 +94,20 @@ async def test_a_client_whose_share_does_not_suffice_any_more_asks_for_more_befo
 
 
 @shared
-async def test_a_renewal_that_failed_is_tried_again_soon_once_and_then_every_second(processes: Processes) -> None:
+async def test_a_renewal_that_failed_is_tried_again_soon_and_then_every_second_and_one_alone_changes_and_logs_nothing(
+    processes: Processes,
+) -> None:
     client, _ = processes.client(max_concurrency=4)
     work = busy(client)
-    await asyncio.sleep(3)
+    await asyncio.sleep(3.1)
+    processes.transport.away, seen = True, len(processes.transport.asked)
+    await asyncio.sleep(RENEW + 0.1)
+    assert len(processes.transport.asked) == seen + 1
+    assert sharing(client).startswith("the only process")
+    processes.transport.away = False
+    await asyncio.sleep(2)
+    assert sharing(client).startswith("the only process")
+    assert not processes.logged()
     processes.transport.away, seen = True, len(processes.transport.asked)
     await asyncio.sleep(6)
     await stop(work)
@@ -132,13 +148,17 @@ async def test_an_idle_client_leaves_and_renews_no_more_and_comes_back_with_its_
     await call(client, 1)
     await asyncio.sleep(10)
     renewals = processes.transport.renewals
+    ledger = processes.transport.only
     assert sharing(client) == "idle"
-    assert not processes.transport.only.members
+    assert (list(ledger.members), ledger.requests.counted()) == ([], 1), "it has said what it used, and given back the rest"
     await asyncio.sleep(1000)
     assert processes.transport.renewals == renewals
     before = now()
     await call(client, 2)
     assert wire.sent[-1][2] - before < 0.01
+    await asyncio.sleep(10)
+    await client.aclose()
+    assert processes.transport.leaves == 2, "and it has nothing to return at its end"
 
 
 @shared
@@ -207,35 +227,6 @@ async def test_while_the_ledger_is_away_each_goes_on_with_its_last_share_and_log
 
 
 @shared
-async def test_one_renewal_that_fails_is_not_logged(processes: Processes) -> None:
-    client, _ = processes.client(rpm=600)
-    work = busy(client)
-    await asyncio.sleep(3.1)
-    processes.transport.away = True
-    renewals = processes.transport.renewals
-    await asyncio.sleep(RENEW + 0.1)
-    assert processes.transport.renewals == renewals + 1
-    processes.transport.away = False
-    await asyncio.sleep(2)
-    assert sharing(client).startswith("the only process")
-    assert not processes.logged()
-    await stop(work)
-
-
-@shared
-async def test_a_client_that_begins_while_the_ledger_is_away_takes_a_small_part(processes: Processes) -> None:
-    processes.transport.away = True
-    client, wire = processes.client(rpm=600, max_concurrency=16)
-    work = busy(client)
-    await asyncio.sleep(5)
-    before = now()
-    await asyncio.sleep(60)
-    assert 0.9 * 600 / NEWCOMER <= sent_since(wire, before) <= 600 / NEWCOMER
-    assert "75 of 600 requests a minute, 2 of 16 in flight" in sharing(client)
-    await stop(work)
-
-
-@shared
 async def test_a_lost_ledger_is_bridged_with_the_last_shares(processes: Processes) -> None:
     found = [processes.client(rpm=600, max_concurrency=8) for _ in range(4)]
     work = [busy(client) for client, _ in found]
@@ -253,37 +244,54 @@ async def test_a_lost_ledger_is_bridged_with_the_last_shares(processes: Processe
 
 @shared
 async def test_of_different_limits_the_smallest_counts_and_that_is_logged_once(processes: Processes) -> None:
-    (large, _), (small, _) = processes.client(rpm=6000), processes.client(rpm=60)
-    work = [busy(large), busy(small)]
-    await asyncio.sleep(5)
-    assert "of 60 requests a minute" in sharing(large)
-    assert processes.logged() == ["endpoint 'a': another process shares it with rpm=60, here it is 6000; the smallest counts"]
-    await stop(*work)
+    for setting, words in (("rpm", "requests a minute"), ("tpm", "tokens a minute"), ("max_concurrency", "in flight")):
+        limits: list[dict[str, Any]] = [{setting: 900}, {setting: 60}]
+        (large, _), (small, _) = (processes.client(**each) for each in limits)
+        work = [busy(large), busy(small)]
+        await asyncio.sleep(5)
+        assert words in sharing(large), setting
+        assert ("of 60" in sharing(large)) is (setting != "max_concurrency")
+        assert processes.logged() == [f"endpoint 'a': another process shares it with {setting}=60, here it is 900; the smallest counts"]
+        await stop(*work)
+        for client in (large, small):
+            await client.aclose()
+        processes.caplog.clear()
 
 
 @shared
 async def test_a_limit_changed_live_holds_from_then_on(processes: Processes) -> None:
-    client, wire = processes.client(rpm=60)
-    work = busy(client)
-    await asyncio.sleep(3)
-    client.reload({"endpoints": [{**ENDPOINT, "limits": {"rpm": 6000, "shared": "local", "adaptive": False}}]})
-    before = now()
-    await asyncio.sleep(10)
-    assert sent_since(wire, before) > 200
-    assert "of 6000 requests a minute" in sharing(client)
+    client, wire = processes.client(max_concurrency=4)
+
+    def change(**limits: int) -> None:
+        client.reload({"endpoints": [{**ENDPOINT, "limits": {**limits, "shared": "local", "adaptive": False}}]})
+
+    work, live = busy(client), []
+    for slots in (4, 16, 2):
+        change(max_concurrency=slots)
+        await asyncio.sleep(5)
+        live.append(wire.live["a"])
+    assert live == [4, 16, 2]
+    for rpm in (60, 600):
+        change(rpm=rpm)
+        await asyncio.sleep(65)
+        before = now()
+        await asyncio.sleep(60)
+        assert 0.9 * rpm <= sent_since(wire, before) <= rpm
     await stop(work)
 
 
 @shared
-async def test_a_limit_on_requests_in_flight_changed_live_holds_from_then_on(processes: Processes) -> None:
-    client, wire = processes.client(max_concurrency=4)
-    work, live = busy(client), []
-    for limit in (4, 16, 2):
-        client.reload({"endpoints": [{**ENDPOINT, "limits": {"max_concurrency": limit, "shared": "local", "adaptive": False}}]})
-        await asyncio.sleep(5)
-        live.append(wire.live["a"])
-    assert live == [4, 16, 2]
-    await stop(work)
+async def test_all_endpoints_of_a_client_reach_their_ledgers_by_one_transport_and_closing_gives_the_shares_back(
+    processes: Processes,
+) -> None:
+    client, _ = processes.client(rpm=600)
+    client.add_endpoint(processes.endpoint("b", rpm=600))
+    await asyncio.gather(*(call(client, number) for number in range(2)))
+    ledgers = processes.transport.ledgers.values()
+    assert (processes.transport.made, [len(ledger.members) for ledger in ledgers]) == (1, [1, 1])
+    await client.aclose()
+    assert not any(ledger.members for ledger in ledgers)
+    assert processes.transport.closed == 1
 
 
 @shared
@@ -305,16 +313,6 @@ async def test_sharing_may_be_switched_on_and_off_live_while_work_waits(processe
 
 
 @shared
-async def test_closing_gives_the_share_back_at_once(processes: Processes) -> None:
-    client, _ = processes.client(rpm=600)
-    await call(client, 1)
-    assert len(processes.transport.only.members) == 1
-    await client.aclose()
-    assert not processes.transport.only.members
-    assert processes.transport.closed == 1
-
-
-@shared
 async def test_an_endpoint_that_is_removed_leaves_when_its_last_answer_is_there(processes: Processes) -> None:
     client, _ = processes.client(FakeWire(seconds=3.0), max_concurrency=2)
     client.add_endpoint(processes.endpoint("b", max_concurrency=2))
@@ -330,6 +328,7 @@ async def test_an_endpoint_that_is_removed_leaves_when_its_last_answer_is_there(
     await asked
     await asyncio.sleep(3)
     assert not any(ledger.members for ledger in processes.transport.ledgers.values())
+    assert len(client._runtime._sharing._renewers) == 1, "nothing is kept of what was removed"
 
 
 @shared
@@ -345,27 +344,10 @@ async def test_a_share_that_cannot_be_returned_is_logged_and_disturbs_nothing(pr
     assert len(wire.sent) == 2
 
 
-@shared
-async def test_all_endpoints_of_a_client_reach_their_ledgers_by_one_transport(processes: Processes) -> None:
-    client, _ = processes.client(rpm=600)
-    client.add_endpoint(processes.endpoint("b", rpm=600))
-    await asyncio.gather(*(call(client, number) for number in range(2)))
-    assert (processes.transport.made, len(processes.transport.ledgers)) == (1, 2)
-
-
 def test_sharing_without_anything_to_share_says_what_to_set() -> None:
     with pytest.raises(ConfigError, match="shared='local' has nothing to share; set rpm, tpm or max_concurrency"):
         Limits(shared="local")
     assert Limits(shared="ray", tpm=5).shared == "ray"
-
-
-def test_a_client_that_shares_nothing_has_no_thread_and_its_sources_are_as_ever() -> None:
-    client = QRewardClient([Processes.endpoint(rpm=600, shared="none", adaptive=True)])
-    source = client._runtime.fleet.source("a")
-    assert source.lease is None
-    assert type(source.requests).__name__ == "Gcra"
-    assert type(source.window).__name__ == "AdaptiveLimit"
-    assert client._runtime._sharing._thread is None
 
 
 def test_the_thread_that_renews_shares_is_not_started_under_the_lock_of_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

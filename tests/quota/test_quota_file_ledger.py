@@ -37,7 +37,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    return tmp_path / "new" / "shares"
+    return tmp_path / "of" / "nobody" / "shares"
 
 
 @contextmanager
@@ -135,7 +135,6 @@ def test_a_member_whose_file_is_missing_keeps_its_share_until_its_lease_runs_out
 
 
 def test_a_killed_process_is_noticed_long_before_its_lease_runs_out(place: Path) -> None:
-    assert FRESH < LEASE
     transport = FileTransport(place)
     with process(place, "a") as child:
         assert permits(transport.renew(KEY, "b", asked())) == 0
@@ -207,28 +206,29 @@ def test_what_was_half_written_is_as_if_it_had_not_been_begun(place: Path, clock
 def test_a_write_that_a_full_disk_cut_short_fails_the_renewal_and_leaves_the_state_before(
     place: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    transport = FileTransport(place, clock)
+    transport, other = FileTransport(place, clock), FileTransport(place, clock)
     transport.renew(KEY, "a", asked())
     write = os.pwrite
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", lambda file, content, at: write(file, content[:-1], at))
         with pytest.raises(OSError, match="disk full"):
             transport.renew(KEY, "b", asked())
-    assert transport.renew(KEY, "a", asked()).members == 1
+    assert other.renew(KEY, "a", asked()).members == 1, "it can be locked by others"
     assert transport.renew(KEY, "c", asked()).members == 2
-    transport.close()
+    transport.close(), other.close()
 
 
-@pytest.mark.parametrize("content", [b"", b"nonsense" * 100, b"\0" * 5000])
-def test_a_damaged_ledger_begins_anew_and_waits_for_those_who_may_hold_something(place: Path, clock: Clock, content: bytes) -> None:
-    old, new = FileTransport(place, clock), FileTransport(place, clock)
-    old.renew(KEY, "a", asked())
-    ledger_file(place).write_bytes(content)
-    assert permits(new.renew(KEY, "b", asked())) == 0
-    assert permits(old.renew(KEY, "a", asked(hold=8))) == 8
-    clock.now += LEASE
-    assert permits(old.renew(KEY, "a", asked(hold=8))) == 4
-    old.close(), new.close()
+def test_a_damaged_ledger_begins_anew_and_waits_for_those_who_may_hold_something(tmp_path: Path, clock: Clock) -> None:
+    for number, content in enumerate((b"", b"nonsense" * 100, b"\0" * 5000)):
+        clock.now, place = Clock.now, tmp_path / str(number)
+        old, new = FileTransport(place, clock), FileTransport(place, clock)
+        old.renew(KEY, "a", asked())
+        ledger_file(place).write_bytes(content)
+        assert permits(new.renew(KEY, "b", asked())) == 0, content
+        assert permits(old.renew(KEY, "a", asked(hold=8))) == 8, content
+        clock.now += LEASE
+        assert permits(old.renew(KEY, "a", asked(hold=8))) == 4, content
+        old.close(), new.close()
 
 
 def test_a_damaged_ledger_without_a_living_member_is_no_reason_to_wait(place: Path, clock: Clock) -> None:
@@ -266,15 +266,17 @@ def test_a_ledger_of_a_time_before_the_machine_started_again_does_not_count(plac
 def test_a_directory_that_is_a_link_or_open_to_others_or_of_another_user_is_refused(
     tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    private, link, public = tmp_path / "private", tmp_path / "link", tmp_path / "public"
+    private, link = tmp_path / "private", tmp_path / "link"
     private.mkdir(mode=0o700)
     link.symlink_to(private)
-    public.mkdir()
-    public.chmod(0o777)
     with pytest.raises(OSError, match="link"):
         FileTransport(link, clock).renew(KEY, "a", asked())
-    with pytest.raises(Unsafe, match="mode 777"):
-        FileTransport(public, clock).renew(KEY, "a", asked())
+    for mode in (0o777, 0o720, 0o701):
+        public = tmp_path / f"{mode:o}"
+        public.mkdir()
+        public.chmod(mode)
+        with pytest.raises(Unsafe, match=f"mode {mode:o}"):
+            FileTransport(public, clock).renew(KEY, "a", asked())
     before = open_files()
     monkeypatch.setattr(os, "geteuid", lambda: private.stat().st_uid + 1)
     with pytest.raises(Unsafe, match="must belong to this user alone"):
@@ -283,7 +285,7 @@ def test_a_directory_that_is_a_link_or_open_to_others_or_of_another_user_is_refu
     assert list(private.iterdir()) == []
 
 
-def test_a_link_in_the_place_of_a_ledger_is_not_followed(place: Path, tmp_path: Path, clock: Clock) -> None:
+def test_a_link_a_pipe_or_a_file_of_others_in_the_place_of_a_ledger_is_not_used(place: Path, tmp_path: Path, clock: Clock) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")
     place.mkdir(mode=0o700, parents=True)
@@ -291,6 +293,15 @@ def test_a_link_in_the_place_of_a_ledger_is_not_followed(place: Path, tmp_path: 
     with pytest.raises(OSError, match="link"):
         FileTransport(place, clock).renew(KEY, "a", asked())
     assert victim.read_text() == "precious"
+    ledger_file(place).unlink()
+    ledger_file(place).touch()
+    ledger_file(place).chmod(0o666)
+    with pytest.raises(Unsafe, match="mode 666"):
+        FileTransport(place, clock).renew(KEY, "a", asked())
+    ledger_file(place).unlink()
+    os.mkfifo(ledger_file(place), 0o600)
+    with pytest.raises(Unsafe, match="must belong to this user alone"):
+        FileTransport(place, clock).renew(KEY, "a", asked())
 
 
 def test_a_directory_that_cannot_be_made_is_an_error_of_the_renewal(tmp_path: Path, clock: Clock) -> None:

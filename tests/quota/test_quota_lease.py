@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf
 from random import Random
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from qreward.quota.lease import CATCH_UP, CappedLimit, Lease
+from qreward.quota.lease import CATCH_UP, FIRST_TOKENS, CappedLimit, Lease, LeasedQuota
 from qreward.quota.messages import LEASE, LINGER, MINUTE, RENEW, Demand, Grant, RenewReply, RenewRequest
 from qreward.quota.renewal import AHEAD, IDLE, SLOW, DemandTracker
 from qreward.scheduler.limits.concurrency import AdaptiveLimit, FixedLimit
@@ -20,27 +21,41 @@ from qreward.scheduler.state import LOW, Attempt, Pool, Source, Task, make_sourc
 from qreward.settings.policies import Limits
 
 
-def test_what_was_left_of_a_lease_that_has_run_out_is_not_sent_later() -> None:
-    lease = Lease(Limits(rpm=600), FixedLimit())
-    lease.take_over(0.0, 0.0, RenewReply(1, requests=Grant(600, 600, 10)))
-    assert lease.requests is not None
-    assert lease.requests.ready_at <= 1.0
-    assert not lease.lapse(LEASE - 0.1)
-    assert lease.requests.ready_at <= 1.0
-    assert lease.lapse(LEASE + 1)
-    assert lease.requests.ready_at == inf
+def lease_of(now: float = 0.0, members: int = 1, **grants: Any) -> Lease:
+    """A lease of these limits, which has had its first reply."""
+    settings = {"requests": "rpm", "tokens": "tpm", "permits": "max_concurrency"}
+    limits: dict[str, Any] = {settings[kind]: int(grant.limit) for kind, grant in grants.items()}
+    lease = Lease(Limits(**limits), FixedLimit())
+    lease.take_over(now, now, RenewReply(members, **grants))
+    return lease
 
 
-def test_tokens_beyond_the_estimate_are_taken_from_what_is_left() -> None:
-    lease = Lease(Limits(tpm=60_000), FixedLimit())
-    lease.take_over(0.0, 0.0, RenewReply(1, tokens=Grant(60_000, 60_000, 2000)))
-    assert lease.tokens is not None
-    lease.tokens.take(0.0, 500)
-    lease.tokens.settle(500, 600)
-    assert lease.tokens.ready_at < inf
-    lease.tokens.take(1.0, 500)
-    lease.tokens.settle(500, 1500)
-    assert lease.tokens.ready_at == inf
+def quota_of(lease: Lease) -> LeasedQuota:
+    (quota,) = lease.quotas
+    return quota
+
+
+def demand_of(quota: LeasedQuota) -> Demand:
+    return quota.need(quota.limit, lapsed=False, want=0, rate=0)
+
+
+# while the lease is valid
+
+
+def test_a_request_waits_for_the_lease_and_calls_for_it_once() -> None:
+    calls: list[None] = []
+    lease = Lease(Limits(max_concurrency=4, rpm=60), FixedLimit())
+    lease.call = lambda: calls.append(None)
+    assert [lease.may_send(now) for now in (0.0, 0.1)] == [False, False]
+    assert len(calls) == 1
+    lease.take_over(0.5, 0.5, RenewReply(1, requests=Grant(60, 60, 0), permits=Grant(4, 0)))
+    lease.missed = False
+    assert not lease.may_send(0.6), "a share without a slot"
+    assert len(calls) == 2
+    assert lease.is_short()
+    lease.take_over(1.0, 1.0, RenewReply(1, requests=Grant(60, 60, 0), permits=Grant(4, 4)))
+    lease.missed = False
+    assert (lease.may_send(1.1), quota_of(lease).ready_at, len(calls)) == (True, inf, 3), "slots without a request"
 
 
 def test_a_lease_counts_from_when_its_renewal_was_sent_not_from_when_the_reply_came() -> None:
@@ -50,76 +65,127 @@ def test_a_lease_counts_from_when_its_renewal_was_sent_not_from_when_the_reply_c
     assert not lease.may_send(1.0 + LEASE)
 
 
-def test_a_large_request_does_not_delay_the_use_of_the_next_grant() -> None:
-    lease = Lease(Limits(tpm=60_000), FixedLimit())
-    lease.take_over(0.0, 0.0, RenewReply(1, tokens=Grant(60_000, 6000, 300)))
-    assert lease.tokens is not None
-    lease.tokens.take(0.0, 3000)
-    lease.take_over(0.5, 0.5, RenewReply(1, tokens=Grant(60_000, 60_000, 10_000)))
-    assert lease.tokens.ready_at == 0.5 + RENEW - lease.tokens.burst
-    assert lease.tokens.rate == 1000, "what the scheduler expects of the source, per second"
+def test_what_was_left_of_a_lease_that_has_run_out_is_not_sent_later_nor_held() -> None:
+    lease = lease_of(requests=Grant(600, 600, 10), tokens=Grant(6000, 600, 900))
+    assert all(quota.ready_at <= 1.0 for quota in lease.quotas)
+    assert not lease.lapse(LEASE - 0.1)
+    assert all(quota.ready_at <= 1.0 for quota in lease.quotas)
+    assert lease.lapse(LEASE)
+    assert [quota.ready_at for quota in lease.quotas] == [inf, inf]
+    assert [quota.need(600, lapsed=lapsed, want=0, rate=0).hold for quota in lease.quotas for lapsed in (False, True)] == [600, 0, 600, 0]
 
 
-def test_a_grant_is_spread_over_the_time_until_the_next_renewal() -> None:
-    lease = Lease(Limits(rpm=600), FixedLimit())
-    lease.take_over(0.0, 0.0, RenewReply(1, requests=Grant(600, 60, 10)))
-    assert lease.requests is not None
-    now, sent = 0.0, []
-    while lease.requests.ready_at < inf:
-        now = max(now, lease.requests.ready_at)
-        lease.requests.take(now)
+def test_a_grant_is_added_to_what_is_left_and_spread_over_the_time_until_the_next_renewal() -> None:
+    lease, now, sent = lease_of(100.0, requests=Grant(600, 60, 6)), 100.0, []
+    lease.take_over(100.0, 100.0, RenewReply(1, requests=Grant(600, 60, 4)))
+    quota = quota_of(lease)
+    while quota.ready_at < inf:
+        now = max(now, quota.ready_at)
+        quota.take(now)
         sent.append(now)
     assert len(sent) == 10
-    assert 0.5 * RENEW <= sent[-1] <= RENEW
+    assert 0.5 * RENEW <= sent[-1] - 100.0 <= RENEW
 
 
-def test_a_request_waits_for_the_lease_and_calls_for_it_once() -> None:
-    calls: list[None] = []
-    lease = Lease(Limits(max_concurrency=4, rpm=60), FixedLimit())
-    lease.call = lambda: calls.append(None)
-    assert not lease.may_send(0.0)
-    assert not lease.may_send(0.1)
-    assert len(calls) == 1
-    lease.take_over(0.5, 0.5, RenewReply(1, requests=Grant(60, 60, 0), permits=Grant(4, 0)))
-    lease.missed = False
-    assert not lease.may_send(0.6), "a share without a slot"
-    assert len(calls) == 2
-    assert lease.is_short()
+def test_a_large_request_does_not_delay_the_use_of_the_next_grant() -> None:
+    lease = lease_of(tokens=Grant(60_000, 6000, 300))
+    quota_of(lease).take(0.0, 3000)
+    lease.take_over(0.5, 0.5, RenewReply(1, tokens=Grant(60_000, 60_000, 10_000)))
+    assert quota_of(lease).ready_at == 0.5 + RENEW - quota_of(lease).burst
+    assert quota_of(lease).rate == 1000, "what the scheduler expects of the source, per second"
 
 
-def test_a_lease_is_described_by_its_shares() -> None:
-    lease, limits = Lease(Limits(rpm=600, tpm=120_000), FixedLimit()), Limits(rpm=600, tpm=120_000)
-    said = [lease.words(limits)]
-    for members in (1, 3):
-        lease.take_over(0.0, 0.0, RenewReply(members, requests=Grant(600, 73.4567), tokens=Grant(120_000, 12_345.6)))
-        said.append(lease.words(limits))
-    shares = "73.46 of 600 requests a minute, 12346 of 120000 tokens a minute"
-    assert said == ["waiting for a first share", f"the only process: {shares}", f"one of 3 processes: {shares}"]
+def test_tokens_beyond_the_estimate_are_taken_from_what_is_left_and_unused_ones_go_back_to_all_members() -> None:
+    quota = quota_of(lease_of(tokens=Grant(60_000, 60_000, 2000)))
+    said = []
+    for now, used in ((0.0, 600), (1.0, 300), (2.0, 900)):
+        quota.take(now, 500)
+        quota.settle(500, used)
+        demand = demand_of(quota)
+        said.append((quota.ready_at < inf, demand.left, demand.spent, demand.returned))
+    assert said == [(True, 1400, 600, 0), (True, 900, 1100, 200), (False, 0, 2000, 200)]
+
+
+def test_one_large_request_does_not_keep_smaller_ones_waiting_for_long() -> None:
+    quota = quota_of(lease_of(tokens=Grant(60_000, 60_000, 20_000)))
+    quota.take(0.0, 8000.0)
+    assert (quota.least, quota.mean) == (8000, FIRST_TOKENS + 0.1 * (8000 - FIRST_TOKENS)), "the next ones may be as large"
+    for _ in range(100):
+        quota.take(0.0, 100.0)
+    assert quota.least <= 100
+    assert quota.mean == pytest.approx(100, abs=1)
+
+
+def test_what_is_left_but_too_little_for_a_request_goes_back_to_all_members() -> None:
+    quota = quota_of(lease_of(tokens=Grant(60_000, 60_000, 600)))
+    left = []
+    for _ in range(3):
+        quota.take(0.0, 200)
+        demand = demand_of(quota)
+        left.append((demand.left, round(demand.least - quota.least)))
+    assert left == [(400, 0), (0, 0), (-200, 200)], "and what was used too much is owed"
+
+
+def test_a_request_larger_than_the_limit_is_sent_once_a_whole_minutes_amount_is_left() -> None:
+    least = {}
+    for limits, limit, cost in ((Limits(tpm=1000), 1000.0, 5000.0), (Limits(tpm=1000), 1000.0, 500.0), (Limits(rpm=0.5), 0.5, 1.0)):
+        quota = quota_of(Lease(limits, FixedLimit()))
+        quota.given(0.0, Grant(limit, limit))
+        quota.take(0.0, cost)
+        quota.left = 0.0
+        least[limit, cost] = demand_of(quota).least
+    assert least == {(1000.0, 5000.0): 1000, (1000.0, 500.0): 500, (0.5, 1.0): 1}
 
 
 def test_a_share_is_short_if_it_allows_no_request_in_flight_or_too_few_of_one_kind() -> None:
-    limits = Limits(max_concurrency=4, rpm=60, tpm=6000)
     found = {}
     for case in ((1, 1, 256), (0, 1, 256), (1, 0, 256), (1, 1, 255)):
         permits, requests, tokens = case
-        lease = Lease(limits, FixedLimit())
-        lease.take_over(0.0, 0.0, RenewReply(2, requests=Grant(60, 9, requests), tokens=Grant(6000, 9, tokens), permits=Grant(4, permits)))
+        lease = lease_of(requests=Grant(60, 9, requests), tokens=Grant(6000, 9, tokens), permits=Grant(4, permits))
         short = lease.is_short()
         lease.go_alone(1.0, RenewRequest(), "away")
         found[case] = (short, lease.is_short())
     assert found == {(1, 1, 256): (False, False), (0, 1, 256): (True, False), (1, 0, 256): (True, False), (1, 1, 255): (True, False)}
 
 
-def test_a_request_larger_than_the_limit_is_sent_once_a_whole_minutes_amount_is_left() -> None:
-    least = {}
-    for limits, limit, cost in ((Limits(tpm=1000), 1000.0, 5000.0), (Limits(tpm=1000), 1000.0, 500.0), (Limits(rpm=0.5), 0.5, 1.0)):
-        lease = Lease(limits, FixedLimit())
-        (quota,) = lease.quotas
-        quota.given(0.0, Grant(limit, limit))
-        quota.take(0.0, cost)
-        quota.left = 0.0
-        least[limit, cost] = quota.need(limit, lapsed=False, want=1, rate=0).least
-    assert least == {(1000.0, 5000.0): 1000, (1000.0, 500.0): 500, (0.5, 1.0): 1}
+def test_a_source_that_may_send_nothing_by_its_lease_is_said_to_wait_for_its_share() -> None:
+    """Of each limit: before the first share, with one, once that has run out, and with a share of nothing."""
+    said = {}
+    for name, limits in (("permits", Limits(max_concurrency=4, shared="local")), ("requests", Limits(rpm=60, shared="local"))):
+        source = make_source("a", Random(0), limits)
+        lease, found = source.lease, [standing(0.0, source)]
+        assert lease is not None
+        lease.take_over(0.0, 0.0, replace(RenewReply(1), **{name: Grant(60, 2, 2)}))
+        found += [standing(1.0, source), standing(LEASE, source)]
+        lease.lapse(LEASE)
+        lease.take_over(LEASE, LEASE, replace(RenewReply(1), **{name: Grant(60, 0, 0)}))
+        said[name] = [*found, standing(LEASE, source)]
+    waits = ("waiting for its share", inf)
+    assert said == {name: [waits, ("ready", 0.0), waits, waits] for name in said}
+
+
+def test_a_lease_is_described_by_its_shares() -> None:
+    limits = Limits(rpm=600, tpm=120_000, max_concurrency=8)
+    lease = Lease(limits, FixedLimit())
+    said = [lease.words(limits)]
+    for members in (1, 3):
+        reply = RenewReply(members, requests=Grant(60, 7.34567), tokens=Grant(120_000, 12_345.6), permits=Grant(8, 3))
+        lease.take_over(0.0, 0.0, reply)
+        said.append(lease.words(limits))
+    lease.go_alone(0.0, RenewRequest(), "away")
+    said.append(lease.words(limits))
+    lease.end()
+    said.append(lease.words(limits))
+    shares = "7.346 of 60 requests a minute, 12346 of 120000 tokens a minute, 3 of 8 in flight"
+    known = [f"the only process: {shares}", f"one of 3 processes: {shares}", f"away: {shares}"]
+    assert said == ["waiting for a first share", *known, "idle"]
+    said.clear()
+    for one in (Limits(rpm=600), Limits(tpm=6000), Limits(max_concurrency=8)):
+        lease = Lease(one, FixedLimit())
+        lease.go_alone(0.0, RenewRequest(Demand(600), Demand(6000), Demand(8)), "away")
+        said.append(lease.words(one))
+        assert lease.words(Limits()) == "away: "  # as after the limit was removed
+    assert said == ["away: 75 of 600 requests a minute", "away: 750 of 6000 tokens a minute", "away: 1 of 8 in flight"]
 
 
 def test_the_limit_on_requests_in_flight_adapts_within_a_share_as_it_would_alone() -> None:
@@ -148,48 +214,57 @@ def test_the_limit_on_requests_in_flight_adapts_within_a_share_as_it_would_alone
     assert seen == {(True,), (False,), (True, True), (False, True), (True, False)}, "all of these are compared"
 
 
-def test_a_source_that_may_send_nothing_by_its_lease_is_said_to_wait_for_its_share() -> None:
-    """Of each limit: before the first share, with one, once that has run out, and with a share of nothing."""
-    said = {}
-    for name, limits in (("permits", Limits(max_concurrency=4, shared="local")), ("requests", Limits(rpm=60, shared="local"))):
-        source = make_source("a", Random(0), limits)
-        lease, found = source.lease, [standing(0.0, source)]
-        assert lease is not None
-        lease.take_over(0.0, 0.0, replace(RenewReply(1), **{name: Grant(60, 2, 2)}))
-        found += [standing(1.0, source), standing(LEASE, source)]
-        lease.lapse(LEASE)
-        lease.take_over(LEASE, LEASE, replace(RenewReply(1), **{name: Grant(60, 0, 0)}))
-        said[name] = [*found, standing(LEASE, source)]
-    waits = ("waiting for its share", inf)
-    expected = [waits, ("ready", 0.0), waits, waits]
-    assert said == {"permits": expected, "requests": expected}
+# without the ledger
 
 
 def test_a_member_alone_without_a_share_takes_one_eighth_or_its_part_if_there_are_more_members() -> None:
     taken = {}
     for members in (0, 3, 20):
-        lease = Lease(Limits(rpm=600), FixedLimit())
+        lease = Lease(Limits(rpm=600, tpm=6000), FixedLimit())
         lease.members = members
-        lease.go_alone(0.0, RenewRequest(requests=Demand(600)), "away")
-        assert lease.requests is not None
-        taken[members] = lease.requests.share
-    assert taken == {0: 75.0, 3: 75.0, 20: 30.0}
+        lease.go_alone(0.0, RenewRequest(Demand(600), Demand(6000)), "away")
+        taken[members] = [(quota.share, quota.limit) for quota in lease.quotas]
+    assert taken == {0: [(75, 600), (750, 6000)], 3: [(75, 600), (750, 6000)], 20: [(30, 600), (300, 6000)]}
+    lease = Lease(Limits(rpm=600), FixedLimit())  # of a source whose limits have changed since
+    lease.go_alone(0.0, RenewRequest(tokens=Demand(6000)), "away")
+    lease.take_over(1.0, 1.0, RenewReply(1, tokens=Grant(6000, 6000, 60)))
+    assert quota_of(lease).share == 0
+    slots = {}
+    for limit, share in ((16, None), (4, None), (16, 9)):
+        lease = Lease(Limits(max_concurrency=limit), FixedLimit()) if share is None else lease_of(permits=Grant(limit, share))
+        lease.go_alone(0.0, RenewRequest(permits=Demand(limit)), "away")
+        slots[limit, share] = (lease.permits, lease.window.limit, lease.may_send(LEASE - 0.1), lease.may_send(LEASE))
+    assert slots == {(16, None): (2, 2, True, False), (4, None): (1, 1, True, False), (16, 9): (9, 9, True, False)}
 
 
 def test_a_member_alone_stays_one_request_a_minute_below_its_share_but_never_below_half_of_it() -> None:
     rates = {}
     for share in (60.0, 3.0, 1.0, 0.5):
-        lease = Lease(Limits(rpm=60), FixedLimit())
-        lease.take_over(0.0, 0.0, RenewReply(4, requests=Grant(60, share)))
+        lease = lease_of(members=4, requests=Grant(60, share))
         lease.go_alone(0.5, RenewRequest(), "away")
-        assert lease.requests is not None
-        rates[share] = round(60 * lease.requests.rate, 3)
-        assert lease.requests.ready_at == 0.5 + 1 / lease.requests.rate - CATCH_UP
+        quota = quota_of(lease)
+        rates[share] = round(60 * quota.rate, 3)
+        assert quota.ready_at == 0.5 + 1 / quota.rate - CATCH_UP
     assert rates == {60.0: 59.0, 3.0: 2.0, 1.0: 0.5, 0.5: 0.25}
-    lease = Lease(Limits(tpm=6000), FixedLimit())
-    lease.take_over(0.0, 0.0, RenewReply(4, tokens=Grant(6000, 600)))
+    lease = lease_of(members=4, tokens=Grant(6000, 600))
     lease.go_alone(0.5, RenewRequest(), "away")
-    assert [60 * quota.rate for quota in lease.quotas] == [600], "a token more or less does not matter"
+    assert 60 * quota_of(lease).rate == 600, "a token more or less does not matter"
+
+
+def test_a_member_alone_sends_at_its_rate_also_after_a_pause_and_counts_what_answers_have_used() -> None:
+    lease = lease_of(tokens=Grant(60_000, 60_000, 500))
+    lease.go_alone(0.0, RenewRequest(), "away")
+    lease.go_alone(1.0, RenewRequest(), "still away")
+    quota = quota_of(lease)
+    ready = [quota.ready_at + CATCH_UP]
+    for now, used in ((100.0, 1000), (101.0, 500), (101.5, 2000)):
+        quota.take(now, 1000)
+        quota.settle(1000, used)
+        ready.append(quota.ready_at + CATCH_UP)
+    assert ready == [FIRST_TOKENS / 1000, 101.0, 101.5, 103.5], "a thousand tokens a second; the first try began the time alone"
+    lease.take_over(104.0, 104.0, RenewReply(1, tokens=Grant(60_000, 60_000, 1000)))
+    demand = demand_of(quota)
+    assert (demand.left, demand.spent, demand.returned) == (1000, 0, 0), "what was sent alone is not of a grant"
 
 
 def test_a_share_that_was_given_up_is_not_used_again() -> None:
@@ -199,65 +274,37 @@ def test_a_share_that_was_given_up_is_not_used_again() -> None:
         ("tokens", Limits(tpm=6000), RenewReply(1, tokens=Grant(6000, 6000, 600)), RenewRequest(tokens=Demand(6000))),
         ("permits", Limits(max_concurrency=16), RenewReply(1, permits=Grant(16, 16)), RenewRequest(permits=Demand(16))),
     ):
-        for returns in ("young", "alone"):
+        for returns in ("young", "alone", "again"):
             lease = Lease(limits, FixedLimit())
             lease.take_over(0.0, 0.0, reply)
             lease.end()
             assert not lease.may_send(0.1), (kind, returns)
-            if returns == "young":
+            if returns == "again":
+                lease.take_over(1.0, 1.0, reply)
+                assert lease.may_send(1.1), kind
+            elif returns == "young":
                 lease.take_over(1.0, 1.0, RenewReply(1, young=True))
-                assert not lease.may_send(1.1), kind
+                assert (lease.may_send(1.1), lease.own) == (False, False), kind
             else:
                 lease.go_alone(1.0, request, "away")
                 shares = [quota.share / quota.limit for quota in lease.quotas] or [lease.permits / 16]
                 assert shares == [1 / 8], kind
 
 
-def test_a_lease_that_has_run_out_holds_nothing() -> None:
-    lease = Lease(Limits(rpm=600, tpm=6000), FixedLimit())
-    for quota in lease.quotas:
-        quota.share = 60.0
-        assert [quota.need(600, lapsed=lapsed, want=0, rate=0).hold for lapsed in (False, True)] == [60.0, 0.0]
-
-
 def test_a_member_alone_gives_up_what_it_was_granted() -> None:
-    lease = Lease(Limits(rpm=600), FixedLimit())
-    lease.take_over(0.0, 0.0, RenewReply(1, requests=Grant(600, 60, 10)))
-    lease.go_alone(1.0, RenewRequest(requests=Demand(600)), "away")
-    assert lease.requests is not None
-    demand = lease.requests.need(600, lapsed=False, want=0, rate=0)
-    assert (demand.left, demand.hold) == (0.0, 60)
-
-
-def test_tokens_that_an_answer_did_not_use_go_back_to_all_members() -> None:
-    lease = Lease(Limits(tpm=60_000), FixedLimit())
-    lease.take_over(0.0, 0.0, RenewReply(1, tokens=Grant(60_000, 60_000, 2000)))
-    assert lease.tokens is not None
-    lease.tokens.take(0.0, 500)
-    lease.tokens.settle(500, 300)
-    demand = lease.tokens.need(60_000, lapsed=False, want=0, rate=0)
-    assert (demand.left, demand.spent, demand.returned) == (1500, 500, 200)
-
-
-def test_one_large_request_does_not_keep_smaller_ones_waiting_for_long() -> None:
-    lease = Lease(Limits(tpm=60_000), FixedLimit())
-    lease.take_over(0.0, 0.0, RenewReply(1, tokens=Grant(60_000, 60_000, 20_000)))
-    assert lease.tokens is not None
-    for cost in (8000.0, *[100.0] * 100):
-        lease.tokens.take(0.0, cost)
-    assert lease.tokens.least <= 100
-
-
-def test_what_is_left_but_too_little_for_a_request_goes_back_to_all_members() -> None:
-    lease = Lease(Limits(tpm=60_000), FixedLimit())
-    lease.take_over(0.0, 0.0, RenewReply(1, tokens=Grant(60_000, 60_000, 600)))
-    assert lease.tokens is not None
-    left = []
-    for _ in range(3):
-        lease.tokens.take(0.0, 200)
-        demand = lease.tokens.need(60_000, lapsed=False, want=0, rate=0)
-        left.append((demand.left, round(demand.least - lease.tokens.least)))
-    assert left == [(400, 0), (0, 0), (-200, 200)], "and what was used too much is owed"
+    for alone in ("the ledger is away", "the ledger is young"):
+        lease = lease_of(requests=Grant(600, 60, 10))
+        if alone == "the ledger is away":
+            lease.go_alone(1.0, RenewRequest(requests=Demand(600)), "away")
+        else:
+            lease.take_over(1.0, 1.0, RenewReply(1, young=True, requests=Grant(600, 60, 0)))
+        assert lease.may_send(1.1), alone
+        demand = demand_of(quota_of(lease))
+        assert (demand.left, demand.hold) == (0.0, 60), alone
+    lease = lease_of(permits=Grant(8, 3))
+    lease.take_over(1.0, 1.0, RenewReply(1, young=True, permits=Grant(8, 3)))
+    assert (lease.may_send(1.1), lease.own, lease.permits) == (True, True, 3)
+    assert lease.words(Limits(max_concurrency=8)) == "on its last share: the ledger has just begun: 3 of 8 in flight"
 
 
 # what a source asks for
@@ -266,13 +313,16 @@ def test_what_is_left_but_too_little_for_a_request_goes_back_to_all_members() ->
 class Demands:
     """A source whose requests are sent and answered by hand, and what it asks the ledger for."""
 
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
-        self.source: Source = make_source("a", Random(0), limits)
+    def __init__(self, waiting: int = 0, **limits: Any) -> None:
+        self.limits = Limits(**limits, shared="local")
+        self.source: Source = make_source("a", Random(0), self.limits)
         assert self.source.lease is not None
         self.lease = self.source.lease
         self.tracker = DemandTracker(self.source, self.lease)
         self.under_way: list[Attempt] = []
+        pool = Pool("p", [self.source], ExpectedFinish(), Queue())
+        for number in range(waiting):
+            pool.queue.put(Task(None, pool, 5, None, None, number))
 
     def send(self, now: float, count: int) -> None:
         for _ in range(count):
@@ -286,79 +336,83 @@ class Demands:
             self.source.answered(now, attempt, Answer("yes", 1, 1))
         self.under_way.clear()
 
-    def ask(self, now: float) -> RenewRequest:
-        return self.tracker.request(now, self.limits)
+    def ask(self, now: float, kind: str) -> Demand:
+        found = getattr(self.tracker.request(now, self.limits), kind)
+        assert isinstance(found, Demand)
+        return found
 
 
 def test_a_source_asks_for_as_many_slots_as_it_used_since_its_last_renewal_and_a_few_more() -> None:
-    demands = Demands(Limits(max_concurrency=64, shared="local"))
+    demands = Demands(max_concurrency=64)
+    assert demands.ask(-1.0, "permits").rate == 0
     asked = []
-    first = demands.ask(-1.0).permits
-    assert first is not None
-    assert first.rate == 0
     for now, count in ((0.0, 6), (0.5, 20), (1.0, 0), (1.5, 0)):
         demands.send(now, count)
         demands.answer(now + 0.2)
-        permits = demands.ask(now + 0.25).permits
-        assert permits is not None
+        permits = demands.ask(now + 0.25, "permits")
         asked.append((permits.rate, permits.using))
     assert asked == [(8, 0), (25, 0), (0, 0), (0, 0)]
     demands.send(2.0, 5)
     for now in (2.25, 2.75):  # what is in flight the whole time counts in each
-        permits = demands.ask(now).permits
-        assert permits is not None
+        permits = demands.ask(now, "permits")
         assert (permits.rate, permits.using) == (7, 5)
 
 
+def test_a_source_asks_for_a_slot_for_each_task_that_waits_up_to_its_own_limit_and_holds_none_without_a_lease() -> None:
+    asked = {}
+    for waiting in (0, 3, LOW):
+        demands = Demands(waiting, max_concurrency=64)
+        demands.lease.take_over(0.0, 0.0, RenewReply(1, permits=Grant(64, 10)))
+        demands.send(0.1, 2)
+        permits = [demands.ask(now, "permits") for now in (0.5, LEASE)]
+        asked[waiting] = ([each.rate for each in permits], [each.hold for each in permits], demands.tracker.hungry)
+    assert asked == {0: ([3, 3], [10, 0], False), 3: ([5, 5], [10, 0], True), LOW: ([64, 64], [10, 0], True)}
+
+
 def test_a_source_asks_for_half_as_much_again_as_it_used_since_its_last_renewal() -> None:
-    demands = Demands(Limits(rpm=6000, shared="local"))
-    demands.ask(0.0)
+    demands = Demands(rpm=6000)
+    demands.ask(0.0, "requests")
     demands.send(0.1, 40)
     demands.answer(0.3)
-    first, second = demands.ask(0.5).requests, demands.ask(1.0).requests
-    assert first is not None
-    assert second is not None
+    first, second = demands.ask(0.5, "requests"), demands.ask(1.0, "requests")
     assert (first.spent, second.spent) == (40.0, 40.0)
     assert (first.want, second.want) == (AHEAD * 40 + 1, 0)
     assert (first.rate, second.rate) == (AHEAD * 40 / 0.5 * MINUTE + 1, 0.0)
+    after_long = Demands(rpm=6000)
+    after_long.send(5000.0, 40)
+    assert after_long.ask(5000.0, "requests").rate == AHEAD * 40 + 1, "of a minute, if it has not asked before"
 
 
-def test_a_source_asks_for_tokens_by_the_mean_of_what_its_requests_cost() -> None:
-    demands = Demands(Limits(tpm=60_000, shared="local"))
-    assert demands.lease.tokens is not None
-    demands.ask(0.0)
+def test_a_source_asks_for_tokens_by_the_mean_of_what_its_requests_cost_and_for_one_large_request_at_least() -> None:
+    demands = Demands(tpm=60_000)
+    tokens = demands.lease.tokens
+    assert tokens is not None
+    demands.ask(0.0, "tokens")
     demands.send(0.1, 40)
     for _ in range(100):
-        demands.lease.tokens.take(0.2, 1000.0)
+        tokens.take(0.2, 1000.0)
     demands.answer(0.3)
-    tokens = demands.ask(0.5).tokens
-    assert tokens is not None
-    assert round(tokens.want / 1000) == AHEAD * 40 + 1
-    assert round(tokens.rate / 1000) == AHEAD * 40 / 0.5 * MINUTE + 1
+    asked = demands.ask(0.5, "tokens")
+    assert round(asked.want / 1000) == AHEAD * 40 + 1
+    assert round(asked.rate / 1000) == AHEAD * 40 / 0.5 * MINUTE + 1
+    tokens.take(0.6, 9000.0)
+    assert demands.ask(1.0, "tokens").want == 9000
 
 
 def test_a_source_without_a_slot_asks_for_the_requests_of_one_slot() -> None:
-    demands = Demands(Limits(max_concurrency=64, rpm=6000, shared="local"))
-    pool = Pool("p", [demands.source], ExpectedFinish(), Queue())
-    for number in range(10):
-        pool.queue.put(Task(None, pool, 5, None, None, number))
+    demands = Demands(10, max_concurrency=64, rpm=6000)
     wants = []
     for share in (0, 4, 64):
         demands.lease.take_over(0.0, 0.0, RenewReply(1, requests=Grant(6000, 60), permits=Grant(64, share)))
         if not share:
             demands.lease.end()
-        requests = demands.ask(0.5).requests
-        assert requests is not None
-        wants.append(requests.want)
+        wants.append(demands.ask(0.5, "requests").want)
     assert wants == [2, 5, 65], "one more, so that the next renewal is not late"
 
 
 def test_how_many_tasks_wait_for_a_source_counts_only_if_it_could_take_them() -> None:
     def waiting(tasks: int, change: Callable[[Source], object] = lambda _: None) -> float:
-        demands = Demands(Limits(rpm=6000, shared="local"))
-        pool = Pool("p", [demands.source], ExpectedFinish(), Queue())
-        for number in range(tasks):
-            pool.queue.put(Task(None, pool, 5, None, None, number))
+        demands = Demands(tasks, rpm=6000)
         change(demands.source)
         return demands.tracker.waiting(0.0)
 
@@ -376,22 +430,22 @@ def test_how_many_tasks_wait_for_a_source_counts_only_if_it_could_take_them() ->
 def test_the_requests_in_flight_of_a_source_last_at_most_twice_its_longest_latency() -> None:
     lasts = []
     for seconds in (0.0, 0.5, 90.0):
-        demands = Demands(Limits(max_concurrency=64, shared="local"))
+        demands = Demands(max_concurrency=64)
         if seconds:
             demands.send(0.0, 20)
             demands.answer(seconds)
-        permits = demands.ask(100.0).permits
-        assert permits is not None
-        lasts.append(permits.lasts)
+        lasts.append(demands.ask(100.0, "permits").lasts)
     assert lasts == [LINGER, pytest.approx(SLOW * 0.5, rel=0.1), LINGER]
 
 
 def test_a_source_is_idle_two_seconds_after_its_last_work() -> None:
-    demands = Demands(Limits(rpm=6000, shared="local"))
+    demands = Demands(rpm=6000)
     assert demands.tracker.is_idle(0.0), "nothing has ever been sent"
     demands.send(1.0, 1)
     assert not demands.tracker.is_idle(1.0)
     demands.answer(9.0)
-    demands.ask(9.0)
+    demands.ask(9.0, "requests")
     assert not demands.tracker.is_idle(9.0 + IDLE)
     assert demands.tracker.is_idle(9.1 + IDLE)
+    waits = Demands(1, rpm=6000)
+    assert [waits.tracker.is_idle(now) for now in (0.0, 100.0)] == [False, False]

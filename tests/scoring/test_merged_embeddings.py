@@ -13,7 +13,6 @@ import httpx
 
 from qreward import Endpoint, Limits, QRewardClient
 from qreward.codecs.embeddings import EmbeddingsAnswer
-from qreward.errors import BadRequest
 from qreward.scoring.merge_spec import parts_of
 
 MODEL = "embedder"
@@ -103,23 +102,11 @@ def test_the_usage_of_merged_items_is_marked_as_estimated_and_adds_up() -> None:
     asyncio.run(main())
 
 
-def test_without_usage_no_usage_is_made_up() -> None:
-    found = embedded(Server(usage=False), ["a", "b"])
-    assert [len(each.data) for each in found] == [1, 1]
-
-
 def test_texts_and_tokens_do_not_share_a_request() -> None:
     server = Server()
     found = embedded(server, ["text", [1, 2, 3], ["a", "b"], [[4, 5], [6]]])
     assert sorted(map(str, (body["input"] for body in server.bodies))) == sorted(map(str, [["text", "a", "b"], [[1, 2, 3], [4, 5], [6]]]))
     assert [len(each.data) for each in found] == [1, 1, 2, 2]
-
-
-def test_of_merged_calls_only_the_bad_one_fails() -> None:
-    server = Server()
-    found = embedded(server, ["a", "refuse me", "c", "d", "e"])
-    assert [isinstance(each, BadRequest) for each in found] == [False, True, False, False, False]
-    assert [each.data[0].embedding[0] for each in found if not isinstance(each, BadRequest)] == [1.0] * 4
 
 
 def test_a_call_with_more_inputs_than_a_list_may_have_goes_alone_and_whole() -> None:

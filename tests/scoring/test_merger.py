@@ -7,22 +7,13 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-from merge_tools import MODEL, ListBackend, client_of, endpoint, flat, good, leftovers, now, texts, value_of
+from merge_tools import MODEL, ListBackend, client_of, endpoint, flat, good, leftovers, texts, value_of
 
 from qreward import Hedge, Limits, Priority, QRewardClient, RewardModel
-from qreward.codecs.rewards.base import Conversation
 
 
 async def scores(client: Any, items: list[Any], **settings: Any) -> list[float]:
     return await asyncio.gather(*(client.score(item, model=MODEL, **settings) for item in items))
-
-
-async def test_a_lone_item_goes_at_once_and_alone() -> None:
-    backend = ListBackend()
-    async with client_of(backend) as client:
-        assert await client.score("x 7", model=MODEL) == 7.0
-        assert backend.sent == [("a", 0.0, ["x 7"])]
-        assert leftovers(client) == {}
 
 
 async def test_items_that_come_together_go_together_though_slots_are_free() -> None:
@@ -80,31 +71,6 @@ async def test_a_list_holds_no_more_bytes_than_the_endpoint_takes() -> None:
     assert flat(backend.lists) == items, "what did not fit was the head of the next"
 
 
-async def test_the_lists_of_a_bulk_end_at_the_same_time_though_one_endpoint_is_slow() -> None:
-    async def work(name: str, items: list[Any]) -> None:
-        await asyncio.sleep((0.02 + 0.0015 * len(items)) * (3 if name == "slow" else 1))
-
-    async with client_of(ListBackend(work), endpoint("a", 4), endpoint("b", 4), endpoint("slow", 4)) as client:
-        await client.batch_score(texts(3000), MODEL)
-    shortest = 3000 * 0.0015 / (8 + 4 / 3)
-    assert now() < 1.6 * shortest
-
-
-async def test_chats_go_one_by_one_where_the_server_takes_one_a_request() -> None:
-    async def work(_name: str, items: list[Any]) -> Any:
-        await asyncio.sleep(1)
-        return good([item.messages[0]["content"] for item in items])
-
-    backend = ListBackend(work)
-    chats = [[{"role": "user", "content": f"x {number}"}] for number in range(10)]
-    async with client_of(backend, endpoint(slots=4)) as client:
-        batch = await client.batch_score(chats, MODEL)
-        assert batch.values() == [float(number) for number in range(10)]
-        assert now() == 3.0, "four at a time"
-    assert backend.sizes == [1] * 10
-    assert all(isinstance(items[0], Conversation) for items in backend.lists)
-
-
 async def test_pairs_are_merged_where_a_template_makes_texts_of_them_and_not_where_the_server_has_its_own() -> None:
     async def work(_name: str, items: list[Any]) -> Any:
         await asyncio.sleep(1)
@@ -149,21 +115,6 @@ async def test_urgent_items_go_first_and_the_others_fill_the_rest_of_the_list() 
         await asyncio.gather(blocker, *low, *high)
     assert backend.lists[1] == texts(5, 1) + texts(27, 100)
     assert backend.lists[2] == texts(13, 127)
-
-
-async def test_bulks_and_single_calls_share_lists() -> None:
-    backend = ListBackend()
-    async with client_of(backend) as client:
-        blocker = asyncio.create_task(client.score("x 0", model=MODEL))
-        await asyncio.sleep(0.1)
-        bulks = [asyncio.create_task(client.batch_score(texts(4, 10 * number), MODEL)) for number in (1, 2, 3)]
-        single = asyncio.create_task(client.score("x 9", model=MODEL))
-        found = await asyncio.gather(*bulks)
-        assert [batch.values() for batch in found] == [[10.0, 11, 12, 13], [20.0, 21, 22, 23], [30.0, 31, 32, 33]]
-        assert await single == 9.0
-        await blocker
-        assert leftovers(client) == {}
-    assert backend.sizes == [1, 13]
 
 
 @pytest.mark.parametrize("kind", ["list", "iterator", "async iterator"])

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 from typing import Any
 
 import pytest
 from merge_tools import MODEL, ListBackend, broken, client_of, endpoint, flat, good, leftovers, now, overloaded, texts
 
-from qreward import BatchInterrupted, Limits, QRewardClient, Retry
+from qreward import Limits, QRewardClient, Retry
 from qreward.errors import ClientClosed, DeadlineExceeded, RequestTimeout
 
 
@@ -112,17 +111,6 @@ async def test_the_time_of_a_bulks_item_begins_when_it_is_taken_not_when_it_is_r
         assert max(result.queued for result in batch) == 0.0
 
 
-async def test_a_bulks_items_that_take_too_long_fail_one_by_one_and_no_timer_stays() -> None:
-    async def work(_name: str, items: list[Any]) -> Any:
-        await asyncio.sleep(10 if "x 0" in items else 0.5)
-
-    async with client_of(ListBackend(work), endpoint("tei", 1, "tei")) as client:
-        batch = await client.batch_score(texts(64), MODEL, timeout=3)
-        assert set(batch.errors) == set(range(32))
-        assert now() == 3.5
-        assert leftovers(client) == {}
-
-
 async def test_the_deadline_of_a_batch_ends_what_is_missing() -> None:
     backend = ListBackend(seconds=1)
     async with client_of(backend, endpoint("tei", 1, "tei")) as client:
@@ -149,22 +137,6 @@ async def test_a_cancelled_batch_leaves_the_items_of_others_alone() -> None:
     assert not backend.cancelled
 
 
-async def test_a_callback_that_raises_ends_reading_and_drops_what_waits() -> None:
-    backend = ListBackend(seconds=1)
-
-    def seen(result: Any) -> None:
-        if result.index == 40:
-            raise RuntimeError("enough")
-
-    async with client_of(backend, endpoint("tei", 1, "tei")) as client:
-        with pytest.raises(BatchInterrupted) as caught:
-            await client.batch_score(texts(500), MODEL, on_result=seen)
-        assert caught.value.results is not None
-        assert 40 in {result.index for result in caught.value.results}
-        assert leftovers(client) == {}
-    assert len(backend.sent) <= 3
-
-
 async def test_closing_the_client_ends_what_waits_what_is_under_way_and_what_is_to_be_sent_again() -> None:
     async def work(_name: str, items: list[Any]) -> Any:
         await asyncio.sleep(0.1)
@@ -183,17 +155,6 @@ async def test_closing_the_client_ends_what_waits_what_is_under_way_and_what_is_
     assert leftovers(client) == {}
     with pytest.raises(ClientClosed):
         await client.score("x 1", model=MODEL)
-
-
-async def test_an_abandoned_coroutine_leaves_nothing_behind() -> None:
-    async with client_of(ListBackend()) as client:
-        asked = client.score("x 1", model=MODEL)
-        asked.send(None)
-        await asyncio.sleep(0.1)
-        del asked
-        gc.collect()
-        await asyncio.sleep(2)
-        assert leftovers(client) == {}
 
 
 def test_several_loops_share_the_limits_and_each_has_its_own_lists() -> None:

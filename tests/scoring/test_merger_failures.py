@@ -32,11 +32,9 @@ from qreward.errors import (
     AuthenticationFailed,
     BadRequest,
     CircuitOpen,
-    ConnectionFailed,
     InvalidResponse,
     NoEndpoint,
     QueueFull,
-    RequestTimeout,
     ServerError,
 )
 from qreward.scheduler.outcome import Failure, FailureKind
@@ -60,18 +58,6 @@ async def scored(backend: ListBackend, items: list[str], *endpoints: Any, **sett
         batch = await client.batch_score(items, MODEL)
         assert leftovers(client) == {}
         return batch
-
-
-@pytest.mark.parametrize("status", [400, 413, 422, 424])
-async def test_of_a_list_that_is_refused_only_the_bad_items_fail(status: int) -> None:
-    bad = {"x 3": 3, "x 50": 50, "x 51": 51}
-    backend = ListBackend(failing_with(refused(status), *bad))
-    batch = await scored(backend, texts(100))
-    assert {index: getattr(error, "status_code", None) for index, error in batch.errors.items()} == dict.fromkeys(bad.values(), status)
-    assert [value for value in batch.values() if value is not None] == [float(index) for index in range(100) if index not in batch.errors]
-    alone = Counter(items[0] for items in backend.lists if len(items) == 1)
-    assert all(alone[item] for item in bad), "an item is only blamed when it was alone"
-    assert len(backend.sent) < 60
 
 
 async def test_the_error_of_a_bad_item_has_the_trail_of_all_lists_it_was_in() -> None:
@@ -121,29 +107,6 @@ async def test_a_list_that_has_failed_takes_no_other_item_along() -> None:
     assert [items for items in backend.lists if "x 0" in items] == [["x 0"]] * 4
 
 
-async def test_a_list_that_breaks_a_server_goes_whole_to_another() -> None:
-    async def work(name: str, items: list[Any]) -> Any:
-        await asyncio.sleep(0.1)
-        return broken() if name == "a" else None
-
-    backend = ListBackend(work)
-    batch = await scored(backend, texts(40), endpoint("a"), endpoint("b"))
-    assert batch.values() == [float(number) for number in range(40)]
-    failed = [items for name, _, items in backend.sent if name == "a"]
-    assert len(failed) >= 2
-    assert all(items in [others for name, _, others in backend.sent if name == "b"] for items in failed[:2])  # later ones may be cut
-
-
-async def test_an_item_that_breaks_every_server_does_not_sink_its_neighbours() -> None:
-    reset, late = ConnectionFailed("reset"), RequestTimeout("late")
-    for failure in (broken(), Failure(FailureKind.TRANSIENT, reset), Failure(FailureKind.TIMEOUT, late)):
-        backend = ListBackend(failing_with(failure, "x 13", seconds=0.05))
-        batch = await scored(backend, texts(200), *(endpoint(name) for name in "abcdef"))
-        assert set(batch.errors) == {13}
-        assert isinstance(batch.errors[13], type(failure.error))
-        assert len(backend.sent) < 40, "four tries of the whole, two of each bad half, one of each good one"
-
-
 async def test_an_answer_that_is_no_list_of_results_fails_the_whole_list_and_no_part_of_it_is_sent() -> None:
     """Its parts would end as lists of one item, for which one number is an answer."""
 
@@ -176,32 +139,6 @@ async def test_several_documents_that_fail_are_one_error_of_their_ranking() -> N
         with pytest.raises(CircuitOpen):
             await client.rerank("q", texts(8), MODEL)
         assert leftovers(client) == {}
-
-
-async def test_a_list_that_fails_by_chance_is_tried_again_before_it_is_cut() -> None:
-    backend = ListBackend(in_turn(broken(), broken(), None))
-    batch = await scored(backend, texts(50))
-    assert not batch.errors
-    assert backend.lists == [texts(50)] * 3
-
-
-async def test_an_item_without_a_score_is_asked_again_alone_and_then_fails_as_what_it_is() -> None:
-    missing = frozenset({"x 5", "x 6"})
-
-    async def work(_name: str, items: list[Any]) -> Any:
-        await asyncio.sleep(0.1)
-        if len(items) == 1 and items[0] == "x 5":
-            return Failure(FailureKind.TRANSIENT, InvalidResponse("it has no score", status_code=200))
-        return good(items, missing if len(items) > 1 else frozenset())
-
-    backend = ListBackend(work)
-    batch = await scored(backend, texts(10))
-    assert set(batch.errors) == {5}, "the other had one when it was alone"
-    assert isinstance(batch.errors[5], InvalidResponse)
-    assert batch.values(default="none")[5] == "none"
-    assert batch[6].value == 6.0
-    assert sorted(backend.lists[1:]) == [["x 5"]] * 3 + [["x 6"]], "the list counts as one try of four"
-    assert [record.outcome for record in batch[6].attempts] == ["transient", "ok"]
 
 
 async def test_an_item_that_cannot_be_written_fails_alone() -> None:
@@ -294,11 +231,13 @@ async def test_a_list_that_moves_to_an_endpoint_of_shorter_lists_leaves_the_rest
     script=st.lists(st.sampled_from(["ok", "ok", "overloaded", "broken", "missing"]), max_size=12),
     slots=st.integers(1, 3),
     kinds=st.sampled_from([("vllm",), ("tei",), ("vllm", "tei")]),
+    status=st.sampled_from([400, 413, 422]),
 )
 def test_each_item_has_exactly_one_outcome_and_only_the_bad_fail(
-    count: int, bad: set[int], script: list[str], slots: int, kinds: tuple[str, ...]
+    count: int, bad: set[int], script: list[str], slots: int, kinds: tuple[str, ...], status: int
 ) -> None:
     told: Counter[int] = Counter()
+    alone: set[str] = set()
 
     async def test() -> BatchResult[Any]:
         steps = iter(script)
@@ -312,7 +251,8 @@ def test_each_item_has_exactly_one_outcome_and_only_the_bad_fail(
             if step == "broken":
                 return broken()
             if poison.intersection(items):
-                return refused()
+                alone.update(items if len(items) == 1 else ())
+                return refused(status)
             return good(items, frozenset(items[:1]) if step == "missing" and len(items) > 1 else frozenset())
 
         endpoints = [endpoint(kind, slots, kind) for kind in kinds]
@@ -324,6 +264,8 @@ def test_each_item_has_exactly_one_outcome_and_only_the_bad_fail(
     batch = run_in_virtual_time(test())
     assert told == dict.fromkeys(range(count), 1)
     assert set(batch.errors) == {number for number in bad if number < count}
+    assert {getattr(error, "status_code", None) for error in batch.errors.values()} <= {status}
+    assert alone == {f"x {number}" for number in batch.errors}, "an item is only blamed when it was alone"
     assert all(batch[index].value == index for index in range(count) if index not in bad)
     assert all(batch[index].attempts[-1].outcome == "ok" for index in range(count) if index not in bad)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from qreward import Limits, QRewardClient, Retry, RewardModel, SyncQRewardClient
+from qreward import Limits, QRewardClient, Retry, RewardModel
 from qreward.errors import BadRequest, InvalidResponse, RequestError
 from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency
 from qreward.testing.rewards import NAN, REFUSED, Scoring, probabilities_of, score_of
@@ -74,28 +74,6 @@ def test_of_many_items_the_poison_fails_and_all_others_have_their_own_score(kind
     assert left == {}
 
 
-def test_a_mixed_fleet_gives_the_same_scores_wherever_an_item_goes() -> None:
-    async def main() -> Any:
-        fakes = [fake(kind, latency=Latency(base=0.01)) for kind in ("vllm", "sglang", "tei", "openrlhf")]
-        async with FakeFleet(fakes) as fleet, client_of(fleet) as client:
-            batch = await client.batch_score([f"item {index}" for index in range(600)], MODEL)
-            return batch, [fleet.seen(name).answered for name in fleet.urls]
-
-    batch, answered = asyncio.run(main())
-    assert batch.values() == [score_of(f"item {index}") for index in range(600)]
-    assert all(answered), "each had a part"
-
-
-def test_an_item_that_is_too_long_for_the_model_fails_alone() -> None:
-    async def main() -> Any:
-        async with FakeFleet([fake("vllm", scoring=Scoring(max_tokens=100))]) as fleet, client_of(fleet) as client:
-            return await client.batch_score(["x" * 4000 if index == 5 else f"item {index}" for index in range(32)], MODEL)
-
-    batch = asyncio.run(main())
-    assert set(batch.errors) == {5}
-    assert "shorten the input" in str(batch.errors[5])
-
-
 def test_single_scores_labels_and_rankings_are_what_the_server_says() -> None:
     async def main() -> None:
         labels = ("bad", "good")
@@ -128,37 +106,3 @@ def test_a_ranking_is_one_request_where_the_server_takes_it_whole_and_idle_slots
             assert fleet.seen("vllm").answered == 2
 
     asyncio.run(main())
-
-
-def test_the_blocking_client_has_the_same_calls() -> None:
-    with FakeFleet([fake("tei")]) as fleet, SyncQRewardClient(fleet.endpoints) as client:
-        assert client.score("q", "a", model=MODEL) == score_of(["q", "a"])
-        batch = client.batch_score([("q", str(number)) for number in range(100)], MODEL)
-        assert batch.values() == [score_of(["q", str(number)]) for number in range(100)]
-        assert client.classify("text", model=MODEL) == pytest.approx({"LABEL_0": probabilities_of([score_of("text")])[0]})
-        assert len(client.batch_classify(["a", "b"], MODEL)) == 2
-        assert len(client.rerank("q", ["a", "b"], MODEL)) == 2
-        assert [len(value.data) for value in client.batch_embeddings(["a", "b"], MODEL).values()] == [1, 1]
-
-
-def test_a_server_of_short_lists_refuses_only_in_the_first_batch_and_none_if_it_is_looked_at() -> None:
-    async def requests(probe: float | None) -> list[int]:
-        """Of each of some batches of 24 items, at a server that takes 4."""
-        async with FakeFleet([fake("tei", scoring=Scoring(max_items=4))]) as fleet:
-            endpoints = [each.model_copy(update={"probe": probe, "limits": Limits(max_concurrency=1)}) for each in fleet.endpoints]
-            async with QRewardClient(endpoints) as client:
-                await client.score("item", model=MODEL)
-                while probe is not None and not client._runtime._list_limits._reported:  # noqa: ASYNC110 - the answer to /info is on its way
-                    await asyncio.sleep(0.001)
-                counts = []
-                for _ in range(4):
-                    before = fleet.seen("tei").requests
-                    batch = await client.batch_score([f"item {index}" for index in range(24)], MODEL)
-                    assert batch.values() == [score_of(f"item {index}") for index in range(24)]
-                    counts.append(fleet.seen("tei").requests - before)
-                return counts
-
-    without, looked_at = asyncio.run(requests(None)), asyncio.run(requests(60.0))
-    assert without[0] > 6
-    assert without[1:] == [8, 8, 8], "lists of three, which halving has come to, and none refused"
-    assert looked_at == [6, 6, 6, 6]

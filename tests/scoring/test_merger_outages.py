@@ -65,21 +65,6 @@ async def test_a_batch_is_rescued_by_an_endpoint_that_returns() -> None:
     assert batch.stats.ok == MANY
 
 
-async def test_what_is_read_after_a_late_return_is_served() -> None:
-    async def slow() -> AsyncIterator[str]:
-        for item in texts(60):
-            await asyncio.sleep(1)
-            yield item
-
-    async def returns(name: str, _: list[Any]) -> Any:
-        return refused(name) if now() < 30 else None
-
-    async with client_of(ListBackend(returns), endpoint("a", 4)) as client:
-        batch = await client.batch_score(slow(), MODEL, timeout=5)
-    assert set(range(24)) <= set(batch.errors) <= set(range(34))
-    assert len(batch) == 60
-
-
 async def test_two_batches_that_share_lists_end_each_in_its_own_time() -> None:
     async def timed(timeout: float) -> float:
         batch = await client.batch_score(iter(texts(2000)), MODEL, timeout=timeout)

@@ -152,15 +152,12 @@ async def observed(items: int, bad: frozenset[str] = frozenset()) -> Seen:
     return seen
 
 
-async def test_observers_see_a_lone_item_as_one_call_with_its_attempt_and_its_tokens() -> None:
-    seen = await observed(1)
-    (started,), (attempt,), (ended,) = seen.started, seen.attempts, seen.ended
+async def test_observers_see_each_merged_item_and_their_request_and_a_lone_item_as_one_call() -> None:
+    lone = await observed(1)
+    (started,), (attempt,), (ended,) = lone.started, lone.attempts, lone.ended
     assert started.operation == "score"
     assert started.call == attempt.call == ended.call
     assert (ended.outcome, ended.endpoint, ended.attempts, ended.prompt_tokens) == ("ok", "a", 1, 10)
-
-
-async def test_observers_see_each_merged_item_and_their_request() -> None:
     seen = await observed(5)
     assert len(seen.started) == len(seen.ended) == 6
     assert len({event.call for event in seen.ended}) == 6

@@ -391,14 +391,3 @@ def test_a_source_that_dies_and_returns_is_reported_once_each_with_the_reason_an
     assert (back.source, back.reason) == ("a", "")
     assert 25.0 < back.seconds < 40.0
     assert driver["a"].down_since is None
-
-
-def test_what_an_operator_brings_back_is_reported_when_it_fails_again() -> None:
-    driver = Driver({"a": 4, "b": 4}, retry=PATIENT)
-    driver.feed(5000)
-    serve(driver, dead={"a"}, seconds=5.0)
-    assert [change.source for change in driver.scheduler.health_changes] == ["a"]
-    driver.mark("a", down=False)
-    driver["a"].down_since = None
-    serve(driver, dead={"a"}, seconds=5.0)
-    assert [change.source for change in driver.scheduler.health_changes] == ["a", "a"]

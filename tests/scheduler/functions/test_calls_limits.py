@@ -71,6 +71,18 @@ def test_what_began_under_another_limit_says_nothing_of_this_one() -> None:
         limit.wanted = True
         assert not limit.ok(1.5, 0.9, 0.1)
     assert limit.limit == 16
+    for _ in range(16):
+        limit.failed(1.5, 1.0)
+    assert limit.limit == 8, "what began at the same moment counts"
+    limit.wanted = True
+    assert [limit.ok(2.0, 1.5, 0.1) for _ in range(8)] == [False] * 7 + [True]
+    assert limit.limit == 9
+    for _ in range(9):
+        limit.ok(3.0, 2.0, 0.1)
+    assert limit.limit == 9
+    for _ in range(9):
+        limit.failed(3.5, 2.5)
+    assert limit.limit == 4, "a round without a change begins no other limit"
 
 
 def test_being_turned_away_makes_it_fall_at_once_and_once() -> None:
@@ -93,7 +105,13 @@ def test_it_never_goes_above_what_is_set() -> None:
 
 def test_other_terms_keep_what_was_found_as_far_as_they_allow() -> None:
     limit = AimdLimit(TERMS, 32)
+    for _ in range(16):
+        limit.failed(1.0, 0.0)
     assert adapted(limit, TERMS, 99.0, inf) is limit
+    for _ in range(16):
+        limit.failed(1.0, 0.0)
+    assert limit.limit == 16, "the same terms begin nothing anew"
+    limit = AimdLimit(TERMS, 32)
     assert adapted(limit, TERMS._replace(most=20), 99.0, inf) is limit
     assert limit.limit == 20
     adapted(limit, TERMS, 99.0, 7.0)

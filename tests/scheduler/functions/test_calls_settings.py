@@ -45,7 +45,10 @@ def test_a_breaker_may_be_taken_away_given_and_recover_sooner_while_it_is_open()
     driver.change(f, breaking=Breaking(1, 100.0))
     driver.fail(driver.call(f))
     assert isinstance(driver.outcome(driver.call(f)), CircuitOpen)
-    driver.change(f, breaking=Breaking(1, 5.0))
+    driver.change(f, breaking=Breaking(3, 5.0))
+    driver.wait(5.0)
+    driver.fail(driver.call(f))
+    assert isinstance(driver.outcome(driver.call(f)), CircuitOpen), "one failure is enough of the call that finds out"
     driver.wait(5.0)
     assert driver.begun(driver.call(f))
 

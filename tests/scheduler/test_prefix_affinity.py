@@ -150,6 +150,17 @@ def test_the_first_of_a_found_group_is_regrouped_when_its_sibling_comes() -> Non
     assert all(later - earlier == 4 for earlier, later in pairs), pairs
 
 
+def test_what_is_found_to_be_shared_only_later_counts_as_used_with_each_task_from_then_on() -> None:
+    scene = Scene()
+    for answer in range(3):
+        scene.add(1, 2, 100 + answer, named=False)
+    assert scene.take() == 0
+    scene.add(1, 3, 200, named=False)
+    assert scene.take() == 1
+    cache = scene.sources[0].prefix_cache
+    assert cache.used_at(1) == cache.clock
+
+
 def test_the_newest_and_the_oldest_task_may_be_taken_away_although_they_are_in_groups() -> None:
     scene = Scene()
     for key in (1, 2, 1, 2, 3, 1):

@@ -88,6 +88,20 @@ def test_new_questions_go_to_the_source_that_has_their_rubric() -> None:
     assert taken == {0: [0, 2, 4, 6], 1: [1, 3, 5, 7]}
 
 
+def test_a_question_that_its_source_has_lost_goes_to_another_that_has_the_rubric() -> None:
+    scene = Scene()
+    for question in (10, 10, 11, 11, 12, 12):
+        scene.add(1, question)
+    assert [scene.take(source) for source in (0, 1, 1, 0, 0, 0)] == [0, 2, 3, 1, 4, 5]
+    for rubric in (2, 2, 3, 3):
+        scene.add(rubric)
+    assert [scene.take(source) for source in (0, 1, 1, 0)] == [6, 8, 9, 7], "nothing of the first rubric waits"
+    for keys in ((1, 11), (4,), (4,), (4,), (5,), (5,)):
+        scene.add(*keys)
+    scene.sources[1].prefix_cache.forget()
+    assert [scene.take(1), scene.take(0)] == [11, 10]
+
+
 def test_votes_on_an_answer_go_before_other_answers_to_its_question() -> None:
     scene = Scene()
     for _ in range(2):

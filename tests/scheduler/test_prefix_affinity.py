@@ -88,6 +88,20 @@ def test_new_questions_go_to_the_source_that_has_their_rubric() -> None:
     assert taken == {0: [0, 2, 4, 6], 1: [1, 3, 5, 7]}
 
 
+def test_a_question_that_its_source_has_lost_goes_to_another_that_has_the_rubric() -> None:
+    scene = Scene()
+    for question in (10, 10, 11, 11, 12, 12):
+        scene.add(1, question)
+    assert [scene.take(source) for source in (0, 1, 1, 0, 0, 0)] == [0, 2, 3, 1, 4, 5]
+    for rubric in (2, 2, 3, 3):
+        scene.add(rubric)
+    assert [scene.take(source) for source in (0, 1, 1, 0)] == [6, 8, 9, 7], "nothing of the first rubric waits"
+    for keys in ((1, 11), (4,), (4,), (4,), (5,), (5,)):
+        scene.add(*keys)
+    scene.sources[1].prefix_cache.forget()
+    assert [scene.take(1), scene.take(0)] == [11, 10]
+
+
 def test_votes_on_an_answer_go_before_other_answers_to_its_question() -> None:
     scene = Scene()
     for _ in range(2):
@@ -148,6 +162,17 @@ def test_the_first_of_a_found_group_is_regrouped_when_its_sibling_comes() -> Non
     assert scene.take(0) == 4 + first
     pairs = [(scene.take(source), scene.take(source)) for source in (1, 2, 1)]
     assert all(later - earlier == 4 for earlier, later in pairs), pairs
+
+
+def test_what_is_found_to_be_shared_only_later_counts_as_used_with_each_task_from_then_on() -> None:
+    scene = Scene()
+    for answer in range(3):
+        scene.add(1, 2, 100 + answer, named=False)
+    assert scene.take() == 0
+    scene.add(1, 3, 200, named=False)
+    assert scene.take() == 1
+    cache = scene.sources[0].prefix_cache
+    assert cache.used_at(1) == cache.clock
 
 
 def test_the_newest_and_the_oldest_task_may_be_taken_away_although_they_are_in_groups() -> None:

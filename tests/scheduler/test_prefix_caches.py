@@ -183,3 +183,7 @@ def test_a_prefix_that_was_known_long_ago_keeps_its_holders_when_a_longer_one_pa
         holders.add(sent, source)
     holders.split(1, 3)
     assert first in holders.of(1)
+    assert [holders.last_held(keys, place) for keys, place in (((1,), 0), ((1, 9), 0), ((9, 1), 1), ((9,), 0))] == [1, 1, 2, 0]
+    second.prefix_cache.use(0.0, prefix(1))
+    holders.add(prefix(1), second)
+    assert holders.of(1) == (first, second)

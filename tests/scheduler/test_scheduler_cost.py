@@ -16,7 +16,7 @@ FEW, MANY = 20, 200
 Module = Callable[[str], ModuleType]
 
 
-def operations(work: Callable[[], object]) -> int:
+def operations(work: Callable[..., object]) -> int:
     """Lines of Python that are carried out, in all functions that are called: each step of a loop counts."""
     count = 0
 

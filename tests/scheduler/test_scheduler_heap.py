@@ -80,11 +80,11 @@ def test_what_left_or_moved_is_not_kept() -> None:
     things: IndexedHeap[Thing] = IndexedHeap()
     watched = []
     for rank in range(4):
-        thing = Thing()
-        things.put(thing, float(rank))
-        watched.append(weakref.ref(thing))
-    things.put(thing, 9.0)
-    things.drop(thing)  # behind others, and after it was moved
-    del thing
+        last = Thing()
+        things.put(last, float(rank))
+        watched.append(weakref.ref(last))
+    things.put(last, 9.0)
+    things.drop(last)  # behind others, and after it was moved
+    del last
     gc.collect()
     assert [reference() is None for reference in watched] == [False, False, False, True]

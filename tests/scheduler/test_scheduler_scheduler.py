@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from scheduler_driver import CHUNK, ERRORS, Driver
 from scheduler_warm import live
 from scheduler_watch import BUCKET
@@ -170,14 +172,15 @@ def test_other_policies_apply_from_then_on_and_those_that_stay_keep_what_they_ha
     once = Hedge(after=1.0, budget=0.0, reserve=1)
     endpoints = (Endpoint("http://a/v1"),)
     before = ClientConfig(endpoints=endpoints, hedge=once, retry=Retry(attempts=2), max_queued=None)
-    seen = {}
-    for name, changes in {
+    scenes: dict[str, dict[str, Any]] = {
         "nothing": {},
         "queue": {"max_queued": 0},
         "hedge": {"hedge": Hedge(after=0.5, budget=0.0, reserve=1)},
         "retry": {"retry": Retry(attempts=1)},
         "retry base": {"retry": Retry(attempts=2, base=9.0)},
-    }.items():
+    }
+    seen = {}
+    for name, changes in scenes.items():
         driver = Driver({"a": 2, "b": 2}, hedge=once, retry=before.retry)
         sources = list(driver.sources.values())
         first = driver.submit()

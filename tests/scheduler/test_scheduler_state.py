@@ -204,8 +204,8 @@ class Told(HeaderRateLimit):
         super().__init__()
         self.notes: list[tuple[Any, ...]] = []
 
-    def update(self, now: float, sent_at: float, info: RateLimit | None, *, answered: bool, others: float, hint: float | None) -> None:
-        self.notes.append((now, sent_at, info, answered, others, hint))
+    def update(self, now: float, sent_at: float, info: RateLimit | None, **more: Any) -> None:
+        self.notes.append((now, sent_at, info, more["answered"], more["others"], more["hint"]))
 
 
 def test_both_limits_are_told_of_every_end_what_it_used_and_what_else_is_under_way() -> None:

@@ -74,6 +74,7 @@ def test_the_one_field_that_decides_may_be_written_in_words() -> None:
         (Fine, "Grade: fine", "fine"),
         (Literal["A", "B"], "Grade: B", "B"),
         (MARKS, "Grade: +", "+"),
+        (Literal["a", "A"], "Grade: a", "a"),
         (MARKS, "[[-]]", "-"),
         (float | None, "Grade: 4", 4.0),
         (Literal[1, 2] | float, "Grade: 1.5", 1.5),

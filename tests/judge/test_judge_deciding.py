@@ -113,8 +113,8 @@ def test_a_rubric_mixes_kinds_weights_and_gates() -> None:
         "It insults.": (0.2, 0.8),
     }
     for dialect in ("openai", "chat"):
-        verdict = deciding(DecisionBackend(by_text(says)), lambda judge: judge.score(*QUESTION), dialect, rubric=MIXED, range=(0.0, 10.0))
-        assert verdict.score == pytest.approx(10 * (3 * 0.9 + 0.5 + 0.75 - 0.2) / 5)
+        verdict = deciding(DecisionBackend(by_text(says)), lambda judge: judge.score(*QUESTION), dialect, rubric=MIXED, range=(-5.0, 5.0))
+        assert verdict.score == pytest.approx(-5 + 10 * (3 * 0.9 + 0.5 + 0.75 - 0.2) / 5)
         assert verdict.criteria["tone"].distribution == pytest.approx({"calm": 0.5, "dry": 0.5, "rude": 0.0})
         assert verdict.confidence == pytest.approx((3 * 0.9 + 1.0 + 0.5 + 0.8) / 6)
         assert (verdict.distribution, verdict.text) == (None, "")

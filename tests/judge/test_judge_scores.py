@@ -139,6 +139,7 @@ def test_an_answer_that_was_cut_says_raise_max_tokens_and_the_same_limit_is_trie
     backend = JudgeBackend(always(ended("Let me think about ", "length")))
     assert "raise max_tokens" in str(failed(backend, InvalidResponse, reasks=5, max_tokens=8))
     assert len(backend.sent) == 2
+    assert judged(JudgeBackend(in_turn(ended("Let me", "length"), "no verdict", score(7))), reasks=5).score == 0.7, "cut once alone"
 
 
 def test_an_answer_that_is_not_whole_is_never_read_whatever_stands_in_it_and_a_whole_one_is() -> None:

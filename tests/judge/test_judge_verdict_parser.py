@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NewType, get_args
 
 import pytest
 from judge_tools import MODEL, QUESTION, JudgeBackend, always, in_turn, judging, score
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, Field, create_model, field_validator
 
 from qreward import QRewardClient
 from qreward.errors import ConfigError, InvalidResponse
@@ -26,16 +26,12 @@ Level = IntEnum("Level", {"LOW": 0, "MIDDLE": 3, "HIGH": 5})
 Plain = Enum("Plain", {"ONE": 1, "THREE": 3})
 Numeral = Enum("Numeral", {"ONE": "1", "THREE": "3"})
 Word = Enum("Word", {"GOOD": "good", "BAD": "bad"})
+Share = Enum("Share", {"NONE": 0.0, "ALL": 1.0}, type=float)
 Points = NewType("Points", float)
 
 
-class Share(float, Enum):
-    NONE = 0.0
-    ALL = 1.0
-
-
 def model(**fields: Any) -> type[BaseModel]:
-    return type("Scored", (BaseModel,), {"__annotations__": fields, "__module__": __name__})
+    return create_model("Scored", **{name: (annotation, ...) for name, annotation in fields.items()})  # type: ignore[call-overload,no-any-return]
 
 
 def reward(text: str, annotation: Any, **settings: Any) -> float:

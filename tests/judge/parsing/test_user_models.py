@@ -74,6 +74,7 @@ def test_the_one_field_that_decides_may_be_written_in_words() -> None:
         (Fine, "Grade: fine", "fine"),
         (Literal["A", "B"], "Grade: B", "B"),
         (MARKS, "Grade: +", "+"),
+        (Literal["a", "A"], "Grade: a", "a"),
         (MARKS, "[[-]]", "-"),
         (float | None, "Grade: 4", 4.0),
         (Literal[1, 2] | float, "Grade: 1.5", 1.5),
@@ -113,7 +114,9 @@ def test_the_scale_is_the_given_one_or_the_fields_own_limits() -> None:
     check(ScoreVerdict, scale=(-5, 5), score=(-3, "Score: -3", "Score: \u22123", '{"score": -3}', '{"score": "-3"}'))
     check(ScoreVerdict, scale=(-5, 5), score=(3, "Score: +3/5"))
     check(ScoreVerdict, scale=(2, 10), score=(7, "Score (2-10): 7", "Score [0 to 10]: 7", "Score (on a scale of 1 to 10): 7"))
-    check(ScoreVerdict, scale=(0, 10), score=(7, "Score (out of 10): 7"), refused=("Score (2-10): 7", "Score (out of 5): 4", "Score (0-5): 4"))
+    check(
+        ScoreVerdict, scale=(0, 10), score=(7, "Score (out of 10): 7"), refused=("Score (2-10): 7", "Score (out of 5): 4", "Score (0-5): 4")
+    )
 
 
 def test_of_two_ranges_of_one_field_what_both_allow_is_the_scale() -> None:

@@ -16,7 +16,7 @@ MACHINE = {"cpu": "some CPU", "cores": "2", "system": "Linux", "python": "CPytho
 
 def command(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, str(BENCHMARKS / script), *arguments]
-    return subprocess.run(line, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(line, capture_output=True, text=True, timeout=250, check=False)
 
 
 def quick(script: str, path: Path, *more: str) -> tuple[Any, str]:

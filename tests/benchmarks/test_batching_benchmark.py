@@ -89,27 +89,6 @@ def test_latencies_count_from_when_the_calls_came(client: Callable[[str], Any]) 
     assert [found["p50"] for found in runs] == pytest.approx([0.1, 0.15], abs=1e-4), "a fixed wait counts"
 
 
-def test_both_virtual_clocks_give_the_same_figures(client: Callable[[str], Any]) -> None:
-    shared, opens = client("_batching"), client("batching_qreward").opens
-    job = SERVED | {"base": 0.3, "each": 0.005, "slots": 8, "rates": [50.0, 400.0], "seeds": [1, 2], "calls": 300}
-    ours, plain = (shared.loads(opens, job, run)["runs"] for run in (run_in_virtual_time, client("batching_virtual_time").run))
-    assert len(ours) == 4
-    for one, other in zip(ours, plain, strict=True):
-        assert one == pytest.approx(other, abs=1e-4)
-
-
-# streams of calls
-
-
-def test_arrivals_are_even_or_poisson_and_the_same_for_the_same_seed(client: Callable[[str], Any]) -> None:
-    arrivals = client("_batching").arrivals_of
-    assert arrivals("even", 100.0, 4, 0) == pytest.approx([0.0, 0.01, 0.02, 0.03])
-    drawn = arrivals("poisson", 100.0, 10_000, 7)
-    assert drawn == arrivals("poisson", 100.0, 10_000, 7) != arrivals("poisson", 100.0, 10_000, 8)
-    assert drawn == sorted(drawn)
-    assert drawn[-1] == pytest.approx(100.0, rel=0.05), "seed 7"
-
-
 # planning
 
 
@@ -121,18 +100,6 @@ def test_in_each_round_all_queues_take_turns_in_each_cell_with_the_same_arrivals
     poisson = [task for task in queues.plan("busy", queues.Sizes(rounds=3, seeds=1)) if task.cell == "poisson"]
     assert {(task.round, task.job["seed"]) for task in poisson} == {(0, 0), (1, 1), (2, 2)}
     assert len(poisson) == 3 * len(queues.PARTS["busy"])
-
-
-def test_a_load_is_a_part_of_what_full_batches_can_do_and_is_played_once_with_no_more_slots_than_the_queue_has(module: Any) -> None:
-    queues = module("batching_queues")
-    assert queues.FLAT.capacity() == pytest.approx(320.0)
-    tasks = list(queues.plan("loads", queues.Sizes(rounds=9, seeds=2)))
-    rates = {task.cell: task.job["rates"] for task in tasks}
-    for name, service in queues.SERVICES.items():
-        assert rates[name] == pytest.approx([load * service.capacity() for load in (0.02, 0.2, 0.5, 0.8)])
-    assert len({(task.queue, task.cell) for task in tasks}) == len(tasks)
-    assert {task.job["slots"] for task in tasks if task.queue.startswith("batched")} == {1}
-    assert {task.job["slots"] for task in tasks if task.queue == queues.OURS} == {1, 8}
 
 
 # reporting
@@ -162,20 +129,6 @@ def test_a_single_wait_is_compared_with_ours_load_by_load_and_seed_by_seed(modul
     every = "2% (0.67), 20% (0.67), 50% (0.67), 80% (0.67)"
     lines = [cells(line) for line in report.waits_table([ours, theirs]).splitlines()]
     assert lines[2:] == [["GPU reward model", wait, "80% (0.50)", "-", every, "2.00", "1.50"]]
-
-
-def test_a_part_that_is_measured_anew_leaves_the_others_in_the_file(module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    batching, saved = module("batching"), tmp_path / "batching.json"
-    old = {"sizes": {"rounds": 1}, "load_average": [0, 0], "records": ["old"]}
-    saved.write_text(json.dumps({"machine": {}, "parts": {"loads": old, "cpu": old}}), encoding="utf-8")
-    found = {"round": 0, "queue": "ours", "cell": "64 callers", "us": 4.0}
-    monkeypatch.setattr(batching, "run", lambda task: found | {"cell": task.cell, "queue": task.queue})
-    monkeypatch.setattr(sys, "argv", ["batching.py", "--quick", "--parts", "cpu", "--json", str(saved)])
-    batching.main()
-    parts = json.loads(saved.read_text(encoding="utf-8"))["parts"]
-    assert list(parts) == ["cpu", "loads"]
-    assert parts["loads"] == old
-    assert parts["cpu"]["records"][0]["us"] == 4.0
 
 
 def test_the_markdown_command_writes_the_page_from_the_file(module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from qreward import PrefixAffinity
 from qreward.codecs.sse import Parser
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("script", "warm_up", "clients"),
     [
@@ -33,7 +34,6 @@ def test_a_quick_run_measures_all_clients_and_sends_nothing_twice(script: str, w
         assert found["served"] == 1 + warm_up + found["requests"], "first call, warm-up, window"
         assert found["cpu_us"] > 0
         assert f"| {found['client']} " in printed
-        assert name != "streaming.py" or found["peak"] == 16, "as many streams at once as are wanted"
 
 
 def test_a_client_whose_answers_are_wrong_or_cut_short_fails_the_run(module: Any) -> None:
@@ -100,14 +100,6 @@ def test_the_quick_memory_benchmark_reads_a_bulk_no_further_ahead_than_it_must(t
 
 
 # planning
-
-
-def test_a_window_is_sized_by_cost_delay_and_places_in_flight_and_slow_peers_sit_rounds_out(module: Any) -> None:
-    client = module("overhead_clients").Client("some", "some.py", cost=800)
-    sizes = {(64, 0): 1000, (64, 200): 800, (2048, 0): 4096}  # 0.8 s of CPU time; 2.5 s at 320 a second; two waves
-    assert {size: client.requests(in_flight=size[0], delay_ms=size[1]) for size in sizes} == sizes
-    slow = module("overhead_clients").Client("slow", "slow.py", share=0.4)
-    assert [slow.takes_part(number) for number in range(5)] == [True, False, True, False, False]
 
 
 def test_every_client_has_its_file_its_pinned_environment_and_a_name_of_its_own(module: Any) -> None:

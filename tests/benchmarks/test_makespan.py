@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,6 @@ import pytest
 from benchmark_tools import MACHINE, cells, quick, rewritten
 
 from qreward.testing import FakeEndpoint, Faults, echo_of
-from qreward.testing.lower_bound import lower_bound
 
 NO_CORES = (None, None)
 
@@ -79,17 +76,6 @@ def test_a_wrong_answer_is_not_a_right_one_and_a_missing_one_is_neither(module: 
     assert [found[key] for key in ("requests", "right", "wrong", "lost", "open")] == [4, 1, 2, 1, 0]
 
 
-def test_a_client_that_ends_or_says_nothing_is_a_failure_with_its_last_words(module: Any, tmp_path: Path) -> None:
-    runs, path, failed = module("makespan_runs"), tmp_path / "client.py", module("_processes").ClientFailed
-    for script, message in (
-        ("import sys; sys.exit('no such peer')", "client.py: status 1: no such peer"),
-        ("import time; time.sleep(60)", "client.py: status -9: nothing said"),
-    ):
-        path.write_text(script, encoding="utf-8")
-        with runs.ClientProcess(Path(sys.executable), str(path), None) as process, pytest.raises(failed, match=re.escape(message)):
-            process.ask("{}", 1.0)
-
-
 # planning
 
 
@@ -105,17 +91,6 @@ def test_a_seed_changes_lengths_and_faults_and_repeats_itself_and_a_fleet_needs_
         plan = fleet.plan(seed=1)
         assert len(plan.work) == fleet.requests
         assert 8 < plan.bound < 12, fleet.name
-
-
-def test_the_dying_endpoint_dies_after_a_fifth_of_what_the_whole_fleet_would_need(module: Any) -> None:
-    fleets = module("makespan_fleets")
-    work = fleets.conversations(600)
-    endpoints = {endpoint.name: endpoint for endpoint in fleets.broken(1, work)}
-    (phase,) = endpoints["dies"].phases
-    whole = [FakeEndpoint(**{**dict(endpoint), "phases": ()}) for endpoint in endpoints.values()]
-    assert (phase.behaviour, phase.end) == ("dead", None)
-    assert phase.start == pytest.approx(0.2 * lower_bound(whole, work))
-    assert lower_bound(endpoints.values(), work) > lower_bound(whole, work)
 
 
 # reporting

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import pytest
-from benchmark_tools import cells, quick
+from benchmark_tools import quick
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -95,66 +95,7 @@ def test_the_bound_is_reached_by_one_replica_that_has_room_for_all(module: Impor
     assert played.play(jobs, None).last == pytest.approx(world.bound(jobs, [MODELS["8B"]]), rel=0.02)
 
 
-# routers
-
-
-class Hashable(SimpleNamespace):
-    __hash__ = object.__hash__  # type: ignore[assignment]
-
-
-def views(*inflight: int) -> list[Any]:
-    return [Hashable(name=f"r{number}", inflight=count, waiting=0, load=0.0) for number, count in enumerate(inflight)]
-
-
-def test_the_routers_of_others_follow_a_match_until_its_replica_has_too_much(module: Import) -> None:
-    workloads, routers = module("prefix_workloads"), module("prefix_routers")
-    first, sibling, third, stranger = (job(workloads, *names.split()) for names in ("r q a", "r q b", "r q c", "other q b"))
-
-    choose, all_of = routers.BoundedHash([first, sibling]), views(0, 0, 0, 0)
-    (home,) = {choose(each, all_of).name for each in (first, sibling)}
-    next(each for each in all_of if each.name == home).inflight = 100
-    assert choose(first, all_of).name != home, "100 of 100 are more than 1.25 of the mean"
-    rest = [each for each in all_of if each.name != home]
-    assert choose(first, rest) in rest, "a dead replica is passed"
-
-    choose, all_of = routers.CacheAware(), views(5, 0)
-    assert choose(first, all_of) is all_of[1]
-    all_of[1].inflight = 20
-    assert choose(sibling, all_of) is all_of[1], "two thirds match"
-    assert choose(stranger, all_of) is all_of[0]
-    all_of[1].inflight = 80
-    assert choose(sibling, all_of) is all_of[0], "80 - 5 > 64 and 80 > 1.5 x 5"
-
-    choose, all_of = routers.ApproximatePrefix(500), views(0, 0)
-    at_home = choose(first, all_of)
-    (other,) = (each for each in all_of if each is not at_home)
-    assert choose(sibling, all_of) is at_home
-    at_home.waiting, at_home.load = 9, 0.5  # a match of two thirds counts 2, a queue 2 and the KV cache 1
-    assert choose(third, all_of) is other
-    at_home.waiting, at_home.load = 0, 0.0
-    for number in range(5):
-        choose(job(workloads, f"x{number}", "y"), [at_home])
-    assert choose(job(workloads, "r", "q", "d"), all_of) is other, "it remembers 500 tokens"
-
-
 # the report and the command
-
-
-def test_the_report_shows_medians_over_the_seeds(module: Import) -> None:
-    report = module("prefix_report")
-    usual = {"workload": "w", "model": "8B", "order": "grouped", "fleet": "4", "ideal": 100, "bound": 5.0, "cached": 50}
-    records = [
-        usual | {"policy": policy, "seed": seed, "makespan": span, "prefill": prefill, **more}
-        for seed, spans in ((1, (10.0, 5.0)), (2, (10.0, 4.0)), (3, (12.0, 4.0)))
-        for policy, span, prefill, more in (
-            ("pull", spans[0], 300, {}), ("told", spans[1], 110, {"predicted": 99.0, "reported": 90}),
-        )
-    ]  # fmt: skip
-    text = report.tables({"records": records})
-    assert report.gain(records, "told") == 2.5
-    assert "| w 8B grouped " in text
-    assert "2.50 / 1.10, 1.10" in text
-    assert "| 2.00 | 1.00 / 3.00 " in text
 
 
 def test_the_report_lists_the_missed_targets(module: Import) -> None:
@@ -176,26 +117,6 @@ def test_the_report_lists_the_missed_targets(module: Import) -> None:
     assert missed(told_all=(5.0, 120, 100)) == [["told-all", "computed tokens (x fewest possible)", "1.20", "1.10"]]
     assert missed(told=(5.0, 120, 80)) == [["told", "error of predicted cached tokens", "20%", "10%"]]
     assert missed(told=(5.0, 120, 100), sglang=(4.0, 100, 0)) == [["told", "makespan gain", "2.000", "2.500 (sglang)"]]
-
-
-def test_the_conversations_over_sockets_have_the_tokens_of_the_jobs_and_share_what_they_share(module: Import) -> None:
-    sockets, workloads = module("prefix_sockets"), module("prefix_workloads")
-    jobs = workloads.WORKLOADS[0].jobs(1, "grouped", 0.01)
-    plan = sockets.plan_of(jobs, "8B", 1)
-    assert len(plan.work) == len(jobs)
-    for conversation, each in zip(plan.work, jobs, strict=True):
-        assert sum(len(message["content"]) for message in conversation) == 4 * each.prompt
-    assert sockets.ideal(plan.work) == pytest.approx(workloads.ideal(jobs), rel=0.03)
-    record = {"workload": "w", "seed": 1, "ideal": 100, "right": 5, "lost": 0, "wrong": 0, "cpu_s": 1.0}
-    endpoints = [{"computed": 120, "cached": 30}, {"computed": 30, "cached": 120}]
-    text = sockets.report([
-        record | {"client": "qreward", "wall_s": 2.0, "endpoints": endpoints},
-        record | {"client": "openai", "wall_s": 5.0, "endpoints": endpoints},
-        {"workload": "w", "seed": 1, "client": "sglang-router", "error": "it ended"},
-    ])  # fmt: skip
-    rows = list(map(cells, text.splitlines()))
-    assert rows[2] == ["w, qreward", "2.0", "2.50", "1.50", "50%", "5", "0", "1.0"]
-    assert rows[4][:2] == ["w, sglang-router", "failed"]
 
 
 def test_the_quick_benchmarks_run_and_write_their_records(tmp_path: Path) -> None:

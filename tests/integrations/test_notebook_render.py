@@ -16,7 +16,7 @@ from notebook_tools import MODEL, chat
 from shared_tools import words
 
 from qreward import BadRequest, BatchResult, BatchStats, Endpoint, EndpointState, EndpointStats, QRewardClient, RateLimited, Result, Retry
-from qreward.notebook.render import BARS, MOST_ROWS, Scale, clip, histogram, number, seconds
+from qreward.notebook.render import BARS, MOST_ROWS, clip, histogram, number, seconds
 from qreward.results import FleetStats
 
 pytestmark = pytest.mark.real_time
@@ -78,14 +78,6 @@ def test_a_batch_says_how_many_how_fast_at_which_endpoints_and_what_went_wrong()
         {"error": "BadRequest", "items": "1", "the first of them": "no messages"},
     ]
     assert "latency of 3 answers" in words(page)
-
-
-def test_a_batch_that_kept_no_results_or_had_none_shows_its_statistics() -> None:
-    empty: BatchResult[Any] = BatchResult([], BatchStats(7, 7, 0, 1.0, {"gpu-0": EndpointStats(sent=7, answered=7)}))
-    page = page_of(empty)
-    assert words(page).startswith("7 items · 7 ok · 0 failed")
-    assert "<svg" not in page
-    assert words(page_of(batch())).startswith("0 items")
 
 
 def test_statistics_stay_a_plain_dict_of_the_endpoints() -> None:
@@ -180,14 +172,6 @@ def test_bars_are_equal_parts_of_a_logarithmic_scale_and_the_plot_names_exact_qu
     assert {float(bar.attrib["height"]) for bar in bars} == {62.0}  # five in each
     bars = ET.fromstring(histogram([1.0] * 99_999 + [100.0])).findall(".//rect")
     assert [float(bar.attrib["height"]) for bar in bars] == [62.0, 1.0], "one among many is still seen"
-
-
-@given(st.floats(min_value=1e-6, max_value=1e6), st.floats(min_value=1e-6, max_value=1e6))
-def test_a_scale_holds_its_values_and_leads_back(one: float, other: float) -> None:
-    scale = Scale.of([one, other])
-    for time in (one, other):
-        assert -1e-9 <= scale.place(time) <= 1 + 1e-9
-        assert scale.at(scale.place(time)) == pytest.approx(time)
 
 
 def test_times_numbers_and_texts_are_said_as_people_read_them() -> None:

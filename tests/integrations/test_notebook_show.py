@@ -120,15 +120,6 @@ async def test_a_batch_is_drawn_as_one_grid_at_most_ten_times_a_second(notebook:
     assert notebook.shown[-1].words.startswith("4 done · 1.53 s · 263 tokens/s #0 done gpu-0 · first token at 500 ms · took 1.50 s")
 
 
-async def test_cards_that_have_ended_give_their_places_to_answers_that_begin_and_the_rest_is_counted(notebook: Notebook) -> None:
-    scripts = {f"p{number}": [[0.2 + number, f"answer {number}", 0.5]] for number in range(7)}
-    await shown_batch(scripts, cards=3)
-    assert all(drawn.html.count("<pre") <= 3 for drawn in notebook.shown)
-    assert all(any(f"answer {number}" in drawn.words for drawn in notebook.shown) for number in range(7))
-    assert notebook.shown[-1].words.endswith("and 4 more that are not shown")
-    assert notebook.shown[-1].words.startswith("7 done")
-
-
 async def test_a_grid_shows_what_failed_and_what_began_anew_beside_what_is_done(notebook: Notebook) -> None:
     scripts = {"good": [[0.1, "fine"]], "bad": [[BROKEN]], "again": [[0.1, "void", BROKEN], [0.3, "new"]]}
     results = await shown_batch(scripts, on_interrupt="restart")

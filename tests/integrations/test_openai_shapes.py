@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
-from openai_tools import MODEL, sdk, serving
+from openai_tools import MODEL, ask, sdk, serving
 
 from qreward import Endpoint, QRewardClient, Retry
 from qreward.codecs.base import WireRequest
@@ -111,13 +111,23 @@ def test_the_length_of_a_plain_request_is_guessed() -> None:
 class Saying:
     """A server that answers every path with these bytes, and keeps what it was sent."""
 
-    def __init__(self, body: bytes) -> None:
-        self.body = body
+    def __init__(self, body: bytes, kind: str = "application/json") -> None:
+        self.body, self.kind = body, kind
         self.seen: list[tuple[str, Any]] = []
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         self.seen.append((request.path, json.loads(await request.read())))
-        return web.Response(body=self.body, content_type="application/json")
+        return web.Response(body=self.body, content_type=self.kind)
+
+
+async def test_an_answer_or_a_chunk_that_is_not_quite_json_reaches_the_sdk_as_json() -> None:
+    odd = b'{"choices": [{"index": 0, "%b": {"role": "assistant", "content": "a\x01b"}}], "score": NaN}'
+    whole, chunk = b"\xef\xbb\xbf" + odd % b"message", b"data: " + odd % b"delta" + b"\n\ndata: [DONE]\n\n"
+    async with serving(Saying(whole)) as url, QRewardClient([Endpoint(url, proxy="")]) as client, sdk(client) as ours:
+        assert (await ours.chat.completions.create(model=MODEL, messages=ask())).choices[0].message.content == "a\x01b"
+    async with serving(Saying(chunk, "text/event-stream")) as url, QRewardClient([Endpoint(url, proxy="")]) as client, sdk(client) as ours:
+        (found,) = [each async for each in await ours.chat.completions.create(model=MODEL, messages=ask(), stream=True)]
+        assert found.choices[0].delta.content == "a\x01b"
 
 
 async def test_an_error_in_an_answer_that_claims_success_is_an_error() -> None:

@@ -58,6 +58,20 @@ async def test_a_buffer_gives_what_the_scorer_takes_and_takes_columns_back() -> 
         assert answer.reward == 3.0
 
 
+async def test_a_queue_and_a_buffer_send_as_many_batches_at_once_as_the_actors_take() -> None:
+    meet = asyncio.Barrier(4)
+
+    async def scorer(items: list[str]) -> list[float]:
+        await meet.wait()
+        return [float(len(item)) for item in items]
+
+    async with ScorerPool(scorer, actors=2, max_concurrent_batches=2) as pool, asyncio.timeout(30):
+        async with pool.queue(max_batch_size=1) as queue:
+            assert await asyncio.gather(*map(queue.submit, ["a", "bb", "ccc", "dddd"])) == [1, 2, 3, 4]
+        async with pool.buffer(max_batch_size=1) as buffer:
+            assert [one.reward for one in await buffer.score(["a", "bb", "ccc", "dddd"])] == [1, 2, 3, 4]
+
+
 async def test_errors_reach_their_own_callers_as_they_were_raised() -> None:
     bad = KeyError("one")
 

@@ -152,16 +152,6 @@ def test_a_fork_in_the_middle_of_other_threads_work_does_not_hold_up_the_child(s
         assert all(each.result()[0].ok for each in busy)
 
 
-def test_failing_endpoints_are_failures_to_each_caller_and_no_numbers(settings: Path, fleet: FakeFleet) -> None:
-    fleet.set("judge-0", faults=Faults(error_500=1.0))
-    try:
-        scored = rewarder({**_content(settings), "deadline": 1.0}, deadline=20.0).score_blocking(ITEMS)
-    finally:
-        fleet.set("judge-0", faults=Faults())
-    assert [each.score(None) for each in scored] == [None] * len(ITEMS)
-    assert all(each.reason for each in scored)
-
-
 @pytest.mark.real_time
 async def test_closing_a_rewarder_leaves_the_client_open_for_the_others_of_the_process(settings: Path) -> None:
     given = _content(settings)

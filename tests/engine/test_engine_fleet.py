@@ -109,6 +109,26 @@ async def test_an_urgent_batch_overtakes_one_that_came_before() -> None:
     assert [prompt.startswith("high") for prompt in wire.prompts] == [False] * 6 + [True] * 20 + [False] * 14
 
 
+async def test_tenants_share_an_endpoint_however_many_batches_each_has() -> None:
+    wire = FakeWire(seconds=0.1)
+    async with client_of(wire, {"a": 4}) as client:
+        batches = [client.batch_chat_completion([chat(tenant)] * 100, MODEL, tenant=tenant) for tenant in ("x", "x", "x", "y")]
+        await asyncio.gather(*batches)
+    assert Counter(wire.prompts[:160])["y"] == pytest.approx(80, abs=8)
+
+
+async def test_a_slow_endpoint_takes_none_of_the_last_items_of_a_batch_whose_size_is_known() -> None:
+    async def script(name: str, prompt: str) -> str:
+        await asyncio.sleep(0.1 if name == "quick" else 20.0)
+        return prompt
+
+    for items, seconds in ((chats(300), 7.5), (iter(chats(300)), 20.0)):
+        async with client_of(FakeWire(script), {"quick": 4, "slow": 4}, hedge=None) as client:
+            await client.batch_chat_completion(chats(600), MODEL)  # in which the endpoints become known
+            batch = await client.batch_chat_completion(items, MODEL)
+        assert (batch.stats.ok, batch.stats.seconds) == (300, pytest.approx(seconds, abs=0.2))
+
+
 def test_the_models_that_a_route_remembers_are_bounded_since_their_names_come_from_callers() -> None:
     fleet = QRewardClient(endpoints({"a": 1}))._runtime.fleet
     for number in range(MAX_MODELS + 50):

@@ -171,7 +171,7 @@ def test_a_loop_that_is_closed_with_work_in_flight_gives_its_slots_back() -> Non
 
         async def again(client: QRewardClient = client) -> Any:
             async with client:
-                batch = await client.batch_chat_completion(chats(3), MODEL, timeout=20)
+                batch = await client.batch_chat_completion(chats(3), MODEL, timeout=60)
                 assert leftovers(client) == {}
                 return batch.texts()
 
@@ -184,7 +184,7 @@ def test_a_call_of_a_closed_loop_takes_neither_a_slot_nor_a_place_in_the_queue()
     busy, closed, last = asyncio.new_event_loop(), asyncio.new_event_loop(), asyncio.new_event_loop()
 
     def begin(where: asyncio.AbstractEventLoop, number: int) -> asyncio.Task[Any]:
-        asking = where.create_task(ask(client, number, timeout=5))
+        asking = where.create_task(ask(client, number, timeout=60))
         where.run_until_complete(asyncio.sleep(0))
         return asking
 
@@ -208,7 +208,7 @@ def test_a_slot_that_falls_to_a_call_of_a_closed_loop_goes_to_the_next() -> None
     loop, closed = asyncio.new_event_loop(), asyncio.new_event_loop()
     asked = []
     for where, number in ((loop, 1), (closed, 2), (loop, 3)):
-        asked.append(where.create_task(ask(client, number, timeout=5)))
+        asked.append(where.create_task(ask(client, number, timeout=60)))
         where.run_until_complete(asyncio.sleep(0))
     asked[1]._log_destroy_pending = False  # type: ignore[attr-defined]  # on purpose here
     closed.close()
@@ -297,7 +297,7 @@ def test_what_one_loop_waits_for_is_timed_although_the_loop_that_freed_the_slot_
         first.run_until_complete(first.shutdown_asyncgens())
         first.close()
     with pytest.raises(RequestTimeout, match="no answer from endpoint"):
-        second.run_until_complete(asyncio.wait_for(waiter, 5))
+        second.run_until_complete(asyncio.wait_for(waiter, 60))
     assert isinstance(holders[1].exception(), RequestTimeout)
     second.run_until_complete(client.aclose())
     if not closed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import warnings
 from pathlib import Path
 from typing import Any
@@ -92,42 +93,34 @@ def test_a_stream_of_crlf_and_comments_byte_by_byte_is_the_same_stream(engine: s
     assert (text, outcome.value.text(), outcome.output_tokens) == ("yes", "yes", 3)
 
 
-def _refuses_options(status: int, body: Any) -> Script:
-    async def script(request: Request, connection: Connection) -> None:
-        await connection.send(answer(body, status=status) if "stream_options" in request.json else sse(WHOLE))
-
-    return script
+UNKNOWN = (400, {"error": {"message": "Unrecognized request argument supplied: stream_options"}})
+EXTRA = (422, {"detail": [{"loc": ["body", "stream_options"], "msg": "Extra inputs are not permitted"}]})
+OTHER = (422, {"detail": [{"loc": ["body", "top_p"], "input": "stream_options"}]})
 
 
 @each(
-    "status, body",
+    "engine, refusal, without, kind, asked",
     [
-        (400, {"error": {"message": "Unrecognized request argument supplied: stream_options"}}),
-        (422, {"detail": [{"loc": ["body", "stream_options"], "msg": "Extra inputs are not permitted"}]}),
+        *((engine, refusal, None, None, [True, False, False, False]) for engine in ENGINES for refusal in (UNKNOWN, EXTRA)),
+        ("aiohttp", OTHER, (422, OTHER[1]), FailureKind.REFUSED, [True, False] * 3),
+        ("aiohttp", OTHER, (503, {}), FailureKind.OVERLOADED, [True, False] * 3),
+        ("aiohttp", (400, {"error": "bad temperature"}), None, FailureKind.REFUSED, [True] * 3),
+        ("aiohttp", (503, {"error": "no stream_options now"}), None, FailureKind.OVERLOADED, [True] * 3),
     ],
 )
-@each("engine", ENGINES)
-async def test_a_server_that_refuses_stream_options_is_asked_without_them_once_and_ever_after(engine: str, status: int, body: Any) -> None:
-    async with backend_to(_refuses_options(status, body), engine) as (server, endpoint, backend):
-        for _ in range(3):
-            assert (await ask(backend, endpoint))[0] == "yes"
-        assert ["stream_options" in request.json for request in server.requests] == [True, False, False, False]
-        assert len(server.connections) == 1
-
-
-@each("status, kind", [(422, FailureKind.REFUSED), (503, FailureKind.OVERLOADED)])
-async def test_stream_options_are_blamed_for_a_refusal_only_if_it_goes_well_without_them(status: int, kind: FailureKind) -> None:
-    body = {"detail": [{"loc": ["body", "top_p"], "input": "stream_options"}]}
-
+async def test_a_server_is_asked_without_stream_options_once_it_refused_them_and_answered_without(
+    engine: str, refusal: tuple[int, Any], without: tuple[int, Any] | None, kind: FailureKind | None, asked: list[bool]
+) -> None:
     async def script(request: Request, connection: Connection) -> None:
-        await connection.send(answer(body, status=422 if "stream_options" in request.json else status))
+        reply = refusal if "stream_options" in request.json else without
+        await connection.send(sse(WHOLE) if reply is None else answer(reply[1], status=reply[0]))
 
-    async with backend_to(script) as (server, endpoint, backend):
-        for _ in range(2):
-            _, outcome = await ask(backend, endpoint)
-            assert isinstance(outcome, Failure)
-            assert outcome.kind is kind
-        assert ["stream_options" in request.json for request in server.requests] == [True, False, True, False]
+    async with backend_to(script, engine) as (server, endpoint, backend):
+        for _ in range(3):
+            text, outcome = await ask(backend, endpoint)
+            assert (text, getattr(outcome, "kind", None)) == ("yes" if kind is None else "", kind)
+        assert ["stream_options" in request.json for request in server.requests] == asked
+        assert len(server.connections) == 1
 
 
 @each("options", [None, {"include_usage": False}, {"include_usage": True, "continuous_usage_stats": True}])
@@ -138,40 +131,25 @@ def test_stream_options_of_the_callers_own_are_sent_as_they_are_and_no_second_ti
     assert isinstance(outcome, Failure)
 
 
-@each("tls", [False, True])
-@each("engine", ENGINES)
-async def test_a_stream_that_is_left_early_is_closed_at_once_and_counts_as_cancelled(engine: str, tls: bool) -> None:
+@each("engine, tls, how", itertools.product(ENGINES, [False, True], ["unread", "early", "close", "cancel"]))
+async def test_a_stream_that_is_left_also_while_it_is_read_is_closed_at_once_and_counts_as_cancelled(
+    engine: str, tls: bool, how: str
+) -> None:
     async with backend_to(begun(said("ye"), hang), engine, tls=tls) as (server, endpoint, backend):
-        for number, reads in enumerate((0, 1)):
-            stream = await backend.stream(endpoint, call())
-            assert isinstance(stream, ChatStream)
-            async with stream:
-                for _ in range(reads):
-                    assert await stream.read()
-            assert stream.outcome is CANCELLED
-            assert await stream.read() is None
-            await stream.aclose()
-            async with asyncio.timeout(PATIENCE):
-                await server.connections[number].gone.wait()
-
-
-@each("how", ["close", "cancel"])
-@each("engine", ENGINES)
-async def test_a_stream_can_be_ended_while_it_is_read(engine: str, how: str) -> None:
-    async with backend_to(begun(said("ye"), hang), engine) as (server, endpoint, backend):
         stream = await backend.stream(endpoint, call())
         assert isinstance(stream, ChatStream)
-        assert await stream.read()
-        reader = asyncio.create_task(stream.read())
-        await asyncio.sleep(0.01)
-        if how == "close":
-            await stream.aclose()
-            assert await reader is None
-        else:
-            reader.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await reader
-        assert stream.outcome is CANCELLED
+        async with stream:
+            if how != "unread":
+                assert await stream.read()
+            reader = asyncio.create_task(stream.read()) if how in ("close", "cancel") else None
+            await asyncio.sleep(0.01)
+            if reader is not None and how == "cancel":
+                reader.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await reader
+        assert reader is None or how == "cancel" or await reader is None
+        assert (stream.outcome, await stream.read()) == (CANCELLED, None)
+        await stream.aclose()
         async with asyncio.timeout(PATIENCE):
             await server.connections[0].gone.wait()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import importlib.util
+import json
 import re
 import shlex
 import sys
@@ -166,6 +167,10 @@ def test_a_judge_is_added_beside_a_configuration_file_that_is_kept_with_its_comm
     assert main(["init", "--judge", "gpt-4", "--force"]) == 2
     expected = "no endpoint in qreward.toml serves 'gpt-4'; they serve 'judge-*', 'embed-1', 'judge-7b'; add it to models in qreward.toml"
     assert expected in capsys.readouterr().err
+    for routes in ({"judge-*": {"endpoints": ["a"]}}, [{"pattern": "judge-*", "endpoints": ["a"]}]):
+        routed = {"endpoints": [{"base_url": GPU, "name": "a", "models": ["rm-*"]}], "routes": routes}
+        (folder / "routed.json").write_text(json.dumps(routed))
+        assert main(["init", "routed.json", "--judge", "judge-7b", "--force"]) == 0, routes
     (folder / "other.toml").write_text("[judge]\nmodel = 'm'\n")
     assert main(["init", "other.toml", "--judge", "judge-7b", "--force"]) == 2
     assert "other.toml: is not a configuration file of a client" in capsys.readouterr().err

@@ -9,9 +9,11 @@ import socket
 import ssl
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -293,6 +295,11 @@ SERVED: list[tuple[dict[str, Any], list[dict[str, Any]], list[str]]] = [
 
 
 def test_models_that_are_not_there(check: Check) -> None:
+    many = [f"m-{number}" for number in range(9)]
+    with fake("vllm", models=many) as endpoint:
+        _, said = check({**endpoint, "models": ["m-33"]})
+    assert "m-0, m-1, m-2 +6" in said
+    assert re.search(r"a: it does not serve 'm-33', but 'm-3', .* and 3 more; change models", said), said
     with fake("vllm", models=["embed-1", "judge-7b"]) as endpoint:
         for settings, routes, problems in SERVED:
             status, (found,) = check.json({**endpoint, **settings}, routes=routes)
@@ -367,6 +374,8 @@ def test_a_timeout_that_is_none_is_a_mistake_and_a_reader_that_has_enough_is_no_
         process.stdout.close()
         _, said = process.communicate(timeout=60)
     assert (process.returncode, said) == (141, b"")
+    assert main(["check", "http://gpu-0:8000/v1"]) == 2
+    assert "CONFIG is a file, not a URL; `qreward init --endpoint URL` writes one" in capsys.readouterr().err
 
 
 def tls_server(*certificate: Path) -> Any:
@@ -419,15 +428,23 @@ def test_https_at_a_port_without_tls_and_http_at_a_port_with_tls_are_recognised(
     assert with_tls["problems"] == ["the server speaks TLS at this port; write base_url with https://"]
 
 
-def test_settings_without_effect_are_notes(check: Check) -> None:
-    with fake("vllm", models=["judge-7b"]) as endpoint:
+def test_settings_without_effect_and_a_clock_that_differs_are_notes(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    with fake("vllm", models=["judge-7b"]) as endpoint, fake("openrlhf") as without_status:
         status, found = check.json(endpoint, {**endpoint, "name": "b"}, routes=[{"pattern": "judge-*", "endpoints": ["a"]}])
         _, said = check(endpoint, {**endpoint, "name": "b"})
-    assert status == 0
-    assert [len(each["notes"]) for each in found] == [0, 2]
-    assert found[1]["notes"][0].startswith("no route names it")
-    assert found[1]["notes"][1].startswith("it is the same server as 'a'")
+        _, (probed,) = check.json({**without_status, "probe": 5})
+    assert (status, found[0]["notes"]) == (0, [])
+    no_route, same = found[1]["notes"]
+    assert no_route.startswith("no route names it")
+    assert same.startswith("it is the same server as 'a'")
+    assert [note for note in probed["notes"] if note.startswith("probe has no effect: a server of kind 'openrlhf'")]
     assert "b: (note) it is the same server as 'a'" in said
+    for seconds, how in ((-3600, "ahead of"), (3600, "behind"), (30, "")):
+        monkeypatch.setattr(Answering, "date_time_string", lambda self, seconds=seconds: formatdate(time.time() + seconds, usegmt=True))
+        with answering({"*": (200, LIST)}) as host:
+            _, (clock,) = check.json({"base_url": f"{host}/v1"})
+        said_of_it = [re.fullmatch(r"this machine's clock is (\d+) s (.+) the server's; set the clock.*", note) for note in clock["notes"]]
+        assert [(3500 < int(note[1]) < 3700, note[2]) for note in said_of_it if note] == ([(True, how)] if how else []), clock["notes"]
 
 
 def test_a_certificate_that_has_expired_is_a_problem(check: Check, tmp_path: Path) -> None:

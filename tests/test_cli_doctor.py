@@ -172,6 +172,10 @@ def test_no_secret_is_shown_wherever_it_stands(report: Doctor, monkeypatch: pyte
             file = report.file({"endpoints": [endpoint]})
             for options in ((), ("--json",)):
                 report(*options, "--config", file)
+    assert (
+        "; used for 127.0.0.1:"
+        in report("--config", report.file({"endpoints": [{"base_url": "http://127.0.0.1:9/v1", "proxy": proxy}]}))[1]
+    )
     for text in (f"api_key: {KEY}: {PASSWORD}", f"'{PASSWORD}", f'{{"api_key": "{KEY}" "{PASSWORD}"}}'):
         report("--config", report.file(text, "broken.yaml"))
         report("--config", report.file(text, "broken.json"))

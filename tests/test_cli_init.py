@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import importlib.util
+import json
 import re
 import shlex
 import sys
@@ -92,6 +93,7 @@ def test_the_options_after_an_endpoint_are_those_of_that_endpoint(folder: Path) 
     assert api.api_key.get_secret_value() == KEY
 
 
+MANY = [f"m-{number}" for number in range(9)]
 REFUSED: list[tuple[tuple[str, ...], str]] = [
     ((), "questions need a terminal; name the servers with --endpoint"),
     (("fleet.ini", "--endpoint", GPU), "fleet.ini: its name must end in .toml, .yaml, .yml, .json"),
@@ -165,6 +167,10 @@ def test_a_judge_is_added_beside_a_configuration_file_that_is_kept_with_its_comm
     assert main(["init", "--judge", "gpt-4", "--force"]) == 2
     expected = "no endpoint in qreward.toml serves 'gpt-4'; they serve 'judge-*', 'embed-1', 'judge-7b'; add it to models in qreward.toml"
     assert expected in capsys.readouterr().err
+    for routes in ({"judge-*": {"endpoints": ["a"]}}, [{"pattern": "judge-*", "endpoints": ["a"]}]):
+        routed = {"endpoints": [{"base_url": GPU, "name": "a", "models": ["rm-*"]}], "routes": routes}
+        (folder / "routed.json").write_text(json.dumps(routed))
+        assert main(["init", "routed.json", "--judge", "judge-7b", "--force"]) == 0, routes
     (folder / "other.toml").write_text("[judge]\nmodel = 'm'\n")
     assert main(["init", "other.toml", "--judge", "judge-7b", "--force"]) == 2
     assert "other.toml: is not a configuration file of a client" in capsys.readouterr().err
@@ -220,10 +226,10 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
 def test_on_a_terminal_it_asks_proposes_what_the_server_says_and_checks_the_file(
     folder: Path, typed: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with FakeFleet([FakeEndpoint("a", kind="vllm", models=["judge-7b"], api_key=KEY), FakeEndpoint("b", models=["m-1"])]) as fleet:
+    with FakeFleet([FakeEndpoint("a", kind="vllm", models=["judge-7b"], api_key=KEY), FakeEndpoint("b", models=MANY)]) as fleet:
         root = fleet.urls["a"].removesuffix("/v1")
         one = (root, fleet.urls["a"], KEY, "MY_KEY", "", "lots", "8")  # without /v1 at first; a key in place of its name; no number
-        asked = typed("nonsense", "gpu-0:8000", *one, fleet.urls["b"], "m-*", "", "", "judge-7b", "y")
+        asked = typed("nonsense", "gpu-0:8000", *one, fleet.urls["b"], "m-*", "", "", "judge-7b", "perhaps", "y")
         assert main(["init", "fleet.toml"]) == 0
     said = capsys.readouterr().out
     a, b = read_config(folder / "fleet.toml")[0].endpoints
@@ -231,9 +237,10 @@ def test_on_a_terminal_it_asks_proposes_what_the_server_says_and_checks_the_file
     assert a.api_key is not None
     assert (b.api_key, b.models, b.limits.max_concurrency) == (None, ("m-*",), None)
     assert load_reward_config(folder / "judge.toml").models == ("judge-7b",)
-    assert any("[judge-7b]" in question for question in asked)
+    models = [question.partition("; * is any model ")[2] for question in asked if question.startswith("Models that it serves")]
+    assert models == ["[judge-7b]: ", "[*]: "], "so many names are not proposed"
     needed = "it requires a key, and none was sent (401)"
-    for words in (f'set base_url = "{root}/v1"', needed, "the key itself is not written", "a whole number such as 64"):
+    for words in (f'set base_url = "{root}/v1"', needed, "the key itself is not written", "a whole number such as 64", "answer y or n"):
         assert words in said
     assert "  it must be an http:// or https:// URL; write 'http://gpu-0:8000/v1'\n" in said
     assert "endpoints.0" not in said

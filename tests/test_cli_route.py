@@ -14,7 +14,9 @@ from qreward.scheduler.state import Attempt, Source, Task, make_source, standing
 CONFIG = """
 {"endpoints": [
   {"base_url": "http://127.0.0.1:9/v1", "name": "a", "models": ["judge-*"], "api_key": "sk-hidden", "limits": {"rpm": 600}},
-  {"base_url": "http://127.0.0.1:8/v1", "name": "b", "models": ["rm-*"], "weight": 2, "model_names": {"judge-7b": "J7"}}],
+  {"base_url": "http://127.0.0.1:8/v1", "name": "b", "models": ["rm-*"], "weight": 2, "model_names": {"judge-7b": "J7"},
+    "limits": {"max_concurrency": 8, "tpm": 9000}},
+  {"base_url": "http://127.0.0.1:7/v1", "name": "c", "models": ["fixed"], "limits": {"adaptive": false}}],
  "routes": [{"pattern": "judge-7b", "endpoints": ["b", "a"], "strategy": "weighted_round_robin", "weights": {"a": 3}}]}
 """
 
@@ -30,14 +32,16 @@ def test_it_names_the_route_the_reason_and_each_endpoint_without_secrets(config:
     assert main(["route", config, "judge-7b"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "'judge-7b' takes the route 'judge-7b': an exact name goes first; weighted_round_robin among 2",
-        "  b  http://127.0.0.1:8/v1, as 'J7', weight 2, concurrency adapts",
+        "  b  http://127.0.0.1:8/v1, as 'J7', weight 2, concurrency adapts up to 8, tpm 9000",
         "  a  http://127.0.0.1:9/v1, weight 3, concurrency adapts, rpm 600",
         "not used: 'judge-*', which is less specific",
     ]
     assert main(["route", config, "judge-70b"]) == 0
     assert "takes the route 'judge-*': the most specific pattern that matches; expected_finish among 1" in capsys.readouterr().out
+    assert main(["route", config, "fixed"]) == 0
+    assert capsys.readouterr().out.splitlines()[1] == "  c  http://127.0.0.1:7/v1, concurrency fixed at 64"
     assert main(["route", config, "gpt-5"]) == 2
-    assert "no route matches the model 'gpt-5'; there are routes for 'judge-7b', " in capsys.readouterr().err
+    assert "no route matches the model 'gpt-5'; there are routes for " in capsys.readouterr().err
 
 
 def busy(source: Source, count: int, now: float = 0.0) -> None:

@@ -49,10 +49,15 @@ def test_an_answer_gives_its_words_usage_trail_and_its_value_which_is_built_once
     answer = Words("yes")
     result: Result[Any] = Result(0, answer, None, "gpu-1", 1.5, 0.25, (TRIED,))
     assert (result.ok, result.text, result.usage, result.body, result.finish_reason) == (True, "yes", Usage(3, 4, 7), b"", None)
+    assert (result.extra, Result(0, answer, None, "gpu-1", 1.5, 0.25, (), {"id": 7}).extra) == ({}, {"id": 7})
     assert (result.has_trail, result.attempts) == (True, (TRIED, AttemptRecord("gpu-1", "ok", 1.5)))
     assert answer.built == 0
     assert result.value is result.value
     assert (result.value, answer.built) == ({"words": "yes"}, 1)
+    assert not result.usage_is_estimated
+    vars(answer).update(finish_reason="length", body=b"{}", estimated=True)
+    assert (result.finish_reason, result.body, result.usage_is_estimated) == ("length", b"{}", True)
+    assert "ok finish_reason='length'" in repr(result)
     cancelled = AttemptRecord("gpu-0", "cancelled", 1.0)
     assert answered(trail=(cancelled,)).attempts[-1].hedge, "a copy won, for what was asked first was cancelled"
 

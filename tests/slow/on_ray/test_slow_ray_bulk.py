@@ -13,16 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bulk_tools import CountingServer, chat_line, counting_server, in_flight, read_lines
+
+from qreward.errors import ConfigError
+from qreward.integrations.ray import BulkRequests, run
+from qreward.testing import FakeEndpoint, FakeFleet
 
 HERE = Path(__file__).parent
-sys.path.append(str(HERE.parents[1] / "acceptance"))
-
-from bulk_tools import CountingServer, chat_line, counting_server, in_flight, read_lines  # noqa: E402
-
-from qreward.errors import ConfigError  # noqa: E402
-from qreward.integrations.ray import BulkRequests, run  # noqa: E402
-from qreward.testing import FakeEndpoint, FakeFleet  # noqa: E402
-
 pytestmark = [pytest.mark.timeout(300), pytest.mark.real_time(240), pytest.mark.filterwarnings("ignore")]  # what Ray warns of is not ours
 ROWS, SLOTS = 2000, 16
 

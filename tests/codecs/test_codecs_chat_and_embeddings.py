@@ -96,8 +96,8 @@ def test_usage_and_texts_are_read_as_far_as_they_go() -> None:
         assert usage is not None
         assert (usage.prompt_tokens, usage.cached_tokens) == (12, cached), given
     broken = json.dumps(completion("bad @ byte")).encode().replace(b"@", b"\xff")
-    for body, text in ((json.dumps(completion("a\ud800b")).encode(), "a\ud800b"), (broken, "bad \ufffd byte")):
-        answer = CHAT.decode(body, ASKED)
+    for odd, text in ((json.dumps(completion("a\ud800b")).encode(), "a\ud800b"), (broken, "bad \ufffd byte")):
+        answer = CHAT.decode(odd, ASKED)
         assert answer.text() == answer.build().choices[0].message.content == text
 
 

@@ -97,7 +97,7 @@ async def test_whatever_is_bad_and_however_many_fit_the_answers_are_those_of_the
 
 async def test_an_item_that_cannot_be_sent_fails_alone_with_its_position() -> None:
     server = DecisionServer("openai")
-    items: list[Any] = [("text", questions(2)), "text", ("text", []), ("", questions(2)), (3, questions(2)), ("text", questions(1))]
+    items: list[Any] = [("text", questions(2)), "no", ("text", []), ("", questions(2)), (3, questions(2)), ("text", questions(1))]
     async with client_of({"a": server}, decisions="openai") as client:
         batch = await client.batch_decide(items, model=MODEL)
     found = {index: str(error) for index, error in batch.errors.items()}

@@ -27,7 +27,8 @@ def under(fault: str, stream: bool = False) -> tuple[Any, Seen]:
     """What one request to an endpoint that always has this fault ends in, and what the endpoint saw."""
 
     async def main() -> tuple[Any, Seen]:
-        async with serving(faulty(**{fault: 1.0}, trickle_gap=0.0005)) as client:
+        rates: dict[str, Any] = {fault: 1.0}
+        async with serving(faulty(**rates, trickle_gap=0.0005)) as client:
             (found,) = await asyncio.gather(client.chat("a", stream=stream), return_exceptions=True)
             await until(lambda: client.fleet.seen("a").in_flight == 0)
             return found, client.fleet.seen("a")

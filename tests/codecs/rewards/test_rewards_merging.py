@@ -172,7 +172,7 @@ def test_a_score_is_a_float_that_survives_copies() -> None:
         (SCORE, [{"prompt": "q"}], "'prompt' and 'response'"),
         (SCORE, [[]], "messages is empty"),
         (SCORE, [{"messages": "x"}], "messages is a text"),
-        *((EMBED, given, "item 0") for given in ([""], [[]], [[1, "a"]], [[True]], [None])),
+        *((EMBED, [wrong], "item 0") for wrong in ("", [], [1, "a"], [True], None)),
     ],
 )
 def test_a_wrong_item_is_refused_with_its_place_before_anything_is_sent(operation: Operation, given: Any, message: str) -> None:

@@ -43,6 +43,7 @@ def passed(url: str, **body: Any) -> dict[str, Any]:
 def test_no_limit_is_ever_passed(steps: Any, max_tokens: int | None, max_cost: float | None) -> None:
     budget = SpendingLimit(max_cost, max_tokens)
     held: list[Any] = []
+    paid = NOTHING
     for reserves, tokens, cost, share in steps:
         if reserves or not held:
             reserved = Spent(tokens + 1, cost)
@@ -55,10 +56,19 @@ def test_no_limit_is_ever_passed(steps: Any, max_tokens: int | None, max_cost: f
                 assert too_many or (max_cost is not None and spent.cost + now.cost + cost > max_cost - 1e-9)
         else:
             reserved = held.pop(0)
-            budget.settle(reserved, Spent(int(share * reserved.tokens), share * reserved.cost))
+            real = Spent(int(share * reserved.tokens), share * reserved.cost)
+            budget.settle(reserved, real)
+            paid += real
+        assert budget.spent == paid
         assert budget.is_idle == (not held)
         assert max_tokens is None or budget.spent.tokens + sum(each.tokens for each in held) <= max_tokens
         assert max_cost is None or budget.spent.cost + sum(each.cost for each in held) <= max_cost + 1e-9
+
+
+def test_a_limit_may_be_reached() -> None:
+    for limits in ({"max_cost": 3.0}, {"max_tokens": 30}):
+        budget = SpendingLimit(**limits)  # type: ignore[arg-type]
+        assert [budget.reserve(Spent(10, 1.0)) for _ in range(4)] == [True, True, True, False], limits
 
 
 def test_the_highest_price_is_that_of_prompts_and_of_completions_for_themselves() -> None:

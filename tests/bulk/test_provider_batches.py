@@ -252,7 +252,7 @@ async def test_lines_that_the_validation_names_fail_and_the_others_are_sent_with
     assert "invalid_thing" in line["error"]["message"]
     assert KEY not in json.dumps(line)
     assert sorted(answers(output)) == ["id-0", "id-2"]
-    paid_once(fake.service, 2)
+    assert [len(batch.lines) for batch in fake.service.batches.values()] == [3, 2]
 
 
 async def test_a_model_that_the_provider_does_not_offer_fails_its_lines(tmp_path: Path) -> None:

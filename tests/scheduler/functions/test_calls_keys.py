@@ -83,6 +83,13 @@ def test_a_key_that_waits_or_has_a_try_under_way_is_in_use_even_if_it_was_withdr
     driver.ok(attempt)
     driver.ok(waits)
     assert keys(driver, f) == set()
+    paced = driver.function("g", keyed=True, rate=Rate(2, 10.0))
+    driver.ok(driver.call(paced, "a"))
+    driver.wait(1.0)
+    again = driver.call(paced, "a")
+    driver.wait(11.0)
+    assert keys(driver, paced) == {"a"}, "it was unused for a while, and is in use now"
+    driver.ok(again)
 
 
 def test_an_open_breaker_is_not_forgotten_though_the_try_that_opened_it_took_long() -> None:

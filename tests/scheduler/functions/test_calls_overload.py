@@ -101,6 +101,9 @@ def test_a_key_that_was_asked_to_be_left_alone_does_not_want_a_higher_rate() -> 
     rate = f.keys[None].rate_limit
     assert rate is not None
     assert rate.size == 10, "it falls at once"
+    driver.change(f, rate=Rate(20, 9.0))
+    assert rate.size == 10, "another window does not raise it"
+    driver.change(f, rate=Rate(20, 10.0))
     adaptive = f.keys[None].adaptive
     assert adaptive is not None
     driver.call(f)

@@ -107,8 +107,10 @@ def test_a_limit_that_is_set_or_taken_away_while_a_request_is_under_way_does_not
     answer(scene, task, 80, 20)
     task = scene.submit(payload=(100.0, 10.0))
     limit = scene["a"].tokens = Gcra(PER_SECOND)
+    limit.take(scene.now, 1.0)
+    before = limit.ready_at
     answer(scene, task, 80, 20)
-    assert limit.ready_at < 0.0
+    assert limit.ready_at == before
 
 
 def test_a_request_larger_than_the_bucket_is_let_through_alone_and_waits_for_none_that_came_later() -> None:

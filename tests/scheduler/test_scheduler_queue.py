@@ -114,7 +114,7 @@ def test_what_ended_behind_one_that_waits_is_not_kept() -> None:
     waiting, first = Queue(), task(timeout=0.5)
     waiting.put(first)
     for number in range(20 * SWEEP):
-        each = task(born=float(number % 7), timeout=1.0 + number % 5, avoids=(B,) if number % 3 else None)
+        each = task(born=float(number % 7), timeout=20.0 - number % 7, avoids=(B,) if number % 3 else None)
         waiting.put(each)
         each.state = TaskState.DONE
         waiting.ended(each)

@@ -283,6 +283,7 @@ async def test_an_exception_of_the_input_lets_what_was_read_pass_through_all_sta
                 await cascade_over(client).batch_score(given)
             assert raised.value.results is not None
             assert raised.value.results.scores() == [0.0, 0.1, 0.2, 0.3]
+            assert raised.value.results.stats.endpoints["a"].won == 6
             assert isinstance(raised.value.__cause__, OSError)
 
 
@@ -323,6 +324,15 @@ async def test_a_stage_without_an_endpoint_raises_before_anything_is_sent() -> N
                 await cascade_over(client, *models).batch_score(items(8))
             assert leftovers(client) == {}
         assert backend.sent == []
+
+
+async def test_a_stage_that_closes_its_client_fails_what_waits_for_it() -> None:
+    async with client_of(JudgeBackend(graded(1))) as small, client_of(JudgeBackend(graded(50))) as strong:
+        cascade = Cascade([Judge(small, model=SMALL), Judge(strong, model=STRONG)], confidence=stated)
+        batch = asyncio.create_task(cascade.batch_score(items(4)))
+        await asyncio.sleep(5)
+        await strong.aclose()
+        assert [type(result.error) for result in await batch] == [type(None), ClientClosed] * 2
 
 
 async def test_a_cascade_in_a_cascade_names_both() -> None:

@@ -232,6 +232,7 @@ async def test_an_exception_of_the_input_or_of_on_result_ends_the_batch_with_wha
                 await judge.batch_rank(groups())
             assert raised.value.results is not None
             assert [result.ok for result in raised.value.results] == [True, True]
-        for given in ([(PROMPT, ["1", "2"])] * 4, [("a", []), ("b", [])]):
+        inputs: list[list[Any]] = [[(PROMPT, ["1", "2"])] * 4, [("a", []), ("b", [])]]
+        for given in inputs:
             with pytest.raises(BatchInterrupted, match="KeyError"):
-                await judge.batch_rank(given, on_result=stop)  # type: ignore[arg-type]
+                await judge.batch_rank(given, on_result=stop)

@@ -156,7 +156,8 @@ def test_an_answer_that_is_not_whole_is_never_read_whatever_stands_in_it_and_a_w
 
 
 async def test_asking_again_keeps_to_the_time_of_the_item() -> None:
-    for of_client, of_call in ((60.0, {"timeout": 5}), (5.0, {})):
+    cases: list[tuple[float, Any]] = [(60.0, {"timeout": 5}), (5.0, {})]
+    for of_client, of_call in cases:
         backend = JudgeBackend(in_turn("?", score(5), seconds=3.0))
         async with client_of(backend, timeout=of_client) as client:
             began = now()

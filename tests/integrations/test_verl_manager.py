@@ -125,6 +125,8 @@ async def test_columns_of_the_data_of_extra_info_and_of_tools_can_be_named(score
 def test_wrong_settings_and_another_function_are_refused_when_the_manager_is_made(scorer: FakeScorer) -> None:
     with pytest.raises(ConfigError, match="on_failure: none is not possible with verl"):
         manager_of(verl_config(on_failure="none"))
+    with pytest.raises(ConfigError, match="unknown verdict 'yesno'"):
+        manager_of(verl_config(judge={"model": "judge-7b", "verdict": "yesno"}))
     with pytest.raises(ConfigError, match="does not call a reward function"):
         manager_of(verl_config("/my/rewards.py"))
     for path in ("pkg://qreward.integrations.verl", "pkg://qreward/integrations/verl"):

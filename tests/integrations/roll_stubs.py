@@ -85,8 +85,11 @@ class Worker:
 class UserDefinedRolloutLoop:
     """Its own loop in small: each sample of a prompt is rewarded, and None of one of them drops the prompt."""
 
+    def __init__(self) -> None:
+        self.domain = "d"
+
     async def process_new_prompt(self, context: Any) -> Any:
-        found = await asyncio.gather(*(self._generate_and_reward(context=context, req=req, domain="d") for req in context.requests))
+        found = await asyncio.gather(*(self._generate_and_reward(context=context, req=req, domain=self.domain) for req in context.requests))
         return None if None in found else found
 
     async def _generate_and_reward(self, context: Any, req: Any, domain: str) -> Any:

@@ -124,7 +124,7 @@ async def test_each_has_the_deadline_of_where_it_runs_and_one_that_areal_would_n
     assert scorer.timeouts == [12.0, 180.0]
     assert DEADLINE + LATE < HOST_LIMIT - 1 == 14.0
     assert not caplog.records
-    configured(monkeypatch, tmp_path, deadline=14.5)
+    configured(monkeypatch, tmp_path, deadline=14.0)
     reward(*CALL)
     reward(*CALL)
     assert len([record for record in caplog.records if "AsyncRewardWrapper, which returns a reward of 0" in record.message]) == 1

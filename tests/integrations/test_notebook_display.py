@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from html.parser import HTMLParser
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -144,7 +145,7 @@ def test_ten_thousand_answers_are_drawn_as_few_cards_and_one_count() -> None:
 
 
 def test_what_has_ended_without_a_card_or_gave_its_card_away_is_let_go_of() -> None:
-    ended = Result(0, None, None, "gpu-0", 0.5, 0.0)
+    ended: Result[Any] = Result(0, None, None, "gpu-0", 0.5, 0.0)
     many = batch(1000, 3)
     for index in range(3, 1000):
         many.add(index, ended, 2.0)

@@ -57,6 +57,7 @@ def test_contract_the_methods_are_registered_and_only_rewards_are_async() -> Non
 async def test_contract_a_batch_comes_back_in_order_with_the_three_tensors_in_float16(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = started(monkeypatch, FakeScorer(number_or_late))
     assert (worker.rank_info.dp_rank, worker.rank_info.dp_size) == (1, 2)
+    assert worker.pipeline_config.actor_train.model_args is None, "ROLL's own worker was initialized too"
     output = await worker.compute_rewards(data(3, 1, 2))
     assert {name: (list(values), values.dtype) for name, values in output.batch.items()} == {
         "token_level_rewards": ([[0.0, 0.0]] * 3, "float16"),

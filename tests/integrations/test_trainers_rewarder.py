@@ -79,8 +79,9 @@ async def test_tokens_are_counted_whatever_came_of_them() -> None:
 
 async def test_a_fault_of_code_and_settings_that_do_not_fit_the_data_are_no_failures_of_a_judge() -> None:
     for error in (KeyError("answer"), ConfigError("the prompt names {rubric}, but the item has no 'rubric'")):
+        scorer = FakeScorer({"r": error}.__getitem__)
         with pytest.raises(type(error)):
-            await Rewarder(FakeScorer(lambda _, error=error: error), deadline=5.0).score("p", "r")
+            await Rewarder(scorer, deadline=5.0).score("p", "r")
 
 
 async def test_a_response_that_is_missing_is_a_failed_item_and_the_scorer_is_not_asked() -> None:

@@ -92,7 +92,7 @@ async def test_contract_the_manager_is_one_of_verls_and_scores_the_last_sequence
     asked = [{"role": "user", "content": "2 + 2?"}]
     data = Data([sequence("9"), sequence("0.5", 3, raw_prompt=asked, reward_model={"ground_truth": "4"}, extra_info={"index": 1})])
     manager = manager_of(verl_config(), reward_router_address=None, reward_model_tokenizer=None)
-    assert isinstance(manager, RewardManagerBase)
+    assert issubclass(type(manager), RewardManagerBase)
     result = await manager.run_single(data)
     assert result["reward_score"] == 0.5
     assert list(result["reward_extra_info"]) == ["score", "judge_ok", "judge_error", "judge_seconds", "judge_tokens"]
@@ -125,6 +125,8 @@ async def test_columns_of_the_data_of_extra_info_and_of_tools_can_be_named(score
 def test_wrong_settings_and_another_function_are_refused_when_the_manager_is_made(scorer: FakeScorer) -> None:
     with pytest.raises(ConfigError, match="on_failure: none is not possible with verl"):
         manager_of(verl_config(on_failure="none"))
+    with pytest.raises(ConfigError, match="unknown verdict 'yesno'"):
+        manager_of(verl_config(judge={"model": "judge-7b", "verdict": "yesno"}))
     with pytest.raises(ConfigError, match="does not call a reward function"):
         manager_of(verl_config("/my/rewards.py"))
     for path in ("pkg://qreward.integrations.verl", "pkg://qreward/integrations/verl"):

@@ -12,7 +12,7 @@ import pytest
 from engine_tools import MODEL, broken, chat, chats, client_of, leftovers
 from stream_wire import StreamWire, heard, spoken, words
 
-from qreward import BatchInterrupted, BatchResult, ClientClosed, ConfigError, Result, StreamInterrupted, StreamRestarted
+from qreward import BatchInterrupted, BatchResult, ClientClosed, ConfigError, Result, Retry, StreamInterrupted, StreamRestarted
 from qreward.engine.stream_batch import AHEAD
 
 
@@ -151,19 +151,22 @@ async def test_events_tell_the_result_of_each_stream_after_its_tokens_and_which_
 
     def script(name: str, prompt: str) -> Any:
         again = wire.prompts.count(prompt) > 1
+        if prompt == "3":
+            return ["begun again" if again else "begun", 0.5, broken(name)]
         return spoken(name, prompt) if again or prompt != "1" else ["half", 0.5, broken(name)]
 
     wire._steps = script
-    async with client_of(wire, {"a": 2, "b": 2}) as client:
+    async with client_of(wire, {"a": 2, "b": 2}, retry=Retry(attempts=2)) as client:
         with pytest.raises(ConfigError, match=r"iterate events\(\)"):
             aiter(ask(client, chats(3), on_interrupt="restart"))
-        stream = ask(client, [*chats(3), "not a conversation"], on_interrupt="restart")
+        stream = ask(client, [*chats(4), "not a conversation"], on_interrupt="restart")
         events = by_index(await heard(stream.events()))
         for number in (0, 2):
             *tokens, whole = events[number]
             assert (tokens, whole.ok, whole.text) == (["re", ": ", str(number)], True, f"re: {number}")
-        (bad,) = events[3]
+        (bad,) = events[4]
         assert bad.error is not None
+        assert events[3][-1].error.text == "begun again", "the text of the last attempt alone"
         half, event, *rest, result = events[1]
         assert (half, rest, result.text) == ("half", ["re", ": ", "1"], "re: 1")
         assert isinstance(event, StreamRestarted)

@@ -42,7 +42,11 @@ async def lazily_awaited(count: int, read: list[int]) -> AsyncIterator[Any]:
 async def test_the_tokens_of_all_streams_come_as_they_arrive_each_streams_in_order() -> None:
     async with client_of(StreamWire(), {"a": 2, "b": 2}) as client:
         stream = ask(client, chats(10))
-        seen = await heard(stream)
+        reading = asyncio.ensure_future(heard(stream))
+        await asyncio.sleep(0.5)
+        (sink,) = client._runtime.engine.driver().waiters
+        seen = await reading
+        assert sink._texts == {}, "the text of a stream that has ended is not kept"
         assert by_index(seen) == {number: ["re", ": ", str(number)] for number in range(10)}
         assert [token for _, token in seen[:4]] == ["re"] * 4
         batch = await stream.results()

@@ -259,6 +259,14 @@ async def test_an_input_that_raises_is_told_after_all_that_came() -> None:
         assert caught.value.results.texts() == ["re: 0", "re: 1", "re: 2"]
         with pytest.raises(BatchInterrupted):
             await stream.results()
+        reported: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+        unread = ask(client, broken_input())
+        async with unread:
+            await asyncio.sleep(10)
+        del unread
+        gc.collect()
+        assert reported == [], "the error of an input is not reported as forgotten"
 
 
 async def test_many_items_that_cannot_be_sent_do_not_pile_up() -> None:

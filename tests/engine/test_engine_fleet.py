@@ -96,7 +96,11 @@ async def test_limits_hold_over_all_routes_of_an_endpoint_and_routes_have_their_
         wire.sent.clear()
         for number in range(16):
             await client.chat_completion(chats(1)[0], f"z-{number}")
-    assert Counter(name for name, _, _ in wire.sent) == {"a": 12, "b": 4}
+        assert Counter(name for name, _, _ in wire.sent) == {"a": 12, "b": 4}
+        client.register_model_route("z-*", ["a", "b"], strategy="weighted_round_robin", weights={"a": 3, "b": 2})
+        client.remove_endpoint("a")
+        (route,) = (route for route in client.list_routes() if route.pattern == "z-*")
+        assert (route.endpoints, route.weights) == (("b",), {"b": 2})
 
 
 async def test_an_urgent_batch_overtakes_one_that_came_before() -> None:

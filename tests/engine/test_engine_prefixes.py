@@ -71,6 +71,7 @@ def test_the_text_of_all_messages_counts_and_other_models_and_cache_keys_share_n
     ):
         assert common(base, other) == shared, name
     assert common(call_of(rubric, prompt_cache_key="k"), call_of(rubric, prompt_cache_key="l")) == 0
+    assert common(call_of(rubric, cache_salt="k"), call_of(rubric, cache_salt="l")) == 0
     assert common(call_of(rubric, cache_salt="k"), call_of(rubric, cache_salt="k")) == 2816
 
 

@@ -12,7 +12,7 @@ import pytest
 from engine_tools import MODEL, broken, chat, chats, client_of, leftovers
 from stream_wire import StreamWire, heard, spoken, words
 
-from qreward import BatchInterrupted, BatchResult, ClientClosed, ConfigError, Result, StreamInterrupted, StreamRestarted
+from qreward import BatchInterrupted, BatchResult, ClientClosed, ConfigError, Result, Retry, StreamInterrupted, StreamRestarted
 from qreward.engine.stream_batch import AHEAD
 
 
@@ -42,7 +42,11 @@ async def lazily_awaited(count: int, read: list[int]) -> AsyncIterator[Any]:
 async def test_the_tokens_of_all_streams_come_as_they_arrive_each_streams_in_order() -> None:
     async with client_of(StreamWire(), {"a": 2, "b": 2}) as client:
         stream = ask(client, chats(10))
-        seen = await heard(stream)
+        reading = asyncio.ensure_future(heard(stream))
+        await asyncio.sleep(0.5)
+        (sink,) = client._runtime.engine.driver().waiters
+        seen = await reading
+        assert sink._texts == {}, "the text of a stream that has ended is not kept"
         assert by_index(seen) == {number: ["re", ": ", str(number)] for number in range(10)}
         assert [token for _, token in seen[:4]] == ["re"] * 4
         batch = await stream.results()
@@ -151,19 +155,22 @@ async def test_events_tell_the_result_of_each_stream_after_its_tokens_and_which_
 
     def script(name: str, prompt: str) -> Any:
         again = wire.prompts.count(prompt) > 1
+        if prompt == "3":
+            return ["begun again" if again else "begun", 0.5, broken(name)]
         return spoken(name, prompt) if again or prompt != "1" else ["half", 0.5, broken(name)]
 
     wire._steps = script
-    async with client_of(wire, {"a": 2, "b": 2}) as client:
+    async with client_of(wire, {"a": 2, "b": 2}, retry=Retry(attempts=2)) as client:
         with pytest.raises(ConfigError, match=r"iterate events\(\)"):
             aiter(ask(client, chats(3), on_interrupt="restart"))
-        stream = ask(client, [*chats(3), "not a conversation"], on_interrupt="restart")
+        stream = ask(client, [*chats(4), "not a conversation"], on_interrupt="restart")
         events = by_index(await heard(stream.events()))
         for number in (0, 2):
             *tokens, whole = events[number]
             assert (tokens, whole.ok, whole.text) == (["re", ": ", str(number)], True, f"re: {number}")
-        (bad,) = events[3]
+        (bad,) = events[4]
         assert bad.error is not None
+        assert events[3][-1].error.text == "begun again", "the text of the last attempt alone"
         half, event, *rest, result = events[1]
         assert (half, rest, result.text) == ("half", ["re", ": ", "1"], "re: 1")
         assert isinstance(event, StreamRestarted)
@@ -252,6 +259,14 @@ async def test_an_input_that_raises_is_told_after_all_that_came() -> None:
         assert caught.value.results.texts() == ["re: 0", "re: 1", "re: 2"]
         with pytest.raises(BatchInterrupted):
             await stream.results()
+        reported: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+        unread = ask(client, broken_input())
+        async with unread:
+            await asyncio.sleep(10)
+        del unread
+        gc.collect()
+        assert reported == [], "the error of an input is not reported as forgotten"
 
 
 async def test_many_items_that_cannot_be_sent_do_not_pile_up() -> None:

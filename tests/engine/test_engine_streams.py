@@ -305,10 +305,12 @@ async def test_a_pause_that_is_far_longer_than_usual_ends_the_stream() -> None:
             assert wire.cancelled == ["hi"]
 
 
-async def test_pauses_that_are_usual_end_nothing_however_many_there_are() -> None:
-    async with client_of(StreamWire(words(300, gap=3.0)), {"a": 1}, timeout=None) as client:
+async def test_pauses_that_are_usual_end_nothing_and_are_recorded_once() -> None:
+    async with client_of(StreamWire(words(150, gap=3.0)), {"a": 1}, timeout=None) as client:
         for number in range(3):
-            assert len((await ask(client, number).final()).split()) == 300
+            assert len((await ask(client, number).final()).split()) == 150
+            tempo: Any = client._runtime.fleet.source("a").stream_timing
+            assert tempo._gaps.count == 149 * (number + 1)
 
 
 async def test_a_stream_over_its_timeout_says_how_far_it_came() -> None:
@@ -428,13 +430,14 @@ async def test_a_stream_or_a_loop_over_it_that_is_let_go_of_is_closed_also_amid_
 
 
 async def test_text_that_arrived_unread_is_dropped_when_the_stream_is_closed() -> None:
-    async with client_of(StreamWire(), {"a": 1}) as client:
-        reader = aiter(stream := ask(client))
-        assert await anext(reader) == "re"
-        await asyncio.sleep(1.5)
-        await stream.aclose()
-        with pytest.raises(StreamInterrupted, match="left before its end"):
-            await anext(reader)
+    for seconds in (1.5, 10):  # amid the stream, and when all has arrived
+        async with client_of(StreamWire(), {"a": 1}) as client:
+            reader = aiter(stream := ask(client))
+            assert await anext(reader) == "re"
+            await asyncio.sleep(seconds)
+            await stream.aclose()
+            with pytest.raises(StreamInterrupted, match="left before its end"):
+                await anext(reader)
 
 
 async def test_a_stream_that_waits_for_a_slot_or_has_not_begun_is_left_unsent() -> None:

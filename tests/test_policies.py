@@ -167,10 +167,10 @@ def test_values_have_their_usual_form() -> None:
     assert (Endpoint(URL).name, Endpoint(f"{URL}/", name="judge").name) == ("gpu-0:8000", "judge")
     assert Endpoint(f"{URL}/").base_url == URL
     assert sorted([Priority.LOW, Priority.HIGH, Priority.NORMAL]) == [Priority.HIGH, Priority.NORMAL, Priority.LOW]
-    assert [priority_level(given) for given in ("high", "LOW", "3", 4, Priority.NORMAL)] == [0, 9, 3, 4, 5]
-    for given in (True, 10, -1, "12", "soon", 2.5, None):
+    assert [priority_level(level) for level in ("high", "LOW", "3", 4, Priority.NORMAL)] == [0, 9, 3, 4, 5]
+    for level in (True, 10, -1, "12", "soon", 2.5, None):
         with pytest.raises(ValueError, match="from 0"):
-            priority_level(given)
+            priority_level(level)
     rendered = [RewardModel(template=template).render("{response}", "b") for template in (None, "<{prompt}|{response}>")]
     assert rendered == ["{response}b", "<{response}|b>"]
     assert Route(pattern="a", endpoints=("x",), strategy="round_robin").strategy is LoadBalanceStrategy.ROUND_ROBIN  # type: ignore[arg-type]

@@ -361,7 +361,9 @@ EFFECTS: list[tuple[list[dict[str, Any]], dict[str, Any], list[str]]] = [
     ([GPU_0, GPU_1], TO_0, [ALONE]),
     ([GPU_0, {**GPU_1, "models": ["rm-*"]}], TO_0, []),
     ([GPU_0, {**GPU_1, "models": ["judge-*"]}], TO_0, [NEVER]),
+    ([GPU_0, {**GPU_1, "models": ["judge-*", "x"]}], TO_0, []),
     ([GPU_0, {**GPU_1, "weight": 2}], {}, [WEIGHT]),
+    ([GPU_0, {**GPU_1, "weight": 2}], {"a": {"endpoints": BOTH}}, [WEIGHT]),
     ([GPU_0, {**GPU_1, "weight": 2}], {"a": {"endpoints": BOTH, "strategy": "least_connections"}}, []),
     ([GPU_0, SAME], {}, [TWICE]),
     ([{**GPU_0, "api_key": "a"}, {**SAME, "api_key": "b"}], {}, []),  # two accounts

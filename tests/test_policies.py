@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward import ConfigError, Endpoint, Limits, LoadBalanceStrategy, Priority, Retry, Route, Timeouts
+from qreward import ConfigError, Endpoint, Limits, LoadBalanceStrategy, Priority, Retry, RewardModel, Route, Timeouts
 from qreward.settings.base import check_glob, expand_variables
+from qreward.settings.policies import priority_level
 
 URL = "http://gpu-0:8000/v1"
 SECRET = "sk-hush-7f3a"  # looks like a key, so that a leak is seen
@@ -69,6 +70,7 @@ REFUSED: list[tuple[Callable[[], object], tuple[str, ...]]] = [
     (endpoint(headers={"X-Key": f"{SECRET}é"}), ("headers: ", "'X-Key'")),
     (endpoint(headers={f"X-Key: {SECRET}": "x"}), ("headers: ", "'X-Key'", "name alone")),
     (endpoint(headers={"": SECRET}), ("headers: ", "not a header name")),
+    (endpoint(headers=["X-Key"]), ("headers: must be a mapping, not a list",)),
     (endpoint(models=()), ("models: ", "at least one", "'*'")),
     (endpoint(models="judge-*"), ("models: ", "list", "['judge-*']")),
     (endpoint(models=("judge-[ab",)), ("models: ", "'judge-[ab'", "not closed")),
@@ -165,6 +167,12 @@ def test_values_have_their_usual_form() -> None:
     assert (Endpoint(URL).name, Endpoint(f"{URL}/", name="judge").name) == ("gpu-0:8000", "judge")
     assert Endpoint(f"{URL}/").base_url == URL
     assert sorted([Priority.LOW, Priority.HIGH, Priority.NORMAL]) == [Priority.HIGH, Priority.NORMAL, Priority.LOW]
+    assert [priority_level(level) for level in ("high", "LOW", "3", 4, Priority.NORMAL)] == [0, 9, 3, 4, 5]
+    for level in (True, 10, -1, "12", "soon", 2.5, None):
+        with pytest.raises(ValueError, match="from 0"):
+            priority_level(level)
+    rendered = [RewardModel(template=template).render("{response}", "b") for template in (None, "<{prompt}|{response}>")]
+    assert rendered == ["{response}b", "<{response}|b>"]
     assert Route(pattern="a", endpoints=("x",), strategy="round_robin").strategy is LoadBalanceStrategy.ROUND_ROBIN  # type: ignore[arg-type]
 
 

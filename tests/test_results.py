@@ -134,7 +134,7 @@ def test_an_attempt_after_a_failure_is_a_retry_and_one_after_a_429_is_not() -> N
         kinds = {"r": "overloaded", "f": "transient", "t": "timeout", "c": "cancelled", "k": "ok"}
         return [AttemptRecord("a", kinds[letter.lower()], 0.1, hedge=letter.isupper()) for letter in text]
 
-    cases = {"": 0, "k": 0, "rrk": 0, "fk": 1, "ffk": 2, "rfk": 1, "frk": 2, "cK": 0, "fcK": 1, "tr": 1, "f": 0}
+    cases = {"": 0, "k": 0, "rrk": 0, "fk": 1, "ffk": 2, "rfk": 1, "frk": 2, "cK": 0, "fcK": 1, "ck": 0, "tr": 1, "f": 0}
     assert {text: len(list(retries(attempts(text)))) for text in cases} == cases
 
 

@@ -123,7 +123,7 @@ async def test_bodies_that_are_being_read_share_a_bounded_memory() -> None:
         assert (await server.post("/get_reward", BODY)).status_code == 200
 
 
-async def test_a_caller_that_hangs_up_is_not_scored() -> None:
+async def test_a_caller_that_hangs_up_is_not_scored_and_is_no_error_of_the_server(caplog: pytest.LogCaptureFixture) -> None:
     scorer = Lengths(held=True)
     async with served(scorer) as server:
         busy = asyncio.ensure_future(server.post("/get_reward", BODY))
@@ -139,6 +139,7 @@ async def test_a_caller_that_hangs_up_is_not_scored() -> None:
         assert (await busy).status_code == 200
         assert scorer.seen == ["a"]
         await until(lambda: server.service.active == 0)
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 def test_a_rate_lets_a_second_of_requests_in_at_once_and_its_hint_is_what_is_missing_of_one() -> None:

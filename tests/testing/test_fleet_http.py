@@ -110,19 +110,6 @@ async def test_embeddings_come_in_order_depend_on_their_own_text_alone_and_are_t
         assert list(struct.unpack(f"<{len(raw) // 4}f", raw)) == x
 
 
-async def test_models_and_health_are_served_without_being_counted_and_other_models_are_not_found() -> None:
-    async with serving(FakeEndpoint("a", models=["judge-7b", "gpt-*"])) as client:
-        listed = json.loads((await client.get("a", "/v1/models")).body)
-        assert [model["id"] for model in listed["data"]] == ["judge-7b", "gpt-*"]
-        assert (await client.get("a", "/health")).status == 200
-        assert (await client.get("a", "/v1/nothing")).status == 404
-        assert client.fleet.seen("a").requests == 0
-        assert (await client.chat("a", model="gpt-7")).status == 200
-        answer = await client.chat("a", model="other")
-        assert (answer.status, json.loads(answer.body)["error"]["code"]) == (404, "model_not_found")
-        assert client.fleet.seen("a").errors == {"unknown_model": 1}
-
-
 WRONG: list[tuple[str, bytes]] = [
     ("/chat/completions", b"{"),
     ("/chat/completions", b"[]"),

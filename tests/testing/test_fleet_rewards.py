@@ -114,6 +114,8 @@ def test_work_on_a_list_takes_longer_with_each_item() -> None:
 async def test_models_tokens_and_slots_count_for_lists_too() -> None:
     """Limits and faults are seen by the codecs in ``tests/codecs/rewards``."""
     async with serving(FakeEndpoint("a", kind="vllm", models=["rm-*"]), FakeEndpoint("b", kind="tei", max_concurrency=1)) as client:
+        assert [model["id"] for model in json.loads((await client.get("a", "/v1/models")).body)["data"]] == ["rm-*"]
+        assert client.fleet.seen("a").requests == 0
         assert (await post(client, "/classify", {"model": "gpt", "input": ["a"]})).status == 404
         assert (await post(client, "/classify", {"model": "rm-7b", "input": ["a", "b"]})).status == 200
         seen = client.fleet.seen("a")

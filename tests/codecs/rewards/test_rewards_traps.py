@@ -108,6 +108,7 @@ def test_the_only_name_that_vllm_tells_is_that_of_the_most_probable_class() -> N
     asked, found = call(CLASSIFY, ["a"]), {"data": [{"index": 0, "label": "good", "probs": [0.75, 0.25]}]}
     assert decoded("vllm", asked, found) == [{"good": 0.75, "LABEL_1": 0.25}]
     assert decoded("vllm", asked, found, labels=("fine", "bad")) == [{"fine": 0.75, "bad": 0.25}]
+    assert decoded("vllm", asked, probs([0.75, 0.25])) == [{"LABEL_0": 0.75, "LABEL_1": 0.25}]
     with pytest.raises(Malformed, match="two of its classes have one name"):
         decoded("vllm", asked, {"data": [{"index": 0, "label": "LABEL_1", "probs": [0.75, 0.25]}]})
 

@@ -323,6 +323,8 @@ async def test_what_fails_is_to_blame_itself_if_the_scorer_scored_another_one_of
     def scorer(completions: list[str]) -> list[Any]:
         if broken or "poison" in completions:
             raise RuntimeError("out of order" if broken else "poison")
+        if "gone" in completions:
+            raise ConnectionResetError("the judge is gone")
         return [None if text == "none" else 1.0 for text in completions]
 
     async with RewardBuffer(scorer) as buffer:
@@ -335,6 +337,8 @@ async def test_what_fails_is_to_blame_itself_if_the_scorer_scored_another_one_of
         assert await own("poison", "none") == [True, True]
         broken.append(True)
         assert await own("poison", "a") == [False, False]
+        broken.clear()
+        assert await own("a") == await own("gone") == [False]
 
 
 def test_without_isolation_a_batch_fails_as_a_whole_after_one_call() -> None:

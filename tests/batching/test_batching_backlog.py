@@ -25,6 +25,15 @@ def values(items: list[Any]) -> list[Any]:
     return [item.value for item in items]
 
 
+def test_costs_that_are_fractions_add_up_to_zero_when_all_are_taken() -> None:
+    waiting = backlog(*(Item(cost, cost=cost) for cost in (0.1, 0.7, 0.3)))
+    (line,) = waiting.queues()
+    waiting.take(0.0, 1)
+    waiting.take(0.0, max_cost=0.9)
+    waiting.take(0.0, max_cost=0.2)
+    assert (line.count, line.cost) == (0, 0.0)
+
+
 def test_a_batch_is_of_one_key_that_of_the_item_which_is_next() -> None:
     waiting = backlog(Item(1, 0.0, "a"), Item(2, 1.0, "b"), Item(3, 2.0, "a"), Item(4, 3.0, ("b",)))
     assert [values(waiting.take(9.0)) for _ in range(4)] == [[1, 3], [2], [4], []]
@@ -130,5 +139,6 @@ def test_a_backlog_does_what_an_obvious_model_does(operations: list[tuple[str, i
             model.items += back
         assert waiting.waiting == len(model.items) == len(waiting.items())
         assert all(item.place is WAITING for item in model.items)
+        assert sum(line.count for line in waiting.queues()) == len(model.items)
         assert sum(line.cost for line in waiting.queues()) == sum(item.cost for item in model.items)
     assert waiting.take(99.0) == model.take(10**6, inf)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import inf
+from random import Random
 from typing import Any
 
 import pytest
@@ -81,6 +82,20 @@ def test_items_past_their_deadline_are_not_taken_and_are_reported_once() -> None
     assert values(waiting.due(inf)) == [5]
     assert values(waiting.take(9.0)) == ["for ever"]
     assert waiting.next_deadline() == inf
+
+
+def test_the_earliest_deadline_is_known_however_many_were_met() -> None:
+    waiting, random, live = Backlog(), Random(1), list[float]()
+    for number in range(20 * SWEEP):
+        deadline = random.uniform(1.0, 1e6)
+        waiting.put(Item(number, deadline=deadline))
+        (item,) = waiting.take(0.0)
+        if random.random() < 0.7:
+            item.place = OVER
+        else:
+            live.append(deadline)
+        if number % 7 == 0 and live:
+            assert waiting.next_deadline() == min(live), number
 
 
 def test_deadlines_that_were_met_are_forgotten() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import inf
+from random import Random
 from typing import Any
 
 import pytest
@@ -23,6 +24,15 @@ def backlog(*items: Item) -> Backlog:
 
 def values(items: list[Any]) -> list[Any]:
     return [item.value for item in items]
+
+
+def test_costs_that_are_fractions_add_up_to_zero_when_all_are_taken() -> None:
+    waiting = backlog(*(Item(cost, cost=cost) for cost in (0.1, 0.7, 0.3)))
+    (line,) = waiting.queues()
+    waiting.take(0.0, 1)
+    waiting.take(0.0, max_cost=0.9)
+    waiting.take(0.0, max_cost=0.2)
+    assert (line.count, line.cost) == (0, 0.0)
 
 
 def test_a_batch_is_of_one_key_that_of_the_item_which_is_next() -> None:
@@ -72,6 +82,22 @@ def test_items_past_their_deadline_are_not_taken_and_are_reported_once() -> None
     assert values(waiting.due(inf)) == [5]
     assert values(waiting.take(9.0)) == ["for ever"]
     assert waiting.next_deadline() == inf
+
+
+def test_no_deadline_is_reported_late_however_many_were_met() -> None:
+    waiting, random, live = Backlog(), Random(1), list[float]()
+    for number in range(20 * SWEEP):
+        deadline = random.uniform(1.0, 1e6)
+        waiting.put(Item(number, deadline=deadline))
+        (item,) = waiting.take(0.0)
+        if random.random() < 0.7:
+            item.place = OVER
+        else:
+            live.append(deadline)
+    found = 0
+    for now in sorted(live)[::10]:
+        found += len(waiting.due(now))
+        assert found == sum(deadline <= now for deadline in live), now
 
 
 def test_deadlines_that_were_met_are_forgotten() -> None:
@@ -130,5 +156,6 @@ def test_a_backlog_does_what_an_obvious_model_does(operations: list[tuple[str, i
             model.items += back
         assert waiting.waiting == len(model.items) == len(waiting.items())
         assert all(item.place is WAITING for item in model.items)
+        assert sum(line.count for line in waiting.queues()) == len(model.items)
         assert sum(line.cost for line in waiting.queues()) == sum(item.cost for item in model.items)
     assert waiting.take(99.0) == model.take(10**6, inf)

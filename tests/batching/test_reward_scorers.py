@@ -221,6 +221,11 @@ def test_an_error_of_the_scorers_own_outweighs_a_number_beside_it() -> None:
     assert [(one.reward, one.error) for one in rows] == [(None, "docking failed badly"), (None, "ValueError: no parse")]
     assert [(one.reward, one.error) for one in columns] == [(None, "docking failed badly"), (1.0, None)]
     assert [one.error for one in read_scores({"error": "no GPU"}, 2)] == ["no GPU", "no GPU"]
+    mixed = read_scores({"rewards": [ValueError("a"), ValueError("b"), {"score": 1.0, "error": "c"}], "errors": ["own", None, None]}, 3)
+    assert [(one.reward, one.error) for one in mixed] == [(None, "own"), (None, "ValueError: b"), (None, "c")]
+    raised = KeyError("k")
+    (one,) = read_scores([{"error": raised}], 1)
+    assert (one.reward, one.error, one.cause) == (None, "KeyError: 'k'", raised)
 
 
 def test_everything_else_goes_into_the_meta_of_its_completion() -> None:
@@ -235,6 +240,8 @@ def test_everything_else_goes_into_the_meta_of_its_completion() -> None:
     }
     assert read_scores(rows, 1) == [ScoreResult(1.0, None, {"parsed": "4", "k": 1}, "well done")]
     assert read_scores(columns, 1) == [ScoreResult(1.0, None, {"parsed": "4", "k": 1, "len": 9, "v": 2}, "well done")]
+    numbers = read_scores({"rewards": [1, 2], "length": Tensor([7, 8]), "note": "same"}, 2)
+    assert [one.meta for one in numbers] == [{"length": 7, "note": "same"}, {"length": 8, "note": "same"}]
 
 
 @each("wrong", [None, 1.0, "ab", {"a", "b"}, {}, {"values": [1, 2]}, iter([1, 2])])
@@ -316,6 +323,8 @@ async def test_what_fails_is_to_blame_itself_if_the_scorer_scored_another_one_of
     def scorer(completions: list[str]) -> list[Any]:
         if broken or "poison" in completions:
             raise RuntimeError("out of order" if broken else "poison")
+        if "gone" in completions:
+            raise ConnectionResetError("the judge is gone")
         return [None if text == "none" else 1.0 for text in completions]
 
     async with RewardBuffer(scorer) as buffer:
@@ -328,6 +337,8 @@ async def test_what_fails_is_to_blame_itself_if_the_scorer_scored_another_one_of
         assert await own("poison", "none") == [True, True]
         broken.append(True)
         assert await own("poison", "a") == [False, False]
+        broken.clear()
+        assert await own("a") == await own("gone") == [False]
 
 
 def test_without_isolation_a_batch_fails_as_a_whole_after_one_call() -> None:

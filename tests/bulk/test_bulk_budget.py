@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scale import seeds
 
-from qreward.bulk.budget import MEDIA_TOKENS, NOTHING, SpendingLimit, Spent, highest, spent_by, upper_bound
+from qreward.bulk.budget import MEDIA_TOKENS, MESSAGE_TOKENS, NOTHING, SpendingLimit, Spent, highest, spent_by, upper_bound
 from qreward.bulk.inputs import InputLine
 from qreward.bulk.requests import RequestReader
 from qreward.bulk.run import BulkRun
@@ -79,9 +79,12 @@ def test_the_highest_price_is_that_of_prompts_and_of_completions_for_themselves(
 
 
 def test_the_most_tokens_of_a_request_cover_its_texts_and_all_of_its_output() -> None:
-    assert most(line(0, "ä" * 50, max_tokens=7)) >= 100 + 7
-    assert most(line(0, "x", max_tokens=10, n=4)) >= 40
+    assert most(line(0, "ä" * 500, max_tokens=7)) >= 1000 + 7
+    assert most(line(0, "x", max_tokens=1010)) == most(line(0, "x", max_tokens=10)) + 1000, "and no more than all of it"
+    assert most(line(0, "x", max_tokens=100, n=4)) >= 400
+    assert most(passed("/v1/completions", prompt="x", max_tokens=100, best_of=4)) >= 400
     assert most(line(0, "x", max_completion_tokens=9)) >= 9
+    assert most(line(0, "x", max_tokens=5, max_completion_tokens=900)) >= 900
     tools = [{"type": "function", "function": {"name": "f", "description": "d" * 300}}]
     assert most(line(0, "x", max_tokens=1, tools=tools)) >= 300
     parts = [{"type": "text", "text": "what is it?"}, {"type": "image_url", "image_url": {"url": "http://x/y.png"}}]
@@ -91,10 +94,11 @@ def test_the_most_tokens_of_a_request_cover_its_texts_and_all_of_its_output() ->
 
 def test_a_query_counts_with_each_of_its_documents() -> None:
     score = most(passed("/v1/score", text_1="q" * 100, text_2=["d" * 10] * 20))
-    assert 20 * 110 <= score <= 20 * 140
+    assert 20 * (110 + MESSAGE_TOKENS) <= score <= 20 * 140
     rerank = most(passed("/v1/rerank", query="q" * 100, documents=["d" * 10] * 20, top_n=3))
     assert rerank >= 20 * 110
-    assert most(passed("/v1/embeddings", input=["text"] * 3)) >= 12
+    assert 12 <= most(passed("/v1/embeddings", input=["text"] * 3)) < 100
+    assert most(passed("/v1/rerank", query="q" * 100, documents=[])) >= 100
 
 
 def test_a_request_whose_output_has_no_limit_is_refused() -> None:

@@ -214,6 +214,25 @@ def test_the_limit_on_requests_in_flight_adapts_within_a_share_as_it_would_alone
     assert seen == {(True,), (False,), (True, True), (False, True), (True, False)}, "all of these are compared"
 
 
+def test_a_share_that_changes_is_the_cap_from_then_on_whatever_ends() -> None:
+    limit = CappedLimit(FixedLimit(20), 12)
+    limits = [limit.limit]
+    for permits in (5, 30, 0):
+        limit.cap(permits)
+        limit.ok(1.0, 0.5, 10, 3)
+        limits.append(limit.limit)
+        limit.returned(2.0, 1)
+        assert limit.limit == limits[-1], permits
+    assert limits == [12, 5, 20, 1]
+    limit = CappedLimit(AdaptiveLimit(Random(1), 256), 5)
+    for now in range(40):
+        limit.sent(now, 20)
+        limit.rejected(now, now - 1.0, None, 3)
+    assert limit.limit == 3
+    limit.returned(50.0, 1)
+    assert (limit.limit, limit.inner.limit > 5) == (5, True), "its source is back: it begins again"
+
+
 # without the ledger
 
 
@@ -301,10 +320,15 @@ def test_a_member_alone_gives_up_what_it_was_granted() -> None:
         assert lease.may_send(1.1), alone
         demand = demand_of(quota_of(lease))
         assert (demand.left, demand.hold) == (0.0, 60), alone
-    lease = lease_of(permits=Grant(8, 3))
-    lease.take_over(1.0, 1.0, RenewReply(1, young=True, permits=Grant(8, 3)))
-    assert (lease.may_send(1.1), lease.own, lease.permits) == (True, True, 3)
-    assert lease.words(Limits(max_concurrency=8)) == "on its last share: the ledger has just begun: 3 of 8 in flight"
+    lease, ready = lease_of(requests=Grant(600, 6)), set()
+    for now in (1.0, 1.5, 2.0):
+        lease.take_over(now, now, RenewReply(1, young=True, requests=Grant(600, 6)))
+        ready.add(quota_of(lease).ready_at)
+    assert ready == {1.0 + 60 / 5 - CATCH_UP}, "a renewal does not bring its next request forward"
+    lease = lease_of(permits=Grant(8, 1))
+    lease.take_over(1.0, 1.0, RenewReply(1, young=True, permits=Grant(8, 1)))
+    assert (lease.may_send(1.1), lease.own, lease.permits) == (True, True, 1)
+    assert lease.words(Limits(max_concurrency=8)) == "on its last share: the ledger has just begun: 1 of 8 in flight"
 
 
 # what a source asks for

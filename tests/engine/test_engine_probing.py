@@ -9,6 +9,7 @@ from itertools import pairwise
 from math import inf
 from random import Random
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from engine_tools import MODEL, FakeWire, chat, client_of, now
@@ -194,6 +195,22 @@ def test_probes_are_made_together_if_they_are_nearly_due_and_one_that_never_repo
     assert claimed(11.0 + LOST_AFTER)[0] == "ab"
     known.clear()
     assert claimed(40.0) == ("", inf)
+
+
+def test_the_scheduler_hears_once_that_a_source_was_lost_and_that_it_is_back() -> None:
+    now, source = [0.0], make_source("a", Random(0), Limits())
+    source.handle = endpoint("a", 1.0)
+    scheduler: Any = Scheduler(Retry(), Random(0))
+    scheduler.on_source_lost, scheduler.changed = Mock(), Mock()
+    engine = ProbingEngine(scheduler, FakeWire, clock=lambda: now[0])
+    engine.watch_over(lambda: [source])
+    heard = []
+    for ready in (True, False, False, True):
+        now[0] += 1.0
+        engine.claim("a round")  # type: ignore[arg-type]
+        engine.seen(source, ProbeResult(ready=ready))
+        heard.append((scheduler.on_source_lost.call_count, scheduler.changed.call_count))
+    assert heard == [(0, 0), (1, 1), (1, 1), (1, 2)]
 
 
 def test_a_probe_sets_the_size_of_a_prefix_cache_unless_it_is_configured() -> None:

@@ -90,7 +90,9 @@ class Driver:
     def new_pool(
         self, name: str, strategy: LoadBalanceStrategy = LoadBalanceStrategy.EXPECTED_FINISH, weights: dict[str, float] | None = None
     ) -> Pool:
-        return Pool(name, [], make_balancer(strategy, weights or {}, self.rng), Queue())
+        pool = Pool(name, [], make_balancer(strategy, weights or {}, self.rng), Queue())
+        self.watch.pools[pool] = None
+        return pool
 
     def add(self, name: str, limits: Limits | None = None, *, pools: Iterable[Pool] | None = None, **more: Any) -> Source:
         """Make a source and let it join."""

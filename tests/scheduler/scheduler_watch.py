@@ -55,6 +55,7 @@ class Watch:
         self.scheduler = scheduler
         self.thorough = thorough
         self.sources: dict[Source, None] = {}
+        self.pools: dict[Pool, None] = {}
         self.feeds: dict[BatchFeed, None] = {}
         self.open: dict[Task, None] = {}  # started, and neither finished nor withdrawn
         self.live: dict[Attempt, None] = {}  # sent, and no end reported
@@ -153,13 +154,12 @@ class Watch:
             held[attempt.source] += 1
         for source, count in held.items():
             assert source.inflight == count, f"{source} believes {source.inflight} in flight, but {count} are"
-        pools = dict.fromkeys(pool for source in self.sources for pool in source.pools) | dict.fromkeys(feed.pool for feed in self.feeds)
-        for pool in pools:
+        for pool in self.pools:
             well = [source.health for source in pool.sources if source.health.in_service]
             assert all(not health.marked_unhealthy and health.open_until == -inf for health in well)
             assert pool.in_service == len(well), f"{pool} counts {pool.in_service} sources in service, but {len(well)} are"
             assert pool.back == sum(health.half_open_limit > 1 for health in well)
-        timed = sum(item.due >= 0 for items in (self.open, self.sources, pools, self.feeds) for item in items)
+        timed = sum(item.due >= 0 for items in (self.open, self.sources, self.pools, self.feeds) for item in items)
         assert len(self.scheduler.wheel) == timed, "the wheel holds something dead, or lost something"
 
     def _check_open_tasks(self) -> None:

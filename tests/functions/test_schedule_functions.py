@@ -11,6 +11,7 @@ import threading
 import traceback
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -344,6 +345,29 @@ def test_a_caller_that_comes_later_is_told_in_time_although_one_that_waits_longe
 
         callers = [threads.spawn(holds), threads.spawn(holds)]  # the second waits
         assert threads.spawn(comes_later).join() == pytest.approx(3.0, abs=0.1)
+        for caller in callers:
+            caller.join()
+
+
+def test_the_time_of_one_that_waits_is_watched_although_the_one_that_watched_the_clock_has_begun_to_run() -> None:
+    with VirtualThreads() as threads, replaced_time(threads):
+
+        @schedule(pool="begun", max_concurrency=1)
+        def holds(seconds: float) -> None:
+            threads.sleep(seconds)
+
+        @schedule(pool="begun", max_concurrency=1, timeout=2.0)
+        def strict() -> None:
+            raise AssertionError("it never begins")
+
+        def waits() -> float:
+            threads.sleep(0.5)
+            with pytest.raises(TimeoutError):
+                strict()
+            return threads.now()
+
+        callers = [threads.spawn(partial(holds, seconds)) for seconds in (1.0, 10.0)]
+        assert threads.spawn(waits).join() == pytest.approx(2.5, abs=0.1)
         for caller in callers:
             caller.join()
 

@@ -222,6 +222,7 @@ class BlockingCall:
 
     def _run_here(self, attempt: Attempt) -> None:
         try:
+            self.driver.hand_over()  # this caller may have been the leader, and the function may take long
             outcome = self._run(attempt)
         except BaseException:  # KeyboardInterrupt or SystemExit
             self._ended(attempt, CANCELLED)

@@ -47,6 +47,19 @@ async def test_a_request_that_timed_out_leaves_its_caller_uncancelled_and_a_canc
         assert (await caller, await stubborn(client)) == (0, 0)
 
 
+async def test_a_caller_that_is_cancelled_in_the_turn_in_which_its_request_times_out_is_cancelled() -> None:
+    loop = asyncio.get_running_loop()
+    async with client_of(FakeWire(seconds=100.0)) as client:
+        callers = []
+        for apart in (-1e-10, 0.0, 1e-10):  # of one turn of the loop
+            callers.append(asyncio.ensure_future(ask(client, 0, timeout=1)))
+            await asyncio.sleep(0)
+            (timer,) = [timer for timer in loop.timers() if "_tick" in repr(timer)]  # type: ignore[attr-defined]
+            loop.call_at(timer.when() + apart, callers[-1].cancel)
+            await asyncio.wait(callers)
+    assert [caller.cancelled() for caller in callers] == [True] * 3
+
+
 @pytest.mark.parametrize("limit", [1, 2, 5])
 async def test_a_caller_whose_own_time_limit_passes_together_with_the_requests_hears_of_one_of_them(limit: int) -> None:
     async def hangs(_: str, __: str) -> str:

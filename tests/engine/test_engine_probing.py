@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from itertools import pairwise
@@ -141,6 +143,20 @@ async def test_an_endpoint_that_is_gone_is_not_sent_to_and_its_return_is_noticed
         wire.gone.clear()
         back = now()
         assert min(await requests_to_a(3)) - back <= 0.5 + 0.11
+
+
+def test_event_loops_that_were_just_closed_do_not_pile_up_with_their_probes() -> None:
+    loops: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
+    client = client_of(ProbedWire, [endpoint("a", 60.0)], timeout=60)
+    for _ in range(5):
+        loop = asyncio.new_event_loop()
+        loops.add(loop)
+        assert loop.run_until_complete(ask(client)) == "yes"
+        loop.close()  # and nobody shut down its asynchronous generators
+    del loop
+    gc.collect()
+    assert len(loops) <= 2, "only the one that made the last probe, and the one that was closed last"
+    asyncio.run(client.aclose())
 
 
 def test_one_loop_probes_an_endpoint_and_always_the_same_until_it_is_late() -> None:

@@ -197,10 +197,12 @@ def test_what_was_found_out_of_a_window_is_kept_under_another_limit() -> None:
         window = source.window
         assert isinstance(window, AdaptiveLimit)
         window.limit = seen
+        window.changes["down", "rejected"] = 3
         client.reload(adaptive(after))
         assert source_of(client, "a") is source
         assert (source.window.limit, source.window is window) == (limit, kept), (before, seen, after)
         assert cast("AdaptiveLimit", source.window).most == (after or AdaptiveLimit(random.Random()).most)
+        assert source.window.changes == {("down", "rejected"): 3}, "what is counted never falls"
 
 
 def test_a_prefix_cache_has_the_configured_size_on_old_and_new_endpoints() -> None:

@@ -305,6 +305,20 @@ async def test_a_pause_that_is_far_longer_than_usual_ends_the_stream() -> None:
             assert wire.cancelled == ["hi"]
 
 
+async def test_a_stream_that_is_left_in_the_turn_in_which_it_has_paused_for_too_long_is_no_failure_of_its_endpoint() -> None:
+    loop: Any = asyncio.get_running_loop()
+    async with client_of(StreamWire(mostly(words(20), lambda *_: ["x", 1000.0])), {"a": 1}) as client:
+        await learn(client)
+        reading = asyncio.ensure_future(heard(ask(client)))
+        await asyncio.sleep(1)
+        (timer,) = [timer for timer in loop.timers() if "InactivityTimer" in repr(timer)]
+        loop.call_at(timer.when() - 1e-10, reading.cancel)
+        await asyncio.wait([reading])
+        await asyncio.sleep(1)
+        stats = client.stats()["a"]
+    assert (reading.cancelled(), stats.cancelled, stats.failed) == (True, 1, 0)
+
+
 async def test_pauses_that_are_usual_end_nothing_and_are_recorded_once() -> None:
     async with client_of(StreamWire(words(150, gap=3.0)), {"a": 1}, timeout=None) as client:
         for number in range(3):

@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -108,6 +109,31 @@ def test_a_job_runs_in_a_daemon_thread_that_ends_when_it_was_idle_for_its_time()
     assert busy(workers) == 0
     run_alone(workers, lambda: seen.append(threading.current_thread()))
     assert seen[1] is not seen[0]
+
+
+def test_a_thread_that_is_given_a_job_just_as_its_idle_time_runs_out_runs_it_and_lives_on() -> None:
+    workers, done, ran = Workers(1, idle_seconds=0.01), held(), list[threading.Thread]()
+
+    def note() -> None:
+        ran.append(threading.current_thread())
+
+    def last_job() -> Callable[[], object]:
+        note()
+        return done.release
+
+    class Idle(list[Any]):
+        def remove(self, worker: Any) -> None:
+            if len(ran) == 1:
+                assert workers.run(last_job)
+            super().remove(worker)
+
+    workers._pool.idle = Idle()
+    run_alone(workers, note)
+    assert done.acquire(timeout=PATIENCE)
+    assert ran[0] is ran[1]
+    ran[0].join(PATIENCE)
+    run_alone(workers, note)
+    assert ran[2] is not ran[0], "the thread has ended after its next idle time, and takes no job with it"
 
 
 def test_many_callers_lose_nothing_and_the_bound_holds() -> None:

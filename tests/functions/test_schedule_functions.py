@@ -11,6 +11,7 @@ import threading
 import traceback
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -243,6 +244,31 @@ def test_a_call_is_hedged_although_the_loop_that_freed_its_slot_is_not_run_any_m
         loop.close()
 
 
+class TooBusy(Exception):
+    status_code, retry_after = 429, 0.1
+
+
+def test_a_call_goes_out_when_its_key_is_free_again_although_the_loop_that_was_told_when_has_ended() -> None:
+    @schedule(max_concurrency=1, retry_times=0)
+    async def score(text: str) -> str:
+        await asyncio.sleep(0.001)
+        if text == "too many":
+            raise TooBusy
+        return text
+
+    ended, loop = asyncio.new_event_loop(), asyncio.new_event_loop()
+    first, second = ended.create_task(score("too many")), loop.create_task(score("waits"))
+    for each in (ended, loop):
+        each.run_until_complete(asyncio.sleep(0))
+    ended.run_until_complete(asyncio.wait([first]))
+    assert isinstance(first.exception(), TooBusy)
+    ended.run_until_complete(ended.shutdown_asyncgens())
+    ended.close()
+    assert loop.run_until_complete(asyncio.wait_for(second, 5)) == "waits"
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.close()
+
+
 def test_async_and_blocking_functions_share_a_pool_and_must_agree_on_its_limit() -> None:
     counter = Counter()
 
@@ -297,6 +323,53 @@ def test_a_forked_child_begins_anew() -> None:
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("patience", [None, 60.0])
+def test_a_caller_that_comes_later_is_told_in_time_although_one_that_waits_longer_watches_the_clock(patience: float | None) -> None:
+    with VirtualThreads() as threads, replaced_time(threads):
+
+        @schedule(pool="watched", max_concurrency=1, timeout=patience)
+        def holds() -> None:
+            threads.sleep(10.0)
+
+        @schedule(pool="watched", max_concurrency=1, timeout=1.0)
+        def strict() -> None:
+            raise AssertionError("it never begins")
+
+        def comes_later() -> float:
+            threads.sleep(2.0)
+            with pytest.raises(TimeoutError):
+                strict()
+            return threads.now()
+
+        callers = [threads.spawn(holds), threads.spawn(holds)]  # the second waits
+        assert threads.spawn(comes_later).join() == pytest.approx(3.0, abs=0.1)
+        for caller in callers:
+            caller.join()
+
+
+def test_the_time_of_one_that_waits_is_watched_although_the_one_that_watched_the_clock_has_begun_to_run() -> None:
+    with VirtualThreads() as threads, replaced_time(threads):
+
+        @schedule(pool="begun", max_concurrency=1)
+        def holds(seconds: float) -> None:
+            threads.sleep(seconds)
+
+        @schedule(pool="begun", max_concurrency=1, timeout=2.0)
+        def strict() -> None:
+            raise AssertionError("it never begins")
+
+        def waits() -> float:
+            threads.sleep(0.5)
+            with pytest.raises(TimeoutError):
+                strict()
+            return threads.now()
+
+        callers = [threads.spawn(partial(holds, seconds)) for seconds in (1.0, 10.0)]
+        assert threads.spawn(waits).join() == pytest.approx(2.5, abs=0.1)
+        for caller in callers:
+            caller.join()
 
 
 def test_a_caller_that_is_interrupted_while_it_waits_does_not_stop_the_clock_of_the_others() -> None:

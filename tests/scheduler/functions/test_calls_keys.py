@@ -46,6 +46,11 @@ PAST: dict[str, tuple[dict[str, Any], Callable[[Driver, Function], object], floa
     "used again": ({"rate": Rate(2, 10.0)}, used_again, 10.0),
     "failures": ({"breaking": Breaking(2, 1.0)}, lambda driver, f: driver.fail(driver.call(f, "a"), after=100.0), MEMORY),
     "it asked to be left alone": ({}, lambda driver, f: driver.fail(driver.call(f, "a"), wait=500.0, overloaded=True), 500.0),
+    "a paced one asked to be left alone": (
+        {"rate": Rate(2, 10.0)},
+        lambda driver, f: driver.fail(driver.call(f, "a"), wait=500.0, overloaded=True),
+        500.0,
+    ),
     "a limit that was found": (
         {"rate": Rate(40, 1.0), "adapting": Adapting(2, 40, 0.3, None)},
         lambda driver, f: driver.fail(driver.call(f, "a"), overloaded=True),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -102,6 +103,18 @@ def test_a_server_that_is_gone_is_not_ready_and_a_broken_setup_says_nothing() ->
         assert told(await wire.look(endpoint)) == (None, None, None, None)
 
     asyncio.run(test())
+
+
+async def test_only_a_connection_that_is_not_accepted_shows_that_a_server_is_not_ready() -> None:
+    """A timeout, a connection that breaks later, and a machine without descriptors say nothing about the server."""
+    ready = {}
+    for error in (httpx.ConnectError("refused"), httpx.ConnectTimeout("x"), httpx.ReadError("x"), OSError(errno.EMFILE, "too many files")):
+
+        def fail(_: httpx.Request, error: Exception = error) -> httpx.Response:
+            raise error
+
+        ready[type(error)] = (await probed(Endpoint("http://a/v1", kind="vllm", http_client=httpx.MockTransport(fail)))).ready
+    assert ready == {httpx.ConnectError: False, httpx.ConnectTimeout: None, httpx.ReadError: None, OSError: None}
 
 
 @pytest.mark.real_time

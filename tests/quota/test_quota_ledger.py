@@ -274,6 +274,20 @@ def test_a_member_that_comes_or_returns_does_not_make_up_for_the_time_before() -
         assert max(parts) <= 1.1 * min(parts), (kind, parts)
 
 
+def test_a_member_that_comes_or_returns_starts_level_with_the_one_that_waits_and_has_had_least() -> None:
+    """Not with the one that has had most, nor with one that was slow and had less: what each gets of a credit of 36."""
+    quota = WindowQuota(whole=False, limit=6000.0)
+    for name, at, had in (("little", 0.0, 10.0), ("much", 0.0, 40.0), ("slow", -FRESH - 1, 4.0), ("idle", 0.0, 2.0)):
+        quota.accounts[name] = Account(at, 0.0, 0.0, had, want=0.0 if name == "idle" else 99.0)
+    quota.grant(0.0, "much")
+    for name in ("slow", "idle", "new"):
+        quota.report(0.0, name, Demand(6000, want=99.0))
+        quota.grant(0.0, name)
+    quota.credit = 36.0
+    got = {name: quota.grant(0.0, name) for name in ("little", "slow", "idle", "new", "much")}
+    assert got == {"little": 7.5, "slow": 13.5, "idle": 7.5, "new": 7.5, "much": 0}
+
+
 def test_a_member_that_is_slow_but_within_its_lease_is_not_charged_twice() -> None:
     for late, charged_twice in ((FRESH + 0.5, False), (LEASE, False), (LEASE + 0.1, True)):
         ledger = Ledger()

@@ -40,7 +40,8 @@ def said(text: str, *, index: int = 0, finish: str | None = None) -> bytes:
     return event(HEAD | {"choices": [{"index": index, "delta": {"content": text}, "finish_reason": finish}]})
 
 
-USAGE = event(HEAD | {"choices": [], "usage": {"prompt_tokens": 12, "completion_tokens": 3, "total_tokens": 15}})
+COUNTS = {"prompt_tokens": 12, "completion_tokens": 3, "total_tokens": 15, "prompt_tokens_details": {"cached_tokens": 4}}
+USAGE = event(HEAD | {"choices": [], "usage": COUNTS})
 DONE = b"data: [DONE]\n\n"
 ENDED = said("", finish="stop")
 WHOLE = said("ye") + said("s") + ENDED + USAGE + DONE

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from shared_tools import PATIENCE, completion, each
-from stream_tools import ask
+from stream_tools import COUNTS, ask
 from transport_server import ENGINES, Server, always, answer, backend_to, endpoint_of, hang
 
 from qreward.codecs.base import WireRequest
@@ -27,11 +27,11 @@ def call(content: Any = "?", *, model: str = "judge-7b", headers: dict[str, str]
 
 @each("engine", ENGINES)
 async def test_a_chat_is_sent_under_the_servers_name_of_the_model_and_its_answer_read(engine: str) -> None:
-    script = always(answer(completion("fine"), status=201))
+    script = always(answer(completion("fine", usage=COUNTS), status=201))
     async with backend_to(script, engine, model_names={"judge-7b": "org/judge"}) as (server, endpoint, backend):
         outcome = await backend.send(endpoint, call(temperature=0, headers={"X-Call": "1"}))
     assert isinstance(outcome, Answer)
-    assert (outcome.value.text(), outcome.prompt_tokens, outcome.output_tokens) == ("fine", 12, 3)
+    assert (outcome.value.text(), outcome.prompt_tokens, outcome.output_tokens, outcome.cached_tokens) == ("fine", 12, 3, 4)
     (request,) = server.requests
     assert request.json == {"model": "org/judge", "messages": [{"role": "user", "content": "?"}], "temperature": 0}
     assert request.headers["x-call"] == "1"

@@ -33,6 +33,7 @@ from qreward.codecs.base import TransportError
 from qreward.errors import ConfigError
 from qreward.settings.policies import Endpoint, Timeouts
 from qreward.transport.connection import open_transport
+from qreward.transport.connection_settings import request_headers
 
 OK = answer(completion())
 MEGABYTES = bytes(range(256)) * 12_000
@@ -52,6 +53,12 @@ async def test_a_request_carries_body_key_and_headers_and_brings_back_status_hea
     assert (request.line, request.body) == (f"{method} /v1/chat/completions HTTP/1.1", body)
     expected = {"authorization": "Bearer key-of-mine", "accept-encoding": "identity", "x-team": "blue", "x-call": "7"}
     assert (expected | ({} if way == "get" else {"content-type": "application/json"})).items() <= request.headers.items()
+
+
+def test_a_header_of_the_endpoint_takes_the_place_of_a_default_one_however_its_name_is_written() -> None:
+    own = {"authorization": "Token of-mine", "USER-AGENT": "trainer", "Accept": "*/*", "X-Team": "red"}
+    sent = request_headers(Endpoint("http://judge.example/v1", api_key="key-of-mine", headers=own))
+    assert sent == own | {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 
 
 @each("engine", ENGINES)

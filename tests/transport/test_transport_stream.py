@@ -42,7 +42,7 @@ def test_a_stream_gives_its_words_and_ends_in_the_whole_answer(engine: str) -> N
     text, outcome, (request,) = outcome_of(always(sse(WHOLE)), engine, what, model_names={"judge-7b": "org/judge"})
     assert text == "yes"
     assert isinstance(outcome, Answer)
-    assert (outcome.value.text(), outcome.prompt_tokens, outcome.output_tokens) == ("yes", 12, 3)
+    assert (outcome.value.text(), outcome.prompt_tokens, outcome.output_tokens, outcome.cached_tokens) == ("yes", 12, 3, 4)
     built = outcome.value.build()
     assert type(built) is ChatCompletion
     assert built.usage is not None

@@ -107,6 +107,8 @@ def test_what_is_no_value_of_the_field_is_refused() -> None:
 def test_the_scale_is_the_given_one_or_the_fields_own_limits() -> None:
     check(Overall, overall_quality=(4, "Overall quality: 4", "overall_quality: 4"), refused=("overallquality: 4",))
     check(Stars, stars=(4, "Stars: 4/5"), refused=("Stars: 4/10", "Stars: 6", '{"stars": 0}'))
+    check(Stars, scale=(2, 4), stars=(4, "Stars: 4/4"), refused=("Stars: 4/5", "Stars: 5", '{"stars": 1}'))
+    check(Stars, scale=(0, 10), stars=(4, "Stars: 4/10"), refused=("Stars: 4/5", "Stars: 7", '{"stars": 7}'))
     check(ScoreVerdict, score=(42, "Score: 42"), refused=("Score: 42/100", "<answer></answer>", "```\n```"))
     check(Graded, grade=(4, '{"why": "x", "grade": "4/5"}'), refused=('{"why": "x", "grade": "4/10"}',))
     check(ScoreVerdict, scale=(0.0, 1.0), score=(0.7, "Score: 70%", '{"score": "70 %"}'), refused=("Score: 170%",))

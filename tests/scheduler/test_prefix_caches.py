@@ -59,6 +59,11 @@ def test_a_request_without_an_answer_leaves_only_what_others_have_used() -> None
     later = cache.use(0.0, prefix(1, 3, 4, rest=100.0))
     cache.failed(prefix(1, 3, 4, rest=100.0), later, CANCELLED)
     assert [cache.is_warm(key) for key in (1, 3, 4)] == [True, True, False], "what was cached before remains"
+    small = PrefixCache(capacity=1000)
+    for sent in (prefix(1, 2), prefix(9, characters=8000.0), prefix(1)):
+        small.use(0.0, sent)
+    small.failed(prefix(1, 2), small.use(0.0, prefix(1, 2)), CANCELLED)
+    assert [small.is_warm(key) for key in (1, 2)] == [True, False], "what was evicted does not return"
 
 
 def test_only_a_request_that_a_server_may_have_computed_ages_what_is_cached() -> None:

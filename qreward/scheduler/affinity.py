@@ -22,6 +22,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush, heapreplace
 from itertools import chain, islice
+from operator import attrgetter
 from typing import Any, Generic
 
 from qreward.scheduler.prefixes import HasCache, Holders, Prefix, make_prefix
@@ -38,7 +39,8 @@ SLICE = 256
 delay requests."""
 SWEEP = 1024
 """Number of groups in the tree that triggers the first sweep, in which unused groups are dropped. At the end of a sweep, the trigger is set
-to this number plus twice the number of groups that are left."""
+to this number plus twice the number of groups that the sweep has kept. Newer groups do not count: about as many come during a sweep as it
+drops, so the trigger would grow with each sweep."""
 
 Groups = OrderedDict["Group[T]", None]
 Path = tuple[int, tuple[int, ...], tuple[float, ...]]
@@ -147,6 +149,7 @@ class AffineQueue(Generic[T]):
         "_groups",
         "_head",
         "_held",
+        "_kept",
         "_left",
         "_line",
         "_of_others",
@@ -169,6 +172,7 @@ class AffineQueue(Generic[T]):
         self._groups: dict[int, Group[T]] = {}  # key -> group, if it has tasks or a source holds it
         self._sweep_at = SWEEP
         self._to_check: list[Group[T]] = []  # groups that the present sweep has not checked yet
+        self._kept = 0  # number of groups that the present sweep has checked and not dropped
         self._current: dict[HasCache, Group[T]] = {}  # source -> the group from which it took last
         self._held: dict[HasCache, Held[T]] = {}  # source -> groups that it holds and that may have work
         self._entries = 0  # number of entries that were ever pushed to these heaps
@@ -476,13 +480,15 @@ class AffineQueue(Generic[T]):
     def _sweep(self) -> None:
         """Drop groups that have no tasks and that no source holds.
 
-        The newest group is checked first, because an inner group is usually newer than the groups around it.
+        Inner groups are checked before the groups around them, which can be dropped only then.
         """
         if not self._to_check:
-            self._to_check = list(self._groups.values())
+            self._to_check = sorted(self._groups.values(), key=attrgetter("depth"))
+            self._kept = 0
         for _ in range(min(SLICE, len(self._to_check))):
             group = self._to_check.pop()
             if group.tasks or group.inner or any(source.prefix_cache.is_warm(group.key) for source in group.holders):
+                self._kept += 1
                 continue
             del self._groups[group.key]
             group.unlist()
@@ -490,4 +496,4 @@ class AffineQueue(Generic[T]):
             group.parent.inner -= 1
             group.holders.clear()
         if not self._to_check:
-            self._sweep_at = SWEEP + 2 * len(self._groups)
+            self._sweep_at = SWEEP + 2 * self._kept

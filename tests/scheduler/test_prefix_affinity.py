@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from itertools import product
 from random import Random
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_driver import Driver
 
-from qreward.scheduler.affinity import SWEEP as GROUPS
-from qreward.scheduler.affinity import AffineQueue
+from qreward.scheduler import affinity
+from qreward.scheduler.affinity import AffineQueue, Group
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.prefixes import Holders, Prefix
 from qreward.scheduler.state import EACH, UNSHARED, BatchFeed, Source, Task, TaskState
@@ -185,17 +187,39 @@ def test_the_newest_and_the_oldest_task_may_be_taken_away_although_they_are_in_g
     assert (len(scene.line), scene.take(), scene.take(), bool(scene.line)) == (2, 2, 3, False)
 
 
-def test_groups_that_nothing_waits_for_and_no_source_holds_are_forgotten_and_those_that_are_held_stay() -> None:
-    scene = Scene(sources=1)
-    for key in range(2 * GROUPS):
-        for _ in range(2):
-            scene.add(key)
-        scene.take()
-        scene.take()
+def test_groups_that_nothing_waits_for_and_no_source_holds_are_forgotten_and_those_that_are_held_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However many there were before, and the groups around them too: each of these has two inner ones."""
+    groups = 64
+    monkeypatch.setattr(affinity, "SWEEP", groups)
+    monkeypatch.setattr(affinity, "SLICE", groups // 4)
+    scene, most = Scene(sources=1), 0
+    for key in range(16 * groups):
+        for inner in (1, 1, 2, 2):
+            scene.add(key, 100 * groups * inner + key)
+        for _ in range(4):
+            scene.take()
         scene.sources[0].prefix_cache.forget()
         scene.sources[0].prefix_cache.use(0.0, named(0))
-    assert len(scene.line._groups) < 1.5 * GROUPS
+        most = max(most, len(scene.line._groups))
+    gc.collect()
+    assert max(most, sum(isinstance(each, Group) for each in gc.get_objects())) < 1.5 * groups
     assert scene.line._groups[0].holders.keys() >= {scene.sources[0]}
+
+
+def test_groups_within_which_tasks_wait_are_not_forgotten_and_each_knows_how_many_are_directly_in_it() -> None:
+    for named in (True, False):
+        scene = Scene()
+        scene.line._sweep_at = 0
+        for keys in ((1, 10, 100), (1, 10, 101), (1, 11), (1, 11, 102)):
+            for _ in range(2):
+                scene.add(*keys, named=named)
+        scene.line.form_groups(AHEAD, scene.holders)
+        groups = scene.line._groups
+        assert {key: group.inner for key, group in groups.items()} == {1: 2, 10: 2, 11: 1, 100: 0, 101: 0, 102: 0}, named
+        assert scene.line._root.inner == 1, named
+        assert sorted(scene.take() for _ in range(8)) == list(range(8)), named
 
 
 keys = st.one_of(

@@ -59,6 +59,11 @@ def test_a_request_without_an_answer_leaves_only_what_others_have_used() -> None
     later = cache.use(0.0, prefix(1, 3, 4, rest=100.0))
     cache.failed(prefix(1, 3, 4, rest=100.0), later, CANCELLED)
     assert [cache.is_warm(key) for key in (1, 3, 4)] == [True, True, False], "what was cached before remains"
+    small = PrefixCache(capacity=1000)
+    for sent in (prefix(1, 2), prefix(9, characters=8000.0), prefix(1)):
+        small.use(0.0, sent)
+    small.failed(prefix(1, 2), small.use(0.0, prefix(1, 2)), CANCELLED)
+    assert [small.is_warm(key) for key in (1, 2)] == [True, False], "what was evicted does not return"
 
 
 def test_only_a_request_that_a_server_may_have_computed_ages_what_is_cached() -> None:
@@ -78,7 +83,8 @@ def test_it_is_forgotten_after_a_long_silence() -> None:
     cache = PrefixCache()
     cache.use(0.0, prefix(1))
     assert cache.use(IDLE, prefix(1)).tokens == 100.0
-    assert cache.use(2 * IDLE + 1, prefix(1)).tokens == 0.0
+    assert cache.use(2 * IDLE, prefix(1)).tokens == 100.0
+    assert cache.use(3 * IDLE + 1, prefix(1)).tokens == 0.0
 
 
 @pytest.mark.parametrize("real", [30_000, 2_000_000])
@@ -129,6 +135,27 @@ def test_the_reported_capacity_applies_again_when_a_configured_one_is_given_up()
         assert cache.capacity == (configured or 300_000)
 
 
+def test_what_was_learned_stays_if_the_same_capacity_is_reported_again_and_keeps_to_its_bounds() -> None:
+    for reported, learned in ((300_000.0, 285_000.0), (prefixes.LEAST, prefixes.LEAST)):
+        cache = PrefixCache()
+        cache.report_capacity(reported)
+        cache.use(0.0, prefix(1))
+        cache.use(0.0, prefix(2, characters=4 * 0.5 * reported))
+        cache.answered(prefix(1), cache.use(0.0, prefix(1)), Answer("", 100, 0, cached_tokens=0), 1.0)
+        cache.report_capacity(reported)
+        assert cache.capacity == pytest.approx(learned, rel=0.002)
+
+
+def test_an_outer_prefix_that_is_found_later_was_used_with_the_inner_one_unless_it_is_known_itself() -> None:
+    cache = PrefixCache()
+    cache.use(0.0, prefix(2))
+    used = cache.clock
+    cache.use(0.0, prefix(3))
+    for outer, inner in ((1, 2), (3, 2), (4, 9)):
+        cache.split(outer, inner)
+    assert [cache.used_at(key) for key in (1, 3, 4)] == [used, cache.clock, 0.0]
+
+
 def test_tokens_are_counted_by_what_the_server_says_of_the_prompt() -> None:
     cache = PrefixCache()
     for _ in range(100):
@@ -149,6 +176,10 @@ def test_an_answer_with_a_cached_prefix_is_known_to_be_quicker() -> None:
     cache.answered(prefix(1), warm, Answer("", 100, 5, cached_tokens=96), 5.0)
     assert cache.predicted_tokens == 100.0
     assert cache.warm_share() == pytest.approx(1.4 / 4)
+    cache.answered(prefix(1), cold, Answer("", 100, 5), 8.0)
+    assert cache.warm_share() == pytest.approx(1.4 / 4.4)
+    cache.answered(prefix(1), warm, Answer("", 100, 5), 400.0)
+    assert cache.warm_share() == prefixes.WARM, "it is preferred even if it is no quicker"
 
 
 def test_memory_is_bounded_by_what_is_cached() -> None:

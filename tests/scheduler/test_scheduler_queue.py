@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 from random import Random
 from typing import Any
@@ -43,6 +44,11 @@ def test_a_bulk_lets_single_tasks_of_its_level_go_first_for_a_minute_and_those_o
     bulk, early, late = feed(1, served=0.0), task(born=BULK - 1), task(born=BULK + 1)
     batch = next(iter(bulk.buffer))
     assert order(queue(bulk, early, late)) == [early, batch, late]
+    served, single = feed(3, served=0.0), task(born=101.0)
+    waiting = queue(served)
+    waiting.take(A, 100.0)
+    waiting.put(single)
+    assert order(waiting)[0] is single, "the minute counts from the last item that was taken"
     urgent, single = feed(1, level=Priority.HIGH), task(Priority.NORMAL)
     assert order(queue(single, urgent))[0] is not single
 
@@ -86,6 +92,31 @@ def test_a_reserved_slot_takes_single_tasks_and_a_bulks_item_that_is_tried_again
     assert waiting.key(A, allow_batch=False) == float("inf")
     assert (waiting.waiting, len(waiting)) == (0, 2)
     assert len(order(waiting)) == 2
+
+
+def test_a_bulks_item_that_is_tried_again_is_not_counted_as_waiting_however_it_leaves() -> None:
+    def end(waiting: Queue, item: Task) -> None:
+        item.state = TaskState.DONE
+        waiting.ended(item)
+
+    def take_back(waiting: Queue, item: Task) -> None:
+        item.state = TaskState.SENT
+        waiting.take_back(item)
+
+    ways: dict[str, tuple[Callable[[Queue, Task], object], int]] = {
+        "taken": (lambda waiting, _: waiting.take(B, 0.0), 1),
+        "reclaimed": (lambda waiting, _: waiting.reclaim((A,)), 1),
+        "ended": (end, 1),
+        "taken back": (take_back, 1),
+        "emptied": (lambda waiting, _: waiting.empty(), 0),
+    }
+    for way, (leave, left) in ways.items():
+        item, single = task(avoids=(A,)), task(born=9.0, avoids=(B,))
+        item.feed = feed(0)
+        waiting = queue(item, single)
+        assert waiting.waiting == 1, way
+        leave(waiting, item)
+        assert (waiting.waiting, item.queued, single.queued) == (left, False, left > 0), way
 
 
 def test_a_reserved_slot_takes_the_single_task_of_the_tenant_that_is_next() -> None:

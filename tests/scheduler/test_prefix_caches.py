@@ -56,14 +56,16 @@ def test_a_request_without_an_answer_leaves_only_what_others_have_used() -> None
     cache.use(0.0, prefix(1, 3, rest=100.0))
     cache.failed(prefix(1, 2, rest=100.0), first, CANCELLED)
     assert [cache.is_warm(key) for key in (1, 2, 3)] == [True, False, True]
-    later = cache.use(0.0, prefix(1, 3, 4, rest=100.0))
-    cache.failed(prefix(1, 3, 4, rest=100.0), later, CANCELLED)
-    assert [cache.is_warm(key) for key in (1, 3, 4)] == [True, True, False], "what was cached before remains"
-    small = PrefixCache(capacity=1000)
-    for sent in (prefix(1, 2), prefix(9, characters=8000.0), prefix(1)):
-        small.use(0.0, sent)
-    small.failed(prefix(1, 2), small.use(0.0, prefix(1, 2)), CANCELLED)
-    assert [small.is_warm(key) for key in (1, 2)] == [True, False], "what was evicted does not return"
+    later = cache.use(0.0, prefix(1, 3, 4, 5, rest=100.0))
+    cache.failed(prefix(1, 3, 4, 5, rest=100.0), later, CANCELLED)
+    assert [cache.is_warm(key) for key in (1, 3, 4, 5)] == [True, True, False, False], "what was cached before remains"
+    cache = PrefixCache(capacity=250)
+    for path in ((1, 2), (1, 3), (4,), (1, 5)):
+        cache.use(0.0, prefix(*path))
+    again = cache.use(0.0, prefix(1, 2))
+    assert (again.known, again.warm) == (2, 1)
+    cache.failed(prefix(1, 2), again, CANCELLED)
+    assert [cache.is_warm(key) for key in (1, 2)] == [True, False], "what was evicted before is not cached either"
 
 
 def test_only_a_request_that_a_server_may_have_computed_ages_what_is_cached() -> None:

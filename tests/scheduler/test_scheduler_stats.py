@@ -113,6 +113,13 @@ def test_the_latency_at_a_load_is_a_mean_of_as_many_answers_as_were_in_flight() 
         latency.add(14.0, None, 300)
     assert latency.mean > 11.0
     assert latency.at_load(300, 1000) == pytest.approx(8.0, rel=0.05)
+    latency = LatencyStats()
+    for count, seconds, load in ((1000, 2.0, 15), (16, 14.0, 15), (64, 14.0, 63)):
+        for _ in range(count):
+            latency.add(seconds, None, load)
+    older = (63 / 64) ** 64
+    mean, mean_load = 14.0 - 12.0 * (15 / 16) ** 16 * older, 63 - 48 * older
+    assert latency.at_load(0, 4) == pytest.approx(mean * 4 / (4 + mean_load)), "the mean load likewise"
 
 
 WIDTH = exp(0.1)

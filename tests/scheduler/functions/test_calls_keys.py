@@ -33,6 +33,12 @@ def refused(driver: Driver, f: Function) -> None:
     driver.call(f, "a")
 
 
+def never_tried(driver: Driver, f: Function) -> None:
+    busy = driver.call(driver.function("g", most=1))
+    driver.withdraw(driver.call(f, "a"))
+    driver.ok(busy)
+
+
 def reset(driver: Driver, f: Function) -> None:
     driver.ok(driver.call(f, "a"))
     call = driver.call(f, "a")
@@ -56,6 +62,12 @@ PAST: dict[str, tuple[dict[str, Any], Callable[[Driver, Function], object], floa
         lambda driver, f: driver.fail(driver.call(f, "a"), overloaded=True),
         MEMORY,
     ),
+    "a limit that was found, and starts that count for longer": (
+        {"rate": Rate(40, 2 * MEMORY), "adapting": Adapting(2, 40, 0.3, None)},
+        lambda driver, f: driver.ok(driver.call(f, "a")),
+        2 * MEMORY,
+    ),
+    "no try": ({"rate": Rate(40, 1.0), "adapting": Adapting(2, 40, 0.3, None)}, never_tried, 0.0),
     "a refused call": ({"breaking": Breaking(1, 5.0)}, refused, 5.0 + MEMORY),
     "a reset": ({"rate": Rate(5, 10.0)}, reset, 0.0),
 }

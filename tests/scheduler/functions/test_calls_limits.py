@@ -90,8 +90,14 @@ def test_being_turned_away_makes_it_fall_at_once_and_once() -> None:
     assert limit.overloaded(1.0, 0.5)
     assert limit.limit == 16
     assert not limit.overloaded(1.1, 0.9)
-    assert limit.overloaded(2.0, 1.5)
+    assert limit.overloaded(2.0, 1.0), "what began at the same moment counts"
     assert limit.limit == 8
+    limit.wanted = True
+    for _ in range(8):
+        limit.ok(3.0, 2.5, 0.1)
+    assert limit.limit == 9
+    assert limit.overloaded(3.5, 2.5), "what began under a lower limit counts even more"
+    assert limit.limit == 4
 
 
 def test_it_never_goes_above_what_is_set() -> None:

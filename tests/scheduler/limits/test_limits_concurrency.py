@@ -92,6 +92,7 @@ def test_the_path_of_the_limit_follows_from_elasticity_and_rejects() -> None:
         (None, elastic(1.0), {"cap": 6}, [32, *17 * [6], 7, 6]),
         (None, elastic(1.0), {"cap": 50}, [32, 64, 50, 50, 51, 49, 49, 50, 52, 49, 49, 50, 52]),
         (None, lambda _sent: 30.0, {"cap": 6}, [32, 6, 6, 7, 6, 6, 7, 6]),
+        (None, lambda _sent: 30.0, {"cap": 16}, [32, 16, 16, 17, 16]),  # a round after a reject does not raise it as well
         (None, lambda sent: max(1.0, sent / 20), {"cap": 30}, [32, 30, 30, 30, 30, 31, 29, 29, 29, 29, 30, 32]),
     ]
     wrong = {}

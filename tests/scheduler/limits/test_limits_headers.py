@@ -149,6 +149,8 @@ def test_a_bucket_of_which_the_limit_is_not_told_is_measured() -> None:
     send(meter, 30, 2.0)
     meter.update(2.1, 2.0, RateLimit(None, 20, 8.5))
     assert meter.refill == pytest.approx(10.0)
+    send(meter, 105, 20.0)
+    assert meter.ready_at == pytest.approx(20.1), "it was full"
 
 
 def test_a_usual_rate_is_known_at_first_sight() -> None:
@@ -180,6 +182,14 @@ def test_a_bucket_smaller_than_its_limit_fills_only_so_far() -> None:
     meter.update(100.1, 100.0, RateLimit(600, 9.0, 0.1))
     send(meter, 9, 100.1)
     assert meter.ready_at > 100.1
+    send(meter, 10, 200.0)
+    assert meter.ready_at == pytest.approx(200.1), "and no further if no answer tells in between"
+    meter.update(200.1, 200.0, RateLimit(600, 700.0, 0.0))
+    for now in (201.0, 300.0):
+        send(meter, 700, now)
+    meter = meter_after(60, 30, 31.0)  # its reset is rounded up
+    send(meter, 60, 100.0)
+    assert meter.ready_at == pytest.approx(101.0), "nor beyond its limit"
 
 
 def test_a_window_that_is_over_tells_nothing_of_the_next() -> None:

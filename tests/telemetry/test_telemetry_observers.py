@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from shared_tools import each
 from telemetry_server import MODEL, Do, Judges, chat, client_of
+from telemetry_tools import Seen
 
 from qreward import Hedge, QRewardClient, QRewardError, QueueFull, RequestTimeout, Retry
 from qreward.observers import AttemptEnded, CallEnded, CallStarted, MetricsCallback, Observer
@@ -68,6 +69,15 @@ async def test_a_failover_is_heard_attempt_by_attempt() -> None:
     assert (failed.status_code, type(failed.error).__name__, failed.seconds) == (500, "ServerError", pytest.approx(0.1))
     assert (ended.endpoint, ended.attempts, ended.hedges, ended.prompt_tokens, ended.completion_tokens) == ("b", 2, 0, 11, 3)
     assert (ended.seconds, ended.queued, ended.error) == (pytest.approx(0.6), pytest.approx(0.0), None)
+
+
+async def test_each_of_several_observers_hears_everything_also_beside_telemetry() -> None:
+    diaries = [Diary(), Diary()]
+    with Seen(attempts="always") as seen:
+        async with client_of(Judges(None), "a", telemetry=seen.telemetry, observers=diaries) as client:
+            await ask(client)
+    for diary in diaries:
+        assert diary.words() == ["CallStarted", "AttemptStarted 1 original a", "AttemptEnded 1 original a won", "CallEnded ok"]
 
 
 async def test_hedges_and_the_first_piece_of_a_stream_are_heard() -> None:

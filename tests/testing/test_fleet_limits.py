@@ -18,7 +18,7 @@ async def test_every_answer_tells_the_rates_if_that_was_asked_for_and_the_librar
         assert read((await client.chat("b")).headers) is None
         assert (client.fleet.seen("a").answered, client.fleet.seen("a").rejected) == (2, 1)
     assert [answer.status for answer in answers] == [200, 200, 429]
-    assert 0 < int(answers[2].headers["retry-after-ms"]) <= 10_000
+    assert 0 < int(answers[2].headers["retry-after-ms"]) <= 10_001  # rounded up, and one more, so that nobody comes too early
     for answer, left in zip(answers, (1, 0, 0), strict=True):
         said = read(answer.headers)
         assert said is not None

@@ -325,6 +325,19 @@ def test_a_forked_child_begins_anew() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+def ends_in_vain(threads: VirtualThreads, pool: str, begins: float, timeout: float) -> float:
+    """When a call that begins at ``begins`` and gets no slot of the pool has timed out."""
+
+    @schedule(pool=pool, max_concurrency=1, timeout=timeout)
+    def strict() -> None:
+        raise AssertionError("it never begins")
+
+    threads.sleep(begins)
+    with pytest.raises(TimeoutError):
+        strict()
+    return threads.now()
+
+
 @pytest.mark.parametrize("patience", [None, 60.0])
 def test_a_caller_that_comes_later_is_told_in_time_although_one_that_waits_longer_watches_the_clock(patience: float | None) -> None:
     with VirtualThreads() as threads, replaced_time(threads):
@@ -333,18 +346,8 @@ def test_a_caller_that_comes_later_is_told_in_time_although_one_that_waits_longe
         def holds() -> None:
             threads.sleep(10.0)
 
-        @schedule(pool="watched", max_concurrency=1, timeout=1.0)
-        def strict() -> None:
-            raise AssertionError("it never begins")
-
-        def comes_later() -> float:
-            threads.sleep(2.0)
-            with pytest.raises(TimeoutError):
-                strict()
-            return threads.now()
-
         callers = [threads.spawn(holds), threads.spawn(holds)]  # the second waits
-        assert threads.spawn(comes_later).join() == pytest.approx(3.0, abs=0.1)
+        assert threads.spawn(partial(ends_in_vain, threads, "watched", 2.0, 1.0)).join() == pytest.approx(3.0, abs=0.1)
         for caller in callers:
             caller.join()
 
@@ -356,18 +359,8 @@ def test_the_time_of_one_that_waits_is_watched_although_the_one_that_watched_the
         def holds(seconds: float) -> None:
             threads.sleep(seconds)
 
-        @schedule(pool="begun", max_concurrency=1, timeout=2.0)
-        def strict() -> None:
-            raise AssertionError("it never begins")
-
-        def waits() -> float:
-            threads.sleep(0.5)
-            with pytest.raises(TimeoutError):
-                strict()
-            return threads.now()
-
         callers = [threads.spawn(partial(holds, seconds)) for seconds in (1.0, 10.0)]
-        assert threads.spawn(waits).join() == pytest.approx(2.5, abs=0.1)
+        assert threads.spawn(partial(ends_in_vain, threads, "begun", 0.5, 2.0)).join() == pytest.approx(2.5, abs=0.1)
         for caller in callers:
             caller.join()
 

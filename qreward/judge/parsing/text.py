@@ -395,7 +395,6 @@ _REVISES = re.compile(
 )
 """A pattern of words that may revise a verdict. Most of these words are about the judge, the verdict or another number. The words of a
 reason are about the response instead."""
-_REVISED = 'What follows the verdict may revise it: only reasons after "Reason:", without other numbers, may follow.'
 _PAIR_NOUN = r"(?:(?:the )?(?:response|assistant|answer|option|candidate|model|output) )?"
 
 
@@ -484,12 +483,10 @@ class TextReader:
         if any(other != value for _, other, _ in verdicts) or any(self.differs(words, value) for _, words in others):
             raise Unreadable("The answer gives more than one verdict.")
         after = [words for at, words in others if at > last and _WORD.search(words)]
-        if after and (label := _REASON.match(after[0])):  # "My reason for the score:" revises nothing
-            after = [after[0][label.end() :], *after[1:]]
-        elif after:
-            raise Unreadable(_REVISED)
-        if any(self._revises(words, value) for words in after):
-            raise Unreadable(_REVISED)
+        if after:
+            label = _REASON.match(after[0])  # "My reason for the score:" revises nothing
+            if label is None or any(self._revises(words, value) for words in (after[0][label.end() :], *after[1:])):
+                raise Unreadable('What follows the verdict may revise it: only reasons after "Reason:", without other numbers, may follow.')
         return value, members
 
     def _value(self, match: re.Match[str]) -> Any:

@@ -58,7 +58,7 @@ class Scene:
     def __init__(self, endpoints: int, held: int = HELD, strategy: LoadBalanceStrategy = LoadBalanceStrategy.EXPECTED_FINISH) -> None:
         self.now, self.rng, self.items = 0.0, Random(7), 0
         self.scheduler = Scheduler(Retry(), self.rng, hedge=Hedge(reserve=10_000))
-        self.pool = Pool("all", [], make_balancer(strategy, {}, self.rng), Queue())
+        self.pool = Pool("all", [], make_balancer(strategy, {}), Queue())
         self.sources = [make_source(f"e{number}", self.rng, Limits(max_concurrency=held)) for number in range(endpoints)]
         for source in self.sources:
             self.scheduler.join(self.now, source, self.pool)

@@ -58,7 +58,7 @@ def scheduled(jobs: Sequence[PrefixJob], prefixes: Sequence[Prefix | None]) -> f
     """Run a batch in the scheduler. Returns the microseconds of an item."""
     rng = Random(7)
     scheduler = Scheduler(Retry(), rng)
-    pool = Pool("all", [], make_balancer(LoadBalanceStrategy.EXPECTED_FINISH, {}, rng), Queue())
+    pool = Pool("all", [], make_balancer(LoadBalanceStrategy.EXPECTED_FINISH, {}), Queue())
     sources = [make_source(f"e{number}", rng, Limits(max_concurrency=IN_FLIGHT, adaptive=False)) for number in range(ENDPOINTS)]
     for source in sources:
         scheduler.join(0.0, source, pool)

@@ -53,7 +53,7 @@ def steps(fleet: str, size: int, strategy: LoadBalanceStrategy, seed: int) -> li
     model = MODELS["8B"].model_copy(update={"caching": False})
     models = [model.model_copy(update={"sequences": sequences, "time_scale": scale}) for sequences, scale in FLEETS[fleet]]
     world = PulledWorld(f"{seed}", models, Pull(window=None))
-    world.pool.balancer = make_balancer(strategy, {}, world.rng)
+    world.pool.balancer = make_balancer(strategy, {})
     for source in world.sources:
         world.pool.balancer.offer(source)
     rng, found = Random(f"{fleet} {size} {seed}"), []

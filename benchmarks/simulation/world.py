@@ -53,7 +53,7 @@ class World(Stage):
     def __init__(self, seed: str, retry: Retry | None = None) -> None:
         super().__init__(seed)
         self._scheduler = self.scheduler(retry)
-        self.pool = Pool("fleet", [], make_balancer(FIT, {}, self.rng), Queue())
+        self.pool = Pool("fleet", [], make_balancer(FIT, {}), Queue())
 
     def add(self, spec: Spec, make: Callable[[str, Random, World], Source]) -> Server:
         """Add a server, and the source that ``make`` creates for it."""

@@ -283,7 +283,7 @@ class Fleet:
         return list(dict.fromkeys(source for heir in heirs if heir is not None for source in heir.sources))
 
     def _balancer(self, balancing: _Balancing) -> Balancer:
-        return make_balancer(*balancing, self._engine.scheduler.rng)
+        return make_balancer(*balancing)
 
     def _release_connections(self) -> None:
         """Let each backend close its connections to endpoints that no longer exist."""

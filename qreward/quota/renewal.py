@@ -220,11 +220,11 @@ class LeaseRenewer:
 
         self._engine.apply(changed)
 
-    def stand_by(self) -> None:
+    def stand_by(self, now: float) -> None:
         """Let the next request wake the thread: the balancer offers this source, and then ``Lease.may_send`` calls ``Lease.call``."""
         self._lease.missed = False
         for pool in self.source.pools:
-            pool.balancer.offer(self.source)
+            pool.balancer.offer(now, pool, self.source)
 
     def leave(self, now: float = inf) -> None:
         """Leave the ledger and return the share, unless the source has work again. The next request joins the ledger again."""

@@ -16,7 +16,7 @@ from math import exp, inf
 from random import Random
 from typing import NamedTuple
 
-from qreward.errors import ClientClosed, QRewardError, RequestTimeout
+from qreward.errors import AuthenticationFailed, ClientClosed, QRewardError, RequestTimeout
 from qreward.results import AttemptRecord
 from qreward.scheduler.outcome import Answer, Cancelled, Failure, FailureKind, Outcome
 from qreward.scheduler.state import Attempt, CancelReason, Source, Task, TaskState
@@ -112,8 +112,8 @@ class Budget:
 QUOTA_AWAY = 300.0
 """Seconds for which a source is out of service after it reported that the quota of its account is used up."""
 MOST_UNFIT = 2
-"""Number of sources that cannot serve a task. When a task has this many such sources and the last failure is ``UNSUITABLE``, the task fails
-with the error of that failure."""
+"""Number of sources that refuse the content of a task, after which the task fails. A source with a wrong key does not count: that is not the
+task's fault."""
 
 ALIVE = frozenset({FailureKind.OVERLOADED, FailureKind.REFUSED})
 NO_SIGN_OF_LIFE = frozenset({FailureKind.TIMEOUT, FailureKind.UNREACHABLE, FailureKind.UNSENDABLE, FailureKind.LOCAL})
@@ -156,7 +156,7 @@ class FailurePolicy:
         record_attempt(attempt, outcome.kind.name.lower(), now, getattr(error, "status_code", None), str(error))
         if attempt.committed and not task.restarts:  # part of the answer was delivered and cannot be taken back
             return RetryDecision(lost, error=error, final=True)
-        wait, last = self._decide(now, task, source, outcome, rule)
+        wait, last = self._decide(now, attempt, outcome, rule)
         return RetryDecision(lost, wait, last, final=not rule.retryable)
 
     def _stopped(self, now: float, attempt: Attempt) -> RetryDecision:
@@ -169,12 +169,7 @@ class FailurePolicy:
             return RetryDecision(error=ClientClosed("the event loop was shut down before the request was done"))
         if now >= task.deadline:
             source.unanswered += 1
-        slow = source.latency.p99
-        failed_elsewhere = attempt.cancel_reason is CancelReason.ABANDONED and (task.tries or task.suspected)
-        if attempt.committed or slow is None or failed_elsewhere or now - attempt.sent_at < 4 * slow:
-            return RetryDecision()
-        # the attempt was abandoned so late that it counts against the source; otherwise short timeouts of callers would hide a hang
-        return RetryDecision(source.health.failed(now, attempt.sent_at, task.number, last=source.is_essential()))
+        return RetryDecision()
 
     def _record_failure(self, now: float, attempt: Attempt, failure: Failure, rule: FailureRule) -> bool:
         source, task = attempt.source, attempt.task
@@ -185,10 +180,9 @@ class FailurePolicy:
         source.advertised(now, attempt.sent_at, failure.limits, hint=hint if failure.kind is FailureKind.OVERLOADED else None)
         if failure.kind is FailureKind.OVERLOADED:
             source.silence.ended(source.inflight)
-            available = source.available_soon(now)
             source.rejected(now, attempt.sent_at, hint)
             source.cooldown.uncapped_hint = requested if requested is not None and requested > most else None
-            return available and not source.available_soon(now)
+            return False
         source.tally.failed += 1
         source.trouble = str(failure.error)
         if failure.kind in NO_SIGN_OF_LIFE:
@@ -206,7 +200,10 @@ class FailurePolicy:
             task.failures = (*task.failures, (source, now))
             if task_to_blame or (failure.kind is FailureKind.TIMEOUT and _hangs_elsewhere(now, attempt)):
                 return False
-        return source.health.failed(now, attempt.sent_at, task.number, last=source.is_essential())
+        source.service.failed(now)
+        silent = failure.kind is FailureKind.UNREACHABLE and source.answered_at <= attempt.sent_at
+        dead = silent or (isinstance(failure.error, AuthenticationFailed) and not source.tally.ok)
+        return source.health.failed(now, attempt.sent_at, attempt.order, task.number, last=source.is_essential(), dead=dead)
 
     def _is_task_to_blame(self, task: Task, source: Source) -> bool:
         """Return whether the task, and not the source, is the likely cause of a failure.
@@ -218,20 +215,21 @@ class FailurePolicy:
             return True
         return any(other.was_well(then, asked_now=other is source) for other, then in task.failures)
 
-    def _decide(self, now: float, task: Task, source: Source, failure: Failure, rule: FailureRule) -> tuple[float, QRewardError | None]:
+    def _decide(self, now: float, attempt: Attempt, failure: Failure, rule: FailureRule) -> tuple[float, QRewardError | None]:
+        task, source = attempt.task, attempt.source
         if not rule.retryable:
             return 0.0, failure.error
         if rule.other_source_only:
             task.unfit = (*task.unfit, source)
-            self._avoid(task, (*task.excluded, source))
+            task.refusals += failure.kind is FailureKind.UNSUITABLE and not isinstance(failure.error, AuthenticationFailed)
             pool, unfit = task.pool, task.unfit
             fit = pool.in_service > len(unfit) or any(other.health.in_service and other not in unfit for other in pool.sources)
-            enough = len(task.unfit) >= MOST_UNFIT and failure.kind is not FailureKind.QUOTA
-            return 0.0, None if fit and not enough else failure.error
+            return 0.0, None if fit and task.refusals < MOST_UNFIT else failure.error
         if not rule.charged:
             return 0.0, None
         if failure.kind is FailureKind.TIMEOUT:
             task.overdue += 1
+            source.latency.cut(now - attempt.sent_at)
         if self._is_charged(task, source, failure, rule):
             task.tries += 1
         if task.tries >= self._retry.attempts:
@@ -250,17 +248,10 @@ class FailurePolicy:
         return len(task.failures) > self._retry.attempts
 
     def _wait(self, now: float, task: Task, source: Source) -> float:
-        avoided = task.avoiding(source)
-        others = task.pool.awaits(now, avoided)
-        self._avoid(task, avoided if others else task.unfit)
         # later retries wait even if other sources are available, so that circuit breakers open before the attempts are used up
-        wait = 0.0 if others and task.tries < 2 else backoff(self._retry.base, self._retry.cap, max(1, task.tries), self._rng)
+        elsewhere = task.tries < 2 and task.pool.best(now, task)[1] not in {source, None}
+        wait = 0.0 if elsewhere else backoff(self._retry.base, self._retry.cap, max(1, task.tries), self._rng)
         return wait if self.budget.withdraw(now) else wait + self.budget.wait()
-
-    @staticmethod
-    def _avoid(task: Task, sources: tuple[Source, ...]) -> None:
-        if task.state is not TaskState.QUEUED:  # a queued task is grouped in the queue by the sources it avoids
-            task.excluded = sources
 
 
 def is_sign_of_life(outcome: Outcome) -> bool:

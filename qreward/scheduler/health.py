@@ -12,13 +12,16 @@ source is also out of service; any answer puts it back in service.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable
-from math import inf
+from math import comb, inf
 from random import Random
 from typing import NamedTuple
 
-IN_A_ROW = 5
-"""Number of distinct tasks in a row whose failure opens the breaker."""
+WINDOW, CHANCE = 20, 1 / 32
+"""The breaker opens if, of the last ``WINDOW`` requests in the order in which they were sent, so many distinct tasks failed that a source
+whose failure share is one half would do that with a probability of at most ``CHANCE`` (binomial test). That is five of five, nine of ten,
+or fifteen of twenty."""
 FIRST_OPEN = 2.0
 """Seconds for which the breaker is open the first time, before jitter."""
 LONGEST_OPEN = 5.0
@@ -26,10 +29,18 @@ LONGEST_OPEN = 5.0
 source must be used again within seconds of its recovery. Each test of the source costs a task one of its attempts."""
 QUICK_START = 4
 """Divisor of a source's concurrency limit. After its first answer, a half-open source may use the limit divided by this number."""
-SICK = 0.4
-"""Success rate (0 to 1) below which the source is taken out of service."""
-_MEMORY = 0.95  # factor by which each outcome multiplies the weight of older outcomes; the success rate covers about the last 20
-_DISTINCT = 3  # number of distinct tasks that must have failed before a low success rate counts
+
+
+def _least_failures() -> list[int]:
+    """Return, for each number of requests up to ``WINDOW``, the least number of failures that opens the breaker."""
+    found = []
+    for sent in range(WINDOW + 1):
+        tails = [sum(comb(sent, k) for k in range(failed, sent + 1)) / 2**sent for failed in range(sent + 2)]
+        found.append(next(failed for failed, tail in enumerate(tails) if tail <= CHANCE))
+    return found
+
+
+LEAST_FAILURES = _least_failures()
 
 
 class HealthChange(NamedTuple):
@@ -60,6 +71,7 @@ class Health:
         self._changed = changed
         self.marked_unhealthy = False
         self.in_service = self.is_back = True
+        self._first = 0  # requests that were sent before the state last changed; those do not count
         self._openings = 0  # times that the breaker opened since the source was last fully back
         self._ejected = False  # the source was ejected, and no answer has come since
         self.since = self.serving_since = -inf  # when the state last changed; requests sent earlier do not count
@@ -68,9 +80,8 @@ class Health:
     def _close(self) -> None:
         self.open_until = -inf  # the source is out of service before this time; -inf while in service
         self.half_open_limit: float = inf  # requests that may be in flight while it is half-open; inf otherwise
-        self._failing: set[int] = set()  # tasks that failed since the last answer
-        self._recent: set[int] = set()  # tasks whose failures the success rate still covers
-        self._success, self.clean, self._stalled = 1.0, True, False
+        self._failures: list[tuple[int, int]] = []  # (order, task) of the latest failures; ``order`` counts the requests that were sent
+        self.clean, self._stalled = True, False
 
     def mark_unhealthy(self) -> None:
         """Take the source out of service until ``restore``, because an operator has marked it unhealthy."""
@@ -86,9 +97,10 @@ class Health:
             self.in_service, self.is_back = in_service, is_back
             self._changed(*changes)
 
-    def sent(self, now: float) -> None:
-        """Record that a request was sent. The first request after ``open_until`` makes the breaker half-open."""
+    def sent(self, now: float, order: int) -> None:
+        """Record that the ``order``-th request was sent. The first request after ``open_until`` makes the breaker half-open."""
         if self.open_until != -inf and now >= self.open_until:
+            self._first = order - 1
             self.open_until, self.half_open_limit, self.since, self._stalled = -inf, 1, now, False
             self._update()
 
@@ -101,14 +113,8 @@ class Health:
             return
         if self._ejected:
             self._ejected, self.serving_since = False, now
-        if self._failing:
-            self._failing.clear()
-        if self._success < 1.0:
-            self._success = min(1.0, 1.0 - _MEMORY + _MEMORY * self._success + 1e-6)
         if self.half_open_limit == inf:
-            if self._success == 1.0:
-                self._recent.clear()
-                self.clean = True
+            self.clean = True
             return
         self.half_open_limit = self.half_open_limit + 1 if self.half_open_limit > 1 else max(2, limit // QUICK_START)
         if self.half_open_limit >= limit:
@@ -116,29 +122,27 @@ class Health:
             self._close()
         self._update()
 
-    def failed(self, now: float, sent_at: float, task: int, *, last: bool) -> bool:
+    def failed(self, now: float, sent_at: float, order: int, task: int, *, last: bool = False, dead: bool = False) -> bool:
         """Record that a task failed at this source. Returns True if this failure takes the source out of service.
 
-        An essential source is not taken out of service for a low success rate. Five failed tasks in a row take an essential source out of
-        service too, but each time only for about two seconds.
+        The requests that were sent before the failed one count in the order in which they were sent, and those that are still in flight
+        count as not failed. So a burst of requests whose errors return before its answers is not a row of failures.
 
         Args:
             now: seconds.
             sent_at: when the request was sent.
+            order: how many requests had been sent to the source by then, this one included.
             task: number of the task. Each task counts once.
-            last: the source is essential: one of its routes has too few other sources in service.
+            last: the source is essential: one of its routes has too few other sources in service. It is out of service for two seconds.
+            dead: the failure is a sign of death, such as a refused connection, so that one failure is enough.
         """
         if self.open_until != -inf or sent_at < self.since:
             return False
-        self.clean = False
-        self._failing.add(task)
-        if len(self._recent) < _DISTINCT:  # a larger set would make no difference
-            self._recent.add(task)
-        self._success *= _MEMORY
-        still_away = self.half_open_limit == 1
-        dead = len(self._failing) >= IN_A_ROW
-        sick = not last and self._success < SICK and len(self._recent) >= _DISTINCT
-        if not (still_away or dead or sick):
+        insort(self._failures, (order, task))
+        del self._failures[: -2 * WINDOW]
+        sent = min(WINDOW, order - self._first)
+        failed = {each for place, each in self._failures if order - WINDOW < place <= order}
+        if not (dead or self.half_open_limit == 1 or len(failed) >= LEAST_FAILURES[sent]):
             self.half_open_limit = max(1, self.half_open_limit - 1)
             self._update()
             return False

@@ -181,7 +181,7 @@ class HedgingPolicy:
     def others(task: Task) -> tuple[Source, ...]:
         """Return the sources that a copy of the task must avoid."""
         assert task.attempt is not None
-        return task.avoiding(task.attempt.source)
+        return (task.attempt.source, *task.unfit, *(source for source, _ in task.failures))
 
     @staticmethod
     def is_well(pool: Pool) -> bool:

@@ -10,7 +10,7 @@ Tasks that ended while they waited are removed when the queue encounters them.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, islice
 from math import inf
 
@@ -128,27 +128,43 @@ class DeadlineQueue:
         return len(self.line) + len(self.early or ())
 
 
-class RetryQueue:
-    """Holds tasks that were sent before, grouped by the sources that they avoid and by their number of failures.
+GroupKey = tuple[Source | None, tuple[Source, ...], tuple[Source, ...]]
+"""The source of the attempt in flight, the sources that cannot serve the task, and the sources at which it failed."""
 
-    With these groups, the tasks that a source may take are found without a look at every task. Tasks with many failures do not block tasks
-    with fewer failures (see ``rank``).
+
+def should_take(source: Source, task: Task, now: float) -> bool:
+    """Return whether a source with a free slot should take a task that was sent before.
+
+    A source at which the task has failed takes it only if no other source is expected to answer it sooner. So does a source that gets a
+    copy of a task in flight.
+    """
+    burden = task.burden(source)
+    if burden == inf:
+        return False
+    if burden == 1.0 and task.attempt is None:
+        return True
+    return source.finish(now, task) <= task.pool.best(now, task, source)[0]
+
+
+class RetryQueue:
+    """Holds tasks that were sent before, grouped by the sources at which they failed.
+
+    With these groups, the tasks that a source should take are found without a look at every task.
     """
 
-    __slots__ = ("groups", "most_avoided")
+    __slots__ = ("groups",)
 
     def __init__(self) -> None:
-        self.most_avoided = -1  # no task avoids more sources than this; -1 without tasks
-        self.groups: dict[tuple[tuple[Source, ...], int], AffineQueue[Task]] = {}
+        self.groups: dict[GroupKey, AffineQueue[Task]] = {}
 
     def put(self, task: Task) -> None:
-        self.most_avoided = max(self.most_avoided if self.groups else -1, len(task.excluded))
-        key = task.excluded, len(task.failures)
+        running = None if task.attempt is None else task.attempt.source
+        key = running, task.unfit, tuple(source for source, _ in task.failures)
         if key not in self.groups:
             self.groups[key] = AffineQueue()
         self.groups[key].append(task)
 
-    def first(self, source: Source) -> AffineQueue[Task] | None:
+    def first(self, source: Source, now: float) -> AffineQueue[Task] | None:
         """Return the group whose first task a source should take, or None.
 
         Only the first ``MOST_GROUPS`` groups are searched.
@@ -157,7 +173,7 @@ class RetryQueue:
         least = inf
         for group in list(islice(self.groups, MOST_GROUPS)):
             head = self._head(group)
-            if head is not None and source not in group[0] and (by := rank(head, source)) < least:
+            if head is not None and (by := rank(head, source)) < least and should_take(source, head, now):
                 best, least = self.groups[group], by
         return best
 
@@ -168,10 +184,10 @@ class RetryQueue:
                 return True
         return False
 
-    def reclaim(self, usable: tuple[Source, ...]) -> list[Task]:
-        """Remove and return the tasks that avoid all of the usable sources."""
-        stuck = [group for group in self.groups if all(source in group[0] for source in usable)]
-        return [task for group in stuck for task in self.groups.pop(group).empty() if task.state is QUEUED]
+    def unservable(self, sources: Sequence[Source]) -> list[Task]:
+        """Remove and return the tasks that none of the sources can serve until an operator marks one healthy."""
+        keys = [key for key in self.groups if all(source in key[1] or source.health.marked_unhealthy for source in sources)]
+        return [task for key in keys for task in self.groups.pop(key).empty() if task.state is QUEUED]
 
     def sweep(self) -> None:
         """Drop all tasks that have ended."""
@@ -182,7 +198,7 @@ class RetryQueue:
         """Return the tasks that still wait."""
         return [task for task in chain.from_iterable(self.groups.values()) if task.state is QUEUED]
 
-    def _head(self, group: tuple[tuple[Source, ...], int]) -> Task | None:
+    def _head(self, group: GroupKey) -> Task | None:
         """Return the oldest task of a group. If no task is left, remove the group and return None."""
         line = self.groups[group]
         while (head := line.first()) is not None and head.state is not QUEUED:
@@ -295,11 +311,11 @@ class PriorityLevel:
     def take(self, source: Source, now: float, allow_batch: bool, cost: Callable[[Task], float]) -> tuple[Task, BatchFeed | None] | None:
         """Remove and return the task that a source should take, with its feed if it is a batch item that was never sent."""
         if self.again.groups or self.items_again.groups:
-            return self.remove(self.best(source, allow_batch)[1], source, now, cost)
+            return self.remove(self.best(source, now, allow_batch)[1], source, now, cost)
         alone = self._tenants.alone
         return self.remove(self._turn(allow_batch) if alone is None else alone.next(allow_batch), source, now, cost)
 
-    def best(self, source: Source, allow_batch: bool) -> tuple[float, Found]:
+    def best(self, source: Source, now: float, allow_batch: bool) -> tuple[float, Found]:
         """Find the entry that a source should take.
 
         Returns:
@@ -314,7 +330,7 @@ class PriorityLevel:
             single = online.next(allow_batch=False)  # it may be more urgent than a batch whose turn it is
             age = age if single is None else min(age, single.born)
         if self.again.groups or self.items_again.groups:
-            line = self._retried(source)
+            line = self._retried(source, now)
             if line is not None and (retried := rank(line.head(), source)) <= first:
                 age, found = min(age, retried), line
         return age, found
@@ -355,9 +371,9 @@ class PriorityLevel:
         tenant = self._tenants.first() if allow_batch else self._online.first()
         return None if tenant is None else tenant.next(allow_batch)
 
-    def _retried(self, source: Source) -> AffineQueue[Task] | None:
-        line = self.again.first(source)
-        items = self.items_again.first(source)
+    def _retried(self, source: Source, now: float) -> AffineQueue[Task] | None:
+        line = self.again.first(source, now)
+        items = self.items_again.first(source, now)
         return items if line is None or (items is not None and rank(items.head(), source) < rank(line.head(), source)) else line
 
     # costs
@@ -407,13 +423,9 @@ class PriorityLevel:
         if tenant is not None:
             tenant.batches.forget(feed)
 
-    def most_avoided(self) -> int:
-        """Return an upper bound of the number of sources that a retried task avoids; -1 if there is no retried task."""
-        return max((line.most_avoided for line in (self.again, self.items_again) if line.groups), default=-1)
-
-    def reclaim(self, usable: tuple[Source, ...]) -> list[Task]:
-        """Remove and return the tasks that avoid all of the usable sources."""
-        return self.again.reclaim(usable) + self.items_again.reclaim(usable)
+    def unservable(self, sources: Sequence[Source]) -> list[Task]:
+        """Remove and return the tasks that none of the sources can serve."""
+        return self.again.unservable(sources) + self.items_again.unservable(sources)
 
     def tasks(self) -> list[Task]:
         """Return the waiting tasks, except those in the buffers of feeds."""
@@ -458,6 +470,7 @@ class Queue:
         self.cost = cost  # as given; may be changed at any time
         self.levels: list[int] = []  # the priority levels with entries; empty if nothing waits
         self.waiting = 0  # waiting tasks that do not belong to a batch, including those that were sent before
+        self.again = 0  # waiting tasks that were sent before
         self._levels: dict[int, PriorityLevel] = {}  # levels without entries are kept, since they are often needed again soon
         self._ended = 0
         self._most_ended = SWEEP
@@ -469,6 +482,7 @@ class Queue:
         task.state = QUEUED
         task.queued = True
         level = self._open(task.level)
+        self.again += task.sent_at is not None
         if task.feed is not None:
             level.items_again.put(task)
             return
@@ -485,12 +499,12 @@ class Queue:
 
     # taking
 
-    def key(self, source: Source, *, allow_batch: bool = True) -> float:
+    def key(self, source: Source, now: float, *, allow_batch: bool = True) -> float:
         """Return the sort key of the best entry for a source, or inf if there is no entry.
 
         The pool with the smallest key is served first. For ``allow_batch`` see ``take``.
         """
-        return min((self._levels[level].best(source, allow_batch)[0] + level * AGEING for level in self.levels), default=inf)
+        return min((self._levels[level].best(source, now, allow_batch)[0] + level * AGEING for level in self.levels), default=inf)
 
     def take(self, source: Source, now: float, *, allow_batch: bool = True) -> tuple[Task, BatchFeed | None] | None:
         """Remove and return the best task for a source, or return None if there is no task.
@@ -508,7 +522,7 @@ class Queue:
             level = self._levels[levels[0]]
             entry = level.take(source, now, allow_batch, self.cost)
         elif levels:
-            found = [(each, *self._levels[each].best(source, allow_batch)) for each in levels]
+            found = [(each, *self._levels[each].best(source, now, allow_batch)) for each in levels]
             number, _, what = min(found, key=lambda best: best[1] + best[0] * AGEING)
             level = self._levels[number]
             entry = level.remove(what, source, now, self.cost)
@@ -517,9 +531,7 @@ class Queue:
         if entry is not None:
             task, feed = entry
             if feed is None:
-                task.queued = False
-                if task.feed is None:
-                    self.waiting -= 1
+                self._out((task,))
             elif feed.queued:
                 return entry
         self._close_if_idle(level)
@@ -531,7 +543,8 @@ class Queue:
 
     def empty(self) -> list[Task]:
         """Remove and return all tasks, including those in the buffers of feeds."""
-        tasks = self._out([task for level in self._busy() for task in level.tasks()])
+        tasks = [task for level in self._busy() for task in level.tasks()]
+        self._out(tasks)
         for feed in self._feeds():
             tasks += feed.buffer
             feed.buffer.clear()
@@ -540,13 +553,12 @@ class Queue:
         self.levels.clear()
         return tasks
 
-    def most_avoided(self) -> int:
-        """Return an upper bound of the number of sources that a retried task avoids; -1 if there is no retried task."""
-        return max((level.most_avoided() for level in self._busy()), default=-1)
-
-    def reclaim(self, usable: tuple[Source, ...]) -> list[Task]:
-        """Remove and return the tasks that avoid all of the usable sources."""
-        tasks = self._out([task for level in self._busy() for task in level.reclaim(usable)])
+    def unservable(self, sources: Sequence[Source]) -> list[Task]:
+        """Remove and return the tasks that were sent before and that none of the sources can serve."""
+        if not self.again:
+            return []
+        tasks = [task for level in self._busy() for task in level.unservable(sources)]
+        self._out(tasks)
         for level in self._busy():
             self._close_if_idle(level)
         return tasks
@@ -560,7 +572,7 @@ class Queue:
     def ended(self, task: Task) -> None:
         """Remove a task that has ended; its state must have changed before. Does nothing if the task is not in the queue."""
         if task.queued:
-            self._out([task])
+            self._out((task,))
             self._levels[task.level].discard(task)
             self._ended += 1
             if self._ended >= self._most_ended:
@@ -568,10 +580,11 @@ class Queue:
             self._close_if_idle(self._levels[task.level])
 
     def take_back(self, task: Task) -> None:
-        """Remove a task that no longer needs to wait; its state must have changed before. The task may be added again."""
-        self._out([task])
+        """Remove a task that was sent before and no longer needs to wait; its state must have changed before."""
+        self._out((task,))
         level = self._levels[task.level]
-        level.sweep()
+        level.again.sweep()
+        level.items_again.sweep()
         self._close_if_idle(level)
 
     # costs
@@ -601,12 +614,12 @@ class Queue:
     def _feeds(self) -> list[BatchFeed]:
         return [feed for level in self._busy() for feed in level.feeds()]
 
-    def _out(self, tasks: list[Task]) -> list[Task]:
-        """Update the counts for tasks that leave the queue out of turn."""
+    def _out(self, tasks: Iterable[Task]) -> None:
+        """Update the counts for tasks that leave the queue."""
         for task in tasks:
             task.queued = False
             self.waiting -= task.feed is None
-        return tasks
+            self.again -= task.sent_at is not None
 
     def _open(self, number: int) -> PriorityLevel:
         level = self._levels.get(number)

@@ -332,7 +332,7 @@ class Scheduler:
     def leave(self, now: float, source: Source, pool: Pool) -> None:
         """Remove a source from a pool. Its requests in flight continue."""
         pool.leave(source)
-        self._reclaim(now, pool)
+        self._release(now, pool)
 
     def reroute(self, now: float, pool: Pool, sources: Sequence[Source], balancer: Balancer) -> None:
         """Replace the sources and the balancer of a pool. The pool keeps its queue."""
@@ -413,7 +413,7 @@ class Scheduler:
         if verdict.error is not None:
             self._finish(task, verdict.error)
         elif task.state is TaskState.QUEUED:  # it is queued for a copy already, which is now its only attempt
-            return
+            self.pump(now, task.pool)
         elif verdict.wait > 0:
             task.state = TaskState.WAITING
             self.wheel.move(task, min(now + verdict.wait, task.deadline))
@@ -454,18 +454,28 @@ class Scheduler:
             self._look_later(now, pool)
 
     def _place(self, now: float, task: Task) -> None:
-        if task.excluded and not task.pool.awaits(now, task.excluded):  # no other source is available any more
-            task.excluded = task.unfit
         pool = task.pool
-        source = self._ready(now, pool, task.excluded, task)
+        source = self._choose(now, task)
         if source is not None and not self._too_late(now, task, source):
             if pool.queue.levels and task.sent_at is None:
                 pool.queue.passed(task)
             self._send(now, task, source)
         elif source is None:
             self._line_up(task)
+            self._look_later(now, pool)
         if source is not None:
             self._offer(now, source)
+
+    def _choose(self, now: float, task: Task) -> Source | None:
+        """Return the source that a task is sent to now, or None if it should wait."""
+        if not (task.failures or task.unfit):
+            return self._ready(now, task.pool, (), task)
+        source = task.pool.best(now, task)[1]
+        if source is None or source.ready_at(now) > now:
+            return None
+        for pool in source.pools:
+            pool.balancer.forget(source)
+        return source
 
     def _line_up(self, task: Task) -> None:
         pool = task.pool
@@ -479,7 +489,7 @@ class Scheduler:
 
     def _ready(self, now: float, pool: Pool, avoided: tuple[Source, ...], task: Task | None = None) -> Source | None:
         take = pool.balancer.take
-        while (source := take(avoided, task)) is not None:
+        while (source := take(now, avoided, task)) is not None:
             at = source.ready_at(now)
             if at <= now:
                 return source
@@ -491,7 +501,7 @@ class Scheduler:
             task = self._next(now, source)
             if task is None:
                 for pool in source.pools:
-                    pool.balancer.offer(source)
+                    pool.balancer.offer(now, pool, source)
                     self._look_later(now, pool)
                 return
             self._send(now, task, source)
@@ -507,7 +517,7 @@ class Scheduler:
             self._wake(source, at)
             return
         for pool in source.pools:
-            pool.balancer.offer(source)
+            pool.balancer.offer(now, pool, source)
 
     def _wake(self, source: Source, at: float) -> None:
         if at != inf and (source.due < 0 or ceil(at * PER_SECOND) < source.due):
@@ -535,7 +545,7 @@ class Scheduler:
         waiting = [pool for pool in pools if pool.queue.levels]
         if not waiting:
             return None
-        return min(waiting, key=lambda pool: pool.queue.key(source, allow_batch=pool.allows_batch(now, source)))
+        return min(waiting, key=lambda pool: pool.queue.key(source, now, allow_batch=pool.allows_batch(now, source)))
 
     def _begin(self, now: float, task: Task, feed: BatchFeed, source: Source) -> None:
         """Start a task that a source takes from a batch.
@@ -649,25 +659,18 @@ class Scheduler:
     # loss of sources
 
     def on_source_lost(self, now: float, source: Source) -> None:
-        """Let other sources take the tasks that waited only for a source, because that source became unavailable.
-
-        A task fails if no other source can serve it.
-        """
+        """Let other sources take the tasks that waited for a source, because that source became unavailable."""
         for pool in source.pools:
-            self._reclaim(now, pool)
+            self._release(now, pool)
 
-    def _reclaim(self, now: float, pool: Pool) -> None:
+    def _release(self, now: float, pool: Pool) -> None:
         self._check(now, pool)
-        most = pool.queue.most_avoided()
-        usable = pool.usable(now, most + 1)
-        if len(usable) > most:  # each waiting task has at least one usable source
-            return
-        for task in pool.queue.reclaim(usable):
+        for task in pool.queue.unservable(pool.sources):
             if task.attempt is not None:  # it was queued for a copy that no source can take now
                 task.state = TaskState.SENT
-            else:
-                task.excluded = task.unfit
-                self._place(now, task)
+            elif task.last_error is not None:
+                self._finish(task, task.last_error)
+        self.pump(now, pool)
 
     def _check(self, now: float, pool: Pool) -> None:
         self.outages.check(now, pool)
@@ -743,7 +746,7 @@ class Scheduler:
 
     def _suspect(self, now: float, attempt: Attempt, targets: dict[Pool, CopyTargets]) -> None:
         task = attempt.task
-        if task.pool.awaits(now, self._hedging.others(task)) and self._hedging.withdraw_for(now, attempt):
+        if task.pool.best(now, task)[0] < inf and self._hedging.withdraw_for(now, attempt):
             task.suspected += 1
             self._copy(now, task, targets)
 
@@ -755,8 +758,9 @@ class Scheduler:
         source = self._ready(now, task.pool, self._hedging.others(task))
         if source is None:
             return
+        pool = task.pool
         usual = source.stream_timing.first(0.5) if task.streamed and source.stream_timing is not None else None
-        if (usual or max(source.latency.mean, source.expected_finish())) < now - attempt.sent_at and self._hedging.withdraw():
+        if (usual or max(source.latency.mean, source.answers_in(now, pool))) < now - attempt.sent_at and self._hedging.withdraw():
             self._send(now, task, source)
         self._offer(now, source)
 
@@ -771,7 +775,6 @@ class Scheduler:
         avoided = (*avoided, *targets[task.pool].too_slow(avoided))
         source = self._ready(now, task.pool, avoided)
         if source is None:
-            task.excluded = avoided
             task.pool.queue.put(task)
         else:
             self._send(now, task, source)

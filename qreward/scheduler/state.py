@@ -6,17 +6,18 @@ limits of a source into one time: the earliest time at which the source may be s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from itertools import islice
+from heapq import nsmallest
 from math import ceil, inf
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from qreward.quota.lease import Lease
 from qreward.scheduler.affinity import AffineQueue, Group
-from qreward.scheduler.health import IN_A_ROW, Cooldown, Health
+from qreward.scheduler.estimate import CAPACITY, CommonService, Service
+from qreward.scheduler.health import Cooldown, Health
 from qreward.scheduler.limits.concurrency import AdaptiveLimit, ConcurrencyLimit, FixedLimit
 from qreward.scheduler.limits.headers import DOUBT, HeaderRateLimit
 from qreward.scheduler.limits.rate import Gcra, LearnedRate
@@ -101,8 +102,8 @@ class Task:
     overdue: int = 0  # how many of its attempts exceeded their time limit; a higher number raises the limit of the next attempt
     suspected: int = 0  # how often one of its attempts was suspected to hang
     failures: tuple[tuple[Source, float], ...] = ()  # (source, time) of each failure that the task itself may have caused
-    excluded: tuple[Source, ...] = ()  # sources it should not go to now
-    unfit: tuple[Source, ...] = ()  # the sources in ``excluded`` that can never serve it
+    unfit: tuple[Source, ...] = ()  # sources that can never serve it
+    refusals: int = 0  # how many of them refused its content
     prefix: Prefix | None = None  # what its prompt begins with; None if unknown, so that prefix affinity does not apply
     # the next four belong to ``AffineQueue``:
     group: Group[Task] | None = None  # the group of tasks with the same prefix in which it waits
@@ -132,9 +133,17 @@ class Task:
         """Return the other attempt of the task, or None."""
         return self.copy if attempt is self.attempt else self.attempt
 
-    def avoiding(self, source: Source) -> tuple[Source, ...]:
-        """Return ``excluded`` with this source added."""
-        return self.excluded if source in self.excluded else (*self.excluded, source)
+    def burden(self, source: Source) -> float:
+        """Return the factor on the expected tries at a source: doubled by each failure of this task there; inf if it cannot serve the task,
+        or works on it already.
+        """
+        if source in self.unfit or (self.attempt is not None and self.attempt.source is source):
+            return inf
+        factor = 1.0
+        for failed, _ in self.failures:
+            if failed is source:
+                factor *= 2.0
+        return factor
 
     def drop(self, attempt: Attempt) -> None:
         """Remove an attempt that has ended. The other attempt, if there is one, continues."""
@@ -150,6 +159,7 @@ class Attempt:
     task: Task
     source: Source
     sent_at: float
+    order: int = 0  # how many requests had been sent to the source, this one included
     overdue: int = 0  # how many attempts of its task had exceeded their time limit when it was sent
     number: int = 1  # its position among the task's attempts, counted from 1
     hedge: bool = False  # it was sent while another attempt of the task was in flight
@@ -230,6 +240,11 @@ the pool's 99th percentile length. The product is the time limit of an attempt."
 MOST_DOUBLINGS = 3
 """Maximum number of times that the time limit of a task's attempts doubles. The limit doubles with each attempt that exceeds it. If the
 latency of the source is known, the first such attempt does not double the limit."""
+SLOWER, MOST_SLOWER = 2.0, 60.0
+"""``SLOWER``: factor on the longest time of an answer, or of an attempt that was cut, that a source has shown. The product is a lower bound of
+the time limit, at most ``MOST_SLOWER`` seconds: a request is cut only against what the slow answers of its own source show."""
+UNANSWERED = 5
+"""Number of requests in a row that timed out without a sign of life, after which a source is not alive."""
 SOON = 1.0
 """A source is *available soon* if it is expected to accept work within this number of seconds."""
 HELD = 0.05
@@ -263,7 +278,7 @@ class Source:
     __slots__ = (
         "answered_at", "attempt_timeout", "attempts", "check_at", "cooldown", "counted_at", "down_since", "due", "handle", "health",
         "inflight", "inflight_seconds", "interactive_inflight", "latency", "learned", "lease", "look_after", "metered", "name", "pools",
-        "prefix_cache", "proven", "removed", "requests", "reserved", "silence", "stream_timing", "tally", "tokens", "trouble",
+        "prefix_cache", "proven", "removed", "requests", "reserved", "service", "silence", "stream_timing", "tally", "tokens", "trouble",
         "unanswered", "weight", "window",
     )  # fmt: skip
 
@@ -305,6 +320,7 @@ class Source:
         # observations
         self.tally = SourceCounters()
         self.latency = LatencyStats()
+        self.service = Service()
         self.stream_timing: StreamTiming | None = None  # timing of its streams; None before the first token of its first stream
         self.silence = StallDetector()
         self.health = Health(rng, self._health_changed)
@@ -320,8 +336,14 @@ class Source:
 
         If the time has passed, a request may be sent now. If the time is inf, an event must come first.
         """
+        if self.inflight >= self.window.limit or self.inflight >= self.health.half_open_limit:
+            return inf
+        return self.gate_at(now)
+
+    def gate_at(self, now: float) -> float:
+        """Return the earliest time at which the source may be sent a request, once it has a free slot."""
         health = self.health
-        if self.inflight >= self.window.limit or self.inflight >= health.half_open_limit or health.marked_unhealthy or self.removed:
+        if health.marked_unhealthy or self.removed:
             return inf
         at = max(health.open_until, self.cooldown.opens_at)
         if self.learned is not None:
@@ -341,13 +363,13 @@ class Source:
         self.counted_at = now
         self.inflight += 1
         self.interactive_inflight += attempt.task.feed is None
-        self.tally.sent += 1
+        attempt.order = self.tally.sent = self.tally.sent + 1
         self.window.sent(now, self.inflight)
         self.silence.sent(now, self.inflight)
         if self.cooldown.closed:
             self.cooldown.sent(now)
         if self.health.open_until != -inf:
-            self.health.sent(now)
+            self.health.sent(now, self.tally.sent)
         if self.learned is not None:
             self.learned.sent(now)
         if self.requests is not None:
@@ -377,7 +399,11 @@ class Source:
         self.answered_at, self.proven = now, max(self.proven, sent_at)
         self.unanswered = 0
         load = (self.inflight_seconds - attempt.inflight_seconds) / taken - 1.0 if taken > 0.0 else self.inflight
-        self.latency.add(taken - held, answer.output_tokens, load)
+        self.latency.add(taken - held, answer.output_tokens)
+        common = attempt.task.pool.common
+        alone = (taken - held) / (1.0 + load / self.capacity())
+        common.add(answer.output_tokens, alone, self.service.pace(now, common) if common.pace else 0.0)
+        self.service.answered(now, alone, common.work(answer.output_tokens), load)
         self.silence.broken(now, self.inflight, self.latency.mean)
         if held <= HELD * taken:
             self.window.ok(now, sent_at, answer.output_tokens, self.inflight)
@@ -447,7 +473,7 @@ class Source:
 
         It is not alive if it is out of service, half-open or removed, or if five requests have timed out since its last sign of life.
         """
-        return self.health.is_back and self.unanswered < IN_A_ROW and not self.removed
+        return self.health.is_back and self.unanswered < UNANSWERED and not self.removed
 
     def available_soon(self, now: float) -> bool:
         """Return whether the source is expected to accept work within ``SOON`` seconds."""
@@ -481,11 +507,40 @@ class Source:
         rare = max(
             (pool.lengths.p99 * pool.lengths.seconds_per_token(self.latency) for pool in self.pools if pool.lengths.p99 < inf), default=0.0
         )
-        return max(ATTEMPT_LEAST, ATTEMPT_FACTOR * max(slow, rare) * 2.0 ** min(max(0, overdue - 1), MOST_DOUBLINGS))
+        longest = min(MOST_SLOWER, SLOWER * self.latency.longest)
+        return max(ATTEMPT_LEAST, longest, ATTEMPT_FACTOR * max(slow, rare) * 2.0 ** min(max(0, overdue - 1), MOST_DOUBLINGS))
 
-    def expected_finish(self) -> float:
-        """Return the seconds in which the source is expected to answer at its present load, or 0 if that is unknown."""
-        return self.latency.at_load(self.inflight, self.window.limit)
+    def capacity(self) -> int:
+        """Return the number of requests in flight at which the source is assumed to need twice as long for each."""
+        return min(self.window.limit, CAPACITY)
+
+    def answers_in(self, now: float, pool: Pool) -> float:
+        """Return the seconds in which the source is expected to answer a typical task of a pool if it is sent now (see ``estimate``).
+
+        The unit is unknown before the first answer in the pool.
+        """
+        common, load = pool.common, 1.0 + self.inflight / self.capacity()
+        if not common.pace:
+            return load
+        return self.service.tries(now) * self.service.pace(now, common) * common.typical * load
+
+    def finish(self, now: float, task: Task) -> float:
+        """Return the seconds in which the source is expected to answer a task that is sent now or waits for this source."""
+        burden = task.burden(self)
+        if burden == inf:
+            return inf
+        pool = task.pool
+        seconds = self.answers_in(now, pool) * burden
+        wait = max(0.0, self.gate_at(now) - now)
+        full = self.inflight >= self.window.limit or self.inflight >= self.health.half_open_limit
+        if wait or full:  # other retries wait for it as well
+            wait += pool.queue.again * self.interval(seconds / burden) + (seconds / burden / self.window.limit if full else 0.0)
+        return wait + seconds
+
+    def interval(self, seconds: float) -> float:
+        """Return the seconds between two sends to the source, if it needs ``seconds`` for an answer and always has work."""
+        rates = [limit.rate for limit in (self.requests, self.learned) if limit is not None and limit.rate > 0]
+        return max(seconds / self.window.limit, *(1.0 / rate for rate in rates)) if rates else seconds / self.window.limit
 
     def __repr__(self) -> str:
         return f"<Source {self.name!r} {self.inflight}/{self.window.limit} in flight>"
@@ -555,10 +610,10 @@ class Balancer(Protocol):
     by_speed: bool
     """True if the balancer prefers fast sources. A slow source may then be left idle at the end of a batch."""
 
-    def offer(self, source: Source) -> None:
-        """Add a source that has a free slot, or whose score has changed."""
+    def offer(self, now: float, pool: Pool, source: Source) -> None:
+        """Add a source of the pool that has a free slot, or whose score has changed."""
 
-    def take(self, avoided: tuple[Source, ...], task: Task | None = None) -> Source | None:
+    def take(self, now: float, avoided: tuple[Source, ...], task: Task | None = None) -> Source | None:
         """Remove and return the best source outside of ``avoided``, or None. ``task`` is None if the task is not known yet."""
 
     def sent(self, source: Source) -> None:
@@ -574,15 +629,15 @@ class TaskQueue(Protocol):
     cost: Callable[[Task], float]
     levels: list[int]
     waiting: int
+    again: int
 
     def put(self, task: Task) -> None: ...
     def put_feed(self, feed: BatchFeed) -> None: ...
-    def key(self, source: Source, *, allow_batch: bool = True) -> float: ...
+    def key(self, source: Source, now: float, *, allow_batch: bool = True) -> float: ...
     def take(self, source: Source, now: float, *, allow_batch: bool = True) -> tuple[Task, BatchFeed | None] | None: ...
     def left(self) -> float: ...
     def empty(self) -> list[Task]: ...
-    def most_avoided(self) -> int: ...
-    def reclaim(self, usable: tuple[Source, ...]) -> list[Task]: ...
+    def unservable(self, sources: Sequence[Source]) -> list[Task]: ...
     def drop_feed(self, feed: BatchFeed) -> None: ...
     def ended(self, task: Task) -> None: ...
     def take_back(self, task: Task) -> None: ...
@@ -605,6 +660,9 @@ def reserve(window: int) -> int:
     return ceil(RESERVE * window) if window >= LEAST_WINDOW else 0
 
 
+MOST_COMPARED, RANKED_FOR = 16, 0.05
+"""``MOST_COMPARED``: number of sources that are compared for a retry. In a larger pool, these are the best ones of a ranking that is made
+again after ``RANKED_FOR`` seconds."""
 UNSHARED, EACH = 256, 8
 """``UNSHARED``: number of consecutive prompts without a common beginning with other prompts, after which most prompts are no longer
 compared. ``EACH``: from then on, one prompt in ``EACH`` is compared, until a prompt has a common beginning with another prompt."""
@@ -619,6 +677,7 @@ class Pool:
         self.balancer = balancer
         self.queue = queue
         self.lengths = OutputLengths()  # lengths of its answers
+        self.common = CommonService()
         self.tail_guard = TailGuard()
         self.batch_inflight = 0  # started tasks that came from a batch and have not ended
         self.interactive_until = -inf  # interactive requests are expected until then
@@ -634,7 +693,8 @@ class Pool:
         self._looked = 0  # counts payloads, up to ``EACH``
         self.sources: list[Source] = []
         self.in_service = self.back = 0  # numbers of its sources that are ``in_service``, and that are ``is_back``; see ``Health``
-        self._found = 0  # index of the last source found to be available soon
+        self._ranked: list[Source] = []
+        self._ranked_until = -inf
         self._alive: Source | None = None  # the source that was found alive last
         for source in sources:
             self.join(source)
@@ -681,24 +741,23 @@ class Pool:
             alive = self._alive = next((source for source in self.sources if source.is_alive()), None)
         return alive is not None
 
-    def awaits(self, now: float, avoided: tuple[Source, ...]) -> bool:
-        """Return whether a source outside of ``avoided`` is available soon."""
-        return next(self._worth_waiting_for(now, avoided), None) is not None
+    def best(self, now: float, task: Task, besides: Source | None = None) -> tuple[float, Source | None]:
+        """Return the source that is expected to answer a task first, and the seconds in which it is. ``besides`` is left out."""
+        best, found = inf, None
+        for source in self._promising(now):
+            if source is not besides and (seconds := source.finish(now, task)) < best:
+                best, found = seconds, source
+        return best, found
 
-    def usable(self, now: float, most: int) -> tuple[Source, ...]:
-        """Return up to ``most`` sources that are available soon."""
-        return tuple(islice(self._worth_waiting_for(now), most))
-
-    def _worth_waiting_for(self, now: float, avoided: tuple[Source, ...] = ()) -> Iterator[Source]:
-        """Yield the sources that are available soon. The search starts at the source found last, so that few sources are checked."""
-        if not self.in_service:
-            return
-        size, first = len(self.sources), self._found
-        for place in range(first, first + size):
-            source = self.sources[place % size]
-            if source not in avoided and source.available_soon(now):
-                self._found = place % size
-                yield source
+    def _promising(self, now: float) -> list[Source]:
+        """Return the sources that are expected to answer first; all of them in a small pool."""
+        if len(self.sources) <= MOST_COMPARED:
+            return self.sources
+        if now >= self._ranked_until:
+            self._ranked_until = now + RANKED_FOR
+            ranked = [(max(0.0, source.ready_at(now) - now) + source.answers_in(now, self), place) for place, source in enumerate(self.sources)]
+            self._ranked = [self.sources[place] for _, place in nsmallest(MOST_COMPARED, ranked)]
+        return [source for source in self._ranked if not source.removed]
 
     def allows_batch(self, now: float, source: Source) -> bool:
         """Return whether a source may take batch items. While interactive requests are expected, some slots are reserved for them."""

@@ -60,10 +60,8 @@ class Quantiles:
         return None
 
 
-CAPACITY = 256
-"""Number of requests in flight with which a server is assumed to need twice as long for a request as with only one request in flight. The
-number is the default of vLLM's ``max_num_seqs``. With 128 instead, batches on simulated fleets took 1 % longer on average. With 64, they
-took 3 % longer."""
+FORGOTTEN = 0.999
+"""Factor by which each answer multiplies the longest time of an answer."""
 
 
 class LatencyStats:
@@ -73,42 +71,35 @@ class LatencyStats:
     10 %. Quantiles are refreshed every 32 answers. The seconds per token are the total seconds divided by the total tokens of about the
     last 20 answers. The mean of the single answers' seconds per token is not used, because it would follow the shortest answers.
 
-    ``at_load`` uses a mean over more answers: about as many answers as requests are in flight together. A mean over the last ten answers
-    would describe only the end of a batch, when few requests are left.
-
     Attributes:
         mean: mean seconds of an answer, 0 before the first answer.
         seconds_per_token: seconds per output token, 0 before the first answer; seconds per answer while the source reports no tokens.
         reports_tokens: the source reports tokens.
+        longest: longest seconds of an answer or of an attempt that was cut; it is forgotten slowly.
         p5: 5th percentile in seconds, 0 before 20 answers.
         p99: 99th percentile in seconds, None before 20 answers.
     """
 
     def __init__(self) -> None:
-        self.mean = self.seconds_per_token = self.p5 = 0.0
+        self.mean = self.seconds_per_token = self.p5 = self.longest = 0.0
         self.p99: float | None = None
         self.reports_tokens = False
         self._answers = 0
-        self._long_mean = self._load = 0.0  # mean seconds of the last answers, about as many as were in flight, and their mean load
         self._seconds = self._tokens = 0.0
         self._quantiles = Quantiles(fade_after=1000)
         self.at = self._quantiles.at
 
-    def add(self, seconds: float, tokens: int | None = None, load: float = 0.0) -> None:
+    def add(self, seconds: float, tokens: int | None = None) -> None:
         """Add an answer.
 
         Args:
             seconds: its latency.
             tokens: the number of its output tokens, or None if the source does not report it.
-            load: mean number of other requests that were in flight at the source at the same time.
         """
         answers = self._answers = self._answers + 1
         weight = 0.1 if answers > 11 else 1.0 / answers
         self.mean += (seconds - self.mean) * weight
-        if weight * (load + 1.0) > 1.0:
-            weight = max(1.0 / (load + 1.0), 1.0 / answers)
-        self._long_mean += (seconds - self._long_mean) * weight
-        self._load += (load - self._load) * weight
+        self.longest = max(FORGOTTEN * self.longest, seconds)
         self._quantiles.add(seconds)
         if tokens and not self.reports_tokens:
             self.reports_tokens, self._seconds, self._tokens = True, 0.0, 0.0
@@ -119,15 +110,9 @@ class LatencyStats:
             self.p99 = self._quantiles.at(0.99)
             self.p5 = self._quantiles.at(0.05) or 0.0
 
-    def at_load(self, others: int, limit: int) -> float:
-        """Return the expected seconds of an answer while ``others`` other requests are in flight; 0 before the first answer.
-
-        Far above the capacity of a server, requests wait for each other, and the latency is proportional to their number (Little's law).
-        Far below, it hardly changes. So the latency is assumed to be proportional to the capacity plus the number of other requests. The
-        capacity is ``CAPACITY``, or the concurrency limit ``limit`` if that is lower.
-        """
-        capacity = min(limit, CAPACITY)
-        return self._long_mean * (capacity + others) / (capacity + self._load)
+    def cut(self, seconds: float) -> None:
+        """Add an attempt that exceeded its time limit: its answer would have taken longer than ``seconds``."""
+        self.longest = max(self.longest, seconds)
 
 
 KNOWN = 20

@@ -90,7 +90,7 @@ class Driver:
     def new_pool(
         self, name: str, strategy: LoadBalanceStrategy = LoadBalanceStrategy.EXPECTED_FINISH, weights: dict[str, float] | None = None
     ) -> Pool:
-        pool = Pool(name, [], make_balancer(strategy, weights or {}, self.rng), Queue())
+        pool = Pool(name, [], make_balancer(strategy, weights or {}), Queue())
         self.watch.pools[pool] = None
         return pool
 
@@ -133,7 +133,7 @@ class Driver:
         self._after()
 
     def reroute(self, names: Sequence[str], pool: Pool | None = None, strategy: LoadBalanceStrategy | None = None) -> None:
-        balancer = make_balancer(strategy or LoadBalanceStrategy.EXPECTED_FINISH, {}, self.rng)
+        balancer = make_balancer(strategy or LoadBalanceStrategy.EXPECTED_FINISH, {})
         self.scheduler.reroute(self.now, pool or self.pool, [self[name] for name in names], balancer)
         self._after()
 

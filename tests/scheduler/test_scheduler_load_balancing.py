@@ -169,7 +169,7 @@ def test_no_source_with_a_free_slot_is_left_idle_and_when_all_are_full_the_first
 
 @given(st.sampled_from(S), st.lists(st.tuples(st.integers(0, 4), st.sampled_from(["offer", "take", "forget", "load"])), max_size=60))
 def test_a_balancer_hands_out_each_offered_source_once_and_never_one_to_avoid(strategy: S, moves: list[tuple[int, str]]) -> None:
-    balancer: Balancer = make_balancer(strategy, {}, Random(0))
+    balancer: Balancer = make_balancer(strategy, {})
     sources = [Source(str(number), Random(0), Limits(max_concurrency=9)) for number in range(5)]
     offered: set[Source] = set()
     for pick, what in moves:
@@ -200,4 +200,4 @@ def test_each_strategy_has_its_balancer() -> None:
         S.POWER_OF_TWO: PowerOfTwo,
         S.CONSISTENT_HASH: ConsistentHash,
     }
-    assert {strategy: type(make_balancer(strategy, {}, Random(0))) for strategy in S} == kinds
+    assert {strategy: type(make_balancer(strategy, {})) for strategy in S} == kinds

@@ -28,7 +28,7 @@ from qreward.settings.policies import LoadBalanceStrategy
 
 def pool_of(*limits: Limits) -> Pool:
     sources = [make_source(f"s{number}", Random(1), each) for number, each in enumerate(limits)]
-    return Pool("'*'", sources, make_balancer(LoadBalanceStrategy.EXPECTED_FINISH, {}, Random(1)), Queue())
+    return Pool("'*'", sources, make_balancer(LoadBalanceStrategy.EXPECTED_FINISH, {}), Queue())
 
 
 def fixed(slots: int, **settings: Any) -> Limits:

@@ -1,0 +1,136 @@
+"""The one estimate behind every choice of an endpoint: when would this source have answered this task?
+
+    finish  = wait + tries * service
+    service = pace * (overhead + tokens) * (1 + inflight / capacity)
+
+``wait``      seconds until the source may be sent the task: its cooldown, its rate limits, and a slot (``Source.wait``).
+``tries``     1 / (1 - share of failures), the expected number of sends if failures are independent (geometric distribution). Each failure
+              of the task itself at the source doubles it for this task (``Task.burden``).
+``pace``      seconds per unit of work without load, a ratio of sums. With few answers it is pulled towards the common pace of the pool's
+              sources, as if each source had given ``PRIOR`` answers at the common pace (empirical Bayes, Morris 1983). It forgets with age,
+              so an idle source is expected to be like the others again.
+``overhead``  work of an answer without tokens, in tokens: the intercept of a regression of the pool's answers, over its slope.
+``tokens``    the output tokens of the answer; the pool's mean while they are not known.
+``inflight``  load. Far above the capacity of a server, the time of an answer is proportional to the requests in flight (Little's law); far
+              below, it hardly changes. The capacity is the concurrency limit, at most ``CAPACITY``.
+"""
+
+from __future__ import annotations
+
+PRIOR = 2.0
+"""Number of answers at the common pace that each source is assumed to have given."""
+MEMORY = 20.0
+"""Number of latest answers that the pace covers; as many as are in flight together, if that is more."""
+HALF_LIFE = 30.0
+"""Seconds in which what is known about a source loses half of its weight."""
+IDLE = 1.0
+"""Age in seconds from which observations lose weight by age. More often is not worth the arithmetic."""
+CAPACITY = 64
+"""Number of requests in flight at which a server is assumed to need twice as long for each."""
+CALM, MOST_FAILURES = 5.0, 0.9
+"""``CALM``: number of successful sends that each source is assumed to have made. ``MOST_FAILURES``: highest share of failures."""
+FIT_EVERY, LEAST_SPREAD, MOST_OVERHEAD, OUTLIER = 16, 0.05, 20.0, 4.0
+"""The overhead is computed anew after ``FIT_EVERY`` answers, if the variance of the lengths is at least ``LEAST_SPREAD`` times their squared
+mean. It is at most ``MOST_OVERHEAD`` mean lengths. An answer counts as at most ``OUTLIER`` times the work that was expected."""
+
+
+class CommonService:
+    """What the answers of all sources of a pool have in common.
+
+    Attributes:
+        overhead: work of an answer without tokens, in tokens.
+        typical: mean work of an answer, in tokens; 1 while no source reports tokens.
+        pace: seconds per unit of work without load; 0 before the first answer.
+    """
+
+    __slots__ = ("_count", "_seconds", "_sums", "_work", "overhead", "pace", "typical")
+
+    def __init__(self) -> None:
+        self.overhead, self.typical, self.pace = 0.0, 1.0, 0.0
+        self._seconds = self._work = 0.0
+        self._count = 0
+        self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)  # decayed sums of 1, tokens, tokens^2, work, tokens * work
+
+    def work(self, tokens: int | None) -> float:
+        """Return the work of an answer."""
+        return self.overhead + tokens if tokens else self.typical
+
+    def add(self, tokens: int | None, seconds: float, pace: float) -> None:
+        """Add an answer. ``seconds`` are those without load; ``pace`` is that of the source before this answer, or 0."""
+        work = self.work(tokens)
+        if not self._count and tokens:
+            self.typical = work
+        self._count += 1
+        keep = 1.0 - 1.0 / min(self._count, 10 * MEMORY)
+        self.typical += (work - self.typical) * (1.0 - keep)
+        self._seconds = keep * self._seconds + seconds
+        self._work = keep * self._work + work
+        self.pace = self._seconds / self._work
+        if tokens and pace:
+            done = min(seconds / pace, OUTLIER * work)
+            n, t, tt, y, ty = self._sums
+            self._sums = (0.995 * n + 1, 0.995 * t + tokens, 0.995 * tt + tokens * tokens, 0.995 * y + done, 0.995 * ty + tokens * done)
+            if self._count % FIT_EVERY == 0:
+                self._fit()
+
+    def _fit(self) -> None:
+        n, t, tt, y, ty = self._sums
+        mean = t / n
+        spread = tt / n - mean * mean
+        if spread < LEAST_SPREAD * mean * mean:
+            return
+        slope = (ty / n - mean * y / n) / spread
+        overhead = (y / n - slope * mean) / slope if slope > 0 else MOST_OVERHEAD * mean
+        before, self.overhead = self.overhead, min(max(overhead, 0.0), MOST_OVERHEAD * mean)
+        change = (self.overhead + mean) / (before + mean)  # what was counted in the old unit
+        self.typical *= change
+        self._work *= change
+        self.pace /= change
+
+
+class Service:
+    """What one source has shown: its pace, and its share of failures."""
+
+    __slots__ = ("_at", "_failed", "_seconds", "_sent", "_work")
+
+    def __init__(self) -> None:
+        self._seconds = self._work = 0.0
+        self._sent = self._failed = 0.0
+        self._at = 0.0  # time of the latest observation
+
+    def answered(self, now: float, seconds: float, work: float, load: float) -> None:
+        """Add an answer: its seconds without load, its work, and the mean number of other requests in flight at the same time."""
+        self._age(now)
+        keep = 1.0 - 1.0 / max(MEMORY, load + 1.0)
+        self._seconds = keep * self._seconds + seconds
+        self._work = keep * self._work + work
+        self._sent = 0.95 * self._sent + 1.0
+        self._failed *= 0.95
+
+    def failed(self, now: float) -> None:
+        """Add a failure of the source."""
+        self._age(now)
+        self._sent = 0.95 * self._sent + 1.0
+        self._failed = 0.95 * self._failed + 1.0
+
+    def pace(self, now: float, common: CommonService) -> float:
+        """Return the seconds per unit of work without load; 0 if no source of the pool has answered yet."""
+        fresh = 1.0 if now - self._at < IDLE else 0.5 ** ((now - self._at) / HALF_LIFE)
+        prior = PRIOR * common.typical
+        return (fresh * self._seconds + prior * common.pace) / (fresh * self._work + prior)
+
+    def tries(self, now: float) -> float:
+        """Return the expected number of sends until an answer."""
+        if not self._failed:
+            return 1.0
+        fresh = 1.0 if now - self._at < IDLE else 0.5 ** ((now - self._at) / HALF_LIFE)
+        return 1.0 / (1.0 - min(MOST_FAILURES, fresh * self._failed / (fresh * self._sent + CALM)))
+
+    def _age(self, now: float) -> None:
+        if now - self._at >= IDLE:
+            fresh = 0.5 ** ((now - self._at) / HALF_LIFE)
+            self._seconds *= fresh
+            self._work *= fresh
+            self._sent *= fresh
+            self._failed *= fresh
+            self._at = now

@@ -154,7 +154,7 @@ class LeaseRenewer:
         with self._engine.lock:
             idle = self._demand.is_idle(now)
             if idle and not self.joined:
-                self.stand_by()
+                self.stand_by(now)
         if idle:
             if self.joined:
                 self.leave(now)
@@ -216,7 +216,7 @@ class LeaseRenewer:
             lease.missed = True  # so that requests that wait for the next share do not wake the thread
             scheduler.changed(now, self.source)
             if not (self._demand.hungry or lease.is_short()):
-                self.stand_by()
+                self.stand_by(now)
 
         self._engine.apply(changed)
 
@@ -232,9 +232,10 @@ class LeaseRenewer:
         with engine.lock:
             if not self._demand.is_idle(now):
                 return
-            request = self._demand.request(engine.clock(), self.limits)
+            clock = engine.clock()
+            request = self._demand.request(clock, self.limits)
             self._lease.end()
-            self.stand_by()
+            self.stand_by(clock)
         self.joined, self.next_at = False, 0.0
         try:
             self._transport.leave(self._key, self._member, request)
@@ -310,7 +311,7 @@ class Sharing:
         if thread is not None:
             await asyncio.to_thread(thread.join, CLOSE_TIMEOUT)
 
-    def _attach(self, _now: float, lease: Lease, renewer: LeaseRenewer) -> None:
+    def _attach(self, now: float, lease: Lease, renewer: LeaseRenewer) -> None:
         sharing = weakref.ref(self)
 
         def call() -> None:
@@ -318,7 +319,7 @@ class Sharing:
                 found._call()
 
         lease.call = call
-        renewer.stand_by()
+        renewer.stand_by(now)
 
     def _call(self) -> None:
         """Wake the renewal thread.

@@ -6,6 +6,7 @@ import asyncio
 import pickle
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from functools import partial
+from math import inf, nan
 from typing import Any
 
 import pytest
@@ -138,6 +139,15 @@ async def test_errors_that_no_other_stage_would_mend_stand_and_so_does_what_the_
     with pytest.raises(InvalidResponse) as noted:
         await Cascade({"small": says(RateLimited("busy")), "strong": says(InvalidResponse("unreadable"))}).score("p", "r")
     assert noted.value.__notes__ == ["stage 'small' failed before: RateLimited: busy"]
+
+
+async def test_a_score_that_is_no_finite_number_is_an_error_at_any_stage() -> None:
+    for first, second in (((nan, 1.0), (1.0, 1.0)), ((1.0, 0.1), (inf, 1.0))):
+        cascade = Cascade({"small": says(first), "strong": says(second)})
+        with pytest.raises(InvalidResponse, match=r"the scorer returned (nan|inf) as 'score', which is not a finite number"):
+            await cascade.score("p", "r")
+        (error,) = (await cascade.batch_score([("p", "r")])).errors.values()
+        assert isinstance(error, InvalidResponse)
 
 
 async def test_the_stages_share_one_time_limit_and_each_leaves_its_successors_some() -> None:

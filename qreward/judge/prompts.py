@@ -98,6 +98,39 @@ def present(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if not is_absent(name, value)}
 
 
+def column_value(row: Mapping[str, Any], path: str) -> Any:
+    """Return the value of a column. If there is no column ``a.b``, ``a.b`` means entry ``b`` of the mapping in column ``a``.
+
+    If column ``a`` is None, the value is None. Raises ``KeyError`` if the column or the entry does not exist.
+    """
+    value: Any = row
+    for name in (path,) if path in row else path.split("."):
+        if value is None:
+            return None
+        if not isinstance(value, Mapping) or name not in value:
+            raise KeyError(path)
+        value = value[name]
+    return value
+
+
+def check_columns(columns: Mapping[str, str], responses: Iterable[str] = ("response",), references: Iterable[str] = ("reference",)) -> None:
+    """Raise ``ConfigError`` if the reference is read from a column of the response. Every response would then be right.
+
+    Args:
+        columns: name of a field -> name of the column with its value.
+        responses: columns that hold the response by default.
+        references: columns that hold the reference by default.
+    """
+    response = {columns.get("response"), *responses}
+    reference = {columns["reference"]} if "reference" in columns else {*references}
+    for shared in sorted(filter(None, response & reference)):
+        other = next((name for name in references if name not in response), "reference")
+        raise ConfigError(
+            f"columns: the reference is read from {shared!r}, which is the response; map reference to the column with the correct answer, "
+            f"such as {other!r}"
+        )
+
+
 PASSED_ON = ("image_url", "input_audio", "audio_url", "video_url", "file")
 """Types of the parts of a message that are passed on to the judge as they are."""
 _PART = f"\0{token_hex(8)}\0"

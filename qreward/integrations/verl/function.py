@@ -13,7 +13,6 @@ from typing import Any
 
 from qreward.errors import ConfigError
 from qreward.integrations.trainers import Adapter, RewardConfig, Scored, load_reward_config
-from qreward.integrations.trainers.rewarder import reward_of
 from qreward.integrations.trainers.settings import read_reward_settings
 from qreward.spelling import closest
 
@@ -33,6 +32,7 @@ ADAPTER = Adapter(
     columns={"prompt": PROMPTS, "response": ("solution_str",), "reference": ("ground_truth",)},
     missing="raise",
     none_unsupported="where one None removes the rewards of its whole batch; use raise (the default) or a number",
+    varying=True,
 )
 
 _SETTINGS = [CONFIG, *RewardConfig.model_fields]
@@ -77,7 +77,8 @@ async def compute_score(
 async def score_row(adapter: Adapter, row: Mapping[str, Any], config: RewardConfig) -> dict[str, Any]:
     """Score the item in the columns of ``row``, and return the result for verl."""
     made = adapter.rewarder(config)  # first, because it checks the settings
-    return result_of(await made.score(**plain(adapter.item(row, config))), config)
+    (scored,) = await adapter.score(made, [row], plain)
+    return result_of(scored, config)
 
 
 def result_of(scored: Scored, config: RewardConfig) -> dict[str, Any]:
@@ -85,7 +86,7 @@ def result_of(scored: Scored, config: RewardConfig) -> dict[str, Any]:
     if scored.error is not None and NOTE not in getattr(scored.error, "__notes__", ()):  # identical samples may share one error
         scored.error.add_note(NOTE)
     return {
-        "score": reward_of(scored, config.on_failure, ADAPTER.missing),
+        "score": ADAPTER.reward(scored, config),
         **scored.metrics("judge_", "ok"),
         "judge_error": scored.reason,
         **scored.metrics("judge_", "seconds", "tokens"),

@@ -170,8 +170,7 @@ class RewardModelScorer:
 
     def _result(self, result: Result[RewardScore], extra: Mapping[str, Any] | None) -> Result[Verdict]:
         answer = JudgeAnswer(self._verdict(result.value, result.usage), estimated=result.usage_is_estimated) if result.ok else None
-        trail = result.attempts[:-1] if result.ok and result.endpoint is not None else result.attempts
-        return Result(result.index, answer, result.error, result.endpoint, result.latency, result.queued, trail, extra)
+        return Result(result.index, answer, result.error, result.endpoint, result.latency, result.queued, result.attempts, extra)
 
 
 def _item(item: object) -> dict[str, Any]:

@@ -245,6 +245,7 @@ async def test_items_enter_the_next_stage_while_the_first_still_runs() -> None:
     assert [result.endpoint for result in batch[:2]] == ["s", "t"]
     assert [[attempt.endpoint for attempt in result.attempts] for result in batch[:2]] == [["s"], ["s", "t"]]
     assert [result.latency for result in batch[:2]] == pytest.approx([1.0, 2.0])
+    assert [attempt.latency for result in batch[:2] for attempt in result.attempts] == pytest.approx([1.0] * 3)
     assert [verdict.usage.total_tokens for verdict in batch.values()[:2]] == [15, 30]
     stats = batch.stats
     assert (stats.items, stats.ok, stats.failed, stats.decided_by, stats.escalated) == (20, 20, 0, {SMALL: 10, STRONG: 10}, 0.5)

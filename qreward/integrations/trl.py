@@ -319,10 +319,10 @@ def _before(prompt: Any, between: list[Any]) -> Any:
 
 
 def _response(message: Mapping[str, Any]) -> Any:
-    content = message.get("content")
+    content: Any = message.get("content")
     if message.get("tool_calls") or message.get("function_call"):
         return [message]
     if isinstance(content, str):
         return content
-    texts = [part.get("text") for part in content if isinstance(part, Mapping) and isinstance(part.get("text"), str)]
+    texts = [part["text"] for part in content if isinstance(part, Mapping) and isinstance(part.get("text"), str)]
     return "\n".join(texts) if len(texts) == len(content) else [message]

@@ -246,7 +246,8 @@ class Prompt:
             ConfigError: a field is missing or unknown.
             BadRequest: a field cannot be written into a prompt, or there is nothing to judge in it.
         """
-        given = present(fields)
+        # without judged fields, the template fills in the columns of a table, and a column may have any name
+        given = present(fields) if self._needed else {name: value for name, value in fields.items() if value is not None}
         for name in (self._needed - {"prompt"}) & given.keys():
             if _is_conversation(given[name]) and is_missing(given[name][-1]):
                 raise BadRequest(f"the last message of {name!r} has no content, so there is nothing to judge")

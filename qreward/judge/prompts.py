@@ -267,11 +267,11 @@ class Prompt:
     def _check(self, given: Set[str], extra: bool) -> None:
         if missing := self.names - given:
             name = min(missing)
-            fault = f"the {self._what} names {{{name}}}, but the item has no {name!r} (it is missing or None)"
+            fault = f"the {self._what} names {{{name}}}, but the item has no {name!r} (it is missing or has no value)"
             raise ConfigError(f"{fault}; its fields are {_listed(given)}")
         if not self._needed <= given:
             name = min(self._needed - given)
-            raise ConfigError(f"the item has no {name!r} to judge (it is missing or None); its fields are {_listed(given)}")
+            raise ConfigError(f"the item has no {name!r} to judge (it is missing or has no value); its fields are {_listed(given)}")
         if self._known is None or given <= self._known or given <= (used := self._known | self.names):
             return
         if extra:

@@ -13,6 +13,7 @@ from typing import Any
 
 from qreward.errors import ConfigError
 from qreward.integrations.trainers import Adapter, RewardConfig, Scored, load_reward_config
+from qreward.integrations.trainers.rewarder import reward_of
 from qreward.integrations.trainers.settings import read_reward_settings
 from qreward.spelling import closest
 
@@ -86,7 +87,7 @@ def result_of(scored: Scored, config: RewardConfig) -> dict[str, Any]:
     if scored.error is not None and NOTE not in getattr(scored.error, "__notes__", ()):  # identical samples may share one error
         scored.error.add_note(NOTE)
     return {
-        "score": ADAPTER.reward(scored, config),
+        "score": reward_of(scored, config.on_failure, ADAPTER.missing),
         **scored.metrics("judge_", "ok"),
         "judge_error": scored.reason,
         **scored.metrics("judge_", "seconds", "tokens"),

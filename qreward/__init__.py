@@ -33,7 +33,8 @@ _HOMES = {
     ),
     "qreward.progress": ("Progress",),
     "qreward.results": (
-        "AttemptRecord", "BatchInterrupted", "BatchResult", "BatchStats", "EndpointState", "EndpointStats", "FleetStats", "Result", "Usage",
+        "AttemptRecord", "BatchFailed", "BatchInterrupted", "BatchResult", "BatchStats", "EndpointState", "EndpointStats", "FleetStats",
+        "Result", "Usage",
     ),
     "qreward.streaming.handles": ("BatchStream", "Stream"),
     "qreward.streaming.sync": ("SyncBatchStream", "SyncStream"),
@@ -123,6 +124,7 @@ if TYPE_CHECKING:
     from qreward.observers import Observer as Observer
     from qreward.progress import Progress as Progress
     from qreward.results import AttemptRecord as AttemptRecord
+    from qreward.results import BatchFailed as BatchFailed
     from qreward.results import BatchInterrupted as BatchInterrupted
     from qreward.results import BatchResult as BatchResult
     from qreward.results import BatchStats as BatchStats

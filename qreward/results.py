@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import islice
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, overload
 
 from qreward.errors import QRewardError, RequestError
@@ -18,6 +19,10 @@ T = TypeVar("T")
 
 _RAISE: Any = object()
 """The default value of the argument ``default`` of :meth:`BatchResult.scores`. With this value, failed items raise their errors."""
+
+
+CAUSES = 3
+"""Number of errors that the message of a :class:`BatchFailed` names."""
 
 
 class RouteLoad(NamedTuple):
@@ -56,7 +61,8 @@ class Result(Generic[T]):
         index: index of the item in the batch, from 0.
         error: the error, or None if the item succeeded.
         endpoint: name of the endpoint that responded. For a failed item, name of the endpoint of the last attempt, or None.
-        latency: seconds that the successful attempt took; 0.0 for a failed item.
+        latency: seconds that the successful attempt took; 0.0 for a failed item. For a verdict, seconds from the first request of the item
+            to its verdict.
         queued: seconds in the queue before the first attempt.
         attempts: all attempts, the oldest first.
     """
@@ -148,15 +154,14 @@ class Result(Generic[T]):
     @property
     def attempts(self) -> tuple[AttemptRecord, ...]:
         """All attempts, the oldest first."""
-        if self._answer is None or self.endpoint is None:
+        if self._answer is None or self.endpoint is None or (self._trail and self._trail[-1].outcome == "ok"):
             return self._trail
-        hedge = any(record.outcome == "cancelled" and not record.hedge for record in self._trail)
-        return (*self._trail, AttemptRecord(self.endpoint, "ok", self.latency, hedge=hedge))
+        return (*self._trail, successful(self._trail, self.endpoint, self.latency))
 
     @property
     def has_trail(self) -> bool:
         """True if an attempt failed, was rejected or was cancelled."""
-        return bool(self._trail)
+        return any(record.outcome != "ok" for record in self._trail)
 
     def _answered(self) -> Answered:
         if self._answer is None:
@@ -356,7 +361,7 @@ class BatchResult(Sequence[Result[T]]):
             default: the reward of a failed item, for example ``None`` or ``math.nan``. Without ``default``, a failed item raises.
 
         Raises:
-            ExceptionGroup: items failed and no ``default`` was passed.
+            BatchFailed: items failed and no ``default`` was passed.
             TypeError: the values are not rewards. For example, the values of ``batch_chat_completion`` are not rewards.
 
         Example:
@@ -396,9 +401,11 @@ class BatchResult(Sequence[Result[T]]):
         return self
 
     def raise_for_errors(self) -> BatchResult[T]:
-        """Return this batch if no item failed; otherwise raise an ``ExceptionGroup`` of all errors."""
+        """Return this batch if no item failed; otherwise raise :class:`BatchFailed` with all errors."""
         if errors := self.errors:
-            raise ExceptionGroup(f"{len(errors)} of {len(self)} items failed", list(errors.values()))
+            first = (f"item {index}: {type(error).__name__}: {error}".splitlines()[0] for index, error in islice(errors.items(), CAUSES))
+            more = [f"and {len(errors) - CAUSES} more"] if len(errors) > CAUSES else []
+            raise BatchFailed(f"{len(errors)} of {len(self)} items failed: {'; '.join([*first, *more])}", list(errors.values()))
         return self
 
     def __repr__(self) -> str:
@@ -419,11 +426,31 @@ def _score_of(value: Any) -> float:
     return float(score)
 
 
+def successful(trail: Sequence[AttemptRecord], endpoint: str, seconds: float) -> AttemptRecord:
+    """Return the record of the successful attempt of a request, which took ``seconds``. ``trail`` has its other attempts."""
+    hedge = any(record.outcome == "cancelled" and not record.hedge for record in trail)
+    return AttemptRecord(endpoint, "ok", seconds, hedge=hedge)
+
+
 def with_trail(error: QRewardError, trail: tuple[AttemptRecord, ...]) -> QRewardError:
     """Set ``attempts`` of a ``RequestError`` and return the error. Other errors are returned unchanged."""
     if isinstance(error, RequestError):
         error.attempts = trail
     return error
+
+
+class BatchFailed(QRewardError, ExceptionGroup[QRewardError]):
+    """Items of a batch failed, and the caller asked for an exception. The message names the first errors.
+
+    This error is also an ``ExceptionGroup``, so ``except*`` and ``split`` select errors by their class.
+
+    Attributes:
+        exceptions: the errors of all failed items, in the order of the input.
+    """
+
+    def derive(self, excs: Sequence[QRewardError]) -> BatchFailed:  # type: ignore[override]  # the errors of a batch are of this package
+        """Return a group with some of the errors, as ``split`` and ``except*`` need it."""
+        return BatchFailed(self.message, excs)
 
 
 class BatchInterrupted(QRewardError):

@@ -133,3 +133,17 @@ def test_labels_on_another_scale_are_read_with_it(command: Command) -> None:
     status, _, err = command("calibrate", stars, *arguments)
     assert status == 0, err
     assert Calibration.load(output).method == "isotonic"
+
+
+def test_a_file_is_judged_by_a_cascade(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    judge = {"method": "decide", "verdict": "yes_no"}
+    stages = {"quick": {"model": "judge-7b", **judge}, "good": {"model": "judge-70b", **judge}}
+    fakes = [FakeEndpoint(model, models=[model], decisions="vllm") for model in ("judge-7b", "judge-70b")]
+    with FakeFleet(fakes) as fleet:
+        client = {"endpoints": [{"base_url": url, "name": name, "models": [name], "proxy": ""} for name, url in fleet.urls.items()]}
+        settings, source, output = tmp_path / "reward.json", tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+        settings.write_text(json.dumps({"client": client, "cascade": {"stages": stages, "min_confidence": 0.75}}))
+        source.write_text("".join(json.dumps({"prompt": "q", "response": f"a truth={truth}"}) + "\n" for truth in (0.95, 0.6)))
+        status = main(["run", str(source), "--output", str(output), "--judge", str(settings), "--progress", "none"])
+    assert status == 0, capsys.readouterr()
+    assert [json.loads(line)["verdict"]["decided_by"] for line in output.read_text().splitlines()] == ["quick", "good"]

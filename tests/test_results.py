@@ -11,7 +11,7 @@ import pytest
 from qreward import AttemptRecord, BatchResult, BatchStats, EndpointStats, NoEndpoint, QRewardError, RateLimited, Result, Usage
 from qreward.codecs.rewards.answers import RewardScore
 from qreward.records import added, retries
-from qreward.results import FleetStats, merged_stats, with_trail
+from qreward.results import BatchFailed, FleetStats, merged_stats, with_trail
 
 TRIED = AttemptRecord("gpu-0", "transient", 0.5, 500, "boom")
 
@@ -93,10 +93,21 @@ def test_the_errors_of_a_batch_can_be_caught_by_their_kind() -> None:
     with pytest.raises(ExceptionGroup, match="3 of 4 items failed") as caught:
         made.raise_for_errors()
     limited, others = caught.value.split(RateLimited)
-    assert limited is not None
+    assert isinstance(limited, BatchFailed)
     assert others is not None
     assert (limited.exceptions, others.exceptions) == ((made[1].error, made[3].error), (made[2].error,))
     assert made.errors == {1: made[1].error, 2: made[2].error, 3: made[3].error}
+
+
+def test_the_error_of_a_batch_is_caught_as_one_of_this_package_and_names_the_first_causes() -> None:
+    made = batch(answered(0), *(failed(index, NoEndpoint(f"no route for 'x{index}'\nsecond line")) for index in range(1, 6)))
+    for ask in (made.raise_for_errors, made.scores):
+        with pytest.raises(QRewardError) as caught:
+            ask()
+        causes = "; ".join(f"item {index}: NoEndpoint: no route for 'x{index}'" for index in (1, 2, 3))
+        assert str(caught.value) == f"5 of 6 items failed: {causes}; and 2 more (5 sub-exceptions)"
+        there = pickle.loads(pickle.dumps(caught.value))
+        assert (type(there), str(there), len(there.exceptions)) == (BatchFailed, str(caught.value), 5)
 
 
 def test_a_batch_keeps_everything_between_processes() -> None:

@@ -21,7 +21,8 @@ from qreward.bulk.report import kind_of_error
 from qreward.bulk.requests import RequestReader
 from qreward.bulk.settings import BulkSettings
 from qreward.engine.batch import BatchWaiter
-from qreward.errors import QRewardError
+from qreward.errors import InvalidResponse, QRewardError
+from qreward.judge.scorers import check_finite
 from qreward.judge.types import Scorer, Verdict
 from qreward.results import EndpointStats, Result
 from qreward.runtime import Runtime
@@ -172,6 +173,11 @@ class ScorerBatch:
 
     def _on_line(self, result: Result[Verdict]) -> None:
         self._done.set()
+        try:
+            if result.ok:
+                check_finite(result.value)
+        except InvalidResponse as error:
+            result = Result(result.index, None, error, result.endpoint, 0.0, result.queued, result.attempts)
         self._bulk.finish(self._entries.pop(result.index), result)
 
     def endpoints(self) -> Mapping[str, EndpointStats]:

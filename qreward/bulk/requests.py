@@ -15,7 +15,7 @@ from qreward.codecs.chat import CHAT
 from qreward.codecs.embeddings import EMBEDDINGS
 from qreward.codecs.passthrough import passthrough
 from qreward.errors import BadRequest, ConfigError
-from qreward.judge.prompts import Prompt
+from qreward.judge.prompts import Prompt, check_columns, column_value
 from qreward.options import check_params
 from qreward.spelling import did_you_mean
 
@@ -45,11 +45,12 @@ class RequestReader:
         settings: settings of the run; ``model``, ``params``, ``template``, ``system`` and ``columns`` are used.
 
     Raises:
-        ConfigError: the template is invalid, or ``params`` contains an option of the run.
+        ConfigError: the template is invalid, ``params`` contains an option of the run, or the reference is read from the response.
     """
 
     def __init__(self, settings: BulkSettings) -> None:
         check_params(settings.params)
+        check_columns(settings.columns)
         self._model, self._params, self._system, self._columns = settings.model, settings.params, settings.system, settings.columns
         text = settings.template
         self._template = None if text is None else Prompt(text, self._system, needed=(), known=None, what="template")
@@ -63,11 +64,14 @@ class RequestReader:
         except ValueError as error:
             raise BadRequest(f"{line.place}: {error}") from None
         custom_id = _identifier_of(dict(fields), ordinal)
-        for column in self._columns.values():
-            if column not in fields:
-                raise BadRequest(f"{line.place}: it has no {column!r}, which columns names; it has {', '.join(map(repr, sorted(fields)))}")
         others = {name: value for name, value in fields.items() if name not in self._columns.values()}
-        return custom_id, others | {field: fields[column] for field, column in self._columns.items()}
+        for field, column in self._columns.items():
+            try:
+                others[field] = column_value(fields, column)
+            except KeyError:
+                there = ", ".join(map(repr, sorted(fields)))
+                raise BadRequest(f"{line.place}: it has no {column!r}, which columns names; it has {there}") from None
+        return custom_id, others
 
     def identifier(self, line: InputLine, ordinal: int) -> str:
         """Return the identifier of a line that cannot become a request. A line without identifier is identified by its number."""

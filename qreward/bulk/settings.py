@@ -19,7 +19,8 @@ class BulkSettings(Policy):
         params: parameters of the JSON body, such as ``{"max_tokens": 512}``, for lines that do not set them.
         template: the prompt for a row of a table. ``{column}`` is replaced with the row's value.
         system: the system message for plain lines and rows.
-        columns: name of an item's field -> name of the column with its value. It is used only with a scorer. The fields are ``prompt``,
+        columns: name of an item's field -> name of the column with its value; ``a.b`` means entry ``b`` of the mapping in column ``a``. It
+            is used only with a scorer. The fields are ``prompt``,
             ``response``, ``reference`` and the fields that the judge's prompt names. A field that ``columns`` does not contain is read from
             the column of the same name.
         timeout: seconds per line, counted from when an endpoint takes the line. None sets no limit.

@@ -172,7 +172,7 @@ async def _run(args: argparse.Namespace, settings: dict[str, Any], scorer: Rewar
 def _make_scorer(client: QRewardClient, scorer: RewardConfig) -> Scorer:
     with name_source_in_errors(scorer):
         check(scorer, [route.pattern for route in client.list_routes()])
-        return make_scorer(client, scorer.judge or scorer.reward_model, owns_client=False)
+        return make_scorer(client, scorer.scorer, owns_client=False)
 
 
 def _progress(kind: str) -> tuple[Any, Callable[[], None]]:

@@ -46,6 +46,7 @@ _ADAPTER = Adapter(
     deadline=DEADLINE,
     columns={"prompt": ("prompt",), "response": ("response",), "reference": ("label",)},
     missing="none",  # see Fallbacks
+    varying=True,
 )
 _log = logging.getLogger("qreward.integrations.slime")
 

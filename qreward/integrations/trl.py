@@ -154,7 +154,9 @@ def _made(settings: Source, judge: Scorer | None, name: str, **overrides: Any) -
         raise ValueError("pass settings or judge, not both")
     chosen = {key: value for key, value in overrides.items() if value is not None}
     if judge is not None:
-        config = RewardConfig(reward_model=name, **chosen)  # validates ``chosen``; the model is a placeholder, because ``judge`` scores
+        config = _ADAPTER.checked(
+            RewardConfig(reward_model=name, **chosen)
+        )  # validates ``chosen``; the model is a placeholder, because ``judge`` scores
         made = Rewarder(judge, config.deadline or DEADLINE, config=config)
     else:
         made = _ADAPTER.rewarder(settings)
@@ -170,10 +172,7 @@ def _made(settings: Source, judge: Scorer | None, name: str, **overrides: Any) -
 async def _scored(made: Rewarder, name: str, prompts: Sequence[Any], completions: Sequence[Any], given: Mapping[str, Any]) -> Rewards:
     """Return the rewards in the order of the completions, and log metrics."""
     refuse_silent_zeros(name, made.config.on_failure, given.get("log_metric"))
-    rows = list(rows_of(prompts, completions, given))
-    for row in rows:
-        made.expect(_ADAPTER.fields(row, made.config))
-    scored = await _ADAPTER.score(made, rows)
+    scored = await _ADAPTER.score(made, rows_of(prompts, completions, given))
     _log(name, scored, given)
     return [reward_of(each, made.config.on_failure, _ADAPTER.missing) for each in scored]
 
@@ -278,8 +277,8 @@ def _sum(row: Sequence[float | None], shares: Sequence[float]) -> float | None:
 
 
 def _missing(value: float | None) -> bool:
-    """Return whether a reward is missing. A missing reward is None, or NaN, because TRL converts None to NaN."""
-    return value is None or math.isnan(value)
+    """Return whether a reward is missing. A missing reward is None, or NaN, because TRL converts None to NaN. Infinity is no reward."""
+    return value is None or not math.isfinite(value)
 
 
 def rows_of(prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -297,11 +296,12 @@ def rows_of(prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping
         yield {**{name: values[at] for name, values in lists.items() if at < len(values)}, "prompt": before, "response": response}
 
 
-def conversation(prompt: Any, completion: Any) -> tuple[Any, str | None]:
-    """Return the prompt and the text of the last assistant message. Messages in between, such as tool results, join the prompt.
+def conversation(prompt: Any, completion: Any) -> tuple[Any, Any]:
+    """Return the prompt and the last assistant message. Messages in between, such as tool results, join the prompt.
 
-    The text is None if the completion is None or has no assistant message, or if the last assistant message has neither content nor tool
-    calls. A completion whose text is None gets no reward. The text of a message with only tool calls is ``""``.
+    The message is its text, or a list with the message if it also has tool calls or other parts than texts. It is None if the completion
+    is None or has no assistant message, or if the last assistant message has neither content nor tool calls. A completion without a message
+    gets no reward.
     """
     if completion is None or isinstance(completion, str):
         return prompt, completion
@@ -309,7 +309,7 @@ def conversation(prompt: Any, completion: Any) -> tuple[Any, str | None]:
     last = next((at for at in reversed(range(len(messages))) if messages[at].get("role") == "assistant"), None)
     if last is None:
         return prompt, None
-    return _before(prompt, messages[:last]), None if is_missing(messages[last]) else _text(messages[last].get("content"))
+    return _before(prompt, messages[:last]), None if is_missing(messages[last]) else _response(messages[last])
 
 
 def _before(prompt: Any, between: list[Any]) -> Any:
@@ -318,7 +318,11 @@ def _before(prompt: Any, between: list[Any]) -> Any:
     return [*([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt), *between]
 
 
-def _text(content: Any) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "\n".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
+def _response(message: Mapping[str, Any]) -> Any:
+    content: Any = message.get("content")
+    if message.get("tool_calls") or message.get("function_call"):
+        return [message]
+    if isinstance(content, str):
+        return content
+    texts = [part["text"] for part in content if isinstance(part, Mapping) and isinstance(part.get("text"), str)]
+    return "\n".join(texts) if len(texts) == len(content) else [message]

@@ -182,8 +182,7 @@ class CascadeBatch:
             answer = JudgeAnswer(before.completed(stage.name, result.value), estimated=after.estimated)
         else:
             before.completed_error(error)
-        trail = after.trail[:-1] if result.ok and result.endpoint is not None else after.trail  # a ``Result`` adds its last attempt itself
-        self._settle(Result(index, answer, error, result.endpoint, after.latency, after.queued, trail, result.extra or None))
+        self._settle(Result(index, answer, error, result.endpoint, after.latency, after.queued, after.trail, result.extra or None))
 
     def _settle(self, result: Result[Verdict]) -> None:
         try:

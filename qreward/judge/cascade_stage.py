@@ -12,6 +12,7 @@ from math import isfinite, nan
 from typing import NamedTuple
 
 from qreward.errors import ClientClosed, ConfigError, DeadlineExceeded, InvalidResponse, NoEndpoint, QRewardError
+from qreward.judge.scorers import check_finite
 from qreward.judge.types import Scorer, Verdict
 from qreward.records import added
 from qreward.results import AttemptRecord, Result, Usage
@@ -42,7 +43,11 @@ class Stage(NamedTuple):
     share: float
 
     def is_sure(self, verdict: Verdict) -> bool:
-        """Return whether a verdict is final. Raises ``InvalidResponse`` if the user's function raises or returns no number."""
+        """Return whether a verdict is final.
+
+        Raises ``InvalidResponse`` if the score is not a finite number, or if the user's function raises or returns no number.
+        """
+        check_finite(verdict)
         if self.min_confidence is None:
             return True
         confidence = verdict.confidence if self.confidence is None else self._users_confidence(self.confidence, verdict)

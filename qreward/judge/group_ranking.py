@@ -21,7 +21,7 @@ from qreward.engine.batch import BatchProgress
 from qreward.errors import ClientClosed, ConfigError, DeadlineExceeded, InvalidResponse, QRewardError, RequestTimeout
 from qreward.judge.aggregation import quorum_error
 from qreward.judge.listwise import GROUP_NAMES
-from qreward.judge.prompts import in_words
+from qreward.judge.prompts import in_words, is_absent
 from qreward.judge.ranking import MOST_RESPONSES, IndexPair, PairChooser, Ranking, budget_of, scored
 from qreward.judge.requests import extra_of, fields_of
 from qreward.judge.runner import JudgeAnswer, ResultCollector, as_ours
@@ -50,7 +50,7 @@ def unique_responses(fields: Mapping[str, Any]) -> tuple[list[Any], list[int]]:
     found: dict[str, int] = {}
     places = []
     for index, response in enumerate(responses):
-        if response is None:
+        if is_absent("response", response):
             raise ConfigError(f"responses[{index}] is None, so there is nothing to judge; leave it out")
         words = in_words(response, f"responses[{index}]")
         if words not in found:

@@ -177,9 +177,9 @@ class Judge:
         """Judge one response.
 
         Args:
-            prompt: the task that the response answers: a text, or messages.
+            prompt: the task that the response answers: a text, or messages. Images, sounds and files in messages are sent to the judge.
             response: the response to judge.
-            reference: the correct answer; None if there is no correct answer.
+            reference: the correct answer. None, NaN and a blank text mean that there is no correct answer.
             timeout: seconds for the whole call, including queueing, retries, all votes and repeated requests. The default is the timeout
                 of the client. None waits for ever.
             priority, tenant: as in :meth:`QRewardClient.chat_completion`.
@@ -192,6 +192,7 @@ class Judge:
             InvalidResponse: no answer could be parsed as a verdict. The message states the reason and the beginning of the last answer.
             RequestError, NoEndpoint: as in :meth:`QRewardClient.chat_completion`.
             ConfigError: the response is None, a field that the template names is missing, or a field is unknown. Nothing was sent.
+            BadRequest: a field cannot be written into a prompt, such as an image in an unknown form. Nothing was sent.
         """
         item = {**fields, "prompt": prompt, "response": response, "reference": reference}
         verdict: Verdict = await self._one(item, {"timeout": timeout, "priority": priority, "tenant": tenant})

@@ -16,11 +16,13 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import lru_cache
+from numbers import Number
+from secrets import token_hex
 from string import ascii_uppercase
 from typing import Any, TypeGuard
 
-from qreward.codecs.chat import is_missing, joined
-from qreward.errors import ConfigError
+from qreward.codecs.chat import is_missing
+from qreward.errors import BadRequest, ConfigError
 from qreward.spelling import TYPO, closest
 
 Messages = list[dict[str, Any]]
@@ -79,34 +81,127 @@ class Template:
         return "".join([part for text, name in self._pieces for part in (text, "" if name is None else values[name])])
 
 
+def is_absent(name: str, value: object) -> bool:
+    """Return whether a field has no value: it is None or NaN, or it is a blank reference. Tables hold NaN or ``""`` where a cell is empty.
+
+    Example:
+        >>> [is_absent("reference", value) for value in (None, float("nan"), " ", 0)], is_absent("response", "")
+        ([True, True, True, False], False)
+    """
+    if isinstance(value, str):
+        return name == "reference" and not value.strip()
+    return value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, Number) and value != value)  # noqa: PLR0124
+
+
+def present(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that have a value."""
+    return {name: value for name, value in fields.items() if not is_absent(name, value)}
+
+
+def column_value(row: Mapping[str, Any], path: str) -> Any:
+    """Return the value of a column. If there is no column ``a.b``, ``a.b`` means entry ``b`` of the mapping in column ``a``.
+
+    If column ``a`` is None, the value is None. Raises ``KeyError`` if the column or the entry does not exist.
+    """
+    value: Any = row
+    for name in (path,) if path in row else path.split("."):
+        if value is None:
+            return None
+        if not isinstance(value, Mapping) or name not in value:
+            raise KeyError(path)
+        value = value[name]
+    return value
+
+
+def check_columns(columns: Mapping[str, str], responses: Iterable[str] = ("response",), references: Iterable[str] = ("reference",)) -> None:
+    """Raise ``ConfigError`` if the reference is read from a column of the response. Every response would then be right.
+
+    Args:
+        columns: name of a field -> name of the column with its value.
+        responses: columns that hold the response by default.
+        references: columns that hold the reference by default.
+    """
+    response = {columns.get("response"), *responses}
+    reference = {columns["reference"]} if "reference" in columns else {*references}
+    for shared in sorted(filter(None, response & reference)):
+        other = next((name for name in references if name not in response), "reference")
+        raise ConfigError(
+            f"columns: the reference is read from {shared!r}, which is the response; map reference to the column with the correct answer, "
+            f"such as {other!r}"
+        )
+
+
+PASSED_ON = ("image_url", "input_audio", "audio_url", "video_url", "file")
+"""Types of the parts of a message that are passed on to the judge as they are."""
+_PART = f"\0{token_hex(8)}\0"
+"""Stands before and after the JSON of a part in a text, until :func:`_with_parts` makes a part of it. No judged text can contain it."""
+
+
 def in_words(value: object, name: str) -> str:
     """Return the value of a field as text. A text stays unchanged, messages become a readable conversation, and other values become JSON.
 
+    An image, a sound or a file becomes a marked piece of the text, from which :func:`_with_parts` restores the part.
+
     Raises:
-        ConfigError: JSON cannot represent the value.
+        BadRequest: JSON cannot represent the value, or a part of a message cannot be passed on to a judge.
     """
     if isinstance(value, str):
         return value
-    if _is_conversation(value):
-        return "\n\n".join(map(_message_text, value))
+    if isinstance(value, Mapping) and {"role", "content"} <= value.keys():
+        value = [value]
     try:
+        if _is_conversation(value):
+            return "\n\n".join(_message_text(message, name) for message in value)
+        if _is_content(value):
+            return _content_text(value, name)
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"the field {name!r} is a {type(value).__name__} that cannot be written into a prompt ({error})") from None
+        raise BadRequest(f"the field {name!r} is a {type(value).__name__} that cannot be written into a prompt ({error})") from None
 
 
 def _is_conversation(value: object) -> TypeGuard[Sequence[Mapping[str, Any]]]:
     return isinstance(value, list | tuple) and bool(value) and all(isinstance(each, Mapping) and "role" in each for each in value)
 
 
-def _message_text(message: Mapping[str, Any]) -> str:
-    content = message.get("content")
-    words = joined(content)
-    if isinstance(content, list):
-        words += "".join(f"[{part.get('type', 'part')}]" for part in content if isinstance(part, Mapping) and "text" not in part)
-    if calls := message.get("tool_calls"):
+def _is_content(value: object) -> bool:
+    known = ("text", *PASSED_ON)
+    return isinstance(value, list) and bool(value) and all(isinstance(part, Mapping) and part.get("type") in known for part in value)
+
+
+def _message_text(message: Mapping[str, Any], name: str) -> str:
+    words = _content_text(message.get("content"), name)
+    if calls := message.get("tool_calls") or message.get("function_call"):
         words += f"[calls {json.dumps(calls, ensure_ascii=False, default=str)}]"
     return f"{str(message['role']).capitalize()}: {words}"
+
+
+def _content_text(content: object, name: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(_part_text(part, name) for part in (content if isinstance(content, list | tuple) else [content]))
+
+
+def _part_text(part: object, name: str) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    if isinstance(part, Mapping):
+        if kind in PASSED_ON:
+            return f"{_PART}{json.dumps(part, ensure_ascii=False, allow_nan=False)}{_PART}"
+        for key in ("text", "refusal"):
+            if isinstance(words := part.get(key), str):
+                return words
+    raise BadRequest(f"{name!r} has a part of type {kind!r}, which a judge cannot be given; the types are 'text', {_listed(PASSED_ON)}")
+
+
+def _with_parts(message: Any) -> Any:
+    """Return the message. If :func:`in_words` has marked parts in its text, its content becomes a list of texts and these parts."""
+    content = message.get("content") if isinstance(message, Mapping) else None
+    if not isinstance(content, str) or _PART not in content:
+        return message
+    pieces = enumerate(content.split(_PART))
+    parts = [json.loads(piece) if place % 2 else {"type": "text", "text": piece} for place, piece in pieces if piece]
+    return {**message, "content": parts}
 
 
 class Prompt:
@@ -141,7 +236,7 @@ class Prompt:
             raise ConfigError(f"the {what} must contain {{{missing[0]}}}, which is judged; its placeholders: {_listed(self.names)}")
 
     def messages(self, fields: Mapping[str, Any], *, extra: bool = False) -> Messages:
-        """Return the messages for one item. A field that is None counts as missing.
+        """Return the messages for one item. A field without a value counts as missing; see :func:`is_absent`.
 
         Args:
             fields: the fields of the item.
@@ -149,11 +244,13 @@ class Prompt:
 
         Raises:
             ConfigError: a field is missing or unknown.
+            BadRequest: a field cannot be written into a prompt, or there is nothing to judge in it.
         """
-        given = {name: value for name, value in fields.items() if value is not None}
+        # without judged fields, the template fills in the columns of a table, and a column may have any name
+        given = present(fields) if self._needed else {name: value for name, value in fields.items() if value is not None}
         for name in (self._needed - {"prompt"}) & given.keys():
             if _is_conversation(given[name]) and is_missing(given[name][-1]):
-                raise ConfigError(f"the last message of {name!r} has no content, so there is nothing to judge")
+                raise BadRequest(f"the last message of {name!r} has no content, so there is nothing to judge")
         self._check(given.keys(), extra)
         words = {name: in_words(given[name], name) for name in self.names}
         if self._build is None:
@@ -163,16 +260,18 @@ class Prompt:
             if isinstance(built, str | bytes | Mapping) or not isinstance(built, Iterable):
                 raise ConfigError(f"the {self._what} function must return a list of messages, not {type(built).__name__}")
             turns = list(built)  # their contents are validated later, by the codec
-        return turns if self._system is None else [{"role": "system", "content": self._system.render(words)}, *turns]
+        if self._system is not None:
+            turns.insert(0, {"role": "system", "content": self._system.render(words)})
+        return list(map(_with_parts, turns))
 
     def _check(self, given: Set[str], extra: bool) -> None:
         if missing := self.names - given:
             name = min(missing)
-            fault = f"the {self._what} names {{{name}}}, but the item has no {name!r} (it is missing or None)"
+            fault = f"the {self._what} names {{{name}}}, but the item has no {name!r} (it is missing or has no value)"
             raise ConfigError(f"{fault}; its fields are {_listed(given)}")
         if not self._needed <= given:
             name = min(self._needed - given)
-            raise ConfigError(f"the item has no {name!r} to judge (it is missing or None); its fields are {_listed(given)}")
+            raise ConfigError(f"the item has no {name!r} to judge (it is missing or has no value); its fields are {_listed(given)}")
         if self._known is None or given <= self._known or given <= (used := self._known | self.names):
             return
         if extra:

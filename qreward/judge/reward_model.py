@@ -14,7 +14,7 @@ from qreward.errors import ConfigError
 from qreward.judge.cascade import Cascade, CascadeConfig
 from qreward.judge.config import JudgeConfig
 from qreward.judge.judge import Judge
-from qreward.judge.prompts import check_extra
+from qreward.judge.prompts import check_extra, present
 from qreward.judge.requests import POINT_NAMES, extra_of, fields_of
 from qreward.judge.runner import JudgeAnswer
 from qreward.judge.types import Item, Scorer, Verdict, Vote, check_batch_options
@@ -87,8 +87,7 @@ class RewardModelScorer:
             priority, tenant: as in :meth:`QRewardClient.score`.
             fields: a reward model has no other fields. A field that is not None raises ``ConfigError``.
         """
-        others = [name for name, value in fields.items() if value is not None]
-        if others:
+        if others := present(fields):
             raise ConfigError(f"a reward model takes prompt, response and reference, not {min(others)!r}; leave it out")
         runtime, spec = runtime_of(self._client), self._spec(None)
         call = spec.call({"prompt": prompt, "response": response, "reference": reference})
@@ -171,17 +170,16 @@ class RewardModelScorer:
 
     def _result(self, result: Result[RewardScore], extra: Mapping[str, Any] | None) -> Result[Verdict]:
         answer = JudgeAnswer(self._verdict(result.value, result.usage), estimated=result.usage_is_estimated) if result.ok else None
-        trail = result.attempts[:-1] if result.ok and result.endpoint is not None else result.attempts
-        return Result(result.index, answer, result.error, result.endpoint, result.latency, result.queued, trail, extra)
+        return Result(result.index, answer, result.error, result.endpoint, result.latency, result.queued, result.attempts, extra)
 
 
 def _item(item: object) -> dict[str, Any]:
     """Return the item in the form that the client accepts. Raises ``ConfigError``."""
     fields = fields_of(item)
-    given, names = {name for name, value in fields.items() if value is not None}, {*POINT_NAMES}
-    check_extra(given - names, names - given)
+    given, names = present(fields), {*POINT_NAMES}
+    check_extra(given.keys() - names, names - given.keys())
     named = {"prompt": fields["prompt"], "response": fields["response"]}
-    return {**named, "label": fields["reference"]} if "reference" in given else named
+    return {**named, "label": given["reference"]} if "reference" in given else named
 
 
 def make_scorer(client: QRewardClient, scorer: JudgeConfig | CascadeConfig | str | None, *, owns_client: bool = True) -> Scorer:

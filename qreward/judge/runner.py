@@ -277,12 +277,13 @@ class BatchRunner(Caller, BatchWaiter):
 
     def on_decided(self, item: JudgeItem, outcome: Any) -> None:
         self._open.pop(item, None)
-        queued, seconds, answer = 0.0 if item.begun is None else item.begun - item.born, 0.0, None
+        queued, seconds, answer, trail = 0.0 if item.begun is None else item.begun - item.born, 0.0, None, item.trail
         error = outcome if isinstance(outcome, QRewardError) else None
         if error is None:
             answer = JudgeAnswer(self._builder.result(outcome, item.usage, cached=not item.sent))
             seconds = 0.0 if item.begun is None else self.driver.engine.clock() - item.begun
-        self._settle(Result(item.index, answer, error, item.endpoint, seconds, queued, item.trail, item.extra))
+            trail = trail if item.answered is None else (*trail, item.answered)
+        self._settle(Result(item.index, answer, error, item.endpoint, seconds, queued, trail, item.extra))
         self._end_if_done()
 
     # ending

@@ -17,7 +17,7 @@ from qreward.judge.parsing import Unreadable
 from qreward.judge.types import Vote
 from qreward.judge.verdict_parser import ScoreFunctionError
 from qreward.records import AttemptRecord, Usage, added
-from qreward.results import with_trail
+from qreward.results import successful, with_trail
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.state import Source, Task
 
@@ -66,12 +66,14 @@ class SampleRequest:
         usage: tokens of all answers; None if no server reported usage.
         trail: the failed attempts, oldest first.
         endpoint: name of the endpoint that answered or failed last.
+        answered: the attempt with the answer that gave the vote; None before the vote.
         reply: the last answer; None before the first answer.
         error: the last error.
     """
 
     __slots__ = (
-        "_answers", "_cut", "_form", "_inputs", "_parts", "_reasks", "_rest", "endpoint", "error", "reply", "request", "trail", "usage",
+        "_answers", "_cut", "_form", "_inputs", "_parts", "_reasks", "_rest", "answered", "endpoint", "error", "reply", "request", "trail",
+        "usage",
     )  # fmt: skip
 
     def __init__(self, request: JudgeRequest) -> None:
@@ -87,6 +89,7 @@ class SampleRequest:
         self.usage: Usage | None = None
         self.trail: tuple[AttemptRecord, ...] = ()
         self.endpoint: str | None = None
+        self.answered: AttemptRecord | None = None
 
     def call(self) -> WireRequest:
         """Return the next request to send, in the form that the model uses now."""
@@ -125,7 +128,7 @@ class SampleRequest:
         if request.fallback is not None and not request.judge_model.format:
             return None  # the model now writes, and all answers to one item must be of one kind
         try:
-            return request.judge_model.vote(reply, swapped=request.swapped)
+            vote = request.judge_model.vote(reply, swapped=request.swapped)
         except Unreadable as unreadable:
             return self._unread(reply, unreadable.reason, outcome.value.usage, seconds)
         except ScoreFunctionError as fault:
@@ -133,6 +136,8 @@ class SampleRequest:
             error = self._invalid(f"{fault}; the answer of model {model!r} could be read, the fault is in your code (see __cause__)")
             error.__cause__ = fault.__cause__
             return error
+        self.answered = successful(task.trail or (), source.name, seconds)
+        return vote
 
     def _falls_back(self, error: QRewardError) -> bool:
         """Return whether the request must be sent again in another form."""

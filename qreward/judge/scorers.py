@@ -1,4 +1,4 @@
-"""Functions for a scorer that was passed as an argument: its asynchronous form, and its description in a journal.
+"""Functions for a scorer that was passed as an argument: its asynchronous form, its description in a journal, and a check of its verdicts.
 
 This module uses only the interface of scorers.
 """
@@ -6,12 +6,13 @@ This module uses only the interface of scorers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 from typing import Any
 
 from qreward.engine.portal import BlockingTwin
-from qreward.errors import ConfigError
+from qreward.errors import ConfigError, InvalidResponse
 from qreward.judge.calibration import digest
-from qreward.judge.types import Scorer
+from qreward.judge.types import Scorer, Verdict
 
 AnyScorer = Scorer | BlockingTwin[Any]
 """A scorer, or the blocking twin of a scorer, such as a ``SyncJudge``."""
@@ -33,6 +34,19 @@ def unblocked(given: Any, what: str, needed: Sequence[str] = ("score", "batch_sc
     if missing:
         raise ConfigError(f"{what} must be a scorer, such as a Judge; {given!r} has no method {missing[0]!r}")
     return scorer  # type: ignore[no-any-return]
+
+
+def check_finite(verdict: Verdict) -> None:
+    """Raise ``InvalidResponse`` if the score or an attribute of a verdict is not a finite number. A scorer of the user may return one."""
+    for name, number in {"score": verdict.score, **(verdict.attributes or {})}.items():
+        try:
+            is_finite = isfinite(number)
+        except (TypeError, ValueError, OverflowError):
+            is_finite = False
+        if not is_finite:
+            error = InvalidResponse(f"the scorer returned {ascii(number)[:100]} as {name!r}, which is not a finite number")
+            error.usage = verdict.usage
+            raise error
 
 
 def described(scorer: object) -> str:

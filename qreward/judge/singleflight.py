@@ -83,14 +83,14 @@ class JudgeItem:
         outcomes: outcome of each request; None while the request is pending.
         inflight: index in ``requests`` -> the request in flight.
         done: True if the item has its outcome, or no caller waits for it.
-        usage, trail, endpoint: tokens, failed attempts and last endpoint of the requests that are charged to this item. A shared request is
-            charged to one item only.
+        usage, trail, endpoint, answered: tokens, failed attempts, last endpoint and last successful attempt of the requests that are
+            charged to this item. A shared request is charged to one item only.
         sent: True if a request was charged to this item.
     """
 
     __slots__ = (
-        "_timer", "begun", "born", "caller", "done", "endpoint", "extra", "index", "inflight", "outcomes", "requests", "sent", "trail",
-        "until", "usage",
+        "_timer", "answered", "begun", "born", "caller", "done", "endpoint", "extra", "index", "inflight", "outcomes", "requests", "sent",
+        "trail", "until", "usage",
     )  # fmt: skip
 
     def __init__(
@@ -110,6 +110,7 @@ class JudgeItem:
         self.usage: Usage | None = None
         self.trail: tuple[AttemptRecord, ...] = ()
         self.endpoint: str | None = None
+        self.answered: AttemptRecord | None = None
         self.begun: float | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -198,6 +199,7 @@ class JudgeItem:
         sample.usage = None
         self.trail += sample.trail
         self.endpoint = sample.endpoint or self.endpoint
+        self.answered = sample.answered or self.answered
 
 
 class SampleTask(Task):

@@ -65,6 +65,8 @@ def test_a_template_makes_the_prompt_of_a_row_whose_other_columns_are_not_sent()
     assert found.call.inputs == [{"role": "system", "content": "of of a mail"}, {"role": "user", "content": 'Q: why? A: {"a": 1}'}]
     assert found.call.params == {}
     assert request_of({"question": "?", "model": "n"}, model="m", template="{question}").call.model == "n"
+    blank = request_of({"reference": ""}, model="m", template="[{reference}]")  # a column of a table, not what a judge compares with
+    assert blank.call.inputs == [{"role": "user", "content": "[]"}]
 
 
 def test_parameters_of_the_run_are_those_of_lines_that_do_not_set_them() -> None:

@@ -15,8 +15,9 @@ from qreward.bulk.batches import SCORING
 from qreward.errors import ConfigError
 from qreward.judge import Judge
 from qreward.judge.config import JudgeConfig
+from qreward.judge.runner import JudgeAnswer
 from qreward.judge.types import Verdict
-from qreward.results import BatchResult
+from qreward.results import BatchResult, BatchStats, Result
 
 
 def items(count: int, **more: Any) -> list[dict[str, Any]]:
@@ -187,3 +188,36 @@ async def test_a_scorer_of_ones_own_takes_the_lines(tmp_path: Path) -> None:
     report = await folder.run(Backend(), scorer=lambda _: Lengths(), columns=COLUMNS)
     assert (report.done, report.exit_code) == (12, 0)
     assert verdicts(folder.output)["id-11"] == 3.0
+
+
+async def test_columns_name_entries_of_mappings_too_and_a_blank_reference_is_none(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"id": name, "task": {"question": "q"}, "answer": "a1", "gold": gold} for name, gold in (("a", ""), ("b", "a1"))
+    ]
+    rows += [{"id": "c", "task": {}, "answer": "a1"}, {"id": "d", "task.question": "dotted", "answer": "a2", "gold": "b3"}]
+    folder, backend = Folder(tmp_path, rows), Backend(scores)
+    columns = {"prompt": "task.question", "response": "answer", "reference": "gold"}
+    report = await folder.run(backend, scorer=judge_of(scale=(0, 9), range=(0, 9)), columns=columns)
+    assert (report.done, report.failed, verdicts(folder.output)) == (4, 1, {"a": 1.0, "b": 1.0, "d": 2.0})
+    assert "in.jsonl:3: it has no 'task.question', which columns names" in failures(folder.failed)["c"]
+    assert sorted("Reference answer" in sent.text for sent in backend.sent) == [False, True, True]
+    with pytest.raises(ConfigError, match="the reference is read from 'answer', which is the response"):
+        await folder.run(backend, scorer=judge_of(), columns={"response": "answer", "reference": "answer"})
+
+
+async def test_a_score_that_is_no_finite_number_is_a_failed_line(tmp_path: Path) -> None:
+    class Odd:
+        """A scorer of the user's own."""
+
+        async def batch_score(self, items: AsyncIterable[Any], *, on_result: Any, **_: Any) -> BatchResult[Verdict]:
+            numbers = iter((1.0, float("nan"), float("inf")))
+            index = 0
+            async for _item in items:
+                on_result(Result(index, JudgeAnswer(Verdict(next(numbers), ())), None, None, 0.0, 0.0))
+                index += 1
+            return BatchResult([], BatchStats())
+
+    folder = Folder(tmp_path, items(3))
+    report = await folder.run(Backend(), scorer=lambda _: Odd(), columns=COLUMNS)
+    assert (report.done, report.failed, verdicts(folder.output)) == (3, 2, {"id-0": 1.0})
+    assert all("which is not a finite number" in reason for reason in failures(folder.failed).values())

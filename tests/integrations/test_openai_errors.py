@@ -13,7 +13,7 @@ from aiohttp import web
 from openai_tools import LIBRARIES, MODEL, ask, fleet_and_client, quick, requests, sdk, serving, sync_sdk
 
 import qreward
-from qreward import BatchInterrupted, Endpoint, Priority, QRewardClient, Retry, SyncQRewardClient, Timeouts, errors
+from qreward import BatchFailed, BatchInterrupted, Endpoint, Priority, QRewardClient, Retry, SyncQRewardClient, Timeouts, errors
 from qreward.codecs.chat_stream import ChatChunk
 from qreward.integrations.openai import BASE_URL, transport
 from qreward.integrations.openai.responses import DONE, Broken, Events, described, event, refused, status_of
@@ -61,7 +61,7 @@ def test_each_error_has_its_status_and_its_code() -> None:
 def test_the_table_leaves_out_no_error() -> None:
     exported = [*vars(errors).values(), *(getattr(qreward, name) for name in qreward.__all__)]
     classes = {kind for kind in exported if isinstance(kind, type) and issubclass(kind, errors.QRewardError)}
-    assert classes - {type(error) for error, _, _ in TABLE} == {errors.QRewardError, errors.Rejected, BatchInterrupted}
+    assert classes - {type(error) for error, _, _ in TABLE} == {errors.QRewardError, errors.Rejected, BatchFailed, BatchInterrupted}
 
 
 def test_names_that_headers_cannot_hold_are_escaped() -> None:

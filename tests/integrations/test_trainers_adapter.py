@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from math import nan
 from typing import Any
 
 import pytest
 from adapter_fakes import FakeScorer, made_of, number_or_late
 
 from qreward.errors import ConfigError, RequestTimeout
+from qreward.integrations import slime
 from qreward.integrations.trainers import Adapter, RewardConfig
+from qreward.integrations.verl import function
+from qreward.judge.types import Verdict
 
 ADAPTER = Adapter("mine", 60.0, {"prompt": ("question", "prompt"), "response": ("text",), "reference": ("answer",)}, missing="none")
 JUDGE = {"model": "j", "prompt": "{rubric} {prompt} {response} {topic} {tenant} {unknown}", "system": "Be {{fair}} on {source}."}
@@ -60,3 +64,68 @@ async def test_a_missing_reward_is_logged_with_its_effect_and_is_what_was_chosen
     (late,) = await ADAPTER.score(made, [{"prompt": "p", "text": "late"}])
     with pytest.raises(RequestTimeout):
         ADAPTER.reward(late, made.config)
+
+
+def test_the_reference_is_never_read_from_the_response_nor_is_that_suggested() -> None:
+    refused: list[dict[str, str]] = [
+        {"reference": "text"},
+        {"reference": "x", "response": "x"},
+        {"reference": "text", "response": "x"},
+        {"response": "answer"},
+    ]
+    for columns in refused:
+        config = RewardConfig(reward_model="rm", columns=columns)
+        with pytest.raises(ConfigError, match=r"columns: the reference is read from '(text|x|answer)', which is the response"):
+            ADAPTER.checked(config)
+    for columns in ({}, {"reference": "gold"}, {"response": "x"}, {"response": "answer", "reference": "gold"}):
+        config = RewardConfig(reward_model="rm", columns=columns)
+        assert ADAPTER.checked(config) is config
+    row, verl = {"solution_str": "4", "ground_truth": "four", "extra_info": {}, "question": "2 + 2?"}, function.ADAPTER
+    for wrong, wanted in (
+        ("solution", "ground_truth"),
+        ("truth", "ground_truth"),
+        ("solution_string", "ground_truth"),
+        ("questions", "question"),
+    ):
+        with pytest.raises(ConfigError, match=f"did you mean '{wanted}'"):
+            verl.item(row, RewardConfig(reward_model="rm", columns={"reference": wrong}))
+    with pytest.raises(ConfigError, match="such as 'ground_truth'"):
+        verl.checked(RewardConfig(reward_model="rm", columns={"reference": "solution_str"}))
+
+
+class Strict(FakeScorer):
+    """Raises what a judge raises for an item without a field that its prompt names."""
+
+    async def score(self, prompt: Any, response: Any, **given: Any) -> Verdict:
+        if prompt is None or given["reference"] is None or given.get("rubric") is None:
+            raise ConfigError("the prompt names a field that the item does not have")
+        return await super().score(prompt, response, **given)
+
+
+async def test_a_row_without_a_value_fails_alone_and_a_column_that_does_not_exist_is_a_wrong_setting_in_any_order() -> None:
+    judge = {"model": "j", "prompt": "{prompt} {response} {reference} {rubric}"}
+    whole: dict[str, Any] = {"prompt": "p", "text": "1", "answer": "a", "rubric": "b", "more": {"c": "d"}}
+    rows: list[dict[str, Any]] = [{**whole, name: nothing} for name in ("prompt", "answer", "rubric") for nothing in (None, nan)]
+    rows += [{**whole, "answer": " "}]
+    for row in rows:  # each alone and first, as a trainer that scores one sample at a time has them
+        made = made_of(Strict(), judge=judge, on_failure=-1.0)
+        for several, wanted in (([row], [False]), ([row, whole], [False, True]), ([whole, row], [True, False])):
+            assert [each.ok for each in await ADAPTER.score(made, several)] == wanted, row
+    for missing in ("prompt", "answer", "rubric"):
+        row = {name: value for name, value in whole.items() if name != missing}
+        for several in ([row], [row, row]):
+            made = made_of(Strict(), judge=judge)
+            await ADAPTER.score(made, [whole])
+            with pytest.raises(ConfigError):
+                await ADAPTER.score(made, several)
+        for varying in (function.ADAPTER, slime._ADAPTER):  # the columns of one row are not those of the others
+            made, named = (
+                made_of(Strict(), judge=judge),
+                {"text": varying.columns["response"][0], "answer": varying.columns["reference"][0]},
+            )
+            one, other = ({named.get(name, name): value for name, value in each.items()} for each in (row, whole))
+            assert [each.ok for one in (one, other, one) for each in await varying.score(made, [one])] == [False, True, False]
+    made = made_of(Strict(), judge=judge, columns={"reference": "more.c"})
+    scored = await ADAPTER.score(made, [{**whole, "more": {}}, whole, {**whole, "more": None}])
+    assert [each.ok for each in scored] == [False, True, False]
+    assert "reference is mapped to 'more.c'" in scored[0].reason

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from math import inf, nan
 from typing import Any
 
 import pytest
-from adapter_fakes import FakeScorer, installed
+from adapter_fakes import FakeScorer, installed, made_of
 from shared_tools import each
 
 from qreward.errors import BadRequest, ConfigError, InvalidResponse, QRewardError, RequestTimeout
 from qreward.integrations.roll.rewards import metrics_of
 from qreward.integrations.trainers import RewardConfig, Rewarder, Scored, rewarder
-from qreward.integrations.trainers.rewarder import close_all, reward_of
+from qreward.integrations.trainers.rewarder import MOST_MISFITS, close_all, reward_of
 from qreward.integrations.trl import reward
 from qreward.integrations.verl import function as verl
 from qreward.judge import CascadeConfig
@@ -123,14 +124,42 @@ async def test_a_field_that_only_some_items_have_is_the_failure_of_the_others() 
                 raise ConfigError("the prompt names {reference}, but the item has no 'reference'")
             return await super().score(prompt, response, **given)
 
-    made = Rewarder(NeedsReference(), deadline=5.0)
     without = {"prompt": "p", "response": "1", "reference": None}
-    with pytest.raises(ConfigError, match="reference"):
-        await made.score_many([without, {"prompt": "p", "response": "2"}])
+    for absent in (None, "", " ", nan):  # also alone, as the data has the field
+        assert not (await Rewarder(NeedsReference(), deadline=5.0).score(**{**without, "reference": absent})).ok
+    made = Rewarder(NeedsReference(), deadline=5.0)
     scored = await made.score_many([without, {**without, "reference": "1"}, {"prompt": "p", "response": "2"}])
     assert [each.ok for each in scored] == [False, True, False]
     assert "reference" in scored[0].reason
-    assert not (await made.score(**without)).ok  # also alone, as the settings are right for other items
+    with pytest.raises(ConfigError, match="reference"):  # no item has the field, whatever came before
+        await made.score_many([{"prompt": "p", "response": "1"}, {"prompt": "p", "response": "2"}])
+
+
+async def test_a_score_that_is_no_finite_number_is_the_error_of_its_item(caplog: pytest.LogCaptureFixture) -> None:
+    for odd in (nan, inf, -inf, 10**400, "0.5", None):
+        numbers: dict[str, Any] = {"good": 1.0, "odd": odd}
+        made = Rewarder(FakeScorer(numbers.__getitem__), deadline=5.0)
+        good, bad = await made.score_many([{"prompt": "p", "response": response} for response in numbers])
+        assert (good.ok, bad.ok, type(bad.error), bad.tokens) == (True, False, InvalidResponse, 7), odd
+        assert "is not a finite number" in bad.reason
+    (bad,) = await Rewarder(FakeScorer(float, {"helpfulness": nan}), deadline=5.0).score_many([{"prompt": "p", "response": "1"}])
+    assert "as 'helpfulness', which is not a finite number" in bad.reason
+    assert await reward(judge=FakeScorer(lambda _: nan), on_failure=-1.0)(["p"], ["r"]) == [-1.0]
+    with pytest.raises(InvalidResponse):
+        await reward(judge=FakeScorer(lambda _: inf), on_failure="raise")(["p"], ["r"])
+
+
+async def test_data_with_varying_fields_may_lack_one_but_not_in_a_hundred_items_in_a_row() -> None:
+    def lacks(response: str) -> float | Exception:
+        return 1.0 if response == "good" else ConfigError("the prompt names {rubric}, but the item has no 'rubric'")
+
+    made = made_of(FakeScorer(lacks), judge={"model": "j", "prompt": "{response} {rubric}"})
+    bad, good = {"prompt": "p", "response": "bad"}, {"prompt": "p", "response": "good", "rubric": "strict"}
+    for item, times in ((bad, MOST_MISFITS), (good, 1), (bad, MOST_MISFITS)):
+        for _ in range(times):
+            assert [each.ok for each in await made.score_many([item], varying=True)] == [item is good]
+    with pytest.raises(ConfigError, match="rubric"):
+        await made.score_many([bad], varying=True)
 
 
 async def test_many_are_scored_at_once_and_come_back_in_their_order() -> None:

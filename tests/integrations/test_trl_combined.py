@@ -7,6 +7,7 @@ import inspect
 import math
 import threading
 from collections.abc import Callable
+from math import inf, nan
 from typing import Any
 
 import pytest
@@ -162,14 +163,18 @@ def said(content: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": content}
 
 
+LOOK = said([{"type": "text", "text": "4"}, {"type": "image"}])
+
+
 def test_what_is_judged_is_the_last_message_of_the_assistant_and_what_came_before_is_the_prompt() -> None:
     table: list[tuple[Any, Any, Any]] = [
         ("2 + 2?", "4", ("2 + 2?", "4")),
         ([USER], [said("4")], ([USER], "4")),
         ([USER], [CALLS, TOOL, said("four")], ([USER, CALLS, TOOL], "four")),
         ("2 + 2?", [CALLS, TOOL, said("four")], ([USER, CALLS, TOOL], "four")),
-        ([USER], [said([{"type": "text", "text": "4"}, {"type": "image"}, {"type": "text", "text": "."}])], ([USER], "4\n\n.")),
-        ([USER], [CALLS], ([USER], "")),
+        ([USER], [said([{"type": "text", "text": "4"}, {"type": "text", "text": "."}])], ([USER], "4\n.")),
+        ([USER], [LOOK], ([USER], [LOOK])),
+        ([USER], [CALLS], ([USER], [CALLS])),
         ([USER], [said("")], ([USER], "")),
         ([USER], [said(None)], ([USER], None)),
         ([USER], [], ([USER], None)),
@@ -182,3 +187,10 @@ def test_what_is_judged_is_the_last_message_of_the_assistant_and_what_came_befor
 def test_a_column_that_is_no_list_or_too_short_is_no_column() -> None:
     rows = list(rows_of(["a", "b"], ["c", "d"], {"one": [1, 2], "text": "xy", "short": [1], "trainer_state": [1, 2], "n": 3}))
     assert rows == [{"one": 1, "short": 1, "prompt": "a", "response": "c"}, {"one": 2, "prompt": "b", "response": "d"}]
+
+
+async def test_an_infinite_reward_of_a_function_is_no_reward() -> None:
+    async def endless(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
+        return [inf, -inf, nan, 1.0][: len(prompts)]
+
+    assert await combined(endless)(["p"] * 4, ["c"] * 4) == [None, None, None, 1.0]

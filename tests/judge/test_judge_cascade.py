@@ -6,6 +6,7 @@ import asyncio
 import pickle
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from functools import partial
+from math import inf, nan
 from typing import Any
 
 import pytest
@@ -140,6 +141,15 @@ async def test_errors_that_no_other_stage_would_mend_stand_and_so_does_what_the_
     assert noted.value.__notes__ == ["stage 'small' failed before: RateLimited: busy"]
 
 
+async def test_a_score_that_is_no_finite_number_is_an_error_at_any_stage() -> None:
+    for first, second in (((nan, 1.0), (1.0, 1.0)), ((1.0, 0.1), (inf, 1.0))):
+        cascade = Cascade({"small": says(first), "strong": says(second)})
+        with pytest.raises(InvalidResponse, match=r"the scorer returned (nan|inf) as 'score', which is not a finite number"):
+            await cascade.score("p", "r")
+        (error,) = (await cascade.batch_score([("p", "r")])).errors.values()
+        assert isinstance(error, InvalidResponse)
+
+
 async def test_the_stages_share_one_time_limit_and_each_leaves_its_successors_some() -> None:
     first, second, third = (Scripted(lambda *_: (1.0, 0.0), seconds) for seconds in (100.0, 1.0, 2.0))
     cascade = Cascade({"first": first, "second": second, "third": third})
@@ -235,6 +245,7 @@ async def test_items_enter_the_next_stage_while_the_first_still_runs() -> None:
     assert [result.endpoint for result in batch[:2]] == ["s", "t"]
     assert [[attempt.endpoint for attempt in result.attempts] for result in batch[:2]] == [["s"], ["s", "t"]]
     assert [result.latency for result in batch[:2]] == pytest.approx([1.0, 2.0])
+    assert [attempt.latency for result in batch[:2] for attempt in result.attempts] == pytest.approx([1.0] * 3)
     assert [verdict.usage.total_tokens for verdict in batch.values()[:2]] == [15, 30]
     stats = batch.stats
     assert (stats.items, stats.ok, stats.failed, stats.decided_by, stats.escalated) == (20, 20, 0, {SMALL: 10, STRONG: 10}, 0.5)

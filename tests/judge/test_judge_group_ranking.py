@@ -108,8 +108,7 @@ async def test_what_cannot_be_ranked_is_refused_before_anything_is_sent() -> Non
         (3, {}, "responses must be a list"),
         (["1", "2", "3", "4"], {"comparisons": 2}, "at least 3 to connect 4"),
         (["1", "2"], {"refrence": "2"}, "refrence"),
-        (["1", object()], {}, "cannot be written"),
-        (["1", [{"role": "assistant", "content": None}]], {}, "nothing to judge"),
+        (["1", float("nan")], {}, r"responses\[1\] is None"),
         (many, {}, "64 different responses, not 65"),
         (["1", "2"], {"timeout": -1}, "timeout"),
     ]
@@ -117,6 +116,9 @@ async def test_what_cannot_be_ranked_is_refused_before_anything_is_sent() -> Non
         for responses, options, words in cases:
             with pytest.raises(ConfigError, match=words):
                 await judge.rank(PROMPT, responses, **options)
+        for response, words in ((object(), "cannot be written"), ([{"role": "assistant", "content": None}], "nothing to judge")):
+            with pytest.raises(BadRequest, match=words):
+                await judge.rank(PROMPT, ["1", response])
         with pytest.raises(ConfigError, match="prompt"):
             await judge.rank(None, ["1", "2"])
         for options in ({"comparisons": 1.5}, {"comparison": 5}, {"temperature": 0}, {"deadline": 0}):

@@ -76,7 +76,7 @@ async def test_a_conversation_whose_last_message_was_not_generated_is_no_respons
     unsaid = [{"role": "user", "content": "q"}, {"role": "assistant", "content": None}]
     calls = [{"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add"}}]}]
     async with judge_over(JudgeBackend(always(score(7)))) as judge:
-        with pytest.raises(ConfigError, match="last message of 'second' has no content"):
+        with pytest.raises(BadRequest, match="last message of 'second' has no content"):
             await judge.compare("q", "a", unsaid)
         batch = await judge.batch_score([("q", unsaid), ("q", calls), ("q", [{"role": "assistant", "content": ""}])])
     assert [result.ok for result in batch] == [False, True, True]

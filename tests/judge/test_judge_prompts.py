@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from operator import methodcaller
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from judge_tools import MODEL, JudgeBackend, always, judging, score
 
 from qreward import QRewardClient
-from qreward.errors import ConfigError
+from qreward.errors import BadRequest, ConfigError
 from qreward.judge import Judge
 from qreward.judge.prompts import Template, fenced, in_words, pair, point
 
@@ -103,11 +104,14 @@ def test_a_function_gets_the_fields_as_they_are_and_makes_the_messages() -> None
 def test_a_conversation_is_shown_readably() -> None:
     conversation = [
         {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": [{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": "data:..."}}]},
+        {"role": "user", "content": [{"type": "text", "text": "What is "}, "this?"]},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
         {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "look"}}]},
+        {"role": "assistant", "content": None, "function_call": {"name": "old"}},
     ]
     shown = in_words(conversation, "prompt")
-    assert shown.startswith("System: Be brief.\n\nUser: What is this?[image_url]\n\nAssistant: [calls ")
+    assert shown.startswith("System: Be brief.\n\nUser: What is this?\n\nAssistant: No.\n\nAssistant: [calls ")
+    assert '"old"' in shown
     assert '"look"' in shown
     assert shown in messages({**ITEM, "prompt": conversation})[0]["content"]
 
@@ -115,10 +119,46 @@ def test_a_conversation_is_shown_readably() -> None:
 def test_other_values_are_shown_as_json_and_what_cannot_be_is_refused() -> None:
     assert in_words(["né", 1, None], "rubric") == '["né", 1, null]'
     assert in_words(7, "n") == "7"
-    with pytest.raises(ConfigError, match="'rubric'"):
-        in_words(object(), "rubric")
-    with pytest.raises(ConfigError, match="'rubric'"):
-        in_words(float("nan"), "rubric")
+    for value in (object(), [float("nan")]):
+        with pytest.raises(BadRequest, match="'rubric'"):
+            in_words(value, "rubric")
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+SOUND = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
+FILE = {"type": "file", "file": {"file_id": "f"}}
+
+
+def test_images_sounds_and_files_reach_the_judge_as_parts_at_their_places() -> None:
+    asked = [{"role": "user", "content": [{"type": "text", "text": "What is "}, IMAGE, SOUND, {"type": "text", "text": "?"}]}]
+    item = {"prompt": asked, "response": [{"role": "assistant", "content": [FILE]}]}
+    (sent,) = messages(item, response_format="none", prompt="See {prompt}\nAnswer: {response}", system=None)
+    assert sent["content"] == [
+        {"type": "text", "text": "See User: What is "}, IMAGE, SOUND, {"type": "text", "text": "?\nAnswer: Assistant: "}, FILE,
+    ]  # fmt: skip
+    (sent,) = messages({"prompt": [{"type": "text", "text": "Look: "}, IMAGE], "response": "a cat"})
+    first, image, rest, *_ = sent["content"]
+    assert (first["text"].endswith("```\nLook: "), image, rest["text"].startswith("\n```")) == (True, IMAGE, True)
+    (sent,) = messages({"prompt": asked[0], "response": "a cat"})  # one message is a conversation too
+    assert IMAGE in sent["content"]
+
+
+def test_a_part_that_cannot_be_passed_on_is_the_error_of_its_item() -> None:
+    pixels = {"type": "image", "image": object()}
+    for part in (pixels, {"type": "image"}, {"type": "tool_result", "content": "4"}, {"type": "image_url", "image_url": object()}, 7):
+        with pytest.raises(BadRequest, match="'prompt'"):
+            messages({**ITEM, "prompt": [{"role": "user", "content": [{"type": "text", "text": "Look"}, part]}]})
+
+
+def test_a_reference_that_is_blank_or_nan_is_none() -> None:
+    item = {"prompt": "2 + 2?", "response": "4"}
+    for absent in ("", " \n", None, float("nan"), Decimal("nan")):
+        assert messages({**item, "reference": absent}) == messages(item)
+        with pytest.raises(ConfigError, match="no 'reference'"):
+            messages({**item, "reference": absent}, prompt="{response} {reference}")
+    with pytest.raises(ConfigError, match="no 'response'"):
+        messages({**item, "response": float("nan")})
+    assert "Candidate answer:\n```\n\n```" in messages({**item, "response": ""})[0]["content"]  # a blank response is a response
 
 
 # the judge's own prompt

@@ -11,6 +11,7 @@ import pytest
 from qreward import QRewardClient
 from qreward.errors import ConfigError, QRewardError, RequestTimeout
 from qreward.judge import RewardModelScorer, Scorer
+from qreward.judge.reward_model import _item
 from qreward.results import BatchInterrupted
 from qreward.testing import FakeEndpoint, FakeFleet, Faults
 
@@ -111,3 +112,8 @@ def test_a_failure_is_an_error_with_its_trail_and_never_a_number() -> None:
         assert isinstance(caught.value.__cause__, LookupError)
 
     used(use, faults=Faults(error_500=1.0))
+
+
+def test_a_blank_reference_is_no_label() -> None:
+    for absent in ("", " ", None, float("nan")):
+        assert _item({**ASKED, "reference": absent}) == ASKED

@@ -72,17 +72,19 @@ async def results(queries: Iterable[str], prompts: Iterable[str], labels: Iterab
         QRewardError: a reward is missing, and the settings say ``on_failure: raise``.
     """
     made = ADAPTER.rewarder()
-    items = [ADAPTER.item(_row(*sample), made.config) for sample in zip(queries, prompts, labels, strict=True)]
-    scored = iter(await made.score_many(item for item in items if "response" in item))
+    rows = [_row(*sample) for sample in zip(queries, prompts, labels, strict=True)]
     unknown = Scored(None, BadRequest(_UNKNOWN_RESPONSE), 0.0)
-    return [_result(next(scored) if "response" in item else unknown, made.config) for item in items]
+    return [
+        _result(scored if "response" in {*row, *made.config.columns} else unknown, made.config)
+        for row, scored in zip(rows, await ADAPTER.score(made, rows), strict=True)
+    ]
 
 
 def _row(query: str, prompt: str, label: Any) -> dict[str, Any]:
     """Return the columns of a sample. ``response`` is missing if the response cannot be separated from the prompt."""
     response = response_in(query, prompt)
     found = {} if response is None else {"response": without_end(response)}
-    return {"query": query, "prompt": prompt, "label": None if label == "" else label, **found}
+    return {"query": query, "prompt": prompt, "label": label, **found}
 
 
 def _result(scored: Scored, config: RewardConfig) -> dict[str, Any]:

@@ -157,7 +157,7 @@ async def judge_rows(rewarder: Rewarder, config: RewardConfig, rows: Iterable[Ma
     Raises ``RewardUnavailable`` if a reward is missing and ``on_failure`` names no number, and ``ConfigError`` if a reward does not fit
     into float16.
     """
-    scored = await rewarder.score_many([ADAPTER.item(row, config) for row in rows])
+    scored = await ADAPTER.score(rewarder, rows)
     failure = failure_of(config)
     lost = [each for each in scored if not each.ok]
     if lost and failure is None:

@@ -6,14 +6,19 @@ This module depends on no trainer.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from qreward.errors import ConfigError
 from qreward.integrations.trainers.rewarder import Rewarder, Scored, reward_of, rewarder
 from qreward.integrations.trainers.settings import RESERVED, Failure, RewardConfig, Source, prompt_fields
-from qreward.spelling import did_you_mean
+from qreward.judge.prompts import check_columns, column_value, is_absent
+from qreward.spelling import TYPO, closest
+
+
+class MissingEntry(ConfigError):
+    """The mapping in a column has no entry with a name, in this row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +33,7 @@ class Adapter:
         missing: meaning of ``on_failure: default``.
         none_unsupported: the reason why ``on_failure: none`` is not possible, and what to use instead; ``""`` if ``none`` is
             possible.
+        varying: True if rows have the entries of a mapping of the data as columns, so that rows may differ in their columns.
     """
 
     trainer: str
@@ -35,11 +41,16 @@ class Adapter:
     columns: Mapping[str, tuple[str, ...]]
     missing: Failure
     none_unsupported: str = ""
+    varying: bool = False
 
     def checked(self, config: RewardConfig) -> RewardConfig:
         """Return the settings unchanged. Raises ``ConfigError`` if this trainer does not support them."""
         if self.none_unsupported and config.on_failure == "none":
             raise ConfigError(f"{config.place}: on_failure: none is not possible with {self.trainer}, {self.none_unsupported}")
+        try:
+            check_columns(config.columns, self.columns["response"], self.columns.get("reference", ()))
+        except ConfigError as error:
+            raise ConfigError(f"{config.place}: {error}") from None
         return config
 
     def rewarder(self, source: Source = None) -> Rewarder:
@@ -51,9 +62,9 @@ class Adapter:
     def item(self, row: Mapping[str, Any], config: RewardConfig) -> dict[str, Any]:
         """Return the arguments of ``Rewarder.score`` for a row, which is a mapping column -> value.
 
-        The column of a field is the column that the settings name. Without such a setting, it is the first default column that is present.
+        The column of a field is the column that the settings name. Without such a setting, it is the first default column with a value.
         Without a default column, it is the column with the name of the field. In the settings, ``a.b`` means entry ``b`` of the mapping in
-        column ``a``.
+        column ``a``. A field whose column has no value in this row is in the item nevertheless, so that its value is known to be missing.
 
         Raises:
             ConfigError: a configured column does not exist, or no column holds the prompt. The message lists the existing columns.
@@ -64,28 +75,52 @@ class Adapter:
             {'prompt': '2 + 2?', 'response': '4'}
         """
         named = prompt_fields(config)
-        item = {field: _column(row, column, field) for field, column in config.columns.items()}
+        item = {field: self._configured(row, field, column) for field, column in config.columns.items()}
         for field, candidates in self.columns.items():
-            column = next((name for name in candidates if row.get(name) is not None), None)
-            if column is not None:
-                item.setdefault(field, row[column])
+            values = [row[name] for name in candidates if name in row]
+            if values and field not in item:
+                item[field] = next((value for value in values if not is_absent(field, value)), None)
         item |= {field: row[field] for field in named - item.keys() - RESERVED if field in row}
         if "prompt" not in item:
             if "prompt" in named:
                 raise ConfigError(
-                    f"the data has no column with the prompt; name it in columns, such as {{prompt: question}}. {_existing(row)}"
+                    f"the data has no column with the prompt; name it in columns, such as {{prompt: question}}. There are {_listed(row)}."
                 )
             item["prompt"] = ""
         return item
 
-    def fields(self, row: Mapping[str, Any], config: RewardConfig) -> set[str]:
-        """Return the fields of an item that have a column in the row, whether or not the column's value is None."""
-        named = {field for field in prompt_fields(config) if field in row}
-        return named | {field for field, columns in self.columns.items() if any(name in row for name in columns)} | set(config.columns)
+    def _configured(self, row: Mapping[str, Any], field: str, column: str) -> Any:
+        """Return the value of the column that the settings name for a field."""
+        try:
+            return column_value(row, column)
+        except KeyError:
+            others = row.keys() - ({*self.columns["response"]} if field == "reference" else set())
+            usual = [name for name in self.columns.get(field, ()) if name in others]
+            near = closest(column, sorted(others), cutoff=TYPO) or usual or closest(column, sorted(others))
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {_listed(row)}"
+            fault = f"columns: {field} is mapped to {column!r}, which the data does not have; {hint}"
+            raise (MissingEntry if isinstance(row.get(column.split(".", maxsplit=1)[0]), Mapping) else ConfigError)(fault) from None
 
-    async def score(self, made: Rewarder, rows: Iterable[Mapping[str, Any]]) -> list[Scored]:
-        """Score all rows concurrently. The results are in the order of the rows."""
-        return await made.score_many([self.item(row, made.config) for row in rows])
+    async def score(
+        self, made: Rewarder, rows: Iterable[Mapping[str, Any]], plain: Callable[[dict[str, Any]], dict[str, Any]] = dict
+    ) -> list[Scored]:
+        """Score all rows concurrently. The results are in the order of the rows. ``plain`` converts the values of each item.
+
+        A row without a value that the settings need is a failure of this row. If a column does not exist at all, the settings are wrong.
+        The columns of ``varying`` rows differ, so a missing column is a failure of the row too, until ``MOST_MISFITS`` rows in a row have
+        failed in this way.
+
+        Raises:
+            ConfigError: the settings do not fit the data.
+        """
+        items: list[dict[str, Any] | ConfigError] = []
+        for row in rows:
+            try:
+                items.append(plain(self.item(row, made.config)))
+            except ConfigError as error:
+                items.append(made.misfit(error, is_row=isinstance(error, MissingEntry), varying=self.varying))
+        scored = iter(await made.score_many((item for item in items if isinstance(item, dict)), varying=self.varying))
+        return [next(scored) if isinstance(item, dict) else Scored(None, item, 0.0) for item in items]
 
     def reward(self, scored: Scored, config: RewardConfig, effect: str = "") -> float | None:
         """Return the reward. A missing reward is logged, and replaced or raised as the settings say.
@@ -98,15 +133,5 @@ class Adapter:
         return reward_of(scored, config.on_failure, self.missing)
 
 
-def _column(row: Mapping[str, Any], path: str, field: str) -> Any:
-    value: Any = row
-    for name in (path,) if path in row else path.split("."):
-        if not isinstance(value, Mapping) or name not in value:
-            hint = did_you_mean(path, sorted(row), otherwise="there are")
-            raise ConfigError(f"columns: {field} is mapped to {path!r}, which the data does not have; {hint}")
-        value = value[name]
-    return value
-
-
-def _existing(row: Mapping[str, Any]) -> str:
-    return f"There are {', '.join(map(repr, sorted(row)))}."
+def _listed(row: Mapping[str, Any]) -> str:
+    return ", ".join(map(repr, sorted(row)))

@@ -30,10 +30,16 @@ from qreward.integrations.trainers.settings import (
     check,
     load_reward_config,
     name_source_in_errors,
+    template_fields,
 )
 from qreward.judge import make_scorer
+from qreward.judge.prompts import present
+from qreward.judge.scorers import check_finite
 from qreward.judge.types import Scorer, Verdict
 
+MOST_MISFITS = 100
+"""Number of items in a row, none of them with a reward, that may lack a field in data with varying fields. After this number, the settings
+count as wrong."""
 LATE = 1.0
 """Seconds that the rewarder waits after the deadline for a scorer that ignores its ``timeout``."""
 
@@ -108,45 +114,53 @@ class Rewarder:
         self.config = config or RewardConfig(reward_model="scorer")  # the name is a placeholder, because the scorer exists already
         self._priority = priority
         self._unfits: frozenset[str] = frozenset()
-        self._known: set[str] = set()  # the fields that at least one item had so far, and the fields that expect() named
+        self._misfits = 0
 
-    def expect(self, fields: Iterable[str]) -> None:
-        """Treat a None in one of these fields as the failure of its item, even if no item has had a value in the field so far.
+    async def score(self, prompt: Any, response: Any = None, **fields: Any) -> Scored:
+        """Score one response, as :meth:`score_many` does."""
+        (scored,) = await self.score_many([{"prompt": prompt, "response": response, **fields}])
+        return scored
 
-        An adapter calls this for the fields that the data has a column for.
-        """
-        self._known.update(fields)
+    async def score_many(self, items: Iterable[Mapping[str, Any]], *, varying: bool = False) -> list[Scored]:
+        """Score many items concurrently. The results are in the order of the items. If scoring fails, the error is in the result.
 
-    async def score(self, prompt: Any, response: Any = None, *, reference: Any = None, **fields: Any) -> Scored:
-        """Score one response. If scoring fails, the error is returned in the result and not raised.
+        An item is a mapping with ``prompt``, ``response`` and the other fields that the data has, also if a field has no value: None, NaN,
+        or a blank reference. If the response has no value, no request is sent, and the error is a ``BadRequest``. If the scorer raises a
+        ``ValueError``, such as the ``UnicodeEncodeError`` of a lone surrogate, this error is logged, and the error in the result is a
+        ``BadRequest``. If it raises a ``ConfigError``, and a field has no value in this item, the ``ConfigError`` is the error in the
+        result. A field that one of the items has is missing in each item that does not have it. If a score is not a finite number, the
+        error is an ``InvalidResponse``.
 
-        If the response is None, no request is sent, and the error is a ``BadRequest``. If the scorer raises a ``ValueError``, such as the
-        ``UnicodeEncodeError`` of a lone surrogate, this error is logged, and the error in the result is a ``BadRequest``. A
-        field is expected if another item had a value in it, or if :meth:`expect` named it. If the scorer raises a ``ConfigError``, and an
-        expected field of this item is None or missing, the ``ConfigError`` is the error in the result.
+        Args:
+            varying: True if a field that the prompt names and no item has may be a fault of these items; see :meth:`misfit`.
 
         Raises:
-            ConfigError: the settings do not fit the data. For example, the prompt names a field that no item has had so far and that
-                :meth:`expect` did not name.
+            ConfigError: the settings do not fit the data. For example, the prompt names a field that no item has.
             CancelledError: the caller was cancelled. Any other exception of the scorer also propagates, because it is a bug in code.
         """
+        rows = list(items)
+        names = frozenset().union(*rows)
+        return list(await asyncio.gather(*(self._score(row, names, varying=varying) for row in rows)))
+
+    async def _score(self, item: Mapping[str, Any], names: frozenset[str], *, varying: bool) -> Scored:
         begun = monotonic()
-        filled = _filled({"prompt": prompt, "response": response, "reference": reference, **fields})
-        self._known.update(filled)
-        if response is None:
+        filled = present(item)
+        if "response" not in filled:
             return Scored(None, BadRequest("there is no response to score: it is None"), 0.0)
         _end_before(asyncio.get_running_loop())
         verdict: Verdict | None = None
         error: QRewardError | None = None
+        options: dict[str, Any] = {"timeout": self.deadline, "priority": self._priority}
         try:
             async with asyncio.timeout(self.deadline + LATE):
-                verdict = await self.scorer.score(
-                    prompt, response, reference=reference, timeout=self.deadline, priority=self._priority, **fields
-                )
+                given = {"prompt": None, "reference": None, **dict.fromkeys(item), **filled}
+                found = await self.scorer.score(given.pop("prompt"), given.pop("response"), **given, **options)
+            check_finite(found)
+            verdict, self._misfits = found, 0
         except ConfigError as failure:
-            if filled == self._known:
-                raise
-            error = failure
+            lacking = template_fields(self.config) - names
+            is_row = not lacking and not names <= filled.keys()
+            error = self.misfit(failure, is_row=is_row, varying=varying and bool(lacking))
         except QRewardError as failure:
             error = failure
         except TimeoutError:
@@ -167,12 +181,19 @@ class Rewarder:
         _log.warning("no reward: %s", failure, exc_info=error if first else None)
         return failure
 
-    async def score_many(self, items: Iterable[Mapping[str, Any]]) -> list[Scored]:
-        """Score many items concurrently. The results are in the order of the items. The errors are the same as for :meth:`score`."""
-        rows = list(items)
-        for row in rows:
-            self._known.update(_filled(row))
-        return list(await asyncio.gather(*(self.score(**row) for row in rows)))
+    def misfit(self, error: ConfigError, *, is_row: bool, varying: bool) -> ConfigError:
+        """Return the error of an item that does not fit the settings, or raise it because the settings are wrong.
+
+        Args:
+            is_row: True if only this item is known not to fit, because one of its values is missing.
+            varying: True if one item cannot show whether it or the settings are wrong. The error is then raised after ``MOST_MISFITS`` such
+                errors without a reward in between.
+        """
+        if not is_row:
+            self._misfits += 1
+            if not varying or self._misfits > MOST_MISFITS:
+                raise error
+        return error
 
     def score_blocking(self, items: Iterable[Mapping[str, Any]]) -> list[Scored]:
         """Score many items from blocking code, in any thread. The work runs in the event loop that all blocking calls share."""
@@ -185,10 +206,6 @@ class Rewarder:
         process ends, and this rewarder may be used again.
         """
         await self.scorer.aclose()
-
-
-def _filled(item: Mapping[str, Any]) -> set[str]:
-    return {name for name, value in item.items() if value is not None}
 
 
 def reward_of(scored: Scored, on_failure: Failure, default: Failure) -> float | None:

@@ -233,13 +233,14 @@ def prompt_fields(config: RewardConfig) -> frozenset[str]:
 
     A reward model, and a judge whose settings have no ``prompt``, use the three fields that every item has.
     """
-    return frozenset().union(*map(_fields_of, config.stages.values()))
+    has_own = all(isinstance(stage, JudgeConfig) and stage.prompt is not None for stage in config.stages.values())
+    return template_fields(config) | (frozenset() if has_own else ITEM)
 
 
-def _fields_of(stage: JudgeConfig | str) -> frozenset[str]:
-    if isinstance(stage, str):
-        return ITEM
-    return _names(stage.prompt or "", stage.system or "") | (ITEM if stage.prompt is None else frozenset())
+def template_fields(config: RewardConfig) -> frozenset[str]:
+    """Return the fields that the judges' own templates name. Each item must have all of them."""
+    judges = [stage for stage in config.stages.values() if isinstance(stage, JudgeConfig)]
+    return frozenset().union(*(_names(judge.prompt or "", judge.system or "") for judge in judges))
 
 
 @lru_cache(maxsize=64)

@@ -295,14 +295,13 @@ class RewardJudge(vf.Judge[float, RewardJudgeConfig]):  # type: ignore[misc]
         """
         made = _ADAPTER.rewarder(self.config.settings)
         row = {**dict(task), "prompt": task.prompt_text, "response": _judge.judge_response(trace, self.config.view)}
-        item = _ADAPTER.item(row, made.config)
-        scored = await made.score(**item)
-        self._record(trace, item, scored, made.config)
+        (scored,) = await _ADAPTER.score(made, [row])
+        self._record(trace, row, scored, made.config)
         found = _ADAPTER.reward(scored, made.config)
         assert found is not None
         return found
 
-    def _record(self, trace: Any, item: Mapping[str, Any], scored: Scored, config: RewardConfig) -> None:
+    def _record(self, trace: Any, row: Mapping[str, Any], scored: Scored, config: RewardConfig) -> None:
         """Record all answers on the trace, as ``FleetJudge`` does, even if they could not be parsed.
 
         If there are no answers, record nothing.
@@ -316,7 +315,7 @@ class RewardJudge(vf.Judge[float, RewardJudgeConfig]):  # type: ignore[misc]
             answers = [] if usage is None else [(", ".join(config.models), "", None)]
         for number, (model, text, score) in enumerate(answers):
             response = vf.JudgeResponse(text=text, parsed=score, usage=None if number else _usage(usage))
-            trace.record_judge_call(name=self.reward_name, request={"model": model, **item}, response=response)
+            trace.record_judge_call(name=self.reward_name, request={"model": model, **_ADAPTER.item(row, config)}, response=response)
 
 
 def _usage(usage: Usage | None) -> Any:

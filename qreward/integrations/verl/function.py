@@ -33,6 +33,7 @@ ADAPTER = Adapter(
     columns={"prompt": PROMPTS, "response": ("solution_str",), "reference": ("ground_truth",)},
     missing="raise",
     none_unsupported="where one None removes the rewards of its whole batch; use raise (the default) or a number",
+    varying=True,
 )
 
 _SETTINGS = [CONFIG, *RewardConfig.model_fields]
@@ -77,7 +78,8 @@ async def compute_score(
 async def score_row(adapter: Adapter, row: Mapping[str, Any], config: RewardConfig) -> dict[str, Any]:
     """Score the item in the columns of ``row``, and return the result for verl."""
     made = adapter.rewarder(config)  # first, because it checks the settings
-    return result_of(await made.score(**plain(adapter.item(row, config))), config)
+    (scored,) = await adapter.score(made, [row], plain)
+    return result_of(scored, config)
 
 
 def result_of(scored: Scored, config: RewardConfig) -> dict[str, Any]:

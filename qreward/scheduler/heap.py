@@ -67,6 +67,12 @@ class IndexedHeap(Generic[T]):
         del self._entries[item]
         return item
 
+    def rotate(self) -> T:
+        """Return the item that was put or returned by this method longest ago. The heap must not be empty."""
+        item = next(iter(self._entries))
+        self._entries[item] = self._entries.pop(item)
+        return item
+
     def take_outside(self, avoided: Container[T]) -> T | None:
         """Remove and return the first item that is not in ``avoided``, or None."""
         heap, aside, found = self._heap, [], None

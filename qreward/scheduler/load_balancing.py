@@ -66,11 +66,9 @@ class ExpectedFinish:
         return warm[1]
 
     def _refresh(self, now: float, task: Task | None) -> None:
-        """Compute one score anew, that of the source offered first, because scores change with age."""
+        """Compute one score anew, because scores change with age."""
         if task is not None and len(self._ready) > 1:
-            stale = next(iter(self._ready))
-            self._ready.drop(stale)
-            self.offer(now, task.pool, stale)
+            self.offer(now, task.pool, self._ready.rotate())
 
     def _warm(self, now: float, task: Task, prefix: Prefix, avoided: tuple[Source, ...]) -> list[tuple[float, Source]]:
         """Return the sources with a free slot that have the longest cached part of a task's prefix, each with its expected finish."""

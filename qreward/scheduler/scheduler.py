@@ -721,8 +721,10 @@ class Scheduler:
                 self._suspect(now, attempt, targets)
             elif kind is Overdue.LATE:
                 self._hedge(now, attempt)
-            else:
-                self._cancel(attempt if kind is Overdue.TIMED_OUT else self._hedging.behind(now, attempt), CancelReason.OVERDUE)
+            elif kind is Overdue.TIMED_OUT:
+                self._cancel(attempt, CancelReason.OVERDUE)
+            else:  # both attempts seem to hang: another copy replaces the one that has done less
+                self._cancel(self._hedging.behind(now, attempt), CancelReason.ABANDONED)
         source.look_after = self._hedging.look_after(source)
         soonest = min(next_at, source.silence.alarm_at(source.inflight, source.latency.mean), now + source.look_after)
         if any(self._hedging.may_be_copied(attempt) for _, attempt in found):  # no source had capacity for the copy

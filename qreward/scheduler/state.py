@@ -159,9 +159,9 @@ class Attempt:
     task: Task
     source: Source
     sent_at: float
-    order: int = 0  # how many requests had been sent to the source, this one included
     overdue: int = 0  # how many attempts of its task had exceeded their time limit when it was sent
     number: int = 1  # its position among the task's attempts, counted from 1
+    order: int = 0  # how many requests had been sent to the source, this one included
     hedge: bool = False  # it was sent while another attempt of the task was in flight
     cancel_reason: CancelReason | None = None  # why the scheduler cancelled it
     ended: bool = False  # its end was reported
@@ -238,8 +238,7 @@ ATTEMPT_FACTOR = 8.0
 """Factor on the longer of two times: the 99th percentile of the source's latency, and the time in which the source generates an answer of
 the pool's 99th percentile length. The product is the time limit of an attempt."""
 MOST_DOUBLINGS = 3
-"""Maximum number of times that the time limit of a task's attempts doubles. The limit doubles with each attempt that exceeds it. If the
-latency of the source is known, the first such attempt does not double the limit."""
+"""Maximum number of times that the time limit of a task's attempts doubles. The limit doubles with each attempt that exceeds it."""
 SLOWER, MOST_SLOWER = 2.0, 60.0
 """``SLOWER``: factor on the longest time of an answer, or of an attempt that was cut, that a source has shown. The product is a lower bound of
 the time limit, at most ``MOST_SLOWER`` seconds: a request is cut only against what the slow answers of its own source show."""
@@ -508,7 +507,7 @@ class Source:
             (pool.lengths.p99 * pool.lengths.seconds_per_token(self.latency) for pool in self.pools if pool.lengths.p99 < inf), default=0.0
         )
         longest = min(MOST_SLOWER, SLOWER * self.latency.longest)
-        return max(ATTEMPT_LEAST, longest, ATTEMPT_FACTOR * max(slow, rare) * 2.0 ** min(max(0, overdue - 1), MOST_DOUBLINGS))
+        return max(ATTEMPT_LEAST, longest, ATTEMPT_FACTOR * max(slow, rare)) * 2.0 ** min(overdue, MOST_DOUBLINGS)
 
     def capacity(self) -> int:
         """Return the number of requests in flight at which the source is assumed to need twice as long for each."""

@@ -13,6 +13,7 @@ from qreward.errors import QRewardError
 from qreward.scheduler.limits.rate import Gcra
 from qreward.scheduler.outcome import Answer, Failure, FailureKind, Outcome
 from qreward.scheduler.queue import Queue
+from qreward.scheduler.queue import should_take
 from qreward.scheduler.scheduler import CANCEL, FINISH, LOOK_LATER, MORE, SEND, Command, Scheduler
 from qreward.scheduler.state import Attempt, BatchFeed, CancelReason, Pool, Source, Task, TaskState
 from qreward.scheduler.timer_wheel import PER_SECOND
@@ -181,8 +182,8 @@ class Watch:
                 assert task.due >= 0, "a task waits for a time that never comes"
             else:
                 assert task.state is TaskState.QUEUED
-                assert any(source not in task.excluded and not source.health.marked_unhealthy for source in task.pool.sources), (
-                    f"a task waits in {task.pool} although it avoids {task.excluded}, and nobody else is there"
+                assert any(source not in task.unfit and not source.health.marked_unhealthy for source in task.pool.sources), (
+                    f"a task waits in {task.pool} although {task.unfit} cannot serve it, and nobody else is there"
                 )
 
     def _check_deadlines(self, now: float) -> None:
@@ -203,7 +204,9 @@ class Watch:
             for task in self.open:
                 if task.feed is not None and _may_hold_back(now, task.pool, source):
                     continue
-                able = task.state is TaskState.QUEUED and source in task.pool.sources and source not in task.excluded
+                able = task.state is TaskState.QUEUED and source in task.pool.sources
+                if able and task.sent_at is not None:
+                    able = should_take(source, task, now) and task.attempt is None
                 assert not able, f"{source} is idle at {now} while a task waits in {task.pool}"
 
     def check_all_over(self) -> None:

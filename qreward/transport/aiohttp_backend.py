@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import io
+import select
 from collections.abc import Mapping
 
 import aiohttp
-from aiohttp.client_reqrep import ClientRequest
+from aiohttp.client_reqrep import ClientRequest, ConnectionKey
+from aiohttp.connector import Connection
 from aiohttp.http_exceptions import HttpProcessingError
 from aiolimiter import AsyncLimiter
 from multidict import CIMultiDict, istr
@@ -31,6 +33,7 @@ CONNECTS_AT_ONCE = 64
 seconds, until they time out. With 64 handshakes at a time, the total time is the same, and the loop is blocked for less than 100 ms
 (measured)."""
 
+_POLL = getattr(select, "poll", None)  # Windows has none
 _LARGE = 1 << 20  # bytes of the largest body that is passed as one bytes object; aiohttp warns about a larger object
 _NOT_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.ClientHttpProxyError, aiohttp.InvalidURL, UnicodeError)
 _EXPECTED = (aiohttp.ClientError, OSError, HttpProcessingError, UnicodeError)
@@ -178,7 +181,10 @@ class GatedConnector(aiohttp.TCPConnector):
     """A connector that limits how many connections are opened at the same time and, if configured, per second.
 
     The connect timeout covers the whole opening of a connection. It does not cover the time before the opening may begin.
-    ``_create_connection`` is private to aiohttp, so the tests check that aiohttp calls it as expected.
+
+    An idle connection on which anything has arrived is not used again, because the bytes would count as the next response.
+
+    The methods and attributes with an underscore are private to aiohttp, so the tests check that aiohttp uses them as expected.
     """
 
     def __init__(self, *, connect: float, connects_per_second: float | None, keepalive: float, tls: object) -> None:
@@ -197,6 +203,27 @@ class GatedConnector(aiohttp.TCPConnector):
             # sock_connect alone does not cover the DNS lookup and the proxy's answer to CONNECT
             async with asyncio.timeout(self._connect_limit):
                 return await super()._create_connection(req, traces, timeout)
+
+    async def _get(self, key: ConnectionKey, traces: list[aiohttp.tracing.Trace]) -> Connection | None:
+        while (connection := await super()._get(key, traces)) is not None and _has_received(connection):
+            connection.close()
+        return connection
+
+    def _release(self, key: ConnectionKey, protocol: aiohttp.client_proto.ResponseHandler, *, should_close: bool = False) -> None:
+        super()._release(key, protocol, should_close=should_close)
+        protocol._parser = None  # without a parser, aiohttp keeps all bytes that arrive, and ``should_close`` becomes True
+
+
+def _has_received(connection: Connection) -> bool:
+    """Return True if anything has arrived on an idle connection, also if the event loop has not read it yet."""
+    protocol = connection.protocol
+    if protocol is None or protocol.transport is None or protocol.should_close:
+        return True
+    if _POLL is None:
+        return False
+    poll = _POLL()
+    poll.register(protocol.transport.get_extra_info("socket"), select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def translate(error: BaseException) -> TransportError:

@@ -3,8 +3,9 @@
 No other module of ``qreward.transport`` uses these packages. This module imports neither package, because a user who passes
 an object of one of these packages has already imported the package.
 
-These clients have two weaknesses that the default backend does not have. First, these clients deliver an unrequested response to the next
-request on the connection. Second, above a few hundred connections, each request takes much CPU time.
+These clients have two weaknesses that the default backend does not have. First, if a server sends an unrequested response together with a
+requested one, these clients deliver the former to the next request on the connection. Second, above a few hundred connections, each
+request takes much CPU time.
 """
 
 from __future__ import annotations

@@ -27,9 +27,20 @@ OK = answer(completion())
 _create_connection = aiohttp.TCPConnector._create_connection
 
 
-def test_the_private_hook_of_aiohttp_that_limits_new_connections_is_still_there() -> None:
+def test_the_private_hooks_of_aiohttp_that_limit_new_connections_and_check_idle_ones_are_still_there() -> None:
+    hooks = {"_create_connection": ["req", "traces", "timeout"], "_get": ["key", "traces"], "_release": ["key", "protocol", "should_close"]}
+    found = {name: list(inspect.signature(getattr(aiohttp.BaseConnector, name)).parameters)[1:] for name in hooks}
+    assert found == hooks
     assert inspect.iscoroutinefunction(_create_connection)
-    assert list(inspect.signature(_create_connection).parameters) == ["self", "req", "traces", "timeout"]
+    assert inspect.iscoroutinefunction(aiohttp.BaseConnector._get)
+
+
+async def test_without_a_parser_aiohttp_keeps_what_arrives_and_then_the_connection_is_to_be_closed() -> None:
+    protocol = aiohttp.client_proto.ResponseHandler(asyncio.get_running_loop())
+    protocol._parser = None
+    assert not protocol.should_close
+    protocol.data_received(b"\r\n")
+    assert protocol.should_close
 
 
 async def test_nothing_is_kept_of_responses_that_are_over() -> None:

@@ -9,6 +9,7 @@ import random
 import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ import pytest
 from shared_tools import PATIENCE, completion, each
 from transport_server import ENGINES, PATH, WAYS, Connection, Request, Server, always, answer, send, transport_of
 
+from qreward import QRewardClient
 from qreward.codecs.base import TransportError
-from qreward.settings.policies import Timeouts
+from qreward.integrations.openai import async_openai_client
+from qreward.settings.policies import Endpoint, Timeouts
 
 OK = answer(completion())
 
@@ -119,16 +122,72 @@ async def test_a_post_on_a_stale_connection_reaches_the_server_once(engine: str)
         assert [request.body for request in server.requests] == [b'"first"', b'"stale"', b'"last"']
 
 
-async def test_a_second_answer_that_was_not_asked_for_is_never_given_to_the_next_request() -> None:
+STRAYS = {
+    "a whole answer": answer(completion("nobody asked")),
+    "an empty line": b"\r\n",
+    "the beginning of an answer": b"HTTP/1.1 200 O",
+    "a cut answer": answer(completion("nobody asked"))[:-3],
+}
+
+
+async def _echo(request: Request, connection: Connection, stray: bytes = b"") -> None:
+    await connection.send(answer({"for": request.json["id"]}) + stray)
+
+
+async def test_a_second_answer_in_the_same_write_is_never_given_to_the_next_request() -> None:
     """httpx gives it to the next request (its defect), so only the default engine is held to this."""
+    wrong = []
+    for (name, stray), way in itertools.product(STRAYS.items(), ("post", "stream")):
+        async with Server(partial(_echo, stray=stray)) as server, transport_of("aiohttp", server.url) as transport:
+            for number in range(5):
+                reply = await send(transport, way, b'{"id": %d}' % number)
+                if reply.body != b'{"for": %d}' % number:
+                    wrong.append((name, way, reply.body))
+    assert wrong == []
 
+
+@each("engine, tls, kind, seen", itertools.product(ENGINES, (False, True), STRAYS, (False, True)))
+async def test_a_connection_on_which_anything_arrived_while_it_was_idle_is_not_used_again(
+    engine: str, tls: bool, kind: str, seen: bool
+) -> None:
+    """Whether the event loop has seen the bytes, or was kept busy and has not."""
+    settings: dict[str, Any] = {"timeouts": Timeouts(read=PATIENCE)}
+    async with Server(_echo, tls=tls) as server, transport_of(engine, server.url, trusted=tls, **settings) as transport:
+        for number, way in enumerate(("post", "stream", "post")):
+            reply = await send(transport, way, b'{"id": %d}' % number)
+            assert reply.body == b'{"for": %d}' % number, way
+            await server.connections[-1].send(STRAYS[kind])
+            for _ in range(4 * seen):
+                await asyncio.sleep(0)
+        assert len(server.connections) == 3
+
+
+async def test_an_empty_line_on_an_idle_connection_costs_the_next_request_no_attempt() -> None:
+    async with Server(_echo) as server, transport_of("aiohttp", server.url, timeouts=Timeouts(read=0.02)) as transport:
+        for number in range(2):
+            assert (await transport.post(PATH, b'{"id": %d}' % number)).status == 200
+            await server.connections[-1].send(b"\r\n")
+            await asyncio.sleep(0.05)
+
+
+@each("way", ["call", "stream", "sdk"])
+async def test_a_late_second_answer_is_given_to_no_call_stream_or_program_of_the_openai_sdk(way: str) -> None:
     async def script(request: Request, connection: Connection) -> None:
-        await connection.send(answer({"for": request.json["id"]}) + answer({"for": "nothing"}))
+        await connection.send(answer(completion(request.json["messages"][0]["content"])))
 
-    async with Server(script) as server, transport_of("aiohttp", server.url) as transport:
-        for number in range(20):
-            reply = await transport.post(PATH, b'{"id": %d}' % number)
-            assert reply.body == b'{"for": %d}' % number
+    async with Server(script) as server, QRewardClient([Endpoint(server.url, models=["judge-7b"], proxy="")]) as client:
+        sdk = async_openai_client(client, hedge=False)
+        for number in range(3):
+            messages: Any = [{"role": "user", "content": f"question {number}"}]
+            if way == "stream":
+                text = "".join([token async for token in client.stream_chat_completion(messages, "judge-7b")])
+            else:
+                ask = client.chat_completion if way == "call" else sdk.chat.completions.create
+                text = (await ask(messages=messages, model="judge-7b")).choices[0].message.content
+            assert text == f"question {number}"
+            await server.connections[-1].send(STRAYS["a whole answer"])
+            await asyncio.sleep(0.02)
+        assert (len(server.requests), len(server.connections)) == (3, 3)
 
 
 @each("seed, tls, streamed", [(1, False, False), (2, True, False), (3, False, True)])

@@ -99,8 +99,8 @@ class HttpxStream(ByteStream):
 def translate(package: Any, error: Exception) -> TransportError:
     """Return the ``TransportError`` for an exception of httpx. The default backend would return an equal error.
 
-    The text of an exception is used only to distinguish a broken connection from malformed HTTP. The text of a ``RuntimeError``, which a
-    closed client raises, for example, is also shown to the user.
+    The text of an exception distinguishes a broken connection from malformed HTTP, and its beginning is shown for the latter. The text of
+    a ``RuntimeError``, which a closed client raises, for example, is shown too.
     """
     what = type(error).__name__
     cause: BaseException | None = error
@@ -117,7 +117,7 @@ def translate(package: Any, error: Exception) -> TransportError:
     if isinstance(error, package.TimeoutException):
         return base.silence()
     broken = isinstance(error, package.RemoteProtocolError) and not re.search("disconnected|peer closed", str(error), re.IGNORECASE)
-    return base.not_http(what) if broken or isinstance(error, package.DecodingError) else base.broken(what)
+    return base.not_http(what, str(error)) if broken or isinstance(error, package.DecodingError) else base.broken(what)
 
 
 def _expected(package: Any) -> tuple[type[Exception], ...]:

@@ -93,6 +93,17 @@ _NOT_HTTP = {
     "another protocol": always(b"SSH-2.0-OpenSSH_9.6\r\n\r\n"),
     "bad length": always(b"HTTP/1.1 200 OK\r\ncontent-length: many\r\n\r\n{}"),
     "bad chunk": always(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\nwhat\r\n"),
+    "wrong encoding": always(answer(b"{}", content_encoding="gzip")),
+}
+
+
+_REASONS = {
+    "endless headers": ("Too many headers received", "Receive buffer too long"),
+    "endless line": ("Got more than 32768 bytes", "Receive buffer too long"),
+    "another protocol": ("Bad status line", "illegal status line"),
+    "bad length": ("Invalid character in Content-Length", "bad Content-Length"),
+    "bad chunk": ("Invalid character in chunk size", "illegal chunk header"),
+    "wrong encoding": ("Can not decode content-encoding: gzip", "incorrect header check"),
 }
 
 
@@ -103,6 +114,53 @@ async def test_what_is_not_http_is_malformed_and_never_a_status_that_was_not_sen
             await send(transport, way)
         assert (caught.value.malformed, caught.value.sent) == (True, True)
         assert "400" not in str(caught.value)
+        assert _REASONS[kind][engine != "aiohttp"] in str(caught.value)
+        assert "SSH" not in str(caught.value)
+
+
+_BROKEN_BODIES: dict[str, Any] = {
+    "wrong encoding": lambda status: always(answer(b"{}", status=status, content_encoding="gzip", retry_after="7")),
+    "cut off": lambda status: _cut(answer(b"x" * 100, status=status, retry_after="7")[:-50]),
+}
+
+
+def _cut(data: bytes) -> Any:
+    async def script(_: Request, connection: Connection) -> None:
+        await connection.send(data)
+        connection.writer.close()
+
+    return script
+
+
+@each("engine, kind, status, way", itertools.product(ENGINES, _BROKEN_BODIES, (307, 401, 429, 500), ("post", "get", "stream")))
+async def test_a_status_counts_even_if_its_body_breaks_off_or_cannot_be_decoded(engine: str, kind: str, status: int, way: str) -> None:
+    async with Server(_BROKEN_BODIES[kind](status)) as server, transport_of(engine, server.url) as transport:
+        if way == "stream":
+            reply = await (await transport.stream(PATH, b"{}")).read_whole(1000)
+        else:
+            reply = await send(transport, way)
+        assert (reply.status, reply.headers.get("retry-after")) == (status, "7")
+
+
+async def test_after_a_break_on_a_connection_that_was_used_before_the_next_request_opens_a_fresh_one() -> None:
+    """The server, or something before it, has forgotten the connections of a burst, and resets each one that is used."""
+    for way, break_on in itertools.product(("post", "stream"), (_reset, _reset_in_body)):
+        forgotten: set[int] = set()
+
+        async def script(request: Request, connection: Connection, break_on: Any = break_on, forgotten: set[int] = forgotten) -> None:
+            if connection.number in forgotten:
+                await break_on(request, connection)
+                return
+            await server.until(8)
+            await connection.send(OK)
+
+        async with Server(script) as server, transport_of("aiohttp", server.url) as transport:
+            await asyncio.gather(*(transport.post(PATH, b"{}") for _ in range(8)))
+            forgotten.update(range(8))
+            with pytest.raises(TransportError):
+                await send(transport, way)
+            assert (await send(transport, way)).status == 200, way
+            assert len(server.connections) == 9
 
 
 @each("engine", ENGINES)

@@ -99,6 +99,7 @@ SAID: dict[Meaning, list[tuple[int, Any]]] = {
         *((400, {"message": f"The {what}."}) for what in ("request queue is full", "server is too busy", "pool is at full capacity")),
         *((400, openai(text)) for text in ("Too many requests", "the rate limit of 3 was exceeded", "You are rate-limited")),
         (400, openai(code=429)),
+        (400, b'event: error\ndata: {"error": {"message": "slow down", "code": 429}}\n\n'),
         (400, openai(kind=" Rate-Limit Exceeded ")),
         *((403, openai(kind=kind, code="rate_limit_exceeded")) for kind in (None, "requests", "invalid_request_error")),
         (403, {"error": {"code": 403, "message": "x", "errors": [{"reason": "rateLimitExceeded"}], "status": "PERMISSION_DENIED"}}),

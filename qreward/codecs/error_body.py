@@ -137,14 +137,14 @@ QUOTA = frozenset({
 INVALID_SCORES = "invalid_scores"
 """The error code of qreward's own reward server for a scorer that did not return one reward for each completion."""
 
-_GENERAL = frozenset({
-    "400", "invalid_request_error", "bad_request", "bad_request_error", "badrequest", "badrequesterror",
-})  # fmt: skip
+_BAD_REQUEST = ("invalid_request_error", "bad_request", "bad_request_error", "badrequest", "badrequesterror")
+_SERVER_ERROR = ("server_error", "internal_error", "internal_server_error", "internalservererror", "api_error", "internal")
+_GENERAL = frozenset({"400", *_BAD_REQUEST, *_SERVER_ERROR})
 """Error codes that servers use for all kinds of errors. A further code is more exact."""
 
 _NAMES = {
     400: (
-        *_GENERAL, "invalid_argument", "invalid_value", "validation", "content_filter", "content_policy_violation",
+        *_BAD_REQUEST, "invalid_argument", "invalid_value", "validation", "content_filter", "content_policy_violation",
         "context_length_exceeded", "exceed_context_size_error", "string_above_max_length", "unprocessable_entity_error", "tokenizer",
         "empty",
     ),
@@ -158,7 +158,7 @@ _NAMES = {
         "rate_limit_exceeded", "rate_limit_error", "rate_limited", "rate_limit", "user_rate_limit_exceeded", "too_many_requests",
         "resource_exhausted", "throttled", "throttling", "throttling_exception", "throttling_rate_quota", "tokens", "requests",
     ),
-    500: ("server_error", "internal_error", "internal_server_error", "api_error", "internal", "backend"),
+    500: (*_SERVER_ERROR, "backend"),
     503: (
         "overloaded", "overloaded_error", "server_overloaded", "engine_overloaded", "service_unavailable", "service_unavailable_error",
         "unavailable", "queue_overflow_error", "queue_full", "slow_down", "server_busy", "unhealthy",
@@ -171,8 +171,9 @@ _STATUS_OF = {name.replace("_", ""): status for status, names in _NAMES.items() 
 
 _SAYS_OVERLOAD = re.compile(
     r"(?i)(?:(?:error|sorry)[:,] )?(?:(?:the|this|our|your|you|we|is|are|has|have|been|currently|temporarily|model|server|service|engine"
-    r"|system|endpoint|api|open|requests?|upstream|provider|pool) )*(?:overloaded\b|too many (?:concurrent )?requests|(?:too )?busy\b"
-    r"|(?:rate|qps|rpm|tpm|requests?).{0,9}limit.{0,20}\b(?:exceeded|reached|hit)|rate.?limited\b|queue is full|at (?:full )?capacity\b)"
+    r"|system|endpoint|api|open|requests?|upstream|provider|pool) )*(?:overloaded\b|too many (?:concurrent )?requests"
+    r"|server (?:is )?(?:too |currently )?busy\b|(?:rate|qps|rpm|tpm|requests?).{0,9}limit.{0,20}\b(?:exceeded|reached|hit)|rate.?limited\b"
+    r"|queue is full|at (?:full )?capacity\b)"
 )
 """The beginning of a message that means overload. Words further back may be those of the request, which servers repeat in messages."""
 _SAYS_TOO_LONG = re.compile(

@@ -105,6 +105,7 @@ SAID: dict[Meaning, list[tuple[int, Any]]] = {
         (403, {"error": {"code": 403, "message": "x", "errors": [{"reason": "rateLimitExceeded"}], "status": "PERMISSION_DENIED"}}),
         (400, {"error_code": 18, "error_msg": "Open api qps request limit reached"}),
         (400, openai(kind="overloaded_error", code=400)),
+        (400, openai(kind="api_error", code=429)),
         (400, openai(kind="invalid_api_key", code="rate_limit_exceeded")),
         (400, openai(code="rate_limit_exceeded") | {"code": "invalid_api_key"}),
     ],
@@ -117,6 +118,8 @@ SAID: dict[Meaning, list[tuple[int, Any]]] = {
     TRANSIENT: [
         *((status, b"") for status in (408, 409, 424, 425, 499, 500, 504, 520, 999)),
         (500, openai("boom", "InternalServerError", 500)),
+        (500, openai("busy")),
+        (500, openai("the model crashed: the server is busy", "InternalServerError", 500)),
         (500, openai(code=400)),
         (500, b"Internal Server Error"),
         (500, openai("upstream account", "server_error", "insufficient_quota")),
@@ -170,6 +173,7 @@ SAID: dict[Meaning, list[tuple[int, Any]]] = {
         (403, {"error": {"code": 403, "message": "flagged", "metadata": {"reasons": ["violence"], "flagged_input": "x"}}}),
         (403, openai(kind="content_policy_violation", code=403)),
         (400, openai("x", code="4" * 5000)),
+        (400, openai("It failed.", "server_error", "400")),
     ],
 }
 

@@ -22,6 +22,7 @@ from msgspec import Raw
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import EmbeddedError, Malformed
 from qreward.codecs.chat import ChatAnswer, completed, joined
+from qreward.codecs.error_body import error_in
 from qreward.codecs.finish_reason import ending_of
 from qreward.codecs.sse import Event
 from qreward.results import Usage
@@ -151,8 +152,8 @@ def _read_leniently(event: Event, model: str) -> ChatChunk | None:
     if not body.strip():
         return None
     document = jsonio.read_object(body)
-    if error := document.get("error") or (document if document.get("object") == "error" else None):
-        raise EmbeddedError(error)
+    if error_in(document) is not None:
+        raise EmbeddedError(document.get("error") or document)
     raw, usage = document.get("choices"), jsonio.usage_of(document.get("usage"))
     if not isinstance(raw, list):
         return None if usage is None else ChatChunk(body, model, [], usage, "")

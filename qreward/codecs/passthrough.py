@@ -49,8 +49,8 @@ class PassthroughCodec:
 
     def decode(self, body: bytes, call: WireRequest) -> PassthroughAnswer:  # noqa: ARG002 - part of the protocol
         document = jsonio.read_object(body)
-        if document.get("error"):
-            raise EmbeddedError(document["error"])
+        if document.get("error") or document.get("object") == "error":
+            raise EmbeddedError(document)
         if not document:
             raise Malformed("the answer is an empty object")
         return PassthroughAnswer(body, _usage(document.get("usage")))

@@ -86,7 +86,7 @@ def retry_after(headers: Headers, now: float) -> float | None:
 
     Args:
         headers: the headers, case-insensitive or with names in lower case.
-        now: the wall clock (``time.time()``), for headers that contain a date.
+        now: the wall clock (``time.time()``), for headers that contain a date. A ``date`` header, the server's own time, counts first.
 
     Example:
         >>> retry_after({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "6m0s"}, 0.0)
@@ -94,6 +94,7 @@ def retry_after(headers: Headers, now: float) -> float | None:
     """
     if (milliseconds := number(headers.get("retry-after-ms"))) is not None:
         return milliseconds / 1000
+    now = _clock(headers, now)
     if (seconds := wait(headers.get("retry-after"), now)) is not None:
         return seconds
     resets = [wait(headers.get(names.reset), now) for names in _HINTS if number(headers.get(names.remaining)) == 0]

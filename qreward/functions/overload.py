@@ -23,17 +23,16 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from qreward.codecs import rate_limit_headers
+from qreward.codecs import error_body, rate_limit_headers
+from qreward.codecs.error_body import ErrorBody, error_body_of, parse_error_body
 from qreward.errors import RateLimited
-from qreward.transport import error_mapping
-from qreward.transport.error_mapping import ErrorBody, error_body_of, parse_error_body
 
 LINKS = 8
 """Maximum number of exceptions of a chain that are inspected. Libraries build chains of at most four exceptions. The limit also ends
 cycles."""
 _OVERLOADED = frozenset({429, 503, 529})
 _USED_UP = 402
-_ELSEWHERE = frozenset({200, 400, 500})  # streams and some servers use these statuses for overload; the code in the body decides
+_ELSEWHERE = frozenset({200, 400, 403, 500})  # streams and some servers use these statuses for overload; the code in the body decides
 _GRPC = frozenset({"RESOURCE_EXHAUSTED", "UNAVAILABLE"})
 _AWS = frozenset({
     "Throttling", "ThrottlingException", "ThrottledException", "RequestThrottled", "RequestThrottledException", "EC2ThrottledException",
@@ -160,10 +159,10 @@ def _overload_of_group(errors: tuple[Exception, ...]) -> Overload | None:
 
 def _overload_of_http(error: Exception, response: Any, status: int | None) -> Overload | None:
     names = _codes(error, response, status)
-    if status == _USED_UP or ((status is None or status < 500) and not error_mapping.QUOTA.isdisjoint(names)):
+    if status == _USED_UP or ((status is None or status < 500) and not error_body.QUOTA.isdisjoint(names)):
         raise _AccountExhausted
     if names and (status is None or status in _ELSEWHERE):
-        status = error_mapping.status_of(ErrorBody("", names))
+        status = error_body.status_of(ErrorBody("", names), status or 400)
     if status not in _OVERLOADED:
         return None
     headers = _headers(error, response)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, create_model
 
 from qreward.codecs.base import WireRequest
+from qreward.codecs.error_body import one_line
 from qreward.errors import BadRequest, ConfigError, QRewardError
 from qreward.judge.asking import JudgeModel, encoded
 from qreward.judge.codec import JUDGE, ModelReply, Reply, parse_reply, refuses_format
@@ -20,7 +21,6 @@ from qreward.judge.rubric import Criterion, Rubric
 from qreward.judge.types import CriterionResult, CriterionResults, Vote
 from qreward.judge.verdict_parser import VerdictParser
 from qreward.options import preparer
-from qreward.transport.error_mapping import one_line
 
 SENT_BACK = 4000
 """Maximum number of characters of an unreadable answer that are sent back to the model. The last characters are sent, because the verdict

@@ -16,10 +16,10 @@ from typing import Any
 import msgspec
 
 from qreward.batching.reward_buffer.schemas import InvalidScores, Mode, ScoreResult, answer_of, summary
+from qreward.codecs.error_body import INVALID_SCORES
 from qreward.errors import ClientClosed, RequestTimeout
 from qreward.server.forms import ScoreRequest
 from qreward.server.http_errors import HTTPError, draining
-from qreward.transport.error_mapping import INVALID_SCORES
 
 LABEL = "LABEL_0"
 """Name that vLLM uses for the class of a model with only one class."""

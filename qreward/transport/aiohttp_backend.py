@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import io
+import select
 from collections.abc import Mapping
 
 import aiohttp
-from aiohttp.client_reqrep import ClientRequest
-from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.client_reqrep import ClientRequest, ConnectionKey
+from aiohttp.connector import Connection
+from aiohttp.http_exceptions import ContentEncodingError, HttpProcessingError
 from aiolimiter import AsyncLimiter
 from multidict import CIMultiDict, istr
 from yarl import URL
@@ -31,6 +33,7 @@ CONNECTS_AT_ONCE = 64
 seconds, until they time out. With 64 handshakes at a time, the total time is the same, and the loop is blocked for less than 100 ms
 (measured)."""
 
+_POLL = getattr(select, "poll", None)  # Windows has none
 _LARGE = 1 << 20  # bytes of the largest body that is passed as one bytes object; aiohttp warns about a larger object
 _NOT_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.ClientHttpProxyError, aiohttp.InvalidURL, UnicodeError)
 _EXPECTED = (aiohttp.ClientError, OSError, HttpProcessingError, UnicodeError)
@@ -66,6 +69,11 @@ class AiohttpTransport(HttpTransport):
                 read = await content.readany()
                 if not content.at_eof() or len(read) > self.cap:
                     read = await self._read_on(response, read)
+            except _EXPECTED:
+                response.close()
+                if 200 <= response.status < 300:
+                    raise
+                read = b""  # the status says more than the break
             except BaseException:
                 response.close()
                 raise
@@ -73,7 +81,7 @@ class AiohttpTransport(HttpTransport):
                 self._arriving.discard(response)
             return Reply(response.status, response.headers, read)
         except _EXPECTED as error:
-            failure = translate(error)
+            failure = self.failed(error)
         raise failure  # outside the except block, so that aiohttp's error, which holds the request headers, is not its context
 
     async def begin(self, method: str, path: str, body: Body, headers: Mapping[str, str] | None) -> AiohttpStream:
@@ -81,10 +89,24 @@ class AiohttpTransport(HttpTransport):
         url = self._urls.get(path) or self._url(path)
         data = io.BytesIO(body) if isinstance(body, bytes) and len(body) >= _LARGE else body
         try:
-            return AiohttpStream(await session.request(method, url, data=data, headers=headers, allow_redirects=False), self._arriving)
+            response = await session.request(method, url, data=data, headers=headers, allow_redirects=False)
+            self._arriving.add(response)
+            return AiohttpStream(response, self)
         except _EXPECTED as error:
-            failure = translate(error)
+            failure = self.failed(error)
         raise failure
+
+    def failed(self, error: BaseException) -> TransportError:
+        """Return the ``TransportError`` for an exception. After a break, no idle connection is used again, because it may be dead too."""
+        failure = translate(error, self._proxy)
+        if failure.sent and self._session is not None and isinstance(self._session.connector, GatedConnector):
+            self._session.connector.close_idle()
+        return failure
+
+    def ended(self, response: aiohttp.ClientResponse) -> None:
+        """Close a response, and forget it."""
+        response.close()
+        self._arriving.discard(response)
 
     async def aclose(self) -> None:
         self._closed = True
@@ -138,18 +160,17 @@ class AiohttpTransport(HttpTransport):
 
 
 class AiohttpStream(ByteStream):
-    """A response whose body has not been read yet. The response is in the set ``arriving`` until its body ends or the stream is closed.
+    """A response whose body has not been read yet. Its transport knows it until its body ends or the stream is closed.
 
     At the end of the body, aiohttp itself returns the connection to the pool.
     """
 
-    __slots__ = ("_arriving", "_content", "_response")
+    __slots__ = ("_content", "_owner", "_response")
 
-    def __init__(self, response: aiohttp.ClientResponse, arriving: set[aiohttp.ClientResponse]) -> None:
+    def __init__(self, response: aiohttp.ClientResponse, owner: AiohttpTransport) -> None:
         self._response = response
-        self._arriving = arriving
+        self._owner = owner
         self._content = response.content
-        arriving.add(response)
         self.status = response.status
         self.headers = response.headers
 
@@ -158,27 +179,26 @@ class AiohttpStream(ByteStream):
         try:
             data = await self._content.readany()
         except _EXPECTED as error:
-            failure = translate(error)
+            failure = self._owner.failed(error)
         else:
             return data
         finally:
             if not data:
-                self._close()
+                self._owner.ended(self._response)
         raise failure
 
     async def aclose(self) -> None:
-        self._close()
-
-    def _close(self) -> None:
-        self._response.close()
-        self._arriving.discard(self._response)
+        self._owner.ended(self._response)
 
 
 class GatedConnector(aiohttp.TCPConnector):
     """A connector that limits how many connections are opened at the same time and, if configured, per second.
 
     The connect timeout covers the whole opening of a connection. It does not cover the time before the opening may begin.
-    ``_create_connection`` is private to aiohttp, so the tests check that aiohttp calls it as expected.
+
+    An idle connection on which anything has arrived is not used again, because the bytes would count as the next response.
+
+    The methods and attributes with an underscore are private to aiohttp, so the tests check that aiohttp uses them as expected.
     """
 
     def __init__(self, *, connect: float, connects_per_second: float | None, keepalive: float, tls: object) -> None:
@@ -198,25 +218,56 @@ class GatedConnector(aiohttp.TCPConnector):
             async with asyncio.timeout(self._connect_limit):
                 return await super()._create_connection(req, traces, timeout)
 
+    async def _get(self, key: ConnectionKey, traces: list[aiohttp.tracing.Trace]) -> Connection | None:
+        while (connection := await super()._get(key, traces)) is not None and _has_received(connection):
+            connection.close()
+        return connection
 
-def translate(error: BaseException) -> TransportError:
-    """Return the ``TransportError`` for an exception of aiohttp."""
+    def _release(self, key: ConnectionKey, protocol: aiohttp.client_proto.ResponseHandler, *, should_close: bool = False) -> None:
+        super()._release(key, protocol, should_close=should_close)
+        protocol._parser = None  # without a parser, aiohttp keeps all bytes that arrive, and ``should_close`` becomes True
+
+    def close_idle(self) -> None:
+        """Close all connections that are idle."""
+        for key in list(self._conns):
+            for protocol, _ in self._conns.pop(key):
+                protocol.close()
+
+
+def _has_received(connection: Connection) -> bool:
+    """Return True if anything has arrived on an idle connection, also if the event loop has not read it yet."""
+    protocol = connection.protocol
+    if protocol is None or protocol.transport is None or protocol.should_close:
+        return True
+    if _POLL is None:
+        return False
+    poll = _POLL()
+    poll.register(protocol.transport.get_extra_info("socket"), select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def translate(error: BaseException, proxy: str | None = None) -> TransportError:
+    """Return the ``TransportError`` for an exception of aiohttp. ``proxy`` is the URL of the proxy in use, if there is one."""
     if base.is_local(error):
         return base.out_of_resources(_reason(error))
     if isinstance(error, _NOT_SENT):
-        return _not_sent(error)
+        return _not_sent(error, proxy)
     if isinstance(error, aiohttp.SocketTimeoutError):
         return base.silence()
     if isinstance(error, aiohttp.ClientResponseError | HttpProcessingError):  # the status 400 of this error is aiohttp's, not the server's
-        return base.not_http(type(error).__name__)
+        return base.not_http(type(error).__name__, error.message)
+    if isinstance(error, aiohttp.ClientPayloadError) and isinstance(error.__cause__, ContentEncodingError):
+        return base.not_http(type(error.__cause__).__name__, error.__cause__.message)
     return base.broken(_reason(error))
 
 
-def _not_sent(error: BaseException) -> TransportError:
+def _not_sent(error: BaseException, proxy: str | None) -> TransportError:
     if isinstance(error, aiohttp.ConnectionTimeoutError):
-        return base.no_connection_in_time()
+        return base.no_connection_in_time(base.CHECK_SERVER if proxy is None else f"{base.CHECK_SERVER}, and {base.CHECK_PROXY}")
+    if proxy is not None and isinstance(error, aiohttp.ClientConnectorError) and error.host == URL(proxy).host:
+        return base.no_connection(f"the proxy: {_reason(error)}", base.CHECK_PROXY)
     if isinstance(error, aiohttp.ClientHttpProxyError):
-        return base.no_connection(f"the proxy answered {error.status}", "check proxy")
+        return base.no_connection(f"the proxy answered {error.status}", base.CHECK_PROXY)
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         reason = getattr(error.certificate_error, "verify_message", "") or "refused"
         return base.no_connection(f"TLS certificate: {reason}", "set verify to the server's CA bundle")

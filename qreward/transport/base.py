@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, Mapping
 
@@ -46,10 +47,13 @@ class ByteStream(ABC):
             pass
 
     async def read_whole(self, cap: int) -> Reply:
-        """Return the whole response and close the stream. Raises ``TransportError``, also if the body is longer than ``cap`` bytes."""
+        """Return the whole response and close the stream. Raises ``TransportError``, also if the body is longer than ``cap`` bytes.
+
+        If the body of a response with a status other than 2xx breaks off or cannot be decoded, the rest of the body counts as empty.
+        """
         pieces, size = [], 0
         try:
-            while piece := await self.read():
+            while piece := await self._read_or_end():
                 pieces.append(piece)
                 size += len(piece)
                 if size > cap:
@@ -57,6 +61,14 @@ class ByteStream(ABC):
             return Reply(self.status, self.headers, b"".join(pieces))
         finally:
             await self.aclose()
+
+    async def _read_or_end(self) -> bytes:
+        try:
+            return await self.read()
+        except TransportError:
+            if 200 <= self.status < 300:
+                raise
+            return b""  # the status says more than the break
 
 
 Body = bytes | AsyncIterable[bytes] | None
@@ -111,20 +123,28 @@ def closed() -> TransportError:
     return TransportError("the client was closed before the request was sent; make a new one", sent=False)
 
 
-def no_connection(reason: str, advice: str = "check base_url, and that the server is up") -> TransportError:
+CHECK_SERVER = "check base_url, and that the server is up"
+CHECK_PROXY = "check proxy, or HTTP_PROXY and HTTPS_PROXY in the environment, and that the proxy is up"
+
+
+def no_connection(reason: str, advice: str = CHECK_SERVER) -> TransportError:
     return TransportError(f"no connection ({reason}); {advice}", sent=False)
 
 
-def no_connection_in_time() -> TransportError:
-    return TransportError("no connection within timeouts.connect; check base_url, and that the server is up", sent=False, timeout=True)
+def no_connection_in_time(advice: str = CHECK_SERVER) -> TransportError:
+    return TransportError(f"no connection within timeouts.connect; {advice}", sent=False, timeout=True)
 
 
 def silence() -> TransportError:
     return TransportError("no data for longer than timeouts.read", timeout=True)
 
 
-def not_http(reason: str) -> TransportError:
-    return TransportError(f"the answer is not proper HTTP ({reason}); check the host and port of base_url", malformed=True)
+def not_http(what: str, words: str) -> TransportError:
+    """Return the error for a response that is not valid HTTP. Of the library's words, those that quote the response are left out."""
+    words = re.split(r":?\s*(?:\n|\bb['\"]|\bbytearray)", words)[0].strip(" .:(")
+    return TransportError(
+        f"the answer is not proper HTTP ({what}{': ' if words else ''}{words}); check the host and port of base_url", malformed=True
+    )
 
 
 def too_long(cap: int) -> TransportError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import ssl
 import urllib.request
 from collections.abc import Mapping
@@ -58,10 +60,21 @@ def configured_proxy(endpoint: Endpoint) -> str:
     if endpoint.proxy is not None:
         return endpoint.proxy.get_secret_value()
     parts = urlsplit(endpoint.base_url)
-    if urllib.request.proxy_bypass(parts.netloc):
+    if urllib.request.proxy_bypass(parts.netloc) or _in_no_proxy(parts.hostname or ""):
         return ""
     proxies = urllib.request.getproxies()
     return proxies.get(parts.scheme) or proxies.get("all", "")
+
+
+def _in_no_proxy(host: str) -> bool:
+    """Return True if ``NO_PROXY`` has the IP address ``host``, or a network in CIDR form with this address. Host names are not resolved."""
+    with contextlib.suppress(ValueError):
+        address = ipaddress.ip_address(host)
+        for entry in urllib.request.getproxies_environment().get("no", "").split(","):
+            with contextlib.suppress(ValueError):
+                if address in ipaddress.ip_network(entry.strip().strip("[]"), strict=False):
+                    return True
+    return False
 
 
 def proxy_of(endpoint: Endpoint) -> str | None:

@@ -3,12 +3,14 @@
 No other module of ``qreward.transport`` uses these packages. This module imports neither package, because a user who passes
 an object of one of these packages has already imported the package.
 
-These clients have two weaknesses that the default backend does not have. First, these clients deliver an unrequested response to the next
-request on the connection. Second, above a few hundred connections, each request takes much CPU time.
+These clients have two weaknesses that the default backend does not have. First, if a server sends an unrequested response together with a
+requested one, these clients deliver the former to the next request on the connection. Second, above a few hundred connections, each
+request takes much CPU time.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 import sys
@@ -22,7 +24,9 @@ from qreward.settings.policies import Endpoint
 from qreward.transport import base, connection_settings
 from qreward.transport.base import Body, ByteStream, HttpTransport
 
-_PACKAGES = ("httpx", "httpx2")
+_CORE = {"httpx": "httpcore", "httpx2": "httpcore2"}  # the packages, and the names of the packages on which they are built
+_LARGE = 1 << 20  # bytes of a body that may not fit into the buffers between this process and a server that does not read it
+_WAIT = 1.0  # seconds in which a server refuses a request by its headers
 
 
 class HttpxTransport(HttpTransport):
@@ -43,16 +47,41 @@ class HttpxTransport(HttpTransport):
         if self._closed:
             raise base.closed()
         package = self._package
+        try:
+            return await self._send(method, path, body, headers)
+        except _expected(package) as error:
+            failure = translate(package, error)
+            cut = isinstance(error, package.ReadError | package.WriteError)
+        if cut and isinstance(body, bytes) and len(body) >= _LARGE and (refusal := await self._refusal(method, path, headers, len(body))):
+            return refusal
+        raise failure  # outside the except block, so that httpx's error, which holds the request headers, is not its context
+
+    async def _send(self, method: str, path: str, body: Body, headers: Mapping[str, str] | None) -> HttpxStream:
+        package = self._package
         merged = package.Headers(self._headers)
         merged.update(headers or {})
+        request = self._client.build_request(method, self._base_url + path, content=body, headers=merged, timeout=self._timeout)
         try:
-            request = self._client.build_request(method, self._base_url + path, content=body, headers=merged, timeout=self._timeout)
             return HttpxStream(package, await self._client.send(request, stream=True, follow_redirects=False))
         except package.HTTPStatusError as error:  # raised by a hook of the user that calls raise_for_status
             return HttpxStream(package, error.response, _given(_body_if_read(package, error.response)))
-        except _expected(package) as error:
-            failure = translate(package, error)
-        raise failure  # outside the except block, so that httpx's error, which holds the request headers, is not its context
+
+    async def _refusal(self, method: str, path: str, headers: Mapping[str, str] | None, size: int) -> HttpxStream | None:
+        """Return the error response to a request whose connection broke while its large body was sent, or None.
+
+        A server may refuse such a request by its headers, with 413 for example. The package loses a response that arrives while it sends,
+        so the headers are sent once more. The package reads a response at once if the body ends with httpcore's ``WriteError``.
+        """
+        write_error = getattr(sys.modules.get(_CORE[self._package.__name__]), "WriteError", None)
+        if write_error is None:
+            return None
+        with contextlib.suppress(write_error, *_expected(self._package)):
+            async with asyncio.timeout(_WAIT):
+                stream = await self._send(method, path, _withheld(write_error()), {**(headers or {}), "Content-Length": str(size)})
+            if stream.status >= 400:
+                return stream
+            await stream.aclose()
+        return None
 
     async def aclose(self) -> None:
         """Refuse further requests. The user's client stays open."""
@@ -98,8 +127,8 @@ class HttpxStream(ByteStream):
 def translate(package: Any, error: Exception) -> TransportError:
     """Return the ``TransportError`` for an exception of httpx. The default backend would return an equal error.
 
-    The text of an exception is used only to distinguish a broken connection from malformed HTTP. The text of a ``RuntimeError``, which a
-    closed client raises, for example, is also shown to the user.
+    The text of an exception distinguishes a broken connection from malformed HTTP, and its beginning is shown for the latter. The text of
+    a ``RuntimeError``, which a closed client raises, for example, is shown too.
     """
     what = type(error).__name__
     cause: BaseException | None = error
@@ -116,11 +145,16 @@ def translate(package: Any, error: Exception) -> TransportError:
     if isinstance(error, package.TimeoutException):
         return base.silence()
     broken = isinstance(error, package.RemoteProtocolError) and not re.search("disconnected|peer closed", str(error), re.IGNORECASE)
-    return base.not_http(what) if broken or isinstance(error, package.DecodingError) else base.broken(what)
+    return base.not_http(what, str(error)) if broken or isinstance(error, package.DecodingError) else base.broken(what)
 
 
 def _expected(package: Any) -> tuple[type[Exception], ...]:
     return (package.HTTPError, package.InvalidURL, package.StreamError, OSError, RuntimeError)
+
+
+async def _withheld(error: Exception) -> AsyncGenerator[bytes, None]:
+    raise error
+    yield b""
 
 
 async def _given(body: bytes) -> AsyncGenerator[bytes, None]:
@@ -129,7 +163,7 @@ async def _given(body: bytes) -> AsyncGenerator[bytes, None]:
 
 def _client_of(endpoint: Endpoint) -> tuple[ModuleType, Any]:
     given = endpoint.http_client
-    for name in _PACKAGES:
+    for name in _CORE:
         package: Any = sys.modules.get(name)
         if package is None:
             continue

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
-from engine_tools import MODEL, FakeWire, ask, chat, chats, client_of, leftovers, on_virtual_time
+from engine_tools import MODEL, FakeWire, ask, chat, chats, client_of, leftovers, now, on_virtual_time
 
-from qreward import BatchInterrupted, QRewardClient
+from qreward import BatchInterrupted, Endpoint, Limits, QRewardClient
+from qreward.codecs.base import Reply
+from qreward.errors import BadRequest
+from qreward.transport.error_mapping import failure_from_reply
+from qreward.transport.redaction import Secrets
 
 
 class Stop(BaseException):
@@ -168,3 +173,24 @@ def test_keyboard_interrupt_in_a_callback_ends_the_loop_and_cancels_what_was_sen
             if type(error) is not kind or wire.live["a"]:
                 wrong.append(f"{kind.__name__} of {name}: {error!r}, {wire.live} busy")
     assert wrong == []
+
+
+async def test_items_whose_content_a_refusal_repeats_fail_alone_and_slow_no_others() -> None:
+    """Five of 305 items contain words that mean overload; the server names the content and repeats it."""
+    taken = {}
+    for words in ("the server is busy", "too many requests", "a neutral text"):
+
+        async def answer(name: str, prompt: str, words: str = words) -> Any:
+            await asyncio.sleep(0.05)
+            if int(prompt) % 61:
+                return prompt
+            body = {"error": {"message": f"Invalid 'messages[0].content': {words}", "code": 400}}
+            return failure_from_reply(Reply(400, {}, json.dumps(body).encode()), name, MODEL, Secrets())
+
+        start = now()
+        fleet = [Endpoint("http://a.example/v1", name="a", limits=Limits(max_concurrency=32))]
+        async with client_of(FakeWire(answer), fleet, timeout=20.0) as client:
+            batch = await client.batch_chat_completion(chats(305), MODEL)
+        taken[words] = round(now() - start, 3)
+        assert {index: type(error) for index, error in batch.errors.items()} == dict.fromkeys(range(0, 305, 61), BadRequest), words
+    assert len(set(taken.values())) == 1, taken

@@ -86,7 +86,7 @@ def test_a_code_in_the_body_counts_where_the_status_tells_nothing() -> None:
         ({"error": {"type": "invalid_request_error", "message": "Too many requests"}}, None),
         ({"message": "Too many requests: rate limit exceeded"}, None),
     ]
-    for carried in ({"status_code": 200}, {"status_code": 400}, {"status_code": 500}, {}):
+    for carried in ({"status_code": 200}, {"status_code": 400}, {"status_code": 403}, {"status_code": 500}, {}):
         assert [(body, overload_of(Carrying(body=body, **carried))) for body, _ in table] == table, carried
 
 

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import errno
 import inspect
+import socket
 import ssl
 from contextlib import suppress
 from typing import Any
@@ -27,9 +28,20 @@ OK = answer(completion())
 _create_connection = aiohttp.TCPConnector._create_connection
 
 
-def test_the_private_hook_of_aiohttp_that_limits_new_connections_is_still_there() -> None:
+def test_the_private_hooks_of_aiohttp_that_limit_new_connections_and_check_idle_ones_are_still_there() -> None:
+    hooks = {"_create_connection": ["req", "traces", "timeout"], "_get": ["key", "traces"], "_release": ["key", "protocol", "should_close"]}
+    found = {name: list(inspect.signature(getattr(aiohttp.BaseConnector, name)).parameters)[1:] for name in hooks}
+    assert found == hooks
     assert inspect.iscoroutinefunction(_create_connection)
-    assert list(inspect.signature(_create_connection).parameters) == ["self", "req", "traces", "timeout"]
+    assert inspect.iscoroutinefunction(aiohttp.BaseConnector._get)
+
+
+async def test_without_a_parser_aiohttp_keeps_what_arrives_and_then_the_connection_is_to_be_closed() -> None:
+    protocol = aiohttp.client_proto.ResponseHandler(asyncio.get_running_loop())
+    protocol._parser = None
+    assert not protocol.should_close
+    protocol.data_received(b"\r\n")
+    assert protocol.should_close
 
 
 async def test_nothing_is_kept_of_responses_that_are_over() -> None:
@@ -187,6 +199,57 @@ async def test_a_proxy_gets_the_whole_address_and_its_own_credentials_and_its_re
         await transport.aclose()
         assert caught.value.sent is False
         assert "secretword" not in str(caught.value)
+
+
+@each("fault", ["refused", "407", "no such name", "no answer in time"])
+async def test_a_proxy_that_cannot_be_used_is_named_as_the_cause_and_not_the_address_of_the_server(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def resolve(_: Any, host: str, *__: Any, **___: Any) -> Any:
+        if fault == "no answer in time":
+            await asyncio.Event().wait()
+        raise OSError(errno.ENOENT, "no such name")
+
+    async def refuse(_: Request, connection: Connection) -> None:
+        await connection.send(answer(b"", status=407))
+        connection.writer.close()
+
+    if fault in ("no such name", "no answer in time"):
+        monkeypatch.setattr(aiohttp.TCPConnector, "_resolve_host", resolve)
+    async with Server(refuse) as proxy:
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))  # bound, not listening
+            port = taken.getsockname()[1] if fault == "refused" else proxy.port
+            settings: dict[str, Any] = {
+                "proxy": f"http://127.0.0.1:{port}",
+                "timeouts": Timeouts(connect=0.05 if "time" in fault else PATIENCE),
+            }
+            async with transport_of("aiohttp", "https://judge.example/v1", **settings) as transport:
+                with pytest.raises(TransportError, match=r"check proxy, or HTTP_PROXY") as caught:
+                    await transport.post(PATH, b"{}")
+        assert caught.value.sent is False
+        assert ("check base_url" in str(caught.value)) == (fault == "no answer in time")
+
+
+V6, V4 = "http://[::1]:8000/v1", "http://10.1.2.3:8000/v1"
+
+
+@each(
+    "url, no_proxy, direct",
+    [
+        *((V6, entry, True) for entry in ("::1", "[::1]", "[::1]:8000", "::1/128", "localhost, ::/0", "0:0:0:0:0:0:0:1")),
+        *((V6, entry, False) for entry in ("::2", "fe80::/10", "127.0.0.1", "0.0.0.0/0", "")),
+        *((V4, entry, True) for entry in ("10.1.2.3", "10.0.0.0/8", "10.1.2.3/8", "x,10.1.2.0/24")),
+        *((V4, entry, False) for entry in ("10.2.0.0/16", "10.1.2.4", "::/0", "10.0.0.0/33")),
+        ("http://judge.example/v1", "0.0.0.0/0", False),
+    ],
+)
+def test_no_proxy_holds_addresses_and_networks_too(monkeypatch: pytest.MonkeyPatch, url: str, no_proxy: str, direct: bool) -> None:
+    for name in ("http_proxy", "no_proxy"):
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.setenv("http_proxy", "http://proxy.example:1")
+    monkeypatch.setenv("no_proxy", no_proxy)
+    assert (AiohttpTransport(Endpoint(url))._proxy is None) == direct
 
 
 @each(

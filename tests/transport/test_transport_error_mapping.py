@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict
 from shared_tools import each
 
-from qreward.codecs.base import EmbeddedError, Malformed, Reply, TransportError, Unfinished, WireRequest
+from qreward.codecs.base import Codec, EmbeddedError, Malformed, Reply, TransportError, Unfinished, WireRequest
 from qreward.codecs.chat import CHAT
+from qreward.codecs.embeddings import EMBEDDINGS
+from qreward.codecs.passthrough import PassthroughCodec, passthrough
 from qreward.codecs.rate_limit_headers import retry_after
 from qreward.errors import (
     AuthenticationFailed,
@@ -27,7 +29,7 @@ from qreward.errors import (
     RequestTimeout,
     ServerError,
 )
-from qreward.scheduler.outcome import Failure, FailureKind
+from qreward.scheduler.outcome import Answer, Failure, FailureKind
 from qreward.settings.policies import Endpoint
 from qreward.transport.connection import EndpointConnection
 from qreward.transport.error_mapping import failure_from_body, failure_from_reply, failure_from_transport
@@ -76,6 +78,13 @@ TOO_LONG_TEXTS = [
     "The input token count (1200000) exceeds the maximum number of tokens allowed (1048576).",
 ]
 
+MINUTE = "in organization org-1 on tokens per min (TPM): Limit 30000, Requested 35000."
+TOO_MUCH_OUTPUT_TEXTS = [
+    "'max_tokens' or 'max_completion_tokens' is too large: 9000. This model's maximum context length is 4096 tokens ...",
+    "max_tokens is too large: 100000. This model supports at most 16384 completion tokens, whereas you provided 100000.",
+    "max_tokens: 9000 > 8192, which is the maximum allowed number of output tokens for this model",
+]
+
 SAID: dict[Meaning, list[tuple[int, Any]]] = {
     OVERLOADED: [
         *((status, b"") for status in (429, 503, 529)),
@@ -86,11 +95,17 @@ SAID: dict[Meaning, list[tuple[int, Any]]] = {
         (503, openai("upstream account", None, "insufficient_quota")),
         (500, {"error": {"type": "overloaded_error", "message": "Overloaded"}}),
         *((500, openai(code=code)) for code in (429, 503, 529)),
-        (400, openai("The server is overloaded, try later", "invalid_request_error")),
-        *((400, sglang(f"The {what}.", 400)) for what in ("request queue is full", "server is too busy", "pool is at full capacity")),
+        (500, {"error": "Model is overloaded"}),
+        *((400, {"message": f"The {what}."}) for what in ("request queue is full", "server is too busy", "pool is at full capacity")),
         *((400, openai(text)) for text in ("Too many requests", "the rate limit of 3 was exceeded", "You are rate-limited")),
         (400, openai(code=429)),
+        (400, b'event: error\ndata: {"error": {"message": "slow down", "code": 429}}\n\n'),
         (400, openai(kind=" Rate-Limit Exceeded ")),
+        *((403, openai(kind=kind, code="rate_limit_exceeded")) for kind in (None, "requests", "invalid_request_error")),
+        (403, {"error": {"code": 403, "message": "x", "errors": [{"reason": "rateLimitExceeded"}], "status": "PERMISSION_DENIED"}}),
+        (400, {"error_code": 18, "error_msg": "Open api qps request limit reached"}),
+        (400, openai(kind="overloaded_error", code=400)),
+        (400, openai(kind="api_error", code=429)),
         (400, openai(kind="invalid_api_key", code="rate_limit_exceeded")),
         (400, openai(code="rate_limit_exceeded") | {"code": "invalid_api_key"}),
     ],
@@ -103,6 +118,8 @@ SAID: dict[Meaning, list[tuple[int, Any]]] = {
     TRANSIENT: [
         *((status, b"") for status in (408, 409, 424, 425, 499, 500, 504, 520, 999)),
         (500, openai("boom", "InternalServerError", 500)),
+        (500, openai("busy")),
+        (500, openai("the model crashed: the server is busy", "InternalServerError", 500)),
         (500, openai(code=400)),
         (500, b"Internal Server Error"),
         (500, openai("upstream account", "server_error", "insufficient_quota")),
@@ -118,11 +135,14 @@ SAID: dict[Meaning, list[tuple[int, Any]]] = {
         (401, openai("Incorrect API key provided", "invalid_request_error", "invalid_api_key")),
         (403, {"detail": "Not authenticated"}),
         (400, openai("Wrong key; too many requests came with it", code="invalid_api_key")),
+        (400, openai("No connected db.", "no_db_connection", "400")),
+        (403, openai("overloaded with roles", "invalid_request_error", "unsupported_country_region_territory")),
     ],
     WRONG_PLACE: [
         *((status, b"") for status in (404, 405, 410)),
         (404, openai(TOO_LONG_TEXTS[0])),
         (400, openai("no such model", "invalid_request_error", "model_not_found")),
+        (403, openai("no access to the model", "invalid_request_error", "model_not_found")),
     ],
     (K.UNSUITABLE, InvalidResponse, True): [(status, b"") for status in (300, 307, 399)],
     (K.UNSUITABLE, ServerError, True): [(501, openai("not for this model", "NotImplementedError", 501))],
@@ -132,6 +152,8 @@ SAID: dict[Meaning, list[tuple[int, Any]]] = {
         *((400, openai("x", "invalid_request_error", code)) for code in ("context_length_exceeded", "exceed_context_size_error")),
         (400, openai(code="context_window_exceeded")),
         *((400, openai(text, "BadRequestError", 400)) for text in TOO_LONG_TEXTS),
+        *((400, openai(text, "BadRequestError", 400)) for text in TOO_MUCH_OUTPUT_TEXTS),
+        *((status, openai(f"Request too large for gpt-x {MINUTE}", "tokens", "rate_limit_exceeded")) for status in (413, 429)),
     ],
     REFUSED: [
         *((status, b"") for status in (400, 413, 415, 418, 422)),
@@ -140,6 +162,18 @@ SAID: dict[Meaning, list[tuple[int, Any]]] = {
         (422, {"detail": [{"loc": ["body", "messages"], "msg": "field required", "type": "missing"}]}),
         (422, {"error": "batch size 64 > maximum allowed batch size 32", "error_type": "Validation"}),
         (422, {"error": "x", "error_type": "Tokenizer"}),
+        (400, openai("Invalid 'messages[0].content': the server is busy", code=400)),
+        (400, openai("Invalid 'messages[0].content': the server is busy")),
+        (400, openai("Invalid 'messages[0].content': the server is busy", "invalid_request_error") | {"code": "429 reasons to wait"}),
+        (400, {"error": {"message": "The server is busy", "param": "messages[0].content"}}),
+        *((400, openai("The server is overloaded, try later", **said)) for said in ({"kind": "invalid_request_error"}, {"code": 400})),
+        (400, sglang("The request queue is full.", 400)),
+        (400, {"detail": [{"loc": ["body", "messages", 0], "msg": "too many requests"}]}),
+        (400, b"no such role: too many requests"),
+        (403, {"error": {"code": 403, "message": "flagged", "metadata": {"reasons": ["violence"], "flagged_input": "x"}}}),
+        (403, openai(kind="content_policy_violation", code=403)),
+        (400, openai("x", code="4" * 5000)),
+        (400, openai("It failed.", "server_error", "400")),
     ],
 }
 
@@ -198,6 +232,53 @@ def test_what_an_error_in_a_successful_answer_means(error: Any, meaning: Meaning
     got = of_body(EmbeddedError(error), retry_after="3")
     assert (got.kind, type(got.error), got.misconfigured, got.retry_after) == (*meaning, 3.0)
     assert "answered 200 for model 'judge-7b': an error in the body: " in str(got.error)
+
+
+SLOW = "slow down"
+INSIDE_200: list[tuple[Any, Meaning]] = [
+    ({"object": "error", "code": 429, "message": SLOW}, OVERLOADED),
+    ({"code": 429, "msg": SLOW}, OVERLOADED),
+    ({"code": "429", "message": SLOW}, OVERLOADED),
+    ({"code": "Throttling.RateQuota", "message": SLOW}, OVERLOADED),
+    ({"error_code": 18, "error_msg": "Open api qps request limit reached"}, OVERLOADED),
+    ({"errors": [{"code": 429, "message": SLOW}]}, OVERLOADED),
+    ({"success": False, "errors": [{"code": "rate_limit_exceeded", "message": SLOW}], "result": None}, OVERLOADED),
+    ({"status": 503, "detail": SLOW}, OVERLOADED),
+    ({"error": SLOW, "code": 503}, OVERLOADED),
+    ([{"error": {"code": 429, "message": SLOW}}], OVERLOADED),
+    ({"code": 401, "msg": "x"}, WRONG_KEY),
+    ({"error_code": 17, "error_msg": "x"}, TRANSIENT),
+    ({"errors": ["no"]}, TRANSIENT),
+    ({"code": 400, "msg": "too many requests of yours"}, REFUSED),
+]
+NO_ERROR: list[Any] = [
+    {"code": 0, "msg": "ok"},
+    {"code": 200, "message": "success"},
+    {"errors": [], "status": "ok"},
+    {"type": "ping"},
+    [],
+    1,
+]
+
+
+def test_an_error_with_status_200_is_read_alike_in_every_form_by_every_codec_and_in_a_stream() -> None:
+    connection = EndpointConnection(Endpoint("http://gpu-0:8000/v1", name="gpu-0", api_key="a-long-key"))
+    wrong: list[Any] = []
+    codecs: list[tuple[Codec, Any]] = [(CHAT, []), (EMBEDDINGS, "text"), (passthrough("/v1/any"), None)]
+    for codec, inputs in codecs:
+        call = WireRequest(codec, "judge-7b", inputs, {}, None)
+        for document, meaning in INSIDE_200:
+            for body in (json.dumps(document).encode(), b"event: error\ndata: " + json.dumps(document).encode() + b"\n\n"):
+                got: Any = connection.outcome_of(Reply(200, CIMultiDict(), body), call)
+                if isinstance(got, Answer) and isinstance(codec, PassthroughCodec):
+                    continue  # a route may use the names of such members for other things
+                if (got.kind, type(got.error), got.misconfigured) != meaning or "an error in the body: " not in str(got.error):
+                    wrong.append((codec, body, got.kind, got.error))
+    for document in NO_ERROR:
+        got = connection.outcome_of(Reply(200, CIMultiDict(), json.dumps(document).encode()), WireRequest(CHAT, "judge-7b", [], {}, None))
+        if (got.kind, type(got.error)) != (K.TRANSIENT, InvalidResponse):
+            wrong.append((document, got.kind, got.error))
+    assert wrong == []
 
 
 MESSAGES: list[tuple[int, Any, str]] = [
@@ -261,13 +342,35 @@ def test_long_words_are_cut(body: Any) -> None:
         ("https://user:pw@other.example/v1?token=abc", "it points to host 'other.example'"),
         ("/v2/chat?token=abc", "it points to another path of the same host"),
         ("http://[", "it points to another path of the same host"),
-        (None, "it points to another path of the same host"),
     ],
 )
 def test_a_redirect_names_the_host_it_points_to_and_nothing_else(location: str | None, shown: str) -> None:
     headers: dict[str, Any] = {"location": location} if location else {}
     text = str(failure(307, b"", **headers).error)
     assert text == f"endpoint 'gpu-0' answered 307 for model 'judge-7b': {shown}; set base_url of endpoint 'gpu-0' to the final address"
+
+
+def test_a_redirect_without_a_target_is_not_said_to_point_anywhere() -> None:
+    for status in (300, 304, 307):
+        got = failure(status)
+        assert str(got.error) == (
+            f"endpoint 'gpu-0' answered {status} for model 'judge-7b': it points to no other address; "
+            "check base_url of endpoint 'gpu-0', and a proxy or cache in front of the server"
+        )
+        assert (got.kind, type(got.error), got.misconfigured) == (K.UNSUITABLE, InvalidResponse, True)
+
+
+def test_the_advice_for_too_many_tokens_names_what_is_too_large() -> None:
+    together = "you requested 5000 tokens (20 in the messages, 4980 in the completion)."
+    table = {
+        **dict.fromkeys(TOO_LONG_TEXTS[1:], "shorten the input, or route it to a model with a longer context"),
+        **dict.fromkeys(TOO_MUCH_OUTPUT_TEXTS, "lower max_tokens, or route it to a model with a longer context"),
+        f"{TOO_LONG_TEXTS[0]} {together}": "shorten the input or lower max_tokens, or route it to a model with a longer context",
+        f"Request too large for gpt-x {MINUTE}": "it exceeds the tokens per minute of endpoint 'gpu-0'; shorten the input or lower "
+        "max_tokens",
+    }
+    told = {text: str(failure(429 if MINUTE in text else 400, openai(text)).error) for text in table}
+    assert {text: words for text, words in told.items() if not words.endswith(f"; {table[text]}")} == {}
 
 
 def test_what_a_broken_line_means() -> None:
@@ -307,6 +410,9 @@ HINTS: list[tuple[dict[str, str], float | None]] = [
     ({"retry-after": "0"}, 0.0),
     ({"retry-after": " 1.5 "}, 1.5),
     ({"retry-after": "Fri, 15 Jan 2027 08:00:30 GMT"}, 30.0),
+    ({"retry-after": "Fri, 15 Jan 2027 09:00:04 GMT", "date": "Fri, 15 Jan 2027 09:00:00 GMT"}, 4.0),
+    ({"retry-after": "Fri, 15 Jan 2027 07:00:04 GMT", "date": "Fri, 15 Jan 2027 07:00:00 GMT"}, 4.0),
+    ({"retry-after": "Fri, 15 Jan 2027 08:00:30 GMT", "date": "today"}, 30.0),
     *(({"retry-after": text}, None) for text in ("Fri, 15 Jan 2027 07:00:00 GMT", "-3", "nan", "inf", "1e999", "soon", "")),
     ({"retry-after-ms": "250", "retry-after": "7"}, 0.25),
     ({"retry-after-ms": "x", "retry-after": "7"}, 7.0),

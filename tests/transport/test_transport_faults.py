@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import random
 import socket
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,10 @@ import pytest
 from shared_tools import PATIENCE, completion, each
 from transport_server import ENGINES, PATH, WAYS, Connection, Request, Server, always, answer, send, transport_of
 
+from qreward import QRewardClient
 from qreward.codecs.base import TransportError
-from qreward.settings.policies import Timeouts
+from qreward.integrations.openai import async_openai_client
+from qreward.settings.policies import Endpoint, Timeouts
 
 OK = answer(completion())
 
@@ -90,6 +94,17 @@ _NOT_HTTP = {
     "another protocol": always(b"SSH-2.0-OpenSSH_9.6\r\n\r\n"),
     "bad length": always(b"HTTP/1.1 200 OK\r\ncontent-length: many\r\n\r\n{}"),
     "bad chunk": always(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\nwhat\r\n"),
+    "wrong encoding": always(answer(b"{}", content_encoding="gzip")),
+}
+
+
+_REASONS = {
+    "endless headers": ("Too many headers received", "Receive buffer too long"),
+    "endless line": ("Got more than 32768 bytes", "Receive buffer too long"),
+    "another protocol": ("Bad status line", "illegal status line"),
+    "bad length": ("Invalid character in Content-Length", "bad Content-Length"),
+    "bad chunk": ("Invalid character in chunk size", "illegal chunk header"),
+    "wrong encoding": ("Can not decode content-encoding: gzip", "incorrect header check"),
 }
 
 
@@ -100,6 +115,76 @@ async def test_what_is_not_http_is_malformed_and_never_a_status_that_was_not_sen
             await send(transport, way)
         assert (caught.value.malformed, caught.value.sent) == (True, True)
         assert "400" not in str(caught.value)
+        assert _REASONS[kind][engine != "aiohttp"] in str(caught.value)
+        assert "SSH" not in str(caught.value)
+
+
+_BROKEN_BODIES: dict[str, Any] = {
+    "wrong encoding": lambda status: always(answer(b"{}", status=status, content_encoding="gzip", retry_after="7")),
+    "cut off": lambda status: _cut(answer(b"x" * 100, status=status, retry_after="7")[:-50]),
+}
+
+
+def _cut(data: bytes) -> Any:
+    async def script(_: Request, connection: Connection) -> None:
+        await connection.send(data)
+        connection.writer.close()
+
+    return script
+
+
+@each("engine, kind, status, way", itertools.product(ENGINES, _BROKEN_BODIES, (307, 429), ("post", "get", "stream")))
+async def test_a_status_counts_even_if_its_body_breaks_off_or_cannot_be_decoded(engine: str, kind: str, status: int, way: str) -> None:
+    async with Server(_BROKEN_BODIES[kind](status)) as server, transport_of(engine, server.url) as transport:
+        if way == "stream":
+            reply = await (await transport.stream(PATH, b"{}")).read_whole(1000)
+        else:
+            reply = await send(transport, way)
+        assert (reply.status, reply.headers.get("retry-after")) == (status, "7")
+
+
+@each("engine", ENGINES)
+async def test_an_early_refusal_of_a_large_body_is_kept_and_the_body_is_not_sent_again(engine: str) -> None:
+    received, connections = 0, 0
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal received, connections
+        connections += 1
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert b"content-length: 40000000" in head.lower()
+        writer.write(answer({"error": {"message": "too large"}}, status=413, connection="close"))
+        with contextlib.suppress(ConnectionError):
+            await writer.drain()
+        received += len(reader._buffer)  # type: ignore[attr-defined]
+        writer.close()
+
+    listener = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    async with listener, transport_of(engine, f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}/v1") as transport:
+        reply = await transport.post(PATH, b"x" * 40_000_000)
+    assert (reply.status, b"too large" in reply.body) == (413, True)
+    assert received < 4_000_000
+    assert connections <= (1 if engine == "aiohttp" else 2), "the second request of httpx has no body"
+
+
+async def test_after_a_break_on_a_connection_that_was_used_before_the_next_request_opens_a_fresh_one() -> None:
+    """The server, or something before it, has forgotten the connections of a burst, and resets each one that is used."""
+    for way, break_on in itertools.product(("post", "stream"), (_reset, _reset_in_body)):
+        forgotten: set[int] = set()
+
+        async def script(request: Request, connection: Connection, break_on: Any = break_on, forgotten: set[int] = forgotten) -> None:
+            if connection.number in forgotten:
+                await break_on(request, connection)
+                return
+            await server.until(8)
+            await connection.send(OK)
+
+        async with Server(script) as server, transport_of("aiohttp", server.url) as transport:
+            await asyncio.gather(*(transport.post(PATH, b"{}") for _ in range(8)))
+            forgotten.update(range(8))
+            with pytest.raises(TransportError):
+                await send(transport, way)
+            assert (await send(transport, way)).status == 200, way
+            assert len(server.connections) == 9
 
 
 @each("engine", ENGINES)
@@ -119,16 +204,72 @@ async def test_a_post_on_a_stale_connection_reaches_the_server_once(engine: str)
         assert [request.body for request in server.requests] == [b'"first"', b'"stale"', b'"last"']
 
 
-async def test_a_second_answer_that_was_not_asked_for_is_never_given_to_the_next_request() -> None:
+STRAYS = {
+    "a whole answer": answer(completion("nobody asked")),
+    "an empty line": b"\r\n",
+    "the beginning of an answer": b"HTTP/1.1 200 O",
+    "a cut answer": answer(completion("nobody asked"))[:-3],
+}
+
+
+async def _echo(request: Request, connection: Connection, stray: bytes = b"") -> None:
+    await connection.send(answer({"for": request.json["id"]}) + stray)
+
+
+async def test_a_second_answer_in_the_same_write_is_never_given_to_the_next_request() -> None:
     """httpx gives it to the next request (its defect), so only the default engine is held to this."""
+    wrong = []
+    for (name, stray), way in itertools.product(STRAYS.items(), ("post", "stream")):
+        async with Server(partial(_echo, stray=stray)) as server, transport_of("aiohttp", server.url) as transport:
+            for number in range(5):
+                reply = await send(transport, way, b'{"id": %d}' % number)
+                if reply.body != b'{"for": %d}' % number:
+                    wrong.append((name, way, reply.body))
+    assert wrong == []
 
+
+@each("engine, tls, kind, seen", itertools.product(ENGINES, (False, True), STRAYS, (False, True)))
+async def test_a_connection_on_which_anything_arrived_while_it_was_idle_is_not_used_again(
+    engine: str, tls: bool, kind: str, seen: bool
+) -> None:
+    """Whether the event loop has seen the bytes, or was kept busy and has not."""
+    settings: dict[str, Any] = {"timeouts": Timeouts(read=PATIENCE)}
+    async with Server(_echo, tls=tls) as server, transport_of(engine, server.url, trusted=tls, **settings) as transport:
+        for number, way in enumerate(("post", "stream", "post")):
+            reply = await send(transport, way, b'{"id": %d}' % number)
+            assert reply.body == b'{"for": %d}' % number, way
+            await server.connections[-1].send(STRAYS[kind])
+            for _ in range(4 * seen):
+                await asyncio.sleep(0)
+        assert len(server.connections) == 3
+
+
+async def test_an_empty_line_on_an_idle_connection_costs_the_next_request_no_attempt() -> None:
+    async with Server(_echo) as server, transport_of("aiohttp", server.url, timeouts=Timeouts(read=0.02)) as transport:
+        for number in range(2):
+            assert (await transport.post(PATH, b'{"id": %d}' % number)).status == 200
+            await server.connections[-1].send(b"\r\n")
+            await asyncio.sleep(0.05)
+
+
+@each("way", ["call", "stream", "sdk"])
+async def test_a_late_second_answer_is_given_to_no_call_stream_or_program_of_the_openai_sdk(way: str) -> None:
     async def script(request: Request, connection: Connection) -> None:
-        await connection.send(answer({"for": request.json["id"]}) + answer({"for": "nothing"}))
+        await connection.send(answer(completion(request.json["messages"][0]["content"])))
 
-    async with Server(script) as server, transport_of("aiohttp", server.url) as transport:
-        for number in range(20):
-            reply = await transport.post(PATH, b'{"id": %d}' % number)
-            assert reply.body == b'{"for": %d}' % number
+    async with Server(script) as server, QRewardClient([Endpoint(server.url, models=["judge-7b"], proxy="")]) as client:
+        sdk = async_openai_client(client, hedge=False)
+        for number in range(3):
+            messages: Any = [{"role": "user", "content": f"question {number}"}]
+            if way == "stream":
+                text = "".join([token async for token in client.stream_chat_completion(messages, "judge-7b")])
+            else:
+                ask = client.chat_completion if way == "call" else sdk.chat.completions.create
+                text = (await ask(messages=messages, model="judge-7b")).choices[0].message.content
+            assert text == f"question {number}"
+            await server.connections[-1].send(STRAYS["a whole answer"])
+            await asyncio.sleep(0.02)
+        assert (len(server.requests), len(server.connections)) == (3, 3)
 
 
 @each("seed, tls, streamed", [(1, False, False), (2, True, False), (3, False, True)])

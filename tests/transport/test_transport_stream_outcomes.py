@@ -37,6 +37,7 @@ COMPLETE = {
     "more after [DONE]": WHOLE + said("more") + b"data: nonsense\n\n",
     "usage before the end": said("yes") + USAGE + ENDED + DONE,
     "pings among the chunks": b"event: ping\ndata: {}\n\n" + WHOLE,
+    "a code that is no error": event({"code": 0, "msg": "ok", "errors": []}) + WHOLE,
 }
 
 
@@ -76,6 +77,11 @@ ERRORS: dict[str, tuple[bytes, FailureKind, type[RequestError]]] = {
     "an event in words": (b"event: error\ndata: CUDA out of memory\n\n", FailureKind.TRANSIENT, ServerError),
     "a field": (b'error: {"code": 503, "message": "loading"}\n\n', FailureKind.OVERLOADED, RateLimited),
     "a choice": (event({"choices": [{"delta": {}, "error": {"code": 429}}]}), FailureKind.OVERLOADED, RateLimited),
+    "an object": (event({"object": "error", "code": 429}), FailureKind.OVERLOADED, RateLimited),
+    "a code alone": (event({"code": 429, "msg": "slow down"}), FailureKind.OVERLOADED, RateLimited),
+    "a code beside the words": (event({"error": "full", "code": 503}), FailureKind.OVERLOADED, RateLimited),
+    "an error code": (event({"error_code": 18, "error_msg": "qps request limit reached"}), FailureKind.OVERLOADED, RateLimited),
+    "a list of errors": (event({"errors": [{"code": 429}]}), FailureKind.OVERLOADED, RateLimited),
     "no json": (b'data: {"id": "chatcmpl-\n\n', FailureKind.TRANSIENT, InvalidResponse),
     "an endless event": (b"data: " + b"x" * MOST_BYTES + b"\n\n", FailureKind.TRANSIENT, InvalidResponse),
 }

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from qreward.codecs.error_body import one_line
 from qreward.errors import BadRequest, InvalidResponse
-from qreward.transport.error_mapping import one_line
 
 SHOWN = 500
 """Maximum number of characters of an error message that are kept."""

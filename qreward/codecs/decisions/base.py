@@ -17,6 +17,7 @@ import msgspec
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import EmbeddedError, Malformed, WireRequest
 from qreward.codecs.chat import CHARS_PER_TOKEN, CHAT, joined
+from qreward.codecs.error_body import parse_error_body
 from qreward.decisions import AnswerTable, Choice, Decision, DecisionAnswer, FoundAnswer, Question, Score, YesNo, check_questions
 from qreward.errors import BadRequest, InvalidResponse, QRewardError
 from qreward.records import PromptTokensDetails, Usage
@@ -439,8 +440,8 @@ def _text_message(message: dict[str, Any], place: int) -> dict[str, str]:
 def refused_by(status: int, body: bytes) -> str | None:
     """Return the name of the dialect that the error response to a decision shows; None if the response shows no dialect.
 
-    The function searches the whole response for texts of the error messages of vLLM 0.33 and SGLang 0.5.23. If a server repeats the request
-    in its response, the words of the request are searched too.
+    The function searches the message and the codes of the response for texts of the error messages of vLLM 0.33 and SGLang 0.5.23. If a
+    server repeats the request in its message, the words of the request are searched too.
 
     Example:
         >>> refused_by(404, b'{"detail":"Not Found"}'), refused_by(404, b'{"error":{"message":"The model `m` does not exist."}}')
@@ -448,7 +449,8 @@ def refused_by(status: int, body: bytes) -> str | None:
     """
     if status in (405, 501):
         return "chat"
-    text = body.decode("utf-8", "replace").lower()
+    error = parse_error_body(body)
+    text = " ".join([error.text.lower(), *error.names])
     if status == 404:
         return None if "model" in text and any(words in text for words in _NO_MODEL) else "chat"
     if status not in (400, 422):

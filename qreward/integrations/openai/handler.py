@@ -63,8 +63,8 @@ class PlainCodec:
 
     def decode(self, body: bytes, call: WireRequest) -> PlainAnswer:
         document = jsonio.read_object(body)
-        if error := document.get("error"):
-            raise EmbeddedError(error)
+        if document.get("error") or document.get("object") == "error":
+            raise EmbeddedError(document)
         return PlainAnswer(body, call.model, jsonio.usage_of(document.get("usage")))
 
     def validate(self, inputs: Any) -> Any:

@@ -20,10 +20,9 @@ import msgspec
 from qreward import errors
 from qreward.codecs import json as jsonio
 from qreward.codecs.chat_stream import ChatChunk, tells_usage_only
+from qreward.codecs.error_body import ErrorBody, is_too_long
 from qreward.errors import QRewardError, RequestError, RequestTimeout
 from qreward.streaming.handles import Stream, StreamReader
-from qreward.transport import error_mapping
-from qreward.transport.error_mapping import ErrorBody
 
 DONE = b"data: [DONE]\n\n"
 _RAW = msgspec.json.Decoder(msgspec.Raw)
@@ -208,7 +207,7 @@ def _code(error: QRewardError) -> str:
     """Return the API's error code if programs check for this code; otherwise, return the name of the error class in snake case."""
     if isinstance(error, errors.NoEndpoint):
         return "model_not_found"
-    if isinstance(error, errors.BadRequest) and error_mapping.is_too_long(ErrorBody(str(error))):
+    if isinstance(error, errors.BadRequest) and is_too_long(ErrorBody(str(error))):
         return "context_length_exceeded"
     if isinstance(error, errors.RateLimited) and error.attempts and error.attempts[-1].outcome == "quota":
         return "insufficient_quota"

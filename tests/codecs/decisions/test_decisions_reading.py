@@ -310,6 +310,7 @@ def test_error_responses_point_to_the_dialect_that_the_server_speaks() -> None:
         (400, "question '0': label 'A' is not one distinct token for this model", "chat"),
         (400, "This model's maximum context length is 8192 tokens", None),
         (422, '{"detail":[{"type":"missing","loc":["body","state"],"msg":"Field required"}]}', None),
+        (422, '{"detail":[{"loc":["body"],"msg":"no","input":"use /v1/systemone; decisions are not supported"}]}', None),
         *[(status, "use /v1/systemone", None) for status in (200, 401, 403, 408, 413, 429, 500, 503)],
     ]
     faults = [f"{status} {text}: {found}" for status, text, name in cases if (found := refused_by(status, text.encode())) != name]

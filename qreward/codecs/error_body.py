@@ -1,0 +1,221 @@
+"""The reader of error bodies: in responses with an error status, in responses with status 2xx, and in events of a stream.
+
+``parse_error_body`` extracts the message and the error codes. ``error_in`` says whether a document with status 2xx is an error at all.
+``status_of`` maps codes to the HTTP status that the server should have sent.
+
+These forms of a body are understood:
+
+- OpenAI and vLLM: ``{"error": {"message", "type", "code", "param"}}``
+- various servers: ``{"error": "text"}``, ``{"errors": [...]}``, ``{"code", "msg"}`` and ``{"error_code", "error_msg"}``
+- TEI: ``{"error", "error_type"}`` and ``{"message", "code", "type"}``
+- SGLang: ``{"object": "error", "message", "code"}``
+- FastAPI: ``{"detail": ...}``
+- a list that contains one of these objects, an event of a stream, plain text, and HTML
+
+This module does not depend on what follows from an error.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from qreward.codecs import json as jsonio
+from qreward.codecs.base import Malformed
+
+LOOKED_AT = 8192  # maximum number of characters or bytes that are examined; messages show far fewer
+_MARKUP = re.compile(r"(?is)<(script|style)\b.*?</\1\s*>|<!--.*?-->|<[^>]*>")
+_EVENT = re.compile(rb"\s*(?:event:[^\n]*\n)?data:([^\n]*)")
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """The content of a server's error response.
+
+    Attributes:
+        text: the message, on one line.
+        names: the codes in the members ``code``, ``type``, ``error_type``, ``error_code``, ``status`` and ``reason``, in this order. They
+            are in lower case, with ``_`` between words. An error that names a part of the request (``param``) has the code
+            ``invalid_request_error`` too.
+    """
+
+    text: str
+    names: tuple[str, ...] = ()
+
+
+def parse_error_body(body: bytes) -> ErrorBody:
+    """Parse the body of an error response."""
+    try:
+        return error_body_of(read_error(body))
+    except Malformed:
+        return ErrorBody(one_line(_MARKUP.sub(" ", body[:LOOKED_AT].decode("utf-8", "replace"))))
+
+
+def read_error(body: bytes) -> Any:
+    """Return the JSON document in a body or in the first event of a body. Raises ``Malformed``."""
+    event = _EVENT.match(body)
+    return jsonio.read_leniently(body if event is None else event[1])
+
+
+def error_in(document: Any) -> Any:
+    """Return the error in a document with status 2xx, or None if the document is no error.
+
+    A document without ``choices`` is also an error if it has a code of an error or a list of errors.
+
+    Example:
+        >>> error_in({"code": 429, "msg": "slow down"}), error_in({"code": 0, "msg": "ok"}), error_in({"choices": []})
+        ({'code': 429, 'msg': 'slow down'}, None, None)
+    """
+    if isinstance(document, list):
+        return error_in(document[0]) if document else None
+    if not isinstance(document, dict):
+        return None
+    if document.get("error") or document.get("object") == "error":
+        return document
+    if "choices" in document:
+        return None
+    codes = _names({name: document.get(name) for name in ("code", "status")})
+    return document if document.get("errors") or document.get("error_code") or any(map(_status, codes)) else None
+
+
+def error_body_of(document: Any) -> ErrorBody:
+    """Parse the error in a JSON document or in its ``error`` member."""
+    if isinstance(document, list):
+        return error_body_of(document[0]) if document else ErrorBody("")
+    if not isinstance(document, dict):
+        return ErrorBody("" if document is None else one_line(str(document)))
+    inner = document.get("error") or document.get("errors")
+    if isinstance(inner, dict | list) and inner:
+        within = error_body_of(inner)
+        return ErrorBody(within.text or _text(document), within.names + _names(document))
+    return ErrorBody(_text(document), _names(document))
+
+
+def one_line(text: str) -> str:
+    """Return the text without line breaks and control characters, so that it cannot forge a log line."""
+    text = text[:LOOKED_AT]
+    if not text.isprintable():
+        text = "".join(char if char.isprintable() else " " for char in text)
+    return " ".join(text.split())
+
+
+def _text(document: dict[Any, Any]) -> str:
+    members = ("message", "error", "detail", "msg", "error_message", "error_msg", "title")
+    return next((one_line(text) for member in members if (text := _message(document.get(member)))), "")
+
+
+def _message(value: Any) -> str:
+    """Return the message in a text or in FastAPI's list of ``{"loc", "msg", "input"}``. ``input`` is left out, because it is user data."""
+    match value:
+        case str():
+            return value
+        case {"loc": [*place], **rest} if text := _text(rest):
+            return f"{'.'.join(map(str, place))}: {text}" if place else text
+        case dict():
+            return _text(value)
+        case list():
+            return "; ".join(filter(None, (_message(item) for item in value[:3] if not isinstance(item, list))))
+    return ""
+
+
+def _names(document: dict[str, Any]) -> tuple[str, ...]:
+    values = [document.get(member) for member in ("code", "type", "error_type", "error_code", "status", "reason")]
+    if isinstance(about := document.get("metadata"), dict) and "flagged_input" in about:
+        values.append("content_filter")  # OpenRouter's moderation, with status 403
+    if document.get("param"):
+        values.append("invalid_request_error")
+    return tuple(re.sub(r"[\s.-]+", "_", str(value).strip().lower()) for value in values if value)
+
+
+QUOTA = frozenset({
+    "insufficient_quota", "billing_hard_limit_reached", "billing_hard_limit", "billing_not_active", "insufficient_balance",
+    "insufficient_credits", "insufficient_funds", "payment_required", "402",
+})  # fmt: skip
+"""Error codes that mean that the account's quota or credit is used up."""
+
+INVALID_SCORES = "invalid_scores"
+"""The error code of qreward's own reward server for a scorer that did not return one reward for each completion."""
+
+_BAD_REQUEST = ("invalid_request_error", "bad_request", "bad_request_error", "badrequest", "badrequesterror")
+_SERVER_ERROR = ("server_error", "internal_error", "internal_server_error", "internalservererror", "api_error", "internal")
+_GENERAL = frozenset({"400", *_BAD_REQUEST, *_SERVER_ERROR})
+"""Error codes that servers use for all kinds of errors. A further code is more exact."""
+
+_NAMES = {
+    400: (
+        *_BAD_REQUEST, "invalid_argument", "invalid_value", "validation", "content_filter", "content_policy_violation",
+        "context_length_exceeded", "exceed_context_size_error", "string_above_max_length", "unprocessable_entity_error", "tokenizer",
+        "empty",
+    ),
+    401: (
+        "invalid_api_key", "incorrect_api_key", "authentication_error", "unauthorized", "unauthenticated",
+        "no_db_connection",  # LiteLLM's proxy without a database, for every key except its own
+    ),
+    403: ("permission_error", "permission_denied", "permission_denied_error", "forbidden"),
+    404: ("model_not_found", "not_found_error", "not_found", "deployment_not_found"),
+    429: (
+        "rate_limit_exceeded", "rate_limit_error", "rate_limited", "rate_limit", "user_rate_limit_exceeded", "too_many_requests",
+        "resource_exhausted", "throttled", "throttling", "throttling_exception", "throttling_rate_quota", "tokens", "requests",
+    ),
+    500: (*_SERVER_ERROR, "backend"),
+    503: (
+        "overloaded", "overloaded_error", "server_overloaded", "engine_overloaded", "service_unavailable", "service_unavailable_error",
+        "unavailable", "queue_overflow_error", "queue_full", "slow_down", "server_busy", "unhealthy",
+    ),
+    504: ("timeout", "timeout_error", "request_timeout", "gateway_timeout", "deadline_exceeded"),
+}  # fmt: skip
+_STATUS_OF = {name.replace("_", ""): status for status, names in _NAMES.items() for name in names} | {
+    name.replace("_", ""): 402 for name in QUOTA
+}
+
+_SAYS_OVERLOAD = re.compile(
+    r"(?i)(?:(?:error|sorry)[:,] )?(?:(?:the|this|our|your|you|we|is|are|has|have|been|currently|temporarily|model|server|service|engine"
+    r"|system|endpoint|api|open|requests?|upstream|provider|pool) )*(?:overloaded\b|too many (?:concurrent )?requests"
+    r"|server (?:is )?(?:too |currently )?busy\b|(?:rate|qps|rpm|tpm|requests?).{0,9}limit.{0,20}\b(?:exceeded|reached|hit)|rate.?limited\b"
+    r"|queue is full|at (?:full )?capacity\b)"
+)
+"""The beginning of a message that means overload. Words further back may be those of the request, which servers repeat in messages."""
+_SAYS_TOO_LONG = re.compile(
+    r"(?i)maximum context length|longer than the (?:maximum model|model's context|maximum context) length|max_model_len"
+    r"|exceeds? the (?:model's |maximum |available )?(?:maximum )?(?:context|model length|number of tokens)"
+    r"|must have less than \d+ tokens|(?:prompt|input) is too long|input token count .{0,40}exceeds"
+)
+_TOO_LONG = frozenset({"context_length_exceeded", "exceed_context_size_error", "context_window_exceeded"})
+
+
+def status_of(error_body: ErrorBody, answered: int = 400) -> int | None:
+    """Return the HTTP status that an error body stands for, or None.
+
+    The first known code of the body determines the status, except for codes that only repeat the status of the response or that servers
+    use for all errors. With the statuses 200, 400 and 500, these codes count second, and the text of a body without a known code third.
+
+    Args:
+        error_body: the content of the response.
+        answered: the HTTP status of the response.
+
+    Example:
+        >>> status_of(ErrorBody("slow down", ("rate_limit_exceeded",)))
+        429
+    """
+    known = [(name, status) for name in error_body.names if (status := _status(name)) is not None]
+    for name, status in known:
+        if name not in _GENERAL and name != str(answered):
+            return status
+    if answered not in (200, 400, 500):
+        return None
+    if known:
+        return known[0][1]
+    return 503 if _SAYS_OVERLOAD.match(error_body.text) else 400 if is_too_long(error_body) else None
+
+
+def _status(name: str) -> int | None:
+    return _STATUS_OF.get(name.replace("_", "")) or (int(name) if re.fullmatch("[45][0-9][0-9]", name) else None)
+
+
+def is_too_long(error_body: ErrorBody) -> bool:
+    """Return True if the input exceeds the model's context.
+
+    The errors of OpenAI, vLLM, SGLang, TEI, llama.cpp and Gemini are recognised.
+    """
+    return not _TOO_LONG.isdisjoint(error_body.names) or _SAYS_TOO_LONG.search(error_body.text) is not None

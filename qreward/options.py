@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache
-from inspect import iscoroutinefunction
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, cast
 
+from qreward.callables import FunctionKind, kind_of
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import RESERVED, Codec, WireRequest
 from qreward.errors import ConfigError, QRewardError
@@ -382,7 +382,7 @@ def batch_items(name: str, given: object) -> Iterable[Any] | AsyncIterable[Any]:
 
 def callback(name: str, given: Callable[..., object] | None) -> Callable[..., object] | None:
     """Return ``given`` if it is None or a function that is not async, or raise ``ConfigError``."""
-    if given is not None and (not callable(given) or iscoroutinefunction(given)):
+    if given is not None and kind_of(given) is not FunctionKind.THREADED:
         raise ConfigError(f"{name} must be a plain function, not {given!r}")
     return given
 

@@ -11,12 +11,12 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable
 from functools import wraps
 from typing import Any, NamedTuple, Unpack, cast
 
-from qreward.batching.callables import FunctionKind, kind_of, name_of
 from qreward.batching.in_flight import BatchFunction
 from qreward.batching.queue import BatchQueue
 from qreward.batching.settings import BatchSettings, Options, checked
 from qreward.batching.typing import BatchDecorator
 from qreward.batching.worker import LoopWorker
+from qreward.callables import FunctionKind, kind_of, name_of
 
 RECEIVERS = ("self", "cls")
 """Names that mark a first parameter as the receiver of an instance or a class. All other parameters receive lists."""

@@ -8,13 +8,13 @@ from asyncio import CancelledError
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from inspect import iscoroutinefunction
 from itertools import count
 from time import monotonic
 from typing import Any, NoReturn
 
 from opentelemetry import trace
 
+from qreward.callables import FunctionKind, kind_of
 from qreward.compat.names import PAGE
 from qreward.errors import CircuitOpen, ConfigError
 from qreward.functions.config import UNSET, ScheduleConfig
@@ -119,7 +119,7 @@ def _decorate(function: Callable[..., Any], *, config: ScheduleConfig, types: tu
     callback = None if receive is None else lambda metrics: receive(OldScheduleMetrics.of(metrics))
     inner = new_schedule(ScheduleConfig(**{**config.snapshot(), "default_result": UNSET, "metrics_callback": callback}))
     wrapper: Any
-    if iscoroutinefunction(function):
+    if kind_of(function) is FunctionKind.AWAITED:
 
         @functools.wraps(function)
         async def body(*args: Any, **kwargs: Any) -> Any:

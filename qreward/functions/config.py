@@ -13,13 +13,13 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator
 from enum import Enum
 from functools import partial
-from inspect import iscoroutinefunction
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, PlainValidator, PrivateAttr, field_validator, model_validator
 
+from qreward.callables import FunctionKind, kind_of
 from qreward.engine import background
 from qreward.errors import ConfigError
 from qreward.functions.overload import overload_of
@@ -62,7 +62,7 @@ def check_exceptions(value: object) -> object:
 
 
 def check_plain(value: Any) -> Any:
-    if value is not None and (not callable(value) or iscoroutinefunction(value)):
+    if value is not None and kind_of(value) is not FunctionKind.THREADED:
         raise ValueError("must be a plain function, not async: it is called and not awaited")
     return value
 
@@ -245,7 +245,7 @@ class ScheduleConfig(Policy):
         Priority.NORMAL
     )
     pool: str | None = None
-    metrics_callback: Callable[..., object] | None = None
+    metrics_callback: Annotated[Callable[..., object] | None, AfterValidator(check_plain)] = None
     telemetry_exporter: Annotated[Any, PlainValidator(check_exporter)] = None
     debug: bool = False
 

@@ -1,4 +1,4 @@
-"""Functions that inspect a batch function. They find its kind, the number of lists that it takes, and its name for messages."""
+"""Functions that inspect a callable. They find its kind, the number of lists that it takes, and its name for messages."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
+from functools import partial
 from typing import Any
 
 
@@ -26,9 +27,14 @@ _TESTS = (
 
 
 def kind_of(function: Any) -> FunctionKind | None:
-    """Return the kind of a function or callable object; None if it is not callable."""
+    """Return the kind of a function, a callable object, or a ``functools.partial`` of one; None if it is not callable.
+
+    A plain function may still return a coroutine, for example a lambda that calls an ``async def``. Only a call shows this.
+    """
     if not callable(function):
         return None
+    while isinstance(function, partial):
+        function = function.func
     called = (function, type(function).__call__)
     return next((kind for is_kind, kind in _TESTS if any(map(is_kind, called))), FunctionKind.THREADED)
 

@@ -191,7 +191,7 @@ class ScheduleConfig(Policy):
             ``hedged_request_time``.
         speed_up_max_multiply: maximum number of tries of one call that run at once after a failure; with ``retry_times``.
         default_result: a value that is returned instead of an exception, or a function of the call's arguments that returns this value.
-            With ``UNSET``, the exception is raised.
+            The first replaced exception of each class is logged as a warning. With ``UNSET``, the exception is raised.
         circuit_breaker_threshold: number of consecutive failures after which calls are rejected with ``CircuitOpen``.
         circuit_breaker_recovery: seconds for which calls are rejected. After this time, one call is let through; with
             ``circuit_breaker_threshold``.

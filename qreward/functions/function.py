@@ -10,6 +10,7 @@ import functools
 import inspect
 import logging
 import threading
+import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -147,6 +148,26 @@ def no_waiting() -> Iterator[None]:
         _waiting_disabled = before
 
 
+class ReplacedErrors:
+    """Logs the first error of each class that ``default_result`` replaced, so that a bug in the function does not stay unseen."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._logged: WeakSet[type[BaseException]] = WeakSet()
+
+    def log_first(self, error: BaseException) -> None:
+        """Log the class of the error and the line that raised it. The message of the error is left out, because it may contain secrets."""
+        kind = type(error)
+        if kind in self._logged:
+            return
+        self._logged.add(kind)
+        where = "".join(f", raised at {frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)[-1:])
+        log.warning(
+            "default_result replaced a %s of %s()%s; further ones are not logged. exception_types says which exceptions are replaced",
+            *(kind.__name__, self._name, where),
+        )
+
+
 class ScheduledFunction:
     """Holds a decorated function, its configuration and its pool.
 
@@ -161,6 +182,7 @@ class ScheduledFunction:
         self.name = f"{getattr(body, '__module__', None) or '?'}.{getattr(body, '__qualname__', None) or type(body).__qualname__}"
         self.config = config
         self.pool = pool
+        self.replaced = ReplacedErrors(self.name)
         self.settings = CompiledSettings(config)
         _check_agreement(self, pool)
         pool.members.add(self)
@@ -255,6 +277,7 @@ class ScheduledFunction:
             self._report(call, settings, outcome, error)
             raise error
         self._report(call, settings, outcome, error, defaulted=True)
+        self.replaced.log_first(error)
         return default(*args, **kwargs) if callable(default) else default
 
     def _report(
@@ -310,6 +333,7 @@ class ScheduledFunction:
             )
 
     def reset(self) -> None:
+        self.replaced = ReplacedErrors(self.name)
         engine = self.pool.engine
         engine.apply(lambda now: engine.scheduler.reset(now, self.function))
 

@@ -207,7 +207,7 @@ class ProgressMeter:
 def _view(wanted: object, title: str) -> ProgressView | None:
     if wanted is None:
         wanted = os.environ.get(VARIABLE, "").strip().lower() in ("1", "true", "yes", "on")
-    if kind_of(wanted) is FunctionKind.THREADED:
+    if callable(wanted) and kind_of(wanted) is FunctionKind.THREADED:
         return _Plain(0.25, wanted)
     if not isinstance(wanted, bool) and wanted != "plain":
         raise ConfigError(f"progress must be True, False, None or a plain function that takes a Progress, not {wanted!r}")

@@ -187,10 +187,10 @@ def batch(function: Any = None, /, **settings: Unpack[Options]) -> Any:
     ``await score.close()`` closes the queues.
 
     Raises:
-        TypeError: the decorated object is not a function, ``@batch`` without parentheses decorates a plain ``def``, or a setting is
-            unknown or has the wrong type. A call of the batched function also raises ``TypeError`` if the arguments do not match the
-            signature of the function, or if the function has no parameter for a list.
-        ConfigError: a setting is out of range. ``ConfigError`` is a ``ValueError``.
+        TypeError: the decorated object is not a function, ``@batch`` without parentheses decorates a plain ``def``, or a setting has the
+            wrong type. A call of the batched function also raises ``TypeError`` if the arguments do not match the signature of the
+            function, or if the function has no parameter for a list.
+        ConfigError: a setting is unknown or out of range. ``ConfigError`` is a ``ValueError``.
 
     Example:
         >>> import asyncio

@@ -204,7 +204,9 @@ _INVALID_SCORES = FailureMeaning(
 )
 _TOO_LONG_BODY = FailureMeaning(FailureKind.UNSUITABLE, BadRequest, "shorten the input, or route it to a model with a longer context")
 _REDIRECT = _wrong_setup(InvalidResponse, "set base_url of endpoint {endpoint!r} to the final address")
-_PLACE = _wrong_setup(BadRequest, "check base_url of endpoint {endpoint!r}, and that it serves {model!r} (model_names maps names)")
+_PLACE = _wrong_setup(
+    BadRequest, "check base_url of endpoint {endpoint!r}, and that it serves {model!r} (model_names maps names; base_url often ends in /v1)"
+)
 _WRONG_KEY = _wrong_setup(AuthenticationFailed, "check api_key of endpoint {endpoint!r}")
 _NO_KEY = _wrong_setup(
     AuthenticationFailed,

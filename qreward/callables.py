@@ -1,9 +1,13 @@
-"""Functions that inspect a callable. They find its kind, the number of lists that it takes, and its name for messages."""
+"""Functions that inspect a callable. They find its kind, the number of lists that it takes, and its name for messages.
+
+``show_keywords`` sets the signature that ``help`` and the completion of IPython show.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Set
 from contextlib import suppress
 from enum import Enum
 from functools import partial
@@ -58,3 +62,42 @@ def lists_taken(function: Callable[..., Any], most: int) -> int:
 def name_of(function: Any) -> str:
     """Return the qualified name of a function. For a callable object, return the name of its type."""
     return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
+
+
+class Code(str):
+    """A string whose ``repr`` is the string itself."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+class NotGiven:
+    """The type of :data:`NOT_GIVEN`."""
+
+    def __repr__(self) -> str:
+        return "..."
+
+
+NOT_GIVEN: Any = NotGiven()
+"""The value of an argument that was not passed, where None has a meaning of its own. Signatures show it as ``...``."""
+
+
+def show_keywords(function: Any, hidden: Set[str] = frozenset()) -> None:
+    """Make ``help`` and completion show the keyword arguments that ``**options: Unpack[Kind]`` stands for.
+
+    Args:
+        function: the function. Its module must hold ``Kind``, a ``TypedDict``. Without such a parameter, nothing is changed.
+        hidden: names that are not shown, if ``Kind`` has all of them.
+    """
+    signature = inspect.signature(function)
+    rest = next((each for each in signature.parameters.values() if each.kind is each.VAR_KEYWORD), None)
+    found = None if rest is None else re.fullmatch(r"Unpack\[(\w+)\]", str(rest.annotation))
+    if rest is None or found is None:
+        return
+    kinds = function.__globals__[found[1]].__annotations__
+    shown = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=NOT_GIVEN, annotation=Code(kind.__forward_arg__))
+        for name, kind in kinds.items()
+        if name not in hidden or not hidden <= kinds.keys()
+    ]
+    function.__signature__ = signature.replace(parameters=[*[*signature.parameters.values()][:-1], *shown, rest])

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
+from inspect import isfunction
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, cast
 
-from qreward.callables import FunctionKind, kind_of
+from qreward.callables import NOT_GIVEN, FunctionKind, kind_of, show_keywords
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import RESERVED, Codec, WireRequest
 from qreward.errors import ConfigError, QRewardError
@@ -26,8 +27,7 @@ if TYPE_CHECKING:
     from qreward.results import Result
     from qreward.telemetry import Telemetry
 
-DEFAULT: Any = object()
-"""Marks an argument that was not passed. It is used where None has a meaning of its own, such as no timeout or a missing response."""
+DEFAULT = NOT_GIVEN
 
 
 class Watching(TypedDict, total=False):
@@ -246,6 +246,14 @@ class Arguments(NamedTuple):
         """Return a function that makes a ``WireRequest`` of one item with these arguments. See :func:`preparer`."""
         options = self.options
         return preparer(codec, model, self.params, options.get("extra_headers"), options.get("extra_body"), options.get("group"))
+
+
+def show_options(client: type) -> None:
+    """Make ``help`` and completion show the options of the methods of a class, without the parameters of models."""
+    for method in vars(client).values():
+        function = method.__func__ if isinstance(method, classmethod) else method
+        if isfunction(function) and not hasattr(function, "__wrapped__"):  # a blocking twin has the signature of its method
+            show_keywords(function, _PARAMS)
 
 
 def arguments_of(kind: type, options: Mapping[str, Any]) -> Arguments:

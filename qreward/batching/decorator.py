@@ -16,7 +16,7 @@ from qreward.batching.queue import BatchQueue
 from qreward.batching.settings import BatchSettings, Options, checked
 from qreward.batching.typing import BatchDecorator
 from qreward.batching.worker import LoopWorker
-from qreward.callables import FunctionKind, kind_of, name_of
+from qreward.callables import FunctionKind, kind_of, name_of, show_keywords
 
 RECEIVERS = ("self", "cls")
 """Names that mark a first parameter as the receiver of an instance or a class. All other parameters receive lists."""
@@ -210,6 +210,7 @@ def batch(function: Any = None, /, **settings: Unpack[Options]) -> Any:
     return _batched(function, its)
 
 
+show_keywords(batch)
 CONTROLS = ("set_max_batch_size", "set_batch_wait_timeout_s", "set_max_concurrent_batches", "change", "stats", "close")
 """Names of the methods of a queue that are attributes of the batched function."""
 

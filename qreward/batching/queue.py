@@ -20,7 +20,7 @@ from qreward.batching.stats import QueueStats
 from qreward.batching.streaming import BatchStreamReader
 from qreward.batching.typing import Results, Yields
 from qreward.batching.worker import LoopWorker
-from qreward.callables import FunctionKind
+from qreward.callables import FunctionKind, show_keywords
 from qreward.errors import ConfigError
 from qreward.settings.policies import Priority, priority_level
 
@@ -362,3 +362,6 @@ class _Next(Coroutine[Any, Any, R]):
 
     def __await__(self) -> Generator[Any, None, R]:
         return self._coroutine.__await__()
+
+
+show_keywords(BatchQueue.__init__)

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, PlainValidator, PrivateAttr, field_validator, model_validator
 
-from qreward.callables import FunctionKind, kind_of
+from qreward.callables import Code, FunctionKind, kind_of
 from qreward.engine import background
 from qreward.errors import ConfigError
 from qreward.functions.overload import overload_of
@@ -355,7 +355,7 @@ class ScheduleConfig(Policy):
     def __repr_args__(self) -> Iterator[tuple[str, Any]]:
         """Yield the values that differ from their defaults. An object is shown by its name only, because it may hold secrets."""
         fields = type(self).model_fields
-        return ((name, _Text(_shown(value))) for name, value in self.snapshot().items() if not same(value, fields[name].default))
+        return ((name, Code(_shown(value))) for name, value in self.snapshot().items() if not same(value, fields[name].default))
 
 
 def same(one: object, other: object) -> bool:
@@ -366,13 +366,6 @@ def same(one: object, other: object) -> bool:
         return type(one) is type(other) and bool(one == other)
     except Exception:
         return False
-
-
-class _Text(str):
-    """A string whose ``repr`` is the string itself."""
-
-    __slots__ = ()
-    __repr__ = str.__str__
 
 
 def _shown(value: Any) -> str:

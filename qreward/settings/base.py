@@ -7,22 +7,26 @@ the closest valid name.
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf, isfinite
 from operator import ge, gt, le, lt
-from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, NoReturn, Self, TypeVar, get_origin
+from types import NoneType, SimpleNamespace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, NoReturn, Self, TypeVar, get_origin, get_type_hints
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, SecretStr, ValidationError, ValidationInfo
 from pydantic_core import PydanticCustomError
 
+from qreward.callables import NOT_GIVEN, Code
 from qreward.errors import ConfigError, Fault
 from qreward.spelling import TYPO, closest, did_you_mean, meant
 
 if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass as PolicyType
+
     Read_co = TypeVar("Read_co", covariant=True)
     Given_contra = TypeVar("Given_contra", contravariant=True)
 
@@ -33,6 +37,13 @@ if TYPE_CHECKING:
         def __set__(self, instance: object, value: Given_contra) -> None: ...
 
 else:
+
+    class PolicyType(type(BaseModel)):
+        """The metaclass of all settings. Without it, ``help`` of a class shows some 50 methods of pydantic, and validators as types."""
+
+        def __dir__(cls):
+            own = (kind for kind in cls.__mro__ if issubclass(kind, BaseModel) and kind is not BaseModel)
+            return [name for kind in own for name in vars(kind) if not name.startswith("_") and name not in ("model_config", "elsewhere")]
 
     class Accepting:
         """For pydantic, the type of the setting is the first type. The validators of the setting also accept the second type."""
@@ -142,7 +153,7 @@ _EXPANDED = {"variables": "expanded"}
 """Context of a validation of values in which environment variables have been replaced already."""
 
 
-class Policy(BaseModel):
+class Policy(BaseModel, metaclass=PolicyType):
     """Base class of all settings. An object is immutable. An unknown name is an error. Errors are :class:`ConfigError`, without values."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, arbitrary_types_allowed=True)
@@ -172,8 +183,30 @@ class Policy(BaseModel):
     # Makes pydantic validate a nested model in place, so that an error has its full path ("endpoints.1.limits").
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Set the signature that ``help`` and editors show: the types of the settings, without pydantic's validators."""
+        super().__pydantic_init_subclass__(**kwargs)
+        given = SimpleNamespace(__annotations__={name: field.annotation for name, field in cls.model_fields.items()})
+        types = get_type_hints(given)  # without the validators
+        signature = inspect.signature(cls)
+        parameters = [
+            each.replace(annotation=_short(types[each.name]), default=NOT_GIVEN if isinstance(each.default, Policy) else each.default)
+            for each in signature.parameters.values()
+            if each.name in types
+        ]
+        cls.__signature__ = signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty)
+
     def __setattr__(self, name: str, value: Any) -> NoReturn:
         raise AttributeError(f"{type(self).__name__} cannot be changed; make a new one with the other {name}")
+
+
+_MODULES = re.compile(r"\b(?:[a-z_]\w*\.)+(?=[A-Z])")
+
+
+def _short(annotation: Any) -> Code:
+    text = _MODULES.sub("", inspect.formatannotation(annotation)).replace("SecretStr", "str")
+    return Code(re.sub(r"^Optional\[(.*)\]$", r"\1 | None", text))
 
 
 def repeated(names: Iterable[str]) -> str | None:

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 
@@ -89,7 +90,7 @@ def test_the_help_of_settings_is_short_and_shows_types_and_not_validators() -> N
 
 def test_signatures_show_the_options_for_completion() -> None:
     client = qreward.QRewardClient
-    expected = {
+    expected: dict[Callable[..., object], set[str]] = {
         client: {"retry", "timeout", "telemetry"},
         qreward.SyncQRewardClient: {"retry", "timeout"},
         client.from_config: {"telemetry", "observers"},

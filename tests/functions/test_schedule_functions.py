@@ -12,7 +12,7 @@ import traceback
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial, singledispatch, wraps
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -488,4 +488,4 @@ def test_async_functions_that_would_be_called_and_never_awaited_are_refused() ->
     for name in ("key_func", "metrics_callback", "exception_types"):
         for function in (sleeping_scorer, AsyncScorer(), partial(AsyncScorer(), "four")):
             with pytest.raises(ConfigError, match="plain function, not async"):
-                ScheduleConfig(**{name: function})
+                ScheduleConfig(**cast("Any", {name: function}))

@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+PACKAGE := $(VENV)/.package
 READY := $(VENV)/.ready
 PYTEST := $(BIN)/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=worksteal
 LONG := acceptance benchmarks examples
@@ -18,7 +19,7 @@ export NO_MKDOCS_2_WARNING := 1
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(READY) ## watch a fleet of fake endpoints limit, slow down and die while a bulk finishes
+demo: $(PACKAGE) ## watch a fleet of fake endpoints limit, slow down and die while a bulk finishes
 	$(BIN)/qreward demo
 
 test: $(READY) ## run the tests; a few minutes
@@ -72,8 +73,13 @@ tests/slow/.envs/%/.ready: tests/slow/%/requirements.txt pyproject.toml
 
 .PRECIOUS: tests/slow/.envs/%/.ready
 
-$(READY): pyproject.toml
+# the package alone; what the tests and checks need is added when one of them is made
+$(PACKAGE): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "qreward needs Python 3.11 or newer; say make PYTHON=python3.11")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
+
+$(READY): $(PACKAGE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@

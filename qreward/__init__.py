@@ -5,7 +5,7 @@ This module only exports the public names. Each name is imported on first use.
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 _HOMES = {
@@ -159,6 +159,8 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         return importlib.import_module("importlib.metadata").version("qreward")
     if name not in _HOME_OF:
+        if not name.startswith("_") and importlib.util.find_spec(f"qreward.{name}") is not None:  # such as qreward.options
+            return importlib.import_module(f"qreward.{name}")
         raise AttributeError(f"module 'qreward' has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOME_OF[name]), name)
     globals()[name] = value

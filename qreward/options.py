@@ -5,19 +5,20 @@ Each option is declared once, in a ``TypedDict``. Methods take the options as ``
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
-from inspect import iscoroutinefunction
+from inspect import isfunction
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, cast
 
+from qreward.callables import NOT_GIVEN, FunctionKind, kind_of, show_keywords
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import RESERVED, Codec, WireRequest
 from qreward.errors import ConfigError, QRewardError
 from qreward.scheduler.state import RequestOptions
 from qreward.settings.client import ClientConfig
-from qreward.settings.policies import Endpoint, Hedge, PrefixAffinity, Priority, Retry, Route, priority_level
-from qreward.spelling import TYPO, closest, did_you_mean
+from qreward.settings.policies import Endpoint, Hedge, Limits, PrefixAffinity, Priority, Retry, Route, priority_level
+from qreward.spelling import ELSEWHERE, TYPO, closest, did_you_mean, meant
 from qreward.transport import connection_settings
 
 if TYPE_CHECKING:
@@ -26,8 +27,7 @@ if TYPE_CHECKING:
     from qreward.results import Result
     from qreward.telemetry import Telemetry
 
-DEFAULT: Any = object()
-"""Marks an argument that was not passed. It is used where None has a meaning of its own, such as no timeout or a missing response."""
+DEFAULT = NOT_GIVEN
 
 
 class Watching(TypedDict, total=False):
@@ -228,6 +228,10 @@ class BatchStreamOptions(StreamOptions, CollectingOptions, total=False):
 
 
 _PARAMS = ModelParams.__optional_keys__
+_PARAM_TYPO = 0.88
+"""Minimum similarity of a misspelled parameter. It is higher than ``TYPO``, because servers have many parameters with similar names, such
+as ``reasoning_effort`` and ``reasoning_format``."""
+_OF_ENDPOINTS = Endpoint.model_fields.keys() - {"models"}  # OpenRouter has a parameter ``models``
 OPTIONS = (ChatBatchOptions.__optional_keys__ | BatchStreamOptions.__optional_keys__) - _PARAMS
 """The options of all calls. None of them is sent to a server as a parameter."""
 
@@ -242,6 +246,14 @@ class Arguments(NamedTuple):
         """Return a function that makes a ``WireRequest`` of one item with these arguments. See :func:`preparer`."""
         options = self.options
         return preparer(codec, model, self.params, options.get("extra_headers"), options.get("extra_body"), options.get("group"))
+
+
+def show_options(client: type) -> None:
+    """Make ``help`` and completion show the options of the methods of a class, without the parameters of models."""
+    for method in vars(client).values():
+        function = method.__func__ if isinstance(method, classmethod) else method
+        if isfunction(function) and not hasattr(function, "__wrapped__"):  # a blocking twin has the signature of its method
+            show_keywords(function, _PARAMS)
 
 
 def arguments_of(kind: type, options: Mapping[str, Any]) -> Arguments:
@@ -277,7 +289,13 @@ def preparer(
         ConfigError: the model, the parameters, the headers or the body are invalid.
     """
     if not isinstance(model, str) or not model:
-        raise ConfigError(f"model must be the name of a model, not {model!r}")
+        what = repr(model) if isinstance(model, str | int | float | None) else f"a {type(model).__name__}"
+        pairs = (
+            "; several items are one argument, such as zip(prompts, responses)"
+            if not isinstance(model, str) and isinstance(model, Sequence | Iterator)
+            else ""
+        )
+        raise ConfigError(f"model must be the name of a model, not {what}{pairs}")
     if body is not None and not isinstance(body, Mapping):
         raise ConfigError(f"extra_body must be a mapping, not a {type(body).__name__}")
     if headers is not None and not isinstance(headers, Mapping):
@@ -302,7 +320,7 @@ def preparer(
 
 
 def check_params(params: Mapping[str, Any]) -> None:
-    """Raise ``ConfigError`` for a parameter that is an option of another call, or a misspelled option.
+    """Raise ``ConfigError`` for a parameter that is an option of another call, a setting of a client or endpoint, or misspelled.
 
     Without this check, the parameter would go into the JSON body, and most servers would ignore it. Well-known arguments of LiteLLM and of
     the openai client are refused for the same reason. ``extra_body`` accepts any name.
@@ -312,43 +330,33 @@ def check_params(params: Mapping[str, Any]) -> None:
             raise ConfigError(fault)
 
 
-_RETRIES = "retries are a setting of the client: QRewardClient(..., retry=Retry(attempts=...)), which counts the first attempt too"
-_OTHER_MODEL = "no call is repeated with another model; catch the error and call the other model, or use a Cascade of judges"
-_ADDRESS = "it belongs to the endpoint: Endpoint(base_url)"
-_ELSEWHERE = {
-    "num_retries": _RETRIES,
-    "max_retries": _RETRIES,
-    "retry_policy": _RETRIES,
-    "fallbacks": _OTHER_MODEL,
-    "context_window_fallbacks": _OTHER_MODEL,
-    "content_policy_fallbacks": _OTHER_MODEL,
-    "mock_response": "responses are faked by servers: qreward.testing.FakeFleet([FakeEndpoint(..., responder=...)])",
-    "request_timeout": "the timeout of a call is timeout=, in seconds",
-    "stream_timeout": "the timeout of a call is timeout=, in seconds",
-    "api_key": "it belongs to the endpoint: Endpoint(base_url, api_key=...)",
-    "api_base": _ADDRESS,
-    "base_url": _ADDRESS,
-    "http_client": "it belongs to the endpoint: Endpoint(base_url, http_client=...)",
-    "default_headers": "it belongs to the endpoint: Endpoint(base_url, headers={...})",
-    "headers": "the headers of a call are extra_headers=",
-    "custom_llm_provider": "every endpoint has the API that its kind names: Endpoint(base_url, kind=...)",
-    "drop_params": "no parameter is dropped; leave out what the server does not take",
-    "caching": "responses are not cached; a judge caches its verdicts: Judge(client, cache=...)",
-}
-"""Well-known argument of LiteLLM or of the openai client -> the part of an error message that says what to use in this package."""
-
-
 @lru_cache(maxsize=1024)  # comparing names is the slowest part of a call, and a program uses few names
 def _fault_of(name: str) -> str | None:
     to_server = f"A parameter of the server with this name goes into extra_body={{{name!r}: ...}}"
     if name in OPTIONS:
         batches = "; only batches have a deadline, one call has timeout=" if name == "deadline" else ""
         return f"{name!r} is an option of other calls, not of this one{batches}. {to_server}"
-    if name in _ELSEWHERE:
-        return f"{name!r} is an argument of LiteLLM or of the openai client; here {_ELSEWHERE[name]}. {to_server}"
-    if near := closest(name, OPTIONS, cutoff=TYPO):
+    if name in _PARAMS:
+        return None
+    near = [] if name in ELSEWHERE else closest(name, OPTIONS, cutoff=TYPO)
+    if not near and (place := _place_of(name)):
+        return f"{name!r} is not an option of a call; {place}. {to_server}"
+    if near := near or closest(name, _PARAMS, cutoff=_PARAM_TYPO):
         return f"{name!r} is not an option of this call; did you mean {near[0]!r}? {to_server}"
+    if near := closest(name, ELSEWHERE, cutoff=TYPO):
+        return f"{name!r} is not an option of a call; did you mean {near[0]!r}? {ELSEWHERE[near[0]]}. {to_server}"
     return "extra_query is not supported; put parameters of the server into extra_body" if name == "extra_query" else None
+
+
+def _place_of(name: str) -> str | None:
+    """Return where a name belongs that is not an option of a call; None if it belongs to no other place."""
+    if name in ELSEWHERE:
+        return ELSEWHERE[name]
+    if ours := meant(name, Limits.model_fields):
+        return f"it belongs to the endpoint: Endpoint(base_url, limits=Limits({ours}=...))"
+    if name in _OF_ENDPOINTS:
+        return f"it belongs to the endpoint: Endpoint(base_url, {name}=...)"
+    return f"it is a setting of the client: QRewardClient(endpoints, {name}=...)" if name in ClientSettings.__optional_keys__ else None
 
 
 def client_settings(endpoints: object, settings: Mapping[str, Any]) -> tuple[ClientConfig, dict[str, Any]]:
@@ -359,7 +367,7 @@ def client_settings(endpoints: object, settings: Mapping[str, Any]) -> tuple[Cli
     """
     for name in settings:
         if name not in ClientSettings.__optional_keys__:
-            hint = _ELSEWHERE.get(name) or did_you_mean(name, sorted(ClientSettings.__optional_keys__))
+            hint = _place_of(name) or did_you_mean(name, sorted(ClientSettings.__optional_keys__))
             raise ConfigError(f"{name!r} is not a setting of a client; {hint}")
     given = {name: value for name, value in settings.items() if name in ClientConfig.model_fields and value is not DEFAULT}
     if given.get("retry", DEFAULT) is None:
@@ -382,7 +390,7 @@ def batch_items(name: str, given: object) -> Iterable[Any] | AsyncIterable[Any]:
 
 def callback(name: str, given: Callable[..., object] | None) -> Callable[..., object] | None:
     """Return ``given`` if it is None or a function that is not async, or raise ``ConfigError``."""
-    if given is not None and (not callable(given) or iscoroutinefunction(given)):
+    if given is not None and kind_of(given) is not FunctionKind.THREADED:
         raise ConfigError(f"{name} must be a plain function, not {given!r}")
     return given
 

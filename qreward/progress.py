@@ -13,10 +13,10 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from inspect import iscoroutinefunction
 from time import monotonic
 from typing import Any, Literal, Protocol
 
+from qreward.callables import FunctionKind, kind_of
 from qreward.errors import ConfigError
 from qreward.records import retries
 from qreward.results import Result, RouteLoad, dollars
@@ -207,7 +207,7 @@ class ProgressMeter:
 def _view(wanted: object, title: str) -> ProgressView | None:
     if wanted is None:
         wanted = os.environ.get(VARIABLE, "").strip().lower() in ("1", "true", "yes", "on")
-    if callable(wanted) and not iscoroutinefunction(wanted):
+    if callable(wanted) and kind_of(wanted) is FunctionKind.THREADED:
         return _Plain(0.25, wanted)
     if not isinstance(wanted, bool) and wanted != "plain":
         raise ConfigError(f"progress must be True, False, None or a plain function that takes a Progress, not {wanted!r}")

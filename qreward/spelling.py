@@ -10,8 +10,44 @@ TYPO = 0.85
 where unknown names are allowed. For example, ``time_out`` counts as a misspelling of ``timeout``, but ``store`` does not count as a
 misspelling of ``score``."""
 
-SYNONYMS = {"max_parallel_requests": "max_concurrency"}
-"""Name of a setting in another library (LiteLLM) -> its name here, if the two names are not similar."""
+_RETRIES = ("retries", "max_retries", "num_retries", "max_attempts")
+SYNONYMS = {
+    "max_concurrency": ("concurrency", "max_parallel_requests", "max_concurrent_requests", "max_workers"),
+    "base_url": ("url", "api_base", "endpoint", "host", "address"),
+    "api_key": ("key", "token"),
+    "attempts": _RETRIES,
+    "retry_times": _RETRIES,
+}
+"""Name of a setting -> names for it in other libraries, which are often not similar."""
+
+
+_RETRY = "retries are a setting of the client: QRewardClient(..., retry=Retry(attempts=...)), which counts the first attempt too"
+_OTHER_MODEL = "no call is repeated with another model; catch the error and call the other model, or use a Cascade of judges"
+_ADDRESS = "it belongs to the endpoint: Endpoint(base_url)"
+ELSEWHERE = {
+    "retries": _RETRY,
+    "num_retries": _RETRY,
+    "max_retries": _RETRY,
+    "retry_policy": _RETRY,
+    "fallbacks": _OTHER_MODEL,
+    "context_window_fallbacks": _OTHER_MODEL,
+    "content_policy_fallbacks": _OTHER_MODEL,
+    "mock_response": "responses are faked by servers: qreward.testing.FakeFleet([FakeEndpoint(..., responder=...)])",
+    "request_timeout": "the timeout of a call is timeout=, in seconds",
+    "stream_timeout": "the timeout of a call is timeout=, in seconds",
+    "api_key": "it belongs to the endpoint: Endpoint(base_url, api_key=...)",
+    "api_base": _ADDRESS,
+    "base_url": _ADDRESS,
+    "http_client": "it belongs to the endpoint: Endpoint(base_url, http_client=...)",
+    "default_headers": "it belongs to the endpoint: Endpoint(base_url, headers={...})",
+    "headers": "the headers of a call are extra_headers=",
+    "custom_llm_provider": "every endpoint has the API that its kind names: Endpoint(base_url, kind=...)",
+    "drop_params": "no parameter is dropped; leave out what the server does not take",
+    "return_exceptions": "a batch never raises for an item: batch.errors has the errors, and batch.raise_for_errors() raises them",
+    "reference": "it is an argument of a judge: Judge(client, model=...).score(prompt, response, reference=...)",
+    "caching": "responses are not cached; a judge caches its verdicts: Judge(client, cache=...)",
+}
+"""Well-known argument of another library or place -> the part of an error message that says what to use here."""
 
 
 def closest(name: object, known: Iterable[str], *, most: int = 1, cutoff: float = 0.6) -> list[str]:
@@ -34,6 +70,20 @@ def closest(name: object, known: Iterable[str], *, most: int = 1, cutoff: float 
     return [each for lower in found for each in by_case[lower]][:most]
 
 
+def meant(name: object, known: Iterable[str], *, cutoff: float = TYPO) -> str | None:
+    """Return the known name that ``name`` stands for: itself, its synonym, or the most similar name; None if there is none.
+
+    Example:
+        >>> meant("max_workers", ["max_concurrency"]), meant("rpmm", ["rpm"]), meant("rps", ["timeout"])
+        ('max_concurrency', 'rpm', None)
+    """
+    names = list(known)
+    if name in names:
+        return str(name)
+    synonym = next((ours for ours in names if name in SYNONYMS.get(ours, ())), None)
+    return synonym or next(iter(closest(name, names, cutoff=cutoff)), None)
+
+
 def did_you_mean(name: object, known: Iterable[str], *, cutoff: float = 0.6, otherwise: str = "valid names:") -> str:
     """Return the end of an error message about a wrong name: the closest valid name, or all valid names.
 
@@ -44,8 +94,6 @@ def did_you_mean(name: object, known: Iterable[str], *, cutoff: float = 0.6, oth
         "valid names: 'rpm', 'tpm'"
     """
     names = list(known)
-    if SYNONYMS.get(str(name)) in names:
-        return f"did you mean {SYNONYMS[str(name)]!r}?"
-    if near := closest(name, names, cutoff=cutoff):
-        return f"did you mean {near[0]!r}?"
+    if ours := meant(name, names, cutoff=cutoff):
+        return f"did you mean {ours!r}?"
     return f"{otherwise} {', '.join(map(repr, names)) or 'none'}"

@@ -14,7 +14,7 @@ from qreward.chat_namespace import SyncChatNamespace
 from qreward.client import QRewardClient
 from qreward.engine.portal import BlockingTwin, blocking, forwarded, portal, same
 from qreward.errors import ClientClosed
-from qreward.options import ClientSettings, Watching
+from qreward.options import ClientSettings, Watching, show_options
 from qreward.runtime import Runtime
 from qreward.settings.client import ClientConfig
 from qreward.settings.policies import Endpoint
@@ -114,3 +114,6 @@ class SyncQRewardClient(BlockingTwin[QRewardClient]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SyncQRewardClient._over, (self._async,)
+
+
+show_options(SyncQRewardClient)

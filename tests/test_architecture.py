@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 LAYERS: list[tuple[str, ...]] = [
-    ("documentation", "records", "errors", "results", "decisions", "observers", "settings", "spelling", "tuning"),
+    ("callables", "documentation", "records", "errors", "results", "decisions", "observers", "settings", "spelling", "tuning"),
     ("scheduler", "quota.ledger", "quota.lease", "quota.messages"),
     ("codecs",),
     ("transport",),

@@ -213,6 +213,10 @@ STRAY: dict[str, tuple[Answers, str, str]] = {
     "a server that hangs up": ({"*": (0, "")}, "/v1", r"the connection broke .*; check the host and port of base_url"),
     "a wrong path": ({"*": (404, ""), "/v1/models": (200, LIST)}, "/api/v2", r'has an API at another path; set "base_url": \S+/v1"'),
     "/v1 twice": ({"*": (404, ""), "/v1/models": (200, LIST)}, "/v1/v1", r'has an API at another path; set "base_url": \S+/v1"'),
+    "Infinity with /v1": (
+        {"*": (404, ""), "/health": (200, "{}"), "/models": (200, LIST)}, "/v1",
+        r'answers 404 to a request for its models, but it has an API at another path; set "base_url": "http://127.0.0.1:\d+"',
+    ),
     "the list itself": ({"*": (404, ""), "/v1/models": (200, LIST)}, "/v1/models", r'has an API at another path; set "base_url": \S+/v1"'),
     "no /v1, and no key": ({"*": (404, ""), "/v1/models": (401, "")}, "", r'its API is one level below base_url; set "base_url": \S+/v1"'),
     "a login page": ({"*": (302, "https://u:p@sso.example.com/?t=1")}, "/v1", r"redirects to https://sso.example.com \(302 .* final one"),
@@ -236,6 +240,7 @@ def test_the_state_is_ready_only_if_the_server_refused_nothing(check: Check) -> 
         ("sglang", {**well, **unknown}, "wrong path (404)"),
         ("tei", {**well, **unknown}, "wrong path (404)"),
         ("openai", {"*": (404, "")}, "wrong path (404)"),
+        ("vllm", {**well, "*": (404, "{}"), "/v1/models": (500, "{}")}, "failing (500)"),
         ("openai", {"*": (200, "<html></html>")}, "no API (a web page)"),
         ("openai", {"*": (302, "https://sso.example.com/")}, "redirects"),
         ("openai", {"*": (200, LIST)}, "ready"),
@@ -251,13 +256,53 @@ def test_a_model_request_decides_whether_a_key_is_accepted(check: Check) -> None
     cases: list[tuple[Answers, str, str]] = [
         ({"/v1/models": (403, ""), chat: (200, COMPLETION), "*": (200, "{}")}, "ready, answered", "accepted"),
         ({"/v1/models": (200, LIST), chat: (401, "{}"), "*": (200, "{}")}, "key refused (401)", "refused (401)"),
-        ({"/v1/models": (200, LIST), chat: (404, "{}"), "*": (200, "{}")}, "call failed (404)", "accepted"),
+        ({"/v1/models": (200, LIST), chat: (404, "{}"), "*": (200, "{}")}, "call failed (404)", "not checked"),
     ]
     for answers, state, auth in cases:
         with answering(answers) as host:
             given = {"base_url": f"{host}/v1", "models": ["judge-7b"], "api_key": KEY}
             status, (found,) = check.json(given, more=("--call",))
         assert (found["state"], found["auth"], status) == (state, auth, int(state != "ready, answered")), found
+
+
+def test_a_key_that_the_server_never_looks_at_is_not_called_accepted(check: Check) -> None:
+    with answering({"*": (200, LIST), "/v1/chat/completions": (200, COMPLETION)}) as host, fake("openrlhf") as openrlhf:
+        given = [{"base_url": f"{host}/v1", "models": ["judge-7b"], "api_key": KEY}, {**openrlhf, "name": "b", "headers": {"X-Key": KEY}}]
+        looked, called = check.json(*given)[1], check.json(*given, more=("--call",))[1]
+    assert [each["auth"] for each in looked] == ["not checked", "?"]
+    assert any("the key was not checked; check it with --call" in note for note in looked[0]["notes"])
+    assert [(each["auth"], each["state"]) for each in called] == [("not checked", "ready, answered")] * 2, called
+    assert all("it does not check keys" in " ".join(each["notes"]) for each in called)
+    with fake("openrlhf", api_key=KEY) as guarded:
+        assert check.json({**guarded, "api_key": KEY}, more=("--call",))[1][0]["auth"] == "accepted"
+
+
+def test_a_server_of_embeddings_is_asked_for_an_embedding_after_it_refused_a_chat(check: Check) -> None:
+    vector = '{"object": "list", "data": [{"index": 0, "embedding": [0.5]}]}'
+    refusal = (400, '{"error": {"message": "The model does not support Chat Completions API", "code": 400}}')
+    with answering({"*": (200, LIST), "/v1/chat/completions": refusal, "/v1/embeddings": (200, vector)}) as host:
+        status, (found,) = check.json({"base_url": f"{host}/v1", "models": ["judge-7b"]}, more=("--call",))
+    assert (status, found["state"], found["called"], found["problems"]) == (0, "ready, answered", "answered", [])
+    assert "it answers requests for embeddings, and refuses chat completions" in found["notes"]
+
+
+def test_servers_that_have_no_kind_of_their_own_are_recognised_and_need_the_kind_openai(check: Check) -> None:
+    for owner, product in (("llamacpp", "llama.cpp"), ("infinity", "Infinity")):
+        listed = json.dumps({"object": "list", "data": [{"id": "judge-7b", "owned_by": owner}]})
+        with answering({"*": (404, "{}"), "/health": (200, "{}"), "/v1/models": (200, listed)}) as host:
+            status, (wrong, right) = check.json({"base_url": f"{host}/v1", "kind": "vllm"}, {"base_url": f"{host}/v1", "name": "b"})
+        assert (status, wrong["seems"]) == (1, product)
+        assert wrong["problems"] == [f"""it seems to be {product}, not 'vllm'; set "kind": "openai\""""]
+        assert (right["problems"], [note for note in right["notes"] if "seems" in note]) == ([], [])
+
+
+def test_the_context_of_the_model_is_a_limit_that_is_told(check: Check) -> None:
+    listed = json.dumps(
+        {"data": [{"id": "a", "max_model_len": 32768}, {"id": "b", "max_model_len": 4096}, {"id": "c", "max_model_len": "x"}]}
+    )
+    with answering({"*": (404, "{}"), "/v1/models": (200, listed)}) as host:
+        assert check.json({"base_url": f"{host}/v1"})[1][0]["limits"] == {"max_model_len": 4096}
+        assert "max_model_len=4096" in check({"base_url": f"{host}/v1"})[1]
 
 
 def test_hints_are_written_in_the_form_of_the_file(

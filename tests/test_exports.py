@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 import importlib.metadata
 import inspect
+import pydoc
+import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 
@@ -67,3 +70,35 @@ def test_the_version_is_that_of_the_installed_package_which_says_that_it_is_type
     assert (resources.files("qreward") / "py.typed").is_file()
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert "py.typed" in settings["tool"]["setuptools"]["package-data"]["qreward"]
+
+
+def test_a_public_module_is_an_attribute_and_is_loaded_only_then() -> None:
+    first, second = loaded_after("import qreward", "qreward.options.DEFAULT")
+    assert "qreward.options" in second - first
+    assert not hasattr(qreward, "_options")
+    assert not hasattr(qreward, "optoins")
+
+
+def test_the_help_of_settings_is_short_and_shows_types_and_not_validators() -> None:
+    for kind in (qreward.Endpoint, qreward.Limits, qreward.Route, qreward.Retry, qreward.ScheduleConfig, qreward.JudgeConfig):
+        shown = pydoc.plain(pydoc.render_doc(kind))
+        assert len(shown.splitlines()) < 130, kind
+        assert not re.search("Annotated|<function|Validator|SecretStr|model_dump|unnamed", shown), shown
+    assert "api_key: str | None = None" in str(inspect.signature(qreward.Endpoint))
+    assert "shared: Literal['none', 'local', 'ray'] = 'none'" in str(inspect.signature(qreward.Limits))
+
+
+def test_signatures_show_the_options_for_completion() -> None:
+    client = qreward.QRewardClient
+    expected: dict[Callable[..., object], set[str]] = {
+        client: {"retry", "timeout", "telemetry"},
+        qreward.SyncQRewardClient: {"retry", "timeout"},
+        client.from_config: {"telemetry", "observers"},
+        client.chat_completion: {"timeout", "priority", "group", "extra_body", "options"},
+        client.batch_chat_completion: {"deadline", "on_result", "timeout"},
+        qreward.SyncQRewardClient.batch_chat_completion: {"deadline", "on_result", "timeout"},
+        client.run: {"max_cost", "max_tokens", "timeout"},
+        qreward.batch: {"max_batch_size", "timeout"},
+        qreward.BatchQueue: {"max_batch_size"},
+    }
+    assert {of: names - inspect.signature(of).parameters.keys() for of, names in expected.items()} == {of: set() for of in expected}

@@ -92,6 +92,14 @@ REFUSED: list[tuple[Callable[[], object], tuple[str, ...]]] = [
     (endpoint(reward={"label": True}), ("reward.label", "not true or false")),
     (endpoint(group_header="X Session"), ("group_header: ", "not a header name")),
     (limits(max_parallel_requests=8), ("unknown setting 'max_parallel_requests'; did you mean 'max_concurrency'?",)),
+    (endpoint(max_concurency=8), ("unknown setting 'max_concurency'; it is part of limits: limits=Limits(max_concurrency=...)",)),
+    (endpoint(concurrency=8), ("it is part of limits: limits=Limits(max_concurrency=...), in a file limits.max_concurrency",)),
+    (endpoint(timeout=8), ("timeouts=Timeouts(attempt=...), of a call QRewardClient(..., timeout=...)",)),
+    (endpoint(retries=8), ("QRewardClient(..., retry=Retry(attempts=...))",)),
+    (endpoint(timeouts=8), ("timeouts: must be a mapping of settings, not a number; in code, write Timeouts(...)",)),
+    (lambda: Endpoint(url="http://a.example/v1"), ("unknown setting 'url'; did you mean 'base_url'?",)),
+    (lambda: Route("judge", ["a"]), ("Route: settings are given by name, such as Route(pattern=..., endpoints=...)",)),  # type: ignore[call-arg, misc]
+    (lambda: Limits(64), ("Limits: settings are given by name, such as Limits(max_concurrency=...)",)),  # type: ignore[call-arg, misc]
     (limits(zzz=1), ("unknown setting 'zzz'", "the settings are 'adaptive', 'connects_per_second'")),
     (limits(max_concurrency=True), ("max_concurrency: ", "not true or false")),
     (limits(max_concurrency=0), ("max_concurrency: must be at least 1, not 0",)),

@@ -11,12 +11,12 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable
 from functools import wraps
 from typing import Any, NamedTuple, Unpack, cast
 
-from qreward.batching.callables import FunctionKind, kind_of, name_of
 from qreward.batching.in_flight import BatchFunction
 from qreward.batching.queue import BatchQueue
 from qreward.batching.settings import BatchSettings, Options, checked
 from qreward.batching.typing import BatchDecorator
 from qreward.batching.worker import LoopWorker
+from qreward.callables import FunctionKind, kind_of, name_of, show_keywords
 
 RECEIVERS = ("self", "cls")
 """Names that mark a first parameter as the receiver of an instance or a class. All other parameters receive lists."""
@@ -187,10 +187,10 @@ def batch(function: Any = None, /, **settings: Unpack[Options]) -> Any:
     ``await score.close()`` closes the queues.
 
     Raises:
-        TypeError: the decorated object is not a function, ``@batch`` without parentheses decorates a plain ``def``, or a setting is
-            unknown or has the wrong type. A call of the batched function also raises ``TypeError`` if the arguments do not match the
-            signature of the function, or if the function has no parameter for a list.
-        ConfigError: a setting is out of range. ``ConfigError`` is a ``ValueError``.
+        TypeError: the decorated object is not a function, ``@batch`` without parentheses decorates a plain ``def``, or a setting has the
+            wrong type. A call of the batched function also raises ``TypeError`` if the arguments do not match the signature of the
+            function, or if the function has no parameter for a list.
+        ConfigError: a setting is unknown or out of range. ``ConfigError`` is a ``ValueError``.
 
     Example:
         >>> import asyncio
@@ -210,6 +210,7 @@ def batch(function: Any = None, /, **settings: Unpack[Options]) -> Any:
     return _batched(function, its)
 
 
+show_keywords(batch)
 CONTROLS = ("set_max_batch_size", "set_batch_wait_timeout_s", "set_max_concurrent_batches", "change", "stats", "close")
 """Names of the methods of a queue that are attributes of the batched function."""
 

@@ -18,9 +18,9 @@ from functools import partial
 from typing import Any
 
 from qreward.batching.backlog import OVER, Item
-from qreward.batching.callables import FunctionKind, kind_of, name_of
 from qreward.batching.settings import BatchSettings
 from qreward.batching.stats import BatchCounters
+from qreward.callables import FunctionKind, kind_of, name_of
 from qreward.engine.threads import SHARED
 from qreward.errors import ConfigError, InvalidResponse, QueueFull, RequestError
 

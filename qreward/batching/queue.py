@@ -13,7 +13,6 @@ from concurrent.futures import Future
 from typing import Any, Generic, Self, TypeVar, Unpack
 
 from qreward.batching.backlog import OVER
-from qreward.batching.callables import FunctionKind
 from qreward.batching.in_flight import BatchFunction, PendingItem
 from qreward.batching.policy import BatchPolicy
 from qreward.batching.settings import BatchSettings, Options, check_seconds, checked
@@ -21,6 +20,7 @@ from qreward.batching.stats import QueueStats
 from qreward.batching.streaming import BatchStreamReader
 from qreward.batching.typing import Results, Yields
 from qreward.batching.worker import LoopWorker
+from qreward.callables import FunctionKind, show_keywords
 from qreward.errors import ConfigError
 from qreward.settings.policies import Priority, priority_level
 
@@ -362,3 +362,6 @@ class _Next(Coroutine[Any, Any, R]):
 
     def __await__(self) -> Generator[Any, None, R]:
         return self._coroutine.__await__()
+
+
+show_keywords(BatchQueue.__init__)

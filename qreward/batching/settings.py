@@ -130,11 +130,11 @@ class BatchSettings:
 
 
 def checked(options: Options) -> BatchSettings:
-    """Build settings from keyword arguments. An unknown name raises a ``TypeError`` that suggests the closest valid name."""
+    """Build settings from keyword arguments. An unknown name raises a ``ConfigError`` that suggests the closest valid name."""
     known = [field.name for field in fields(BatchSettings)]
     for name in options:
         if name not in known:
-            raise TypeError(f"unknown setting {name!r}; {did_you_mean(name, known, otherwise='the settings are')}")
+            raise ConfigError(f"unknown setting {name!r}; {did_you_mean(name, known, otherwise='the settings are')}")
     return BatchSettings(**options)
 
 

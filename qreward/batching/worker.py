@@ -16,11 +16,11 @@ from math import inf
 from typing import Any
 
 from qreward.batching.backlog import OVER, TAKEN, WAITING
-from qreward.batching.callables import FunctionKind
 from qreward.batching.in_flight import BatchFunction, InFlightBatch, PendingItem, too_large
 from qreward.batching.policy import BatchPolicy, says_too_large
 from qreward.batching.settings import BatchRecord
 from qreward.batching.streaming import BatchStreamReader, StreamBatch
+from qreward.callables import FunctionKind
 from qreward.errors import ClientClosed, QueueFull, RequestTimeout
 
 _log = logging.getLogger("qreward")

@@ -1,8 +1,8 @@
 """``qreward check [CONFIG]``: checks each endpoint of a configuration, and reports its state and how to fix its problems.
 
 The command sends only GET requests. The option ``--call`` adds one small model request per endpoint, or one per model if the file has the
-settings of a trainer or a judge. API keys are sent as in normal
-requests, and are never shown.
+settings of a trainer or a judge. API keys are sent as in normal requests, and are never shown. To learn whether a server looks at the key,
+a request is sent again without it.
 """
 
 from __future__ import annotations
@@ -138,6 +138,7 @@ async def check(
             sent = (diagnose.call(endpoint, name, max(seconds, CALL_AT_LEAST), scores=scores) for name, scores in calling)
             error = next(filter(None, await asyncio.gather(*sent)), None)
             called = diagnose.Called(answered=error is None, error=error, models=tuple(name for name, _ in calling))
+            called = await _asked_again(endpoint, found, called, calling[0], max(seconds, CALL_AT_LEAST))
     state = diagnose.state_of(endpoint, found, called)
     return {
         "name": endpoint.name,
@@ -150,7 +151,11 @@ async def check(
         "latency": None if found.seconds is None else round(found.seconds, 4),
         "models": list(load.models),
         "patterns": diagnose.patterns_of(endpoint, config),
-        "limits": {name: value for name, value in msgspec.structs.asdict(load.limits).items() if value is not None},
+        "limits": {
+            name: value
+            for name, value in {**msgspec.structs.asdict(load.limits), "max_model_len": found.context}.items()
+            if value is not None
+        },
         "running": load.running,
         "waiting": load.waiting,
         "tls": None if found.tls is None else found.tls.version,
@@ -161,6 +166,20 @@ async def check(
         "problems": list(diagnose.problems(endpoint, config, found, called, form=form, asked=here)),
         "notes": [*diagnose.notes(endpoint, config, found, called, form=form, asked=here), *uncalled],
     }
+
+
+async def _asked_again(
+    endpoint: Endpoint, found: diagnose.Examined, called: diagnose.Called, first: tuple[str, bool | None], seconds: float
+) -> diagnose.Called:
+    """Send a further request if the answer leaves a question open: whether the server embeds, or whether it looks at the key at all."""
+    model, scores = first
+    if scores is None and diagnose.refuses_chat(called.error) and await diagnose.embeds(endpoint, model, seconds):
+        called = msgspec.structs.replace(called, answered=True, error=None, embeds=True)
+    if not called.answered or not diagnose.may_ignore_keys(endpoint, found):
+        return called
+    bare = diagnose.without_key(endpoint)
+    refused = not await diagnose.embeds(bare, model, seconds) if called.embeds else await diagnose.call(bare, model, seconds, scores=scores)
+    return msgspec.structs.replace(called, unguarded=not refused)
 
 
 def report(checked: Sequence[dict[str, Any]]) -> str:

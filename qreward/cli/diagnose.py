@@ -25,6 +25,7 @@ from qreward.cli.config_files import KEY_EXAMPLE, written
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import Malformed, Reply, TransportError, WireRequest
 from qreward.codecs.chat import CHAT
+from qreward.codecs.embeddings import EMBEDDINGS
 from qreward.codecs.rewards.registry import SCORE, kind_of, server_root
 from qreward.codecs.rewards.server_info import MODELS, Load, read_load
 from qreward.errors import ConfigError, QRewardError, RequestError, RequestTimeout
@@ -47,6 +48,10 @@ GUARDED = (API_MODELS, MODELS, "/info", "/v1/loads")
 DISTINCT_KINDS = ("vllm", "sglang", "tei", "openrlhf", "nim")
 """Kinds of server that can be recognised by their responses. The kind ``openai`` is missing, because any server may have the API of OpenAI.
 Kinds that a user has registered are missing too."""
+_PRODUCTS = {"llama.cpp": "openai", "Infinity": "openai"}
+"""Servers that can be recognised and have no kind of their own -> their kind."""
+_NO_SUCH_API = (400, 404, 405, 422, 500, 501)
+"""Statuses of servers that do not offer chat completions."""
 ANY_NAME = "any"
 EXPIRY_WARNING = 14
 """Minimum number of days until a certificate expires. If there are fewer days left, there is a note about the certificate."""
@@ -115,6 +120,8 @@ class Examined(msgspec.Struct):
         refusal: what the server answered instead of a list of models, such as ``404`` or ``a web page``. None if the server listed its
             models, or if the answer does not show whether the server has such a list.
         elsewhere: the root of an API at another path of the same host, if ``base_url`` is not the root of an API; otherwise None.
+        context: maximum number of tokens of a request and its answer (``max_model_len``); None if the server does not report it.
+        unguarded: whether a request that a key should protect is also answered without the key; None if no such request was sent.
         moved_to: scheme and host to which the server redirects; None if it does not redirect.
         clock_ahead: seconds by which this machine's clock is ahead of the time in the server's ``Date`` header; None without this header.
         tls: result of the TLS handshake; None without https, behind a proxy, or if the handshake failed.
@@ -128,6 +135,8 @@ class Examined(msgspec.Struct):
     listed: bool = False
     refusal: str | None = None
     elsewhere: str | None = None
+    context: int | None = None
+    unguarded: bool | None = None
     moved_to: str | None = None
     clock_ahead: float | None = None
     tls: Tls | None = None
@@ -158,6 +167,7 @@ async def examine(endpoint: Endpoint, seconds: float) -> Examined:
         async with asyncio.timeout(seconds):
             tls, _ = await asyncio.gather(_tls(endpoint, wanted=secure), _get_all(connection, found, replies))
             found.tls = tls
+            found.unguarded = await _unguarded(endpoint, found)
             if not secure and set(found.statuses.values()) <= {400} and await _tls(endpoint, wanted=True) is not None:
                 found.failure = "the server speaks TLS at this port; write base_url with https://"
     except TimeoutError:
@@ -187,24 +197,52 @@ async def _get_all(connection: EndpointConnection, found: Examined, replies: dic
     if found.failure is None:
         lists = (MODELS,) if connection.endpoint.base_url.endswith("/v1") else (API_MODELS, MODELS)
         await asyncio.gather(*(_get(connection, path, found, replies) for path in (*lists, *STATUS_PATHS) if path != first))
-        if set(found.statuses.values()) <= {404}:
+        listing = kind_of(connection.endpoint.kind).lists_models and {found.statuses.get(path) for path in lists} == {404}
+        if listing or set(found.statuses.values()) <= {404}:
             found.elsewhere = await _api_at_host(connection.endpoint)
 
 
 async def _api_at_host(endpoint: Endpoint) -> str | None:
-    """Return the URL of ``/v1`` of the host if an OpenAI API is there. Return None if no API is there, or if ``base_url`` is this URL."""
+    """Return the URL of the OpenAI API at another path of the host: ``/v1``, or ``/`` as for Infinity. None if no API is there."""
     host = "{0.scheme}://{0.netloc}".format(urlsplit(endpoint.base_url))
-    if host == server_root(endpoint.base_url):
-        return None
     transport = open_transport(endpoint.model_copy(update={"base_url": host}))
     try:
-        reply = await transport.get(MODELS)
+        for path, root in ((MODELS, f"{host}/v1"), ("/models", host)):
+            reply = await transport.get(path)
+            exists = reply.status in (401, 403) or bool(read_load(MODELS, reply.status, reply.body).models)
+            if exists and root != endpoint.base_url:
+                return root
     except TransportError:
-        return None
+        pass
     finally:
         await transport.aclose()
-    exists = reply.status in (401, 403) or bool(read_load(MODELS, reply.status, reply.body).models)
-    return f"{host}/v1" if exists else None
+    return None
+
+
+def sends_key(endpoint: Endpoint) -> bool:
+    return endpoint.api_key is not None or bool(endpoint.headers)
+
+
+def may_ignore_keys(endpoint: Endpoint, found: Examined) -> bool:
+    """Return whether a key is sent, and no answer shows that the server looks at it."""
+    return sends_key(endpoint) and found.unguarded is not False and {401, 403}.isdisjoint(found.statuses.values())
+
+
+def without_key(endpoint: Endpoint) -> Endpoint:
+    return endpoint.model_copy(update={"api_key": None, "headers": {}})
+
+
+async def _unguarded(endpoint: Endpoint, found: Examined) -> bool | None:
+    """Send one of the answered requests again without the key. See ``Examined.unguarded``."""
+    path = next((path for path in GUARDED if 200 <= found.statuses.get(path, 0) < 300), None)
+    if path is None or not may_ignore_keys(endpoint, found):
+        return None
+    connection, again = EndpointConnection(without_key(endpoint)), Examined()
+    try:
+        await _get(connection, path, again, {})
+    finally:
+        await connection.aclose()
+    return 200 <= again.statuses.get(path, 0) < 300
 
 
 async def _get(connection: EndpointConnection, path: str, found: Examined, replies: dict[str, Reply]) -> None:
@@ -242,6 +280,7 @@ def _read(kind: str, found: Examined, replies: dict[str, Reply]) -> None:
         found.listed = found.listed or (listing and bool(load.models))
     found.load = msgspec.structs.replace(found.load, ready=min(ready, default=None))
     found.seems = _seems(replies, loads)
+    found.context = min((size for path in (API_MODELS, MODELS) if path in replies for size in _contexts(replies[path])), default=None)
     lists = known.lists_models or known.chat
     found.refusal = None if found.listed or not lists else _refusal(replies.get(API_MODELS) or replies.get(MODELS))
     if replies and all(_is_page(reply) for reply in replies.values()):
@@ -249,6 +288,19 @@ def _read(kind: str, found: Examined, replies: dict[str, Reply]) -> None:
     moved = next((reply for reply in replies.values() if 300 <= reply.status < 400), None)
     target = urlsplit("" if moved is None else moved.headers.get("Location", ""))
     found.moved_to = f"{target.scheme}://{target.netloc.rpartition('@')[2]}" if target.scheme and target.netloc else None
+
+
+def _contexts(reply: Reply) -> Iterator[int]:
+    """Yield the ``max_model_len`` of each listed model, which vLLM and SGLang report."""
+    try:
+        document = jsonio.read_leniently(reply.body)
+    except Malformed:
+        return
+    rows = document.get("data") if isinstance(document, dict) else None
+    for row in rows if isinstance(rows, list) else []:
+        size = row.get("max_model_len") if isinstance(row, dict) else None
+        if type(size) is int and size > 0:
+            yield size
 
 
 _PAGE = "a web page"
@@ -286,6 +338,8 @@ def _seems(replies: Mapping[str, Reply], loads: Mapping[str, Load]) -> str | Non
         "tei": loads.get("/info", empty).limits.items is not None or b"\nte_queue_size" in metrics,
         "sglang": b"\nsglang:" in metrics or b'"owned_by":"sglang"' in owners or loads.get("/v1/loads", empty).running is not None,
         "vllm": b"\nvllm:" in metrics or b'"owned_by":"vllm"' in owners,
+        "llama.cpp": b"\nllamacpp:" in metrics or b'"owned_by":"llamacpp"' in owners,
+        "Infinity": b'"owned_by":"infinity"' in owners,
         "nim": ready is not None and ready.status == 200 and not ready.body.lstrip().startswith(b"<"),
     }
     return next((kind for kind, shown in signs.items() if shown), None)
@@ -302,7 +356,17 @@ async def call(endpoint: Endpoint, model: str, seconds: float, *, scores: bool |
         request = WireRequest(SCORE, model, [SCORE.item(("Say yes.", "yes"))], {}, None)
     else:
         request = WireRequest(CHAT, model, CHAT.validate([{"role": "user", "content": "Say yes."}]), {"max_tokens": 1}, None)
-    backend = HttpBackend()
+    return await _send(endpoint, request, seconds)
+
+
+async def embeds(endpoint: Endpoint, model: str, seconds: float) -> bool:
+    """Return whether the server answers a request for an embedding."""
+    request = WireRequest(EMBEDDINGS, model, EMBEDDINGS.validate(["yes"]), {}, None)
+    return await _send(endpoint, request, seconds) is None
+
+
+async def _send(endpoint: Endpoint, request: WireRequest, seconds: float) -> QRewardError | None:
+    model, backend = request.model, HttpBackend()
     try:
         async with asyncio.timeout(seconds):
             outcome = await backend.send(endpoint, request)
@@ -364,11 +428,15 @@ class Called(msgspec.Struct, frozen=True):
         answered: whether the request succeeded.
         error: the error of the request if it failed.
         models: the names that were requested.
+        embeds: whether the server refused a chat completion and answered a request for an embedding.
+        unguarded: whether the server also answers the request without the key; None if this was not tried.
     """
 
     answered: bool = False
     error: QRewardError | None = None
     models: tuple[str, ...] = ()
+    embeds: bool = False
+    unguarded: bool | None = None
 
     @property
     def status(self) -> int | None:
@@ -379,18 +447,25 @@ class Called(msgspec.Struct, frozen=True):
 NOT_CALLED = Called()
 
 
+def refuses_chat(error: QRewardError | None) -> bool:
+    """Return whether the error of a chat completion may mean that the server does not offer chat completions."""
+    return isinstance(error, RequestError) and error.status_code in _NO_SUCH_API
+
+
 def auth_of(endpoint: Endpoint, found: Examined, called: Called = NOT_CALLED) -> str:
     """Return a text that says whether the server accepts the key. The model request counts more than the GET requests.
 
     The reason is that some keys may call models, but may not list them.
     """
-    has_key = endpoint.api_key is not None or bool(endpoint.headers)
+    has_key = sends_key(endpoint)
     seen = [found.statuses[path] for path in GUARDED if path in found.statuses]
     refused = None if called.answered else next((status for status in (called.status, *seen) if status in (401, 403)), None)
     if refused is not None:
         return f"refused ({refused})" if has_key else f"required ({refused})"
     if called.answered or any(200 <= status < 300 for status in seen):
-        return "accepted" if has_key else "not needed"
+        if not has_key:
+            return "not needed"
+        return "not checked" if (called.unguarded if called.answered else found.unguarded) else "accepted"
     return "?"
 
 
@@ -411,7 +486,9 @@ def state_of(endpoint: Endpoint, found: Examined, called: Called = NOT_CALLED) -
 def _refused_path(endpoint: Endpoint, found: Examined) -> str | None:
     statuses = found.statuses.values()
     if _of_path(endpoint, found, "") is not None:
-        return "wrong path (404)" if 404 in statuses else f"no API ({found.refusal})"
+        if found.refusal in (None, "404"):
+            return "wrong path (404)"
+        return f"failing ({found.refusal})" if found.refusal.startswith("5") else f"no API ({found.refusal})"
     return "redirects" if any(300 <= status < 400 for status in statuses) else None
 
 
@@ -440,8 +517,10 @@ def problems(
     if auth.startswith("required"):
         how = f"api_key, such as {written('api_key', f'${{{KEY_EXAMPLE}}}', form)}" if form else "OPENAI_API_KEY"
         yield f"it requires a key, and none was sent ({auth[10:-1]}); set {how}"
-    if found.seems not in (None, endpoint.kind) and endpoint.kind in DISTINCT_KINDS:
-        yield f"it seems to be a server of kind {found.seems!r}, not {endpoint.kind!r}; set {written('kind', found.seems, form)}"
+    kind = _PRODUCTS.get(found.seems or "", found.seems)
+    if kind not in (None, endpoint.kind) and endpoint.kind in DISTINCT_KINDS:
+        what = found.seems if found.seems in _PRODUCTS else f"a server of kind {kind!r}"
+        yield f"it seems to be {what}, not {endpoint.kind!r}; set {written('kind', kind, form)}"
     yield from (text for wanted, text in _of_models(endpoint, config, found, asked) if not _served_call(wanted, called))
     if (days := found.days) is not None and days < 0:
         yield f"its certificate expired {-days:.0f} days ago; renew it"
@@ -459,19 +538,24 @@ def notes(
     asked: Iterable[ScorerModel] = (),
 ) -> Iterator[str]:
     """Yield the notes: the findings that do not make calls fail. See :func:`problems` for the arguments."""
-    if endpoint.kind == "openai" and found.seems is not None:
+    if endpoint.kind == "openai" and found.seems is not None and found.seems not in _PRODUCTS:
         kind = written("kind", found.seems, form)
         yield f"it seems to be a server of kind {found.seems!r}; with {kind} it can be asked for scores and for its load"
+    if called.embeds:
+        yield "it answers requests for embeddings, and refuses chat completions"
+    yield from _of_key(endpoint, found, called)
     if any(_served_call(wanted, called) for wanted, _ in _of_models(endpoint, config, found, asked)):
         for model in called.models:
             if not _lists(found.load.models, model):
                 yield f"its list of models has no {model!r}, but it answered a call for this model"
     unlisted = found.reachable and not found.listed and kind_of(endpoint.kind).lists_models
-    if unlisted and (called.answered or found.refusal is None) and auth_of(endpoint, found, called) in ("accepted", "not needed", "?"):
+    if (
+        unlisted
+        and (called.answered or found.refusal is None)
+        and auth_of(endpoint, found, called) in ("accepted", "not checked", "not needed", "?")
+    ):
         yield "it does not list its models, so their names could not be checked; check them with --call"
-    if found.clock_ahead is not None and abs(found.clock_ahead) > CLOCK_WARNING:
-        how = "ahead of" if found.clock_ahead > 0 else "behind"
-        yield f"this machine's clock is {abs(found.clock_ahead):.0f} s {how} the server's; set the clock, or certificates may be refused"
+    yield from _of_clock(found)
     if endpoint.probe is not None and not kind_of(endpoint.kind).probe:
         yield f"probe has no effect: a server of kind {endpoint.kind!r} has no status route"
     if endpoint.base_url.startswith("https") and endpoint.verify is False:
@@ -479,6 +563,18 @@ def notes(
     if (days := found.days) is not None and 0 <= days < EXPIRY_WARNING:
         yield f"its certificate expires in {days:.0f} days; renew it"
     yield from (text for name, text in without_effect(config) if name == endpoint.name)
+
+
+def _of_key(endpoint: Endpoint, found: Examined, called: Called) -> Iterator[str]:
+    if auth_of(endpoint, found, called) == "not checked":
+        rest = "it does not check keys" if called.answered else "the key was not checked; check it with --call"
+        yield f"it answers without the key too, so {rest}"
+
+
+def _of_clock(found: Examined) -> Iterator[str]:
+    if found.clock_ahead is not None and abs(found.clock_ahead) > CLOCK_WARNING:
+        how = "ahead of" if found.clock_ahead > 0 else "behind"
+        yield f"this machine's clock is {abs(found.clock_ahead):.0f} s {how} the server's; set the clock, or certificates may be refused"
 
 
 def _of_answers(endpoint: Endpoint, found: Examined, called: Called, form: str) -> Iterator[str]:
@@ -501,7 +597,8 @@ def _of_path(endpoint: Endpoint, found: Examined, form: str) -> str | None:
     if found.statuses.get(API_MODELS) == 404 and found.statuses.get(MODELS) in (200, 401, 403) and endpoint.reward is None:
         return f"its API is one level below base_url; set {written('base_url', f'{base_url}/v1', form)}"
     if found.elsewhere is not None:
-        return f"it answers 404 to every request, but it has an API at another path; set {written('base_url', found.elsewhere, form)}"
+        which = "every request" if set(found.statuses.values()) <= {404} else "a request for its models"
+        return f"it answers 404 to {which}, but it has an API at another path; set {written('base_url', found.elsewhere, form)}"
     if set(found.statuses.values()) <= {404} and kind.probe:
         return f"it answers 404 to every request; check the host, the port and the path of base_url{_UNLISTED if found.refusal else ''}"
     if not kind.chat and kind.info is not None and found.statuses.get(kind.info) == 404:

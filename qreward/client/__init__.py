@@ -35,6 +35,7 @@ from qreward.options import (
     batch_items,
     client_settings,
     endpoint_of,
+    show_options,
 )
 from qreward.results import BatchResult, FleetStats
 from qreward.runtime import Runtime
@@ -618,6 +619,9 @@ class QRewardClient:
 
     def __repr__(self) -> str:
         return f"<QRewardClient {', '.join(map(repr, self._runtime.fleet.sources()))}>"
+
+
+show_options(QRewardClient)
 
 
 def _config_of(source: str | Path | Mapping[str, Any] | ClientConfig) -> ClientConfig:

@@ -8,17 +8,17 @@ from asyncio import CancelledError
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from inspect import iscoroutinefunction
 from itertools import count
 from time import monotonic
 from typing import Any, NoReturn
 
 from opentelemetry import trace
 
+from qreward.callables import FunctionKind, kind_of
 from qreward.compat.names import PAGE
 from qreward.errors import CircuitOpen, ConfigError
 from qreward.functions.config import UNSET, ScheduleConfig
-from qreward.functions.function import ScheduleMetrics
+from qreward.functions.function import ReplacedErrors, ScheduleMetrics
 from qreward.functions.function import schedule as new_schedule
 from qreward.functions.watcher import ConfigWatcher
 from qreward.settings.policies import Priority
@@ -119,7 +119,7 @@ def _decorate(function: Callable[..., Any], *, config: ScheduleConfig, types: tu
     callback = None if receive is None else lambda metrics: receive(OldScheduleMetrics.of(metrics))
     inner = new_schedule(ScheduleConfig(**{**config.snapshot(), "default_result": UNSET, "metrics_callback": callback}))
     wrapper: Any
-    if iscoroutinefunction(function):
+    if kind_of(function) is FunctionKind.AWAITED:
 
         @functools.wraps(function)
         async def body(*args: Any, **kwargs: Any) -> Any:
@@ -130,7 +130,7 @@ def _decorate(function: Callable[..., Any], *, config: ScheduleConfig, types: tu
             try:
                 return await scheduled(*args, **kwargs)
             except Exception as error:
-                return _default_or_raise(error, default, args, kwargs)
+                return _default_or_raise(error, default, args, kwargs, replaced)
 
     else:
 
@@ -143,9 +143,10 @@ def _decorate(function: Callable[..., Any], *, config: ScheduleConfig, types: tu
             try:
                 return scheduled(*args, **kwargs)
             except Exception as error:
-                return _default_or_raise(error, default, args, kwargs)
+                return _default_or_raise(error, default, args, kwargs, replaced)
 
     scheduled = inner(body)
+    replaced = ReplacedErrors(f"{body.__module__}.{body.__qualname__}")
     return functools.update_wrapper(wrapper, scheduled)
 
 
@@ -162,13 +163,15 @@ def _wrapped(types: tuple[type[BaseException], ...]) -> Iterator[None]:
         raise NotAnException from error
 
 
-def _default_or_raise(error: Exception, default: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _default_or_raise(error: Exception, default: Any, args: tuple[Any, ...], kwargs: dict[str, Any], replaced: ReplacedErrors) -> Any:
     """Return the default or raise the error. As in 0.1.7, the default replaces every failure except an open circuit breaker."""
     if isinstance(error, CircuitOpen):
         raise CircuitIsOpen(*error.args) from error
-    if default is not UNSET:
-        return default(*args, **kwargs) if callable(default) else default
-    raise error.__cause__ if isinstance(error, NotAnException) and error.__cause__ else error
+    raised = error.__cause__ if isinstance(error, NotAnException) and error.__cause__ else error
+    if default is UNSET:
+        raise raised
+    replaced.log_first(raised)
+    return default(*args, **kwargs) if callable(default) else default
 
 
 @dataclass

@@ -13,13 +13,13 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator
 from enum import Enum
 from functools import partial
-from inspect import iscoroutinefunction
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, PlainValidator, PrivateAttr, field_validator, model_validator
 
+from qreward.callables import Code, FunctionKind, kind_of
 from qreward.engine import background
 from qreward.errors import ConfigError
 from qreward.functions.overload import overload_of
@@ -62,7 +62,7 @@ def check_exceptions(value: object) -> object:
 
 
 def check_plain(value: Any) -> Any:
-    if value is not None and (not callable(value) or iscoroutinefunction(value)):
+    if value is not None and kind_of(value) is not FunctionKind.THREADED:
         raise ValueError("must be a plain function, not async: it is called and not awaited")
     return value
 
@@ -191,7 +191,7 @@ class ScheduleConfig(Policy):
             ``hedged_request_time``.
         speed_up_max_multiply: maximum number of tries of one call that run at once after a failure; with ``retry_times``.
         default_result: a value that is returned instead of an exception, or a function of the call's arguments that returns this value.
-            With ``UNSET``, the exception is raised.
+            The first replaced exception of each class is logged as a warning. With ``UNSET``, the exception is raised.
         circuit_breaker_threshold: number of consecutive failures after which calls are rejected with ``CircuitOpen``.
         circuit_breaker_recovery: seconds for which calls are rejected. After this time, one call is let through; with
             ``circuit_breaker_threshold``.
@@ -245,7 +245,7 @@ class ScheduleConfig(Policy):
         Priority.NORMAL
     )
     pool: str | None = None
-    metrics_callback: Callable[..., object] | None = None
+    metrics_callback: Annotated[Callable[..., object] | None, AfterValidator(check_plain)] = None
     telemetry_exporter: Annotated[Any, PlainValidator(check_exporter)] = None
     debug: bool = False
 
@@ -355,7 +355,7 @@ class ScheduleConfig(Policy):
     def __repr_args__(self) -> Iterator[tuple[str, Any]]:
         """Yield the values that differ from their defaults. An object is shown by its name only, because it may hold secrets."""
         fields = type(self).model_fields
-        return ((name, _Text(_shown(value))) for name, value in self.snapshot().items() if not same(value, fields[name].default))
+        return ((name, Code(_shown(value))) for name, value in self.snapshot().items() if not same(value, fields[name].default))
 
 
 def same(one: object, other: object) -> bool:
@@ -366,13 +366,6 @@ def same(one: object, other: object) -> bool:
         return type(one) is type(other) and bool(one == other)
     except Exception:
         return False
-
-
-class _Text(str):
-    """A string whose ``repr`` is the string itself."""
-
-    __slots__ = ()
-    __repr__ = str.__str__
 
 
 def _shown(value: Any) -> str:

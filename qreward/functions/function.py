@@ -10,7 +10,8 @@ import functools
 import inspect
 import logging
 import threading
-from collections.abc import Callable, Hashable, Iterator
+import traceback
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +20,7 @@ from random import Random
 from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, Protocol, TypeVar, overload
 from weakref import WeakSet, WeakValueDictionary
 
+from qreward.callables import FunctionKind, kind_of
 from qreward.engine import background
 from qreward.engine.driver import Engine
 from qreward.engine.function_calls import AsyncCall, BlockingCall, ThreadDriver
@@ -115,6 +117,9 @@ class ScheduleStats:
     p99: float | None
 
 
+_UNFINISHED = (Awaitable, Generator, AsyncGenerator)
+"""What a blocking function may not return: work that begins when the caller awaits or iterates it."""
+
 _waiting_disabled = False
 
 
@@ -143,6 +148,26 @@ def no_waiting() -> Iterator[None]:
         _waiting_disabled = before
 
 
+class ReplacedErrors:
+    """Logs the first error of each class that ``default_result`` replaced, so that a bug in the function does not stay unseen."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._logged: WeakSet[type[BaseException]] = WeakSet()
+
+    def log_first(self, error: BaseException) -> None:
+        """Log the class of the error and the line that raised it. The message of the error is left out, because it may contain secrets."""
+        kind = type(error)
+        if kind in self._logged:
+            return
+        self._logged.add(kind)
+        where = "".join(f", raised at {frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)[-1:])
+        log.warning(
+            "default_result replaced a %s of %s()%s; further ones are not logged. exception_types says which exceptions are replaced",
+            *(kind.__name__, self._name, where),
+        )
+
+
 class ScheduledFunction:
     """Holds a decorated function, its configuration and its pool.
 
@@ -157,6 +182,7 @@ class ScheduledFunction:
         self.name = f"{getattr(body, '__module__', None) or '?'}.{getattr(body, '__qualname__', None) or type(body).__qualname__}"
         self.config = config
         self.pool = pool
+        self.replaced = ReplacedErrors(self.name)
         self.settings = CompiledSettings(config)
         _check_agreement(self, pool)
         pool.members.add(self)
@@ -200,10 +226,26 @@ class ScheduledFunction:
         except BaseException:
             self._report(call, settings, "cancelled", None)
             raise
-        if type(outcome) is Answer:
-            self._report(call, settings, "ok", None)
-            return outcome.value
-        return self._default_or_raise(call, settings, outcome, args, kwargs)
+        if type(outcome) is not Answer:
+            return self._finished(self._default_or_raise(call, settings, outcome, args, kwargs), "default_result of ")
+        try:
+            value = self._finished(outcome.value)
+        except ConfigError as error:
+            self._report(call, settings, "failed", error)
+            raise
+        self._report(call, settings, "ok", None)
+        return value
+
+    def _finished(self, value: Any, whose: str = "") -> Any:
+        """Return what a blocking function returned. Raise ``ConfigError`` if its work would begin only after the call, without limits."""
+        if not isinstance(value, _UNFINISHED):
+            return value
+        if isinstance(value, Coroutine | Generator):
+            value.close()  # nobody will await it
+        raise ConfigError(
+            f"{whose}{self.name}() is not an async function, but returned a {type(value).__name__}, so no limit, retry or time limit would "
+            "apply to its work; decorate an async function that awaits this work and returns its result"
+        )
 
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[CompiledSettings, Call, Callable[[], Any]]:
         settings = CompiledSettings(self.config, waits=False) if _waiting_disabled else self.settings
@@ -235,6 +277,7 @@ class ScheduledFunction:
             self._report(call, settings, outcome, error)
             raise error
         self._report(call, settings, outcome, error, defaulted=True)
+        self.replaced.log_first(error)
         return default(*args, **kwargs) if callable(default) else default
 
     def _report(
@@ -290,6 +333,7 @@ class ScheduledFunction:
             )
 
     def reset(self) -> None:
+        self.replaced = ReplacedErrors(self.name)
         engine = self.pool.engine
         engine.apply(lambda now: engine.scheduler.reset(now, self.function))
 
@@ -429,6 +473,7 @@ def schedule(config: Any = None, /, **settings: Any) -> Any:
         ConfigError: a setting is invalid, or the decorated object cannot be scheduled (for example a class or a generator function).
 
     A call of the decorated function raises the exceptions of the function, and:
+        ConfigError: the function is not async, but returned an awaitable or a generator, whose work no setting would apply to.
         RequestTimeout: the call did not end within ``timeout``.
         CircuitOpen: the function failed too often, so the circuit breaker rejects calls for a while.
 
@@ -464,10 +509,10 @@ schedule.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # for
 def _decorate(function: Any, /, *, config: ScheduleConfig) -> Any:
     if isinstance(function, staticmethod | classmethod):
         return type(function)(_decorate(function.__func__, config=config))
-    _check(function)
+    kind = _checked_kind(function)
     member = ScheduledFunction(function, config, pool_named(config.pool))
     wrapper: Any
-    if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004 - whether ``__call__`` is async or a generator
+    if kind is FunctionKind.AWAITED:
 
         async def wrapper(*args: Any, **kwargs: Any) -> Any:
             return await member.call(args, kwargs)
@@ -482,12 +527,13 @@ def _decorate(function: Any, /, *, config: ScheduleConfig) -> Any:
     return wrapper
 
 
-def _check(function: Any) -> None:
+def _checked_kind(function: Any) -> FunctionKind:
     what = getattr(function, "__qualname__", repr(function))
     if inspect.isclass(function):
         raise ConfigError(f"{what} is a class; decorate a function that creates an instance, or methods of the class")
-    if not callable(function):
+    kind = kind_of(function)
+    if kind is None:
         raise ConfigError(f"schedule() decorates functions, not a {type(function).__name__}")
-    called = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004 - whether ``__call__`` is async or a generator
-    if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
+    if kind in (FunctionKind.STREAMED, FunctionKind.GENERATOR):
         raise ConfigError(f"{what} is a generator, which cannot be retried after it has yielded a value; return a list instead")
+    return kind

@@ -107,6 +107,16 @@ class Service:
         self._sent = 0.95 * self._sent + 1.0
         self._failed *= 0.95
 
+    def outlasted(self, now: float, seconds: float, common: CommonService) -> None:
+        """Add a request that was given up after ``seconds`` without an answer, if that is longer than expected.
+
+        Its answer would have taken longer still, so it counts as an answer after that time.
+        """
+        if common.pace and seconds > self.pace(now, common) * common.typical:
+            self._age(now)
+            self._seconds += seconds
+            self._work += common.typical
+
     def failed(self, now: float) -> None:
         """Add a failure of the source."""
         self._age(now)

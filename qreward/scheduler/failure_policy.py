@@ -156,7 +156,7 @@ class FailurePolicy:
         record_attempt(attempt, outcome.kind.name.lower(), now, getattr(error, "status_code", None), str(error))
         if attempt.committed and not task.restarts:  # part of the answer was delivered and cannot be taken back
             return RetryDecision(lost, error=error, final=True)
-        wait, last = self._decide(now, attempt, outcome, rule)
+        wait, last = self._decide(now, attempt, outcome, rule, lost)
         return RetryDecision(lost, wait, last, final=not rule.retryable)
 
     def _stopped(self, now: float, attempt: Attempt) -> RetryDecision:
@@ -169,6 +169,7 @@ class FailurePolicy:
             return RetryDecision(error=ClientClosed("the event loop was shut down before the request was done"))
         if now >= task.deadline:
             source.unanswered += 1
+            source.service.outlasted(now, now - attempt.sent_at - attempt.held, task.pool.common)
         return RetryDecision()
 
     def _record_failure(self, now: float, attempt: Attempt, failure: Failure, rule: FailureRule) -> bool:
@@ -203,7 +204,8 @@ class FailurePolicy:
         source.service.failed(now)
         silent = failure.kind is FailureKind.UNREACHABLE and source.answered_at <= attempt.sent_at
         dead = silent or (isinstance(failure.error, AuthenticationFailed) and not source.tally.ok)
-        return source.health.failed(now, attempt.sent_at, attempt.order, task.number, last=source.is_essential(), dead=dead)
+        last = source.is_essential()
+        return source.health.failed(now, attempt.sent_at, attempt.order, task.number, last=last, dead=dead and not last)
 
     def _is_task_to_blame(self, task: Task, source: Source) -> bool:
         """Return whether the task, and not the source, is the likely cause of a failure.
@@ -215,7 +217,7 @@ class FailurePolicy:
             return True
         return any(other.was_well(then, asked_now=other is source) for other, then in task.failures)
 
-    def _decide(self, now: float, attempt: Attempt, failure: Failure, rule: FailureRule) -> tuple[float, QRewardError | None]:
+    def _decide(self, now: float, attempt: Attempt, failure: Failure, rule: FailureRule, lost: bool) -> tuple[float, QRewardError | None]:
         task, source = attempt.task, attempt.source
         if not rule.retryable:
             return 0.0, failure.error
@@ -230,7 +232,7 @@ class FailurePolicy:
         if failure.kind is FailureKind.TIMEOUT:
             task.overdue += 1
             source.latency.cut(now - attempt.sent_at)
-        if self._is_charged(task, source, failure, rule):
+        if lost or self._is_charged(task, source, failure, rule):
             task.tries += 1
         if task.tries >= self._retry.attempts:
             return 0.0, failure.error

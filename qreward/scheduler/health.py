@@ -18,10 +18,10 @@ from math import comb, inf
 from random import Random
 from typing import NamedTuple
 
-WINDOW, CHANCE = 20, 1 / 32
-"""The breaker opens if, of the last ``WINDOW`` requests in the order in which they were sent, so many distinct tasks failed that a source
-whose failure share is one half would do that with a probability of at most ``CHANCE`` (binomial test). That is five of five, nine of ten,
-or fifteen of twenty."""
+WINDOW, CHANCE, CHANCE_OF_LAST = 20, 1 / 32, 1 / 1024
+"""The breaker opens if, of the last n requests in the order in which they were sent, so many distinct tasks failed that a source whose
+failure share is one half would do that with a probability of at most ``CHANCE`` (binomial test), for any n up to ``WINDOW``. That is five
+of five, eight of nine, or fifteen of twenty. For an essential source it is ``CHANCE_OF_LAST``: ten of ten, or 18 of twenty."""
 FIRST_OPEN = 2.0
 """Seconds for which the breaker is open the first time, before jitter."""
 LONGEST_OPEN = 5.0
@@ -31,16 +31,17 @@ QUICK_START = 4
 """Divisor of a source's concurrency limit. After its first answer, a half-open source may use the limit divided by this number."""
 
 
-def _least_failures() -> list[int]:
+def _least_failures(chance: float) -> list[int]:
     """Return, for each number of requests up to ``WINDOW``, the least number of failures that opens the breaker."""
     found = []
     for sent in range(WINDOW + 1):
         tails = [sum(comb(sent, k) for k in range(failed, sent + 1)) / 2**sent for failed in range(sent + 2)]
-        found.append(next(failed for failed, tail in enumerate(tails) if tail <= CHANCE))
+        found.append(next(failed for failed, tail in enumerate(tails) if tail <= chance))
     return found
 
 
-LEAST_FAILURES = _least_failures()
+LEAST_FAILURES = {False: _least_failures(CHANCE), True: _least_failures(CHANCE_OF_LAST)}
+"""For each number of requests the least number of failures that opens the breaker; under True, that of an essential source."""
 
 
 class HealthChange(NamedTuple):
@@ -140,9 +141,7 @@ class Health:
             return False
         insort(self._failures, (order, task))
         del self._failures[: -2 * WINDOW]
-        sent = min(WINDOW, order - self._first)
-        failed = {each for place, each in self._failures if order - WINDOW < place <= order}
-        if not (dead or self.half_open_limit == 1 or len(failed) >= LEAST_FAILURES[sent]):
+        if not (dead or self.half_open_limit == 1 or self._mostly_fails(order, LEAST_FAILURES[last])):
             self.half_open_limit = max(1, self.half_open_limit - 1)
             self._update()
             return False
@@ -152,6 +151,18 @@ class Health:
             self._openings = min(self._openings + 1, 8)
         self.eject(now, seconds * self._rng.uniform(0.5, 1.5))
         return True
+
+    def _mostly_fails(self, order: int, least: list[int]) -> bool:
+        failed: set[int] = set()
+        for place, task in reversed(self._failures):
+            if place > order:
+                continue
+            if place <= max(self._first, order - WINDOW):
+                return False
+            failed.add(task)
+            if len(failed) >= least[order - place + 1]:
+                return True
+        return False
 
     def eject(self, now: float, seconds: float) -> None:
         """Take the source out of service for ``seconds``."""

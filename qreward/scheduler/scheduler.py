@@ -247,6 +247,9 @@ class Scheduler:
                     self._report_down(now, source, described(outcome))
                     self._failure_policy.budget.grant(source.inflight)
                 self.on_source_lost(now, source)
+            for pool in source.pools:
+                if pool.queue.again:  # some may be answered sooner elsewhere now
+                    self.pump(now, pool)
         self.outages.look(now, attempt, alive=is_sign_of_life(outcome))
         self._fill(now, source)
 

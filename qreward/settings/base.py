@@ -7,22 +7,26 @@ the closest valid name.
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf, isfinite
 from operator import ge, gt, le, lt
-from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, Generic, NoReturn, Self, TypeVar
+from types import NoneType, SimpleNamespace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, NoReturn, Self, TypeVar, get_origin, get_type_hints
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, SecretStr, ValidationError, ValidationInfo
 from pydantic_core import PydanticCustomError
 
+from qreward.callables import NOT_GIVEN, Code
 from qreward.errors import ConfigError, Fault
-from qreward.spelling import SYNONYMS, closest, did_you_mean
+from qreward.spelling import TYPO, closest, did_you_mean, meant
 
 if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass as PolicyType
+
     Read_co = TypeVar("Read_co", covariant=True)
     Given_contra = TypeVar("Given_contra", contravariant=True)
 
@@ -33,6 +37,13 @@ if TYPE_CHECKING:
         def __set__(self, instance: object, value: Given_contra) -> None: ...
 
 else:
+
+    class PolicyType(type(BaseModel)):
+        """The metaclass of all settings. Without it, ``help`` of a class shows some 50 methods of pydantic, and validators as types."""
+
+        def __dir__(cls):
+            own = (kind for kind in cls.__mro__ if issubclass(kind, BaseModel) and kind is not BaseModel)
+            return [name for kind in own for name in vars(kind) if not name.startswith("_") and name not in ("model_config", "elsewhere")]
 
     class Accepting:
         """For pydantic, the type of the setting is the first type. The validators of the setting also accept the second type."""
@@ -142,12 +153,17 @@ _EXPANDED = {"variables": "expanded"}
 """Context of a validation of values in which environment variables have been replaced already."""
 
 
-class Policy(BaseModel):
+class Policy(BaseModel, metaclass=PolicyType):
     """Base class of all settings. An object is immutable. An unknown name is an error. Errors are :class:`ConfigError`, without values."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, arbitrary_types_allowed=True)
+    elsewhere: ClassVar[Mapping[str, str]] = {}
+    """Name that users look for here -> the part of an error message that says where it belongs."""
 
-    def __init__(self, /, **data: Any) -> None:
+    def __init__(self, /, *unnamed: Any, **data: Any) -> None:
+        if unnamed:
+            names = ", ".join(f"{name}=..." for name in [*type(self).model_fields][: len(unnamed)])
+            raise ConfigError(f"{type(self).__name__}: settings are given by name, such as {type(self).__name__}({names})") from None
         try:
             super().__init__(**data)
         except ValidationError as error:
@@ -167,8 +183,30 @@ class Policy(BaseModel):
     # Makes pydantic validate a nested model in place, so that an error has its full path ("endpoints.1.limits").
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Set the signature that ``help`` and editors show: the types of the settings, without pydantic's validators."""
+        super().__pydantic_init_subclass__(**kwargs)
+        given = SimpleNamespace(__annotations__={name: field.annotation for name, field in cls.model_fields.items()})
+        types = get_type_hints(given)  # without the validators
+        signature = inspect.signature(cls)
+        parameters = [
+            each.replace(annotation=_short(types[each.name]), default=NOT_GIVEN if isinstance(each.default, Policy) else each.default)
+            for each in signature.parameters.values()
+            if each.name in types
+        ]
+        cls.__signature__ = signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty)
+
     def __setattr__(self, name: str, value: Any) -> NoReturn:
         raise AttributeError(f"{type(self).__name__} cannot be changed; make a new one with the other {name}")
+
+
+_MODULES = re.compile(r"\b(?:[a-z_]\w*\.)+(?=[A-Z])")
+
+
+def _short(annotation: Any) -> Code:
+    text = _MODULES.sub("", inspect.formatannotation(annotation)).replace("SecretStr", "str")
+    return Code(re.sub(r"^Optional\[(.*)\]$", r"\1 | None", text))
 
 
 def repeated(names: Iterable[str]) -> str | None:
@@ -275,14 +313,13 @@ def _sentence(detail: Any, model: type[BaseModel]) -> str:
     if kind == "extra_forbidden":
         path, name = path[:-1], str(path[-1])
         here = _model_at(model, path)
-        hint = _inner_hint(here, name) or did_you_mean(name, sorted(here.model_fields), otherwise="the settings are")
-        message = f"unknown setting {name!r}; {hint}"
+        message = f"unknown setting {name!r}; {_hint(here, name)}"
     elif kind in ("literal_error", "enum"):
         known = re.findall(r"'([^']*)'", context["expected"])
         near = closest(value, known) if isinstance(value, str) else []
         message = f"must be {context['expected']}, not {shown(value)}" + (f"; did you mean {near[0]!r}?" if near else "")
     elif kind in _MESSAGES:
-        message = _MESSAGES[kind].format(**context, kind=_kind_of(value))
+        message = _MESSAGES[kind].format(**context, kind=_kind_of(value), blank=_missing_blank(value))
     else:
         message = str(detail["msg"]).removeprefix("Value error, ")
     return f"{'.'.join(str(part) for part in path)}: {message}" if path else message
@@ -303,7 +340,7 @@ _MESSAGES = {
     "tuple_type": "must be a list, not {kind}",
     "list_type": "must be a list, not {kind}",
     "dict_type": "must be a mapping, not {kind}",
-    "model_type": "must be a mapping of settings, not {kind}",
+    "model_type": "must be a mapping of settings, not {kind}; in code, write {class_name}(...){blank}",
     "too_short": "must have at least {min_length} value(s), not {actual_length}",
     "too_long": "must have at most {max_length} value(s), not {actual_length}",
     "less_than_equal": "must be at most {le:g}",
@@ -345,11 +382,36 @@ def _inner(model: type[BaseModel], name: str) -> type[BaseModel] | None:
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
 
-def _inner_hint(model: type[BaseModel], name: str) -> str:
-    """Return where a setting belongs that is unknown here, but is part of another setting. ``""`` if there is no such setting."""
-    for outer in model.model_fields:
-        inner = _inner(model, outer)
-        ours = SYNONYMS.get(name, name)
-        if inner is not None and ours in inner.model_fields:
-            return f"it is part of {outer}: {outer}={inner.__name__}({ours}=...), in a file {outer}.{ours}"
-    return ""
+def _missing_blank(value: object) -> str:
+    """Return the correction for ``base_url:http://gpu-0/v1`` in YAML, which is a string."""
+    found = isinstance(value, str) and re.match(r"([a-z_]+):\S", value)
+    return f"; write a blank after the colon of {found[1]!r}" if found else ""
+
+
+def _hint(model: type[BaseModel], name: str) -> str:
+    """Return what to write instead of a setting that is unknown here."""
+    names = sorted(model.model_fields)
+    if name in getattr(model, "elsewhere", ()):
+        return str(model.elsewhere[name])  # type: ignore[attr-defined]
+    if meant(name, names, cutoff=TYPO) is None and (place := _place_in(model, name)):
+        code, path = place
+        return f"it is part of {path.partition('.')[0]}: {code}, in a file {path}"
+    return did_you_mean(name, names, otherwise="the settings are")
+
+
+def _place_in(model: type[BaseModel], name: str) -> tuple[str, str] | None:
+    """Return where a setting belongs that is part of another setting of the model: as code, and as its path in a file."""
+    inner = {outer: kind for outer in model.model_fields if (kind := _inner(model, outer)) is not None}
+    for outer, kind in inner.items():
+        if ours := meant(name, kind.model_fields):
+            return _within(model, outer, kind, f"{ours}=...", ours)
+    for outer, kind in inner.items():
+        if found := _place_in(kind, name):
+            return _within(model, outer, kind, *found)
+    return None
+
+
+def _within(model: type[BaseModel], outer: str, kind: type[BaseModel], code: str, path: str) -> tuple[str, str]:
+    if get_origin(model.model_fields[outer].annotation) is tuple:
+        return f"{outer}=[{kind.__name__}({code})]", f"{outer}.0.{path}"
+    return f"{outer}={kind.__name__}({code})", f"{outer}.{path}"

@@ -177,12 +177,30 @@ def _parse_yaml(text: str) -> object:
     try:
         return yaml.load(text, Loader)  # noqa: S506 - Loader is a SafeLoader
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
+        found = error.problem or error.context or "broken"
+        remedy = next((words for part, words in _YAML_REMEDIES.items() if part in f"{error.context}: {found}"), "")
+        mark = (error.context_mark if remedy is _CLOSE else None) or error.problem_mark or error.context_mark
         line = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
-        problem = re.sub(r"'[^'<]{4,}'", "'...'", error.problem or error.context or "broken")
-        raise ConfigError(f"is not valid YAML: {problem}{line}") from None
+        problem = re.sub(r"'[^'<]{4,}'", "'...'", found)
+        raise ConfigError(f"is not valid YAML: {problem}{line}{remedy}") from None
     except yaml.YAMLError:
         raise ConfigError("is not valid YAML: it holds a character that YAML does not allow") from None
+
+
+_CLOSE = "; close the quote or the bracket"
+_YAML_REMEDIES = {
+    "quoted scalar": _CLOSE,
+    "flow sequence": _CLOSE,
+    "flow mapping": _CLOSE,
+    "flow node": _CLOSE,
+    "'\\t'": "; indent with blanks, not with tabs",
+    "cannot start any token": "; put the value in quotes",
+    "mapping values are not allowed": "; put a value that contains ': ' in quotes, and indent the settings of one mapping alike",
+    "<block end>": "; indent this line like the other lines of its list or mapping",
+    "sequence entries are not allowed": "; begin each '- ' of a list on a line of its own",
+    "could not find expected ':'": "; write a blank after the colon, or put the text in quotes",
+}
+"""Part of PyYAML's message -> the correction."""
 
 
 def _yaml_loader(yaml: Any) -> Any:

@@ -7,9 +7,9 @@ Each parameter is defined once, for the client, configuration files and the comm
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import IntEnum, StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationInfo, model_validator
@@ -33,7 +33,7 @@ from qreward.settings.base import (
     shown,
     wrong,
 )
-from qreward.spelling import closest, did_you_mean
+from qreward.spelling import ELSEWHERE, closest, did_you_mean
 
 _PLACE = re.compile(r"\{(prompt|response)\}")
 
@@ -420,6 +420,11 @@ class Endpoint(Policy):
         >>> Endpoint("http://gpu-0:8000/v1", models=["judge-*"], limits=Limits(max_concurrency=64)).name
         'gpu-0:8000'
     """
+
+    elsewhere: ClassVar[Mapping[str, str]] = {
+        **{name: ELSEWHERE[name] for name in ("retries", "num_retries", "max_retries")},
+        "timeout": "the time limit of an attempt is timeouts=Timeouts(attempt=...), of a call QRewardClient(..., timeout=...)",
+    }
 
     base_url: Annotated[str, _EXPANDED, AfterValidator(_root_url)]
     name: Annotated[str, AfterValidator(_readable_name)] = ""

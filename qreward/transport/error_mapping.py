@@ -73,7 +73,9 @@ _MORE_THAN_A_MINUTE = FailureMeaning(
 )
 _REDIRECT = _wrong_setup(InvalidResponse, "set base_url of endpoint {endpoint!r} to the final address")
 _NO_TARGET = _wrong_setup(InvalidResponse, "check base_url of endpoint {endpoint!r}, and a proxy or cache in front of the server")
-_PLACE = _wrong_setup(BadRequest, "check base_url of endpoint {endpoint!r}, and that it serves {model!r} (model_names maps names)")
+_PLACE = _wrong_setup(
+    BadRequest, "check base_url of endpoint {endpoint!r}, and that it serves {model!r} (model_names maps names; base_url often ends in /v1)"
+)
 _WRONG_KEY = _wrong_setup(AuthenticationFailed, "check api_key of endpoint {endpoint!r}")
 _NO_KEY = _wrong_setup(
     AuthenticationFailed,

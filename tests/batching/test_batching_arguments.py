@@ -9,6 +9,7 @@ import pytest
 from batching_tools import later, outcomes
 
 from qreward.batching import batch
+from qreward.errors import ConfigError
 
 
 async def echo(items: list[Any]) -> list[Any]:
@@ -21,7 +22,7 @@ async def test_batch_works_with_and_without_parentheses_and_its_first_parameter_
 
     assert await asyncio.gather(batch(echo)(1), batch()(echo)(2), batch(max_batch_size=3)(echo)(3)) == [1, 2, 3]
     assert [piece async for piece in batch(streamed)(1)] == [1]
-    with pytest.raises(TypeError, match="unknown setting 'function'"):
+    with pytest.raises(ConfigError, match="unknown setting 'function'"):
         batch(function=echo)  # type: ignore[call-overload]
 
 

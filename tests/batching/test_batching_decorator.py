@@ -10,6 +10,7 @@ import io
 import marshal
 import pickle
 import weakref
+from collections.abc import AsyncIterator
 from types import CellType, FunctionType
 from typing import Any
 
@@ -260,3 +261,16 @@ async def test_a_batched_function_can_be_sent_to_another_process_with_its_contro
     set_there(5)
     assert set_there.__self__.settings.max_batch_size == 5
     assert settings_of(of_a_module).max_batch_size == 3
+
+
+async def test_every_form_of_an_async_function_of_lists_is_awaited_and_needs_no_parentheses() -> None:
+    class Scorer:
+        async def __call__(self, bonus: int, items: list[int]) -> list[int]:
+            return [item + bonus for item in items]
+
+    class Streamer:
+        async def __call__(self, bonus: int, items: list[int]) -> AsyncIterator[list[int]]:
+            yield [item + bonus for item in items]
+
+    assert await batch(functools.partial(Scorer(), 1))(2) == 3
+    assert [piece async for piece in batch(functools.partial(Streamer(), 1))(2)] == [3]

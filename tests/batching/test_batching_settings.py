@@ -62,9 +62,9 @@ def test_a_right_setting_is_kept_and_a_size_as_a_whole_number() -> None:
 
 
 def test_an_unknown_setting_offers_the_nearest_right_one() -> None:
-    with pytest.raises(TypeError, match="unknown setting 'max_batch'; did you mean 'max_batch_size'"):
+    with pytest.raises(ConfigError, match="unknown setting 'max_batch'; did you mean 'max_batch_size'"):
         BatchQueue(echo, max_batch=3)  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="the settings are 'max_batch_size', "):
+    with pytest.raises(ConfigError, match="the settings are 'max_batch_size', "):
         batch(zzz=3)  # type: ignore[call-overload]
 
 

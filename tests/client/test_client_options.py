@@ -73,6 +73,50 @@ def test_a_misspelt_option_of_any_call_is_refused_with_its_right_name_and_with_t
     assert "extra_query is not supported" in refusal(lambda: check_params({"extra_query": {"a": 1}}))
 
 
+def test_a_misspelt_parameter_of_models_is_refused_with_its_right_name_although_unknown_ones_are_sent() -> None:
+    misspelt = {"temperatur": "temperature", "tempreature": "temperature", "max_token": "max_tokens", "Top_P": "top_p", "seeds": "seed"}
+    said = {name: refusal(lambda name=name: check_params({name: 3})) for name in misspelt}  # type: ignore[misc]
+    assert {name: words for name, words in said.items() if f"did you mean '{misspelt[name]}'? A parameter of the server" not in words} == {}
+
+
+ELSEWHERE = {
+    **dict.fromkeys(
+        ("max_concurrency", "concurrency", "max_workers", "max_concurency"), "Endpoint(base_url, limits=Limits(max_concurrency"
+    ),
+    "rpm": "Endpoint(base_url, limits=Limits(rpm=...))",
+    "retries": "QRewardClient(..., retry=Retry(attempts=...))",
+    "max_retrys": "QRewardClient(..., retry=Retry(attempts=...))",
+    "retry": "QRewardClient(endpoints, retry=...)",
+    "observers": "QRewardClient(endpoints, observers=...)",
+    "weight": "Endpoint(base_url, weight=...)",
+    "kind": "Endpoint(base_url, kind=...)",
+    "return_exceptions": "batch.raise_for_errors()",
+    "reference": "Judge(client, model=...).score(prompt, response, reference=...)",
+    "refrence": "did you mean 'reference'?",
+}
+
+
+def test_a_setting_of_another_place_is_refused_in_a_call_and_in_a_client_with_its_place_before_anything_is_sent() -> None:
+    recorder, wrong = Recorder(), {}
+    for name, place in ELSEWHERE.items():
+        asking: Callable[[QRewardClient], Any] = partial(QRewardClient.batch_chat_completion, batch_messages=[HI], model=MODEL, **{name: 3})  # type: ignore[arg-type]
+        said = refusal(partial(use, QRewardClient([endpoint(recorder)]), asking))
+        if place not in said or f"extra_body={{'{name}': ...}}" not in said:
+            wrong[name] = said
+    assert wrong == {}
+    assert recorder.requests == []
+    for name in ("concurrency", "rpm", "retries"):
+        given: dict[str, Any] = {name: 3}
+        assert ELSEWHERE[name] in refusal(partial(QRewardClient, ["http://a.example/v1"], **given))
+
+
+def test_prompts_and_responses_as_two_lists_are_refused_with_what_to_write_and_not_shown() -> None:
+    recorder = Recorder()
+    said = refusal(lambda: use(QRewardClient([endpoint(recorder)]), lambda client: client.batch_score(["a"], ["secret"])))  # type: ignore[arg-type]
+    assert "not a list; several items are one argument, such as zip(prompts, responses)" in said
+    assert "secret" not in said
+
+
 def test_every_call_client_and_scorer_refuses_a_misspelt_option_before_anything_is_sent(tmp_path: Path) -> None:
     recorder = Recorder()
     known = {

@@ -165,3 +165,19 @@ def test_a_reset_closes_breakers_and_forgets_what_was_counted(kind: Any) -> None
     )
     assert outcome.errors == ["ConnectionError", "CircuitOpen", "-"]
     assert (outcome.stats.calls, outcome.stats.failed, outcome.stats.open_circuits) == (1, 0, 0)
+
+
+@both
+def test_the_first_replaced_error_of_each_kind_is_logged_without_its_message(kind: Any, caplog: pytest.LogCaptureFixture) -> None:
+    errors = [ValueError("secret"), ValueError("secret"), KeyError("secret"), ValueError("secret")]
+    outcome = kind.run(lambda number, *_: (1.0, errors[number]), at_times([0, 2, 4, 6]), default_result=None)
+    assert [call.value for call in outcome.calls] == [None] * 4
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [message.split(" of ")[0] for message in said] == [
+        "default_result replaced a ValueError",
+        "default_result replaced a KeyError",
+    ]
+    assert all("schedule_runs.py:" in message and "secret" not in message for message in said), said
+    caplog.clear()
+    kind.run(lambda *_: (5.0, 1), at_times([0, 6]), timeout=1, default_result=0)
+    assert [record.getMessage().split(" of ")[0] for record in caplog.records] == ["default_result replaced a RequestTimeout"]

@@ -11,12 +11,12 @@ import threading
 import traceback
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import Any
+from functools import partial, singledispatch, wraps
+from typing import Any, cast
 
 import pytest
 
-from qreward import ConfigError, QueueFull, ScheduleConfig, schedule
+from qreward import ConfigError, QueueFull, RequestTimeout, ScheduleConfig, schedule
 from qreward.engine.threads import replaced_time
 from qreward.testing import VirtualThreads
 from qreward.testing.virtual_time import run_in_virtual_time
@@ -434,3 +434,58 @@ def test_without_a_free_thread_a_hedge_is_left_out_and_a_call_is_refused() -> No
         thread = threads.spawn(other)
         assert score() == "done"
         assert "worker thread" in str(thread.join())
+
+
+class AsyncScorer:
+    async def __call__(self, answer: str) -> int:
+        await asyncio.sleep(10)
+        return len(answer)
+
+
+def test_a_partial_of_an_async_callable_is_async_and_its_time_limit_applies() -> None:
+    for function in (partial(AsyncScorer(), "four"), partial(partial(AsyncScorer()), "four"), partial(AsyncScorer().__call__, "four")):
+        assert run_in_virtual_time(schedule(timeout=20)(function)()) == 4
+        with pytest.raises(RequestTimeout):
+            run_in_virtual_time(schedule(timeout=1)(function)())
+
+
+async def sleeping_scorer(answer: str) -> int:
+    await asyncio.sleep(10)
+    return len(answer)
+
+
+@singledispatch
+async def dispatched(answer: str) -> int:
+    return len(answer)
+
+
+@wraps(sleeping_scorer)
+def wrapped(answer: str) -> Any:
+    return sleeping_scorer(answer)
+
+
+def test_work_that_begins_only_after_a_blocking_call_is_refused_and_never_replaced_by_the_default() -> None:
+    def default(answer: str) -> Any:
+        return sleeping_scorer(answer)
+
+    def fails(answer: str) -> int:
+        raise KeyError(answer)
+
+    seen: list[str] = []
+    settings: list[dict[str, Any]] = [{}, {"timeout": 1, "retry_times": 2}, {"default_result": 0}]
+    for function in (wrapped, dispatched, lambda answer: sleeping_scorer(answer * 2), lambda _: generator(), lambda _: async_generator()):
+        for each in settings:
+            scored: Any = schedule(**each, metrics_callback=lambda metrics: seen.append(metrics.outcome))(function)
+            with pytest.raises(ConfigError, match="async function"):
+                scored("four")
+            assert scored.stats().tries == 1
+    assert seen == ["failed"] * 15
+    with pytest.raises(ConfigError, match="default_result of"):
+        schedule(default_result=default)(fails)("four")
+
+
+def test_async_functions_that_would_be_called_and_never_awaited_are_refused() -> None:
+    for name in ("key_func", "metrics_callback", "exception_types"):
+        for function in (sleeping_scorer, AsyncScorer(), partial(AsyncScorer(), "four")):
+            with pytest.raises(ConfigError, match="plain function, not async"):
+                ScheduleConfig(**cast("Any", {name: function}))

@@ -39,7 +39,7 @@ def finished_at(simulation: Simulation, of: frozenset[int]) -> float:
     return max(entry[0] for entry in simulation.driver.watch.trace if entry[1] == "finish" and entry[2] in of)
 
 
-def breaker_open(driver: Driver, name: str, tasks: int = 5) -> list[Task]:
+def breaker_open(driver: Driver, name: str, tasks: int = 10) -> list[Task]:
     """Take the only source out of service by so many tasks that fail there; they wait to be tried again."""
     failing = [driver.submit() for _ in range(tasks)]
     for attempt in driver.at(name):

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, get_args
 
-from qreward.batching.callables import name_of
 from qreward.batching.queue import BatchQueue
 from qreward.batching.reward_buffer.schemas import (
     BatchAnswer,
@@ -24,6 +23,7 @@ from qreward.batching.reward_buffer.schemas import (
 from qreward.batching.reward_buffer.scorer import BisectingScorer, own_copy, scoring_function
 from qreward.batching.settings import BatchRecord
 from qreward.batching.stats import QueueStats
+from qreward.callables import name_of
 from qreward.errors import BadRequest, ConfigError
 
 _SMOOTHING = 0.2

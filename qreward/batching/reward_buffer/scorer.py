@@ -15,9 +15,9 @@ from functools import partial
 from typing import Any
 
 from qreward.batching.backlog import halves
-from qreward.batching.callables import FunctionKind, kind_of, lists_taken
 from qreward.batching.in_flight import in_thread, unstoppable
 from qreward.batching.reward_buffer.schemas import InvalidScores, ScoreResult, described, failed, read_scores
+from qreward.callables import FunctionKind, kind_of, lists_taken
 from qreward.errors import QueueFull
 
 Pairs = Sequence[tuple[str, dict[str, Any]]]

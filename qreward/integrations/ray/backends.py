@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, get_args
 
-from qreward.batching.callables import FunctionKind, kind_of, lists_taken, name_of
 from qreward.batching.settings import check_seconds, check_whole
+from qreward.callables import FunctionKind, kind_of, lists_taken, name_of
 from qreward.engine.threads import SHARED
 from qreward.errors import ConfigError, ConnectionFailed, QueueFull, RequestError
 

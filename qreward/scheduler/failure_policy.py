@@ -149,6 +149,7 @@ class FailurePolicy:
                 return self._stopped(now, attempt)
             outcome = attempt.failure = _overdue(now, attempt)
         rule = rule_for(outcome)
+        was_back = source.health.is_back
         lost = self._record_failure(now, attempt, outcome, rule)
         if not task.holds(attempt):  # the task no longer depends on this attempt
             return RetryDecision(lost)
@@ -156,7 +157,7 @@ class FailurePolicy:
         record_attempt(attempt, outcome.kind.name.lower(), now, getattr(error, "status_code", None), str(error))
         if attempt.committed and not task.restarts:  # part of the answer was delivered and cannot be taken back
             return RetryDecision(lost, error=error, final=True)
-        wait, last = self._decide(now, attempt, outcome, rule, lost)
+        wait, last = self._decide(now, attempt, outcome, rule, charged=lost and was_back)
         return RetryDecision(lost, wait, last, final=not rule.retryable)
 
     def _stopped(self, now: float, attempt: Attempt) -> RetryDecision:
@@ -217,7 +218,7 @@ class FailurePolicy:
             return True
         return any(other.was_well(then, asked_now=other is source) for other, then in task.failures)
 
-    def _decide(self, now: float, attempt: Attempt, failure: Failure, rule: FailureRule, lost: bool) -> tuple[float, QRewardError | None]:
+    def _decide(self, now: float, attempt: Attempt, failure: Failure, rule: FailureRule, *, charged: bool) -> tuple[float, QRewardError | None]:
         task, source = attempt.task, attempt.source
         if not rule.retryable:
             return 0.0, failure.error
@@ -232,7 +233,7 @@ class FailurePolicy:
         if failure.kind is FailureKind.TIMEOUT:
             task.overdue += 1
             source.latency.cut(now - attempt.sent_at)
-        if lost or self._is_charged(task, source, failure, rule):
+        if charged or self._is_charged(task, source, failure, rule):
             task.tries += 1
         if task.tries >= self._retry.attempts:
             return 0.0, failure.error

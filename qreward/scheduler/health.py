@@ -18,10 +18,10 @@ from math import comb, inf
 from random import Random
 from typing import NamedTuple
 
-WINDOW, CHANCE, CHANCE_OF_LAST = 20, 1 / 32, 1 / 1024
+WINDOW, CHANCE = 20, 1 / 32
 """The breaker opens if, of the last n requests in the order in which they were sent, so many distinct tasks failed that a source whose
 failure share is one half would do that with a probability of at most ``CHANCE`` (binomial test), for any n up to ``WINDOW``. That is five
-of five, eight of nine, or fifteen of twenty. For an essential source it is ``CHANCE_OF_LAST``: ten of ten, or 18 of twenty."""
+of five, eight of nine, or fifteen of twenty."""
 FIRST_OPEN = 2.0
 """Seconds for which the breaker is open the first time, before jitter."""
 LONGEST_OPEN = 5.0
@@ -31,17 +31,16 @@ QUICK_START = 4
 """Divisor of a source's concurrency limit. After its first answer, a half-open source may use the limit divided by this number."""
 
 
-def _least_failures(chance: float) -> list[int]:
+def _least_failures() -> list[int]:
     """Return, for each number of requests up to ``WINDOW``, the least number of failures that opens the breaker."""
     found = []
     for sent in range(WINDOW + 1):
         tails = [sum(comb(sent, k) for k in range(failed, sent + 1)) / 2**sent for failed in range(sent + 2)]
-        found.append(next(failed for failed, tail in enumerate(tails) if tail <= chance))
+        found.append(next(failed for failed, tail in enumerate(tails) if tail <= CHANCE))
     return found
 
 
-LEAST_FAILURES = {False: _least_failures(CHANCE), True: _least_failures(CHANCE_OF_LAST)}
-"""For each number of requests the least number of failures that opens the breaker; under True, that of an essential source."""
+LEAST_FAILURES = _least_failures()
 
 
 class HealthChange(NamedTuple):
@@ -141,7 +140,7 @@ class Health:
             return False
         insort(self._failures, (order, task))
         del self._failures[: -2 * WINDOW]
-        if not (dead or self.half_open_limit == 1 or self._mostly_fails(order, LEAST_FAILURES[last])):
+        if not (dead or self.half_open_limit == 1 or self._mostly_fails(order)):
             self.half_open_limit = max(1, self.half_open_limit - 1)
             self._update()
             return False
@@ -152,7 +151,7 @@ class Health:
         self.eject(now, seconds * self._rng.uniform(0.5, 1.5))
         return True
 
-    def _mostly_fails(self, order: int, least: list[int]) -> bool:
+    def _mostly_fails(self, order: int) -> bool:
         failed: set[int] = set()
         for place, task in reversed(self._failures):
             if place > order:
@@ -160,7 +159,7 @@ class Health:
             if place <= max(self._first, order - WINDOW):
                 return False
             failed.add(task)
-            if len(failed) >= least[order - place + 1]:
+            if len(failed) >= LEAST_FAILURES[order - place + 1]:
                 return True
         return False
 

@@ -7,6 +7,7 @@ Scores are kept in a heap with one valid entry per source, so that the cost of a
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import log
 from operator import itemgetter
 
 from qreward.scheduler.heap import IndexedHeap
@@ -39,6 +40,10 @@ class _Scored:
         self._ready.drop(source)
 
 
+PER_E, LEAST = 50, 1e-9
+"""Expected times that differ by less than about 1 / ``PER_E`` (2 %) count as equal, and equal sources take turns. ``LEAST``: seconds."""
+
+
 class ExpectedFinish:
     """Chooses the source whose answer is expected soonest (see ``estimate``).
 
@@ -51,7 +56,7 @@ class ExpectedFinish:
         self._ready: IndexedHeap[Source] = IndexedHeap()
 
     def offer(self, now: float, pool: Pool, source: Source) -> None:
-        self._ready.put(source, source.answers_in(now, pool))
+        self._ready.put(source, int(PER_E * log(max(LEAST, source.answers_in(now, pool)))))
 
     def take(self, now: float, avoided: tuple[Source, ...], task: Task | None = None) -> Source | None:
         self._refresh(now, task)

@@ -185,8 +185,8 @@ class RetryQueue:
         return False
 
     def unservable(self, sources: Sequence[Source]) -> list[Task]:
-        """Remove and return the tasks that none of the sources can serve until an operator marks one healthy."""
-        keys = [key for key in self.groups if all(source in key[1] or source.health.marked_unhealthy for source in sources)]
+        """Remove and return the tasks for which no source is left: each cannot serve them, works on them, or is marked unhealthy."""
+        keys = [key for key in self.groups if all(each is key[0] or each in key[1] or each.health.marked_unhealthy for each in sources)]
         return [task for key in keys for task in self.groups.pop(key).empty() if task.state is QUEUED]
 
     def sweep(self) -> None:

@@ -648,11 +648,10 @@ class Scheduler:
             task.pool.queue.ended(task)
         if task.charge:
             task.pool.queue.settle(task, tokens if tokens is not None else task.charge if task.sent_at is not None else 0.0)
-        if task.feed is not None:
-            pool = task.pool
-            pool.batch_inflight -= 1
-            if not pool.batch_inflight and not pool.queue.levels:
-                self.wheel.remove(pool)
+        pool = task.pool
+        pool.batch_inflight -= task.feed is not None
+        if pool.due >= 0 and not pool.batch_inflight and not pool.queue.levels:
+            self.wheel.remove(pool)
         attempts = task.attempt, task.copy
         task.attempt = task.copy = None
         for attempt in attempts:
@@ -671,8 +670,8 @@ class Scheduler:
         for task in pool.queue.unservable(pool.sources):
             if task.attempt is not None:  # it was queued for a copy that no source can take now
                 task.state = TaskState.SENT
-            elif task.last_error is not None:
-                self._finish(task, task.last_error)
+            else:
+                self._place(now, task)
         self.pump(now, pool)
 
     def _check(self, now: float, pool: Pool) -> None:
@@ -727,7 +726,9 @@ class Scheduler:
             elif kind is Overdue.TIMED_OUT:
                 self._cancel(attempt, CancelReason.OVERDUE)
             else:  # both attempts seem to hang: another copy replaces the one that has done less
-                self._cancel(self._hedging.behind(now, attempt), CancelReason.ABANDONED)
+                behind = self._hedging.behind(now, attempt)
+                behind.task.failures = (*behind.task.failures, (behind.source, now))
+                self._cancel(behind, CancelReason.ABANDONED)
         source.look_after = self._hedging.look_after(source)
         soonest = min(next_at, source.silence.alarm_at(source.inflight, source.latency.mean), now + source.look_after)
         if any(self._hedging.may_be_copied(attempt) for _, attempt in found):  # no source had capacity for the copy

@@ -72,7 +72,7 @@ def test_a_refusal_of_either_ends_the_task_and_stops_the_other() -> None:
 def test_when_both_fail_the_task_is_tried_again_or_ends_with_the_last_error() -> None:
     for (first, last), most in product(((0, 1), (1, 0)), (4, 2)):
         driver, task, *attempts = copied(Retry(attempts=most, base=0.01))
-        driver.fail(attempts[first], K.UNREACHABLE)
+        driver.fail(attempts[first], K.LOCAL)
         assert driver.outcome(task) is None
         driver.fail(attempts[last], K.TRANSIENT)
         assert task.tries == 2
@@ -120,14 +120,11 @@ def ends(driver: Driver, task: Task) -> None:
 
 EVENTS: dict[str, tuple[Callable[[Driver, Task, Task], object], TaskState, tuple[int, int]]] = {
     "nothing": (lambda _driver, _task, _other: None, TaskState.QUEUED, (1, 0)),
-    "the first fails": (lambda driver, task, _: driver.fail(live(task), K.TRANSIENT), TaskState.QUEUED, (0, 1)),
     "it is not for the first": (lambda driver, task, _: driver.fail(live(task), K.UNSUITABLE), TaskState.QUEUED, (0, 1)),
-    "the first is full": (lambda driver, task, _: driver.fail(live(task), K.OVERLOADED), TaskState.QUEUED, (0, 0)),
     "the first leaves": (lambda driver, _task, _other: driver.leave("a"), TaskState.QUEUED, (1, 0)),
     "the first is marked down": (lambda driver, _task, _other: driver.mark("a", down=True), TaskState.QUEUED, (1, 0)),
     "the other leaves": (lambda driver, _task, _other: driver.leave("b"), TaskState.SENT, (0, 0)),
     "the other is marked down": (lambda driver, _task, _other: driver.mark("b", down=True), TaskState.SENT, (0, 0)),
-    "the other is away": (lambda driver, _, other: driver.fail(live(other), K.OVERLOADED, retry_after=30.0), TaskState.SENT, (0, 0)),
     "an answer": (lambda driver, task, _: driver.ok(live(task), after=0.1), TaskState.DONE, (0, 0)),
     "a refusal": (lambda driver, task, _: driver.fail(live(task), K.REFUSED), TaskState.DONE, (0, 0)),
     "the caller goes away": (lambda driver, task, _: ends(driver, task), TaskState.DONE, (0, 0)),
@@ -141,7 +138,7 @@ def test_whatever_happens_while_a_copy_waits_the_task_goes_on_with_what_is_left(
         first = live(task)
         event(driver, task, other)
         assert task.state is state, name
-        assert len(driver.pool.queue) == driver.pool.queue.waiting == (state is TaskState.QUEUED) + (name == "the other is away"), name
+        assert len(driver.pool.queue) == driver.pool.queue.waiting == (state is TaskState.QUEUED), name
         driver.wait(0.5)
         assert driver.path(task) == ["a"], f"{name}: it waits for b"
         assert state is TaskState.DONE or not driver.is_cancelled(first)

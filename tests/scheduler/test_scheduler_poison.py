@@ -39,7 +39,7 @@ def finished_at(simulation: Simulation, of: frozenset[int]) -> float:
     return max(entry[0] for entry in simulation.driver.watch.trace if entry[1] == "finish" and entry[2] in of)
 
 
-def breaker_open(driver: Driver, name: str, tasks: int = 10) -> list[Task]:
+def breaker_open(driver: Driver, name: str, tasks: int = 5) -> list[Task]:
     """Take the only source out of service by so many tasks that fail there; they wait to be tried again."""
     failing = [driver.submit() for _ in range(tasks)]
     for attempt in driver.at(name):
@@ -174,9 +174,16 @@ def test_a_connection_that_fails_counts_against_its_source_wherever_the_task_has
         driver.ok(live(driver.submit()), after=0.1)
     at_b = [attempt for attempt in driver.at("b") if attempt.task in tasks]
     assert len(at_b) == 5
-    for attempt in at_b:
-        driver.fail(attempt, K.UNREACHABLE, after=0.0)
-    assert not driver["b"].health.in_service
+    driver.fail(at_b[0], K.UNREACHABLE, after=0.0)
+    assert driver["b"].health.in_service, "it has answered since"
+    driver.wait(0.1)
+    driver.mark("b", down=True)
+    task = driver.submit()
+    driver.mark("b", down=False)
+    driver.fail(live(task), K.TRANSIENT)
+    assert driver.where(task) == "b"
+    driver.fail(live(task), K.UNREACHABLE, after=0.0)
+    assert not driver["b"].health.in_service, "nothing was answered since"
 
 
 # and an outage is still waited out

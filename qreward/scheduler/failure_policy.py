@@ -278,6 +278,13 @@ def record_attempt(attempt: Attempt, outcome: str, now: float, status: int | Non
         task.trail.append(AttemptRecord(attempt.source.name, outcome, now - attempt.sent_at, status, detail, hedge))
 
 
+def unanswered(task: Task, now: float) -> list[AttemptRecord]:
+    """Return a record of each attempt in flight of a task whose timeout has passed. A server may process and charge these attempts."""
+    attempts = [each for each in (task.attempt, task.copy) if each is not None]
+    detail = "the timeout of the request came before an answer"
+    return [AttemptRecord(each.source.name, "timeout", now - each.sent_at, None, detail, each is task.copy) for each in attempts]
+
+
 def _hangs_elsewhere(now: float, attempt: Attempt) -> bool:
     """Return whether the task of an attempt that timed out seems to hang at every source, so that its source is not the cause.
 

@@ -30,7 +30,7 @@ from typing import Any, Final
 
 from qreward.errors import CircuitOpen, NoEndpoint, QRewardError, QueueFull, RequestTimeout
 from qreward.records import has_failed
-from qreward.scheduler.failure_policy import FailurePolicy, RetryDecision, is_sign_of_life, record_attempt
+from qreward.scheduler.failure_policy import FailurePolicy, RetryDecision, is_sign_of_life, record_attempt, unanswered
 from qreward.scheduler.health import HealthChange
 from qreward.scheduler.hedging import CopyTargets, HedgingPolicy, Overdue
 from qreward.scheduler.limits.tokens import TokenEstimator
@@ -422,6 +422,7 @@ class Scheduler:
 
     def _task_due(self, now: float, task: Task) -> None:
         if now >= task.deadline:
+            task.trail = [*(task.trail or ()), *unanswered(task, now)]
             self._finish(task, timed_out(task))
             return
         if task.timeout is not None:

@@ -212,6 +212,27 @@ async def test_an_outage_of_all_endpoints_fails_no_line_that_was_not_sent(tmp_pa
     assert answers(folder.output) == expected(200)
 
 
+async def test_a_line_that_hangs_fails_alone_and_the_run_goes_on(tmp_path: Path) -> None:
+    async def script(sent: Sent) -> Any:
+        await asyncio.sleep(1e6 if sent.text == "item 3" else 1)
+        return f"re: {sent.text}"
+
+    price = {"price": (1.0, 1.0)}
+    cases = {
+        "one": ([endpoint(**price)], {}),
+        "three": ([endpoint(name, **price) for name in "abc"], {}),
+        "three and a limit": ([endpoint(name, **price) for name in "abc"], {"max_cost": 1.0}),
+    }
+    for case, (endpoints, options) in cases.items():
+        path = tmp_path / case
+        path.mkdir()
+        folder, backend = Folder(path, lines(20, max_tokens=100)), Backend(script)
+        report = await folder.run(backend, *endpoints, timeout=60, **options)
+        assert (report.done, report.failed, report.exit_code) == (20, 1, 1), (case, str(report))
+        assert list(failures(folder.failed)) == ["id-3"], case
+        assert answers(folder.output) == {name: text for name, text in expected(20).items() if name != "id-3"}, case
+
+
 # stopping
 
 

@@ -31,7 +31,7 @@ from scale import seeds
 
 from qreward.bulk import inputs
 from qreward.bulk.batches import ALL_FAILED
-from qreward.bulk.inputs import Input
+from qreward.bulk.inputs import Input, digest_of
 from qreward.bulk.journal import Journal
 from qreward.bulk.outputs import OutputFile
 from qreward.bulk.run import BulkRun
@@ -164,13 +164,14 @@ async def test_a_bad_line_is_its_own_failure_with_file_and_line_and_its_identifi
     report = await folder.run(backend, endpoint(models=[MODEL]))
     assert (report.lines, report.done, report.failed, report.sent) == (6, 6, 4, 2)
     found = failures(folder.failed)
-    assert list(found) == ["2", "3", "id-4", "x"]
+    invented = [f"qreward-{number}-{digest_of(text):016x}" for number, text in ((2, b"{not json"), (3, b"[1]"))]
+    assert list(found) == [*invented, "id-4", "x"]
     places = [str(folder.source) + number for number in (":2: it is not JSON", ":4: it is a JSON list", ":5: ", ":6: body is a NoneType")]
     for message, place in zip(found.values(), places, strict=True):
         assert message.startswith(place), message
     assert {kind: times for kind, (times, _) in report.errors.items()} == {"BadRequest": 3, "NoEndpoint": 1}
     printed = [text for text in str(report).splitlines() if ", such as: " in text]
-    assert printed == [f"errors        3 BadRequest, such as: {found['2']}", f"{'':14}1 NoEndpoint, such as: {found['id-4']}"]
+    assert printed == [f"errors        3 BadRequest, such as: {found[invented[0]]}", f"{'':14}1 NoEndpoint, such as: {found['id-4']}"]
     assert "judge-8b" in found["id-4"]
 
 

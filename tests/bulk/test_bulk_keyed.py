@@ -173,7 +173,8 @@ async def test_a_row_that_hangs_fails_and_one_that_no_server_has_seen_is_left_to
         path.mkdir()
         async with worker(path, Backend(script), timeout=0.05) as run:
             (result,) = await run.results(asked(text))
-        assert (result.ok, result.is_kept, opened(path).done) == (False, is_kept, int(is_kept)), text
+        found = opened(path)
+        assert (result.ok, result.is_kept, found.done, found.in_flight) == (False, is_kept, int(is_kept), 0), text
         assert (b"no line can be sent: " in result.line) is not is_kept, text
 
 

@@ -443,6 +443,19 @@ async def test_an_output_that_would_replace_an_input_is_refused(tmp_path: Path) 
     assert len(read(source)) == 3
 
 
+async def test_a_run_replaces_no_file_of_others_and_leaves_no_journal_beside_it(tmp_path: Path) -> None:
+    folder, backend = Folder(tmp_path, lines(3)), Backend()
+    for path in (folder.output, folder.failed):
+        path.write_text("of others\n")
+        with pytest.raises(ConfigError, match=rf"{path.name}' exists and is not the output of a bulk run"):
+            await folder.run(backend)
+        assert (path.read_text(), folder.journal.exists(), backend.sent) == ("of others\n", False, [])
+        path.unlink()
+    await folder.run(backend)
+    folder.journal.unlink()  # to start over
+    assert (await folder.run(backend)).sent == 3
+
+
 async def test_rows_of_the_program_are_lines_and_are_checked_like_those_of_files(tmp_path: Path) -> None:
     folder, backend = Folder(tmp_path, []), Backend()
     rows = [{"messages": [{"role": "user", "content": f"item {number}"}], "custom_id": f"id-{number}"} for number in range(5)]

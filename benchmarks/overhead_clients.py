@@ -13,7 +13,7 @@ from _processes import pin
 
 ENVIRONMENTS = {
     "openai": ("openai[aiohttp]==3.52.0", "httpx2==2.16.2", "aiohttp==3.14.5"),
-    "litellm": ("litellm==1.106.2", "openai==2.54.0", "aiohttp==3.14.5"),
+    "litellm": ("litellm==1.110.2", "openai==2.54.0", "aiohttp==3.14.5"),
     "qreward-0.1.7": ("qreward==0.1.7", "openai==3.52.0", "httpx-aiohttp==0.2.0", "aiohttp==3.14.5"),
 }
 CPU_BUDGET = 0.8  # seconds of CPU time of one measured window, unless FEWEST_WAVES requires more

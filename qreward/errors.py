@@ -17,7 +17,7 @@ class QRewardError(Exception):
     Attributes:
         usage: tokens of the responses that were received, although none of them became a result. An example is a judge response that could
             not be parsed. None if there were no such responses, or if no server reported usage.
-        help_url: the section of the documentation about this class of errors: causes and remedies. The URL is not part of the message, so
+        help_url: the section of the documentation about this class of errors: causes and remedies. It is not part of the message, so
             that a log of many failures does not repeat it.
     """
 

@@ -79,4 +79,4 @@ def test_an_error_names_its_page_on_its_last_line(capsys: pytest.CaptureFixture[
     assert cli.main(["check", "nowhere.toml"]) == 2
     first, last = capsys.readouterr().err.splitlines()
     assert first == "qreward check: nowhere.toml: cannot be read: No such file or directory"
-    assert last == "qreward check: see docs/reference/errors.md#configerror"
+    assert last == "qreward check: see documentation page reference/errors#configerror"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import importlib
 import inspect
 import pickle
+import re
 import traceback
 from pathlib import Path
 from typing import Any
@@ -76,19 +78,33 @@ def test_every_error_names_its_section_of_the_page_of_errors_and_one_without_a_s
     for kind in kinds:
         kinds += kind.__subclasses__()
         page, _, section = kind.help_url.partition("#")
-        assert (page, section in headings) == ("docs/reference/errors.md", True), kind
+        assert (page, section in headings) == ("documentation page reference/errors", True), kind
         if getattr(qreward, kind.__name__, None) is kind:
             assert section == kind.__name__.lower()
     assert len(kinds) > len(CLASSES) + 3
     assert type("Mine", (RequestTimeout,), {})("too late").help_url == RequestTimeout.help_url
 
 
+def test_no_message_names_a_file_that_an_installed_package_does_not_have() -> None:
+    named = re.compile(r"(?<![\w/.-])(docs|examples|benchmarks|tests)/|\.md\b")
+    found, scanned = [], 0
+    for path in sorted((ROOT / "qreward").rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+        scanned += len(texts)
+        found += [f"{path}:{node.lineno}: {node.value}" for node in texts if id(node) not in docstrings and named.search(node.value)]
+    assert (found, scanned > 10_000) == ([], True)
+    for where in re.findall(r"page\(f?[\"']([\w/.-]+)", "".join(path.read_text() for path in (ROOT / "qreward").rglob("*.py"))):
+        assert where.endswith("/") or (ROOT / "docs" / f"{where}.md").is_file(), where
+
+
 def test_a_traceback_of_wrong_settings_shows_the_page_and_the_message_of_an_error_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     for error in (ConfigError("no such file"), pickle.loads(pickle.dumps(ConfigError("no such file")))):
         assert str(error) == "no such file"
         _, note = traceback.format_exception_only(error)
-        assert note.strip() == "See docs/reference/errors.md#configerror"
+        assert note.strip() == "See documentation page reference/errors#configerror"
     assert len(traceback.format_exception_only(RequestTimeout("too late"))) == 1
-    assert documentation.page("trainers/trl") == "docs/trainers/trl.md"
+    assert documentation.page("trainers/trl") == "documentation page trainers/trl"
     monkeypatch.setattr(documentation, "DOCUMENTATION", "https://qreward.example/")
     assert documentation.page("reference/errors", "ratelimited") == "https://qreward.example/reference/errors/#ratelimited"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
 from typing import Any
 
 from qreward.bulk.budget import NOTHING, Spent
@@ -21,9 +21,10 @@ from qreward.bulk.report import kind_of_error
 from qreward.bulk.requests import RequestReader
 from qreward.bulk.settings import BulkSettings
 from qreward.engine.batch import BatchWaiter
-from qreward.errors import InvalidResponse, QRewardError
+from qreward.errors import BadRequest, ClientClosed, ConfigError, InvalidResponse, NoEndpoint, QRewardError, RequestTimeout
 from qreward.judge.scorers import check_finite
 from qreward.judge.types import Scorer, Verdict
+from qreward.records import AttemptRecord
 from qreward.results import EndpointStats, Result
 from qreward.runtime import Runtime
 from qreward.scheduler.outcome import Failure, FailureKind, Outcome
@@ -55,6 +56,20 @@ class Entry:
         self.ordinal, self.digest, self.place = ordinal, line.digest, line.place
         self.custom_id, self.content = custom_id, content
         self.reserved, self.started = reserved, False
+
+
+def _was_processed(error: QRewardError, attempts: Iterable[AttemptRecord]) -> bool:
+    """Return False if no server can have processed a failed line.
+
+    A last attempt that was cut off by the timeout counts as not processed where the line could not connect before.
+    """
+    unreachable = set()
+    for attempt in attempts:
+        if attempt.outcome == "unreachable":
+            unreachable.add(attempt.endpoint)
+        elif attempt.outcome != "timeout" or attempt.endpoint not in unreachable:
+            return True
+    return not unreachable and (error.usage is not None or not isinstance(error, RequestTimeout | NoEndpoint))
 
 
 class LineQueue:
@@ -279,6 +294,22 @@ class LineRun(ABC):
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task
+
+    def _leave_to_next_run(self, entry: Entry, result: Result[Any], spent: Spent = NOTHING) -> bool:
+        """Stop the run and return True if a failed line has no result yet, so that the next run sends it: no server can have processed it,
+        or the client was closed meanwhile. ``spent`` is the most that its attempts can have cost.
+        """
+        error = result.error
+        if error is None or isinstance(error, BadRequest | ConfigError):
+            return False
+        is_cut_off = isinstance(error, ClientClosed)
+        if entry.started and not is_cut_off:
+            attempts = getattr(error, "attempts", ())  # an item of a judge that shared the request of an equal item has none of its own
+            if _was_processed(error, (*result.attempts, *attempts)):
+                return False
+            self._journal.withdraw(entry.ordinal, entry.digest, spent)
+        self.stop(f"no line can be sent: {error}")
+        return True
 
     def _record(self, ordinal: int, digest: int, text: bytes, error: QRewardError | None, spent: Spent = NOTHING) -> int | None:
         """Record the result of a line. Returns the offset of the record in the journal, or None if the disk is full."""

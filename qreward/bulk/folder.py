@@ -18,7 +18,7 @@ import msgspec
 from qreward.bulk.inputs import InputLine
 from qreward.bulk.journal import Journal, JournalInUse, Line, read_records
 from qreward.bulk.outputs import OutputFile
-from qreward.bulk.records import DONE, FAILED, STARTED, digest_of, result_of
+from qreward.bulk.records import DONE, FAILED, STARTED, WITHDRAWN, digest_of, result_of
 from qreward.bulk.requests import IDS
 from qreward.errors import ConfigError
 
@@ -117,11 +117,13 @@ class JournalFolder:
 
     def _take(self, part: int, place: int, record: bytes) -> None:
         kind = record[9]
-        if kind not in (STARTED, DONE, FAILED):
+        if kind not in (STARTED, DONE, FAILED, WITHDRAWN):
             return
         digest = digest_of(record)
         if kind != STARTED:
             self._started.discard(digest)
+            if kind == WITHDRAWN:
+                return
             if kind == DONE or not self._skips_failed:
                 self.put(digest, part, place, ok=kind == DONE)
             return

@@ -12,6 +12,7 @@ import glob
 import gzip
 import importlib
 import io
+import re
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -304,8 +305,31 @@ def _lines(label: str, number: int, data: bytes) -> list[InputLine]:
     """Return the lines of ``data`` except blank ones. ``number`` is the number of lines of the file before ``data``."""
     if not number:
         data = data.removeprefix(codecs.BOM_UTF8)
+        _check_begin(label, data)
+        if _OTHER_JSON.match(data):
+            how = "each line must be one object, as jq -c . writes objects and jq -c '.[]' the objects of an array"
+            raise ConfigError(f"{label} holds JSON over several lines, or an array; {how}")
     contents = enumerate(map(bytes.strip, data.split(NEWLINE)), number + 1)
     return [InputLine(f"{label}:{place}", digest_of(content), content) for place, content in contents if content]
+
+
+_UTF16 = "UTF-16 text; convert it to UTF-8, such as with iconv -f UTF-16 -t UTF-8"
+_OTHER_FORMATS = {
+    b"\x1f\x8b": "compressed with gzip; give it a name that ends in .gz",
+    b"\x28\xb5\x2f\xfd": "compressed with zstandard; give it a name that ends in .zst",
+    b"PK\x03\x04": "a zip archive; unpack it",
+    b"PAR1": "a Parquet file; give it a name that ends in .parquet",
+    **dict.fromkeys((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, b"{\0", b"\0{"), _UTF16),
+}
+"""Begin of a file -> the format that the file has, although its name says otherwise."""
+_OTHER_JSON = re.compile(rb"\s*([{\[][ \t\r]*\n|\[\s*\{)")
+
+
+def _check_begin(label: str, data: bytes) -> None:
+    """Raise ``ConfigError`` if a file that begins with ``data`` has another format than its name says."""
+    for begin, what in _OTHER_FORMATS.items():
+        if data.startswith(begin):
+            raise ConfigError(f"{label} is {what}")
 
 
 def _in_blocks(lines: Iterator[InputLine]) -> Iterator[Block]:
@@ -346,6 +370,7 @@ def _csv(name: str) -> Iterator[InputLine]:
     damaged: tuple[type[Exception], ...] = (*_unreadable(), csv.Error, UnicodeDecodeError)
     try:
         with _opened(name) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
+            _check_begin(name, file.peek(4))  # type: ignore[attr-defined]
             reader = csv.reader(text, delimiter=delimiter, strict=True)
             columns = next(reader, [])
             if twice := sorted({column for column in columns if columns.count(column) > 1}):

@@ -128,7 +128,7 @@ class KeyedRun(LineRun):
         """Record the result of a row."""
         name, error = self._name(entry), result.error
         if error is not None:
-            is_kept = entry.started or isinstance(error, BadRequest | ConfigError)  # if it is False, the next run sends the row
+            is_kept = not self._leave_to_next_run(entry, result)
             self._end(entry, failure_line(entry.custom_id, name, error), error, is_kept=is_kept, usage=result.usage)
         else:
             line = answer_line(entry.custom_id, name, result, is_verdict=self._scorer is not None)

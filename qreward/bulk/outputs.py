@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import zlib
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -92,12 +95,22 @@ def _encoded(value: object) -> bytes:
         return json.dumps(json.loads(text, parse_constant=lambda _: None), separators=(",", ":")).encode()
 
 
+LINES, PACKED, TABLE = (".jsonl", ".ndjson"), (".jsonl.gz", ".ndjson.gz"), ".parquet"
+"""Endings of the names of output files."""
+COLUMNS = ("id", "custom_id", "response", "error")
+_BEGIN = b'{"id":"qreward-'
+"""Begin of each line that this module makes."""
+
+
 class OutputFile:
     """Writes an output file. The file is written under another name, and renamed when it is complete.
 
     Args:
-        path: path of the file. If it ends in ``.parquet``, the file is a table with the columns ``id``, ``custom_id``, ``response`` and
-            ``error``. The columns ``response`` and ``error`` hold JSON.
+        path: path of the file. If it ends in ``.gz``, the lines are compressed. If it ends in ``.parquet``, the file is a table with the
+            columns ``id``, ``custom_id``, ``response`` and ``error``. The columns ``response`` and ``error`` hold JSON.
+
+    Attributes:
+        stem: name of the file without its ending.
 
     Raises:
         ConfigError: the file cannot be written, or needs a package that is not installed.
@@ -106,12 +119,32 @@ class OutputFile:
     def __init__(self, path: Path) -> None:
         if path.name == "-":
             raise ConfigError("the output must be a file, because its journal is kept beside it; name one")
-        self.path = path
-        self._parquet = (needed("pyarrow", str(path)), needed("pyarrow.parquet", str(path))) if path.suffix == ".parquet" else None
-        if not path.parent.is_dir():
-            raise ConfigError(f"there is no folder {str(path.parent)!r} for the output; make it, or name another")
         if path.is_dir():
             raise ConfigError(f"the output {str(path)!r} is a folder; name a file in it")
+        endings = (*PACKED, *LINES, TABLE)
+        ending = next((each for each in endings if path.name.lower().endswith(each)), None)
+        if ending is None:
+            raise ConfigError(f"the output {str(path)!r} has a format that cannot be written; its name must end in {', '.join(endings)}")
+        self.path, self.stem, self._is_packed = path, path.name[: -len(ending)], ending in PACKED
+        self._parquet = (needed("pyarrow", str(path)), needed("pyarrow.parquet", str(path))) if ending == TABLE else None
+        if not path.parent.is_dir():
+            raise ConfigError(f"there is no folder {str(path.parent)!r} for the output; make it, or name another")
+
+    def check_replaceable(self) -> None:
+        """Raise ``ConfigError`` if the file exists and is not the output of a bulk run."""
+        if not self.path.exists() or not self.path.stat().st_size:
+            return
+        with suppress(OSError, EOFError, ValueError, zlib.error):  # it has another format
+            if self._is_ours():
+                return
+        raise ConfigError(f"{str(self.path)!r} exists and is not the output of a bulk run; name another output, or remove the file")
+
+    def _is_ours(self) -> bool:
+        if self._parquet is not None:
+            names: list[str] = self._parquet[1].read_schema(self.path).names
+            return tuple(names) == COLUMNS
+        with gzip.open(self.path) if self._is_packed else self.path.open("rb") as file:
+            return file.read(len(_BEGIN)) == _BEGIN
 
     def write(self, lines: Iterable[bytes]) -> int:
         """Write all lines and return their number. If there are no lines, the file of an earlier run is removed.
@@ -133,9 +166,10 @@ class OutputFile:
     def _write_text(self, path: Path, lines: Iterable[bytes]) -> int:
         count = 0
         with path.open("wb", buffering=1 << 20) as file:
-            for count, line in enumerate(lines, 1):  # noqa: B007 - the count of all lines is returned
-                file.write(line)
-                file.write(b"\n")
+            with gzip.GzipFile("", "wb", 6, file, 0) if self._is_packed else nullcontext(file) as packed:  # without the name and the time
+                for count, line in enumerate(lines, 1):  # noqa: B007 - the count of all lines is returned
+                    packed.write(line)
+                    packed.write(b"\n")
             file.flush()
             os.fsync(file.fileno())
         return count
@@ -143,7 +177,7 @@ class OutputFile:
     def _write_table(self, path: Path, lines: Iterable[bytes]) -> int:
         assert self._parquet is not None
         pyarrow, parquet = self._parquet
-        schema = pyarrow.schema([(name, pyarrow.string()) for name in ("id", "custom_id", "response", "error")])
+        schema = pyarrow.schema([(name, pyarrow.string()) for name in COLUMNS])
         count, rows = 0, iter(lines)
         with parquet.ParquetWriter(path, schema) as writer:
             while chunk := [_row(line) for line in islice(rows, ROWS)]:

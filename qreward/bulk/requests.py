@@ -23,7 +23,7 @@ CHATS, EMBEDDED = "/v1/chat/completions", "/v1/embeddings"
 BATCH_FIELDS = ("custom_id", "method", "url", "body")
 IDS = ("custom_id", "id")
 """Fields of a plain line or row that can hold its identifier. If a line has both fields, ``custom_id`` counts. A line without these fields
-is identified by its number."""
+gets the identifier of :func:`_invented`."""
 
 
 class BulkRequest(NamedTuple):
@@ -63,7 +63,7 @@ class RequestReader:
             fields = line.fields()
         except ValueError as error:
             raise BadRequest(f"{line.place}: {error}") from None
-        custom_id = _identifier_of(dict(fields), ordinal)
+        custom_id = _identifier_of(dict(fields), _invented(line, ordinal))
         others = {name: value for name, value in fields.items() if name not in self._columns.values()}
         for field, column in self._columns.items():
             try:
@@ -74,24 +74,24 @@ class RequestReader:
         return custom_id, others
 
     def identifier(self, line: InputLine, ordinal: int) -> str:
-        """Return the identifier of a line that cannot become a request. A line without identifier is identified by its number."""
+        """Return the identifier of a line that cannot become a request."""
         try:
-            return _identifier_of(line.fields(), ordinal)
+            return _identifier_of(line.fields(), _invented(line, ordinal))
         except ValueError:
-            return str(ordinal + 1)
+            return _invented(line, ordinal)
 
     def read(self, line: InputLine, ordinal: int) -> BulkRequest:
         """Return the request of a line. If the line is invalid, raise ``BadRequest`` with a message that begins with the line's place."""
         try:
-            return self._read(line.fields(), ordinal)
+            return self._read(line.fields(), _invented(line, ordinal))
         except (ValueError, BadRequest, ConfigError) as error:
             raise BadRequest(f"{line.place}: {error}") from None
 
-    def _read(self, fields: dict[str, Any], ordinal: int) -> BulkRequest:
+    def _read(self, fields: dict[str, Any], invented: str) -> BulkRequest:
         is_plain = "messages" in fields or "prompt" in fields
         if self._template is None and ("body" in fields or ("url" in fields and not is_plain)):
-            return self._batch_line(fields, ordinal)
-        custom_id = _identifier_of(fields, ordinal)
+            return self._batch_line(fields, invented)
+        custom_id = _identifier_of(fields, invented)
         if self._template is not None:
             messages, fields = self._template.messages(fields, extra=True), {name: fields[name] for name in ("model",) if name in fields}
         elif is_plain:
@@ -103,7 +103,7 @@ class RequestReader:
             raise ValueError(f"it has {', '.join(map(repr, sorted(fields))) or 'no fields'}; {hint}")
         return BulkRequest(custom_id, self._call(CHATS, {"messages": messages, **fields}))
 
-    def _batch_line(self, fields: dict[str, Any], ordinal: int) -> BulkRequest:
+    def _batch_line(self, fields: dict[str, Any], invented: str) -> BulkRequest:
         if unknown := sorted(fields.keys() - {*BATCH_FIELDS}):
             raise ValueError(f"unknown field {unknown[0]!r}; {did_you_mean(unknown[0], BATCH_FIELDS)}")
         if str(fields.get("method", "POST")).upper() != "POST":
@@ -113,8 +113,7 @@ class RequestReader:
             raise ValueError(f"url is {url!r}; it must be the route of the server, such as {CHATS!r}")
         if not isinstance(body, dict):
             raise ValueError(f"body is a {type(body).__name__}; it must be an object")
-        custom_id = fields.get("custom_id")
-        return BulkRequest(str(ordinal + 1 if custom_id is None else custom_id), self._call(url, body))
+        return BulkRequest(_identifier_of(fields, invented), self._call(url, body))
 
     def _call(self, url: str, body: dict[str, Any]) -> WireRequest:
         params = {**self._params, **body}
@@ -132,7 +131,12 @@ class RequestReader:
         return WireRequest(passthrough(url), model, text, params, None)
 
 
-def _identifier_of(fields: dict[str, Any], ordinal: int) -> str:
-    """Remove the identifier from the fields of a line and return it. A line without identifier is identified by its number."""
+def _invented(line: InputLine, ordinal: int) -> str:
+    """Return the identifier of a line that has none, or that cannot be read: its number and digest, so no other line has the identifier."""
+    return f"qreward-{ordinal + 1}-{line.digest:016x}"
+
+
+def _identifier_of(fields: dict[str, Any], invented: str) -> str:
+    """Remove the identifier from the fields of a line and return it; if there is none, return ``invented``."""
     found = [fields.pop(name, None) for name in IDS]
-    return next((str(value) for value in found if value is not None), str(ordinal + 1))
+    return next((str(value) for value in found if value is not None), invented)

@@ -26,7 +26,7 @@ from qreward.bulk.requests import RequestReader
 from qreward.bulk.settings import BulkSettings
 from qreward.codecs.base import WireRequest
 from qreward.engine.snapshots import load_of
-from qreward.errors import BadRequest, ClientClosed, ConfigError, NoEndpoint, QRewardError, RequestTimeout
+from qreward.errors import ClientClosed, ConfigError, NoEndpoint, QRewardError
 from qreward.judge.types import Scorer
 from qreward.progress import ProgressMeter, start_progress
 from qreward.results import EndpointStats, Result, RouteLoad, dollars, merged_stats
@@ -153,15 +153,11 @@ class BulkRun(LineRun):
             spent: cost of the line. If ``spent`` is None, the cost is computed from the usage and the attempts of the result.
         """
         error = result.error
-        if error is not None and _was_never_processed(entry, result):
-            self._budget.settle(entry.reserved, NOTHING)
-            if entry.started:
-                self._journal.withdraw(entry.ordinal, entry.digest)
-            self.stop(f"no line can be sent: {error}")
-            return
         if spent is None:
             spent = self._cost_of(entry, result)
         self._budget.settle(entry.reserved, spent)
+        if self._leave_to_next_run(entry, result, spent):
+            return
         if self._meter is not None:
             self._meter.add(result)
         if error is not None:
@@ -176,6 +172,8 @@ class BulkRun(LineRun):
         """Return the cost of a line. An attempt without an answer counts with its maximum cost."""
         if not entry.started:
             return NOTHING
+        if isinstance(result.error, ClientClosed):
+            return entry.reserved  # as in the journal, where the line stays without a result
         usage = result.usage if self._scorer is None or not result.ok else result.value.usage
         answer = spent_by(usage, self.runtime.prices.get(result.endpoint or "")) if result.ok else NOTHING
         unknown = sum(attempt.outcome not in FREE for attempt in result.attempts) + (answer is None)
@@ -465,15 +463,6 @@ class BulkRun(LineRun):
     def _lines(self, *, ok: bool) -> Iterator[bytes]:
         found = self._journal.in_order() if self._settings.order == "input" else self._journal.as_done()
         return (line.result for line in found if line.ok == ok)
-
-
-def _was_never_processed(entry: Entry, result: Result[Any]) -> bool:
-    """Return True if no server can have processed a failed line. The next run may then send the line again."""
-    if isinstance(result.error, BadRequest | ConfigError):
-        return False
-    outcomes = {attempt.outcome for attempt in result.attempts}
-    never_sent = not outcomes and isinstance(result.error, RequestTimeout | NoEndpoint | ClientClosed)
-    return not entry.started or never_sent or outcomes == {"unreachable"}
 
 
 def _identifier(ordinal: int) -> str:

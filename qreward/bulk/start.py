@@ -51,9 +51,13 @@ async def run_bulk(
     judge = None if scorer is None else unblocked(scorer, "scorer", ["batch_score"])
     if judge is not None and checked.is_limited:
         raise ConfigError("max_cost and max_tokens cannot limit a scorer: the cost of an item is not known in advance; leave them out")
-    written, failures = OutputFile(path), OutputFile(path.with_name(f"{path.stem}.failed.jsonl"))
+    written = OutputFile(path)
+    failures = OutputFile(path.with_name(f"{written.stem}.failed.jsonl"))
     journal_path = path.with_name(f"{path.name}.journal")
     _check_apart(lines.names, (path, failures.path, journal_path))
+    if not journal_path.exists():
+        for file in (written, failures):
+            file.check_replaceable()
     reader = RequestReader(checked)
     try:
         journal = Journal(

@@ -8,7 +8,9 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-PAGE = "see docs/coming-from/qreward-0.1.7.md"
+from qreward.documentation import page
+
+PAGE = f"see {page('coming-from/qreward-0.1.7')}"
 
 KEPT = {
     "ConfigWatcher": ("compat.functions.OldConfigWatcher", "write qreward.ConfigWatcher(function, file=...), or env=True, or callback=..."),

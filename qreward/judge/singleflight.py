@@ -23,6 +23,7 @@ from qreward.judge.sampling import JudgeRequest, SampleRequest
 from qreward.judge.types import Vote
 from qreward.records import added
 from qreward.results import AttemptRecord, Usage, with_trail
+from qreward.scheduler.failure_policy import unanswered
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.state import Attempt, Pool, RequestOptions, Source, Task, TaskState
 
@@ -154,7 +155,11 @@ class JudgeItem:
 
     def _overdue(self) -> None:
         self._timer = None
-        self.end(self.late())
+        now, cut = self.caller.driver.engine.clock(), list[AttemptRecord]()
+        with self.caller.driver.engine.lock:
+            for task in (shared.task for shared in dict.fromkeys(self.inflight.values())):
+                cut += [] if task is None else [*(task.trail or ()), *unanswered(task, now)]
+        self.end(self.late(), cut)
 
     def late(self) -> RequestTimeout:
         """Return the error of an item whose deadline has passed."""
@@ -171,14 +176,19 @@ class JudgeItem:
         if decided is not None:
             self.end(decided)
 
-    def end(self, decided: Any) -> None:
-        """End the item with its outcome or error. The item stops waiting for the requests that are still in flight."""
+    def end(self, decided: Any, cut: Sequence[AttemptRecord] = ()) -> None:
+        """End the item with its outcome or error. The item stops waiting for the requests that are still in flight.
+
+        ``cut`` has the attempts of the tasks that did not end before the deadline of the item.
+        """
         if self.done:
             return
         self.leave()
+        if cut:
+            self.trail, self.endpoint = (*self.trail, *cut), cut[-1].endpoint
         if isinstance(decided, QRewardError):
             decided.usage = self.usage
-            if isinstance(decided, RequestTimeout):
+            if isinstance(decided, RequestTimeout) and self.trail:
                 decided = with_trail(decided, self.trail)
         self.caller.on_decided(self, decided)
 

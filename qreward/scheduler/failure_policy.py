@@ -19,7 +19,7 @@ from typing import NamedTuple
 from qreward.errors import AuthenticationFailed, ClientClosed, QRewardError, RequestTimeout
 from qreward.results import AttemptRecord
 from qreward.scheduler.outcome import Answer, Cancelled, Failure, FailureKind, Outcome
-from qreward.scheduler.state import Attempt, CancelReason, Source, Task, TaskState
+from qreward.scheduler.state import Attempt, CancelReason, Source, Task
 from qreward.settings.policies import Retry
 
 
@@ -270,6 +270,13 @@ def record_attempt(attempt: Attempt, outcome: str, now: float, status: int | Non
     if len(task.trail) <= MOST_TRAIL:
         hedge = attempt is task.copy
         task.trail.append(AttemptRecord(attempt.source.name, outcome, now - attempt.sent_at, status, detail, hedge))
+
+
+def unanswered(task: Task, now: float) -> list[AttemptRecord]:
+    """Return a record of each attempt in flight of a task whose timeout has passed. A server may process and charge these attempts."""
+    attempts = [each for each in (task.attempt, task.copy) if each is not None]
+    detail = "the timeout of the request came before an answer"
+    return [AttemptRecord(each.source.name, "timeout", now - each.sent_at, None, detail, each is task.copy) for each in attempts]
 
 
 def _hangs_elsewhere(now: float, attempt: Attempt) -> bool:

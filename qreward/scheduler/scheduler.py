@@ -30,7 +30,7 @@ from typing import Any, Final
 
 from qreward.errors import CircuitOpen, NoEndpoint, QRewardError, QueueFull, RequestTimeout
 from qreward.records import has_failed
-from qreward.scheduler.failure_policy import FailurePolicy, RetryDecision, is_sign_of_life, record_attempt
+from qreward.scheduler.failure_policy import FailurePolicy, RetryDecision, is_sign_of_life, record_attempt, unanswered
 from qreward.scheduler.health import HealthChange
 from qreward.scheduler.hedging import CopyTargets, HedgingPolicy, Overdue
 from qreward.scheduler.limits.tokens import TokenEstimator
@@ -425,6 +425,7 @@ class Scheduler:
 
     def _task_due(self, now: float, task: Task) -> None:
         if now >= task.deadline:
+            task.trail = [*(task.trail or ()), *unanswered(task, now)]
             self._finish(task, timed_out(task))
             return
         if task.timeout is not None:
@@ -766,7 +767,8 @@ class Scheduler:
             return
         pool = task.pool
         usual = source.stream_timing.first(0.5) if task.streamed and source.stream_timing is not None else None
-        if (usual or max(source.latency.mean, source.answers_in(now, pool))) < now - attempt.sent_at and self._hedging.withdraw():
+        expected = source.answers_in(now, pool) if pool.common.pace else 0.0
+        if (usual or max(source.latency.mean, expected)) < now - attempt.sent_at and self._hedging.withdraw():
             self._send(now, task, source)
         self._offer(now, source)
 

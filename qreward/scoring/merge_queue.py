@@ -13,6 +13,7 @@ from typing import Any
 from qreward.batching.backlog import ALL, OVER, Backlog, Deadlines, ItemState
 from qreward.codecs.rewards.base import MergeLimits
 from qreward.engine.instrumentation import REPORTED
+from qreward.scheduler.failure_policy import unanswered
 from qreward.scheduler.outages import deadline
 from qreward.scheduler.state import BatchFeed, Pool, RequestOptions, Source, Task, TaskState
 from qreward.scoring import sizing
@@ -89,9 +90,12 @@ class MergedItem(Task):
         if request.trail is not None and len(request.trail) > tried:
             self.trail = [*(self.trail or ()), *request.trail[tried:]]
 
-    def end(self) -> None:
-        """Mark the item as over, because it has an outcome or its caller was cancelled."""
+    def end(self, overdue_at: float | None = None) -> None:
+        """Mark the item as over, because it has an outcome, its caller was cancelled, or its timeout has passed at ``overdue_at``."""
+        request = self.request
         self.detach()
+        if overdue_at is not None and request is not None:
+            self.trail = [*(self.trail or ()), *unanswered(request, overdue_at)]
         self.place, self.state = OVER, TaskState.DONE
 
 

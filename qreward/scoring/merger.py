@@ -285,7 +285,7 @@ class RequestMerger:
                 request = item.request
                 if item.place is WAITING:
                     self.queue.remove(item)
-                item.end()
+                item.end(engine.clock() if error_of is endings.timed_out else None)
                 self._live.pop(item, None)
                 if request is not None and request.lost_one() and request.state is not TaskState.DONE:
                     self.queue.unqueue(request)

@@ -79,4 +79,5 @@ def test_the_commands_of_the_page_run_as_they_stand(
         assert shown in PAGE
     dry = next(line for line in said.splitlines() if line.startswith("judge-7b "))
     assert dry in PAGE
-    assert [json.loads(line)["custom_id"] for line in Path("verdicts.jsonl").read_text().splitlines()] == ["1", "2"]
+    names = [json.loads(line)["custom_id"] for line in Path("verdicts.jsonl").read_text().splitlines()]
+    assert [name.rsplit("-", 1)[0] for name in names] == ["qreward-1", "qreward-2"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bulk_fakes import MODEL, Backend, Folder, Sent, broken, completion, endpoint, line, lines, overloaded
+from bulk_fakes import MODEL, Backend, Folder, Sent, broken, completion, endpoint, line, lines, overloaded, unreachable
 from hypothesis import given
 from hypothesis import strategies as st
 from scale import seeds
@@ -222,6 +222,23 @@ async def test_attempts_that_time_out_count_in_full(tmp_path: Path) -> None:
     one = most(rows[0])
     assert len(backend.sent) * one <= 2000 + one
     assert report.exit_code == 75
+
+
+async def test_an_attempt_of_a_line_that_is_left_to_the_next_run_counts_in_full_in_every_run(tmp_path: Path) -> None:
+    async def script(_sent: Sent) -> Any:
+        if len(backend.sent) % 2:
+            return unreachable()
+        await asyncio.sleep(1e6)
+        return None
+
+    row = line(0, max_tokens=100)
+    folder, backend, one = Folder(tmp_path, [row]), Backend(script), most(row)
+    options: dict[str, Any] = {"timeout": 60, "max_tokens": 7 * one}  # three attempts are reserved for a line
+    for run in range(4):
+        report = await folder.run(backend, client={"retry": {"attempts": 3}}, **options)
+        assert (report.done, report.exit_code, report.tokens_before) == (0, 75, run * one), str(report)
+    report = await folder.run(backend, client={"retry": {"attempts": 4}}, **options)
+    assert (len(backend.sent), report.sent) == (8, 0), "another attempt could pass the limit"
 
 
 async def test_with_a_limit_a_line_without_max_tokens_fails_and_params_can_set_it(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,36 @@ def test_a_file_without_line_breaks_is_refused_before_it_fills_the_memory(tmp_pa
     monkeypatch.setattr(module, "LONGEST_LINE", 1 << 20)
     path = written(tmp_path / "a.jsonl", b'{"a":1}\n' + b"x" * (3 << 20))
     assert refusal(path).endswith("a.jsonl:2 is longer than 1 MB; each line must be one request")
+
+
+def test_a_file_of_another_format_than_its_name_says_is_named_once_with_what_to_do(tmp_path: Path) -> None:
+    rows = [{"prompt": "a"}, {"prompt": "b"}]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    cases: list[tuple[str, bytes, str]] = [
+        ("in.jsonl", text.encode("utf-16"), "is UTF-16 text; convert it to UTF-8"),
+        ("in.jsonl", text.encode("utf-16-le"), "is UTF-16 text"),
+        ("in.jsonl", text.encode("utf-16-be"), "is UTF-16 text"),
+        ("in.csv", "prompt\na\n".encode("utf-16"), "is UTF-16 text"),
+        ("in.jsonl", gzip.compress(text.encode()), "is compressed with gzip; give it a name that ends in .gz"),
+        ("in.csv", gzip.compress(b"prompt\na\n"), "is compressed with gzip"),
+        ("in.jsonl", b"\x28\xb5\x2f\xfd...", "is compressed with zstandard"),
+        ("in.jsonl", b"PAR1...", "is a Parquet file"),
+        ("in.csv", b"PK\x03\x04...", "is a zip archive"),
+        ("in.json", json.dumps(rows).encode(), "holds JSON over several lines, or an array; each line must be one object"),
+        ("in.json", json.dumps(rows, indent=2).encode(), "holds JSON over several lines"),
+        ("in.json", json.dumps(["a", "b"], indent=2).encode(), "holds JSON over several lines"),
+        ("in.jsonl", "\r\n".join(json.dumps(row, indent=2) for row in rows).encode(), "holds JSON over several lines"),
+        ("in.jsonl.gz", gzip.compress(b"\n{\r\n"), "holds JSON over several lines"),
+    ]
+    for name, content, message in cases:
+        path = tmp_path / name
+        path.write_bytes(content)
+        with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+            list(Input(path).lines())
+        assert str(caught.value).startswith(str(path)), (name, message)
+    for content in (text.encode(), b"\xef\xbb\xbf" + text.encode(), b"\n\n" + text.encode(), b"[1]\n", b"{oops\n", b'{"a": {\n'):
+        (tmp_path / "in.jsonl").write_bytes(content)
+        assert list(Input(tmp_path / "in.jsonl").lines()), content
 
 
 def test_a_compressed_file_that_was_cut_off_or_damaged_is_an_error_with_its_last_line(tmp_path: Path) -> None:

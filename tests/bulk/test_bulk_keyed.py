@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bulk_fakes import MODEL
+from bulk_fakes import MODEL, Backend, Sent, unreachable
 from keyed_fakes import counting, worker
 
-from qreward.bulk.batches import ALL_FAILED
+from qreward.bulk.batches import ALL_FAILED, _was_processed
 from qreward.bulk.folder import JournalFolder, keyed_line
 from qreward.bulk.keyed import keyed_settings
-from qreward.errors import ConfigError
+from qreward.errors import ConfigError, NoEndpoint, QRewardError, RequestTimeout, ServerError
+from qreward.results import AttemptRecord, Usage
 
 pytestmark = pytest.mark.real_time(60)  # journals are read in a thread
 
@@ -158,6 +159,45 @@ async def test_if_all_of_the_first_rows_fail_the_run_sends_no_others_and_the_nex
         assert backend.served["good"] == 0
     async with worker(tmp_path, backend, retry_failed=True) as later:
         assert answers(await later.results(asked("good"))) == ["re: good"]
+
+
+async def test_a_row_that_hangs_fails_and_one_that_no_server_has_seen_is_left_to_the_next_run(tmp_path: Path) -> None:
+    async def script(sent: Sent) -> Any:
+        if sent.text != "hang":
+            return unreachable()
+        await asyncio.sleep(3600)
+        return None
+
+    for text, is_kept in (("hang", True), ("away", False)):
+        path = tmp_path / text
+        path.mkdir()
+        async with worker(path, Backend(script), timeout=0.05) as run:
+            (result,) = await run.results(asked(text))
+        found = opened(path)
+        assert (result.ok, result.is_kept, found.done, found.in_flight) == (False, is_kept, int(is_kept), 0), text
+        assert (b"no line can be sent: " in result.line) is not is_kept, text
+
+
+def test_the_attempts_of_a_failed_line_say_whether_a_server_can_have_processed_it() -> None:
+    late, gone, other = RequestTimeout("late"), NoEndpoint("gone"), ServerError("500")
+    paid = RequestTimeout("late")
+    paid.usage = Usage(1, 1)
+    cases: list[tuple[QRewardError, str, bool]] = [
+        (late, "", False),
+        (gone, "", False),
+        (other, "", True),
+        (paid, "", True),
+        (late, "a:timeout", True),
+        (other, "a:unreachable", False),
+        (late, "a:unreachable a:timeout", False),
+        (late, "a:unreachable b:timeout", True),
+        (late, "a:timeout a:unreachable", True),
+        (other, "a:unreachable a:transient", True),
+        (other, "a:ok a:unreachable", True),
+    ]
+    for error, trail, processed in cases:
+        attempts = [AttemptRecord(*each.split(":"), 1.0) for each in trail.split()]
+        assert _was_processed(error, attempts) is processed, (error, trail)
 
 
 def test_a_torn_end_and_reserved_space_are_read_over(tmp_path: Path) -> None:

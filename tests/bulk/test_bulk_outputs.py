@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +132,34 @@ def test_an_output_that_cannot_be_is_refused(tmp_path: Path) -> None:
     for name, message in cases.items():
         with pytest.raises(ConfigError, match=message):
             OutputFile(Path(name))
+
+
+def test_the_ending_of_the_name_says_what_is_written_and_others_are_refused(tmp_path: Path) -> None:
+    for name in ("x.csv", "x.txt", "x.json", "x.tsv", "x.jsonl.zst", "x.gz", "x", "x.parquet.gz"):
+        with pytest.raises(ConfigError, match=r"must end in \.jsonl\.gz, \.ndjson\.gz, \.jsonl, \.ndjson, \.parquet"):
+            OutputFile(tmp_path / name)
+    path = tmp_path / "x.jsonl.gz"
+    assert OutputFile(path).stem == "x"
+    assert OutputFile(path).write([b"1", b"2"]) == 2
+    assert gzip.decompress(path.read_bytes()) == b"1\n2\n"
+    first = path.read_bytes()
+    OutputFile(path).write([b"1", b"2"])
+    assert path.read_bytes() == first
+
+
+def test_a_file_that_is_no_output_of_a_bulk_run_is_not_replaced(tmp_path: Path) -> None:
+    lines = [success_line("a", "qreward-1", body("x"))]
+    for name in ("x.jsonl", "x.jsonl.gz", *(["x.parquet"] if find_spec("pyarrow") else [])):
+        file = OutputFile(tmp_path / name)
+        file.check_replaceable()
+        file.path.touch()
+        file.check_replaceable()
+        file.write(lines)
+        file.check_replaceable()
+        for content in (b"mine\n", b'{"prompt": "mine"}\n', gzip.compress(b"mine\n"), gzip.compress(b"mine\n")[:12]):
+            file.path.write_bytes(content)
+            with pytest.raises(ConfigError, match="exists and is not the output of a bulk run; name another output, or remove the file"):
+                file.check_replaceable()
 
 
 def test_a_table_needs_pyarrow_or_is_written_with_a_column_for_each_part(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from qreward.bulk.inputs import InputLine
+from qreward.bulk.inputs import InputLine, digest_of
 from qreward.bulk.requests import BulkRequest, RequestReader
 from qreward.bulk.settings import BulkSettings
 from qreward.errors import BadRequest
@@ -16,7 +16,12 @@ CHAT = [{"role": "user", "content": "hi"}]
 
 
 def line_of(fields: Any) -> InputLine:
-    return InputLine("in.jsonl:17", 0, fields if isinstance(fields, bytes) else json.dumps(fields).encode())
+    content = fields if isinstance(fields, bytes) else json.dumps(fields).encode()
+    return InputLine("in.jsonl:17", digest_of(content), content)
+
+
+def invented(fields: Any, number: int) -> str:
+    return f"qreward-{number}-{line_of(fields).digest:016x}"
 
 
 def request_of(fields: Any, ordinal: int = 16, **settings: Any) -> BulkRequest:
@@ -76,20 +81,31 @@ def test_parameters_of_the_run_are_those_of_lines_that_do_not_set_them() -> None
     assert body_of(batch, **settings)[1] == {"model": "m", "messages": CHAT, "max_tokens": 5, "temperature": 1}
 
 
-def test_a_line_is_identified_by_custom_id_then_id_then_its_number() -> None:
+def test_a_line_is_identified_by_custom_id_then_id_then_its_number_and_digest() -> None:
     for fields, expected in (
         ({"custom_id": "a", "id": "b"}, "a"),
         ({"id": "b"}, "b"),
         ({"custom_id": None, "id": 7}, "7"),
-        ({"id": None}, "17"),
-        ({}, "17"),
+        ({"id": None}, None),
+        ({}, None),
         ({"custom_id": ""}, ""),
     ):
-        found = request_of({"prompt": "hi", **fields}, model="m")
-        assert (found.custom_id, found.call.params) == (expected, {}), fields
-    assert request_of({"url": "/v1/score", "body": {"model": "m"}}).custom_id == "17"
-    reader = RequestReader(BulkSettings())
-    assert [reader.identifier(line_of(each), 4) for each in ({"custom_id": 3}, b"{", {"a": 1})] == ["3", "5", "5"]
+        line = {"prompt": "hi", **fields}
+        found = request_of(line, model="m")
+        assert found.custom_id == (invented(line, 17) if expected is None else expected), fields
+        assert found.call.params == {}, fields
+    line = {"url": "/v1/score", "body": {"model": "m"}}
+    assert request_of(line).custom_id == invented(line, 17)
+
+
+def test_the_identifier_that_a_line_gets_is_that_of_no_other_line() -> None:
+    reader, cut = RequestReader(BulkSettings(model="m")), b'{"custom_id": "2", "prompt": "cut'
+    wrong = [reader.identifier(line_of(each), 4) for each in ({"custom_id": 3}, cut, {"a": 1})]
+    assert wrong == ["3", invented(cut, 5), invented({"a": 1}, 5)]
+    others = [{"custom_id": "5"}, {"custom_id": "qreward-5"}, {"prompt": "hi"}]
+    names = [reader.identifier(line_of(each), 4) for each in others]
+    assert names == ["5", "qreward-5", invented({"prompt": "hi"}, 5)]
+    assert len({*wrong, *names}) == 6
 
 
 def test_every_wrong_line_says_where_what_and_how_to_mend_it() -> None:
@@ -134,6 +150,7 @@ def test_items_of_a_scorer_take_their_fields_from_the_columns() -> None:
     with pytest.raises(BadRequest, match=r"in\.jsonl:17: it has no 'answer', which columns names; it has 'question'"):
         reader.read_item(line_of({"question": "?"}), 0)
     swapped = RequestReader(BulkSettings(columns={"prompt": "response", "response": "prompt"}))
-    assert swapped.read_item(line_of({"prompt": "a", "response": "b"}), 0) == ("1", {"prompt": "b", "response": "a"})
+    item = {"prompt": "a", "response": "b"}
+    assert swapped.read_item(line_of(item), 0) == (invented(item, 1), {"prompt": "b", "response": "a"})
     with pytest.raises(BadRequest, match=r"in\.jsonl:17: it is not JSON"):
         reader.read_item(line_of(b"{"), 0)

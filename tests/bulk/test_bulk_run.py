@@ -31,7 +31,7 @@ from scale import seeds
 
 from qreward.bulk import inputs
 from qreward.bulk.batches import ALL_FAILED
-from qreward.bulk.inputs import Input
+from qreward.bulk.inputs import Input, digest_of
 from qreward.bulk.journal import Journal
 from qreward.bulk.outputs import OutputFile
 from qreward.bulk.run import BulkRun
@@ -164,13 +164,14 @@ async def test_a_bad_line_is_its_own_failure_with_file_and_line_and_its_identifi
     report = await folder.run(backend, endpoint(models=[MODEL]))
     assert (report.lines, report.done, report.failed, report.sent) == (6, 6, 4, 2)
     found = failures(folder.failed)
-    assert list(found) == ["2", "3", "id-4", "x"]
+    invented = [f"qreward-{number}-{digest_of(text):016x}" for number, text in ((2, b"{not json"), (3, b"[1]"))]
+    assert list(found) == [*invented, "id-4", "x"]
     places = [str(folder.source) + number for number in (":2: it is not JSON", ":4: it is a JSON list", ":5: ", ":6: body is a NoneType")]
     for message, place in zip(found.values(), places, strict=True):
         assert message.startswith(place), message
     assert {kind: times for kind, (times, _) in report.errors.items()} == {"BadRequest": 3, "NoEndpoint": 1}
     printed = [text for text in str(report).splitlines() if ", such as: " in text]
-    assert printed == [f"errors        3 BadRequest, such as: {found['2']}", f"{'':14}1 NoEndpoint, such as: {found['id-4']}"]
+    assert printed == [f"errors        3 BadRequest, such as: {found[invented[0]]}", f"{'':14}1 NoEndpoint, such as: {found['id-4']}"]
     assert "judge-8b" in found["id-4"]
 
 
@@ -210,6 +211,27 @@ async def test_an_outage_of_all_endpoints_fails_no_line_that_was_not_sent(tmp_pa
     report = await folder.run(backend)
     assert (report.done, report.failed, report.exit_code) == (200, 0, 0)
     assert answers(folder.output) == expected(200)
+
+
+async def test_a_line_that_hangs_fails_alone_and_the_run_goes_on(tmp_path: Path) -> None:
+    async def script(sent: Sent) -> Any:
+        await asyncio.sleep(1e6 if sent.text == "item 3" else 1)
+        return f"re: {sent.text}"
+
+    price = {"price": (1.0, 1.0)}
+    cases = {
+        "one": ([endpoint(**price)], {}),
+        "three": ([endpoint(name, **price) for name in "abc"], {}),
+        "three and a limit": ([endpoint(name, **price) for name in "abc"], {"max_cost": 1.0}),
+    }
+    for case, (endpoints, options) in cases.items():
+        path = tmp_path / case
+        path.mkdir()
+        folder, backend = Folder(path, lines(20, max_tokens=100)), Backend(script)
+        report = await folder.run(backend, *endpoints, timeout=60, **options)
+        assert (report.done, report.failed, report.exit_code) == (20, 1, 1), (case, str(report))
+        assert list(failures(folder.failed)) == ["id-3"], case
+        assert answers(folder.output) == {name: text for name, text in expected(20).items() if name != "id-3"}, case
 
 
 # stopping
@@ -419,6 +441,19 @@ async def test_an_output_that_would_replace_an_input_is_refused(tmp_path: Path) 
             with pytest.raises(ConfigError, match=r"in\.jsonl' is an input; name another output"):
                 await run_bulk(client, str(tmp_path / "*.jsonl"), output, {})
     assert len(read(source)) == 3
+
+
+async def test_a_run_replaces_no_file_of_others_and_leaves_no_journal_beside_it(tmp_path: Path) -> None:
+    folder, backend = Folder(tmp_path, lines(3)), Backend()
+    for path in (folder.output, folder.failed):
+        path.write_text("of others\n")
+        with pytest.raises(ConfigError, match=rf"{path.name}' exists and is not the output of a bulk run"):
+            await folder.run(backend)
+        assert (path.read_text(), folder.journal.exists(), backend.sent) == ("of others\n", False, [])
+        path.unlink()
+    await folder.run(backend)
+    folder.journal.unlink()  # to start over
+    assert (await folder.run(backend)).sent == 3
 
 
 async def test_rows_of_the_program_are_lines_and_are_checked_like_those_of_files(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ import pytest
 from bulk_fakes import MODEL, Backend, Folder, Sent, endpoint, failures, read, refused, unreachable
 
 from qreward.bulk.batches import SCORING
+from qreward.bulk.inputs import digest_of
 from qreward.errors import ConfigError
-from qreward.judge import Judge
+from qreward.judge import Judge, RewardModelScorer
 from qreward.judge.config import JudgeConfig
 from qreward.judge.runner import JudgeAnswer
 from qreward.judge.types import Verdict
@@ -92,7 +93,7 @@ async def test_an_item_that_fails_is_that_line_and_missing_columns_are_said(tmp_
     found = failures(folder.failed)
     assert "in.jsonl:4: " in found["id-3"]
     assert "in.jsonl:7: it has no 'answer', which columns names" in found["id-6"]
-    assert "in.jsonl:8: it is not JSON" in found["8"]
+    assert "in.jsonl:8: it is not JSON" in found[f"qreward-8-{digest_of(b'{oops'):016x}"]
 
 
 async def test_wrong_columns_are_said_and_the_run_starts_anew_when_they_are_corrected(tmp_path: Path) -> None:
@@ -123,6 +124,39 @@ async def test_an_outage_fails_no_item_that_no_server_has_seen(tmp_path: Path) -
     down = False
     report = await folder.run(backend, scorer=judge, columns=COLUMNS)
     assert (report.exit_code, report.done, report.failed) == (0, 40, 0)
+
+
+async def test_an_item_whose_request_hangs_fails_alone_and_the_run_goes_on(tmp_path: Path) -> None:
+    async def script(sent: Sent) -> Any:
+        if "hang" in json.dumps(sent.body):
+            await asyncio.sleep(1e6)
+        return await scores(sent)
+
+    async def hang(*_: Any) -> Any:
+        await asyncio.sleep(1e6)
+
+    def reward_model(client: Any) -> Any:
+        backend.send = hang  # type: ignore[method-assign] - its script knows no bodies of reward servers
+        return RewardModelScorer(client, MODEL)
+
+    one, three = [endpoint()], [endpoint(name) for name in "abc"]
+    cases: dict[str, tuple[Any, list[Any], int, int]] = {
+        "one endpoint": (judge_of(scale=(0, 9)), one, 4, 1),
+        "several samples": (judge_of(scale=(0, 9), samples=3), three, 4, 1),
+        "one slot for all samples": (judge_of(scale=(0, 9), samples=3), [endpoint(slots=1)], 4, 1),
+        "equal items": (judge_of(scale=(0, 9)), one, 4, 2),
+        "a reward model": (reward_model, [endpoint(kind="openrlhf")], 0, 1),
+    }
+    for case, (scorer, endpoints, others, hanging) in cases.items():
+        path = tmp_path / case
+        path.mkdir()
+        rows = items(others)
+        rows[1:1] = [{**items(1)[0], "id": f"hang-{number}", "question": "hang"} for number in range(hanging)]
+        folder, backend = Folder(path, rows), Backend(script)
+        report = await folder.run(backend, *endpoints, scorer=scorer, columns=COLUMNS, timeout=60)
+        assert (report.done, report.failed, report.exit_code) == (others + hanging, hanging, 1), (case, str(report))
+        assert set(failures(folder.failed)) == {f"hang-{number}" for number in range(hanging)}, case
+        assert all(row["error"]["attempts"][-1]["outcome"] == "timeout" for row in read(folder.failed)), case
 
 
 async def test_another_scorer_and_a_budget_are_refused(tmp_path: Path) -> None:

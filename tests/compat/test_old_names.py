@@ -64,7 +64,7 @@ def test_every_name_of_0_1_7_is_found_with_one_warning_or_says_its_replacement()
         for name in sorted(names & set(KEPT)):
             texts = deprecations(imported(module, name))
             assert len(texts) == (name != "schedule" and (module, name) != SAME_PLACE), (module, name, texts)
-            assert all(text.startswith(f"{module}.{name} is deprecated: {KEPT[name][1]}; see docs/") for text in texts)
+            assert all(text.startswith(f"{module}.{name} is deprecated: {KEPT[name][1]}; see documentation page ") for text in texts)
         with pytest.raises(ImportError, match="cannot import name 'nonsense'"):
             imported(module, "nonsense")()
 
@@ -113,7 +113,7 @@ def test_the_warning_of_schedule_says_the_new_form_which_is_what_runs() -> None:
     for old, form in NEW_FORMS:
         made: list[Any] = []
         (text,) = deprecations(partial(decorate, made, old))
-        assert f"and @schedule{form}; see docs" in text, old
+        assert f"and @schedule{form}; see documentation page" in text, old
         written, _, _ = form.partition(";")
         with warnings.catch_warnings():
             new = eval(f"qreward.ScheduleConfig{written}", {"qreward": qreward, "Priority": qreward.Priority, "TimeoutError": TimeoutError})

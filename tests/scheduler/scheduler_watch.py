@@ -12,8 +12,7 @@ from typing import Any, cast
 from qreward.errors import QRewardError
 from qreward.scheduler.limits.rate import Gcra
 from qreward.scheduler.outcome import Answer, Failure, FailureKind, Outcome
-from qreward.scheduler.queue import Queue
-from qreward.scheduler.queue import should_take
+from qreward.scheduler.queue import Queue, should_take
 from qreward.scheduler.scheduler import CANCEL, FINISH, LOOK_LATER, MORE, SEND, Command, Scheduler
 from qreward.scheduler.state import Attempt, BatchFeed, CancelReason, Pool, Source, Task, TaskState
 from qreward.scheduler.timer_wheel import PER_SECOND

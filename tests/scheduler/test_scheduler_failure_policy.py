@@ -9,7 +9,7 @@ import pytest
 from scheduler_driver import ERRORS, Driver, failure
 from scheduler_warm import awaited, live
 
-from qreward.errors import BadRequest, ClientClosed, RequestTimeout, ServerError
+from qreward.errors import BadRequest, ClientClosed, RequestTimeout
 from qreward.scheduler.failure_policy import MOST_TRAIL, RULES, Budget, backoff, rule_for
 from qreward.scheduler.outcome import Answer, FailureKind
 from qreward.settings.policies import Hedge, Retry
@@ -254,8 +254,10 @@ def test_a_failure_after_the_timeout_draws_on_no_budget_and_changes_no_trail_but
     driver.wait(2.0)
     for task, attempt in zip(tasks, attempts, strict=True):
         assert isinstance(driver.outcome(task), RequestTimeout)
+        trail = list(task.trail or ())
+        assert [(each.endpoint, each.outcome, each.latency) for each in trail] == [("a", "timeout", 1.0)]
         driver.fail(attempt, K.TRANSIENT, after=0.0)
-        assert not task.trail
+        assert task.trail == trail
     assert budget.withdraw(driver.now)
     assert not budget.withdraw(driver.now), "there was one, and it was still there"
     assert not driver["a"].health.in_service

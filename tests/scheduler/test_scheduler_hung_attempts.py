@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from scheduler_driver import Driver
 from scheduler_warm import HANGS_ONLY, PACE, TOKENS, copy, live, warm, warm_all
-from shared_tools import each
 
 from qreward.scheduler.outcome import Answer, FailureKind
 from qreward.scheduler.state import Task, TaskState

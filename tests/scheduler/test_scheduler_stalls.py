@@ -187,18 +187,6 @@ def test_the_last_source_is_never_left_alone() -> None:
     assert driver["a"].silence.since > held[0].sent_at + 2, "it is asked anew from time to time, not all the time"
 
 
-def test_what_waits_for_a_silent_source_alone_goes_back_to_where_it_failed() -> None:
-    driver = warm_all(Driver({"a": 4, "b": 4}))
-    after_failing(driver, 4, poison=False)
-    task = driver.submit()
-    driver.fail(live(task), K.TRANSIENT)
-    assert task.state is TaskState.QUEUED
-    assert driver.path(task) == ["b"]
-    driver.wait(7.0)
-    assert not driver["a"].health.in_service
-    assert driver.path(task) == ["b", "b"]
-
-
 def test_after_a_stall_of_the_loop_no_source_is_called_silent_until_answers_could_be_read() -> None:
     driver, _ = all_silent()
     wake = driver.scheduler.next_wake()

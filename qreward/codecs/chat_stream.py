@@ -55,6 +55,11 @@ class ChunkChoice(msgspec.Struct, gc=False, forbid_unknown_fields=True):
         """
         return ending_of(self.finish_reason)
 
+    @property
+    def has_output(self) -> bool:
+        """True if the choice has content, reasoning or a tool call."""
+        return any(value and name != "role" for name, value in self.delta.items())
+
 
 class _Usual(msgspec.Struct, gc=False):
     choices: list[ChunkChoice] = []
@@ -90,7 +95,7 @@ class ChatChunk(msgspec.Struct, gc=False):
     @property
     def has_output(self) -> bool:
         """True if a choice has content, reasoning or a tool call. The first chunk with output contains the first token."""
-        return any(value and name != "role" for choice in self.choices for name, value in choice.delta.items())
+        return any(choice.has_output for choice in self.choices)
 
     def build(self) -> Any:
         """Return an openai ``ChatCompletionChunk``. Missing members are filled in. Members of a wrong type are kept as they are."""
@@ -203,17 +208,19 @@ class Indexed(dict[int, dict[str, Any]]):
 
 
 class _Choice:
-    __slots__ = ("ending", "logprobs", "message", "more")
+    __slots__ = ("ending", "goes_on", "logprobs", "message", "more")
 
     def __init__(self) -> None:
         self.message: dict[str, Any] = {}
         self.ending: Any = None
+        self.goes_on = False  # True after output that followed an ending
         self.logprobs: list[Raw] = []
         self.more: dict[str, Any] = {}
 
     def add(self, choice: ChunkChoice, length: int) -> int:
         """Merge the choice of a chunk. ``length`` is the size of the chunk in bytes. Return the approximate number of bytes kept."""
         kept = 0
+        self.goes_on = self.goes_on or (self.ending is not None and choice.has_output)
         for name, value in choice.delta.items():
             if type(value) is str and type(pieces := self.message.get(name)) is Pieces:
                 pieces.append(value)
@@ -288,9 +295,16 @@ class StreamAccumulator:
     def empty(self) -> bool:
         return not self._choices
 
+    @property
+    def goes_on(self) -> bool:
+        """True if a choice had output after its ending. The endings of such a server do not show whether the answer is complete."""
+        return any(choice.goes_on for choice in self._choices.values())
+
     def finished(self, choices: int) -> bool:
-        """Return True if at least ``choices`` choices were received and all received choices have ended."""
-        return len(self._choices) >= choices and all(choice.ending is not None for choice in self._choices.values())
+        """Return True if at least ``choices`` choices were received, and all received choices have ended and had no output since."""
+        return len(self._choices) >= choices and all(
+            choice.ending is not None and not choice.goes_on for choice in self._choices.values()
+        )
 
     @property
     def finish_reason(self) -> str | None:

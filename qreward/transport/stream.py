@@ -165,7 +165,9 @@ class ChatStream:
             return [whole_chunk(reply.body, self._call.model)] if isinstance(outcome, Answer) else []
         chunks = self._chunks(self._parser.finish())
         if self.outcome is None:
-            self._settle(self._ended(well=False))
+            # without a length, a cut and the end of the body look alike
+            delimited = "transfer-encoding" in self.headers or "content-length" in self.headers
+            self._settle(self._ended(well=self._assembly.goes_on and delimited))
         return chunks
 
     def _ended(self, *, well: bool) -> Answer | Failure:
@@ -174,7 +176,8 @@ class ChatStream:
         if assembly.empty:
             return self._failure(Malformed("the stream has no chunk with a choice"), self._beginning)
         if not well and not self._finished():
-            return self._failure_of(TransportError("the stream ended before the answer did (no finish_reason)"))
+            what = "output followed a finish_reason, and no [DONE] came" if assembly.goes_on else "no finish_reason"
+            return self._failure_of(TransportError(f"the stream ended before the answer did ({what})"))
         try:
             for ending in assembly.endings():
                 cast("ChatCodec", self._call.codec).check_ending(ending)

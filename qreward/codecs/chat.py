@@ -12,6 +12,7 @@ from qreward.codecs import json as jsonio
 from qreward.codecs.base import EmbeddedError, Malformed, Unfinished, WireRequest
 from qreward.codecs.finish_reason import LENGTH, ending_of, is_whole
 from qreward.errors import BadRequest
+from qreward.records import MOST_TOKENS
 from qreward.results import Usage
 
 CHARS_PER_TOKEN = 3.5
@@ -138,9 +139,14 @@ CHAT, VERBATIM_CHAT = ChatCodec(), VerbatimChatCodec()
 
 
 def most_output(params: Mapping[str, Any]) -> float:
-    """Return the maximum output tokens of a request, added up over its choices; 0 if the caller set no limit."""
+    """Return the maximum output tokens of a request, added up over its choices; 0 if the caller set no limit.
+
+    A negative limit means no limit to some servers, such as llama.cpp.
+    """
     most, choices = params.get("max_completion_tokens") or params.get("max_tokens"), params.get("n")
-    return float(most * (choices if isinstance(choices, int) else 1)) if isinstance(most, int) else 0.0
+    if type(most) is not int or most < 0:
+        return 0.0
+    return float(min(most * (choices if type(choices) is int and choices > 0 else 1), MOST_TOKENS))
 
 
 def joined(content: object) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import pickle
 import struct
 from types import SimpleNamespace
@@ -17,7 +18,9 @@ from shared_tools import completion, each
 from qreward.codecs.base import EmbeddedError, Malformed, WireRequest
 from qreward.codecs.chat import CHAT
 from qreward.codecs.embeddings import EMBEDDINGS
-from qreward.errors import BadRequest, InvalidResponse
+from qreward.codecs.passthrough import passthrough
+from qreward.errors import BadRequest
+from qreward.integrations.openai.handler import ROUTES
 from qreward.results import Usage
 
 USER = {"role": "user", "content": "12345678901234"}
@@ -169,7 +172,6 @@ PACKED = base64.b64encode(struct.pack("<2f", 0.5, -2.0)).decode()
         _vectors(_item(1, [1.0, 1.0]), _item(0, PACKED)),
         _vectors({"embedding": [0.5, -2.0]}, {"embedding": [1.0, 1.0]}, object=None),
         _vectors(_item(0, [0.5, -2.0]), _item(1, [1.0, 1.0]), usage=None),
-        _vectors(_item(0, [0.5, -2.0]), _item(0, [1.0, 1.0])),
         b"\xef\xbb\xbf" + _vectors(_item(0, PACKED), _item(1, [1, 1])),
     ],
 )
@@ -181,10 +183,27 @@ def test_vectors_come_as_floats_in_the_order_of_the_input(body: bytes) -> None:
     assert [item.embedding for item in built.data] == [[0.5, -2.0], [1.0, 1.0]]
 
 
-@each("vector", ["not base64!", base64.b64encode(b"abc").decode(), None, {}])
-def test_a_vector_that_is_none_says_so_when_it_is_asked_for(vector: Any) -> None:
-    with pytest.raises(InvalidResponse, match="embedding 0"):
-        EMBEDDINGS.decode(_vectors(_item(0, vector)), _input("one")).build()
+NAN_PACKED = base64.b64encode(struct.pack("<2f", 0.5, math.nan)).decode()
+NO_VECTORS = ("not base64!", base64.b64encode(b"abc").decode(), None, {}, [], "", [0.5, None], [math.nan], [math.inf], NAN_PACKED, [True], ["1"])
+
+
+@each("vector", NO_VECTORS)
+def test_a_vector_that_is_none_or_has_a_member_that_is_no_finite_number_is_no_answer(vector: Any) -> None:
+    with pytest.raises(Malformed, match="embedding 1 of the answer is not valid"):
+        EMBEDDINGS.decode(_vectors(_item(0, [0.5]), _item(1, vector)), _input("one", "two"))
+
+
+def test_vectors_whose_indexes_do_not_match_the_inputs_are_no_answer() -> None:
+    taken = []
+    for pair in ((0, 0), (1, 1), (1, 2), (-1, 0), (0, None), (True, False), ("0", "1"), (0.5, 1)):
+        try:
+            EMBEDDINGS.decode(_vectors(*[_item(index, [0.5]) for index in pair]), _input("one", "two"))  # type: ignore[arg-type]
+            taken.append(pair)
+        except Malformed as error:
+            assert "indexes" in str(error)
+    assert taken == []
+    with pytest.raises(Malformed, match="embedding 0"):
+        EMBEDDINGS.decode(_vectors(_item(0, [1.5])).replace(b"1.5", b"1e999"), _input("one"))
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": "x" * 999}}
@@ -198,6 +217,13 @@ IMAGE = {"type": "image_url", "image_url": {"url": "x" * 999}}
         (CHAT, [USER], {"max_completion_tokens": 7, "max_tokens": 100}, (4.0, 7.0)),
         (CHAT, [USER], {"max_tokens": 10, "n": 3}, (4.0, 30.0)),
         (CHAT, [USER], {"max_tokens": "many"}, (4.0, 0.0)),
+        (CHAT, [USER], {"max_tokens": -1}, (4.0, 0.0)),
+        (CHAT, [USER], {"max_tokens": True}, (4.0, 0.0)),
+        (CHAT, [USER], {"max_tokens": 10, "n": -3}, (4.0, 10.0)),
+        (CHAT, [USER], {"max_tokens": 10**400}, (4.0, 1e9)),
+        (passthrough("/v1/responses"), None, {"max_tokens": -1}, (18 / 3.5, 0.0)),
+        (ROUTES["/completions"][1], ["a", "b"], {"max_tokens": -1}, (10 / 3.5, 0.0)),
+        (ROUTES["/completions"][1], ["a", "b"], {"max_tokens": 10, "n": 3}, (10 / 3.5, 60.0)),
         (CHAT, [{"role": "user", "content": [{"type": "text", "text": "1234567"}, IMAGE]}], {}, (2.0, 0.0)),
         (CHAT, [{"role": "assistant", "tool_calls": []}], {}, (0.0, 0.0)),
         (EMBEDDINGS, "1234567", {}, (2.0, 0.0)),

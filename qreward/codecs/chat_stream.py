@@ -21,7 +21,7 @@ from msgspec import Raw
 
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import EmbeddedError, Malformed
-from qreward.codecs.chat import ChatAnswer, completed, joined
+from qreward.codecs.chat import ChatAnswer, completed, joined, paired
 from qreward.codecs.finish_reason import ending_of
 from qreward.codecs.sse import Event
 from qreward.results import Usage
@@ -78,7 +78,8 @@ class ChatChunk(msgspec.Struct, gc=False):
         model: name of the model in the request.
         choices: choices of the chunk.
         usage: tokens of the request. Usually, only the last chunk has a usage, and ``usage`` is None in all other chunks.
-        text: the text that is appended to the content of the first choice.
+        text: the text that is appended to the content of the first choice. ``StreamAccumulator.add`` moves the first half of a character
+            that was cut in two to the chunk with the second half.
     """
 
     body: bytes
@@ -135,11 +136,7 @@ def whole_chunk(body: bytes, model: str) -> ChatChunk:
 
 
 def _text(choices: list[ChunkChoice]) -> str:
-    for choice in choices:
-        if choice.index == 0:
-            content = choice.delta.get("content")
-            return content if type(content) is str else joined(content)
-    return ""
+    return "".join([joined(choice.delta.get("content")) for choice in choices if choice.index == 0])
 
 
 def _read_leniently(event: Event, model: str) -> ChatChunk | None:
@@ -197,6 +194,8 @@ _OF_STREAMS = frozenset({"choices", "object", "obfuscation"})
 """Names of members of a chunk that are not copied to the completion."""
 
 _FIRST = frozenset({"id", "created", "model"})
+
+_HIGH, _LOW = "\ud800", "\udc00"  # the first high and the first low surrogate: the two halves of a character in UTF-16
 
 
 class Pieces(list[str]):
@@ -267,7 +266,7 @@ class StreamAccumulator:
         ('yes', False)
     """
 
-    __slots__ = ("_choices", "_edges", "_usage_body", "model", "size", "usage")
+    __slots__ = ("_choices", "_edges", "_half", "_usage_body", "model", "size", "usage")
 
     def __init__(self, model: str) -> None:
         self.model = model
@@ -276,8 +275,11 @@ class StreamAccumulator:
         self._choices: dict[int, _Choice] = {}
         self._edges: list[bytes] = []  # the first and last chunks; their members other than ``choices`` are copied
         self._usage_body = b"{}"
+        self._half = ""  # the first half of a character whose second half is still to come
 
     def add(self, chunk: ChatChunk) -> None:
+        if self._half or _HIGH <= chunk.text[-1:] < _LOW:
+            self._pair(chunk)
         edge = not chunk.choices or not self._choices
         for choice in chunk.choices:
             known = self._choices.get(choice.index)
@@ -290,6 +292,12 @@ class StreamAccumulator:
         if edge:
             self._edges.append(chunk.body)
             self.size += len(chunk.body)
+
+    def _pair(self, chunk: ChatChunk) -> None:
+        text, self._half = paired(self._half + chunk.text), ""
+        if _HIGH <= text[-1:] < _LOW and chunk.finish_reason is None:
+            text, self._half = text[:-1], text[-1]
+        chunk.text = text
 
     @property
     def empty(self) -> bool:
@@ -320,7 +328,7 @@ class StreamAccumulator:
 
     def text(self) -> str:
         first = self._choices.get(0)
-        return "" if first is None else "".join(first.message.get("content", ()))
+        return "" if first is None else paired("".join(first.message.get("content", ())))
 
     def build(self) -> Any:
         """Return an openai ``ChatCompletion``. Missing members are filled in. Members of a wrong type are kept as they are."""
@@ -411,7 +419,7 @@ def _replace(into: dict[str, Any], members: dict[str, Any]) -> None:
 
 def _finished(value: Any) -> Any:
     if type(value) is Pieces:
-        return "".join(value)
+        return paired("".join(value))
     if type(value) is Indexed:
         return [_finished(value[place]) for place in sorted(value)]
     return {name: _finished(inner) for name, inner in value.items()} if type(value) is dict else value

@@ -12,7 +12,7 @@ import msgspec
 
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import Malformed, WireRequest
-from qreward.codecs.chat import ChatAnswer, ChatCodec, joined
+from qreward.codecs.chat import ChatAnswer, ChatCodec, first_of, joined
 from qreward.codecs.finish_reason import ABORTED, is_whole
 from qreward.decisions import AnswerTable
 from qreward.errors import BadRequest, QRewardError
@@ -129,8 +129,9 @@ def parse_reply(answer: ChatAnswer) -> ModelReply:
     message: Any = None
     try:
         document = _decoded(answer.body)
-        message = document["choices"][0]["message"]
-    except (Malformed, LookupError, TypeError):
+        choices = document["choices"]
+        message = first_of(choices, [choice.get("index") for choice in choices])["message"]
+    except (Malformed, LookupError, TypeError, AttributeError):
         pass
     message = message if isinstance(message, dict) else {}
     fingerprint = fingerprint_of(*(document.get(name) for name in ("model", "system_fingerprint", "metadata")))

@@ -21,6 +21,7 @@ from qreward.codecs.embeddings import EMBEDDINGS
 from qreward.codecs.passthrough import passthrough
 from qreward.errors import BadRequest
 from qreward.integrations.openai.handler import ROUTES
+from qreward.judge.codec import parse_reply
 from qreward.results import Usage
 
 USER = {"role": "user", "content": "12345678901234"}
@@ -149,6 +150,20 @@ def test_an_error_in_a_successful_answer_is_found(document: dict[str, Any], expe
     for body in (b'{"error": "no"}', b'\xef\xbb\xbf{"error": "no"}'):
         with pytest.raises(EmbeddedError):
             EMBEDDINGS.decode(body, _input("one"))
+
+
+def test_the_first_choice_is_the_one_with_index_0_in_whatever_order_choices_come() -> None:
+    choices = [
+        {"index": index, "finish_reason": reason, "message": {"role": "assistant", "content": text, "reasoning_content": f"why {text}"}}
+        for index, reason, text in ((2, "length", "c"), (0, "stop", "a"), (1, "tool_calls", "b"))
+    ]
+    for odd in ({}, {"usage": "unknown"}):
+        answer = CHAT.decode(json.dumps({"choices": choices, **odd}).encode(), ASKED)
+        assert (answer.text(), answer.finish_reason, parse_reply(answer).reasoning) == ("a", "stop", "why a")
+        assert [choice.message.content for choice in answer.build().choices] == ["a", "b", "c"]
+    for index in (1, None, True, "0"):
+        answer = CHAT.decode(json.dumps({"choices": [{**choices[1], "index": index}, choices[0]]}).encode(), ASKED)
+        assert (answer.text(), parse_reply(answer).reasoning) == ("a", "why a"), index
 
 
 def _vectors(*items: Any, **members: Any) -> bytes:

@@ -310,9 +310,7 @@ class StreamAccumulator:
 
     def finished(self, choices: int) -> bool:
         """Return True if at least ``choices`` choices were received, and all received choices have ended and had no output since."""
-        return len(self._choices) >= choices and all(
-            choice.ending is not None and not choice.goes_on for choice in self._choices.values()
-        )
+        return len(self._choices) >= choices and all(choice.ending is not None and not choice.goes_on for choice in self._choices.values())
 
     @property
     def finish_reason(self) -> str | None:

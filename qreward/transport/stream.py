@@ -45,7 +45,7 @@ class ChatStream:
     Attributes:
         limits: the server's rate limits from the headers. The ``Answer`` does not contain these limits, because they are outdated when
             the stream ends.
-        outcome: None while the stream is open, and ``Cancelled`` if the stream was closed early.
+        outcome: None while the stream is open, and ``Cancelled`` if the stream was closed before its answer had ended.
         on_close: function that is called once, when the stream is closed.
     """
 
@@ -83,13 +83,24 @@ class ChatStream:
         except Exception as error:
             self._settle(self._broken(error))
         except BaseException:
-            self._settle(CANCELLED)
+            self.end()
             raise
         return chunks if chunks or self.outcome is None else None
 
+    @property
+    def whole(self) -> bool:
+        """True while the stream is open and its answer has ended."""
+        return self.outcome is None and self._finished()
+
+    def end(self) -> Answer | Failure | Cancelled:
+        """Return the outcome. An open stream gets that of its answer if the answer has ended; otherwise it is cancelled."""
+        self._settle(self._ended(well=True) if self.whole else CANCELLED)
+        assert self.outcome is not None
+        return self.outcome
+
     async def aclose(self) -> None:
         """Close the stream and its connection. After ``[DONE]``, keep the connection if the body ends within ``DRAIN`` seconds."""
-        self._settle(CANCELLED)
+        self.end()
         done, self._done = self._done, False
         try:
             if done:

@@ -199,7 +199,20 @@ def test_vectors_come_as_floats_in_the_order_of_the_input(body: bytes) -> None:
 
 
 NAN_PACKED = base64.b64encode(struct.pack("<2f", 0.5, math.nan)).decode()
-NO_VECTORS = ("not base64!", base64.b64encode(b"abc").decode(), None, {}, [], "", [0.5, None], [math.nan], [math.inf], NAN_PACKED, [True], ["1"])
+NO_VECTORS = (
+    "not base64!",
+    base64.b64encode(b"abc").decode(),
+    None,
+    {},
+    [],
+    "",
+    [0.5, None],
+    [math.nan],
+    [math.inf],
+    NAN_PACKED,
+    [True],
+    ["1"],
+)
 
 
 @each("vector", NO_VECTORS)
@@ -215,7 +228,7 @@ def test_vectors_whose_indexes_do_not_match_the_inputs_are_no_answer() -> None:
             EMBEDDINGS.decode(_vectors(*[_item(index, [0.5]) for index in pair]), _input("one", "two"))  # type: ignore[arg-type]
             taken.append(pair)
         except Malformed as error:
-            assert "indexes" in str(error)
+            taken += [] if "indexes" in str(error) else [pair]
     assert taken == []
     with pytest.raises(Malformed, match="embedding 0"):
         EMBEDDINGS.decode(_vectors(_item(0, [1.5])).replace(b"1.5", b"1e999"), _input("one"))

@@ -317,7 +317,12 @@ def test_a_chunk_of_another_choice_adds_no_text_and_does_not_end_the_first() -> 
 def test_a_character_that_was_cut_in_two_is_one_character_in_tokens_and_texts_and_the_completion() -> None:
     cases: dict[str, list[Chunk]] = {
         "two chunks": said("a\ud83d", "\ude00b"),
-        "a chunk between": [chunk({"content": "a\ud83d"}), chunk({"role": "assistant"}), chunk({"content": "\ude00b"}), chunk(finish="stop")],
+        "a chunk between": [
+            chunk({"content": "a\ud83d"}),
+            chunk({"role": "assistant"}),
+            chunk({"content": "\ude00b"}),
+            chunk(finish="stop"),
+        ],
         "parts": [chunk({"content": [{"text": "a\ud83d"}, {"text": "\ude00b"}]}, finish="stop")],
         "two in a row": said("a\ud83d", "\ude00\ud83d", "\ude00b"),
         "another choice between": [chunk({"content": "a\ud83d"}), chunk({"content": "x"}, index=1), *said("\ude00b")],

@@ -29,7 +29,8 @@ from transport_server import ENGINES, Connection, Request, Script, always, answe
 
 from qreward.codecs.sse import MOST_BYTES
 from qreward.errors import BadRequest, ConnectionFailed, InvalidResponse, RateLimited, RequestError, ServerError
-from qreward.scheduler.outcome import Answer, Failure, FailureKind
+from qreward.scheduler.outcome import Answer, Cancelled, Failure, FailureKind
+from qreward.transport.stream import ChatStream
 
 COMPLETE = {
     "no [DONE]": WHOLE.removesuffix(DONE),
@@ -82,6 +83,26 @@ def test_output_after_an_ending_shows_that_endings_mean_nothing_and_only_done_or
     whole = {name: outcome.value.text() for name, outcome in found.items() if isinstance(outcome, Answer)}
     assert whole == {"[DONE]": "10 minus 9", "a clean end": "10 minus 9", "the ending is said twice": "yes"}
     assert "output followed a finish_reason" in str(found["closed, without a length"].error)
+
+
+@each("engine", ENGINES)
+async def test_a_stream_that_stays_open_is_whole_once_its_answer_has_ended_and_can_then_be_ended(engine: str) -> None:
+    for body, kind in ((ENDED + USAGE, Answer), (said("", finish="content_filter"), Failure), (b"", Cancelled)):
+        async with backend_to(begun(said("yes") + body, hang), engine) as (_, endpoint, backend):
+            stream = await backend.stream(endpoint, call())
+            assert isinstance(stream, ChatStream)
+            while len(stream._assembly.heads()) < 2 + bool(body):
+                await stream.read()
+            assert stream.whole == bool(body)
+            reading = asyncio.ensure_future(stream.read())
+            await asyncio.sleep(0.01)
+            reading.cancel()
+            await asyncio.wait([reading])
+            outcome = stream.outcome
+            assert outcome is stream.end()
+            assert not stream.whole
+            assert isinstance(outcome, kind)
+            await stream.aclose()
 
 
 def test_of_several_choices_all_must_have_ended() -> None:

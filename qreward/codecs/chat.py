@@ -11,7 +11,7 @@ import msgspec
 
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import EmbeddedError, Malformed, Unfinished, WireRequest
-from qreward.codecs.finish_reason import LENGTH, ending_of, is_whole
+from qreward.codecs.finish_reason import ending_of, is_failure
 from qreward.errors import BadRequest
 from qreward.records import MOST_TOKENS
 from qreward.results import Usage
@@ -109,17 +109,14 @@ class ChatCodec:
         return ChatAnswer(body, call.model, first.message.content, seen.usage, reason if reason == "stop" else ending_of(reason))
 
     def check_ending(self, reason: object) -> None:
-        """Raise ``Unfinished`` for the ``finish_reason`` of an incomplete response, except for a reason that :meth:`takes` accepts."""
+        """Raise ``Unfinished`` for the ``finish_reason`` of a failed response, except for a reason that :meth:`takes` accepts."""
         ending = ending_of(reason)
-        if ending is not None and not is_whole(ending) and not self.takes(ending):
+        if ending is not None and is_failure(ending) and not self.takes(ending):
             raise Unfinished(ending)
 
-    def takes(self, ending: str) -> bool:
-        """Return True if the caller receives an incomplete response with this reason; False if ``Unfinished`` is raised instead.
-
-        Only a response that was cut off at the token limit is returned here.
-        """
-        return ending == LENGTH
+    def takes(self, ending: str) -> bool:  # noqa: ARG002 - for subclasses
+        """Return True if the caller receives a failed response with this reason; False if ``Unfinished`` is raised instead."""
+        return False
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
         """Return two numbers: the prompt tokens, estimated from the number of characters; and the result of :func:`most_output`."""

@@ -28,6 +28,11 @@ from qreward.results import Usage
 
 NOTHING = msgspec.Raw(b"null")
 
+_HEARTBEATS = frozenset({"ping", "heartbeat", "keepalive", "keep-alive"})
+"""Names of events that only keep the connection open. Their data has no meaning."""
+_EMPTY: tuple[object, ...] = (None, [], "", True, False)
+"""Values of events without a name that, like numbers, only keep the connection open."""
+
 
 class ChunkChoice(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     """Holds one choice of a chunk.
@@ -150,9 +155,13 @@ def _read_leniently(event: Event, model: str) -> ChatChunk | None:
             raise EmbeddedError(jsonio.read_leniently(body))
         except Malformed:
             raise EmbeddedError(body.decode("utf-8", "replace")) from None
-    if not body.strip():
+    if not body.strip() or event.name.lower() in _HEARTBEATS:
         return None
-    document = jsonio.read_object(body)
+    document = jsonio.read(body)
+    if document in _EMPTY or type(document) in (int, float):
+        return None
+    if not isinstance(document, dict):
+        raise Malformed(f"the event is a JSON {type(document).__name__} instead of an object")
     if error := document.get("error") or (document if document.get("object") == "error" else None):
         raise EmbeddedError(error)
     raw, usage = document.get("choices"), jsonio.usage_of(document.get("usage"))

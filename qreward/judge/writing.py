@@ -10,9 +10,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, create_model
 
 from qreward.codecs.base import WireRequest
+from qreward.codecs.finish_reason import LENGTH, ending_of, is_failure
 from qreward.errors import BadRequest, ConfigError, QRewardError
 from qreward.judge.asking import JudgeModel, encoded
-from qreward.codecs.finish_reason import LENGTH, ending_of, is_failure
 from qreward.judge.codec import JUDGE, ModelReply, Reply, log_unknown, parse_reply, refuses_format
 from qreward.judge.config import JudgeConfig, ResponseFormat
 from qreward.judge.parsing import ScoreVerdict, YesNoVerdict

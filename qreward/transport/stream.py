@@ -34,6 +34,7 @@ The openai SDK waits equally long."""
 _OPTIONS = "stream_options"
 _REFUSALS = (400, 422)
 _DONE = b"[DONE]"
+_BEFORE_DONE = b' \t"'  # some servers send two blanks before [DONE], or quote it
 _NO_STREAM = (b"{", b"[", b"<")  # first bytes of JSON or HTML; no line of an event starts with them
 _BLANKS = b" \t\r\n\xef\xbb\xbf"  # whitespace, and the bytes of a byte order mark
 _LOOKED_AT = 8192  # bytes of the beginning of the body, from which a stream is recognised; an error about a malformed response shows them
@@ -151,7 +152,7 @@ class ChatStream:
         try:
             for event in events:
                 data = event.data
-                if data.startswith(_DONE):
+                if data.lstrip(_BEFORE_DONE).startswith(_DONE):
                     self._done = True
                     self._settle(self._ended(well=True))
                     break

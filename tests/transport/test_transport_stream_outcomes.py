@@ -39,6 +39,10 @@ COMPLETE = {
     "more after [DONE]": WHOLE + said("more") + b"data: nonsense\n\n",
     "usage before the end": said("yes") + USAGE + ENDED + DONE,
     "pings among the chunks": b"event: ping\ndata: {}\n\n" + WHOLE,
+    "pings in words": said("ye") + b"event: ping\ndata: still here\n\n" + said("s") + b"event: Heartbeat\ndata: {\n\n" + ENDED + DONE,
+    "heartbeats without a name": b"".join(b"data: %s\n\n" % data for data in (b"null", b"[]", b"1", b"0.5", b"true", b'""')) + WHOLE,
+    "two blanks before [DONE]": said("yes") + b"data:  [DONE]\n\n",
+    "[DONE] in quotes": said("yes") + b'data: "[DONE]"\n\n',
 }
 
 

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated
 
 import msgspec
+
+MOST_TOKENS = 10**9
+"""Highest count of tokens that is read from a response. No response has so many, so a higher count is a fault of the server."""
+Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
+"""Number of tokens in a response. The bounds are checked where a response is decoded, so that a wrong count cannot reach the scheduler."""
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True, gc=False):
     """Details of the prompt tokens, as reported by the server."""
 
-    cached_tokens: int | None = None
+    cached_tokens: Count | None = None
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
     """Tokens used, as reported by the server. A count that was not reported is None."""
 
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    total_tokens: int | None = None
+    prompt_tokens: Count | None = None
+    completion_tokens: Count | None = None
+    total_tokens: Count | None = None
     prompt_tokens_details: PromptTokensDetails | None = None
 
     @property

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -10,8 +11,9 @@ import msgspec
 
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import EmbeddedError, Malformed, Unfinished, WireRequest
-from qreward.codecs.finish_reason import LENGTH, ending_of, is_whole
+from qreward.codecs.finish_reason import ending_of, is_failure
 from qreward.errors import BadRequest
+from qreward.records import MOST_TOKENS
 from qreward.results import Usage
 
 CHARS_PER_TOKEN = 3.5
@@ -26,6 +28,7 @@ class _Message(msgspec.Struct, gc=False):
 
 
 class _Choice(msgspec.Struct, gc=False):
+    index: Any = None
     message: _Message | None = None
     error: Any = None
     finish_reason: Any = None
@@ -49,7 +52,7 @@ class ChatAnswer(msgspec.Struct, gc=False):
     Attributes:
         body: the undecoded JSON.
         model: name of the model in the request.
-        content: content of the first choice: a text, a list of parts, or None.
+        content: content of the choice with index 0: a text, a list of parts, or None.
         usage: tokens of the request; None if the server reported no usage.
         finish_reason: reason why the first choice ended; None if the server sent no reason.
     """
@@ -65,10 +68,16 @@ class ChatAnswer(msgspec.Struct, gc=False):
         return self.content if type(self.content) is str else joined(self.content)
 
     def build(self) -> Any:
-        """Return an openai ``ChatCompletion``. Missing members are filled in. Members of a wrong type are kept as they are."""
+        """Return an openai ``ChatCompletion`` whose first choice has the index 0.
+
+        Missing members are filled in. Members of a wrong type are kept as they are.
+        """
         from openai.types.chat import ChatCompletion  # noqa: PLC0415 - takes most of a second, and is often not needed
 
-        return jsonio.build(ChatCompletion, self.body, partial(completed, "chat.completion", "message", self.model))
+        built = jsonio.build(ChatCompletion, self.body, partial(completed, "chat.completion", "message", self.model))
+        if len(built.choices) > 1:
+            built.choices.sort(key=lambda choice: choice.index)
+        return built
 
 
 class ChatCodec:
@@ -88,7 +97,7 @@ class ChatCodec:
             raise EmbeddedError(seen.error)
         if not seen.choices:
             raise Malformed("the answer has no choices")
-        first = seen.choices[0]
+        first = seen.choices[0] if len(seen.choices) == 1 else first_of(seen.choices, [choice.index for choice in seen.choices])
         if first.error:
             raise EmbeddedError(first.error)
         if first.message is None:
@@ -100,17 +109,14 @@ class ChatCodec:
         return ChatAnswer(body, call.model, first.message.content, seen.usage, reason if reason == "stop" else ending_of(reason))
 
     def check_ending(self, reason: object) -> None:
-        """Raise ``Unfinished`` for the ``finish_reason`` of an incomplete response, except for a reason that :meth:`takes` accepts."""
+        """Raise ``Unfinished`` for the ``finish_reason`` of a failed response, except for a reason that :meth:`takes` accepts."""
         ending = ending_of(reason)
-        if ending is not None and not is_whole(ending) and not self.takes(ending):
+        if ending is not None and is_failure(ending) and not self.takes(ending):
             raise Unfinished(ending)
 
-    def takes(self, ending: str) -> bool:
-        """Return True if the caller receives an incomplete response with this reason; False if ``Unfinished`` is raised instead.
-
-        Only a response that was cut off at the token limit is returned here.
-        """
-        return ending == LENGTH
+    def takes(self, ending: str) -> bool:  # noqa: ARG002 - for subclasses
+        """Return True if the caller receives a failed response with this reason; False if ``Unfinished`` is raised instead."""
+        return False
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
         """Return two numbers: the prompt tokens, estimated from the number of characters; and the result of :func:`most_output`."""
@@ -138,9 +144,27 @@ CHAT, VERBATIM_CHAT = ChatCodec(), VerbatimChatCodec()
 
 
 def most_output(params: Mapping[str, Any]) -> float:
-    """Return the maximum output tokens of a request, added up over its choices; 0 if the caller set no limit."""
+    """Return the maximum output tokens of a request, added up over its choices; 0 if the caller set no limit.
+
+    A negative limit means no limit to some servers, such as llama.cpp.
+    """
     most, choices = params.get("max_completion_tokens") or params.get("max_tokens"), params.get("n")
-    return float(most * (choices if isinstance(choices, int) else 1)) if isinstance(most, int) else 0.0
+    if type(most) is not int or most < 0:
+        return 0.0
+    return float(min(most * (choices if type(choices) is int and choices > 0 else 1), MOST_TOKENS))
+
+
+def first_of(choices: list[Any], indexes: Iterable[object]) -> Any:
+    """Return the choice with the index 0. If none has this index, return the one that comes first."""
+    return next((choice for choice, index in zip(choices, indexes, strict=True) if type(index) is int and index == 0), choices[0])
+
+
+_PAIR = re.compile(r"[\ud800-\udbff][\udc00-\udfff]")
+
+
+def paired(text: str) -> str:
+    """Return a text in which each pair of surrogates is the character that the pair means. Servers may cut a character in two."""
+    return _PAIR.sub(lambda pair: pair[0].encode("utf-16", "surrogatepass").decode("utf-16"), text)
 
 
 def joined(content: object) -> str:
@@ -149,7 +173,7 @@ def joined(content: object) -> str:
         return content
     if not isinstance(content, list):
         return ""
-    return "".join(text for part in content if isinstance(text := part.get("text") if isinstance(part, dict) else part, str))
+    return paired("".join(text for part in content if isinstance(text := part.get("text") if isinstance(part, dict) else part, str)))
 
 
 def is_missing(message: Mapping[str, Any]) -> bool:
@@ -219,7 +243,7 @@ def _lenient_choice(raw: object) -> _Choice:
         return _Choice()
     message = raw.get("message")
     read = _Message(message.get("content")) if isinstance(message, dict) else None
-    return _Choice(read, raw.get("error"), raw.get("finish_reason"))
+    return _Choice(raw.get("index"), read, raw.get("error"), raw.get("finish_reason"))
 
 
 def completed(kind: str, member: str, model: str, document: dict[str, Any]) -> dict[str, Any]:

@@ -21,13 +21,18 @@ from msgspec import Raw
 
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import EmbeddedError, Malformed
-from qreward.codecs.chat import ChatAnswer, completed, joined
+from qreward.codecs.chat import ChatAnswer, completed, joined, paired
 from qreward.codecs.error_body import error_in
 from qreward.codecs.finish_reason import ending_of
 from qreward.codecs.sse import Event
 from qreward.results import Usage
 
 NOTHING = msgspec.Raw(b"null")
+
+_HEARTBEATS = frozenset({"ping", "heartbeat", "keepalive", "keep-alive"})
+"""Names of events that only keep the connection open. Their data has no meaning."""
+_EMPTY: tuple[object, ...] = (None, [], "", True, False)
+"""Values of events without a name that, like numbers, only keep the connection open."""
 
 
 class ChunkChoice(msgspec.Struct, gc=False, forbid_unknown_fields=True):
@@ -56,6 +61,11 @@ class ChunkChoice(msgspec.Struct, gc=False, forbid_unknown_fields=True):
         """
         return ending_of(self.finish_reason)
 
+    @property
+    def has_output(self) -> bool:
+        """True if the choice has content, reasoning or a tool call."""
+        return any(value and name != "role" for name, value in self.delta.items())
+
 
 class _Usual(msgspec.Struct, gc=False):
     choices: list[ChunkChoice] = []
@@ -74,7 +84,8 @@ class ChatChunk(msgspec.Struct, gc=False):
         model: name of the model in the request.
         choices: choices of the chunk.
         usage: tokens of the request. Usually, only the last chunk has a usage, and ``usage`` is None in all other chunks.
-        text: the text that is appended to the content of the first choice.
+        text: the text that is appended to the content of the first choice. ``StreamAccumulator.add`` moves the first half of a character
+            that was cut in two to the chunk with the second half.
     """
 
     body: bytes
@@ -91,7 +102,7 @@ class ChatChunk(msgspec.Struct, gc=False):
     @property
     def has_output(self) -> bool:
         """True if a choice has content, reasoning or a tool call. The first chunk with output contains the first token."""
-        return any(value and name != "role" for choice in self.choices for name, value in choice.delta.items())
+        return any(choice.has_output for choice in self.choices)
 
     def build(self) -> Any:
         """Return an openai ``ChatCompletionChunk``. Missing members are filled in. Members of a wrong type are kept as they are."""
@@ -131,11 +142,7 @@ def whole_chunk(body: bytes, model: str) -> ChatChunk:
 
 
 def _text(choices: list[ChunkChoice]) -> str:
-    for choice in choices:
-        if choice.index == 0:
-            content = choice.delta.get("content")
-            return content if type(content) is str else joined(content)
-    return ""
+    return "".join([joined(choice.delta.get("content")) for choice in choices if choice.index == 0])
 
 
 def _read_leniently(event: Event, model: str) -> ChatChunk | None:
@@ -149,9 +156,13 @@ def _read_leniently(event: Event, model: str) -> ChatChunk | None:
             raise EmbeddedError(jsonio.read_leniently(body))
         except Malformed:
             raise EmbeddedError(body.decode("utf-8", "replace")) from None
-    if not body.strip():
+    if not body.strip() or event.name.lower() in _HEARTBEATS:
         return None
-    document = jsonio.read_object(body)
+    document = jsonio.read(body)
+    if document in _EMPTY or type(document) in (int, float):
+        return None
+    if not isinstance(document, dict):
+        raise Malformed(f"the event is a JSON {type(document).__name__} instead of an object")
     if error_in(document) is not None:
         raise EmbeddedError(document.get("error") or document)
     raw, usage = document.get("choices"), jsonio.usage_of(document.get("usage"))
@@ -194,6 +205,8 @@ _OF_STREAMS = frozenset({"choices", "object", "obfuscation"})
 
 _FIRST = frozenset({"id", "created", "model"})
 
+_HIGH, _LOW = "\ud800", "\udc00"  # the first high and the first low surrogate: the two halves of a character in UTF-16
+
 
 class Pieces(list[str]):
     """Holds the pieces of a text. The pieces are joined when the completion is made."""
@@ -204,17 +217,19 @@ class Indexed(dict[int, dict[str, Any]]):
 
 
 class _Choice:
-    __slots__ = ("ending", "logprobs", "message", "more")
+    __slots__ = ("ending", "goes_on", "logprobs", "message", "more")
 
     def __init__(self) -> None:
         self.message: dict[str, Any] = {}
         self.ending: Any = None
+        self.goes_on = False  # True after output that followed an ending
         self.logprobs: list[Raw] = []
         self.more: dict[str, Any] = {}
 
     def add(self, choice: ChunkChoice, length: int) -> int:
         """Merge the choice of a chunk. ``length`` is the size of the chunk in bytes. Return the approximate number of bytes kept."""
         kept = 0
+        self.goes_on = self.goes_on or (self.ending is not None and choice.has_output)
         for name, value in choice.delta.items():
             if type(value) is str and type(pieces := self.message.get(name)) is Pieces:
                 pieces.append(value)
@@ -261,7 +276,7 @@ class StreamAccumulator:
         ('yes', False)
     """
 
-    __slots__ = ("_choices", "_edges", "_usage_body", "model", "size", "usage")
+    __slots__ = ("_choices", "_edges", "_half", "_usage_body", "model", "size", "usage")
 
     def __init__(self, model: str) -> None:
         self.model = model
@@ -270,8 +285,11 @@ class StreamAccumulator:
         self._choices: dict[int, _Choice] = {}
         self._edges: list[bytes] = []  # the first and last chunks; their members other than ``choices`` are copied
         self._usage_body = b"{}"
+        self._half = ""  # the first half of a character whose second half is still to come
 
     def add(self, chunk: ChatChunk) -> None:
+        if self._half or _HIGH <= chunk.text[-1:] < _LOW:
+            self._pair(chunk)
         edge = not chunk.choices or not self._choices
         for choice in chunk.choices:
             known = self._choices.get(choice.index)
@@ -285,13 +303,24 @@ class StreamAccumulator:
             self._edges.append(chunk.body)
             self.size += len(chunk.body)
 
+    def _pair(self, chunk: ChatChunk) -> None:
+        text, self._half = paired(self._half + chunk.text), ""
+        if _HIGH <= text[-1:] < _LOW and chunk.finish_reason is None:
+            text, self._half = text[:-1], text[-1]
+        chunk.text = text
+
     @property
     def empty(self) -> bool:
         return not self._choices
 
+    @property
+    def goes_on(self) -> bool:
+        """True if a choice had output after its ending. The endings of such a server do not show whether the answer is complete."""
+        return any(choice.goes_on for choice in self._choices.values())
+
     def finished(self, choices: int) -> bool:
-        """Return True if at least ``choices`` choices were received and all received choices have ended."""
-        return len(self._choices) >= choices and all(choice.ending is not None for choice in self._choices.values())
+        """Return True if at least ``choices`` choices were received, and all received choices have ended and had no output since."""
+        return len(self._choices) >= choices and all(choice.ending is not None and not choice.goes_on for choice in self._choices.values())
 
     @property
     def finish_reason(self) -> str | None:
@@ -307,7 +336,7 @@ class StreamAccumulator:
 
     def text(self) -> str:
         first = self._choices.get(0)
-        return "" if first is None else "".join(first.message.get("content", ()))
+        return "" if first is None else paired("".join(first.message.get("content", ())))
 
     def build(self) -> Any:
         """Return an openai ``ChatCompletion``. Missing members are filled in. Members of a wrong type are kept as they are."""
@@ -398,7 +427,7 @@ def _replace(into: dict[str, Any], members: dict[str, Any]) -> None:
 
 def _finished(value: Any) -> Any:
     if type(value) is Pieces:
-        return "".join(value)
+        return paired("".join(value))
     if type(value) is Indexed:
         return [_finished(value[place]) for place in sorted(value)]
     return {name: _finished(inner) for name, inner in value.items()} if type(value) is dict else value

@@ -10,14 +10,20 @@ import msgspec
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import EmbeddedError, Malformed, WireRequest
 from qreward.codecs.chat import CHARS_PER_TOKEN
-from qreward.errors import BadRequest, InvalidResponse
+from qreward.codecs.rewards import parsing
+from qreward.errors import BadRequest
 from qreward.results import Usage
 
 
-class _Embeddings(msgspec.Struct, gc=False):
-    """Holds the members of a response that are decoded on arrival. Vectors are decoded when they are needed."""
+class _Item(msgspec.Struct, gc=False):
+    embedding: list[float] | str
+    index: int | None = None
 
-    data: list[msgspec.Raw] | None = None
+
+class _Embeddings(msgspec.Struct, gc=False):
+    """Holds the members of a response that are checked on arrival."""
+
+    data: list[_Item] | None = None
     usage: Usage | None = None
     error: Any = None
 
@@ -36,14 +42,12 @@ class EmbeddingsAnswer(msgspec.Struct, gc=False):
         return ""
 
     def build(self) -> Any:
-        """Return an openai ``CreateEmbeddingResponse`` with the vectors as floats, in the order of the input.
-
-        Raises ``InvalidResponse`` if a vector is neither a list of floats nor base64.
-        """
+        """Return an openai ``CreateEmbeddingResponse`` with the vectors as floats, in the order of the input."""
         from openai.types import CreateEmbeddingResponse  # noqa: PLC0415 - takes most of a second, and is often not needed
 
         response = jsonio.build(CreateEmbeddingResponse, self.body, partial(_completed, self.model))
-        response.data = _in_order(response.data)
+        order = parsing.order_of([item.index for item in response.data])
+        response.data = response.data if order is None else [response.data[place] for place in order]
         return response
 
 
@@ -61,6 +65,7 @@ class EmbeddingsCodec:
         )
 
     def decode(self, body: bytes, call: WireRequest) -> EmbeddingsAnswer:
+        """Return the response, with one vector of finite numbers for each input. Raises ``Malformed`` or ``EmbeddedError``."""
         try:
             seen = _DECODER.decode(body)
         except jsonio.REFUSED:
@@ -72,6 +77,10 @@ class EmbeddingsCodec:
         count = len(inputs_of(call))
         if len(seen.data) != count:
             raise Malformed(f"the answer has {len(seen.data)} vectors for {count} input{'s'[: count != 1]}")
+        parsing.order_of([item.index for item in seen.data])
+        for place, item in enumerate(seen.data):
+            if type(item.embedding) is str or not item.embedding:
+                _check_vector(item.embedding, place)
         return EmbeddingsAnswer(body, call.model, seen.usage)
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
@@ -115,9 +124,18 @@ def inputs_of(call: WireRequest) -> list[Any]:
 
 def _read_leniently(body: bytes) -> _Embeddings:
     document = jsonio.read_object(body)
-    data = document.get("data")
-    raw = [msgspec.Raw(b"null")] * len(data) if isinstance(data, list) else None
-    return _Embeddings(raw, jsonio.usage_of(document.get("usage")), document.get("error"))
+    usage, error, data = jsonio.usage_of(document.get("usage")), document.get("error"), document.get("data")
+    if error or not isinstance(data, list):
+        return _Embeddings(None, usage, error)
+    rows = [row if isinstance(row, dict) else {"embedding": row} for row in data]
+    return _Embeddings([_Item(_check_vector(row.get("embedding"), place), row.get("index")) for place, row in enumerate(rows)], usage)
+
+
+def _check_vector(raw: Any, place: int) -> list[float]:
+    try:
+        return parsing.numbers(raw, "embedding")
+    except parsing.InvalidRow as error:
+        raise Malformed(f"embedding {place} of the answer is not valid: {error}") from None
 
 
 def _completed(model: str, document: dict[str, Any]) -> dict[str, Any]:
@@ -129,19 +147,5 @@ def _completed(model: str, document: dict[str, Any]) -> dict[str, Any]:
 
 def _completed_item(raw: object, index: int) -> dict[str, Any]:
     item = raw if isinstance(raw, dict) else {"embedding": raw}
-    vector = item.get("embedding")
-    try:
-        floats = jsonio.base64_floats(vector) if isinstance(vector, str) else vector
-    except ValueError:
-        raise InvalidResponse(f"embedding {index} of the answer is a text, but not base64 of float32") from None
-    if not isinstance(floats, list):
-        raise InvalidResponse(f"embedding {index} of the answer is a {type(vector).__name__}, not a vector")
-    return {"index": index, "object": "embedding", **item, "embedding": floats}
-
-
-def _in_order(items: list[Any]) -> list[Any]:
-    """Return the items sorted by ``index`` if each index from 0 to n-1 occurs once. Otherwise return them in the given order."""
-    indexes = [item.index for item in items]
-    if indexes == list(range(len(items))) or set(indexes) != set(range(len(items))):
-        return items
-    return sorted(items, key=lambda item: int(item.index))
+    vector = item["embedding"]
+    return {"index": index, "object": "embedding", **item, "embedding": jsonio.base64_floats(vector) if isinstance(vector, str) else vector}

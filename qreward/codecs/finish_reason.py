@@ -1,48 +1,71 @@
-"""The meaning of ``finish_reason``: which responses count as complete.
+"""The meaning of ``finish_reason``: which responses are complete.
 
-A response is complete if its reason is ``stop`` (``eos_token`` or ``stop_sequence`` in TGI) or a tool call. A response without a reason
-also counts as complete, because some servers leave the reason out. All other responses count as incomplete:
+Reasons are compared without regard to case. The lists below come from the APIs of OpenAI, Anthropic, Cohere, DeepSeek, Gemini, Mistral,
+Together, Zhipu, TGI, SGLang and vLLM.
 
-- ``length`` means that the response was cut off at its token limit.
-- ``content_filter`` means that the server withheld a part of the response.
-- ``abort``, ``error`` and ``insufficient_system_resource`` mean that the server aborted the generation.
-- A response with an unknown reason counts as incomplete.
+- A response was cut off at its token limit if its reason means ``length``.
+- A response that the server aborted, or of which it withheld a part, is an error.
+- Any other response is an answer, because servers use many words for a normal end. A judge reads only an answer whose reason is known to be
+  a normal end, or that has no reason.
 """
 
 from __future__ import annotations
 
 LENGTH = "length"
 """The ``finish_reason`` of a response that was cut off at the token limit of the request."""
-ABORTED = frozenset({"abort", "error", "insufficient_system_resource"})
-"""Values of ``finish_reason`` that mean that the server aborted the generation. Another attempt may succeed. DeepSeek sends
-``insufficient_system_resource``."""
+ABORTED = frozenset({
+    "abort", "aborted", "cancel", "canceled", "cancelled", "error", "error_limit", "error_toxic", "failed", "failure",
+    "insufficient_system_resource", "internal_error", "malformed_function_call", "network_error", "server_error", "timeout",
+    "unexpected_tool_call", "user_cancel",
+})  # fmt: skip
+"""Values of ``finish_reason`` that mean that the server aborted the generation. Another attempt may succeed."""
+WITHHELD = frozenset({
+    "blocked", "blocklist", "content_filter", "content_filtered", "content_policy", "guardrail_intervened", "image_safety", "moderation",
+    "pause_turn", "prohibited_content", "recitation", "refusal", "safety", "sensitive", "spii",
+})  # fmt: skip
+"""Values of ``finish_reason`` that mean that the server withheld a part of the response."""
 
-_WHOLE = frozenset({None, "stop", "eos_token", "stop_sequence", "tool_calls", "function_call"})
+_WHOLE = frozenset({
+    None, "complete", "completed", "end", "end_turn", "eos", "eos_token", "finished", "function_call", "normal", "stop", "stop_sequence",
+    "stop_token", "tool_call", "tool_calls", "tool_use",
+})  # fmt: skip
+_CUT = frozenset({
+    "length", "max_length", "max_new_tokens", "max_output_tokens", "max_tokens", "model_context_window_exceeded", "model_length",
+    "token_limit",
+})  # fmt: skip
 _SHOWN = 40  # maximum number of characters of a reason in an error message
 _MEANINGS = {
     LENGTH: "cut off at its token limit (raise max_tokens)",
-    "content_filter": "a part withheld by the server's content filter",
+    **dict.fromkeys(WITHHELD, "a part withheld by the server's content filter"),
     **dict.fromkeys(ABORTED, "given up by the server before its end"),
 }
 
 
 def ending_of(reason: object) -> str | None:
-    """Return a finish reason as a string, or None if there is no reason.
+    """Return a finish reason in lower case, or None if there is no reason. Reasons that mean ``length`` become ``"length"``.
 
     Servers may also send ``""`` or ``"null"`` for no reason, or an object whose ``type`` is the reason.
 
     Example:
-        >>> ending_of("stop"), ending_of("null"), ending_of({"type": "abort"})
-        ('stop', None, 'abort')
+        >>> ending_of("STOP"), ending_of("null"), ending_of({"type": "abort"}), ending_of("MAX_TOKENS")
+        ('stop', None, 'abort', 'length')
     """
     if isinstance(reason, dict):
         reason = reason.get("type", "unknown")
-    return None if reason in (None, "", "null") else str(reason)
+    if reason is None:
+        return None
+    ending = str(reason).strip().lower()
+    return None if ending in ("", "null") else LENGTH if ending in _CUT else ending
 
 
 def is_whole(ending: str | None) -> bool:
-    """Return True if a response with this reason is complete."""
+    """Return True if a response with this result of ``ending_of`` is known to be complete."""
     return ending in _WHOLE
+
+
+def is_failure(ending: str | None) -> bool:
+    """Return True if a response with this result of ``ending_of`` is known to be no answer."""
+    return ending in ABORTED or ending in WITHHELD
 
 
 def described(ending: str | None) -> str:
@@ -53,5 +76,5 @@ def described(ending: str | None) -> str:
         "finish_reason 'abort', given up by the server before its end"
     """
     shown = str(ending)[:_SHOWN]
-    meaning = _MEANINGS.get(shown, "which is neither 'stop' nor 'tool_calls'")
+    meaning = _MEANINGS.get(shown, "which is not known to end a complete answer")
     return f"finish_reason {shown!r}, {meaning}"

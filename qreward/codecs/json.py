@@ -19,11 +19,14 @@ import msgspec
 
 from qreward.codecs.base import Malformed
 from qreward.errors import BadRequest
-from qreward.records import PromptTokensDetails, Usage
+from qreward.records import MOST_TOKENS, PromptTokensDetails, Usage
 
 _PLAIN = frozenset({str, int, bool, NoneType})
 _BYTES = (bytes, bytearray, memoryview)
 
+
+_CHAT_NAMES = ("prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details")
+_RESPONSES_NAMES = ("input_tokens", "output_tokens", "total_tokens", "input_tokens_details")
 
 REFUSED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """Exceptions of msgspec's decoder. A body for which the decoder raises one of these exceptions is decoded leniently."""
@@ -101,20 +104,29 @@ def read_object(body: bytes) -> dict[str, Any]:
 
 
 def usage_of(raw: object) -> Usage | None:
-    """Return the usage in a decoded response; None if the usage is not an object. Counts may be floats or strings, or may be missing."""
+    """Return the usage in a decoded response; None if the usage is not an object.
+
+    The members have the names of OpenAI's chat API (``prompt_tokens``) or of OpenAI's Responses API (``input_tokens``). Counts may be
+    floats or strings. A count that is no number from 0 to ``MOST_TOKENS`` becomes None.
+    """
     if not isinstance(raw, dict):
         return None
-    details = raw.get("prompt_tokens_details")
+    responses_api = "input_tokens" in raw and "prompt_tokens" not in raw
+    names = _RESPONSES_NAMES if responses_api else _CHAT_NAMES
+    details = raw.get(names[3])
     cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
-    prompt, completion, total = (_count(raw.get(name)) for name in ("prompt_tokens", "completion_tokens", "total_tokens"))
+    prompt, completion, total = (_count(raw.get(name)) for name in names[:3])
+    if responses_api and total is None and prompt is not None and completion is not None:
+        total = prompt + completion
     return Usage(prompt, completion, total, None if cached is None else PromptTokensDetails(cached))
 
 
 def _count(value: object) -> int | None:
     try:
-        return int(value) if isinstance(value, int | float | str) else None
+        count = int(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else -1
     except (ValueError, OverflowError):
         return None
+    return count if 0 <= count <= MOST_TOKENS else None
 
 
 def dumped(value: Any) -> Any:

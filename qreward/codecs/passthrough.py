@@ -5,7 +5,6 @@ A response must be a JSON object and must not contain an ``error``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -53,28 +52,13 @@ class PassthroughCodec:
             raise EmbeddedError(document)
         if not document:
             raise Malformed("the answer is an empty object")
-        return PassthroughAnswer(body, _usage(document.get("usage")))
+        return PassthroughAnswer(body, jsonio.usage_of(document.get("usage")))
 
     def validate(self, inputs: Any) -> Any:
         return inputs
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
         return len(repr(call.params)) / CHARS_PER_TOKEN, most_output(call.params)
-
-
-def _usage(raw: object) -> Usage | None:
-    """Return the usage of a response.
-
-    The prompt tokens are named ``prompt_tokens`` in OpenAI's chat API, and ``input_tokens`` in OpenAI's Responses API.
-    """
-    if isinstance(raw, Mapping) and "prompt_tokens" not in raw and "input_tokens" in raw:
-        raw = {
-            "prompt_tokens": raw.get("input_tokens"),
-            "completion_tokens": raw.get("output_tokens"),
-            "total_tokens": raw.get("total_tokens"),
-            "prompt_tokens_details": raw.get("input_tokens_details"),
-        }
-    return jsonio.usage_of(raw)
 
 
 @lru_cache(maxsize=256)

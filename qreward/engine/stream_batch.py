@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from qreward.engine.batch import BatchWaiter
@@ -123,6 +123,10 @@ class BatchStreamSink(StreamWaiter, BatchWaiter):
         super()._settle(result)
         self._events.append((result.index, result))
         self._arrived.give()
+
+    def _stop(self, make_error: Callable[[], QRewardError]) -> None:
+        self.end_whole()
+        super()._stop(make_error)
 
     # reading
 

@@ -29,14 +29,24 @@ AHEAD = 64
 """Number of chunks that are queued for the consumer before reading pauses. Reading resumes when half of them are taken."""
 
 
+GRACE = 2.0
+"""Seconds that a stream may stay open after its answer has ended. The answer then counts without the end of the stream."""
+MARGIN = 0.05
+"""Seconds before its deadline at which an answer that has ended counts without the end of the stream."""
+
+
 class OpenStream(Protocol):
     """An open stream. The backend's method ``stream`` returns an open stream or a ``Failure``. Each chunk has the attributes ``text`` and
-    ``has_output``.
+    ``has_output``. ``whole`` is True while the stream is open and its answer has ended. ``end`` sets the outcome of such a stream to the
+    outcome of its answer, and that of any other open stream to ``CANCELLED``. A cancelled ``read`` does the same.
     """
 
     limits: RateLimitInfo | None
     outcome: Outcome | None
 
+    @property
+    def whole(self) -> bool: ...
+    def end(self) -> Outcome: ...
     async def read(self) -> list[Any] | None: ...
     async def aclose(self) -> None: ...
 
@@ -62,9 +72,18 @@ class InactivityTimer:
         if deadline < self._fires_at:
             self._set(deadline)
 
+    def shorten(self, now: float, seconds: float) -> None:
+        """Set the deadline as ``within`` does, unless it is earlier already."""
+        self.within(now, min(seconds, self._deadline - now))
+
     def rest(self) -> None:
         """Remove the deadline."""
         self._deadline = inf
+
+    def expire(self) -> None:
+        """Cancel the task as at the deadline."""
+        self._deadline, self.expired = inf, True
+        self._task.cancel()
 
     def close(self) -> None:
         self._deadline = inf
@@ -78,8 +97,7 @@ class InactivityTimer:
     def _fire(self) -> None:
         self._fires_at, self._timer = inf, None
         if self.loop.time() >= self._deadline:
-            self._deadline, self.expired = inf, True
-            self._task.cancel()
+            self.expire()
         elif self._deadline != inf:
             self._set(self._deadline)
 
@@ -138,7 +156,7 @@ class StreamWaiter(Waiter):
         self.driver = driver
         self._events: deque[Any] = deque()  # events that have arrived and are not yet taken
         self._arrived = Signal(driver.loop)
-        self._open_attempts = 0
+        self._open_attempts: dict[StreamAttempt, None] = {}
 
     # the consumer's side
 
@@ -182,15 +200,21 @@ class StreamWaiter(Waiter):
         while self._open_attempts:
             await self._arrived.wait()
 
+    def end_whole(self) -> None:
+        """End the open streams whose answers have ended, and give the answers. Called before the other open streams are given up."""
+        for attempt in list(self._open_attempts):
+            attempt.end_if_whole()
+
     # the attempt's side
 
     def execute(self, attempt: Attempt) -> Coroutine[Any, Any, Outcome]:
-        self._open_attempts += 1
-        return StreamAttempt(attempt, self).run()
+        streamed = StreamAttempt(attempt, self)
+        self._open_attempts[streamed] = None
+        return streamed.run()
 
-    def attempt_ended(self) -> None:
+    def attempt_ended(self, attempt: StreamAttempt) -> None:
         """Called when an attempt has ended and its connection is closed."""
-        self._open_attempts -= 1
+        del self._open_attempts[attempt]
         self._arrived.give()
 
     def begin(self, task: Task) -> None:
@@ -209,7 +233,7 @@ class StreamWaiter(Waiter):
 class StreamAttempt:
     """Carries out one streamed attempt, once."""
 
-    __slots__ = ("_attempt", "_gaps", "_last", "_limit", "_receiver", "_tempo", "_timer")
+    __slots__ = ("_attempt", "_before", "_gaps", "_last", "_limit", "_receiver", "_stream", "_tempo", "_timer")
 
     def __init__(self, attempt: Attempt, receiver: StreamWaiter) -> None:
         self._attempt = attempt
@@ -218,12 +242,20 @@ class StreamAttempt:
         self._limit: float = inf  # seconds that the current wait may take
         self._last: float | None = None  # when the last chunk arrived, or None if reading has paused since
         self._gaps: list[float] = []
+        self._stream: OpenStream | None = None
+
+    def end_if_whole(self) -> None:
+        """If the stream is committed and its answer has ended, report the outcome of the answer now, and close the stream soon."""
+        stream = self._stream
+        if stream is not None and stream.whole and self._attempt.committed:
+            self._receiver.driver.ended(self._attempt, stream.end())
+            self._timer.expire()
 
     async def run(self) -> Outcome:
         """Carry out the attempt. Must be awaited in a task that does nothing else meanwhile. Raises only ``CancelledError``."""
         me = asyncio.current_task()
         assert me is not None
-        before = me.cancelling()
+        self._before = before = me.cancelling()
         self._timer = timer = InactivityTimer(self._receiver.driver.loop, me)
         attempt = self._attempt
         backend: Any = self._receiver.driver.backend
@@ -239,9 +271,10 @@ class StreamAttempt:
             return self._timeout()
         finally:
             timer.close()
-            self._receiver.attempt_ended()
+            self._receiver.attempt_ended(self)
 
     async def _read(self, stream: OpenStream) -> Outcome:
+        self._stream = stream
         try:
             if stream.limits is not None:
                 self._receiver.driver.opened(self._attempt, stream.limits)
@@ -250,9 +283,9 @@ class StreamAttempt:
                 return CANCELLED
             while chunks is not None:
                 # an empty list is a keep-alive, which does not extend the limit: proxies send them even when the server hangs
-                if chunks and self._pass_on(chunks):
+                if chunks and self._pass_on(stream, chunks):
                     await self._pause()
-                chunks = await stream.read()
+                chunks = await self._next(stream)
             if self._gaps:
                 self._record_gaps()
             assert stream.outcome is not None
@@ -264,11 +297,33 @@ class StreamAttempt:
     async def _read_first(self, stream: OpenStream) -> list[Any] | None:
         """Read up to and including the first token. Returns None if the stream ended without an answer."""
         held: list[Any] = []
-        while (chunks := await stream.read()) is not None:
+        while (chunks := await self._next(stream)) is not None:
             held += chunks
             if not isinstance(stream.outcome, Failure) and any(chunk.has_output for chunk in chunks):
                 return held
+            if chunks and stream.whole:
+                self._limit_ending(self._timer.loop.time(), GRACE)
         return held if isinstance(stream.outcome, Answer) else None  # an answer without output is also an answer
+
+    async def _next(self, stream: OpenStream) -> list[Any] | None:
+        """Return the next chunks. Return None if the stream has an outcome, also if the timer expired after the answer had ended."""
+        try:
+            return await stream.read()
+        except asyncio.CancelledError:
+            me = asyncio.current_task()
+            if not self._timer.expired or stream.outcome is CANCELLED or me is None:
+                raise
+            self._timer.expired = False
+            if me.uncancel() > self._before:  # not only the timer cancelled
+                raise
+            return None
+
+    def _limit_ending(self, now: float, seconds: float) -> None:
+        """Limit the wait for the end of a stream whose answer has ended. It ends before the time limits of the request and the attempt."""
+        attempt, clock = self._attempt, self._receiver.driver.engine.clock()
+        limit = attempt.source.attempt_timeout
+        limited = inf if limit is None else attempt.sent_at + limit + attempt.held_until(clock)
+        self._timer.shorten(now, max(0.0, min(seconds, attempt.task.deadline - clock - MARGIN, limited - clock - MARGIN)))
 
     def _begin(self) -> bool:
         """Commit the attempt at its first token. Returns False if the attempt is no longer wanted."""
@@ -279,8 +334,8 @@ class StreamAttempt:
         self._receiver.begin(self._attempt.task)
         return True
 
-    def _pass_on(self, chunks: list[Any]) -> bool:
-        """Pass chunks on. Returns True if the receiver's buffer is full."""
+    def _pass_on(self, stream: OpenStream, chunks: list[Any]) -> bool:
+        """Pass chunks on. Returns True if the receiver's buffer is full and more chunks are expected."""
         timer = self._timer
         now, last = timer.loop.time(), self._last
         self._last = now
@@ -288,10 +343,13 @@ class StreamAttempt:
             self._gaps.append(now - last)
             if len(self._gaps) >= GAPS_AT_ONCE:
                 self._record_gaps()
-        if self._receiver.put(self._attempt.task, chunks):
-            return True
-        timer.within(now, self._limit)
-        return False
+        full = self._receiver.put(self._attempt.task, chunks)
+        if stream.whole:  # an ending that comes with output may be one of many, as some servers send them; so it gets more time
+            self._limit_ending(now, self._limit if chunks[-1].has_output else GRACE)
+            return False
+        if not full:
+            timer.within(now, self._limit)
+        return full
 
     async def _pause(self) -> None:
         timer, attempt = self._timer, self._attempt
@@ -396,6 +454,7 @@ class SingleStreamSink(StreamWaiter):
     def leave(self) -> None:
         if self.left:
             return
+        self.end_whole()
         self.left = True
         self._events.clear()
         if self._task is not None and self._task.state is not TaskState.DONE:
@@ -417,6 +476,9 @@ class SingleStreamSink(StreamWaiter):
         self._forget()
 
     def close(self) -> None:
+        self.end_whole()
+        if self.result is not None:
+            return
         (task,) = self.abandon()
         error = ClientClosed("the client was closed before the stream was done")
         self.driver.withdraw([task], error)

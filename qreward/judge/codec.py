@@ -5,17 +5,21 @@ This module must not import modules that build prompts or parse verdicts.
 
 from __future__ import annotations
 
+import logging
 import re
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
 
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import Malformed, WireRequest
-from qreward.codecs.chat import ChatAnswer, ChatCodec, joined
-from qreward.codecs.finish_reason import ABORTED, is_whole
+from qreward.codecs.chat import ChatAnswer, ChatCodec, first_of, joined
+from qreward.codecs.finish_reason import ABORTED, described, is_whole
 from qreward.decisions import AnswerTable
 from qreward.errors import BadRequest, QRewardError
+
+LOG = logging.getLogger("qreward")
 
 _ABOUT_FORM = re.compile(r"(?i)response.?format|json.?schema|json.?object|guided|structured.?output|grammar|xgrammar|outlines")
 
@@ -77,7 +81,7 @@ class ModelReply(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """True if the model ended the answer itself. An incomplete answer is not parsed."""
+        """True if it is known that the model ended the answer itself. Any other answer is not parsed."""
         return is_whole(self.ending)
 
 
@@ -101,6 +105,12 @@ class DecidedReply:
         """The JSON that is stored in the cache: the confidence, the label mass and the probabilities of each answer."""
         rows = [[each.confidence, each.label_mass, *each.probabilities.values()] for each in self.table.answers()]
         return msgspec.json.encode(rows).decode()
+
+
+@lru_cache(maxsize=64)
+def log_unknown(ending: str) -> None:
+    """Log, once for each ``finish_reason``, that a judge does not read answers with it."""
+    LOG.warning("%s: a judge does not read such answers; if they are complete, set finish_reasons=[%r]", described(ending), ending[:40])
 
 
 Reply = ModelReply | DecidedReply
@@ -129,8 +139,9 @@ def parse_reply(answer: ChatAnswer) -> ModelReply:
     message: Any = None
     try:
         document = _decoded(answer.body)
-        message = document["choices"][0]["message"]
-    except (Malformed, LookupError, TypeError):
+        choices = document["choices"]
+        message = first_of(choices, [choice.get("index") for choice in choices])["message"]
+    except (Malformed, LookupError, TypeError, AttributeError):
         pass
     message = message if isinstance(message, dict) else {}
     fingerprint = fingerprint_of(*(document.get(name) for name in ("model", "system_fingerprint", "metadata")))

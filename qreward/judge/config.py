@@ -55,6 +55,8 @@ class JudgeConfig(Policy):
         samples: requests per model and item, at most ``MOST_SAMPLES``.
         settle: how several answers are aggregated into one score: ``majority``, ``mean`` or ``median``.
         reasks: how often a request is sent again after an answer that cannot be parsed, within the item's timeout.
+        finish_reasons: further values of ``finish_reason`` that end a complete answer. An answer with a value that is not known is not
+            parsed, and the first of each such value is logged.
         response_format: how servers are asked for JSON: ``json_schema``, ``json_object`` or ``none``. ``auto`` finds a format
             that the servers of each model accept.
         calibration: a :class:`~qreward.judge.calibration.Calibration` that was made for this judge, or the path of its file. The
@@ -83,6 +85,7 @@ class JudgeConfig(Policy):
     samples: Annotated[int, BeforeValidator(Number(whole=True, least=1, most=MOST_SAMPLES))] = 1
     settle: Settle = "majority"
     reasks: Many = 1
+    finish_reasons: tuple[str, ...] = ()
     response_format: ResponseFormat = "auto"
     calibration: Accepting[Calibration | str | None, Calibration | Mapping[str, Any] | str | Path | None] = default(None)
     cache: Accepting[str | None, str | Path | None] = default(None)

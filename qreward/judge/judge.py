@@ -61,8 +61,8 @@ class Judge:
             templates; or a function from an item's fields to messages.
         verdict: the pydantic model of an answer. The score is the field ``score`` of this model, the property ``score``, or the only
             required field that is a number or a bool.
-        system, scale, range, method, rubric, min_label_mass, samples, settle, reasks, calibration, cache, cache_namespace: as in
-            :class:`~qreward.judge.config.JudgeConfig`.
+        system, scale, range, method, rubric, min_label_mass, samples, settle, reasks, finish_reasons, calibration, cache,
+            cache_namespace: as in :class:`~qreward.judge.config.JudgeConfig`.
         response_format: as in :class:`~qreward.judge.config.JudgeConfig`. With ``none`` and a prompt of your own, the judge appends no
             description of how to answer, so the prompt must contain a description.
         score: a function from a verdict to its reward. ``scale`` and ``range`` do not change this reward. The function returns None to
@@ -98,6 +98,7 @@ class Judge:
         samples: int = 1,
         settle: Settle = "majority",
         reasks: int = 1,
+        finish_reasons: Sequence[str] = (),
         response_format: ResponseFormat = "auto",
         score: Callable[[Any], float | None] | None = None,
         calibration: Calibration | str | Path | None = None,
@@ -124,6 +125,7 @@ class Judge:
             samples=samples,
             settle=settle,
             reasks=reasks,
+            finish_reasons=finish_reasons,  # type: ignore[arg-type]  # converted there
             response_format=response_format,
             calibration=calibration,
             cache=cache,
@@ -132,9 +134,8 @@ class Judge:
         )
         others = {"prompt": prompt, "pair_prompt": pair_prompt, "verdict": verdict, "score": score, "owns_client": owns_client}
         self._given: dict[str, Any] = others
-        self._schema = parser.schema
+        self._schema, self._calibrator = parser.schema, Calibrator()
         self._ends = (range or (0.0, 1.0)) if rubric is not None else parser.ends
-        self._calibrator = Calibrator()
         calibrate = None if calibration is None else self._use(Calibration.load(calibration))
         self._builders = Builders(self._config, others, parser, runtime_of(client).dialects.decide, calibrate)
         self._cache = None if cache is None else Cache(cache)

@@ -11,9 +11,10 @@ from pydantic import BaseModel, Field, create_model
 
 from qreward.codecs.base import WireRequest
 from qreward.codecs.error_body import one_line
+from qreward.codecs.finish_reason import LENGTH, ending_of, is_failure
 from qreward.errors import BadRequest, ConfigError, QRewardError
 from qreward.judge.asking import JudgeModel, encoded
-from qreward.judge.codec import JUDGE, ModelReply, Reply, parse_reply, refuses_format
+from qreward.judge.codec import JUDGE, ModelReply, Reply, log_unknown, parse_reply, refuses_format
 from qreward.judge.config import JudgeConfig, ResponseFormat
 from qreward.judge.parsing import ScoreVerdict, YesNoVerdict
 from qreward.judge.prompts import Messages
@@ -64,6 +65,7 @@ class WritingModel(JudgeModel):
     ) -> None:
         super().__init__(model, config)
         self.reasks, self._parser, self._form = config.reasks, parser, form
+        self._accepted = frozenset(map(ending_of, config.finish_reasons)) - {None}
         self._criterion = about if isinstance(about, Criterion) else None
         words = about.in_words() if isinstance(about, Rubric) else in_words(about) if about else ""
         self.question = f"{words}\n\n{parser.instruction}" if words else parser.instruction
@@ -108,7 +110,13 @@ class WritingModel(JudgeModel):
         return True
 
     def parse(self, answer: Any) -> ModelReply:
-        return parse_reply(answer)
+        """Return the reply. An ending that the settings of the judge accept counts as ``stop``. An unknown ending is logged once."""
+        reply = parse_reply(answer)
+        if reply.ending in self._accepted:
+            return reply._replace(ending="stop")
+        if not (reply.whole or reply.ending == LENGTH or is_failure(reply.ending)):
+            log_unknown(str(reply.ending))
+        return reply
 
     def vote(self, reply: Reply, *, swapped: bool) -> Vote:
         """Return the vote of an answer. Raises ``Unreadable`` and ``ScoreFunctionError``; see :meth:`VerdictParser.read`."""

@@ -112,8 +112,8 @@ class Budget:
 QUOTA_AWAY = 300.0
 """Seconds for which a source is out of service after it reported that the quota of its account is used up."""
 MOST_UNFIT = 2
-"""Number of sources that refuse the content of a task, after which the task fails. A source with a wrong key does not count: that is not the
-task's fault."""
+"""Number of sources that refuse the content of a task, after which the task fails. A source with a wrong key does not count, because that
+is not the task's fault."""
 
 ALIVE = frozenset({FailureKind.OVERLOADED, FailureKind.REFUSED})
 NO_SIGN_OF_LIFE = frozenset({FailureKind.TIMEOUT, FailureKind.UNREACHABLE, FailureKind.UNSENDABLE, FailureKind.LOCAL})
@@ -218,7 +218,9 @@ class FailurePolicy:
             return True
         return any(other.was_well(then, asked_now=other is source) for other, then in task.failures)
 
-    def _decide(self, now: float, attempt: Attempt, failure: Failure, rule: FailureRule, *, charged: bool) -> tuple[float, QRewardError | None]:
+    def _decide(
+        self, now: float, attempt: Attempt, failure: Failure, rule: FailureRule, *, charged: bool
+    ) -> tuple[float, QRewardError | None]:
         task, source = attempt.task, attempt.source
         if not rule.retryable:
             return 0.0, failure.error

@@ -106,10 +106,11 @@ class PrefixCache:
     def report_capacity(self, tokens: float) -> None:
         """Record how many tokens the cache holds, as the server reports. Learning continues from this number.
 
-        Does nothing if the capacity was set and is not learned.
+        The number has the bounds of a learned one. Does nothing if the capacity was set and is not learned.
         """
         if self._learns and tokens != self._reported:
-            self._reported = self.capacity = tokens
+            self._reported = tokens
+            self.capacity = min(max(LEAST, tokens), MOST)
 
     def is_warm(self, key: int) -> bool:
         """Return whether a prefix is expected to be cached."""

@@ -247,11 +247,15 @@ class Scheduler:
                     self._report_down(now, source, described(outcome))
                     self._failure_policy.budget.grant(source.inflight)
                 self.on_source_lost(now, source)
-            for pool in source.pools:
-                if pool.queue.again:  # some may be answered sooner elsewhere now
-                    self.pump(now, pool)
+            self._reconsider(now, source)
         self.outages.look(now, attempt, alive=is_sign_of_life(outcome))
         self._fill(now, source)
+
+    def _reconsider(self, now: float, source: Source) -> None:
+        """Let other sources take tasks that were sent before, because these may be answered sooner there after a failure of ``source``."""
+        for pool in source.pools:
+            if pool.queue.again:
+                self.pump(now, pool)
 
     def commit(self, now: float, attempt: Attempt) -> None:
         """Commit a task to one of its attempts, because the streamed answer of that attempt is about to be passed to the caller.

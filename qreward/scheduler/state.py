@@ -240,8 +240,8 @@ the pool's 99th percentile length. The product is the time limit of an attempt."
 MOST_DOUBLINGS = 3
 """Maximum number of times that the time limit of a task's attempts doubles. The limit doubles with each attempt that exceeds it."""
 SLOWER, MOST_SLOWER = 2.0, 60.0
-"""``SLOWER``: factor on the longest time of an answer, or of an attempt that was cut, that a source has shown. The product is a lower bound of
-the time limit, at most ``MOST_SLOWER`` seconds: a request is cut only against what the slow answers of its own source show."""
+"""``SLOWER``: factor on the longest time of an answer, or of an attempt that was cut, that a source has shown. The product is a lower
+bound of the time limit, at most ``MOST_SLOWER`` seconds: a request is cut only against what the slow answers of its own source show."""
 UNANSWERED = 5
 """Number of requests in a row that timed out without a sign of life, after which a source is not alive."""
 SOON = 1.0
@@ -754,7 +754,9 @@ class Pool:
             return self.sources
         if now >= self._ranked_until:
             self._ranked_until = now + RANKED_FOR
-            ranked = [(max(0.0, source.ready_at(now) - now) + source.answers_in(now, self), place) for place, source in enumerate(self.sources)]
+            ranked = [
+                (max(0.0, source.ready_at(now) - now) + source.answers_in(now, self), place) for place, source in enumerate(self.sources)
+            ]
             self._ranked = [self.sources[place] for _, place in nsmallest(MOST_COMPARED, ranked)]
         return [source for source in self._ranked if not source.removed]
 

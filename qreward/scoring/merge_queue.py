@@ -150,15 +150,17 @@ class MergedRequest(Task):
         members: the items of the request, including items that are over.
         split: the split that made this request; None if this request is not a part of a split request. A part gets no further items.
         refused_by: the endpoint that refused the request; None if no endpoint refused it.
+        misconfigured: True if the last failed attempt showed that its endpoint is configured wrongly. Parts of the request would fail too.
     """
 
-    __slots__ = ("_live", "lane", "members", "refused_by", "split")
+    __slots__ = ("_live", "lane", "members", "misconfigured", "refused_by", "split")
 
     def __init__(self, pool: Pool, lane: PriorityLane, merger: Any, members: Sequence[MergedItem] = (), split: Split | None = None) -> None:
         super().__init__(merger.spec.blank, pool, lane.level, None, merger, 0, lane.tenant)
         self.lane, self.split = lane, split
         self.members = list(members)
         self.refused_by: Source | None = None
+        self.misconfigured = False
         self._live = len(members)
 
     def bind(self, now: float, source: Source) -> bool:

@@ -173,7 +173,7 @@ class RequestMerger:
         outcome: Outcome = await self.driver.backend.send(source.handle, request.payload)
         if not isinstance(outcome, Failure):
             return outcome
-        kind = outcome.kind
+        kind, request.misconfigured = outcome.kind, outcome.misconfigured
         if kind is FailureKind.OVERLOADED and outcome.retry_after is None and source.inflight == 1:
             with lock:
                 self.queue.record_rejection(source, count)
@@ -201,7 +201,7 @@ class RequestMerger:
         if isinstance(outcome, Answer) and source is not None:
             self._share(request, outcome, source, seconds)
         elif isinstance(outcome, QRewardError):
-            if len(request.members) > 1 and may_have_a_bad_item(outcome):
+            if len(request.members) > 1 and not request.misconfigured and may_have_a_bad_item(outcome):
                 self._split(request)
             else:  # a request without items fails if no endpoint is left that could fill it; then all waiting items fail
                 items = request.left() if request.members else [item for item in self._live if item.place is WAITING]

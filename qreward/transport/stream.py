@@ -34,6 +34,7 @@ The openai SDK waits equally long."""
 _OPTIONS = "stream_options"
 _REFUSALS = (400, 422)
 _DONE = b"[DONE]"
+_BEFORE_DONE = b' \t"'  # some servers send two blanks before [DONE], or quote it
 _NO_STREAM = (b"{", b"[", b"<")  # first bytes of JSON or HTML; no line of an event starts with them
 _BLANKS = b" \t\r\n\xef\xbb\xbf"  # whitespace, and the bytes of a byte order mark
 _LOOKED_AT = 8192  # bytes of the beginning of the body, from which a stream is recognised; an error about a malformed response shows them
@@ -45,7 +46,7 @@ class ChatStream:
     Attributes:
         limits: the server's rate limits from the headers. The ``Answer`` does not contain these limits, because they are outdated when
             the stream ends.
-        outcome: None while the stream is open, and ``Cancelled`` if the stream was closed early.
+        outcome: None while the stream is open, and ``Cancelled`` if the stream was closed before its answer had ended.
         on_close: function that is called once, when the stream is closed.
     """
 
@@ -83,13 +84,24 @@ class ChatStream:
         except Exception as error:
             self._settle(self._broken(error))
         except BaseException:
-            self._settle(CANCELLED)
+            self.end()
             raise
         return chunks if chunks or self.outcome is None else None
 
+    @property
+    def whole(self) -> bool:
+        """True while the stream is open and its answer has ended."""
+        return self.outcome is None and self._finished()
+
+    def end(self) -> Answer | Failure | Cancelled:
+        """Return the outcome. An open stream gets that of its answer if the answer has ended; otherwise it is cancelled."""
+        self._settle(self._ended(well=True) if self.whole else CANCELLED)
+        assert self.outcome is not None
+        return self.outcome
+
     async def aclose(self) -> None:
         """Close the stream and its connection. After ``[DONE]``, keep the connection if the body ends within ``DRAIN`` seconds."""
-        self._settle(CANCELLED)
+        self.end()
         done, self._done = self._done, False
         try:
             if done:
@@ -140,7 +152,7 @@ class ChatStream:
         try:
             for event in events:
                 data = event.data
-                if data.startswith(_DONE):
+                if data.lstrip(_BEFORE_DONE).startswith(_DONE):
                     self._done = True
                     self._settle(self._ended(well=True))
                     break
@@ -165,7 +177,9 @@ class ChatStream:
             return [whole_chunk(reply.body, self._call.model)] if isinstance(outcome, Answer) else []
         chunks = self._chunks(self._parser.finish())
         if self.outcome is None:
-            self._settle(self._ended(well=False))
+            # without a length, a cut and the end of the body look alike
+            delimited = "transfer-encoding" in self.headers or "content-length" in self.headers
+            self._settle(self._ended(well=self._assembly.goes_on and delimited))
         return chunks
 
     def _ended(self, *, well: bool) -> Answer | Failure:
@@ -174,7 +188,8 @@ class ChatStream:
         if assembly.empty:
             return self._failure(Malformed("the stream has no chunk with a choice"), self._beginning)
         if not well and not self._finished():
-            return self._failure_of(TransportError("the stream ended before the answer did (no finish_reason)"))
+            what = "output followed a finish_reason, and no [DONE] came" if assembly.goes_on else "no finish_reason"
+            return self._failure_of(TransportError(f"the stream ended before the answer did ({what})"))
         try:
             for ending in assembly.endings():
                 cast("ChatCodec", self._call.codec).check_ending(ending)

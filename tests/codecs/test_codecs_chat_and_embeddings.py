@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import pickle
 import struct
 from types import SimpleNamespace
@@ -17,7 +18,10 @@ from shared_tools import completion, each
 from qreward.codecs.base import EmbeddedError, Malformed, WireRequest
 from qreward.codecs.chat import CHAT
 from qreward.codecs.embeddings import EMBEDDINGS
-from qreward.errors import BadRequest, InvalidResponse
+from qreward.codecs.passthrough import passthrough
+from qreward.errors import BadRequest
+from qreward.integrations.openai.handler import ROUTES
+from qreward.judge.codec import parse_reply
 from qreward.results import Usage
 
 USER = {"role": "user", "content": "12345678901234"}
@@ -148,6 +152,20 @@ def test_an_error_in_a_successful_answer_is_found(document: dict[str, Any], expe
             EMBEDDINGS.decode(body, _input("one"))
 
 
+def test_the_first_choice_is_the_one_with_index_0_in_whatever_order_choices_come() -> None:
+    choices = [
+        {"index": index, "finish_reason": reason, "message": {"role": "assistant", "content": text, "reasoning_content": f"why {text}"}}
+        for index, reason, text in ((2, "length", "c"), (0, "stop", "a"), (1, "tool_calls", "b"))
+    ]
+    for odd in ({}, {"usage": "unknown"}):
+        answer = CHAT.decode(json.dumps({"choices": choices, **odd}).encode(), ASKED)
+        assert (answer.text(), answer.finish_reason, parse_reply(answer).reasoning) == ("a", "stop", "why a")
+        assert [choice.message.content for choice in answer.build().choices] == ["a", "b", "c"]
+    for index in (1, None, True, "0"):
+        answer = CHAT.decode(json.dumps({"choices": [{**choices[1], "index": index}, choices[0]]}).encode(), ASKED)
+        assert (answer.text(), parse_reply(answer).reasoning) == ("a", "why a"), index
+
+
 def _vectors(*items: Any, **members: Any) -> bytes:
     usage = {"prompt_tokens": 4, "total_tokens": 4}
     return json.dumps({"object": "list", "model": "e", "data": items, "usage": usage} | members).encode()
@@ -169,7 +187,6 @@ PACKED = base64.b64encode(struct.pack("<2f", 0.5, -2.0)).decode()
         _vectors(_item(1, [1.0, 1.0]), _item(0, PACKED)),
         _vectors({"embedding": [0.5, -2.0]}, {"embedding": [1.0, 1.0]}, object=None),
         _vectors(_item(0, [0.5, -2.0]), _item(1, [1.0, 1.0]), usage=None),
-        _vectors(_item(0, [0.5, -2.0]), _item(0, [1.0, 1.0])),
         b"\xef\xbb\xbf" + _vectors(_item(0, PACKED), _item(1, [1, 1])),
     ],
 )
@@ -181,10 +198,40 @@ def test_vectors_come_as_floats_in_the_order_of_the_input(body: bytes) -> None:
     assert [item.embedding for item in built.data] == [[0.5, -2.0], [1.0, 1.0]]
 
 
-@each("vector", ["not base64!", base64.b64encode(b"abc").decode(), None, {}])
-def test_a_vector_that_is_none_says_so_when_it_is_asked_for(vector: Any) -> None:
-    with pytest.raises(InvalidResponse, match="embedding 0"):
-        EMBEDDINGS.decode(_vectors(_item(0, vector)), _input("one")).build()
+NAN_PACKED = base64.b64encode(struct.pack("<2f", 0.5, math.nan)).decode()
+NO_VECTORS = (
+    "not base64!",
+    base64.b64encode(b"abc").decode(),
+    None,
+    {},
+    [],
+    "",
+    [0.5, None],
+    [math.nan],
+    [math.inf],
+    NAN_PACKED,
+    [True],
+    ["1"],
+)
+
+
+@each("vector", NO_VECTORS)
+def test_a_vector_that_is_none_or_has_a_member_that_is_no_finite_number_is_no_answer(vector: Any) -> None:
+    with pytest.raises(Malformed, match="embedding 1 of the answer is not valid"):
+        EMBEDDINGS.decode(_vectors(_item(0, [0.5]), _item(1, vector)), _input("one", "two"))
+
+
+def test_vectors_whose_indexes_do_not_match_the_inputs_are_no_answer() -> None:
+    taken = []
+    for pair in ((0, 0), (1, 1), (1, 2), (-1, 0), (0, None), (True, False), ("0", "1"), (0.5, 1)):
+        try:
+            EMBEDDINGS.decode(_vectors(*[_item(index, [0.5]) for index in pair]), _input("one", "two"))  # type: ignore[arg-type]
+            taken.append(pair)
+        except Malformed as error:
+            taken += [] if "indexes" in str(error) else [pair]
+    assert taken == []
+    with pytest.raises(Malformed, match="embedding 0"):
+        EMBEDDINGS.decode(_vectors(_item(0, [1.5])).replace(b"1.5", b"1e999"), _input("one"))
 
 
 IMAGE = {"type": "image_url", "image_url": {"url": "x" * 999}}
@@ -198,6 +245,13 @@ IMAGE = {"type": "image_url", "image_url": {"url": "x" * 999}}
         (CHAT, [USER], {"max_completion_tokens": 7, "max_tokens": 100}, (4.0, 7.0)),
         (CHAT, [USER], {"max_tokens": 10, "n": 3}, (4.0, 30.0)),
         (CHAT, [USER], {"max_tokens": "many"}, (4.0, 0.0)),
+        (CHAT, [USER], {"max_tokens": -1}, (4.0, 0.0)),
+        (CHAT, [USER], {"max_tokens": True}, (4.0, 0.0)),
+        (CHAT, [USER], {"max_tokens": 10, "n": -3}, (4.0, 10.0)),
+        (CHAT, [USER], {"max_tokens": 10**400}, (4.0, 1e9)),
+        (passthrough("/v1/responses"), None, {"max_tokens": -1}, (18 / 3.5, 0.0)),
+        (ROUTES["/completions"][1], ["a", "b"], {"max_tokens": -1}, (10 / 3.5, 0.0)),
+        (ROUTES["/completions"][1], ["a", "b"], {"max_tokens": 10, "n": 3}, (10 / 3.5, 60.0)),
         (CHAT, [{"role": "user", "content": [{"type": "text", "text": "1234567"}, IMAGE]}], {}, (2.0, 0.0)),
         (CHAT, [{"role": "assistant", "tool_calls": []}], {}, (0.0, 0.0)),
         (EMBEDDINGS, "1234567", {}, (2.0, 0.0)),

@@ -292,7 +292,7 @@ def test_an_error_is_an_error_in_each_of_its_forms(name: str) -> None:
     assert caught.value.body == body
 
 
-@each("body", [b"{", b'{"choices": [{"delta": {"con', b"hello", b"[1]", b'"text"', b"7", b"[" * 100_000])
+@each("body", [b"{", b'{"choices": [{"delta": {"con', b"hello", b"[1]", b'"text"', b"[" * 100_000])
 def test_what_is_no_json_object_is_malformed(body: bytes) -> None:
     with pytest.raises(Malformed):
         read_chunk(Event(body), "m")
@@ -312,6 +312,38 @@ def test_a_chunk_of_another_choice_adds_no_text_and_does_not_end_the_first() -> 
     found = read(chunk({"content": "a"}, index=1, finish="stop"))
     assert (found.text, found.finish_reason) == ("", None)
     assert read(chunk(finish="stop")).finish_reason == "stop"
+
+
+def test_a_character_that_was_cut_in_two_is_one_character_in_tokens_and_texts_and_the_completion() -> None:
+    cases: dict[str, list[Chunk]] = {
+        "two chunks": said("a\ud83d", "\ude00b"),
+        "a chunk between": [
+            chunk({"content": "a\ud83d"}),
+            chunk({"role": "assistant"}),
+            chunk({"content": "\ude00b"}),
+            chunk(finish="stop"),
+        ],
+        "parts": [chunk({"content": [{"text": "a\ud83d"}, {"text": "\ude00b"}]}, finish="stop")],
+        "two in a row": said("a\ud83d", "\ude00\ud83d", "\ude00b"),
+        "another choice between": [chunk({"content": "a\ud83d"}), chunk({"content": "x"}, index=1), *said("\ude00b")],
+        "the first half at the end": said("a\ud83d"),
+    }
+    for name, documents in cases.items():
+        assembly, tokens = StreamAccumulator("m"), ""
+        for document in documents:
+            one = read(document)
+            assembly.add(one)
+            tokens += one.text
+        whole = {"two in a row": "a😀😀b", "the first half at the end": "a\ud83d"}.get(name, "a😀b")
+        assert (tokens, assembly.text(), assembly.build().choices[0].message.content) == (whole,) * 3, name
+    reasoning = assembled([chunk({"reasoning_content": "\ud83d"}), chunk({"reasoning_content": "\ude00"}), *said("x")])
+    assert reasoning.document()["choices"][0]["message"]["reasoning_content"] == "😀"
+
+
+def test_two_pieces_of_the_first_choice_in_one_chunk_are_both_in_its_text() -> None:
+    pair = HEAD | {"choices": [{"index": index, "delta": {"content": text}} for index, text in ((1, "x"), (0, "a"), (0, "b"))]}
+    assembly = assembled([pair])
+    assert read(pair).text == assembly.text() == "ab"
 
 
 def test_a_whole_answer_becomes_one_chunk() -> None:

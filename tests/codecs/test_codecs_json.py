@@ -18,9 +18,16 @@ from shared_tools import each
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import CHAT
+from qreward.codecs.chat_stream import read_chunk
 from qreward.codecs.embeddings import EMBEDDINGS
+from qreward.codecs.passthrough import passthrough
+from qreward.codecs.rewards.registry import COMPLETE, EMBED, SCORE, bound
+from qreward.codecs.sse import Event
 from qreward.errors import BadRequest
+from qreward.integrations.openai.handler import ROUTES
+from qreward.records import PromptTokensDetails
 from qreward.results import Usage
+from qreward.settings.policies import Endpoint
 
 
 def chat(messages: Any, **params: Any) -> bytes:
@@ -163,6 +170,11 @@ def test_embeddings_are_written_in_the_shape_they_were_given(inputs: Any, expect
     [
         ({"prompt_tokens": 1.0, "completion_tokens": "2", "total_tokens": None}, Usage(1, 2, None)),
         ({"prompt_tokens": [], "completion_tokens": math.nan, "total_tokens": math.inf}, Usage()),
+        ({"prompt_tokens": True, "completion_tokens": 10**400, "total_tokens": "9" * 320}, Usage()),
+        ({"prompt_tokens": -1, "completion_tokens": "-19", "total_tokens": -0.0}, Usage(None, None, 0)),
+        ({"prompt_tokens": 2.5, "completion_tokens": "2.5", "prompt_tokens_details": {"cached_tokens": -4}}, Usage(2)),
+        ({"input_tokens": 3, "output_tokens": 4, "input_tokens_details": {"cached_tokens": 2}}, Usage(3, 4, 7, PromptTokensDetails(2))),
+        ({"input_tokens": 3, "output_tokens": -4}, Usage(3)),
         ({}, Usage()),
         (None, None),
         (7, None),
@@ -170,3 +182,35 @@ def test_embeddings_are_written_in_the_shape_they_were_given(inputs: Any, expect
 )
 def test_odd_usage_is_read_as_far_as_it_goes(raw: Any, expected: Usage | None) -> None:
     assert jsonio.usage_of(raw) == expected
+
+
+ODD_COUNTS = (-19, 10**400, 2**70, True, "-1", -1.5, None, [3])
+
+
+def test_no_codec_passes_on_a_count_of_tokens_that_no_response_can_have() -> None:
+    endpoint = Endpoint("http://gpu-0/v1")
+    choice = {"index": 0, "finish_reason": "stop", "text": "x", "message": {"content": "x"}, "delta": {"content": "x"}}
+    calls = {
+        "chat": WireRequest(CHAT, "m", [{"role": "user", "content": "?"}], {}, None),
+        "embeddings": WireRequest(EMBEDDINGS, "m", "x", {}, None),
+        "any route": WireRequest(passthrough("/v1/responses"), "m", None, {}, None),
+        "the SDK's other routes": WireRequest(ROUTES["/completions"][1], "m", "x", {}, None),
+        "completions": bound(WireRequest(COMPLETE, "m", ["x"], {}, None), endpoint)[0],
+        "lists of embeddings": bound(WireRequest(EMBED, "m", ["x"], {}, None), endpoint)[0],
+        "sglang": bound(WireRequest(SCORE, "m", ["x"], {}, None), Endpoint("http://gpu-0", kind="sglang"))[0],
+    }
+    passed = []
+    for name, call in calls.items():
+        for count in ODD_COUNTS:
+            usage = dict.fromkeys(("prompt_tokens", "completion_tokens", "total_tokens"), count)
+            usage["prompt_tokens_details"] = {"cached_tokens": count}  # type: ignore[assignment]
+            body: Any = {"choices": [choice], "data": [{"index": 0, "embedding": [0.5]}], "usage": usage}
+            if name == "sglang":
+                body = [{"embedding": [0.5], "meta_info": usage}]
+            found = call.codec.decode(json.dumps(body).encode(), call).usage
+            if found not in (None, Usage(), Usage(None, None, None, PromptTokensDetails(None))):
+                passed.append((name, count, found))
+    for count in ODD_COUNTS:
+        chunk = read_chunk(Event(json.dumps({"choices": [choice], "usage": {"completion_tokens": count}}).encode()), "m")
+        passed += [] if chunk is not None and chunk.usage in (None, Usage()) else [("stream", count, chunk)]
+    assert passed == []

@@ -13,10 +13,13 @@ from qreward.results import Usage
 from qreward.scheduler.outcome import CANCELLED, Answer, Failure, RateLimitInfo
 
 Step = float | str | tuple[str, Failure] | None | Failure
-"""Seconds to wait; a piece of text (``""`` has no output); None is a sign of life; a failure ends the stream; both at once."""
+"""Seconds to wait; a piece of text (``""`` has no output; see ``ENDS``); None is a sign of life; a failure ends the stream; both at
+once."""
 Script = Callable[[str, str], Iterable[Step]]
 """From endpoint name and prompt to what happens. A failure before any piece is what the server answers instead of a stream."""
 OPENED = None
+ENDS = "\x00"
+"""The end of a piece with which the answer ends, though the stream goes on."""
 
 
 class Piece:
@@ -53,6 +56,7 @@ class ScriptedStream:
         self._steps = steps
         self._whole = Whole()
         self._closed = False
+        self._ended = False
 
     async def read(self) -> list[Piece] | None:
         if self.outcome is not None:
@@ -64,8 +68,9 @@ class ScriptedStream:
                 if isinstance(step, float | int):
                     await asyncio.sleep(step)
                 elif isinstance(step, str):
-                    self._whole.said.append(step)
-                    return [Piece(step)]
+                    self._ended = step.endswith(ENDS)
+                    self._whole.said.append(step.removesuffix(ENDS))
+                    return [Piece(step.removesuffix(ENDS))]
                 elif isinstance(step, tuple):
                     self.outcome = step[1]
                     return [Piece(step[0])]
@@ -75,12 +80,23 @@ class ScriptedStream:
                     self.outcome = step
                     return None
         except BaseException:
-            self.outcome = CANCELLED
+            self.end()
             raise
+        self.outcome = self._answer()
+        return None
+
+    @property
+    def whole(self) -> bool:
+        return self.outcome is None and self._ended
+
+    def end(self) -> Any:
+        self.outcome = self._answer() if self.whole else self.outcome or CANCELLED
+        return self.outcome
+
+    def _answer(self) -> Answer:
         said = len([text for text in self._whole.said if text])
         self._whole.usage = Usage(7, said, 7 + said)
-        self.outcome = Answer(self._whole, 7, said)
-        return None
+        return Answer(self._whole, 7, said)
 
     async def aclose(self) -> None:
         if not self._closed:

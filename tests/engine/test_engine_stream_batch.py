@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from engine_tools import MODEL, broken, chat, chats, client_of, leftovers
-from stream_wire import StreamWire, heard, spoken, words
+from stream_wire import ENDS, StreamWire, heard, spoken, words
 
 from qreward import BatchInterrupted, BatchResult, ClientClosed, ConfigError, Result, Retry, StreamInterrupted, StreamRestarted
 from qreward.engine.stream_batch import AHEAD
@@ -283,3 +283,21 @@ async def test_many_items_that_cannot_be_sent_do_not_pile_up() -> None:
         await asyncio.sleep(1)
         assert len(read) <= AHEAD + 1
         assert len(await heard(reader)) == 4999
+
+
+async def test_answers_that_have_ended_count_although_their_streams_stay_open_also_at_the_deadline_and_when_the_client_is_closed() -> None:
+    def script(_: str, prompt: str) -> list[Any]:
+        return [1.0, "re: ", prompt, 1000.0 if prompt == "2" else ENDS, 1000.0]
+
+    for deadline in (100.0, 1.5, None):
+        client = client_of(StreamWire(script), {"a": 8}, retry=Retry(attempts=1), timeout=None)
+        stream = ask(client, chats(4), deadline=deadline)
+        waiting = asyncio.ensure_future(stream.results())
+        if deadline is None:
+            await asyncio.sleep(1.5)
+            await client.aclose()
+        batch = await waiting
+        assert batch.texts() == ["re: 0", "re: 1", None, "re: 3"], deadline
+        assert list(batch.errors) == [2], deadline
+        await client.aclose()
+        assert leftovers(client) == {}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from engine_tools import MODEL, broken, chat, client_of, endpoints, leftovers, now
-from stream_wire import OPENED, Step, StreamWire, ask, failing_at, heard, spoken, words
+from stream_wire import ENDS, OPENED, Step, StreamWire, ask, failing_at, heard, spoken, words
 
 from qreward import (
     ClientClosed,
@@ -27,7 +27,7 @@ from qreward import (
     StreamRestarted,
     Timeouts,
 )
-from qreward.engine.stream_sink import AHEAD
+from qreward.engine.stream_sink import AHEAD, GRACE
 from qreward.scheduler.outcome import RateLimit, RateLimitInfo
 from qreward.scheduler.state import CancelReason
 from qreward.scheduler.stats import GAP_LEAST, KNOWN
@@ -489,6 +489,66 @@ async def test_closing_the_client_ends_a_stream_after_what_has_come() -> None:
     with pytest.raises(ClientClosed):
         await ask(client).final()
     assert (wire.cancelled, leftovers(client)) == (["0"], {})
+
+
+STAYS_OPEN: dict[str, list[Step]] = {
+    "the ending alone": [1.0, "re: hi", ENDS, 1000.0],
+    "and usage": [1.0, "re: hi", ENDS, 1.0, ENDS, 1000.0],
+    "and signs of life": [1.0, "re: hi", ENDS, *[1.0, OPENED] * 500],
+    "no output": [1.0, ENDS, 1000.0],
+}
+
+
+async def test_an_answer_that_has_ended_counts_after_a_grace_although_its_stream_stays_open() -> None:
+    for name, steps in STAYS_OPEN.items():
+        wire = StreamWire(lambda *_, steps=steps: steps)
+        async with client_of(wire, {"a": 1}) as client:
+            began = now()
+            stream = ask(client)
+            said = await heard(stream)
+            text = "" if name == "no output" else "re: hi"
+            assert ("".join(said), await stream.final(), stream.result.error) == (text, text, None), name
+            assert 1 + GRACE <= now() - began < 1.1 + GRACE, name
+            assert [attempt.outcome for attempt in stream.result.attempts] == ["ok"]
+            assert (client.stats()["a"].won, client.stats()["a"].failed) == (1, 0)
+
+
+async def test_an_ending_in_a_chunk_with_output_has_the_time_of_a_pause_because_more_output_may_follow() -> None:
+    steps: list[Step] = [1.0, "re" + ENDS, 2 * GRACE, ": ", 1.0, "hi" + ENDS, 1000.0]
+    async with client_of(StreamWire(lambda *_: steps), {"a": 1}, timeout=None) as client:
+        assert await ask(client).final() == "re: hi"
+    async with client_of(StreamWire(lambda *_: steps), {"a": 1}, timeout=1.5) as client:
+        assert await ask(client).final() == "re"
+
+
+async def test_deadlines_and_closing_ask_whether_the_answer_is_whole() -> None:
+    endings: list[Step] = [1.0, "re: ", "hi", ENDS, 1000.0]
+    for fleet, options in (({"a": 1}, {"timeout": 1.5}), (endpoints({"a": 1}, timeouts=Timeouts(attempt=1.5)), {})):
+        async with client_of(StreamWire(lambda *_: endings), fleet, retry=Retry(attempts=1)) as client:  # type: ignore[arg-type]
+            assert await ask(client, **options).final() == "re: hi"
+    for way in ("client", "stream"):
+        wire = StreamWire(lambda *_: endings)
+        client = client_of(wire, {"a": 1})
+        stream = ask(client)
+        reader = aiter(stream)
+        assert await anext(reader) == "re: "
+        await asyncio.sleep(0.5)
+        await (client if way == "client" else stream).aclose()
+        assert (stream.result.ok, await stream.final()) == (True, "re: hi"), way
+        await asyncio.sleep(0.001)
+        assert (client.stats()["a"].won, client.stats()["a"].cancelled, leftovers(client)) == (1, 0, {}), way
+        await client.aclose()
+
+
+async def test_a_stream_that_is_cancelled_in_the_turn_in_which_its_grace_ends_is_cancelled() -> None:
+    loop: Any = asyncio.get_running_loop()
+    async with client_of(StreamWire(lambda *_: STAYS_OPEN["the ending alone"]), {"a": 1}) as client:
+        reading = asyncio.ensure_future(heard(ask(client)))
+        await asyncio.sleep(1.5)
+        (timer,) = [timer for timer in loop.timers() if "InactivityTimer" in repr(timer)]
+        loop.call_at(timer.when() - 1e-10, reading.cancel)
+        await asyncio.wait([reading])
+        assert reading.cancelled()
 
 
 async def test_nothing_is_left_after_hundreds_of_random_streams_and_ways_out() -> None:

@@ -48,6 +48,7 @@ class Speech:
     """An opened stream."""
 
     limits = None
+    whole = False
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self._steps = list(steps)
@@ -66,13 +67,17 @@ class Speech:
                 else:
                     await asyncio.sleep(step)
         except asyncio.CancelledError:
-            self.outcome = CANCELLED
+            self.end()
             raise
         self.outcome = self.outcome or Answer(Whole(self._said), 7, 10 * len(self._said))
         return None
 
-    async def aclose(self) -> None:
+    def end(self) -> Any:
         self.outcome = self.outcome or CANCELLED
+        return self.outcome
+
+    async def aclose(self) -> None:
+        self.end()
 
 
 class Speaking:

@@ -27,7 +27,8 @@ from judge_tools import (
 from pydantic import BaseModel, Field
 
 from qreward.errors import InvalidResponse, NoEndpoint, QRewardError, RequestError, RequestTimeout, ServerError
-from qreward.judge import Judge, Verdict, YesNoVerdict
+from qreward.judge import Judge, JudgeConfig, Verdict, YesNoVerdict
+from qreward.judge.codec import log_unknown
 
 
 def judged(backend: JudgeBackend, **settings: Any) -> Verdict:
@@ -150,9 +151,22 @@ def test_an_answer_that_is_not_whole_is_never_read_whatever_stands_in_it_and_a_w
             message = str(failed(backend, InvalidResponse, reasks=reasks))
             if f"not whole: finish_reason {reason!r}" not in message or (reason not in GIVEN_UP and len(backend.sent) != reasks + 1):
                 wrong.append((reason, text, reasks, len(backend.sent), message))
-        wholes = ("stop", "tool_calls", "function_call", None, "null")
+        wholes = ("stop", "tool_calls", "function_call", None, "null", "eos", "end_turn", "STOP", "COMPLETE")
         wrong += [(text, reason) for reason in wholes if judged(JudgeBackend(always(ended(text, reason)))).score != 0.1]
     assert wrong == []
+
+
+def test_an_ending_that_is_not_known_is_logged_once_and_counts_if_the_settings_say_so(caplog: pytest.LogCaptureFixture) -> None:
+    log_unknown.cache_clear()
+    odd = JudgeBackend(always(ended("Score: 1", "Odd-1")))
+    for _ in range(2):
+        failed(odd, InvalidResponse, reasks=1)
+    (record,) = caplog.records
+    assert "finish_reasons=['odd-1']" in record.getMessage()
+    assert judged(odd, finish_reasons=["ODD-1"]).score == 0.1
+    failed(JudgeBackend(always(ended("Score: 1", "length"))), InvalidResponse, finish_reasons=["odd-1"])
+    assert len(caplog.records) == 1
+    assert JudgeConfig(model="m", finish_reasons=["odd-1"]).finish_reasons == ("odd-1",)  # type: ignore[arg-type]
 
 
 async def test_asking_again_keeps_to_the_time_of_the_item() -> None:

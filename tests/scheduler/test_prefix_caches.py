@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from random import Random
 
 import pytest
@@ -135,6 +136,13 @@ def test_the_reported_capacity_applies_again_when_a_configured_one_is_given_up()
         cache.set_capacity(configured)
         cache.report_capacity(300_000)
         assert cache.capacity == (configured or 300_000)
+
+
+def test_a_reported_capacity_has_the_bounds_of_a_learned_one() -> None:
+    cache = PrefixCache()
+    for reported, kept in ((10.0**24, prefixes.MOST), (1.0, prefixes.LEAST), (-5.0, prefixes.LEAST), (math.nan, prefixes.LEAST)):
+        cache.report_capacity(reported)
+        assert cache.capacity == kept, reported
 
 
 def test_what_was_learned_stays_if_the_same_capacity_is_reported_again_and_keeps_to_its_bounds() -> None:

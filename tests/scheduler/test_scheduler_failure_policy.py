@@ -189,7 +189,7 @@ def test_a_task_that_always_fails_is_sent_as_often_as_the_policy_says() -> None:
         assert driver.outcome(task) is ERRORS[kind], case
         assert len(driver.path(task)) == attempts, case
         assert [record.outcome for record in task.trail or ()] == [kind.name.lower()] * attempts, case
-        if len(sources) > 1 and kind is not K.UNREACHABLE:  # one that refuses connections is out of service, so the other may be the only one
+        if len(sources) > 1 and kind is not K.UNREACHABLE:  # the other one is out of service then
             assert all(one != other for one, other in pairwise(driver.path(task))), f"twice in a row at the same source: {case}"
 
 

@@ -49,7 +49,7 @@ def test_when_all_are_marked_down_what_waits_fails_and_names_them() -> None:
 
 def waiting_for_b(driver: Driver) -> Task:
     """A task that failed at a, which is slow, and waits for b, which is quick and full."""
-    for name, other, seconds in (("a", "b", 20.0), ("b", "a", 1.0)):
+    for other, seconds in (("b", 20.0), ("a", 1.0)):
         driver.mark(other, down=True)
         for _ in range(20):
             driver.ok(live(driver.submit()), after=seconds)

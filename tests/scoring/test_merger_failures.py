@@ -35,6 +35,7 @@ from qreward.errors import (
     InvalidResponse,
     NoEndpoint,
     QueueFull,
+    RequestError,
     ServerError,
 )
 from qreward.scheduler.outcome import Failure, FailureKind
@@ -156,12 +157,16 @@ async def test_an_item_that_cannot_be_written_fails_alone() -> None:
     assert isinstance(batch.errors[7], BadRequest)
 
 
-async def test_a_wrong_key_ends_the_list_at_once_and_gives_each_item_an_error_of_its_own() -> None:
-    refusal = Failure(FailureKind.UNSUITABLE, AuthenticationFailed("no", status_code=401), misconfigured=True)
-    backend = ListBackend(in_turn(refusal))
-    batch = await scored(backend, texts(20))
-    assert backend.sizes == [20]
-    assert {type(error) for error in batch.errors.values()} == {AuthenticationFailed}
+@pytest.mark.parametrize("endpoints", [1, 3])
+@pytest.mark.parametrize("error", [AuthenticationFailed("no", status_code=401), BadRequest("no such model", status_code=404)])
+async def test_an_endpoint_that_is_configured_wrongly_ends_the_list_at_once_and_gives_each_item_an_error_of_its_own(
+    error: RequestError, endpoints: int
+) -> None:
+    backend = ListBackend(in_turn(Failure(FailureKind.UNSUITABLE, error, misconfigured=True)))
+    batch = await scored(backend, texts(20), *map(endpoint, "abc"[:endpoints]))
+    assert len(backend.sizes) <= 2 * endpoints, "no part of a list is sent"
+    assert sum(backend.sizes) <= 20 * endpoints
+    assert {type(error) for error in batch.errors.values()} == {type(error)}
     assert len({id(error) for error in batch.errors.values()}) == 20
 
 

@@ -20,7 +20,7 @@ from qreward.settings.policies import Endpoint
 from qreward.transport.connection import EndpointConnection
 
 MESSAGES = [{"role": "user", "content": "?"}]
-NOT_WHOLE = ("length", "content_filter", "abort", "error", "odd", "STOP")
+NOT_WHOLE = ("length", "MAX_TOKENS", "content_filter", "SAFETY", "abort", "error", "odd")
 
 
 def body(*reasons: Any) -> bytes:
@@ -30,6 +30,7 @@ def body(*reasons: Any) -> bytes:
 
 def test_only_an_answer_that_the_model_ended_is_whole() -> None:
     whole = ["stop", "tool_calls", "function_call", "eos_token", "stop_sequence", None, "", "null", {"type": "stop"}]
+    whole += ["eos", "end", "end_turn", "tool_use", "STOP", "COMPLETE", "Stop", {"type": "STOP"}]
     assert [reason for reason in whole if not is_whole(ending_of(reason))] == []
     assert [reason for reason in (*NOT_WHOLE, 7, {"type": "abort"}, {}, ["stop"]) if is_whole(ending_of(reason))] == []
 
@@ -50,12 +51,18 @@ def test_the_outcome_of_an_answer_depends_on_its_finish_reason_and_its_codec() -
     for reasons, plain, judged in (
         *(((reason,), "answer", "answer") for reason in ("stop", None, "tool_calls", "length")),
         *(((reason,), "TRANSIENT", "TRANSIENT") for reason in ("abort", "error", "insufficient_system_resource")),
-        *(((reason,), "REFUSED", "answer") for reason in ("content_filter", "odd")),
+        *(((reason,), "TRANSIENT", "TRANSIENT") for reason in ("ERROR", "Abort", "cancelled", "network_error", "timeout")),
+        *(((reason,), "REFUSED", "answer") for reason in ("content_filter", "SAFETY", "refusal", "sensitive", "pause_turn")),
+        *(
+            ((reason,), "answer", "answer")
+            for reason in ("eos", "end_turn", "end", "STOP", "COMPLETE", "MAX_TOKENS", "model_length", "odd", 7)
+        ),
         (("stop", "abort"), "TRANSIENT", "TRANSIENT"),
         (("stop", "content_filter"), "REFUSED", "answer"),
     ):
         for codec, outcome in ((CHAT, plain), (JUDGE, judged), (VERBATIM_CHAT, "answer")):
-            wanted[codec, reasons] = outcome, reasons[0] if outcome == "answer" else None
+            told = {"MAX_TOKENS": "length", "model_length": "length"}.get(reasons[0], reasons[0] and str(reasons[0]).lower())
+            wanted[codec, reasons] = outcome, told if outcome == "answer" else None
     found = {(codec, reasons): ends(codec, body(*reasons)) for codec, reasons in wanted}
     assert {key: value for key, value in found.items() if value != wanted[key]} == {}
     must_be_read_leniently = b'{"usage": "unknown", ' + body("abort")[1:]
@@ -64,15 +71,15 @@ def test_the_outcome_of_an_answer_depends_on_its_finish_reason_and_its_codec() -
 
 def test_a_stream_that_did_not_end_well_is_a_failure_after_all_of_its_text_unless_its_program_reads_the_reason() -> None:
     transient, refused = FailureKind.TRANSIENT, FailureKind.REFUSED
-    wanted: dict[str, Any] = {"stop": "answer", "length": "answer", "abort": transient, "error": transient}
-    wanted |= dict.fromkeys(("content_filter", "odd", "STOP"), refused)
+    wanted: dict[str, Any] = dict.fromkeys(("stop", "length", "eos", "odd", "STOP"), "answer")
+    wanted |= {"abort": transient, "error": transient, "content_filter": refused, "RECITATION": refused}
     found: dict[str, Any] = {}
     for reason in wanted:
         script = always(sse(said("ye") + said("s") + said("", finish=reason) + DONE))
         text, outcome, _ = streamed(script)
         found[reason] = outcome.kind if isinstance(outcome, Failure) else "answer"
         assert text == "yes"
-        assert isinstance(outcome, Failure) or outcome.value.finish_reason == reason
+        assert isinstance(outcome, Failure) or outcome.value.finish_reason == reason.lower()
         assert isinstance(streamed(script, what=WireRequest(VERBATIM_CHAT, "judge-7b", MESSAGES, {}, None))[1], Answer), reason
     assert found == wanted
 
@@ -94,4 +101,4 @@ def test_a_reward_in_a_chat_completion_that_was_given_up_is_none() -> None:
             found[reason] = call.codec.decode(json.dumps({"choices": [choice]}).encode(), call).items  # type: ignore[attr-defined]
         except Malformed as error:
             found[reason] = "not whole" in str(error)
-    assert found == {"stop": [1.5], "length": [1.5], None: [1.5], "abort": True, "content_filter": True, "odd": True}
+    assert found == {"stop": [1.5], "length": [1.5], None: [1.5], "abort": True, "content_filter": True, "odd": [1.5]}

@@ -12,6 +12,7 @@ from stream_tools import (
     DONE,
     END,
     ENDED,
+    START,
     USAGE,
     WHOLE,
     ask,
@@ -24,11 +25,12 @@ from stream_tools import (
     said,
     sse,
 )
-from transport_server import ENGINES, Script, always, answer, backend_to, hang
+from transport_server import ENGINES, Connection, Request, Script, always, answer, backend_to, hang
 
 from qreward.codecs.sse import MOST_BYTES
 from qreward.errors import BadRequest, ConnectionFailed, InvalidResponse, RateLimited, RequestError, ServerError
-from qreward.scheduler.outcome import Answer, Failure, FailureKind
+from qreward.scheduler.outcome import Answer, Cancelled, Failure, FailureKind
+from qreward.transport.stream import ChatStream
 
 COMPLETE = {
     "no [DONE]": WHOLE.removesuffix(DONE),
@@ -38,6 +40,10 @@ COMPLETE = {
     "usage before the end": said("yes") + USAGE + ENDED + DONE,
     "pings among the chunks": b"event: ping\ndata: {}\n\n" + WHOLE,
     "a code that is no error": event({"code": 0, "msg": "ok", "errors": []}) + WHOLE,
+    "pings in words": said("ye") + b"event: ping\ndata: still here\n\n" + said("s") + b"event: Heartbeat\ndata: {\n\n" + ENDED + DONE,
+    "heartbeats without a name": b"".join(b"data: %s\n\n" % data for data in (b"null", b"[]", b"1", b"0.5", b"true", b'""')) + WHOLE,
+    "two blanks before [DONE]": said("yes") + b"data:  [DONE]\n\n",
+    "[DONE] in quotes": said("yes") + b'data: "[DONE]"\n\n',
 }
 
 
@@ -59,6 +65,49 @@ def test_a_stream_that_breaks_off_is_a_passing_failure_unless_the_answer_was_com
     text, outcome, _ = outcome_of(begun(said("yes") + ENDED, then), engine)
     assert isinstance(outcome, Answer)
     assert (text, outcome.value.text(), outcome.prompt_tokens, outcome.output_tokens) == ("yes", "yes", None, None)
+
+
+@each("engine", ENGINES)
+def test_output_after_an_ending_shows_that_endings_mean_nothing_and_only_done_or_a_clean_end_completes_the_answer(engine: str) -> None:
+    body = b"".join(said(word, finish="stop") for word in ("10 ", "minus ", "9"))
+    without_length = START.replace(b"transfer-encoding: chunked", b"connection: close") + body
+
+    async def send_and_close(request: Request, connection: Connection) -> None:
+        await connection.send(without_length)
+        await close(request, connection)
+
+    found = {
+        "cut": outcome_of(begun(body, break_off), engine)[1],
+        "closed amid its chunks": outcome_of(begun(body, close), engine)[1],
+        "closed, without a length": outcome_of(send_and_close, engine)[1],
+        "[DONE]": outcome_of(begun(body + DONE, break_off), engine)[1],
+        "a clean end": outcome_of(always(sse(body)), engine)[1],
+        "the tool calls go on": outcome_of(begun(ENDED + event({"choices": [{"delta": {"tool_calls": [{}]}}]}), break_off), engine)[1],
+        "the ending is said twice": outcome_of(begun(said("yes", finish="stop") + ENDED + USAGE, break_off), engine)[1],
+    }
+    whole = {name: outcome.value.text() for name, outcome in found.items() if isinstance(outcome, Answer)}
+    assert whole == {"[DONE]": "10 minus 9", "a clean end": "10 minus 9", "the ending is said twice": "yes"}
+    assert "output followed a finish_reason" in str(found["closed, without a length"].error)
+
+
+@each("engine", ENGINES)
+async def test_a_stream_that_stays_open_is_whole_once_its_answer_has_ended_and_can_then_be_ended(engine: str) -> None:
+    for body, kind in ((ENDED + USAGE, Answer), (said("", finish="content_filter"), Failure), (b"", Cancelled)):
+        async with backend_to(begun(said("yes") + body, hang), engine) as (_, endpoint, backend):
+            stream = await backend.stream(endpoint, call())
+            assert isinstance(stream, ChatStream)
+            while len(stream._assembly.heads()) < 2 + bool(body):
+                await stream.read()
+            assert stream.whole == bool(body)
+            reading = asyncio.ensure_future(stream.read())
+            await asyncio.sleep(0.01)
+            reading.cancel()
+            await asyncio.wait([reading])
+            outcome = stream.outcome
+            assert outcome is stream.end()
+            assert not stream.whole
+            assert isinstance(outcome, kind)
+            await stream.aclose()
 
 
 def test_of_several_choices_all_must_have_ended() -> None:

@@ -20,7 +20,7 @@ from qreward.codecs.chat import CHARS_PER_TOKEN, CHAT, joined
 from qreward.codecs.error_body import parse_error_body
 from qreward.decisions import AnswerTable, Choice, Decision, DecisionAnswer, FoundAnswer, Question, Score, YesNo, check_questions
 from qreward.errors import BadRequest, InvalidResponse, QRewardError
-from qreward.records import PromptTokensDetails, Usage
+from qreward.records import Usage
 from qreward.settings.policies import Endpoint
 
 Kind = type[YesNo] | type[Score] | type[Choice]
@@ -247,7 +247,7 @@ class Dialect(ABC):
 
     def usage(self, document: dict[str, Any]) -> Usage | None:
         """Return the usage of a response."""
-        return usage_of(document.get("usage"))
+        return jsonio.usage_of(document.get("usage"))
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
         """Return two estimates: the prompt tokens, from the number of characters; and the output tokens, one for each question."""
@@ -322,23 +322,6 @@ def member(row: object, name: str) -> Any:
     if not isinstance(row, dict):
         raise InvalidAnswer(f"it is a JSON {type(row).__name__} instead of an object")
     return row.get(name)
-
-
-def usage_of(raw: object) -> Usage | None:
-    """Return the usage of a response.
-
-    ``raw`` has the names of OpenAI's Responses API (``input_tokens``), or the names of OpenAI's chat API.
-    """
-    if not isinstance(raw, dict) or "input_tokens" not in raw:
-        return jsonio.usage_of(raw)
-    prompt, output, details = raw["input_tokens"], raw.get("output_tokens"), raw.get("input_tokens_details")
-    total = raw.get("total_tokens")
-    if type(prompt) is not int or type(output) is not int:
-        names = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": total, "prompt_tokens_details": details}
-        return jsonio.usage_of(names)
-    cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    whole = total if type(total) is int else prompt + output
-    return Usage(prompt, output, whole, PromptTokensDetails(cached) if type(cached) is int else None)
 
 
 def answers_by_id(document: dict[str, Any], count: int) -> list[Any]:

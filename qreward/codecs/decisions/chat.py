@@ -90,7 +90,8 @@ class ChatDialect(Dialect):
 
     def read(self, question: Question, row: Any) -> FoundAnswer:
         message = row.get("message")
-        if row.get("finish_reason") == "content_filter" or (isinstance(message, dict) and message.get("refusal")):
+        withheld = finish_reason.ending_of(row.get("finish_reason")) in finish_reason.WITHHELD
+        if withheld or (isinstance(message, dict) and message.get("refusal")):
             raise NoAnswer(DECLINED)
         found, seen, least = _sum_up(_tokens(row), labels_of(question))
         whole = mass(math.fsum(found.values()))

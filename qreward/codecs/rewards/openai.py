@@ -49,6 +49,10 @@ class CompletionList(ListCodec):
     member = "prompt"
     answer = Choices
 
+    def body(self, items: list[Any]) -> dict[str, Any]:
+        """Return the prompts. A single text is not sent as a list, because some servers take no lists."""
+        return {self.member: items[0]} if len(items) == 1 and type(items[0]) is str else super().body(items)
+
     def rows(self, document: Any, call: WireRequest) -> list[Any]:
         each, count = call.params.get("n") or 1, len(call.inputs)
         found = parsing.in_order(parsing.member(document, "choices"), count * each)

@@ -67,12 +67,17 @@ def in_order(rows: list[Any], count: int) -> list[Any]:
     Raises ``Malformed`` if there is not one row per item, or if the indexes do not match the items.
     """
     rows = as_many(rows, count, "results")
-    indexes: list[Any] = [row.get("index") if isinstance(row, dict) else None for row in rows]
+    order = order_of([row.get("index") if isinstance(row, dict) else None for row in rows])
+    return rows if order is None else [rows[place] for place in order]
+
+
+def order_of(indexes: list[Any]) -> list[int] | None:
+    """Return the place of each item's row; None if no row has an index. Raises ``Malformed`` if the indexes do not match the items."""
     if all(index is None for index in indexes):
-        return rows
-    if not all(type(index) is int for index in indexes) or set(indexes) != set(range(count)):
+        return None
+    if not all(type(index) is int for index in indexes) or set(indexes) != set(range(len(indexes))):
         raise Malformed("the indexes of the results do not match the items")
-    return [row for _, row in sorted(zip(indexes, rows, strict=True), key=lambda pair: pair[0])]
+    return sorted(range(len(indexes)), key=indexes.__getitem__)
 
 
 def number(raw: Any, what: str = "score") -> float:

@@ -16,7 +16,7 @@ import msgspec
 
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import Codec, EmbeddedError, Malformed, WireRequest
-from qreward.codecs.chat import CHARS_PER_TOKEN, VERBATIM_CHAT
+from qreward.codecs.chat import CHARS_PER_TOKEN, VERBATIM_CHAT, most_output
 from qreward.codecs.embeddings import EMBEDDINGS
 from qreward.errors import BadRequest, QRewardError
 from qreward.integrations.openai import responses
@@ -77,12 +77,9 @@ class PlainCodec:
         The input tokens are estimated from the length of the inputs. The output tokens are estimated from ``max_tokens``, which only
         completions have.
         """
-        inputs, most, choices = call.inputs, call.params.get("max_tokens"), call.params.get("n")
-        prompt = len(str(inputs)) / CHARS_PER_TOKEN
-        if not isinstance(most, int):
-            return prompt, 0.0
+        inputs = call.inputs
         prompts = len(inputs) if isinstance(inputs, list) and inputs and not isinstance(inputs[0], int) else 1
-        return prompt, float(most * prompts * (choices if isinstance(choices, int) else 1))
+        return len(str(inputs)) / CHARS_PER_TOKEN, most_output(call.params) * prompts
 
 
 ROUTES: dict[str, tuple[str, Codec]] = {

@@ -19,8 +19,9 @@ from __future__ import annotations
 
 PRIOR = 2.0
 """Number of answers at the common pace that each source is assumed to have given."""
-MEMORY = 20.0
-"""Number of latest answers that the pace covers; as many as are in flight together, if that is more."""
+MEMORY, LONG_MEMORY = 20.0, 200
+"""``MEMORY``: number of latest answers that the pace of a source covers; as many as are in flight together, if that is more.
+``LONG_MEMORY``: number of latest answers that the common pace covers."""
 HALF_LIFE = 30.0
 """Seconds in which what is known about a source loses half of its weight."""
 IDLE = 1.0
@@ -29,8 +30,9 @@ CAPACITY = 64
 """Number of requests in flight at which a server is assumed to need twice as long for each."""
 CALM, MOST_FAILURES = 5.0, 0.9
 """``CALM``: number of successful sends that each source is assumed to have made. ``MOST_FAILURES``: highest share of failures."""
-FIT_EVERY, LEAST_SPREAD, MOST_OVERHEAD, OUTLIER = 16, 0.05, 20.0, 4.0
-"""The overhead is computed anew after ``FIT_EVERY`` answers, if the variance of the lengths is at least ``LEAST_SPREAD`` times the square
+SAMPLED, FIT_EVERY, LEAST_FIT = 4, 16, 7
+LEAST_SPREAD, MOST_OVERHEAD, OUTLIER = 0.05, 20.0, 4.0
+"""One of ``SAMPLED`` answers counts for the overhead. The overhead is computed anew after ``FIT_EVERY`` answers, if the variance of the lengths is at least ``LEAST_SPREAD`` times the square
 of their mean. It is at most ``MOST_OVERHEAD`` mean lengths. An answer counts as at most ``OUTLIER`` times the work that was expected."""
 
 
@@ -57,20 +59,20 @@ class CommonService:
 
     def add(self, tokens: int | None, seconds: float, pace: float) -> None:
         """Add an answer. ``seconds`` are those without load; ``pace`` is that of the source before this answer, or 0."""
-        work = self.work(tokens)
+        work = self.overhead + tokens if tokens else self.typical
         if not self._count and tokens:
             self.typical = work
         self._count += 1
-        keep = 1.0 - 1.0 / min(self._count, 10 * MEMORY)
+        keep = 1.0 - 1.0 / self._count if self._count < LONG_MEMORY else 1.0 - 1.0 / LONG_MEMORY
         self.typical += (work - self.typical) * (1.0 - keep)
         self._seconds = keep * self._seconds + seconds
         self._work = keep * self._work + work
         self.pace = self._seconds / self._work
-        if tokens and pace:
+        if tokens and pace and not self._count % SAMPLED:
             done = min(seconds / pace, OUTLIER * work)
             n, t, tt, y, ty = self._sums
             self._sums = (0.995 * n + 1, 0.995 * t + tokens, 0.995 * tt + tokens * tokens, 0.995 * y + done, 0.995 * ty + tokens * done)
-            if self._count % FIT_EVERY == 0:
+            if not self._count % FIT_EVERY and n >= LEAST_FIT:
                 self._fit()
 
     def _fit(self) -> None:

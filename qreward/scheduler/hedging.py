@@ -30,6 +30,8 @@ from qreward.scheduler.state import Attempt, Pool, Source, Task, TaskState
 from qreward.scheduler.stats import LEAST_SECONDS
 from qreward.settings.policies import Hedge
 
+KEPT = 10_000
+"""Number of latest requests whose share of the budget is kept, so that a long quiet time does not allow thousands of copies at once."""
 LOOK_LEAST, LOOK_MOST = 1 / 64, 10.0
 """``LOOK_LEAST``: age in seconds below which no attempt is inspected. ``LOOK_MOST``: age in seconds above which every attempt is
 inspected."""
@@ -78,12 +80,14 @@ class HedgingPolicy:
         self._tries = tries
         self._share = 0.0 if policy is None else policy.budget
         self.balance = 0.0 if policy is None else float(policy.reserve)  # copies that the budget still allows
+        self._most = self.balance + KEPT * self._share
 
     # the budget
 
     def deposit(self) -> None:
         """Add to the budget, because a request was sent for the first time."""
-        self.balance += self._share
+        if self.balance < self._most:
+            self.balance += self._share
 
     def withdraw(self, least: float = 0.0) -> bool:
         """Take one copy from the budget. Returns False, and takes nothing, if less than ``least`` would be left."""

@@ -89,6 +89,8 @@ def full(pool: Pool, most: int) -> QueueFull:
 
 def unservable_error(pool: Pool) -> QRewardError | None:
     """Return an error if no source of a pool can serve any task until the sources change. Otherwise return None."""
+    if pool.in_service:
+        return None
     if not pool.sources:
         return NoEndpoint(f"the route {pool.name} has no endpoint left; add one, or register the route anew")
     if all(source.health.marked_unhealthy for source in pool.sources):
@@ -109,7 +111,7 @@ def described(outcome: Failure | Cancelled) -> str:
 
 def unsuitable_error(task: Task) -> QRewardError | None:
     """Return the task's last error if every source is unsuitable for it or marked unhealthy, else None."""
-    if all(source in task.unfit or source.health.marked_unhealthy for source in task.pool.sources):
+    if task.unfit and all(source in task.unfit or source.health.marked_unhealthy for source in task.pool.sources):
         return task.last_error
     return None
 

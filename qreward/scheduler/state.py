@@ -399,10 +399,11 @@ class Source:
         self.unanswered = 0
         load = (self.inflight_seconds - attempt.inflight_seconds) / taken - 1.0 if taken > 0.0 else self.inflight
         self.latency.add(taken - held, answer.output_tokens)
-        common = attempt.task.pool.common
-        alone = (taken - held) / (1.0 + load / self.capacity())
-        common.add(answer.output_tokens, alone, self.service.pace(now, common) if common.pace else 0.0)
-        self.service.answered(now, alone, common.work(answer.output_tokens), load)
+        pool = attempt.task.pool
+        if len(pool.sources) > 1:  # otherwise there is nothing to choose
+            common, alone = pool.common, (taken - held) / (1.0 + load / self.capacity())
+            common.add(answer.output_tokens, alone, self.service.pace(now, common) if common.pace else 0.0)
+            self.service.answered(now, alone, common.work(answer.output_tokens), load)
         self.silence.broken(now, self.inflight, self.latency.mean)
         if held <= HELD * taken:
             self.window.ok(now, sent_at, answer.output_tokens, self.inflight)

@@ -26,7 +26,7 @@ HALF_LIFE = 30.0
 """Seconds in which what is known about a source loses half of its weight."""
 IDLE = 1.0
 """Age in seconds from which observations lose weight by age. More often is not worth the arithmetic."""
-CAPACITY = 64
+CAPACITY = 32
 """Number of requests in flight at which a server is assumed to need twice as long for each."""
 CALM, MOST_FAILURES = 5.0, 0.9
 """``CALM``: number of successful sends that each source is assumed to have made. ``MOST_FAILURES``: highest share of failures."""

@@ -238,7 +238,8 @@ ATTEMPT_FACTOR = 8.0
 """Factor on the longer of two times: the 99th percentile of the source's latency, and the time in which the source generates an answer of
 the pool's 99th percentile length. The product is the time limit of an attempt."""
 MOST_DOUBLINGS = 3
-"""Maximum number of times that the time limit of a task's attempts doubles. The limit doubles with each attempt that exceeds it."""
+"""Maximum number of times that the time limit of a task's attempts doubles. The limit doubles with each attempt that exceeds it. If the
+latency of the source is known, the first such attempt does not double the limit."""
 SLOWER, MOST_SLOWER = 2.0, 60.0
 """``SLOWER``: factor on the longest time of an answer, or of an attempt that was cut, that a source has shown. The product is a lower
 bound of the time limit, at most ``MOST_SLOWER`` seconds: a request is cut only against what the slow answers of its own source show."""
@@ -508,7 +509,7 @@ class Source:
             (pool.lengths.p99 * pool.lengths.seconds_per_token(self.latency) for pool in self.pools if pool.lengths.p99 < inf), default=0.0
         )
         longest = min(MOST_SLOWER, SLOWER * self.latency.longest)
-        return max(ATTEMPT_LEAST, longest, ATTEMPT_FACTOR * max(slow, rare)) * 2.0 ** min(overdue, MOST_DOUBLINGS)
+        return max(ATTEMPT_LEAST, longest, ATTEMPT_FACTOR * max(slow, rare)) * 2.0 ** min(max(0, overdue - 1), MOST_DOUBLINGS)
 
     def capacity(self) -> int:
         """Return the number of requests in flight at which the source is assumed to need twice as long for each."""

@@ -43,7 +43,6 @@ PAUSE = 5.0
 STRATEGIES = [
     LoadBalanceStrategy.EXPECTED_FINISH,
     LoadBalanceStrategy.LEAST_CONNECTIONS,
-    LoadBalanceStrategy.POWER_OF_TWO,
     LoadBalanceStrategy.ROUND_ROBIN,
 ]
 
@@ -55,7 +54,7 @@ def steps(fleet: str, size: int, strategy: LoadBalanceStrategy, seed: int) -> li
     world = PulledWorld(f"{seed}", models, Pull(window=None))
     world.pool.balancer = make_balancer(strategy, {})
     for source in world.sources:
-        world.pool.balancer.offer(source)
+        world.pool.balancer.offer(world.agenda.now, world.pool, source)
     rng, found = Random(f"{fleet} {size} {seed}"), []
     for step in range(STEPS):
         jobs = [PrefixJob(((f"{seed} {step} {place}", 400),), max(1, round(rng.lognormvariate(0, 0.8) * 60)), 1) for place in range(size)]

@@ -152,8 +152,6 @@ class LoadBalanceStrategy(StrEnum):
     ROUND_ROBIN = "round_robin"
     WEIGHTED_ROUND_ROBIN = "weighted_round_robin"
     LEAST_CONNECTIONS = "least_connections"
-    POWER_OF_TWO = "power_of_two"
-    CONSISTENT_HASH = "consistent_hash"
 
 
 WEIGHTED = (LoadBalanceStrategy.WEIGHTED_ROUND_ROBIN, LoadBalanceStrategy.LEAST_CONNECTIONS)

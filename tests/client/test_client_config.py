@@ -54,7 +54,7 @@ def test_a_pickled_client_has_the_fleet_as_it_was_changed_live() -> None:
         timeout=None,
     )
     client.add_endpoint(Endpoint("http://b.example/v1", name="b", models=["judge-*"], limits=Limits(max_concurrency=3)))
-    client.register_model_route("rm-*", ["a", "b"], strategy="power_of_two")
+    client.register_model_route("rm-*", ["a", "b"], strategy="least_connections")
     client.remove_endpoint("gone")
     copy = pickle.loads(pickle.dumps(client))
     assert copy.config == client.config

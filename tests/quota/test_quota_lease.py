@@ -344,13 +344,13 @@ class Demands:
         self.lease = self.source.lease
         self.tracker = DemandTracker(self.source, self.lease)
         self.under_way: list[Attempt] = []
-        pool = Pool("p", [self.source], ExpectedFinish(), Queue())
+        self.pool = Pool("p", [self.source], ExpectedFinish(), Queue())
         for number in range(waiting):
-            pool.queue.put(Task(None, pool, 5, None, None, number))
+            self.pool.queue.put(Task(None, self.pool, 5, None, None, number))
 
     def send(self, now: float, count: int) -> None:
         for _ in range(count):
-            attempt = Attempt(Task(None, None, 5, None, None, 0), self.source, now)  # type: ignore[arg-type]
+            attempt = Attempt(Task(None, self.pool, 5, None, None, 0), self.source, now)
             self.source.sent(now, attempt)
             self.under_way.append(attempt)
 
@@ -445,7 +445,7 @@ def test_how_many_tasks_wait_for_a_source_counts_only_if_it_could_take_them() ->
         "removed": lambda source: setattr(source, "removed", True),
         "marked unhealthy": lambda source: source.health.mark_unhealthy(),
         "cooling down": lambda source: source.cooldown.hold(0.0, RENEW + 0.1),
-        "being probed": lambda source: (source.health.eject(-9.0, 1.0), source.health.sent(0.0), setattr(source, "inflight", 1)),
+        "being probed": lambda source: (source.health.eject(-9.0, 1.0), source.health.sent(0.0, 1), setattr(source, "inflight", 1)),
     }
     assert {name: waiting(3, change) for name, change in obstacles.items()} == dict.fromkeys(obstacles, 0)
     assert waiting(3, lambda source: source.cooldown.hold(0.0, RENEW)) == 3, "it is over by the next renewal"

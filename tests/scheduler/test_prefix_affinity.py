@@ -409,7 +409,7 @@ def test_retries_of_a_group_go_to_one_source() -> None:
     for number in range(6):
         task = driver.task()
         task.prefix = Prefix(((0, 0, 1, 1, 0, 1)[number],), (2000.0,), 2400.0, named=True)
-        task.sent_at, task.excluded = 0.0, (lost,)
+        task.sent_at, task.failures = 0.0, ((lost, 0.0),)
         pool.queue.put(task)
     keys: dict[Source, list[int]] = {source: [] for source in others}
     for place in range(6):

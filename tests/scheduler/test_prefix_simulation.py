@@ -15,7 +15,6 @@ from scheduler_scenarios import random_simulation
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.prefixes import Prefix
 from qreward.scheduler.state import READ_AHEAD, Attempt, BatchFeed, Task
-from qreward.settings.policies import LoadBalanceStrategy
 
 PROMPT, SHARED = 1000, 900
 """Tokens of a prompt, and of the question in it."""
@@ -36,10 +35,9 @@ def sends(seed: int, monkeypatch: pytest.MonkeyPatch, *, prefixes: str) -> list[
             made.prefix = Prefix(keys, tuple(1000.0 * place for place in range(1, 7)), 6500.0 + number)
         return made
 
-    by_load = [strategy for strategy in LoadBalanceStrategy if strategy is not LoadBalanceStrategy.CONSISTENT_HASH]
     with monkeypatch.context() as patched:
         patched.setattr(Driver, "task", task)
-        simulation = random_simulation(seed, by_load)
+        simulation = random_simulation(seed)
         simulation.run()
     return [(at, attempt.task.index, attempt.source.name) for at, attempt in simulation.driver.watch.sends]
 

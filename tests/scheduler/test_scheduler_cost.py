@@ -53,7 +53,7 @@ def cost(failures: ModuleType, name: str, endpoints: int, strategy: LoadBalanceS
 
 
 @pytest.mark.parametrize(
-    ("strategy", "half_away"), [(LoadBalanceStrategy.EXPECTED_FINISH, True), (LoadBalanceStrategy.POWER_OF_TWO, False)]
+    ("strategy", "half_away"), [(LoadBalanceStrategy.EXPECTED_FINISH, True), (LoadBalanceStrategy.LEAST_CONNECTIONS, False)]
 )
 def test_a_failure_costs_as_much_among_many_endpoints_as_among_few_and_at_most_three_times_an_answer(
     module: Module, strategy: LoadBalanceStrategy, half_away: bool

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from functools import partial
-from math import inf
+from itertools import product
+from math import comb, inf
 from random import Random
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scale import seeds
 from scheduler_driver import Driver
 
-from qreward.scheduler.health import FIRST, FIRST_OPEN, IN_A_ROW, LONGEST, Cooldown, Health
+from qreward.scheduler.health import CHANCE, FIRST, FIRST_OPEN, LEAST_FAILURES, LONGEST, WINDOW, Cooldown, Health
 from qreward.scheduler.outcome import FailureKind
 from qreward.settings.policies import Retry
 
@@ -26,42 +28,61 @@ class Middle(Random):
         return (a + b) / 2
 
 
-def fail(health: Health, now: float, task: int, *, last: bool = False) -> bool:
-    return health.failed(now, now, task, last=last)
+class Asked(Health):
+    """Counts the requests that are sent to it, as its source does."""
+
+    asked = 0
+
+    def send(self, now: float) -> int:
+        self.asked += 1
+        self.sent(now, self.asked)
+        return self.asked
+
+    def answer(self, now: float, sent_at: float | None = None, limit: int = LIMIT) -> None:
+        self.asked += 1
+        self.ok(now, now if sent_at is None else sent_at, limit)
 
 
-def opened(times: int = 1, *, last: bool = False) -> tuple[Health, float]:
+def fail(health: Asked, now: float, task: int, *, last: bool = False, dead: bool = False) -> bool:
+    """A request is sent and fails at once."""
+    health.asked += 1
+    return health.failed(now, now, health.asked, task, last=last, dead=dead)
+
+
+def opened(times: int = 1, *, last: bool = False) -> tuple[Asked, float]:
     """A source that was opened so many times in a row, and when."""
-    sick, now = Health(Middle()), 0.0
-    for task in range(IN_A_ROW):
+    sick, now = Asked(Middle()), 0.0
+    for task in range(5):
         fail(sick, now, task, last=last)
     for _ in range(times - 1):
         now = sick.open_until
-        sick.sent(now)
+        sick.send(now)
         fail(sick, now, 99, last=last)
     return sick, now
 
 
-def test_five_failures_in_a_row_or_more_failures_than_answers_of_three_distinct_tasks_open_it() -> None:
-    """The numbers of tasks that fail, None for an answer; whether it is the last source; at most how many outcomes it takes."""
-    scenes: dict[str, tuple[list[int | None], bool, float]] = {
-        "five in a row": ([0, 1, 2, 3, 4], False, 5),
-        "four in a row": ([0, 1, 2, 3], False, inf),
-        "one task again and again": ([7] * 100, False, inf),
-        "two tasks again and again": ([7, 8] * 50, False, inf),
-        "one task, when two others are long ago": ([1, 2, *[None] * 200, *[7] * 100], False, inf),
-        "an answer between them": ([0, 1, 2, 3, None, 10, 11], False, inf),
-        "a tenth of all": ([each for number in range(1000) for each in (number, *[None] * 9)], False, inf),
-        "three of four": ([1, 2, 3, None] * 99, False, 40),
-        "three of four, one task after the other": ([1, 1, 1, None, 2, 2, 2, None, 3, 3, 3, None] * 99, False, 60),
-        "four of five at the last source": ([1, 2, 3, 4, None] * 200, True, inf),
+def test_it_opens_if_the_share_of_failures_among_the_last_requests_is_credibly_above_one_half() -> None:
+    """The numbers of tasks that fail, None for an answer; at most how many outcomes it takes."""
+    scenes: dict[str, tuple[list[int | None], float]] = {
+        "five in a row": ([0, 1, 2, 3, 4], 5),
+        "four in a row": ([0, 1, 2, 3], inf),
+        "one task again and again": ([7] * 100, inf),
+        "two tasks again and again": ([7, 8] * 50, inf),
+        "one task, when two others are long ago": ([1, 2, *[None] * 200, *[7] * 100], inf),
+        "six of seven": ([0, 1, 2, None, 10, 11, 12], inf),
+        "eight of nine": ([None, *range(8)], 9),
+        "a tenth of all": ([each for number in range(1000) for each in (number, *[None] * 9)], inf),
+        "half of all": ([each for number in range(1000) for each in (number, None)], inf),
+        "three of four": ([each for number in range(99) for each in (3 * number, 3 * number + 1, 3 * number + 2, None)], 40),
+        "three of four, each task three times": ([each for task in range(99) for each in (task, task, task, None)], inf),
+        "fifteen after many answers": ([*[None] * 500, *range(15)], 515),
     }
     wrong = {}
-    for name, (outcomes, last, most) in scenes.items():
-        sick, seen = Health(Middle()), 0
+    for (name, (outcomes, most)), last in product(scenes.items(), (False, True)):
+        sick, seen = Asked(Middle()), 0
         for task in outcomes:
             if task is None:
-                sick.ok(0.0, 0.0, LIMIT)
+                sick.answer(0.0)
             elif fail(sick, 0.0, task, last=last):
                 assert (sick.in_service, sick.open_until) == (False, FIRST_OPEN)
                 break
@@ -71,15 +92,45 @@ def test_five_failures_in_a_row_or_more_failures_than_answers_of_three_distinct_
     assert not wrong
 
 
+def test_the_numbers_of_failures_that_open_it_are_those_of_the_binomial_test() -> None:
+    def chance(failed: int, sent: int) -> float:
+        return sum(comb(sent, each) for each in range(failed, sent + 1)) / 2**sent
+
+    assert len(LEAST_FAILURES) == WINDOW + 1
+    assert [LEAST_FAILURES[sent] for sent in (4, 5, 10, 20)] == [5, 5, 9, 15], "four of four are not enough"
+    for sent, failed in enumerate(LEAST_FAILURES):
+        assert chance(failed, sent) <= CHANCE < chance(failed - 1, sent), sent
+
+
+def test_a_burst_whose_errors_return_before_its_answers_is_not_a_row_of_failures() -> None:
+    """Of requests that are sent at once, the failed ones are reported first, in any order."""
+    for seed, share in product(seeds(20), (0.03, 0.1, 0.2)):
+        rng, well = Random(seed), Asked(Middle())
+        failing = [order for order in range(1, 257) if order > 5 and rng.random() < share]
+        rng.shuffle(failing)
+        assert not any(well.failed(0.1, 0.0, order, order) for order in failing), (seed, share)
+    for seed in seeds(20):
+        rng, sick = Random(seed), Asked(Middle())
+        returned = sorted(range(1, 257), key=lambda order: order + rng.uniform(0, 20))
+        assert any(sick.failed(0.1, 0.0, order, order) for order in returned[:20]), f"all of them fail, some earlier than others {seed}"
+
+
+def test_one_sign_of_death_is_enough() -> None:
+    for last in (False, True):
+        dead = Asked(Middle())
+        for _ in range(100):
+            dead.answer(0.0)
+        assert fail(dead, 1.0, 1, last=last, dead=True)
+        assert (dead.in_service, dead.open_until) == (False, 1.0 + FIRST_OPEN)
+
+
 def test_after_a_failure_and_many_answers_its_record_is_clean() -> None:
-    well = Health(Middle())
+    well = Asked(Middle())
     fail(well, 0.0, 1)
-    clean = []
     for _ in range(400):
-        well.ok(0.0, 0.0, LIMIT)
-        clean.append(well.clean)
-    assert (clean[5], clean[-1]) == (False, True)
-    well.sent(1.0)
+        well.answer(0.0)
+    assert well.clean
+    well.send(1.0)
     assert (well.in_service, well.half_open_limit) == (True, inf), "sending changes nothing while it is in service"
 
 
@@ -92,12 +143,12 @@ def test_the_open_time_doubles_up_to_five_seconds_but_not_for_the_last_source_an
         last.append(sick.open_until - now)
     assert times == [2.0, 4.0, *[5.0] * 6]
     assert last == [2.0] * 8
-    sick.sent(sick.open_until)
+    sick.send(sick.open_until)
     fail(sick, sick.since, 99)
     assert sick.open_until - sick.since == FIRST_OPEN, "openings as the last source do not count"
     jittered = set()
     for seed in range(20):
-        sick = Health(Random(seed))
+        sick = Asked(Random(seed))
         for task in range(5):
             fail(sick, 0.0, task)
         jittered.add(sick.open_until)
@@ -115,9 +166,9 @@ def test_it_comes_back_by_one_real_task_and_one_more_for_each_answer_until_its_w
         (22, [1, 5, *range(6, 22), inf]),
     ):
         back, _ = opened()
-        back.sent(back.open_until - 0.1)
+        back.send(back.open_until - 0.1)
         assert (back.in_service, back.half_open_limit) == (False, 1)
-        back.sent(back.open_until)
+        back.send(back.open_until)
         assert back.in_service
         allowed = [back.half_open_limit]
         while back.half_open_limit < inf:
@@ -130,7 +181,7 @@ def test_a_first_task_that_fails_opens_it_again_for_longer_and_a_later_failure_t
     for answers, opens in ((0, True), (2, False)):
         back, _ = opened()
         now = back.open_until
-        back.sent(now)
+        back.send(now)
         for _ in range(answers):
             back.ok(now, now, LIMIT)
         assert fail(back, now + 1, task=1) is opens
@@ -142,14 +193,15 @@ def test_a_first_task_that_fails_opens_it_again_for_longer_and_a_later_failure_t
 
 
 def test_a_source_that_comes_back_is_not_judged_by_the_answers_and_stalls_before() -> None:
-    back = Health(Middle())
-    while not any(fail(back, 0.0, task) for task in (1, 2, 3)):
-        back.ok(0.0, 0.0, LIMIT)
+    back = Asked(Middle())
+    back.answer(0.0)
+    while not fail(back, 0.0, back.asked):
+        pass
     now = back.open_until
-    back.sent(now)
+    back.send(now)
     back.ok(now, now, LIMIT)
     assert not fail(back, now, 4), "most attempts failed, but before"
-    stalled = Health(Middle())
+    stalled = Asked(Middle())
     stalled.stall(0.0)
     stalled.eject(1.0, 300.0)
     stalled.ok(2.0, 0.0, LIMIT)
@@ -159,22 +211,24 @@ def test_a_source_that_comes_back_is_not_judged_by_the_answers_and_stalls_before
 def test_once_back_it_starts_with_a_clean_record() -> None:
     back, now = opened(5)
     now = back.open_until
-    back.sent(now)
+    back.send(now)
     for _ in range(7):
         back.ok(now, now, LIMIT)
     assert back.half_open_limit == inf
-    assert [fail(back, now, task) for task in range(5)] == [False, False, False, False, True]
+    for _ in range(WINDOW):
+        back.answer(now)
+    assert [fail(back, now, task) for task in range(15)] == [*[False] * 14, True]
     assert back.open_until == now + FIRST_OPEN, "the open time starts anew as well"
 
 
 def test_it_serves_again_from_the_first_answer_after_it_was_out_of_service_however_it_came_back() -> None:
     back, _ = opened()
     assert back.serving_since == -inf
-    back.sent(back.open_until)
+    back.send(back.open_until)
     back.ok(20.0, back.since, LIMIT)
     back.ok(21.0, back.since, LIMIT)
     assert back.serving_since == 20.0
-    silent = Health(Middle())
+    silent = Asked(Middle())
     silent.stall(30.0)
     silent.ok(31.0, 1.0, LIMIT)
     assert silent.serving_since == 31.0
@@ -186,10 +240,10 @@ def test_it_serves_again_from_the_first_answer_after_it_was_out_of_service_howev
 
 
 def test_a_source_that_stalled_and_is_tried_again_comes_back_step_by_step() -> None:
-    back = Health(Middle())
+    back = Asked(Middle())
     back.stall(30.0)
     now = back.open_until
-    back.sent(now)
+    back.send(now)
     back.ok(now, 1.0, LIMIT)
     assert back.half_open_limit == 1, "an answer to an earlier request"
     back.ok(now, now, LIMIT)
@@ -198,10 +252,10 @@ def test_a_source_that_stalled_and_is_tried_again_comes_back_step_by_step() -> N
 
 def test_each_change_between_in_service_back_and_neither_is_reported_once() -> None:
     told: list[tuple[int, int]] = []
-    watched = Health(Middle(), lambda in_service, is_back: told.append((in_service, is_back)))
+    watched = Asked(Middle(), lambda in_service, is_back: told.append((in_service, is_back)))
     for task in range(5):
         fail(watched, 0.0, task)
-    watched.sent(watched.open_until)
+    watched.send(watched.open_until)
     watched.ok(5.0, watched.since, LIMIT)
     watched.mark_unhealthy()
     watched.mark_unhealthy()
@@ -212,13 +266,13 @@ def test_each_change_between_in_service_back_and_neither_is_reported_once() -> N
 def test_what_was_sent_before_it_opened_says_nothing_of_the_present() -> None:
     back, _ = opened()
     now = back.open_until + 1
-    assert not back.failed(now - 0.5, 0.0, 77, last=False)
+    assert not back.failed(now - 0.5, 0.0, 5, 77)
     back.ok(0.0, 0.0, LIMIT)
     assert (back.in_service, back.half_open_limit) == (False, 1)
-    back.sent(now)
+    back.send(now)
     back.ok(0.0, 0.0, LIMIT)
     assert back.half_open_limit == 1
-    assert not back.failed(now, 0.0, 78, last=False)
+    assert not back.failed(now, 0.0, 5, 78)
     assert back.in_service
 
 
@@ -228,8 +282,8 @@ def test_an_operator_takes_it_out_and_brings_it_back_with_a_clean_record() -> No
     assert not sick.in_service
     sick.restore()
     assert (sick.in_service, sick.half_open_limit) == (True, inf)
-    for task in range(5):
-        fail(sick, 100.0, task)
+    assert not any(fail(sick, 100.0, task) for task in range(4))
+    assert any(fail(sick, 100.0, task) for task in range(4, 15))
     assert sick.open_until == 100.0 + FIRST_OPEN
     sick.eject(110.0, 300.0)
     assert (sick.in_service, sick.open_until, sick.half_open_limit) == (False, 410.0, 1)

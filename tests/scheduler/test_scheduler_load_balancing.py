@@ -1,4 +1,4 @@
-"""The six ways to choose among sources with room, played through the scheduler, and their details."""
+"""The four ways to choose among sources with room, played through the scheduler, and their details."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ from scheduler_warm import PACE, warm_all
 
 from qreward.scheduler.load_balancing import (
     Balancer,
-    ConsistentHash,
     ExpectedFinish,
     LeastConnections,
-    PowerOfTwo,
     WeightedRoundRobin,
     make_balancer,
 )
-from qreward.scheduler.state import Source
+from qreward.scheduler.queue import Queue
+from qreward.scheduler.state import Pool, Source, Task
 from qreward.settings.policies import Limits, LoadBalanceStrategy
 
 S = LoadBalanceStrategy
@@ -96,34 +95,6 @@ def test_least_connections_are_really_the_least_for_each_ones_weight() -> None:
             assert before[str(driver.where(driver.submit()))] == min(before.values())
 
 
-class Dice(Random):
-    """Throws what it was told to."""
-
-    def __init__(self, throws: list[int]) -> None:
-        super().__init__(0)
-        self.throws = throws
-
-    def randrange(self, start: Any, stop: Any = None, step: Any = 1) -> int:
-        return self.throws.pop(0)
-
-
-def test_power_of_two_picks_of_the_two_it_looked_at_the_one_with_the_smaller_share_of_its_window_times_its_latency() -> None:
-    """``f`` is four times as quick as the others, and ``w`` has twice the window."""
-    sources = [Source(name, Random(0), Limits(max_concurrency=20 if name == "w" else 10)) for name in "abcfw"]
-    for source, inflight in zip(sources, (8, 1, 4, 7, 7), strict=True):
-        source.inflight = inflight
-        source.latency.add(1.0 if source.name == "f" else 4.0)
-    found = {}
-    for throws, winner in (((0, 1), "b"), ((1, 0), "b"), ((1, 2), "b"), ((0, 2), "c"), ((0, 0), "a"), ((2, 3), "f"), ((2, 4), "w")):
-        balancer = PowerOfTwo(Dice(list(throws)))
-        for source in sources:
-            balancer.offer(source)
-        taken = balancer.take(())
-        if taken is None or taken.name != winner:
-            found[throws] = taken
-    assert not found
-
-
 def test_expected_finish_prefers_the_fast_one_and_spreads_as_it_fills() -> None:
     driver = Driver({"fast": 8, "middle": 8, "slow": 8})
     warm_all(driver, answers=12, fast=PACE, middle=1.4 * PACE, slow=5 * PACE)
@@ -171,11 +142,13 @@ def test_no_source_with_a_free_slot_is_left_idle_and_when_all_are_full_the_first
 def test_a_balancer_hands_out_each_offered_source_once_and_never_one_to_avoid(strategy: S, moves: list[tuple[int, str]]) -> None:
     balancer: Balancer = make_balancer(strategy, {})
     sources = [Source(str(number), Random(0), Limits(max_concurrency=9)) for number in range(5)]
+    pool = Pool("p", sources, balancer, Queue())
+    task = Task(None, pool, 5, None, None, 0)
     offered: set[Source] = set()
     for pick, what in moves:
         source = sources[pick]
         if what == "offer":
-            balancer.offer(source)
+            balancer.offer(0.0, pool, source)
             offered.add(source)
         elif what == "load":
             source.inflight = (source.inflight + 4) % 9
@@ -183,7 +156,7 @@ def test_a_balancer_hands_out_each_offered_source_once_and_never_one_to_avoid(st
             balancer.forget(source)
             offered.discard(source)
         else:
-            taken = balancer.take((source,))
+            taken = balancer.take(0.0, (source,), task)
             assert (taken is None) == (not offered - {source})
             if taken is not None:
                 assert taken in offered - {source}
@@ -197,7 +170,5 @@ def test_each_strategy_has_its_balancer() -> None:
         S.LEAST_CONNECTIONS: LeastConnections,
         S.ROUND_ROBIN: WeightedRoundRobin,
         S.WEIGHTED_ROUND_ROBIN: WeightedRoundRobin,
-        S.POWER_OF_TWO: PowerOfTwo,
-        S.CONSISTENT_HASH: ConsistentHash,
     }
     assert {strategy: type(make_balancer(strategy, {})) for strategy in S} == kinds

@@ -12,15 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qreward.scheduler.limits.concurrency import AdaptiveLimit
+from qreward.scheduler.load_balancing import ExpectedFinish
 from qreward.scheduler.outcome import Answer, ProbeResult
 from qreward.scheduler.probe_state import LONGEST_AWAY, VALID, ProbeEffect, ProbeState
-from qreward.scheduler.state import Attempt, Source, Task, make_source
+from qreward.scheduler.queue import Queue
+from qreward.scheduler.state import Attempt, Pool, Source, Task, make_source
 from qreward.settings.policies import Limits
 
 READY, AWAY, SILENT = ProbeResult(ready=True), ProbeResult(ready=False), ProbeResult()
 FULL, ROOM = ProbeResult(running=8.0, waiting=3.0), ProbeResult(running=5.0, waiting=0.0)
 NONE, BETTER, LOST = ProbeEffect.NONE, ProbeEffect.BETTER, ProbeEffect.LOST
 PROBE = 1.0
+POOL = Pool("p", [], ExpectedFinish(), Queue())
 Event = tuple[float, ProbeResult | Callable[[Source, float], Any]]
 """When, and a probe's result or what happens to the source."""
 
@@ -35,13 +38,13 @@ def probe(state: ProbeState, source: Source, *results: ProbeResult, since: float
 
 
 def send(source: Source, now: float) -> Attempt:
-    attempt = Attempt(Task(None, None, 5, None, None, 0), source, now)  # type: ignore[arg-type]
+    attempt = Attempt(Task(None, POOL, 5, None, None, 0), source, now)
     source.sent(now, attempt)
     return attempt
 
 
 def answer(source: Source, now: float, sent_at: float | None = None) -> None:
-    attempt = Attempt(Task(None, None, 5, None, None, 0), source, now if sent_at is None else sent_at)  # type: ignore[arg-type]
+    attempt = Attempt(Task(None, POOL, 5, None, None, 0), source, now if sent_at is None else sent_at)
     source.answered(now, attempt, Answer(None))
 
 
@@ -52,7 +55,7 @@ def send_late(source: Source, now: float) -> None:
 def fail(source: Source, now: float) -> None:
     """The request that left at 1 s fails."""
     source.inflight -= 1
-    source.health.failed(now, 1.0, 7, last=False)
+    source.health.failed(now, 1.0, source.tally.sent, 7)
 
 
 def answer_late(source: Source, now: float) -> None:
@@ -205,7 +208,7 @@ def asked_all_the_same(*, answers: bool) -> list[float]:
             if answers:
                 answer(source, now + 0.5, now)
             else:
-                source.health.failed(now + 0.5, now, len(sent), last=False)
+                source.health.failed(now + 0.5, now, source.tally.sent, len(sent))
         probe(state, source, AWAY, since=now)
         now += PROBE
     return sent

@@ -15,7 +15,19 @@ from qreward.scheduler.load_balancing import ExpectedFinish
 from qreward.scheduler.outcome import Answer, RateLimit, RateLimitInfo
 from qreward.scheduler.prefixes import Prefix
 from qreward.scheduler.queue import Queue
-from qreward.scheduler.state import ATTEMPT_FIRST, ATTEMPT_LEAST, READ_AHEAD, Attempt, BatchFeed, Pool, Source, Task, make_source, standing
+from qreward.scheduler.state import (
+    ATTEMPT_FIRST,
+    ATTEMPT_LEAST,
+    MOST_SLOWER,
+    READ_AHEAD,
+    Attempt,
+    BatchFeed,
+    Pool,
+    Source,
+    Task,
+    make_source,
+    standing,
+)
 from qreward.settings.policies import Limits
 
 POOL = Pool("p", [], ExpectedFinish(), Queue())
@@ -34,9 +46,9 @@ def send(source: Source, now: float) -> None:
     source.sent(now, attempt(source, now))
 
 
-def answered(source: Source, seconds: float) -> None:
+def answered(source: Source, seconds: float, pool: Pool = POOL) -> None:
     """It answers a request that was the only one in flight."""
-    sent = attempt(source, 0.0)
+    sent = Attempt(Task(None, pool, 5, None, None, 0), source, 0.0)
     source.sent(0.0, sent)
     source.ended(seconds, sent)
     source.answered(seconds, sent, Answer("yes", 3, 4))
@@ -51,8 +63,21 @@ def test_the_time_limit_of_an_attempt_is_long_until_the_source_has_shown_its_spe
     assert new.attempt_limit(5000) > 480.0
     assert fast.attempt_limit(0) == ATTEMPT_LEAST
     assert slow.attempt_limit(0) == pytest.approx(8 * 5.0, rel=0.06)
-    assert [slow.attempt_limit(overdue) / slow.attempt_limit(0) for overdue in range(4)] == [1, 1, 2, 4]
+    assert [slow.attempt_limit(overdue) / slow.attempt_limit(0) for overdue in range(5)] == [1, 2, 4, 8, 8]
     assert fixed.attempt_limit(0) == fixed.attempt_limit(4) == 3.0
+
+
+def test_a_source_is_given_time_for_answers_as_slow_as_it_has_shown_or_as_were_cut() -> None:
+    for longest, limit in ((4.0, ATTEMPT_LEAST), (10.5, 2 * 10.5), (100.0, MOST_SLOWER)):
+        shown, cut = source(), source()
+        for number in range(200):
+            answered(shown, longest if number == 50 else 0.3)
+            answered(cut, 0.3)
+        cut.latency.cut(longest)
+        for each in (shown, cut):
+            assert each.latency.p99 is not None
+            assert each.latency.p99 < 0.4
+            assert each.attempt_limit(0) == pytest.approx(limit, rel=0.15), longest
 
 
 def test_the_latest_of_gate_health_and_rate_counts() -> None:
@@ -91,13 +116,74 @@ def test_it_is_essential_unless_half_of_the_others_are_in_service() -> None:
     assert first.is_essential()
 
 
-def test_the_expected_finish_grows_as_the_window_fills() -> None:
+def test_an_answer_is_expected_to_take_longer_as_the_window_fills() -> None:
     loaded = source(Limits(max_concurrency=4))
-    assert loaded.expected_finish() == 0.0
-    answered(loaded, 2.0)
-    assert loaded.expected_finish() == pytest.approx(2.0)
+    pool = Pool("p", [loaded], ExpectedFinish(), Queue())
+    answered(loaded, 2.0, pool)
+    assert loaded.answers_in(2.0, pool) == pytest.approx(2.0)
     loaded.inflight = 4
-    assert loaded.expected_finish() == pytest.approx(4.0)
+    assert loaded.answers_in(2.0, pool) == pytest.approx(4.0)
+
+
+def finish(source: Source, now: float, *failures: Source, unfit: tuple[Source, ...] = ()) -> float:
+    """When the source is expected to answer a task that has failed there so often."""
+    again = Task(None, source.pools[0], 5, None, None, 0)
+    again.failures, again.unfit = tuple((failed, 0.0) for failed in failures), unfit
+    return source.finish(now, again)
+
+
+def test_the_expected_finish_of_a_task_is_the_wait_and_twice_the_service_for_each_failure_there() -> None:
+    """A source of four slots that needs 2 s for an answer, and one that has sent its request of the minute."""
+    free, full, paced, away, other = (source(limits) for limits in (Limits(max_concurrency=4),) * 2 + (Limits(rpm=1),) + (Limits(),) * 2)
+    pool = Pool("p", [free, full, paced, away, other], ExpectedFinish(), Queue())
+    for each in (free, full, away):
+        answered(each, 2.0, pool)
+    send(paced, 2.0)
+    paced.inflight, full.inflight = 0, 4
+    away.cooldown.opens_at = 12.0
+    cases = {
+        "a free slot": (finish(free, 2.0), 2.0),
+        "it failed there once": (finish(free, 2.0, free), 4.0),
+        "twice": (finish(free, 2.0, free, free, other), 8.0),
+        "it cannot serve it": (finish(free, 2.0, unfit=(free,)), inf),
+        "no slot": (finish(full, 2.0), 4.0 + 4.0 / 4),
+        "a cooldown": (finish(away, 2.0), 10.0 + 2.0),
+        "a rate": (finish(paced, 2.0), paced.ready_at(2.0) - 2.0 + 2.0),
+    }
+    wrong = {what: found for what, found in cases.items() if found[0] != pytest.approx(found[1])}
+    assert not wrong
+    for _ in range(3):  # further retries wait
+        waiting = Task(None, pool, 5, None, None, 0)
+        waiting.sent_at = 0.0
+        pool.queue.put(waiting)
+    assert finish(free, 2.0) == pytest.approx(2.0), "they go ahead of nobody who has a slot"
+    assert finish(paced, 2.0) == pytest.approx(paced.ready_at(2.0) - 2.0 + 3 * 60.0 + 2.0)
+    assert finish(full, 2.0) == pytest.approx(4.0 + (1 + 3) * 4.0 / 4)
+    removed = source()
+    Pool("q", [removed], ExpectedFinish(), Queue())
+    removed.removed = True
+    assert finish(removed, 0.0) == inf
+
+
+def test_the_best_source_is_the_one_that_is_expected_to_answer_a_task_first_in_pools_of_any_size() -> None:
+    for size in (3, 100):
+        sources = [source() for _ in range(size)]
+        pool = Pool("p", sources, ExpectedFinish(), Queue())
+        for number, each in enumerate(sources):
+            for _ in range(20):
+                answered(each, 1.0 + number / size, pool)
+        task = Task(None, pool, 5, None, None, 0)
+        assert pool.best(2.0, task)[1] is sources[0], size
+        assert pool.best(2.0, task, besides=sources[0])[1] is sources[1], size
+        task.failures = ((sources[0], 0.0),)
+        seconds, found = pool.best(2.0, task)
+        assert found is sources[1], size
+        assert seconds == sources[1].finish(2.0, task), size
+        task.unfit = tuple(sources)
+        assert pool.best(2.0, task) == (inf, None), size
+        task.unfit = ()
+        sources[1].removed = True
+        assert pool.best(2.0, task)[1] is sources[2], size
 
 
 def test_what_keeps_a_source_from_being_asked_is_named_with_its_seconds_and_ready_at_says_the_same() -> None:
@@ -172,13 +258,14 @@ def test_a_source_adapts_its_limits_unless_that_is_switched_off_and_then_a_hint_
 def test_a_latency_is_that_of_the_load_at_which_it_was_measured() -> None:
     """Two requests that overlap for half of their time, at a window of one."""
     held = source(Limits(max_concurrency=1))
-    first, second = attempt(held, 0.0), attempt(held, 1.0)
+    pool = Pool("p", [held], ExpectedFinish(), Queue())
+    first, second = (Attempt(Task(None, pool, 5, None, None, 0), held, now) for now in (0.0, 1.0))
     for each, now in ((first, 0.0), (second, 1.0)):
         held.sent(now, each)
     for each, now in ((first, 2.0), (second, 3.0)):
         held.ended(now, each)
         held.answered(now, each, Answer("yes", 3, 4))
-    assert held.expected_finish() == pytest.approx(2.0 / 1.5)
+    assert held.answers_in(3.0, pool) == pytest.approx(2.0 / 1.5)
     assert (held.inflight, held.interactive_inflight, held.inflight_seconds) == (0, 0, 4.0)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scale import seeds
 
-from qreward.scheduler.stats import CAPACITY, ENOUGH, KNOWN, LONG, REFRESH, STRETCH, LatencyStats, OutputLengths, Quantiles, StreamTiming
+from qreward.scheduler.stats import ENOUGH, FORGOTTEN, KNOWN, LONG, REFRESH, STRETCH, LatencyStats, OutputLengths, Quantiles, StreamTiming
 
 seconds = st.floats(2e-4, 1e5)
 
@@ -93,33 +93,18 @@ def test_the_time_limits_of_a_stream_follow_from_its_slowest_first_tokens_and_ga
     assert not wrong
 
 
-def test_the_latency_at_another_load_is_proportional_far_above_the_capacity_and_equal_far_below() -> None:
-    for limit, capacity in ((4, 4), (1000, CAPACITY)):
-        for load in (0, capacity, 50 * capacity):
-            latency = LatencyStats()
-            for _ in range(20):
-                latency.add(6.0, None, load)
-            measured = capacity + load
-            for others in (0, load, 100 * capacity):
-                assert latency.at_load(others, limit) == pytest.approx(6.0 * (capacity + others) / measured), (limit, load, others)
-    assert LatencyStats().at_load(5, 10) == 0.0
-
-
-def test_the_latency_at_a_load_is_a_mean_of_as_many_answers_as_were_in_flight() -> None:
+def test_the_longest_time_of_an_answer_or_of_a_cut_attempt_is_forgotten_slowly() -> None:
     latency = LatencyStats()
-    for number in range(300):
-        latency.add(2.0 if number % 2 else 14.0, None, 300)
-    for _ in range(10):
-        latency.add(14.0, None, 300)
-    assert latency.mean > 11.0
-    assert latency.at_load(300, 1000) == pytest.approx(8.0, rel=0.05)
-    latency = LatencyStats()
-    for count, seconds, load in ((1000, 2.0, 15), (16, 14.0, 15), (64, 14.0, 63)):
-        for _ in range(count):
-            latency.add(seconds, None, load)
-    older = (63 / 64) ** 64
-    mean, mean_load = 14.0 - 12.0 * (15 / 16) ** 16 * older, 63 - 48 * older
-    assert latency.at_load(0, 4) == pytest.approx(mean * 4 / (4 + mean_load)), "the mean load likewise"
+    latency.add(9.0)
+    latency.cut(5.0)
+    assert latency.longest == 9.0
+    latency.cut(12.0)
+    for _ in range(500):
+        latency.add(1.0)
+    assert latency.longest == pytest.approx(12.0 * FORGOTTEN**500)
+    for _ in range(5000):
+        latency.add(1.0)
+    assert latency.longest == 1.0
 
 
 WIDTH = exp(0.1)

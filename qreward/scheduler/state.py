@@ -134,16 +134,13 @@ class Task:
         return self.copy if attempt is self.attempt else self.attempt
 
     def burden(self, source: Source) -> float:
-        """Return the factor on the expected tries at a source: doubled by each failure of this task there; inf if it cannot serve the task,
-        or works on it already.
+        """Return the factor on the expected tries at a source: doubled by each failure of this task there, up to ``MOST_DOUBLINGS`` times; inf
+        if it cannot serve the task, or works on it already.
         """
         if source in self.unfit or (self.attempt is not None and self.attempt.source is source):
             return inf
-        factor = 1.0
-        for failed, _ in self.failures:
-            if failed is source:
-                factor *= 2.0
-        return factor
+        failed = sum(1 for each, _ in self.failures if each is source) if self.failures else 0
+        return 2.0 ** min(failed, MOST_DOUBLINGS)
 
     def drop(self, attempt: Attempt) -> None:
         """Remove an attempt that has ended. The other attempt, if there is one, continues."""
@@ -238,7 +235,8 @@ ATTEMPT_FACTOR = 8.0
 """Factor on the longer of two times: the 99th percentile of the source's latency, and the time in which the source generates an answer of
 the pool's 99th percentile length. The product is the time limit of an attempt."""
 MOST_DOUBLINGS = 3
-"""Maximum number of times that the time limit of a task's attempts doubles. The limit doubles with each attempt that exceeds it."""
+"""Maximum number of times that the time limit of a task's attempts doubles (it doubles with each attempt that exceeds it), and that a task's
+failures at a source double the expected tries there."""
 SLOWER, MOST_SLOWER = 2.0, 60.0
 """``SLOWER``: factor on the longest time of an answer, or of an attempt that was cut, that a source has shown. The product is a lower bound of
 the time limit, at most ``MOST_SLOWER`` seconds: a request is cut only against what the slow answers of its own source show."""
@@ -400,7 +398,8 @@ class Source:
         load = (self.inflight_seconds - attempt.inflight_seconds) / taken - 1.0 if taken > 0.0 else self.inflight
         self.latency.add(taken - held, answer.output_tokens)
         common = attempt.task.pool.common
-        alone = (taken - held) / (1.0 + load / self.capacity())
+        # half of the correction by load: with all of it, any division of the load among equal sources would confirm itself
+        alone = (taken - held) / (1.0 + load / (2 * self.capacity()))
         common.add(answer.output_tokens, alone, self.service.pace(now, common) if common.pace else 0.0)
         self.service.answered(now, alone, common.work(answer.output_tokens), load)
         self.silence.broken(now, self.inflight, self.latency.mean)
@@ -754,7 +753,9 @@ class Pool:
             return self.sources
         if now >= self._ranked_until:
             self._ranked_until = now + RANKED_FOR
-            ranked = [(max(0.0, source.ready_at(now) - now) + source.answers_in(now, self), place) for place, source in enumerate(self.sources)]
+            ranked = [
+                (max(0.0, source.ready_at(now) - now) + source.answers_in(now, self), place) for place, source in enumerate(self.sources)
+            ]
             self._ranked = [self.sources[place] for _, place in nsmallest(MOST_COMPARED, ranked)]
         return [source for source in self._ranked if not source.removed]
 

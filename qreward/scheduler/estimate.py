@@ -12,7 +12,9 @@
 ``overhead``  work of an answer without tokens, in tokens: the intercept of a regression of the pool's answers, over its slope.
 ``tokens``    the output tokens of the answer; the pool's mean while they are not known.
 ``inflight``  load. Far above the capacity of a server, the time of an answer is proportional to the requests in flight (Little's law); far
-              below, it hardly changes. The capacity is the concurrency limit, at most ``CAPACITY``.
+              below, it hardly changes. The capacity is the concurrency limit, at most ``CAPACITY``. What an answer shows is corrected by
+              half of its load only. Otherwise any division of the load among equal servers that are not slowed by it would be stable,
+              because the busier server would seem to be faster by as much as it is expected to be slower.
 """
 
 from __future__ import annotations

@@ -254,7 +254,8 @@ class FailurePolicy:
 
     def _wait(self, now: float, task: Task, source: Source) -> float:
         # later retries wait even if other sources are available, so that circuit breakers open before the attempts are used up
-        elsewhere = task.tries < 2 and task.pool.best(now, task)[1] not in {source, None}
+        best = task.pool.best(now, task)[1] if task.tries < 2 else None
+        elsewhere = best is not None and best is not source and (task.burden(source) > 1.0 or best.ready_at(now) <= now)
         wait = 0.0 if elsewhere else backoff(self._retry.base, self._retry.cap, max(1, task.tries), self._rng)
         return wait if self.budget.withdraw(now) else wait + self.budget.wait()
 

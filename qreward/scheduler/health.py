@@ -139,7 +139,7 @@ class Health:
         if self.open_until != -inf or sent_at < self.since:
             return False
         insort(self._failures, (order, task))
-        del self._failures[: -2 * WINDOW]
+        del self._failures[: -4 * WINDOW]
         if not (dead or self.half_open_limit == 1 or self._mostly_fails(order)):
             self.half_open_limit = max(1, self.half_open_limit - 1)
             self._update()
@@ -153,13 +153,15 @@ class Health:
 
     def _mostly_fails(self, order: int) -> bool:
         failed: set[int] = set()
+        repeated = 0  # failures of tasks that were counted already, as if those requests had not been sent
         for place, task in reversed(self._failures):
             if place > order:
                 continue
-            if place <= max(self._first, order - WINDOW):
+            if place <= max(self._first, order - WINDOW - repeated):
                 return False
+            repeated += task in failed
             failed.add(task)
-            if len(failed) >= LEAST_FAILURES[order - place + 1]:
+            if len(failed) >= LEAST_FAILURES[order - place + 1 - repeated]:
                 return True
         return False
 

@@ -134,16 +134,13 @@ class Task:
         return self.copy if attempt is self.attempt else self.attempt
 
     def burden(self, source: Source) -> float:
-        """Return the factor on the expected tries at a source: doubled by each failure of this task there; inf if it cannot serve the task,
-        or works on it already.
+        """Return the factor on the expected tries at a source: doubled by each failure of this task there, up to ``MOST_DOUBLINGS`` times; inf
+        if it cannot serve the task, or works on it already.
         """
         if source in self.unfit or (self.attempt is not None and self.attempt.source is source):
             return inf
-        factor = 1.0
-        for failed, _ in self.failures:
-            if failed is source:
-                factor *= 2.0
-        return factor
+        failed = sum(1 for each, _ in self.failures if each is source) if self.failures else 0
+        return 2.0 ** min(failed, MOST_DOUBLINGS)
 
     def drop(self, attempt: Attempt) -> None:
         """Remove an attempt that has ended. The other attempt, if there is one, continues."""
@@ -239,7 +236,8 @@ ATTEMPT_FACTOR = 8.0
 the pool's 99th percentile length. The product is the time limit of an attempt."""
 MOST_DOUBLINGS = 3
 """Maximum number of times that the time limit of a task's attempts doubles. The limit doubles with each attempt that exceeds it. If the
-latency of the source is known, the first such attempt does not double the limit."""
+latency of the source is known, the first such attempt does not double the limit. Also the maximum number of times that the failures of a
+task at a source double the expected tries there."""
 SLOWER, MOST_SLOWER = 2.0, 60.0
 """``SLOWER``: factor on the longest time of an answer, or of an attempt that was cut, that a source has shown. The product is a lower
 bound of the time limit, at most ``MOST_SLOWER`` seconds: a request is cut only against what the slow answers of its own source show."""
@@ -402,7 +400,8 @@ class Source:
         self.latency.add(taken - held, answer.output_tokens)
         pool = attempt.task.pool
         if len(pool.sources) > 1:  # otherwise there is nothing to choose
-            common, alone = pool.common, (taken - held) / (1.0 + load / self.capacity())
+            # half of the correction by load: with all of it, any division of the load among equal sources would confirm itself
+            common, alone = pool.common, (taken - held) / (1.0 + load / (2 * self.capacity()))
             common.add(answer.output_tokens, alone, self.service.pace(now, common) if common.pace else 0.0)
             self.service.answered(now, alone, common.work(answer.output_tokens), load)
         self.silence.broken(now, self.inflight, self.latency.mean)

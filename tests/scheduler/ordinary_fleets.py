@@ -67,9 +67,9 @@ class Server:
 class Fleet:
     """One scheduler and its servers."""
 
-    def __init__(self, servers: Sequence[Server], seed: int) -> None:
+    def __init__(self, servers: Sequence[Server], seed: int, retry: Retry | None = None) -> None:
         self.rng, self.now, self.servers = Random(seed), 0.0, servers
-        self.scheduler = Scheduler(Retry(), Random(seed + 1), lambda _: (10.0, 2000.0), Hedge())
+        self.scheduler = Scheduler(retry or Retry(), Random(seed + 1), lambda _: (10.0, 2000.0), Hedge())
         self.pool = Pool("fleet", [], make_balancer(LoadBalanceStrategy.EXPECTED_FINISH, {}), Queue())
         self.sources: list[Source] = []
         for place, server in enumerate(servers):

@@ -145,6 +145,7 @@ def test_the_expected_finish_of_a_task_is_the_wait_and_twice_the_service_for_eac
         "a free slot": (finish(free, 2.0), 2.0),
         "it failed there once": (finish(free, 2.0, free), 4.0),
         "twice": (finish(free, 2.0, free, free, other), 8.0),
+        "and as slow as eight of them at most": (finish(free, 2.0, *[free] * 9), 16.0),
         "it cannot serve it": (finish(free, 2.0, unfit=(free,)), inf),
         "no slot": (finish(full, 2.0), 4.0 + 4.0 / 4),
         "a cooldown": (finish(away, 2.0), 10.0 + 2.0),
@@ -265,7 +266,7 @@ def test_a_latency_is_that_of_the_load_at_which_it_was_measured() -> None:
     for each, now in ((first, 2.0), (second, 3.0)):
         held.ended(now, each)
         held.answered(now, each, Answer("yes", 3, 4))
-    assert held.answers_in(3.0, pool) == pytest.approx(2.0 / 1.5)
+    assert held.answers_in(3.0, pool) == pytest.approx(2.0 / 1.25), "by half: each had half a request beside it"
     assert (held.inflight, held.interactive_inflight, held.inflight_seconds) == (0, 0, 4.0)
 
 

@@ -1,0 +1,159 @@
+"""Ordinary fleets, in virtual time: servers that fail now and then, slow with load, or have a small limit. None of that is an emergency.
+
+Whatever endpoint is added to a fleet, a batch does not take longer than without it, except for one answer of the slowest server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import ceil
+from random import Random
+
+from ordinary_fleets import Fleet, Server, lengths
+from scale import seeds
+
+from qreward.settings.policies import Retry
+
+EQUAL = 100
+"""Tokens of an answer where all are equally long."""
+
+
+def service(server: Server, tokens: float, inflight: float) -> float:
+    """Seconds of an answer, on average, while so many are worked on."""
+    return (server.base + server.per_token * tokens) * (1 + server.load * inflight) + server.slow * server.slow_for
+
+
+def least(servers: list[Server], sizes: list[int]) -> float:
+    """The seconds that a client needs who knows everything: all servers without a limit on requests have all their slots in use."""
+    rates = [server.slots / service(server, sum(sizes) / len(sizes), server.slots) for server in servers if server.rpm is None]
+    return len(sizes) / sum(rates)
+
+
+@dataclass
+class Row:
+    """A fleet, its work, and what is demanded besides the time.
+
+    Args:
+        servers: the fleet.
+        sizes: output lengths for a seed.
+        how: ``batch``, a number of calls at once, or ``steps`` of 24 calls.
+        slow: seconds of one slow answer, or until an item that fails three times is sent again.
+        equal: the servers are equal, and get between 40 % and 60 % each.
+    """
+
+    servers: list[Server]
+    sizes: Callable[[int], list[int]]
+    how: str | int = "batch"
+    slow: float = 3.0
+    equal: bool = False
+
+
+def quick(**more: object) -> Server:
+    return replace(Server(base=0.3, slots=64), **more)
+
+
+def same(number: int) -> Callable[[int], list[int]]:
+    return lambda _seed: [EQUAL] * number
+
+
+def mixed(seed: int) -> list[int]:
+    return lengths(seed, 700)
+
+
+VLLM = Server(base=0.05, per_token=0.004, slots=16)
+ROWS = {
+    "a twentieth fails": Row([quick(errors=0.05)], same(1500)),
+    "and a healthy key with a known limit": Row([quick(errors=0.05), Server(rpm=60, known=True)], same(1500)),
+    "and a healthy key whose limit is not known": Row([quick(errors=0.05), Server(rpm=60)], same(1500)),
+    "both fail now and then": Row([quick(errors=0.03)] * 2, same(2000), equal=True),
+    "connections are reset now and then": Row([quick(resets=0.02)] * 2, same(2000), equal=True),
+    "one in a hundred answers is very slow": Row([quick(slow=0.01, slow_for=10.5)] * 2, same(1500), slow=10.8),
+    "at the only server": Row([quick(slow=0.01, slow_for=10.5)], same(1500), slow=10.8),
+    "one is full for two seconds of eight": Row([quick(), quick(away=(8.0, 2.0))], same(2500)),
+    "mixed lengths, 48 calls at a time": Row([VLLM] * 2, mixed, how=48, slow=12.0, equal=True),
+    "mixed lengths, servers that slow with load": Row([replace(VLLM, load=0.05, slots=64)] * 2, mixed, how=24, slow=20.0, equal=True),
+    "mixed lengths, a batch": Row([VLLM] * 2, mixed, slow=12.0, equal=True),
+    "steps after one long answer": Row([VLLM] * 2, lambda _: [2000, *[EQUAL] * 480], how="steps", equal=True),
+    "steps on servers that slow with load": Row([Server(load=0.05)] * 2, lambda _: [EQUAL] * 481, how="steps", equal=True),
+}
+
+
+def run(row: Row, seed: int) -> tuple[Fleet, float, float]:
+    """Run the work. Returns the fleet, the seconds, and the seconds of a client who knows everything."""
+    sizes = row.sizes(seed)
+    fleet = Fleet([replace(server, waiting=[], starts=[]) for server in row.servers], seed)
+    if row.how == "batch":
+        return fleet, fleet.batch(sizes), least(row.servers, sizes)
+    if row.how == "steps":
+        begun = fleet.steps(sizes[:1])
+        each = service(row.servers[0], EQUAL * 1.5, 24 / len(row.servers))
+        return fleet, fleet.steps(sizes[1:]) - begun, (len(sizes) - 1) / 24 * each
+    at_once = int(row.how)
+    servers = [replace(server, slots=min(server.slots, at_once // len(row.servers))) for server in row.servers]
+    return fleet, fleet.calls(sizes, at_once), least(servers, sizes)
+
+
+def test_ordinary_fleets_lose_nothing_keep_their_sources_in_service_and_are_nearly_as_fast_as_possible() -> None:
+    wrong = []
+    for name, row in ROWS.items():
+        for seed in seeds(2, first=1):
+            fleet, seconds, ideal = run(row, seed)
+            served = [server.served for server in fleet.servers]
+            found = f"{name}, seed {seed}: {seconds:.1f} s, least {ideal:.1f} s, lost {fleet.lost}, served {served}, down {fleet.downs}"
+            unequal = row.equal and not 0.4 <= served[0] / sum(served) <= 0.6
+            if fleet.lost or fleet.downs or unequal or seconds > 1.1 * ideal + row.slow:
+                wrong.append(found)
+    assert not wrong, "\n".join(wrong)
+
+
+# adding an endpoint
+
+START = 64
+"""Requests that a server may be sent before much is known of it: 32 before the first answers, and then twice as many."""
+
+
+def slow_answer(server: Server, tokens: int) -> float:
+    """The seconds after which a server has answered the requests that it is sent before anything is known of it."""
+    seconds = (server.base + 1.5 * server.per_token * tokens) * (1 + server.load * min(server.slots, START))
+    return seconds * ceil(START / server.slots)
+
+
+def any_server(rng: Random, *, limited: bool) -> Server:
+    rpm = rng.choice([None, None, 30, 60, 600]) if limited else None
+    base = 0.05 * 100 ** rng.random()
+    return Server(
+        base=base,
+        per_token=rng.choice([0.0, base / 100]),
+        slots=rng.choice([4, 16, 64, 10**9]),
+        load=rng.choice([0.0, 0.0, 0.02, 0.05]),
+        errors=rng.choice([0.0, 0.0, 0.02, 0.05, 0.1, 0.2]),
+        error_after=rng.choice([0.02, 0.1]),
+        rpm=rpm,
+        known=rpm is not None and rng.random() < 0.5,
+    )
+
+
+def added(seed: int) -> str | None:
+    """Run the same work on a random fleet without and with one more endpoint. Returns what is wrong."""
+    rng = Random(seed)
+    servers = [any_server(rng, limited=False), *(any_server(rng, limited=True) for _ in range(rng.randint(0, 3)))]
+    extra = any_server(rng, limited=True)
+    batch, number = rng.random() < 0.67, rng.choice([300, 1000])
+    sizes = rng.choice([[EQUAL] * number, lengths(seed, number)])
+    seconds, lost, served = [], [], []
+    for fleet_of in (servers, [*servers, extra]):
+        fleet = Fleet([replace(server, waiting=[], starts=[]) for server in fleet_of], seed, Retry(attempts=12, base=0.1, cap=0.5))
+        seconds.append(fleet.batch(sizes, timeout=600.0) if batch else fleet.calls(sizes, 48, timeout=600.0))
+        lost.append(fleet.lost)
+        served.append([server.served for server in fleet.servers])
+    most = 1.1 * seconds[0] + max(slow_answer(server, max(sizes)) for server in (*servers, extra)) + 1.0
+    if seconds[1] <= most and not any(lost):
+        return None
+    return f"seed {seed}: {seconds} s, most {most:.1f} s, lost {lost}, served {served}, servers {servers}, added {extra}"
+
+
+def test_adding_any_endpoint_to_any_fleet_loses_nothing_and_makes_no_batch_slower_by_more_than_one_slow_answer() -> None:
+    """Items have much time and many attempts with short waits, so that the scheduler decides, and not chance."""
+    wrong = [found for seed in seeds(60) if (found := added(seed)) is not None]
+    assert not wrong, "\n".join(wrong)

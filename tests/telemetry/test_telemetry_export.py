@@ -67,7 +67,7 @@ def receiver() -> Iterator[tuple[str, list[Any]]]:
 
 async def use_all(telemetry: Telemetry, collect: Any = None) -> None:
     """Everything that leaves a point: a retry, a hedge, a stream, an overload, a full queue; ``collect`` is called amid it."""
-    script = {"a": [Do(0.1, 500), Do(0.1, 429), Do(30)], "b": [Do(0.2)]}
+    script = {"a": [Do(0.1, 500), Do(0.1, 429), Do(0.1, 429), Do(30)], "b": [Do(0.2)]}
     retry = Retry(base=0.01)
     one = Limits(max_concurrency=4)
     settings: dict[str, Any] = {"limits": one, "telemetry": telemetry, "hedge": Hedge(after=1.0), "retry": retry, "max_queued": 1}

@@ -229,9 +229,10 @@ class LoopDriver:
         self.loop = loop
         self.backend = backend
         self.waiters: dict[Waiter, None] = {}
-        self._attempts: dict[Attempt, None] = {}
+        self._attempts: dict[Attempt, bool] = {}  # each attempt from its SEND to its event -> whether it has begun in this loop
         self._runners: dict[asyncio.Task[None], Attempt | None] = {}  # asyncio task -> the attempt that it has not begun yet
         self._idle = asyncio.Event()  # set when the last attempt ends during closing
+        self._stopped = False
         self._closing: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -303,7 +304,10 @@ class LoopDriver:
             what = command[0]
             if what == SEND:
                 attempt: Attempt = command[1]
-                self._attempts[attempt] = None
+                if attempt.cancel_reason is not None:  # cancelled before the command arrived; its waiter may have left
+                    out += self._report(attempt, CANCELLED)
+                    continue
+                self._attempts[attempt] = True
                 if self.watch is not None:
                     self.watch.sent(attempt)
                 waiter = attempt.task.waiter
@@ -328,15 +332,18 @@ class LoopDriver:
         task.waiter.finish(task, outcome, source, seconds)
 
     def post(self, command: Command) -> None:
-        """Run a command in this event loop, from another thread or outside the loop."""
-        try:
+        """Run a command in this event loop, from another thread or outside the loop. From then on, the driver owns its attempt."""
+        if command[0] == SEND:
+            self._attempts[command[1]] = False
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self.loop.call_soon_threadsafe(self._posted, command)
-        except RuntimeError:  # the loop is closed and cannot run the command
-            if command[0] == SEND:
-                self.engine.apply(partial(self.engine.scheduler.event, attempt=command[1], outcome=CANCELLED))
+        # the loop may never run the command; if it ends only after this check, ``_stop`` or ``release`` finds the attempt
+        if command[0] == SEND and (self._stopped or self.loop.is_closed()):
+            self.release() if self.loop.is_closed() else self._give_back(command[1])
 
     def _posted(self, command: Command) -> None:
-        self.run([command])
+        if command[0] != SEND or command[1] in self._attempts:  # otherwise it was given back
+            self.run([command])
         self._rearm()  # the sender set its timer for the next wake time, but its event loop may end before that
 
     async def run_attempt(self, attempt: Attempt, me: asyncio.Task[Any], batch: Waiter | None = None) -> Attempt | None:
@@ -400,15 +407,19 @@ class LoopDriver:
 
     def ended(self, attempt: Attempt, outcome: Outcome, batch: Waiter | None = None) -> Attempt | None:
         """Report the outcome of an attempt to the scheduler and run the resulting commands; see ``run`` for ``batch`` and the result."""
+        return self.run(self._report(attempt, outcome), batch)
+
+    def _report(self, attempt: Attempt, outcome: Outcome) -> list[Command]:
+        """Report the outcome of an attempt to the scheduler. Returns the resulting commands, which the caller must run."""
         attempt.handle = None
-        self._attempts.pop(attempt, None)
+        begun = self._attempts.pop(attempt, False)
         if self._closing is not None and not self._attempts:
             self._idle.set()
-        known = attempt.ended
+        begun = begun and not attempt.ended
         out = self._change(self.engine.scheduler.event, attempt, outcome)
-        if self.watch is not None and not known:
+        if begun and self.watch is not None:
             self.watch.ended(attempt, outcome)
-        return self.run(out, batch)
+        return out
 
     # time
 
@@ -472,18 +483,25 @@ class LoopDriver:
 
     def release(self) -> None:
         """Release everything that this driver's event loop held, after that loop was closed without closing the client."""
-        scheduler = self.engine.scheduler
-        for waiter in list(self.waiters):
-            left = waiter.abandon()
-            self.engine.apply(partial(scheduler.withdraw, tasks=left))
-            if self.watch is not None:
-                self.watch.withdrawn(left)
+        left = [task for waiter in list(self.waiters) for task in waiter.abandon()]
+        self.engine.apply(partial(self.engine.scheduler.withdraw, tasks=left))  # first, so that no task of this driver is sent again
+        if self.watch is not None:
+            self.watch.withdrawn(left)
         for attempt in list(self._attempts):
-            if self.watch is not None and not attempt.ended:
-                self.watch.ended(attempt, CANCELLED)
-            self.engine.apply(partial(scheduler.event, attempt=attempt, outcome=CANCELLED))
+            self._give_back(attempt)
+
+    def _give_back(self, attempt: Attempt) -> None:
+        """Report that an attempt has ended which this event loop can no longer run. Can be called from any thread."""
+        begun = self._attempts.pop(attempt, False)
+        if self.watch is not None and begun and not attempt.ended:
+            self.watch.ended(attempt, CANCELLED)
+        self.engine.apply(partial(self.engine.scheduler.event, attempt=attempt, outcome=CANCELLED))
 
     def _stop(self) -> None:
+        self._stopped = True
+        if self._closing is None:
+            for waiter in list(self.waiters):
+                waiter.close()
         for attempt in list(self._attempts):  # an asyncio task that was cancelled before its first step has reported no outcome
             self.ended(attempt, CANCELLED)
         if self._timer is not None:

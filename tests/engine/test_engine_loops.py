@@ -220,6 +220,87 @@ def test_a_slot_that_falls_to_a_call_of_a_closed_loop_goes_to_the_next() -> None
     assert not asked[1].done()
 
 
+def turn(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_until_complete(asyncio.sleep(0))
+
+
+def test_a_slot_that_falls_to_a_call_of_another_loop_that_has_just_left_goes_to_the_next() -> None:
+    def cancels(loop: asyncio.AbstractEventLoop, asking: asyncio.Task[Any]) -> None:
+        asking.cancel()
+
+    def shuts_down(loop: asyncio.AbstractEventLoop, _: asyncio.Task[Any]) -> None:
+        loop.run_until_complete(loop.shutdown_asyncgens())
+
+    def calls_of(client: QRewardClient) -> dict[str, Callable[[], Coroutine[Any, Any, Any]]]:
+        return {
+            "call": lambda: ask(client, "leaves"),
+            "batch": lambda: client.batch_chat_completion(chats(3), MODEL),
+            "stream": lambda: heard(stream_of(client, "leaves")),
+        }
+
+    for leave in (cancels, shuts_down):
+        for kind in calls_of(client_of(StreamWire())):
+            gate = asyncio.Event()
+
+            async def waits(_: str, prompt: str, gate: asyncio.Event = gate) -> str:
+                await gate.wait()
+                return f"re: {prompt}"
+
+            wire = StreamWire(lambda _, __: ["re"])
+            wire._script = waits
+            client = client_of(wire, {"a": 1})
+            first, second = asyncio.new_event_loop(), asyncio.new_event_loop()
+            holder = first.create_task(ask(client, "holds"))
+            turn(first)
+            leaver = second.create_task(calls_of(client)[kind]())
+            turn(second)
+            leave(second, leaver)
+            gate.set()
+            assert first.run_until_complete(holder) == "re: holds"  # posts the slot's next attempt to the other loop
+            for _ in range(9):
+                turn(second)
+            assert leaver.done(), (leave, kind)
+            assert leaver.cancelled() or kind == "batch" or isinstance(leaver.exception(), ClientClosed)
+            assert {key: count for key, count in leftovers(client).items() if key in ("slots", "queued")} == {}, (leave, kind)
+            last = first.create_task(ask(client, "last"))
+            for _ in range(9):
+                turn(first)
+            assert last.done(), (leave, kind)
+            closing = first.create_task(client.aclose())
+            for _ in range(9):
+                turn(first)
+            assert closing.done()
+            for loop in (first, second):
+                loop.run_until_complete(loop.shutdown_asyncgens())
+                loop.close()
+
+
+def test_the_slots_of_many_calls_of_a_closed_loop_are_given_back_at_once() -> None:
+    gate = asyncio.Event()
+
+    async def waits(_: str, prompt: str) -> str:
+        await gate.wait()
+        return f"re: {prompt}"
+
+    client = client_of(FakeWire(waits), {"a": 1})
+    loop, closed = asyncio.new_event_loop(), asyncio.new_event_loop()
+    first = loop.create_task(ask(client, "first"))
+    turn(loop)
+    waiting = [closed.create_task(ask(client, number)) for number in range(2 * sys.getrecursionlimit())]
+    turn(closed)
+    for task in waiting:
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # on purpose here
+    closed.close()
+    gate.set()
+    try:
+        assert loop.run_until_complete(first) == "re: first"
+        assert leftovers(client).get("slots") is None
+        assert loop.run_until_complete(ask(client, "last")) == "re: last"
+        loop.run_until_complete(client.aclose())
+    finally:
+        loop.close()
+
+
 async def test_a_task_in_the_background_reports_its_error_at_once_and_keeps_no_context_of_its_caller() -> None:
     reported: list[dict[str, Any]] = []
     variable: ContextVar[str] = ContextVar("variable", default="none")

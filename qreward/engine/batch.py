@@ -125,6 +125,7 @@ class BatchWaiter(Waiter):
         driver.waiters[self] = None
         try:
             self._show_progress()
+            self._feed.more_requested = not self.read(self._feed)  # so that the first tasks are handed over with the batch itself
             driver.open(self._feed)
             await self._done
         except GeneratorExit:  # the coroutine was discarded, perhaps by the garbage collector while the engine's lock is held
@@ -260,9 +261,9 @@ class BatchWaiter(Waiter):
                 self._fail(error)
         if feed.ended:
             self._end_if_done()
-        elif feed.failing is None and (not feed.buffer or self._is_filling(feed)):
+        elif feed.failing is None and (not feed.ahead() or self._is_filling(feed)):
             with self.driver.engine.lock:
-                feed.form_groups()
+                feed.take_in()
             self.driver.loop.call_soon(self._read_on, feed)
             return False
         return True
@@ -276,7 +277,7 @@ class BatchWaiter(Waiter):
 
     def _room(self, feed: BatchFeed) -> int:
         """Return the number of items that may be read now."""
-        return feed.read_ahead - len(feed.buffer)
+        return feed.read_ahead - feed.ahead()
 
     def _read_on(self, feed: BatchFeed) -> None:
         if not feed.ended and self._read_now(feed):
@@ -321,8 +322,9 @@ class BatchWaiter(Waiter):
 
     def _add(self, feed: BatchFeed, item: Any) -> None:
         index = self._next_index()
-        if feed.failing is not None and self._is_trying(feed):
-            self._settle(Result(index, None, feed.failing(), None, 0.0, 0.0))
+        failing = feed.failing  # another thread may set it to None
+        if failing is not None and self._is_trying(feed):
+            self._settle(Result(index, None, failing(), None, 0.0, 0.0))
             return
         try:
             payload = self._prepare(item)
@@ -338,11 +340,11 @@ class BatchWaiter(Waiter):
         feed.read(task)
 
     def _is_trying(self, feed: BatchFeed) -> bool:
-        """Return True if an item waits in the buffer. Sending this item will show whether an endpoint has recovered."""
-        return bool(feed.buffer)
+        """Return True if an item waits. Sending this item will show whether an endpoint has recovered."""
+        return feed.ahead() > 0
 
     def _end_trying(self, feed: BatchFeed) -> None:
-        """At the end of the input of a failing batch, let the buffered item fail too, because no later item can show a recovery."""
+        """At the end of the input of a failing batch, let the waiting item fail too, because no later item can show a recovery."""
         if feed.failing is not None:
             self.driver.refill(feed)
 

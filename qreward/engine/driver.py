@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextvars import Context
 from functools import partial
 from time import monotonic
@@ -84,7 +84,7 @@ class Waiter(Protocol):
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None: ...
 
     def read(self, feed: BatchFeed) -> bool:
-        """Put more input into the feed's buffer. Returns False if the waiter reads later and then calls ``LoopDriver.refill``."""
+        """Read more input into the feed. Returns False if the waiter reads later and then calls ``LoopDriver.refill``."""
         raise AssertionError(f"a {type(self).__name__} has no feed: {feed}")
 
     def close(self) -> None:
@@ -250,8 +250,8 @@ class LoopDriver:
     def open(self, feed: BatchFeed) -> None:
         self.locked(self.engine.scheduler.open, feed)
 
-    def refill(self, feed: BatchFeed) -> None:
-        self.locked(self.engine.scheduler.refill, feed)
+    def refill(self, feed: BatchFeed, again: Sequence[Task] = ()) -> None:
+        self.locked(self.engine.scheduler.refill, feed, again)
 
     def withdraw(self, tasks: list[Task], error: QRewardError | None = None) -> None:
         """Remove tasks from the scheduler, because the caller gave them up, or because they end with ``error``, an error of the engine."""

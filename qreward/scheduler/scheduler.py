@@ -179,9 +179,12 @@ class Scheduler:
         self._place(now, task)
 
     def open(self, now: float, feed: BatchFeed) -> None:
-        """Accept a batch. A ``MORE`` command requests its input."""
+        """Accept a batch, with the tasks that were read already. If there are none, a ``MORE`` command requests them."""
         self.attend(now, feed)
-        self._ask(feed)
+        if feed.incoming:
+            self.refill(now, feed)
+        else:
+            self._ask(feed)
 
     def attend(self, now: float, feed: BatchFeed) -> None:
         """Watch a batch until ``close_feed``.
@@ -190,14 +193,20 @@ class Scheduler:
         """
         self.outages.enter(now, feed)
 
-    def refill(self, now: float, feed: BatchFeed) -> None:
-        """Use the tasks that the engine has put into a feed's buffer, or take note that the engine has marked the feed as ended."""
+    def refill(self, now: float, feed: BatchFeed, again: Sequence[Task] = ()) -> None:
+        """Take over the tasks that the engine has read into a feed, or take note that the engine has marked the feed as ended.
+
+        The tasks ``again`` were not read from the input. They go before all other tasks of the feed.
+        """
         feed.more_requested = False
+        feed.take_in()
+        for task in reversed(again):
+            feed.buffer.appendleft(task)
+        if feed.left is not None:
+            feed.left += len(again)
         if feed.failing is not None:
             self._fail_waiting(feed, feed.failing)
         if feed.buffer:
-            if feed.read_ahead > READ_AHEAD:
-                feed.form_groups()
             feed.pool.queue.put_feed(feed)
             self._check(now, feed.pool)
             self.pump(now, feed.pool)
@@ -209,8 +218,9 @@ class Scheduler:
         feed.ended = True
         self.outages.leave(feed)
         feed.pool.queue.drop_feed(feed)
-        rest = list(feed.buffer)
+        rest = [*feed.buffer, *feed.incoming]
         feed.buffer.clear()
+        feed.incoming.clear()
         return rest
 
     def withdraw(self, _now: float, tasks: Iterable[Task]) -> None:

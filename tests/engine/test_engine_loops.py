@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -224,55 +225,48 @@ def turn(loop: asyncio.AbstractEventLoop) -> None:
     loop.run_until_complete(asyncio.sleep(0))
 
 
+def turns(loop: asyncio.AbstractEventLoop, until: asyncio.Task[Any]) -> bool:
+    """Let a loop go on for some turns. Returns whether the task is done."""
+    for _ in range(9):
+        turn(loop)
+    return until.done()
+
+
 def test_a_slot_that_falls_to_a_call_of_another_loop_that_has_just_left_goes_to_the_next() -> None:
-    def cancels(loop: asyncio.AbstractEventLoop, asking: asyncio.Task[Any]) -> None:
-        asking.cancel()
+    kinds: dict[str, Callable[[QRewardClient], Coroutine[Any, Any, Any]]] = {
+        "call": lambda client: ask(client, "leaves"),
+        "batch": lambda client: client.batch_chat_completion(chats(3), MODEL),
+        "stream": lambda client: heard(stream_of(client, "leaves")),
+    }
+    for kind, cancels in product(kinds, (True, False)):
+        gate = asyncio.Event()
 
-    def shuts_down(loop: asyncio.AbstractEventLoop, _: asyncio.Task[Any]) -> None:
-        loop.run_until_complete(loop.shutdown_asyncgens())
+        async def waits(_: str, prompt: str, gate: asyncio.Event = gate) -> str:
+            await gate.wait()
+            return f"re: {prompt}"
 
-    def calls_of(client: QRewardClient) -> dict[str, Callable[[], Coroutine[Any, Any, Any]]]:
-        return {
-            "call": lambda: ask(client, "leaves"),
-            "batch": lambda: client.batch_chat_completion(chats(3), MODEL),
-            "stream": lambda: heard(stream_of(client, "leaves")),
-        }
-
-    for leave in (cancels, shuts_down):
-        for kind in calls_of(client_of(StreamWire())):
-            gate = asyncio.Event()
-
-            async def waits(_: str, prompt: str, gate: asyncio.Event = gate) -> str:
-                await gate.wait()
-                return f"re: {prompt}"
-
-            wire = StreamWire(lambda _, __: ["re"])
-            wire._script = waits
-            client = client_of(wire, {"a": 1})
-            first, second = asyncio.new_event_loop(), asyncio.new_event_loop()
-            holder = first.create_task(ask(client, "holds"))
-            turn(first)
-            leaver = second.create_task(calls_of(client)[kind]())
-            turn(second)
-            leave(second, leaver)
-            gate.set()
-            assert first.run_until_complete(holder) == "re: holds"  # posts the slot's next attempt to the other loop
-            for _ in range(9):
-                turn(second)
-            assert leaver.done(), (leave, kind)
-            assert leaver.cancelled() or kind == "batch" or isinstance(leaver.exception(), ClientClosed)
-            assert {key: count for key, count in leftovers(client).items() if key in ("slots", "queued")} == {}, (leave, kind)
-            last = first.create_task(ask(client, "last"))
-            for _ in range(9):
-                turn(first)
-            assert last.done(), (leave, kind)
-            closing = first.create_task(client.aclose())
-            for _ in range(9):
-                turn(first)
-            assert closing.done()
-            for loop in (first, second):
-                loop.run_until_complete(loop.shutdown_asyncgens())
-                loop.close()
+        wire = StreamWire(lambda _, __: ["re"])
+        wire._script = waits
+        client = client_of(wire, {"a": 1})
+        first, second = asyncio.new_event_loop(), asyncio.new_event_loop()
+        holder = first.create_task(ask(client, "holds"))
+        turn(first)
+        leaver = second.create_task(kinds[kind](client))
+        turn(second)
+        if cancels:
+            leaver.cancel()
+        else:
+            second.run_until_complete(second.shutdown_asyncgens())
+        gate.set()
+        assert first.run_until_complete(holder) == "re: holds"  # posts the slot's next attempt to the other loop
+        assert turns(second, leaver), (kind, cancels)
+        assert leaver.cancelled() or kind == "batch" or isinstance(leaver.exception(), ClientClosed)
+        assert leftovers(client).keys().isdisjoint({"slots", "queued"}), (kind, cancels)
+        assert turns(first, first.create_task(ask(client, "last"))), (kind, cancels)
+        assert turns(first, first.create_task(client.aclose())), (kind, cancels)
+        for loop in (first, second):
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
 
 
 def test_the_slots_of_many_calls_of_a_closed_loop_are_given_back_at_once() -> None:

@@ -85,7 +85,7 @@ class Runtime:
         self.telemetry, watcher, listeners = _watching(telemetry, observers)
         self._changing = threading.Lock()
         rng = Random()  # noqa: S311 - jitter, not secrets
-        scheduler = Scheduler(config.retry, rng, lambda call: call.codec.estimate_tokens(call), config.hedge, config.max_queued)
+        scheduler = Scheduler(config.retry, rng, estimated, config.hedge, config.max_queued)
         watch = watch_for(watcher, listeners, self.clock)
         self.engine: ProbingEngine = ProbingEngine(scheduler, backend_factory, clock=self.clock, watch=watch)
         self.fleet = Fleet(self.engine, config.endpoints, config.routes, config.prefix_affinity)
@@ -324,6 +324,18 @@ class Runtime:
         if on_interrupt not in ("raise", "restart"):
             raise ConfigError(f"on_interrupt must be 'raise' or 'restart', not {on_interrupt!r}")
         return self.request_options(given)._replace(restarts=on_interrupt == "restart", streamed=True)
+
+
+def estimated(call: WireRequest) -> tuple[float, float]:
+    """Return the estimated prompt tokens and maximum output tokens of a request, for the scheduler.
+
+    Never negative and never an exception, whatever the parameters are: the server says what is wrong with them.
+    """
+    try:
+        prompt, most = call.codec.estimate_tokens(call)
+    except Exception:
+        return 0.0, 0.0
+    return max(0.0, prompt), max(0.0, most)
 
 
 class Client(Protocol):

@@ -28,14 +28,14 @@ from math import ceil, inf
 from random import Random
 from typing import Any, Final
 
-from qreward.errors import CircuitOpen, NoEndpoint, QRewardError, QueueFull, RequestTimeout
+from qreward.errors import CircuitOpen, InvalidResponse, NoEndpoint, QRewardError, QueueFull, RequestTimeout
 from qreward.records import has_failed
 from qreward.scheduler.failure_policy import FailurePolicy, RetryDecision, is_sign_of_life, record_attempt
 from qreward.scheduler.health import HealthChange
 from qreward.scheduler.hedging import CopyTargets, HedgingPolicy, Overdue
 from qreward.scheduler.limits.tokens import TokenEstimator
 from qreward.scheduler.outages import OutageTracker, deadline
-from qreward.scheduler.outcome import Answer, Cancelled, Failure, Outcome, RateLimitInfo
+from qreward.scheduler.outcome import Answer, Cancelled, Failure, FailureKind, Outcome, RateLimitInfo
 from qreward.scheduler.state import LOW, ONLINE, READ_AHEAD, Attempt, Balancer, BatchFeed, CancelReason, Pool, Source, Task, TaskState
 from qreward.scheduler.stats import LEAST_INFLIGHT
 from qreward.scheduler.timer_wheel import PER_SECOND, Timed, TimerWheel
@@ -232,11 +232,36 @@ class Scheduler:
     # inputs: attempts and time
 
     def event(self, now: float, attempt: Attempt, outcome: Outcome) -> None:
-        """Record the outcome of an attempt that has ended. Further events for the same attempt are ignored."""
-        source, task = attempt.source, attempt.task
+        """Record the outcome of an attempt that has ended. Further events for the same attempt are ignored.
+
+        An outcome that cannot be recorded, such as an answer whose counts are no numbers, fails its task and nothing else.
+        """
         if attempt.ended:
             return
         attempt.ended = True
+        try:
+            self._ended(now, attempt, outcome)
+        except Exception as error:
+            self._unrecorded(now, attempt, outcome, error)
+        self._fill(now, attempt.source)
+
+    def _unrecorded(self, now: float, attempt: Attempt, outcome: Outcome, error: Exception) -> None:
+        source, task = attempt.source, attempt.task
+        if attempt in source.attempts:
+            source.ended(now, attempt)
+        finished = any(command[0] == FINISH and command[1] is task for command in self.out)
+        if finished or not (attempt.won or task.holds(attempt)):
+            return
+        if not isinstance(outcome, Failure):
+            text = f"endpoint {source.name!r}: its answer cannot be recorded: {type(error).__name__}; report this with the server's answer"
+            outcome = Failure(FailureKind.UNSENDABLE, InvalidResponse(text, endpoint=source.name))
+            outcome.error.__cause__ = error
+        attempt.won, task.charge = False, 0.0
+        record_attempt(attempt, outcome.kind.name.lower(), now, detail=str(outcome.error))
+        self._finish(task, outcome.error)
+
+    def _ended(self, now: float, attempt: Attempt, outcome: Outcome) -> None:
+        source, task = attempt.source, attempt.task
         source.ended(now, attempt)
         if not source.inflight:
             source.check_at = inf
@@ -258,7 +283,6 @@ class Scheduler:
                     self._failure_policy.budget.grant(source.inflight)
                 self.on_source_lost(now, source)
         self.outages.look(now, attempt, alive=is_sign_of_life(outcome))
-        self._fill(now, source)
 
     def commit(self, now: float, attempt: Attempt) -> None:
         """Commit a task to one of its attempts, because the streamed answer of that attempt is about to be passed to the caller.

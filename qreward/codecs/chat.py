@@ -152,6 +152,20 @@ def joined(content: object) -> str:
     return "".join(text for part in content if isinstance(text := part.get("text") if isinstance(part, dict) else part, str))
 
 
+def characters(value: object) -> float:
+    """Return the number of characters of all texts in a JSON value. A list of numbers counts as token ids. Data URLs do not count.
+
+    This is called under the engine's lock, so it must be quick: a ``repr`` of an image of 4 MB takes 10 ms.
+    """
+    if isinstance(value, str):
+        return 0.0 if value.startswith("data:") else float(len(value))
+    if isinstance(value, Mapping):
+        return sum(map(characters, value.values()))
+    if not isinstance(value, list | tuple):
+        return 0.0
+    return len(value) * CHARS_PER_TOKEN if value and isinstance(value[0], int) else sum(map(characters, value))
+
+
 def is_missing(message: Mapping[str, Any]) -> bool:
     """Return True if a message has neither content nor tool calls. An empty string is content.
 

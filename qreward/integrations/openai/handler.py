@@ -16,7 +16,7 @@ import msgspec
 
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import Codec, EmbeddedError, Malformed, WireRequest
-from qreward.codecs.chat import CHARS_PER_TOKEN, VERBATIM_CHAT
+from qreward.codecs.chat import CHARS_PER_TOKEN, VERBATIM_CHAT, characters
 from qreward.codecs.embeddings import EMBEDDINGS
 from qreward.errors import BadRequest, QRewardError
 from qreward.integrations.openai import responses
@@ -78,7 +78,7 @@ class PlainCodec:
         completions have.
         """
         inputs, most, choices = call.inputs, call.params.get("max_tokens"), call.params.get("n")
-        prompt = len(str(inputs)) / CHARS_PER_TOKEN
+        prompt = characters(inputs) / CHARS_PER_TOKEN
         if not isinstance(most, int):
             return prompt, 0.0
         prompts = len(inputs) if isinstance(inputs, list) and inputs and not isinstance(inputs[0], int) else 1

@@ -7,7 +7,7 @@ of a client.
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterable, Callable, Hashable, Iterable, Mapping, Sized
+from collections.abc import AsyncIterable, Callable, Coroutine, Hashable, Iterable, Mapping
 from functools import partial
 from random import Random
 from time import monotonic
@@ -80,7 +80,7 @@ class Runtime:
         background.watch(self, Runtime._restart)
 
     def _start(self, config: ClientConfig) -> None:
-        self._config = config
+        self._set_config(config)
         telemetry, observers, backend_factory = self._start_arguments
         self.telemetry, watcher, listeners = _watching(telemetry, observers)
         self._changing = threading.Lock()
@@ -107,6 +107,10 @@ class Runtime:
         return inherited
 
     # settings and state
+
+    def _set_config(self, config: ClientConfig) -> None:
+        self._config = config
+        self._usual = options.request_options({}, config.timeout)
 
     @property
     def config(self) -> ClientConfig:
@@ -142,7 +146,8 @@ class Runtime:
     def reload(self, wanted: ClientConfig) -> frozenset[str]:
         """Replace the settings. Returns the names of the endpoints and settings that changed."""
         with self._changing:
-            changed, self._config = self.fleet.reload(self.config, wanted), wanted
+            changed = self.fleet.reload(self.config, wanted)
+            self._set_config(wanted)
             self.dialects.changed()
             self._set_prices(wanted.endpoints)
         self._sources_changed()
@@ -175,7 +180,7 @@ class Runtime:
 
     def request_options(self, given: Mapping[str, Any]) -> RequestOptions:
         """Return the scheduling options of a call. The default of ``timeout`` is the client's timeout."""
-        return options.request_options(given, self._config.timeout)
+        return options.request_options(given, self._config.timeout) if given else self._usual
 
     def collecting(self, given: Mapping[str, Any], pool: Pool, items: object, title: str) -> dict[str, Any]:
         """Return the arguments of a batch's waiter from the options of :class:`~qreward.options.ResultOptions`.
@@ -188,16 +193,17 @@ class Runtime:
         """
         deadline = options.seconds("deadline", given.get("deadline"))
         on_result = options.callback("on_result", given.get("on_result"))
-        total = len(items) if isinstance(items, Sized) else None
+        total = len(items) if hasattr(items, "__len__") else None
         # all prices, because an endpoint may be added while the batch runs; no prices if no endpoint of the pool has a price
-        prices = self.prices if any(source.name in self.prices for source in pool.sources) else {}
+        prices = self.prices if self.prices and any(source.name in self.prices for source in pool.sources) else {}
         progress = start_progress(given.get("progress"), total, title=title, load=partial(load_of, pool), prices=prices, clock=self.clock)
         keep = given.get("keep_results", True)
         return {"deadline": deadline, "on_result": on_result, "progress": progress, "prices": prices, "keep": keep}
 
-    async def one(self, call: WireRequest, request_options: RequestOptions) -> Result[Any]:
-        waiter = Single(self.driver())
-        return await waiter.result(request_options.task(call, self.pool(call.model), waiter, 0))
+    def one(self, call: WireRequest, request_options: RequestOptions) -> Coroutine[Any, Any, Result[Any]]:
+        """Return the coroutine that sends one request. Each caller of many holds one object less than with a coroutine of this method."""
+        waiter = Single(self.engine.driver())
+        return waiter.result(request_options.task(call, self.fleet.pool(call.model), waiter, 0))
 
     async def many(self, prepare: Prepare, model: str, items: Items, given: Mapping[str, Any]) -> BatchResult[Any]:
         pool, request_options = self.pool(model), self.request_options(given)

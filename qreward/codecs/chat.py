@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import msgspec
@@ -66,9 +66,14 @@ class ChatAnswer(msgspec.Struct, gc=False):
 
     def build(self) -> Any:
         """Return an openai ``ChatCompletion``. Missing members are filled in. Members of a wrong type are kept as they are."""
-        from openai.types.chat import ChatCompletion  # noqa: PLC0415 - takes most of a second, and is often not needed
+        return jsonio.build(_completion_type(), self.body, partial(completed, "chat.completion", "message", self.model))
 
-        return jsonio.build(ChatCompletion, self.body, partial(completed, "chat.completion", "message", self.model))
+
+@cache
+def _completion_type() -> Any:
+    from openai.types.chat import ChatCompletion  # noqa: PLC0415 - takes most of a second, and is often not needed
+
+    return ChatCompletion
 
 
 class ChatCodec:

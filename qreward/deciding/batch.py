@@ -69,6 +69,8 @@ class DecisionBatch(BatchWaiter):
         waited: seconds of the deadline that have passed already.
     """
 
+    _read_at_once = 1
+
     def __init__(self, *args: Any, most: Callable[[], int], waited: float, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._most, self._waited = most, waited

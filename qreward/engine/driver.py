@@ -20,11 +20,11 @@ from time import monotonic
 from typing import Any, Generic, Protocol, TypeVar
 
 from qreward.engine.background import report_error, run_in_background
-from qreward.engine.instrumentation import LOG, Instrumentation, within
+from qreward.engine.instrumentation import LOG, UNWANTED, Instrumentation, within
 from qreward.errors import ClientClosed, InvalidResponse, QRewardError
 from qreward.scheduler.health import HealthChange
 from qreward.scheduler.outcome import CANCELLED, Answer, Failure, FailureKind, Outcome, RateLimitInfo
-from qreward.scheduler.scheduler import CANCEL, FINISH, SEND, Command
+from qreward.scheduler.scheduler import CANCEL, FINISH, MORE, SEND, Command
 from qreward.scheduler.state import Attempt, BatchFeed, Source, Task
 
 TURNS = 64
@@ -245,7 +245,7 @@ class LoopDriver:
     def submit(self, task: Task) -> None:
         if self.watch is not None:
             self.watch.began(task)
-        self.locked(self.engine.scheduler.submit, task)
+        self.run(self._change(self.engine.scheduler.submit, task))
 
     def open(self, feed: BatchFeed) -> None:
         self.locked(self.engine.scheduler.open, feed)
@@ -277,7 +277,8 @@ class LoopDriver:
     # running commands
 
     def locked(self, change: Callable[..., None], *arguments: Any) -> None:
-        self.run(self._change(change, *arguments))
+        if out := self._change(change, *arguments):
+            self.run(out)
 
     def _change(self, change: Callable[..., None], *arguments: Any) -> list[Command]:
         """Change the scheduler's state under the lock and set the timer. Returns the commands, which the caller must run."""
@@ -288,48 +289,45 @@ class LoopDriver:
             out: list[Command] = scheduler.out
             scheduler.out = []
             wake = scheduler.next_wake()
-        self._arm(wake)
+        if wake is not None and (self._timer is None or wake < self._timer_at):
+            self._arm(wake)
         if scheduler.health_changes:
             engine.log_health()
         return out
 
     def run(self, out: list[Command], batch: Waiter | None = None) -> Attempt | None:
         """Run commands. If ``batch`` is given, the first attempt of this waiter is returned and not started."""
-        kept: Attempt | None = None
+        kept, watch = None, self.watch
         for command in out:
-            home = runner_of(command)
-            if home is not self:
-                home.post(command)
-                continue
-            what = command[0]
-            if what == SEND:
-                attempt: Attempt = command[1]
-                if attempt.cancel_reason is not None:  # cancelled before the command arrived; its waiter may have left
-                    out += self._report(attempt, CANCELLED)
-                    continue
-                self._attempts[attempt] = True
-                if self.watch is not None:
-                    self.watch.sent(attempt)
-                waiter = attempt.task.waiter
+            what, subject = command[0], command[1]
+            waiter = subject.task.waiter if what <= CANCEL else subject.waiter
+            if waiter.driver is not self:
+                waiter.driver.post(command)
+            elif what == SEND and subject.cancel_reason is None:
+                self._attempts[subject] = True
+                if watch is not None and subject.task.serial != UNWANTED:
+                    watch.sent(subject)
                 if kept is None and waiter is batch:
-                    kept = attempt
+                    kept = subject
                 else:
-                    waiter.start(attempt)
+                    waiter.start(subject)
             elif what == FINISH:
-                self._finish(*command[1:])
-            elif what == CANCEL:
-                attempt = command[1]
-                if attempt.handle is not None:  # otherwise the attempt has not begun, and checks ``cancel_reason`` itself
-                    attempt.handle.cancel()
-            elif command[1].waiter.read(command[1]):
-                # appended, because the depth of a recursion would grow with the number of endpoint slots
-                out += self._change(self.engine.scheduler.refill, command[1])
+                if watch is not None and subject.serial != UNWANTED:
+                    watch.done(subject, command[2], command[3])
+                waiter.finish(subject, command[2], command[3], command[4])
+            else:  # further commands are appended, because the depth of a recursion would grow with the number of endpoint slots
+                out += self._run_rare(what, subject)
         return kept
 
-    def _finish(self, task: Task, outcome: Any, source: Any, seconds: float) -> None:
-        if self.watch is not None:
-            self.watch.done(task, outcome, source)
-        task.waiter.finish(task, outcome, source, seconds)
+    def _run_rare(self, what: int, subject: Any) -> Sequence[Command]:
+        """Run a command that most requests do not need. Returns the resulting commands."""
+        if what == SEND:  # cancelled before the command arrived; its waiter may have left
+            return self._report(subject, CANCELLED)
+        if what == MORE and subject.waiter.read(subject):
+            return self._change(self.engine.scheduler.refill, subject)
+        if what == CANCEL and subject.handle is not None:  # otherwise the attempt has not begun, and checks ``cancel_reason`` itself
+            subject.handle.cancel()
+        return ()
 
     def post(self, command: Command) -> None:
         """Run a command in this event loop, from another thread or outside the loop. From then on, the driver owns its attempt."""
@@ -407,7 +405,8 @@ class LoopDriver:
 
     def ended(self, attempt: Attempt, outcome: Outcome, batch: Waiter | None = None) -> Attempt | None:
         """Report the outcome of an attempt to the scheduler and run the resulting commands; see ``run`` for ``batch`` and the result."""
-        return self.run(self._report(attempt, outcome), batch)
+        out = self._report(attempt, outcome)
+        return self.run(out, batch) if out else None
 
     def _report(self, attempt: Attempt, outcome: Outcome) -> list[Command]:
         """Report the outcome of an attempt to the scheduler. Returns the resulting commands, which the caller must run."""
@@ -417,7 +416,7 @@ class LoopDriver:
             self._idle.set()
         begun = begun and not attempt.ended
         out = self._change(self.engine.scheduler.event, attempt, outcome)
-        if begun and self.watch is not None:
+        if begun and self.watch is not None and attempt.task.serial != UNWANTED:
             self.watch.ended(attempt, outcome)
         return out
 
@@ -512,5 +511,4 @@ class LoopDriver:
 
 def runner_of(command: Command) -> Any:
     """Return the driver of a command's waiter: a loop driver or a thread driver. Any thread may call its method ``post``."""
-    subject = command[1]
-    return (subject.task if isinstance(subject, Attempt) else subject).waiter.driver
+    return (command[1].task if command[0] <= CANCEL else command[1]).waiter.driver

@@ -55,7 +55,8 @@ class PrefixFinder:
     def __init__(self) -> None:
         self._keys: dict[Any, tuple[int, ...]] = {}  # (model, group) -> the keys of the nested groups
         self._common: dict[int, Beginning] = {}  # key of a group -> beginning that all prompts of the group had so far
-        self._last: tuple[int, tuple[int, ...], str] = 0, (), ""  # of the last prompt: salt, keys, text shared with the prompt before
+        # of the last prompt: salt, keys, the text that it shared with the prompt before, and the number of blocks of this text
+        self._last: tuple[int, tuple[int, ...], str, int] = 0, (), "", 0
 
     def __call__(self, call: WireRequest, named_only: bool = False) -> Prefix | None:
         """Return the prefix of a request, or None if the request has no prefix.
@@ -67,14 +68,14 @@ class PrefixFinder:
             call: the request.
             named_only: return None unless the caller has named a group.
         """
+        if named_only and call.group is None:
+            return None
         inputs = call.inputs
         if type(inputs) is DecisionInput:
             inputs = inputs.input
-        if named_only and call.group is None:
-            return None
         if isinstance(inputs, str):
             text = inputs
-        elif isinstance(inputs, list) and inputs and _is_message(inputs[0]):
+        elif isinstance(inputs, list) and inputs and (type(first := inputs[0]) is dict or isinstance(first, Mapping)) and "role" in first:
             text = _text(inputs)
         else:
             return None
@@ -85,17 +86,19 @@ class PrefixFinder:
 
         Blocks that the last two prompts had in common are not hashed again. They are only compared with the text.
         """
-        ends = FIRST_ENDS[bisect_right(ENDS, len(text))]
-        if not ends:
+        size = len(text)
+        if size < BLOCK:
             return None
+        ends = FIRST_ENDS[bisect_right(ENDS, size)]
         salt, params = hash(call.model), call.params
         if "prompt_cache_key" in params or "cache_salt" in params:
             salt = hash((salt, repr(params.get("prompt_cache_key")), repr(params.get("cache_salt"))))
-        last_salt, last, common = self._last
-        same = len(common) if salt == last_salt and text.startswith(common) else 0
-        reused = bisect_right(ends, same)
-        keys = list(last[:reused])
-        key, begin = (keys[-1], same) if reused else (salt, 0)
+        last_salt, last, common, reused = self._last
+        if reused and salt == last_salt and text.startswith(common):
+            keys, begin = list(last[:reused]), len(common)
+            key = keys[-1]
+        else:
+            keys, key, begin, reused = [], salt, 0, 0
         for end in ends[reused:]:
             key = hash((key, text[begin:end]))
             keys.append(key)
@@ -105,8 +108,8 @@ class PrefixFinder:
             shared += 1
         if shared != reused or not reused:
             common = text[: ends[shared - 1]] if shared else ""
-        self._last = salt, found, common
-        return make_prefix(Prefix, (found, ends, float(len(text)), False))
+        self._last = salt, found, common, shared
+        return make_prefix(Prefix, (found, ends, float(size), False))
 
     def _named(self, call: WireRequest, text: str) -> Prefix:
         """Return the prefix of a named group. The keys are the same in all processes.
@@ -176,16 +179,12 @@ def common_length(one: str, other: str) -> int:
     return bisect_left(range(1, len(one) + 1), True, key=lambda length: one[:length] != other[:length])
 
 
-def _is_message(value: Any) -> bool:
-    return (type(value) is dict or isinstance(value, Mapping)) and "role" in value  # the test of the type takes much less time
-
-
 def _text(messages: Sequence[Mapping[str, Any]]) -> str:
-    parts: list[str] = []
-    for message in messages:
-        content = message.get("content")
-        parts.append(content if type(content) is str else "\1" + _sample(content))
-    return "\0".join(parts)
+    contents = [message.get("content") for message in messages]
+    try:
+        return "\0".join(contents)  # type: ignore[arg-type]
+    except TypeError:
+        return "\0".join([content if type(content) is str else "\1" + _sample(content) for content in contents])
 
 
 def _sample(value: Any) -> str:

@@ -7,7 +7,7 @@ may be sent more than once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import replace
 from math import inf
@@ -148,6 +148,7 @@ class BatchRunner(Caller, BatchWaiter):
     """
 
     has_feed = True
+    _read_at_once = 1
 
     def __init__(
         self,
@@ -225,7 +226,7 @@ class BatchRunner(Caller, BatchWaiter):
         judged = JudgeItem(self, known.requests, index=index, born=self.driver.engine.clock(), extra=known.extra)
         self._open[judged] = None
         judged.begin(known.votes)
-        if isinstance(self._items, AsyncIterator):
+        if self._is_async:
             self._refill(but=feed)
 
     # requests

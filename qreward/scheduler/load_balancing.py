@@ -55,7 +55,7 @@ class ExpectedFinish(_Scored):
 
     def take(self, avoided: tuple[Source, ...], task: Task | None = None) -> Source | None:
         best = self._ready.take_outside(avoided)
-        if best is None or task is None or task.prefix is None:
+        if best is None or task is None or task.prefix is None or not self._ready:  # no choice, as usual when all sources are busy
             return best
         warm = min(self._warm(task, task.prefix, avoided), key=itemgetter(0), default=None)
         if warm is None or warm[0] >= _finish(best) or (warm[1].latency.mean and not best.latency.mean):

@@ -218,9 +218,10 @@ class Scheduler:
         feed.ended = True
         self.outages.leave(feed)
         feed.pool.queue.drop_feed(feed)
-        rest = [*feed.buffer, *feed.incoming]
-        feed.buffer.clear()
-        feed.incoming.clear()
+        rest = [*feed.buffer, *feed.incoming] if feed.ahead() else []
+        if rest:
+            feed.buffer.clear()
+            feed.incoming.clear()
         return rest
 
     def withdraw(self, _now: float, tasks: Iterable[Task]) -> None:

@@ -225,7 +225,7 @@ class BatchFeed:
         if self.incoming:
             self.buffer.extend(self.incoming)
             self.incoming.clear()
-        if self.read_ahead > READ_AHEAD:
+        if self.read_ahead > READ_AHEAD and len(self.buffer) > 1:
             self.buffer.form_groups(self.pool.compared, self.pool.holders)
 
 

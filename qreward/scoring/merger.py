@@ -8,7 +8,7 @@ the results of a batch.
 from __future__ import annotations
 
 from asyncio import TimerHandle
-from collections.abc import AsyncIterator, Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from contextvars import Context, copy_context
 from functools import partial
 from math import ceil, inf
@@ -452,7 +452,7 @@ class MergedBatchWaiter(BatchWaiter):
 
     def _add(self, feed: BatchFeed, item: Any) -> None:
         super()._add(feed, item)
-        if isinstance(self._items, AsyncIterator):
+        if self._is_async:
             self._hand_over(feed)
 
     def _hand_over(self, feed: BatchFeed) -> None:

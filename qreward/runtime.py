@@ -20,7 +20,7 @@ from qreward.deciding.dialects import DialectFinder
 from qreward.deciding.single import DividedDecision
 from qreward.decisions import Decision
 from qreward.engine import background
-from qreward.engine.batch import BatchWaiter
+from qreward.engine.batch import BatchWaiter, size_of
 from qreward.engine.driver import Backend, LoopDriver
 from qreward.engine.fleet import Fleet
 from qreward.engine.instrumentation import watch_for
@@ -193,7 +193,7 @@ class Runtime:
         """
         deadline = options.seconds("deadline", given.get("deadline"))
         on_result = options.callback("on_result", given.get("on_result"))
-        total = len(items) if hasattr(items, "__len__") else None
+        total = size_of(items)
         # all prices, because an endpoint may be added while the batch runs; no prices if no endpoint of the pool has a price
         prices = self.prices if self.prices and any(source.name in self.prices for source in pool.sources) else {}
         progress = start_progress(given.get("progress"), total, title=title, load=partial(load_of, pool), prices=prices, clock=self.clock)

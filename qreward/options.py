@@ -264,6 +264,8 @@ def arguments_of(kind: type, options: Mapping[str, Any]) -> Arguments:
         options: the keyword arguments of the call.
     """
     names = _names_of(kind)
+    if names.isdisjoint(options):
+        return Arguments({}, dict(options))
     found = Arguments({}, {})
     for name, value in options.items():
         found[name not in names][name] = value
@@ -300,6 +302,17 @@ def preparer(
         raise ConfigError(f"extra_body must be a mapping, not a {type(body).__name__}")
     if headers is not None and not isinstance(headers, Mapping):
         raise ConfigError(f"extra_headers must be a mapping, not a {type(headers).__name__}")
+    merged = _merged(params, body)
+    if headers is not None:
+        connection_settings.check_call_headers(headers, model)
+    validate = codec.validate
+    if callable(group):
+        return lambda inputs: WireRequest(codec, model, validate(inputs), merged, headers, group(inputs))
+    return lambda inputs: WireRequest(codec, model, validate(inputs), merged, headers, group)
+
+
+def _merged(params: Mapping[str, Any], body: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Return the members of the JSON body, after they were checked."""
     check_params(params)
     merged = {**params, **body} if body else params
     if merged.get("stream"):
@@ -310,13 +323,9 @@ def preparer(
         name = min(RESERVED & set(merged))
         raise ConfigError(f"{name!r} cannot be set in extra_body; pass it as the argument {name}=")
     for name, value in merged.items():
-        jsonio.check(value, name)
-    if headers is not None:
-        connection_settings.check_call_headers(headers, model)
-    validate = codec.validate
-    if callable(group):
-        return lambda inputs: WireRequest(codec, model, validate(inputs), merged, headers, group(inputs))
-    return lambda inputs: WireRequest(codec, model, validate(inputs), merged, headers, group)
+        if type(value) not in jsonio.PLAIN:
+            jsonio.check(value, name)
+    return merged
 
 
 def check_params(params: Mapping[str, Any]) -> None:
@@ -383,7 +392,7 @@ def batch_items(name: str, given: object) -> Iterable[Any] | AsyncIterable[Any]:
 
     Any iterable or async iterable can be the input, except strings, bytes and mappings.
     """
-    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable | AsyncIterable):
+    if type(given) is not list and (isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable | AsyncIterable)):
         raise ConfigError(f"{name} must be a list, an iterator or an async iterator of items, not a {type(given).__name__}")
     return given
 

@@ -7,7 +7,7 @@ of a client.
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterable, Callable, Hashable, Iterable, Mapping, Sized
+from collections.abc import AsyncIterable, Callable, Coroutine, Hashable, Iterable, Mapping
 from functools import partial
 from random import Random
 from time import monotonic
@@ -20,7 +20,7 @@ from qreward.deciding.dialects import DialectFinder
 from qreward.deciding.single import DividedDecision
 from qreward.decisions import Decision
 from qreward.engine import background
-from qreward.engine.batch import BatchWaiter
+from qreward.engine.batch import BatchWaiter, size_of
 from qreward.engine.driver import Backend, LoopDriver
 from qreward.engine.fleet import Fleet
 from qreward.engine.instrumentation import watch_for
@@ -80,12 +80,12 @@ class Runtime:
         background.watch(self, Runtime._restart)
 
     def _start(self, config: ClientConfig) -> None:
-        self._config = config
+        self._set_config(config)
         telemetry, observers, backend_factory = self._start_arguments
         self.telemetry, watcher, listeners = _watching(telemetry, observers)
         self._changing = threading.Lock()
         rng = Random()  # noqa: S311 - jitter, not secrets
-        scheduler = Scheduler(config.retry, rng, lambda call: call.codec.estimate_tokens(call), config.hedge, config.max_queued)
+        scheduler = Scheduler(config.retry, rng, estimated, config.hedge, config.max_queued)
         watch = watch_for(watcher, listeners, self.clock)
         self.engine: ProbingEngine = ProbingEngine(scheduler, backend_factory, clock=self.clock, watch=watch)
         self.fleet = Fleet(self.engine, config.endpoints, config.routes, config.prefix_affinity)
@@ -107,6 +107,10 @@ class Runtime:
         return inherited
 
     # settings and state
+
+    def _set_config(self, config: ClientConfig) -> None:
+        self._config = config
+        self._usual = options.request_options({}, config.timeout)
 
     @property
     def config(self) -> ClientConfig:
@@ -142,7 +146,8 @@ class Runtime:
     def reload(self, wanted: ClientConfig) -> frozenset[str]:
         """Replace the settings. Returns the names of the endpoints and settings that changed."""
         with self._changing:
-            changed, self._config = self.fleet.reload(self.config, wanted), wanted
+            changed = self.fleet.reload(self.config, wanted)
+            self._set_config(wanted)
             self.dialects.changed()
             self._set_prices(wanted.endpoints)
         self._sources_changed()
@@ -175,7 +180,7 @@ class Runtime:
 
     def request_options(self, given: Mapping[str, Any]) -> RequestOptions:
         """Return the scheduling options of a call. The default of ``timeout`` is the client's timeout."""
-        return options.request_options(given, self._config.timeout)
+        return options.request_options(given, self._config.timeout) if given else self._usual
 
     def collecting(self, given: Mapping[str, Any], pool: Pool, items: object, title: str) -> dict[str, Any]:
         """Return the arguments of a batch's waiter from the options of :class:`~qreward.options.ResultOptions`.
@@ -188,16 +193,17 @@ class Runtime:
         """
         deadline = options.seconds("deadline", given.get("deadline"))
         on_result = options.callback("on_result", given.get("on_result"))
-        total = len(items) if isinstance(items, Sized) else None
+        total = size_of(items)
         # all prices, because an endpoint may be added while the batch runs; no prices if no endpoint of the pool has a price
-        prices = self.prices if any(source.name in self.prices for source in pool.sources) else {}
+        prices = self.prices if self.prices and any(source.name in self.prices for source in pool.sources) else {}
         progress = start_progress(given.get("progress"), total, title=title, load=partial(load_of, pool), prices=prices, clock=self.clock)
         keep = given.get("keep_results", True)
         return {"deadline": deadline, "on_result": on_result, "progress": progress, "prices": prices, "keep": keep}
 
-    async def one(self, call: WireRequest, request_options: RequestOptions) -> Result[Any]:
-        waiter = Single(self.driver())
-        return await waiter.result(request_options.task(call, self.pool(call.model), waiter, 0))
+    def one(self, call: WireRequest, request_options: RequestOptions) -> Coroutine[Any, Any, Result[Any]]:
+        """Return the coroutine that sends one request. Each caller of many holds one object less than with a coroutine of this method."""
+        waiter = Single(self.engine.driver())
+        return waiter.result(request_options.task(call, self.fleet.pool(call.model), waiter, 0))
 
     async def many(self, prepare: Prepare, model: str, items: Items, given: Mapping[str, Any]) -> BatchResult[Any]:
         pool, request_options = self.pool(model), self.request_options(given)
@@ -324,6 +330,18 @@ class Runtime:
         if on_interrupt not in ("raise", "restart"):
             raise ConfigError(f"on_interrupt must be 'raise' or 'restart', not {on_interrupt!r}")
         return self.request_options(given)._replace(restarts=on_interrupt == "restart", streamed=True)
+
+
+def estimated(call: WireRequest) -> tuple[float, float]:
+    """Return the estimated prompt tokens and maximum output tokens of a request, for the scheduler.
+
+    Never negative and never an exception, whatever the parameters are: the server says what is wrong with them.
+    """
+    try:
+        prompt, most = call.codec.estimate_tokens(call)
+    except Exception:
+        return 0.0, 0.0
+    return max(0.0, prompt), max(0.0, most)
 
 
 class Client(Protocol):

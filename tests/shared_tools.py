@@ -143,3 +143,29 @@ class Lengths:
     @property
     def seen(self) -> list[str]:
         return [completion for batch in self.batches for completion in batch]
+
+
+def guard_buffers(patch: pytest.MonkeyPatch, engine: Any) -> Callable[[], int]:
+    """From now on, the buffers of batches may be changed only under the engine's lock. Returns how to ask for the number of changes."""
+    from qreward.scheduler.affinity import AffineQueue
+
+    changes = 0
+
+    def guarded(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            nonlocal changes
+            changes += 1
+            assert engine.lock.locked(), f"{method.__name__} without the engine's lock"
+            return method(*arguments)
+
+        return call
+
+    def init(self: Any, *arguments: Any) -> None:
+        make(self, *arguments)
+        self.append, self.extend = guarded(self.append), guarded(self.extend)
+
+    make = AffineQueue.__init__
+    patch.setattr(AffineQueue, "__init__", init)
+    for name in ("appendleft", "popleft", "pop", "take", "form_groups", "empty"):
+        patch.setattr(AffineQueue, name, guarded(getattr(AffineQueue, name)))
+    return lambda: changes

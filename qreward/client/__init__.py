@@ -155,8 +155,10 @@ class QRewardClient:
             ConfigError: an argument is invalid. Nothing was sent.
         """
         given = arguments_of(ChatOptions, options)
-        call = given.preparer(CHAT, model)(messages)
-        return cast("ChatCompletion", (await self._runtime.one(call, self._runtime.request_options(given.options))).value)
+        call, scheduling = given.preparer(CHAT, model)(messages), self._runtime.request_options(given.options)
+        del given  # many calls may wait at once
+        completion: ChatCompletion = (await self._runtime.one(call, scheduling)).value
+        return completion
 
     async def batch_chat_completion(
         self, batch_messages: Iterable[Iterable[Any]] | AsyncIterable[Iterable[Any]], model: str, **options: Unpack[ChatBatchOptions]

@@ -21,7 +21,8 @@ from qreward.codecs.base import Malformed
 from qreward.errors import BadRequest
 from qreward.records import MOST_TOKENS, PromptTokensDetails, Usage
 
-_PLAIN = frozenset({str, int, bool, NoneType})
+PLAIN = frozenset({str, int, bool, NoneType})
+"""Types whose values JSON can always represent."""
 _BYTES = (bytes, bytearray, memoryview)
 
 
@@ -48,7 +49,8 @@ def write(model: str, name: str, inputs: Any, params: Mapping[str, Any], *, all_
     """
     try:
         for key, value in params.items():
-            check(value, key)
+            if type(value) not in PLAIN:
+                check(value, key)
         if not all_text:
             check(inputs, name)
         return _ENCODER.encode({"model": model, name: inputs, **params})
@@ -69,7 +71,7 @@ def check(value: object, path: str) -> None:
 
     msgspec raises no error for NaN and bytes. It writes NaN as null, and bytes as base64.
     """
-    if type(value) in _PLAIN:
+    if type(value) in PLAIN:
         return
     try:
         _check(value, path)
@@ -156,7 +158,7 @@ def build(kind: Any, body: bytes, completed: Callable[[dict[str, Any]], dict[str
 
 def _check(value: object, path: str) -> None:
     kind = type(value)
-    if kind in _PLAIN:
+    if kind in PLAIN:
         return
     if isinstance(value, float):
         if not math.isfinite(value):

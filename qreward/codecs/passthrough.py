@@ -12,7 +12,7 @@ import msgspec
 
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import EmbeddedError, Malformed, WireRequest
-from qreward.codecs.chat import CHARS_PER_TOKEN, most_output
+from qreward.codecs.chat import CHARS_PER_TOKEN, characters, most_output
 from qreward.results import Usage
 
 
@@ -58,7 +58,7 @@ class PassthroughCodec:
         return inputs
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
-        return len(repr(call.params)) / CHARS_PER_TOKEN, most_output(call.params)
+        return characters(call.params) / CHARS_PER_TOKEN, most_output(call.params)
 
 
 @lru_cache(maxsize=256)

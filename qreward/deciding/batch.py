@@ -69,6 +69,8 @@ class DecisionBatch(BatchWaiter):
         waited: seconds of the deadline that have passed already.
     """
 
+    _read_at_once = 1
+
     def __init__(self, *args: Any, most: Callable[[], int], waited: float, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._most, self._waited = most, waited
@@ -85,7 +87,8 @@ class DecisionBatch(BatchWaiter):
         for number, call in enumerate(calls):
             feed.read(self._part(item, (number,), call, self._request_options.timeout))
         if feed.left is not None:
-            feed.left += len(calls) - 1
+            with self.driver.engine.lock:
+                feed.left += len(calls) - 1
 
     def _part(self, item: DividedItem, place: tuple[int, ...], call: WireRequest, timeout: float | None) -> Task:
         task = self._request_options._replace(timeout=timeout).task(call, self._pool, self, item.index)
@@ -116,12 +119,7 @@ class DecisionBatch(BatchWaiter):
         item.under_way -= bool(place)
         item.divided(place, calls, result.attempts)
         left = None if task.deadline == inf else max(task.deadline - self.driver.engine.clock(), 1e-3)
-        tasks = [self._part(item, (*place, number), call, left) for number, call in enumerate(calls)]
-        for part in reversed(tasks):
-            self._feed.buffer.appendleft(part)
-        if self._feed.left is not None:
-            self._feed.left += len(tasks)
-        self.driver.refill(self._feed)
+        self.driver.refill(self._feed, [self._part(item, (*place, number), call, left) for number, call in enumerate(calls)])
         return True
 
     def _end_task(self, task: Task, result: Result[Any]) -> None:

@@ -9,9 +9,10 @@ if they are kept.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextvars import copy_context
 from functools import partial
+from itertools import islice
 from typing import Any, Protocol
 
 from qreward.engine.background import report_error
@@ -69,6 +70,7 @@ class BatchWaiter(Waiter):
     """
 
     execute: Callable[[Attempt], Awaitable[Outcome]] | None = None
+    _read_at_once = MOST_AT_ONCE  # items that are read before ``_room`` is asked again; 1 if an item may need several tasks
     _waited = 0.0  # seconds of the deadline that had passed before ``run`` was called
 
     def __init__(
@@ -91,8 +93,9 @@ class BatchWaiter(Waiter):
         self._progress, self._prices = progress, prices
         self._beat: asyncio.TimerHandle | None = None
         self.context = copy_context()
-        self._size = len(items) if isinstance(items, Sized) else None
-        self._items: Iterator[Any] | AsyncIterator[Any] = aiter(items) if isinstance(items, AsyncIterable) else iter(items)
+        self._size = size_of(items)
+        self._is_async = hasattr(items, "__aiter__")
+        self._items: Any = aiter(items) if self._is_async else iter(items)  # type: ignore[arg-type]
         self._read = 0  # items taken from the input
         self._results: list[Result[Any] | None] = []
         self._live: dict[Task, None] = {}
@@ -101,7 +104,8 @@ class BatchWaiter(Waiter):
         self._error: BaseException | None = None
         self._reader: asyncio.Task[None] | None = None
         self._done = driver.loop.create_future()
-        self._wanted = asyncio.Event()
+        if self._is_async:
+            self._wanted = asyncio.Event()
 
     async def run(self) -> BatchResult[Any]:
         """Read and send the items, and wait for all results.
@@ -119,12 +123,14 @@ class BatchWaiter(Waiter):
         )
         self._feed.left = self._size
         expiry = driver.loop.call_later(self._deadline - self._waited, self._expire) if self._deadline is not None else None
-        if isinstance(self._items, AsyncIterator):
+        if self._is_async:
             self._reader = driver.loop.create_task(self._read_async(self._items))
             self._reader.add_done_callback(report_error)
         driver.waiters[self] = None
         try:
-            self._show_progress()
+            if self._progress is not None:
+                self._show_progress()
+            self._feed.more_requested = not self.read(self._feed)  # so that the first tasks are handed over with the batch itself
             driver.open(self._feed)
             await self._done
         except GeneratorExit:  # the coroutine was discarded, perhaps by the garbage collector while the engine's lock is held
@@ -142,7 +148,9 @@ class BatchWaiter(Waiter):
         self._leave(expiry)
         await self._close_input()
         stats = BatchStats(self._read, self._tallies.ok, self._tallies.failed, clock() - began, self._tallies.stats())
-        batch = BatchResult([result for result in self._results if result is not None], stats).priced(self._prices)
+        batch = BatchResult([result for result in self._results if result is not None], stats)
+        if self._prices:
+            batch.priced(self._prices)
         self._results.clear()  # this object is part of reference cycles, so it lives until the next garbage collection
         error, self._error = self._error, None
         if error is None:
@@ -165,7 +173,8 @@ class BatchWaiter(Waiter):
             expiry.cancel()
         if self._reader is not None:
             self._reader.cancel()
-        self.driver.withdraw(self.abandon())
+        if left := self.abandon():
+            self.driver.withdraw(left)
         if self._beat is not None:
             self._beat.cancel()
         if self._progress is not None:
@@ -219,7 +228,8 @@ class BatchWaiter(Waiter):
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
         self._live.pop(task, None)
         self._settle(result_of(task, outcome, source, seconds))
-        self._end_if_done()
+        if not self._live:
+            self._end_if_done()
 
     def close(self) -> None:
         self._stop(lambda: ClientClosed("the client was closed before this item was done"))
@@ -233,7 +243,7 @@ class BatchWaiter(Waiter):
     # reading
 
     def read(self, feed: BatchFeed) -> bool:
-        if isinstance(self._items, AsyncIterator):
+        if self._is_async:
             self._wanted.set()
             return False
         if feed.failing is None or feed.ended:
@@ -246,26 +256,31 @@ class BatchWaiter(Waiter):
 
         Returns False if ``LoopDriver.refill`` is called later: after the next read, or when the consumer takes events.
         """
-        assert isinstance(self._items, Iterator)
-        for _ in range(MOST_AT_ONCE if feed.read_ahead <= READ_AHEAD else GROUPED_AT_ONCE):
-            if self._room(feed) <= 0 or feed.ended:
-                break
-            try:
-                item = next(self._items, _END)
-                if item is _END:
-                    feed.ended = True
-                else:
-                    self._add(feed, item)
-            except BaseException as error:  # items that were read before are still finished
-                self._fail(error)
+        left = MOST_AT_ONCE if feed.read_ahead <= READ_AHEAD else GROUPED_AT_ONCE
+        while not feed.ended and (most := min(left, self._room(feed), self._read_at_once)) > 0:
+            left -= most
+            self._read_some(feed, most)
         if feed.ended:
             self._end_if_done()
-        elif feed.failing is None and (not feed.buffer or self._is_filling(feed)):
+        elif feed.failing is None and (not feed.ahead() or self._is_filling(feed)):
             with self.driver.engine.lock:
-                feed.form_groups()
+                feed.take_in()
             self.driver.loop.call_soon(self._read_on, feed)
             return False
         return True
+
+    def _read_some(self, feed: BatchFeed, most: int) -> None:
+        count = 0
+        try:
+            for item in islice(self._items, most):
+                count += 1
+                self._add(feed, item)
+                if feed.ended:  # by an error
+                    break
+            else:
+                feed.ended = feed.ended or count < most
+        except BaseException as error:  # items that were read before are still finished
+            self._fail(error)
 
     def _is_filling(self, feed: BatchFeed) -> bool:
         """Return True while a new batch reads ahead and sends nothing yet.
@@ -276,7 +291,7 @@ class BatchWaiter(Waiter):
 
     def _room(self, feed: BatchFeed) -> int:
         """Return the number of items that may be read now."""
-        return feed.read_ahead - len(feed.buffer)
+        return feed.read_ahead - feed.ahead()
 
     def _read_on(self, feed: BatchFeed) -> None:
         if not feed.ended and self._read_now(feed):
@@ -320,9 +335,12 @@ class BatchWaiter(Waiter):
                 await self._wanted.wait()
 
     def _add(self, feed: BatchFeed, item: Any) -> None:
-        index = self._next_index()
-        if feed.failing is not None and self._is_trying(feed):
-            self._settle(Result(index, None, feed.failing(), None, 0.0, 0.0))
+        index, self._read = self._read, self._read + 1
+        if self._keep:
+            self._results.append(None)
+        failing = feed.failing  # another thread may set it to None
+        if failing is not None and self._is_trying(feed):
+            self._settle(Result(index, None, failing(), None, 0.0, 0.0))
             return
         try:
             payload = self._prepare(item)
@@ -338,11 +356,11 @@ class BatchWaiter(Waiter):
         feed.read(task)
 
     def _is_trying(self, feed: BatchFeed) -> bool:
-        """Return True if an item waits in the buffer. Sending this item will show whether an endpoint has recovered."""
-        return bool(feed.buffer)
+        """Return True if an item waits. Sending this item will show whether an endpoint has recovered."""
+        return feed.ahead() > 0
 
     def _end_trying(self, feed: BatchFeed) -> None:
-        """At the end of the input of a failing batch, let the buffered item fail too, because no later item can show a recovery."""
+        """At the end of the input of a failing batch, let the waiting item fail too, because no later item can show a recovery."""
         if feed.failing is not None:
             self.driver.refill(feed)
 
@@ -400,6 +418,11 @@ class BatchWaiter(Waiter):
                 return
             self._settle(Result(self._next_index(), None, make_error(), None, 0.0, 0.0))
         self.driver.loop.call_soon(self._end_unread, make_error)
+
+
+def size_of(items: object) -> int | None:
+    """Return the number of items of an input, or None if the input does not know it."""
+    return len(items) if hasattr(items, "__len__") else None  # a fraction of the time of ``isinstance(items, Sized)``
 
 
 def _as_ours(error: Exception, index: int) -> QRewardError:

@@ -13,18 +13,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextvars import Context
 from functools import partial
 from time import monotonic
 from typing import Any, Generic, Protocol, TypeVar
 
 from qreward.engine.background import report_error, run_in_background
-from qreward.engine.instrumentation import LOG, Instrumentation, within
+from qreward.engine.instrumentation import LOG, UNWANTED, Instrumentation, within
 from qreward.errors import ClientClosed, InvalidResponse, QRewardError
 from qreward.scheduler.health import HealthChange
 from qreward.scheduler.outcome import CANCELLED, Answer, Failure, FailureKind, Outcome, RateLimitInfo
-from qreward.scheduler.scheduler import CANCEL, FINISH, SEND, Command
+from qreward.scheduler.scheduler import CANCEL, FINISH, MORE, SEND, Command
 from qreward.scheduler.state import Attempt, BatchFeed, Source, Task
 
 TURNS = 64
@@ -84,7 +84,7 @@ class Waiter(Protocol):
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None: ...
 
     def read(self, feed: BatchFeed) -> bool:
-        """Put more input into the feed's buffer. Returns False if the waiter reads later and then calls ``LoopDriver.refill``."""
+        """Read more input into the feed. Returns False if the waiter reads later and then calls ``LoopDriver.refill``."""
         raise AssertionError(f"a {type(self).__name__} has no feed: {feed}")
 
     def close(self) -> None:
@@ -229,9 +229,10 @@ class LoopDriver:
         self.loop = loop
         self.backend = backend
         self.waiters: dict[Waiter, None] = {}
-        self._attempts: dict[Attempt, None] = {}
+        self._attempts: dict[Attempt, bool] = {}  # each attempt from its SEND to its event -> whether it has begun in this loop
         self._runners: dict[asyncio.Task[None], Attempt | None] = {}  # asyncio task -> the attempt that it has not begun yet
         self._idle = asyncio.Event()  # set when the last attempt ends during closing
+        self._stopped = False
         self._closing: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -244,13 +245,13 @@ class LoopDriver:
     def submit(self, task: Task) -> None:
         if self.watch is not None:
             self.watch.began(task)
-        self.locked(self.engine.scheduler.submit, task)
+        self.run(self._change(self.engine.scheduler.submit, task))
 
     def open(self, feed: BatchFeed) -> None:
         self.locked(self.engine.scheduler.open, feed)
 
-    def refill(self, feed: BatchFeed) -> None:
-        self.locked(self.engine.scheduler.refill, feed)
+    def refill(self, feed: BatchFeed, again: Sequence[Task] = ()) -> None:
+        self.locked(self.engine.scheduler.refill, feed, again)
 
     def withdraw(self, tasks: list[Task], error: QRewardError | None = None) -> None:
         """Remove tasks from the scheduler, because the caller gave them up, or because they end with ``error``, an error of the engine."""
@@ -276,7 +277,8 @@ class LoopDriver:
     # running commands
 
     def locked(self, change: Callable[..., None], *arguments: Any) -> None:
-        self.run(self._change(change, *arguments))
+        if out := self._change(change, *arguments):
+            self.run(out)
 
     def _change(self, change: Callable[..., None], *arguments: Any) -> list[Command]:
         """Change the scheduler's state under the lock and set the timer. Returns the commands, which the caller must run."""
@@ -287,56 +289,59 @@ class LoopDriver:
             out: list[Command] = scheduler.out
             scheduler.out = []
             wake = scheduler.next_wake()
-        self._arm(wake)
+        if wake is not None and (self._timer is None or wake < self._timer_at):
+            self._arm(wake)
         if scheduler.health_changes:
             engine.log_health()
         return out
 
     def run(self, out: list[Command], batch: Waiter | None = None) -> Attempt | None:
         """Run commands. If ``batch`` is given, the first attempt of this waiter is returned and not started."""
-        kept: Attempt | None = None
+        kept, watch = None, self.watch
         for command in out:
-            home = runner_of(command)
-            if home is not self:
-                home.post(command)
-                continue
-            what = command[0]
-            if what == SEND:
-                attempt: Attempt = command[1]
-                self._attempts[attempt] = None
-                if self.watch is not None:
-                    self.watch.sent(attempt)
-                waiter = attempt.task.waiter
+            what, subject = command[0], command[1]
+            waiter = subject.task.waiter if what <= CANCEL else subject.waiter
+            if waiter.driver is not self:
+                waiter.driver.post(command)
+            elif what == SEND and subject.cancel_reason is None:
+                self._attempts[subject] = True
+                if watch is not None and subject.task.serial != UNWANTED:
+                    watch.sent(subject)
                 if kept is None and waiter is batch:
-                    kept = attempt
+                    kept = subject
                 else:
-                    waiter.start(attempt)
+                    waiter.start(subject)
             elif what == FINISH:
-                self._finish(*command[1:])
-            elif what == CANCEL:
-                attempt = command[1]
-                if attempt.handle is not None:  # otherwise the attempt has not begun, and checks ``cancel_reason`` itself
-                    attempt.handle.cancel()
-            elif command[1].waiter.read(command[1]):
-                # appended, because the depth of a recursion would grow with the number of endpoint slots
-                out += self._change(self.engine.scheduler.refill, command[1])
+                if watch is not None and subject.serial != UNWANTED:
+                    watch.done(subject, command[2], command[3])
+                waiter.finish(subject, command[2], command[3], command[4])
+            else:  # further commands are appended, because the depth of a recursion would grow with the number of endpoint slots
+                out += self._run_rare(what, subject)
         return kept
 
-    def _finish(self, task: Task, outcome: Any, source: Any, seconds: float) -> None:
-        if self.watch is not None:
-            self.watch.done(task, outcome, source)
-        task.waiter.finish(task, outcome, source, seconds)
+    def _run_rare(self, what: int, subject: Any) -> Sequence[Command]:
+        """Run a command that most requests do not need. Returns the resulting commands."""
+        if what == SEND:  # cancelled before the command arrived; its waiter may have left
+            return self._report(subject, CANCELLED)
+        if what == MORE and subject.waiter.read(subject):
+            return self._change(self.engine.scheduler.refill, subject)
+        if what == CANCEL and subject.handle is not None:  # otherwise the attempt has not begun, and checks ``cancel_reason`` itself
+            subject.handle.cancel()
+        return ()
 
     def post(self, command: Command) -> None:
-        """Run a command in this event loop, from another thread or outside the loop."""
-        try:
+        """Run a command in this event loop, from another thread or outside the loop. From then on, the driver owns its attempt."""
+        if command[0] == SEND:
+            self._attempts[command[1]] = False
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self.loop.call_soon_threadsafe(self._posted, command)
-        except RuntimeError:  # the loop is closed and cannot run the command
-            if command[0] == SEND:
-                self.engine.apply(partial(self.engine.scheduler.event, attempt=command[1], outcome=CANCELLED))
+        # the loop may never run the command; if it ends only after this check, ``_stop`` or ``release`` finds the attempt
+        if command[0] == SEND and (self._stopped or self.loop.is_closed()):
+            self.release() if self.loop.is_closed() else self._give_back(command[1])
 
     def _posted(self, command: Command) -> None:
-        self.run([command])
+        if command[0] != SEND or command[1] in self._attempts:  # otherwise it was given back
+            self.run([command])
         self._rearm()  # the sender set its timer for the next wake time, but its event loop may end before that
 
     async def run_attempt(self, attempt: Attempt, me: asyncio.Task[Any], batch: Waiter | None = None) -> Attempt | None:
@@ -400,15 +405,20 @@ class LoopDriver:
 
     def ended(self, attempt: Attempt, outcome: Outcome, batch: Waiter | None = None) -> Attempt | None:
         """Report the outcome of an attempt to the scheduler and run the resulting commands; see ``run`` for ``batch`` and the result."""
+        out = self._report(attempt, outcome)
+        return self.run(out, batch) if out else None
+
+    def _report(self, attempt: Attempt, outcome: Outcome) -> list[Command]:
+        """Report the outcome of an attempt to the scheduler. Returns the resulting commands, which the caller must run."""
         attempt.handle = None
-        self._attempts.pop(attempt, None)
+        begun = self._attempts.pop(attempt, False)
         if self._closing is not None and not self._attempts:
             self._idle.set()
-        known = attempt.ended
+        begun = begun and not attempt.ended
         out = self._change(self.engine.scheduler.event, attempt, outcome)
-        if self.watch is not None and not known:
+        if begun and self.watch is not None and attempt.task.serial != UNWANTED:
             self.watch.ended(attempt, outcome)
-        return self.run(out, batch)
+        return out
 
     # time
 
@@ -472,18 +482,25 @@ class LoopDriver:
 
     def release(self) -> None:
         """Release everything that this driver's event loop held, after that loop was closed without closing the client."""
-        scheduler = self.engine.scheduler
-        for waiter in list(self.waiters):
-            left = waiter.abandon()
-            self.engine.apply(partial(scheduler.withdraw, tasks=left))
-            if self.watch is not None:
-                self.watch.withdrawn(left)
+        left = [task for waiter in list(self.waiters) for task in waiter.abandon()]
+        self.engine.apply(partial(self.engine.scheduler.withdraw, tasks=left))  # first, so that no task of this driver is sent again
+        if self.watch is not None:
+            self.watch.withdrawn(left)
         for attempt in list(self._attempts):
-            if self.watch is not None and not attempt.ended:
-                self.watch.ended(attempt, CANCELLED)
-            self.engine.apply(partial(scheduler.event, attempt=attempt, outcome=CANCELLED))
+            self._give_back(attempt)
+
+    def _give_back(self, attempt: Attempt) -> None:
+        """Report that an attempt has ended which this event loop can no longer run. Can be called from any thread."""
+        begun = self._attempts.pop(attempt, False)
+        if self.watch is not None and begun and not attempt.ended:
+            self.watch.ended(attempt, CANCELLED)
+        self.engine.apply(partial(self.engine.scheduler.event, attempt=attempt, outcome=CANCELLED))
 
     def _stop(self) -> None:
+        self._stopped = True
+        if self._closing is None:
+            for waiter in list(self.waiters):
+                waiter.close()
         for attempt in list(self._attempts):  # an asyncio task that was cancelled before its first step has reported no outcome
             self.ended(attempt, CANCELLED)
         if self._timer is not None:
@@ -494,5 +511,4 @@ class LoopDriver:
 
 def runner_of(command: Command) -> Any:
     """Return the driver of a command's waiter: a loop driver or a thread driver. Any thread may call its method ``post``."""
-    subject = command[1]
-    return (subject.task if isinstance(subject, Attempt) else subject).waiter.driver
+    return (command[1].task if command[0] <= CANCEL else command[1]).waiter.driver

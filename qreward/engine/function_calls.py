@@ -175,13 +175,11 @@ class BlockingCall:
                     self._run_here(attempt)
                 else:
                     driver.wait(self)
-        except BaseException:
+        finally:
             if not call.done:
                 driver.do(driver.scheduler.withdraw, [call])
             if self._next is not None:
                 self._ended(self._next, CANCELLED)
-            raise
-        finally:
             driver.hand_over()
         return self._outcome
 
@@ -189,6 +187,8 @@ class BlockingCall:
         if self._context is None:
             self._next = attempt
             self.wake()
+            if attempt.cancel_reason is not None:  # the caller may have left before another thread started the attempt
+                self._ended(attempt, CANCELLED)
         elif not CLOCK.run(partial(self._run_in_worker, self._context.copy(), attempt)):
             if len(attempt.task.tried) > 1:  # type: ignore[attr-defined]  # a further attempt without a thread does not fail the call
                 self._ended(attempt, CANCELLED)

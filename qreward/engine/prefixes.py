@@ -1,8 +1,8 @@
 """Finds the prefix of a request's prompt, for the scheduler's prefix affinity.
 
 If the caller names a group, the group is the prefix. Otherwise the text of the prompt is cut into blocks, and each block is hashed
-together with all text before it, as the prefix caches of servers do. Content that is not text, such as an image, counts as its
-``repr``. There is no tokenizer.
+together with all text before it, as the prefix caches of servers do. An image or another long value counts as a sample of its characters.
+There is no tokenizer. Whole prompts are not kept: of the common beginning of a group, the first characters and a sample are kept.
 """
 
 from __future__ import annotations
@@ -40,6 +40,10 @@ FIRST_ENDS = tuple(ENDS[:count] for count in range(len(ENDS) + 1))
 """``FIRST_ENDS[n]`` holds the first n positions of ``ENDS``."""
 MOST_GROUPS = 1024
 """Maximum number of named groups that are remembered."""
+EXACT = 4096
+"""Number of characters of the common beginning of a named group that are kept. Of the rest, ``SAMPLES`` characters are kept."""
+SAMPLES = 256
+"""Number of characters, evenly spread, that stand for the rest of a long beginning, or for a long value such as an image."""
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -50,8 +54,9 @@ class PrefixFinder:
 
     def __init__(self) -> None:
         self._keys: dict[Any, tuple[int, ...]] = {}  # (model, group) -> the keys of the nested groups
-        self._common: dict[int, str] = {}  # key of a group -> beginning that all prompts of the group had so far
-        self._last: tuple[int, tuple[int, ...], str] = 0, (), ""  # of the last prompt: salt, keys, text shared with the prompt before
+        self._common: dict[int, Beginning] = {}  # key of a group -> beginning that all prompts of the group had so far
+        # of the last prompt: salt, keys, the text that it shared with the prompt before, and the number of blocks of this text
+        self._last: tuple[int, tuple[int, ...], str, int] = 0, (), "", 0
 
     def __call__(self, call: WireRequest, named_only: bool = False) -> Prefix | None:
         """Return the prefix of a request, or None if the request has no prefix.
@@ -63,14 +68,14 @@ class PrefixFinder:
             call: the request.
             named_only: return None unless the caller has named a group.
         """
+        if named_only and call.group is None:
+            return None
         inputs = call.inputs
         if type(inputs) is DecisionInput:
             inputs = inputs.input
-        if named_only and call.group is None:
-            return None
         if isinstance(inputs, str):
             text = inputs
-        elif isinstance(inputs, list) and inputs and _is_message(inputs[0]):
+        elif isinstance(inputs, list) and inputs and (type(first := inputs[0]) is dict or isinstance(first, Mapping)) and "role" in first:
             text = _text(inputs)
         else:
             return None
@@ -81,17 +86,19 @@ class PrefixFinder:
 
         Blocks that the last two prompts had in common are not hashed again. They are only compared with the text.
         """
-        ends = FIRST_ENDS[bisect_right(ENDS, len(text))]
-        if not ends:
+        size = len(text)
+        if size < BLOCK:
             return None
+        ends = FIRST_ENDS[bisect_right(ENDS, size)]
         salt, params = hash(call.model), call.params
         if "prompt_cache_key" in params or "cache_salt" in params:
             salt = hash((salt, repr(params.get("prompt_cache_key")), repr(params.get("cache_salt"))))
-        last_salt, last, common = self._last
-        same = len(common) if salt == last_salt and text.startswith(common) else 0
-        reused = bisect_right(ends, same)
-        keys = list(last[:reused])
-        key, begin = (keys[-1], same) if reused else (salt, 0)
+        last_salt, last, common, reused = self._last
+        if reused and salt == last_salt and text.startswith(common):
+            keys, begin = list(last[:reused]), len(common)
+            key = keys[-1]
+        else:
+            keys, key, begin, reused = [], salt, 0, 0
         for end in ends[reused:]:
             key = hash((key, text[begin:end]))
             keys.append(key)
@@ -101,8 +108,8 @@ class PrefixFinder:
             shared += 1
         if shared != reused or not reused:
             common = text[: ends[shared - 1]] if shared else ""
-        self._last = salt, found, common
-        return make_prefix(Prefix, (found, ends, float(len(text)), False))
+        self._last = salt, found, common, shared
+        return make_prefix(Prefix, (found, ends, float(size), False))
 
     def _named(self, call: WireRequest, text: str) -> Prefix:
         """Return the prefix of a named group. The keys are the same in all processes.
@@ -121,12 +128,36 @@ class PrefixFinder:
         for key in keys:
             common = self._common.get(key)
             if common is None:
-                common = _remember(self._common, key, text)
-            elif not text.startswith(common):
-                common = self._common[key] = common[: common_length(common, text)]
-            longest = max(longest, len(common))
+                common = _remember(self._common, key, Beginning(text))
+            else:
+                common.shorten(text)
+            longest = max(longest, common.length)
             lengths.append(float(longest))
         return make_prefix(Prefix, (keys, tuple(lengths), float(len(text)), True))
+
+
+class Beginning:
+    """The beginning that all prompts of a group have in common. ``length`` is its number of characters.
+
+    Up to ``EXACT`` characters, the length is exact. Beyond, only every ``_step``-th character is kept and compared, because a prompt that
+    differs from another differs in most characters from there on.
+    """
+
+    __slots__ = ("_head", "_rest", "_step", "length")
+
+    def __init__(self, text: str) -> None:
+        self._step = max(1, (len(text) - EXACT) // SAMPLES)
+        self._head, self._rest, self.length = text[:EXACT], text[EXACT :: self._step], len(text)
+
+    def shorten(self, text: str) -> None:
+        """Keep only what another prompt has in common with the beginning."""
+        if not text.startswith(self._head):
+            self._head, self._rest = self._head[: common_length(self._head, text)], ""
+            self.length = len(self._head)
+        elif self._rest and self._rest != (rest := text[EXACT : self.length : self._step]):
+            self._rest = self._rest[: common_length(self._rest, rest)]
+            self.length = EXACT + len(self._rest) * self._step
+        self.length = min(self.length, len(text))
 
 
 def _remember(known: dict[K, V], key: K, value: V) -> V:
@@ -148,13 +179,19 @@ def common_length(one: str, other: str) -> int:
     return bisect_left(range(1, len(one) + 1), True, key=lambda length: one[:length] != other[:length])
 
 
-def _is_message(value: Any) -> bool:
-    return (type(value) is dict or isinstance(value, Mapping)) and "role" in value  # the test of the type takes much less time
-
-
 def _text(messages: Sequence[Mapping[str, Any]]) -> str:
-    parts: list[str] = []
-    for message in messages:
-        content = message.get("content")
-        parts.append(content if type(content) is str else repr(content))
-    return "\0".join(parts)
+    contents = [message.get("content") for message in messages]
+    try:
+        return "\0".join(contents)  # type: ignore[arg-type]
+    except TypeError:
+        return "\0".join([content if type(content) is str else "\1" + _sample(content) for content in contents])
+
+
+def _sample(value: Any) -> str:
+    """Return the content of a message as text: its texts, and a sample of each other long value, such as an image."""
+    if isinstance(value, str):
+        return value if len(value) <= 2 * SAMPLES else f"{len(value)} {value[:: len(value) // SAMPLES]}"
+    if isinstance(value, Mapping):
+        text = value.get("text")
+        return text if type(text) is str else "\1".join([f"{key}:{_sample(each)}" for key, each in value.items()])
+    return "\1".join(map(_sample, value)) if isinstance(value, list | tuple) else repr(value)

@@ -57,9 +57,9 @@ class Single(Waiter):
         return self._result
 
     def _leave(self) -> None:
-        driver, task = self.driver, self._task
-        if task.state is not TaskState.DONE:
-            driver.withdraw([task])
+        driver = self.driver
+        if self._task.state is not TaskState.DONE:
+            driver.withdraw([self._task])
         if self._next is not None:
             driver.ended(self._next, CANCELLED)
         del driver.waiters[self]
@@ -69,13 +69,15 @@ class Single(Waiter):
     def start(self, attempt: Attempt) -> None:
         if self._next is None and (self._mine is None or self._mine.handle is None):
             self._next = attempt
-            self._wake()
+            if self._waiter is not None:
+                self._wake()
         else:  # a hedge, while the caller's own asyncio task carries out the first attempt
             self.driver.spawn(attempt, self.context.copy())
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
         self._result = result_of(task, outcome, source, seconds)
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
 
     def close(self) -> None:
         task = self._task

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 from qreward.engine.batch import BatchWaiter
@@ -30,6 +30,8 @@ class BatchStreamSink(StreamWaiter, BatchWaiter):
     Args:
         most: maximum number of concurrent streams; 0 for as many as the endpoints accept.
     """
+
+    _read_at_once = 1  # an item that fails fills the queue of events too
 
     def __init__(self, driver: LoopDriver, *args: Any, most: int, **kwargs: Any) -> None:
         StreamWaiter.__init__(self, driver)
@@ -150,7 +152,7 @@ class BatchStreamSink(StreamWaiter, BatchWaiter):
         if self._room(self._feed) <= 0:
             return
         self._read_again = False
-        if isinstance(self._items, AsyncIterator):
+        if self._is_async:
             self._wanted.set()
         else:
             self.driver.loop.call_soon(self._read_on, self._feed)

@@ -7,7 +7,7 @@ may be sent more than once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import replace
 from math import inf
@@ -148,6 +148,7 @@ class BatchRunner(Caller, BatchWaiter):
     """
 
     has_feed = True
+    _read_at_once = 1
 
     def __init__(
         self,
@@ -174,15 +175,15 @@ class BatchRunner(Caller, BatchWaiter):
 
     def _read_now(self, feed: BatchFeed) -> bool:
         if self._feed.ended or self._room(feed) > 0:  # otherwise the queue of another model is full, and nothing is read
-            if not super()._read_now(self._feed) and self._feed.buffer:
+            if not super()._read_now(self._feed) and self._feed.ahead():
                 return False
             self._refill(but=feed)
-            return bool(feed.buffer) or feed.failing is not None
-        return bool(feed.buffer)
+            return feed.ahead() > 0 or feed.failing is not None
+        return feed.ahead() > 0
 
     def _room(self, feed: BatchFeed) -> int:  # noqa: ARG002 - the shortest buffer of all models counts
         feeds = self._feeds()
-        waiting = [len(each.buffer) for each in feeds]
+        waiting = [each.ahead() for each in feeds]
         return max(each.read_ahead for each in feeds) - min(waiting) if max(waiting) < MOST_AHEAD else 0
 
     def _feeds(self) -> list[BatchFeed]:
@@ -210,7 +211,7 @@ class BatchRunner(Caller, BatchWaiter):
 
     def _refill(self, but: BatchFeed | None = None) -> None:
         for feed in self._feeds():
-            if feed is not but and feed.buffer and not feed.queued:
+            if feed is not but and feed.incoming:
                 self.driver.refill(feed)
 
     def _add(self, feed: BatchFeed, item: Any) -> None:
@@ -225,7 +226,7 @@ class BatchRunner(Caller, BatchWaiter):
         judged = JudgeItem(self, known.requests, index=index, born=self.driver.engine.clock(), extra=known.extra)
         self._open[judged] = None
         judged.begin(known.votes)
-        if isinstance(self._items, AsyncIterator):
+        if self._is_async:
             self._refill(but=feed)
 
     # requests
@@ -233,8 +234,9 @@ class BatchRunner(Caller, BatchWaiter):
     def enqueue(self, request: SharedRequest, *, again: bool) -> None:
         """Append a request to the feed of its model. A request that was sent before is put first."""
         feed, timeout = self._feed_of(request.pool), self.options.timeout
-        if feed.failing is not None and feed.buffer:
-            self.finish(request.new_task(self, timeout), feed.failing(), None, 0.0)
+        failing = feed.failing  # another thread may set it to None
+        if failing is not None and feed.ahead():
+            self.finish(request.new_task(self, timeout), failing(), None, 0.0)
             return
         if not again:
             feed.read(request.new_task(self, timeout))
@@ -243,10 +245,7 @@ class BatchRunner(Caller, BatchWaiter):
             timeout = until - self.driver.engine.clock()
         for item, _ in request.waiters:  # their deadline may pass while the request is still in the queue
             item.start_timer()
-        if feed.left is not None:
-            feed.left += 1
-        feed.buffer.appendleft(request.new_task(self, timeout))
-        self.driver.refill(feed)
+        self.driver.refill(feed, [request.new_task(self, timeout)])
 
     def withdrawn(self, task: Task) -> None:
         self._tallies.add_cancelled((task.attempt, task.copy))

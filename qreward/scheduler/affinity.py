@@ -282,7 +282,7 @@ class AffineQueue(Generic[T]):
         if self._ahead or not look_ahead:
             return self.popleft()
         ungrouped, waiting = self._ungrouped, self._grouped - self._left
-        if not waiting and ungrouped[0].prefix is None:
+        if not waiting and (len(ungrouped) == 1 or ungrouped[0].prefix is None):  # no choice
             return ungrouped.popleft()
         if ungrouped and waiting < look_ahead - look_ahead // BATCH:
             self.form_groups(look_ahead, holders)

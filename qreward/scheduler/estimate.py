@@ -34,8 +34,9 @@ CALM, MOST_FAILURES = 5.0, 0.9
 """``CALM``: number of successful sends that each source is assumed to have made. ``MOST_FAILURES``: highest share of failures."""
 SAMPLED, FIT_EVERY, LEAST_FIT = 3, 15, 7
 LEAST_SPREAD, MOST_OVERHEAD, OUTLIER = 0.05, 20.0, 4.0
-"""One of ``SAMPLED`` answers counts for the overhead. The overhead is computed anew after ``FIT_EVERY`` answers, if the variance of the lengths is at least ``LEAST_SPREAD`` times the square
-of their mean. It is at most ``MOST_OVERHEAD`` mean lengths. An answer counts as at most ``OUTLIER`` times the work that was expected."""
+"""One of ``SAMPLED`` answers counts for the overhead. It is computed anew after ``FIT_EVERY`` answers, if the variance of the lengths is at
+least ``LEAST_SPREAD`` times the square of their mean. It is at most ``MOST_OVERHEAD`` mean lengths. An answer counts as at most ``OUTLIER``
+times the work that was expected."""
 
 
 class CommonService:

@@ -61,7 +61,7 @@ class ExpectedFinish:
     def take(self, now: float, avoided: tuple[Source, ...], task: Task | None = None) -> Source | None:
         self._refresh(now, task)
         best = self._ready.take_outside(avoided)
-        if best is None or task is None or task.prefix is None:
+        if best is None or task is None or task.prefix is None or not self._ready:  # no choice, as usual when all sources are busy
             return best
         warm = min(self._warm(now, task, task.prefix, avoided), key=itemgetter(0), default=None)
         if warm is None or warm[0] >= best.answers_in(now, task.pool):

@@ -262,7 +262,8 @@ class Holders(Generic[S]):
 
     def of(self, key: int) -> tuple[S, ...]:
         """Return the sources that hold a prefix."""
-        return tuple([source for source in self._recent.get(key) or self._before.get(key, ()) if source.prefix_cache.is_warm(key)])
+        holders = self._recent.get(key) or self._before.get(key)
+        return tuple([source for source in holders if source.prefix_cache.is_warm(key)]) if holders else ()
 
     def last_held(self, keys: tuple[int, ...], place: int) -> int:
         """Return the number of keys from the first key to the innermost key that a source holds.

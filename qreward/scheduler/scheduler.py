@@ -28,14 +28,14 @@ from math import ceil, inf
 from random import Random
 from typing import Any, Final
 
-from qreward.errors import CircuitOpen, NoEndpoint, QRewardError, QueueFull, RequestTimeout
+from qreward.errors import CircuitOpen, InvalidResponse, NoEndpoint, QRewardError, QueueFull, RequestTimeout
 from qreward.records import has_failed
 from qreward.scheduler.failure_policy import FailurePolicy, RetryDecision, is_sign_of_life, record_attempt, unanswered
 from qreward.scheduler.health import HealthChange
 from qreward.scheduler.hedging import CopyTargets, HedgingPolicy, Overdue
 from qreward.scheduler.limits.tokens import TokenEstimator
 from qreward.scheduler.outages import OutageTracker, deadline
-from qreward.scheduler.outcome import Answer, Cancelled, Failure, Outcome, RateLimitInfo
+from qreward.scheduler.outcome import Answer, Cancelled, Failure, FailureKind, Outcome, RateLimitInfo
 from qreward.scheduler.state import LOW, ONLINE, READ_AHEAD, Attempt, Balancer, BatchFeed, CancelReason, Pool, Source, Task, TaskState
 from qreward.scheduler.stats import LEAST_INFLIGHT
 from qreward.scheduler.timer_wheel import PER_SECOND, Timed, TimerWheel
@@ -181,9 +181,12 @@ class Scheduler:
         self._place(now, task)
 
     def open(self, now: float, feed: BatchFeed) -> None:
-        """Accept a batch. A ``MORE`` command requests its input."""
+        """Accept a batch, with the tasks that were read already. If there are none, a ``MORE`` command requests them."""
         self.attend(now, feed)
-        self._ask(feed)
+        if feed.incoming:
+            self.refill(now, feed)
+        else:
+            self._ask(feed)
 
     def attend(self, now: float, feed: BatchFeed) -> None:
         """Watch a batch until ``close_feed``.
@@ -192,14 +195,20 @@ class Scheduler:
         """
         self.outages.enter(now, feed)
 
-    def refill(self, now: float, feed: BatchFeed) -> None:
-        """Use the tasks that the engine has put into a feed's buffer, or take note that the engine has marked the feed as ended."""
+    def refill(self, now: float, feed: BatchFeed, again: Sequence[Task] = ()) -> None:
+        """Take over the tasks that the engine has read into a feed, or take note that the engine has marked the feed as ended.
+
+        The tasks ``again`` were not read from the input. They go before all other tasks of the feed.
+        """
         feed.more_requested = False
+        feed.take_in()
+        for task in reversed(again):
+            feed.buffer.appendleft(task)
+        if feed.left is not None:
+            feed.left += len(again)
         if feed.failing is not None:
             self._fail_waiting(feed, feed.failing)
         if feed.buffer:
-            if feed.read_ahead > READ_AHEAD:
-                feed.form_groups()
             feed.pool.queue.put_feed(feed)
             self._check(now, feed.pool)
             self.pump(now, feed.pool)
@@ -211,8 +220,10 @@ class Scheduler:
         feed.ended = True
         self.outages.leave(feed)
         feed.pool.queue.drop_feed(feed)
-        rest = list(feed.buffer)
-        feed.buffer.clear()
+        rest = [*feed.buffer, *feed.incoming] if feed.ahead() else []
+        if rest:
+            feed.buffer.clear()
+            feed.incoming.clear()
         return rest
 
     def withdraw(self, _now: float, tasks: Iterable[Task]) -> None:
@@ -224,11 +235,36 @@ class Scheduler:
     # inputs: attempts and time
 
     def event(self, now: float, attempt: Attempt, outcome: Outcome) -> None:
-        """Record the outcome of an attempt that has ended. Further events for the same attempt are ignored."""
-        source, task = attempt.source, attempt.task
+        """Record the outcome of an attempt that has ended. Further events for the same attempt are ignored.
+
+        An outcome that cannot be recorded, such as an answer whose counts are no numbers, fails its task and nothing else.
+        """
         if attempt.ended:
             return
         attempt.ended = True
+        try:
+            self._ended(now, attempt, outcome)
+        except Exception as error:
+            self._unrecorded(now, attempt, outcome, error)
+        self._fill(now, attempt.source)
+
+    def _unrecorded(self, now: float, attempt: Attempt, outcome: Outcome, error: Exception) -> None:
+        source, task = attempt.source, attempt.task
+        if attempt in source.attempts:
+            source.ended(now, attempt)
+        finished = any(command[0] == FINISH and command[1] is task for command in self.out)
+        if finished or not (attempt.won or task.holds(attempt)):
+            return
+        if not isinstance(outcome, Failure):
+            text = f"endpoint {source.name!r}: its answer cannot be recorded: {type(error).__name__}; report this with the server's answer"
+            outcome = Failure(FailureKind.UNSENDABLE, InvalidResponse(text, endpoint=source.name))
+            outcome.error.__cause__ = error
+        attempt.won, task.charge = False, 0.0
+        record_attempt(attempt, outcome.kind.name.lower(), now, detail=str(outcome.error))
+        self._finish(task, outcome.error)
+
+    def _ended(self, now: float, attempt: Attempt, outcome: Outcome) -> None:
+        source, task = attempt.source, attempt.task
         source.ended(now, attempt)
         if not source.inflight:
             source.check_at = inf
@@ -251,7 +287,6 @@ class Scheduler:
                 self.on_source_lost(now, source)
             self._reconsider(now, source)
         self.outages.look(now, attempt, alive=is_sign_of_life(outcome))
-        self._fill(now, source)
 
     def _reconsider(self, now: float, source: Source) -> None:
         """Let other sources take tasks that were sent before, because these may be answered sooner there after a failure of ``source``."""

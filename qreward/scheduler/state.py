@@ -134,8 +134,9 @@ class Task:
         return self.copy if attempt is self.attempt else self.attempt
 
     def burden(self, source: Source) -> float:
-        """Return the factor on the expected tries at a source: doubled by each failure of this task there, up to ``MOST_DOUBLINGS`` times; inf
-        if it cannot serve the task, or works on it already.
+        """Return the factor on the expected tries at a source. Each failure of this task there doubles it, up to ``MOST_DOUBLINGS`` times.
+
+        The factor is inf if the source cannot serve the task, or works on it already.
         """
         if source in self.unfit or (self.attempt is not None and self.attempt.source is source):
             return inf
@@ -189,7 +190,8 @@ class BatchFeed:
     """A feed supplies the tasks of one batch, which have one priority. The scheduler takes tasks from ``buffer``, and requests more tasks
     from the engine when few are left.
 
-    Tasks in the buffer are input that was read ahead. They are not bound to a source, and their timeout has not started.
+    Tasks in the buffer are input that was read ahead. They are not bound to a source, and their timeout has not started. The engine reads
+    tasks into ``incoming`` without the engine's lock, and calls ``Scheduler.refill`` to hand them over.
     """
 
     pool: Pool
@@ -199,6 +201,7 @@ class BatchFeed:
     tenant: str | None = None
     timeout: float | None = None  # seconds that each of its tasks may take
     buffer: AffineQueue[Task] = field(default_factory=AffineQueue)
+    incoming: list[Task] = field(default_factory=list)  # tasks that were read; belong to the engine until it hands them over
     queued: bool = False  # it is in the queue, that is, the buffer is not empty
     more_requested: bool = False  # more input was requested
     ended: bool = False  # all input was read
@@ -207,8 +210,7 @@ class BatchFeed:
     failing: Callable[[], QRewardError] | None = None
     """Function that makes an error, or None. The function is set while the pool cannot serve the batch, for example because no source has
     been alive for too long. Meanwhile, waiting items and items that are read from the input fail with an error that the function makes.
-    While the buffer is not empty, an item that the engine reads may fail with such an error at once, instead of being appended to the
-    buffer."""
+    While a task waits, an item that the engine reads may fail with such an error at once."""
     due: int = -1  # belongs to the timer wheel
     postponed: bool = False  # used by ``outages``
     read_ahead: int = READ_AHEAD  # number of tasks that the buffer should hold; a larger number if the tasks have prefixes
@@ -217,14 +219,22 @@ class BatchFeed:
         self.served = self.opened_at
 
     def read(self, task: Task) -> None:
-        """Append a task that was read from the input."""
-        self.buffer.append(task)
+        """Take a task that was read from the input. Called by the engine, without its lock."""
+        self.incoming.append(task)
         if task.prefix is not None and self.read_ahead == READ_AHEAD:
             self.read_ahead = max(READ_AHEAD, self.pool.look_ahead)
 
-    def form_groups(self) -> None:
-        """Sort the tasks that were read into groups of equal prefixes, so that this need not be done when a source takes a task."""
-        self.buffer.form_groups(self.pool.compared, self.pool.holders)
+    def ahead(self) -> int:
+        """Return the number of tasks that were read and not taken. Without the engine's lock, the number is approximate."""
+        return len(self.buffer) + len(self.incoming)
+
+    def take_in(self) -> None:
+        """Move the incoming tasks to the buffer. They are sorted into groups of equal prefixes now, not when a source takes a task."""
+        if self.incoming:
+            self.buffer.extend(self.incoming)
+            self.incoming.clear()
+        if self.read_ahead > READ_AHEAD and len(self.buffer) > 1:
+            self.buffer.form_groups(self.pool.compared, self.pool.holders)
 
 
 ATTEMPT_FIRST = 120.0

@@ -8,7 +8,7 @@ the results of a batch.
 from __future__ import annotations
 
 from asyncio import TimerHandle
-from collections.abc import AsyncIterator, Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from contextvars import Context, copy_context
 from functools import partial
 from math import ceil, inf
@@ -448,17 +448,17 @@ class MergedBatchWaiter(BatchWaiter):
         return True
 
     def _room(self, feed: BatchFeed) -> int:
-        return AHEAD - len(feed.buffer) - sum(merger.queue.waiting for merger in self._mergers.values())
+        return AHEAD - len(feed.incoming) - sum(merger.queue.waiting for merger in self._mergers.values())
 
     def _add(self, feed: BatchFeed, item: Any) -> None:
         super()._add(feed, item)
-        if isinstance(self._items, AsyncIterator):
+        if self._is_async:
             self._hand_over(feed)
 
     def _hand_over(self, feed: BatchFeed) -> None:
-        """Move items from the feed's buffer to their mergers."""
-        fresh = self._by_key(feed.buffer)
-        feed.buffer.clear()
+        """Move items from the feed to their mergers."""
+        fresh = self._by_key(feed.incoming)
+        feed.incoming.clear()
         for key, items in fresh.items():
             if key not in self._mergers:
                 self._mergers[key] = self._find(key)
@@ -475,7 +475,7 @@ class MergedBatchWaiter(BatchWaiter):
         self._end(unsent)
 
     def _is_trying(self, feed: BatchFeed) -> bool:
-        return bool(feed.buffer or self._waiting())
+        return bool(feed.incoming or self._waiting())
 
     def _end_trying(self, feed: BatchFeed) -> None:
         """Fail the items that wait in the mergers if no endpoint is alive.

@@ -11,6 +11,7 @@ import httpx
 import pytest
 from deciding_tools import MODEL, DecisionServer, client_of, expected, now, number_of, questions, read
 from scale import SCALE
+from shared_tools import guard_buffers
 
 from qreward import BadRequest, BatchInterrupted, Result, YesNo
 
@@ -185,3 +186,13 @@ async def test_questions_of_every_kind_go_in_one_request() -> None:
     with pytest.raises(KeyError, match="no question has the name 'rihgt'; did you mean 'right'"):
         decision["rihgt"]
     assert [*decision.errors] == [1]
+
+
+async def test_the_parts_of_a_refused_item_are_handed_over_under_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = DecisionServer("chat")
+    async with client_of({"a": server}, decisions="chat", most=4) as client:
+        await client.batch_decide(["text"], questions(2), model=MODEL)
+        changes = guard_buffers(monkeypatch, client._runtime.engine)
+        batch = await client.batch_decide([("text", questions(4, {2})), ("text", questions(6))], model=MODEL)
+    assert changes() > 0
+    assert len(batch) == 2

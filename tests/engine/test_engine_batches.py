@@ -6,13 +6,14 @@ import asyncio
 import gc
 import random
 import weakref
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from types import NoneType
 from typing import Any
 from unittest.mock import ANY
 
 import pytest
 from engine_tools import MODEL, FakeWire, Said, ask, broken, chat, chats, client_of, endpoints, leftovers, now
+from shared_tools import guard_buffers
 
 from qreward import (
     AttemptRecord,
@@ -21,13 +22,16 @@ from qreward import (
     DeadlineExceeded,
     Endpoint,
     EndpointStats,
+    InvalidResponse,
     Limits,
     QRewardClient,
     Result,
     Retry,
 )
+from qreward.engine.driver import LoopDriver
 from qreward.engine.snapshots import Tallies
 from qreward.records import PromptTokensDetails, Usage
+from qreward.scheduler.outcome import Answer
 from qreward.scheduler.state import READ_AHEAD
 
 
@@ -360,3 +364,67 @@ async def test_the_statistics_of_an_endpoint_say_how_long_its_answers_take_and_w
         assert state is not None
         assert (state.obstacle, state.ready_in) == ("window full", None)
         await asyncio.gather(*full)
+
+
+async def test_items_are_handed_over_under_the_lock_whatever_the_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = "the same beginning of every prompt " * 20
+
+    async def later(count: int) -> AsyncIterator[Any]:
+        for number in range(count):
+            await asyncio.sleep(0)
+            yield chat(f"{shared}{number}")
+
+    inputs: dict[str, Callable[[], Any]] = {
+        "a list": lambda: chats(100),
+        "with prefixes": lambda: [chat(f"{shared}{number}") for number in range(500)],
+        "an async input": lambda: later(100),
+        "one item": lambda: chats(1),
+        "with invalid items": lambda: [*chats(40), 3, *chats(40)],
+    }
+    for name, items in inputs.items():
+        async with client_of(FakeWire(random_seconds), {"a": 3, "b": 5}) as client:
+            with monkeypatch.context() as patch:
+                changes = guard_buffers(patch, client._runtime.engine)
+                batch = await client.batch_chat_completion(items(), MODEL)
+                client.mark_unhealthy("a")
+                client.mark_unhealthy("b")
+                failed = await client.batch_chat_completion(items(), MODEL)
+            assert changes() > 0, name
+            assert batch.stats.failed == (name == "with invalid items"), name
+            assert failed.stats.ok == 0, name
+
+
+async def test_a_batch_of_one_is_opened_and_sent_in_one_locked_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    async with client_of(FakeWire()) as client:
+        change = LoopDriver._change
+
+        def counted(self: LoopDriver, method: Any, *arguments: Any) -> Any:
+            calls.append(method.__name__)
+            return change(self, method, *arguments)
+
+        monkeypatch.setattr(LoopDriver, "_change", counted)
+        assert (await client.batch_chat_completion(chats(1), MODEL)).stats.ok == 1
+    assert calls[:2] == ["open", "event"]
+
+
+async def test_an_answer_that_the_scheduler_cannot_record_fails_its_item_and_nothing_else() -> None:
+    odd: dict[str, tuple[Any, ...]] = {"1": ("ten", 3), "3": (3, "ten"), "5": (3, 10**320), "7": (10**320, 3), "9": (3, float("nan"))}
+
+    async def script(_: str, prompt: str) -> Any:
+        await asyncio.sleep(1)
+        return Answer(Said(prompt), *odd.get(prompt, (3, 4)))
+
+    for limits in (None, Limits(max_concurrency=2), Limits(max_concurrency=1, tpm=10_000, rpm=6000)):
+        fleet = [Endpoint("http://a.example/v1", name="a", limits=limits or Limits())]
+        async with client_of(FakeWire(script), fleet) as client:
+            batch = await client.batch_chat_completion(chats(12), MODEL, max_tokens=-1)
+            assert {index for index, error in batch.errors.items() if isinstance(error, InvalidResponse)} >= {1, 3}
+            assert all(isinstance(error, InvalidResponse) and str(index) in odd for index, error in batch.errors.items())
+            assert await ask(client, 2) == "2"
+            with pytest.raises(InvalidResponse, match="cannot be recorded: TypeError"):
+                await ask(client, 1)
+            assert await ask(client, 2, max_tokens=10**400) == "2"
+            state = client.stats()["a"].state
+            assert state is not None
+            assert state.in_flight == 0

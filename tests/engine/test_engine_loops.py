@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +219,80 @@ def test_a_slot_that_falls_to_a_call_of_a_closed_loop_goes_to_the_next() -> None
     finally:
         loop.close()
     assert not asked[1].done()
+
+
+def turn(loop: asyncio.AbstractEventLoop) -> None:
+    loop.run_until_complete(asyncio.sleep(0))
+
+
+def turns(loop: asyncio.AbstractEventLoop, until: asyncio.Task[Any]) -> bool:
+    """Let a loop go on for some turns. Returns whether the task is done."""
+    for _ in range(9):
+        turn(loop)
+    return until.done()
+
+
+def test_a_slot_that_falls_to_a_call_of_another_loop_that_has_just_left_goes_to_the_next() -> None:
+    kinds: dict[str, Callable[[QRewardClient], Coroutine[Any, Any, Any]]] = {
+        "call": lambda client: ask(client, "leaves"),
+        "batch": lambda client: client.batch_chat_completion(chats(3), MODEL),
+        "stream": lambda client: heard(stream_of(client, "leaves")),
+    }
+    for kind, cancels in product(kinds, (True, False)):
+        gate = asyncio.Event()
+
+        async def waits(_: str, prompt: str, gate: asyncio.Event = gate) -> str:
+            await gate.wait()
+            return f"re: {prompt}"
+
+        wire = StreamWire(lambda _, __: ["re"])
+        wire._script = waits
+        client = client_of(wire, {"a": 1})
+        first, second = asyncio.new_event_loop(), asyncio.new_event_loop()
+        holder = first.create_task(ask(client, "holds"))
+        turn(first)
+        leaver = second.create_task(kinds[kind](client))
+        turn(second)
+        if cancels:
+            leaver.cancel()
+        else:
+            second.run_until_complete(second.shutdown_asyncgens())
+        gate.set()
+        assert first.run_until_complete(holder) == "re: holds"  # posts the slot's next attempt to the other loop
+        assert turns(second, leaver), (kind, cancels)
+        assert leaver.cancelled() or kind == "batch" or isinstance(leaver.exception(), ClientClosed)
+        assert leftovers(client).keys().isdisjoint({"slots", "queued"}), (kind, cancels)
+        assert turns(first, first.create_task(ask(client, "last"))), (kind, cancels)
+        assert turns(first, first.create_task(client.aclose())), (kind, cancels)
+        for loop in (first, second):
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.close()
+
+
+def test_the_slots_of_many_calls_of_a_closed_loop_are_given_back_at_once() -> None:
+    gate = asyncio.Event()
+
+    async def waits(_: str, prompt: str) -> str:
+        await gate.wait()
+        return f"re: {prompt}"
+
+    client = client_of(FakeWire(waits), {"a": 1})
+    loop, closed = asyncio.new_event_loop(), asyncio.new_event_loop()
+    first = loop.create_task(ask(client, "first"))
+    turn(loop)
+    waiting = [closed.create_task(ask(client, number)) for number in range(2 * sys.getrecursionlimit())]
+    turn(closed)
+    for task in waiting:
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # on purpose here
+    closed.close()
+    gate.set()
+    try:
+        assert loop.run_until_complete(first) == "re: first"
+        assert leftovers(client).get("slots") is None
+        assert loop.run_until_complete(ask(client, "last")) == "re: last"
+        loop.run_until_complete(client.aclose())
+    finally:
+        loop.close()
 
 
 async def test_a_task_in_the_background_reports_its_error_at_once_and_keeps_no_context_of_its_caller() -> None:

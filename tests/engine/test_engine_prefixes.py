@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from itertools import pairwise
+from random import Random
+from sys import getsizeof
 from types import MappingProxyType
 from typing import Any
 
@@ -15,7 +17,7 @@ from qreward import PrefixAffinity
 from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import CHAT
 from qreward.codecs.decisions.base import DecisionInput
-from qreward.engine.prefixes import BLOCK, ENDS, MOST_GROUPS, PrefixFinder, common_length
+from qreward.engine.prefixes import BLOCK, ENDS, EXACT, MOST_GROUPS, SAMPLES, PrefixFinder, common_length
 
 
 def call_of(*contents: Any, model: str = "m", group: object = None, **params: Any) -> WireRequest:
@@ -156,3 +158,37 @@ async def test_a_batch_is_read_ahead_and_its_groups_stay_each_with_one_endpoint(
         switches = sum(one != other for one, other in pairwise(groups))
         assert switches > 100 if affinity is None else switches < 30, source
         assert max(ahead) < 50 if affinity is None else 250 < max(ahead) <= 310, source
+
+
+def image(content: str) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": "which one?"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64," + content}}]
+
+
+def test_an_image_counts_as_a_sample_and_its_prompt_is_not_kept_alive() -> None:
+    rng = Random(1)
+    first, second = ("".join(rng.choices("abcdefgh", k=50_000)) * 40 for _ in range(2))
+    prefix_of, rubric = PrefixFinder(), "r" * 3000
+    same, other = prefix_of(call_of(rubric, image(first), "x" * 600)), prefix_of(call_of(rubric, image(second), "x" * 600))
+    assert same is not None
+    assert other is not None
+    assert same == PrefixFinder()(call_of(rubric, image(first), "x" * 600))
+    assert same.total < 5000, "an image has few tokens, whatever the size of its file"
+    assert common(call_of(rubric, image(first), "x" * 600), call_of(rubric, image(second), "x" * 600)) == 2816
+    named = PrefixFinder()
+    for number in range(MOST_GROUPS):
+        named(call_of(f"{number}" + "y" * 100_000, group=number))
+    kept = sum(getsizeof(each._head) + getsizeof(each._rest) for each in named._common.values())
+    assert kept < MOST_GROUPS * 5000, "of a long prompt, its beginning and a sample are kept"
+
+
+def test_beyond_the_first_characters_the_common_length_of_a_group_is_estimated_from_a_sample() -> None:
+    step = (20_000 + 9000 - EXACT) // SAMPLES
+    for size in (0, EXACT - 1, EXACT, EXACT + 100, 5000, 20_000):
+        prefix_of, lengths = PrefixFinder(), []
+        for text in ("a" * size + "b" * 9000, "a" * size + "b" * 9000, "a" * size + "c" * 9000, "a" * size + "b" * 9000, "a" * size):
+            prefix = prefix_of(call_of(text, group="g"))
+            assert prefix is not None
+            lengths.append(prefix.lengths[0])
+        assert lengths[:2] == [size + 9000] * 2
+        assert lengths[4] == size
+        assert size <= lengths[2] == lengths[3] <= (size if size <= EXACT else size + step), size

@@ -15,6 +15,7 @@ from openai_tools import MODEL, ask, sdk, serving
 
 from qreward import Endpoint, QRewardClient, Retry
 from qreward.codecs.base import WireRequest
+from qreward.codecs.passthrough import PassthroughCodec
 from qreward.codecs.sse import Parser
 from qreward.errors import BadRequest
 from qreward.integrations.openai import BASE_URL, transport
@@ -106,6 +107,17 @@ def test_the_length_of_a_plain_request_is_guessed() -> None:
     assert guess([1, 2, 3], max_tokens=5)[1] == 5
     assert guess(None, max_tokens="many")[1] == 0
     assert guess("\ud800")[0] > 0
+    assert guess([{"text": "a" * 35, "image": "data:image/png;base64," + "x" * 10**6}])[0] == 10
+
+
+def test_the_length_of_any_other_request_is_guessed_from_its_texts_and_not_from_its_images() -> None:
+    for params, tokens in (
+        ({"input": "a" * 35}, 10),
+        ({"input": [1, 2, 3], "other": [["b" * 35]]}, 13),
+        ({"messages": [{"role": "user", "content": [{"image_url": {"url": "data:image/png;base64," + "x" * 10**6}}]}]}, 4 / 3.5),
+    ):
+        codec = PassthroughCodec("/v1/responses")
+        assert codec.estimate_tokens(WireRequest(codec, MODEL, None, params, None))[0] == pytest.approx(tokens), params
 
 
 class Saying:

@@ -356,7 +356,7 @@ def test_a_batch_reads_further_ahead_once_its_items_have_prefixes() -> None:
         feed.read(item)
         seen.append(feed.read_ahead)
     assert seen == [READ_AHEAD, 100, 100]
-    assert len(feed.buffer) == 3
+    assert feed.ahead() == 3
 
 
 def test_a_stream_has_waited_for_its_reader_before_and_waits_now() -> None:

@@ -16,7 +16,7 @@ import msgspec
 
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import Codec, EmbeddedError, Malformed, WireRequest
-from qreward.codecs.chat import CHARS_PER_TOKEN, VERBATIM_CHAT, most_output
+from qreward.codecs.chat import CHARS_PER_TOKEN, VERBATIM_CHAT, characters, most_output
 from qreward.codecs.embeddings import EMBEDDINGS
 from qreward.errors import BadRequest, QRewardError
 from qreward.integrations.openai import responses
@@ -79,7 +79,7 @@ class PlainCodec:
         """
         inputs = call.inputs
         prompts = len(inputs) if isinstance(inputs, list) and inputs and not isinstance(inputs[0], int) else 1
-        return len(str(inputs)) / CHARS_PER_TOKEN, most_output(call.params) * prompts
+        return characters(inputs) / CHARS_PER_TOKEN, most_output(call.params) * prompts
 
 
 ROUTES: dict[str, tuple[str, Codec]] = {

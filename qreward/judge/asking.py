@@ -63,10 +63,10 @@ class JudgeModel(ABC):
         """Return the function that makes a request from the return value of :meth:`input_of`. Raises ``ConfigError`` or ``BadRequest``."""
 
     @abstractmethod
-    def fall_back(self, form: str, error: QRewardError) -> bool:
+    def fall_back(self, form: str, error: QRewardError, reply: Reply | None = None) -> bool:
         """Return whether a request that failed in the form ``form`` should be sent again in another form.
 
-        If the method returns True, new requests use the other form too.
+        ``reply`` is the reply that could not be read, if there was one. If the method returns True, new requests use the other form too.
         """
 
     @abstractmethod

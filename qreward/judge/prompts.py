@@ -87,7 +87,8 @@ def in_words(value: object, name: str) -> str:
     """
     if isinstance(value, str):
         return value
-    if _is_conversation(value):
+    value = [value] if is_conversation([value]) else value
+    if is_conversation(value):
         return "\n\n".join(map(_message_text, value))
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
@@ -95,7 +96,8 @@ def in_words(value: object, name: str) -> str:
         raise ConfigError(f"the field {name!r} is a {type(value).__name__} that cannot be written into a prompt ({error})") from None
 
 
-def _is_conversation(value: object) -> TypeGuard[Sequence[Mapping[str, Any]]]:
+def is_conversation(value: object) -> TypeGuard[Sequence[Mapping[str, Any]]]:
+    """Return whether a value is a list of messages."""
     return isinstance(value, list | tuple) and bool(value) and all(isinstance(each, Mapping) and "role" in each for each in value)
 
 
@@ -152,7 +154,7 @@ class Prompt:
         """
         given = {name: value for name, value in fields.items() if value is not None}
         for name in (self._needed - {"prompt"}) & given.keys():
-            if _is_conversation(given[name]) and is_missing(given[name][-1]):
+            if is_conversation(given[name]) and is_missing(given[name][-1]):
                 raise ConfigError(f"the last message of {name!r} has no content, so there is nothing to judge")
         self._check(given.keys(), extra)
         words = {name: in_words(given[name], name) for name in self.names}

@@ -36,8 +36,10 @@ def fields_of(item: object, names: Sequence[str] = POINT_NAMES) -> Mapping[str, 
             if name not in item:
                 raise ConfigError(f"the item has no {name!r}: it has {', '.join(map(repr, item)) or 'nothing'}")
         return item
-    if isinstance(item, tuple | list) and len(names) - 1 <= len(item) <= len(names):
+    if isinstance(item, tuple | list) and len(names) - 1 <= len(item) <= len(names) and not prompts.is_conversation(item):
         return dict(zip(names, item, strict=False))
+    if prompts.is_conversation(item):
+        raise ConfigError("an item is not a conversation: give (messages, response), with the response apart from the messages before it")
     given = f"{len(item)} values" if isinstance(item, tuple | list) else f"a {type(item).__name__}"
     raise ConfigError(f"an item is ({', '.join(names[:-1])}), perhaps with {names[-1]}, or a mapping of these, not {given}")
 

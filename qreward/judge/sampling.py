@@ -134,9 +134,9 @@ class SampleRequest:
             error.__cause__ = fault.__cause__
             return error
 
-    def _falls_back(self, error: QRewardError) -> bool:
+    def _falls_back(self, error: QRewardError, reply: Reply | None = None) -> bool:
         """Return whether the request must be sent again in another form."""
-        return self.request.judge_model.fall_back(self._form, error) and (
+        return self.request.judge_model.fall_back(self._form, error, reply) and (
             bool(self.request.judge_model.format) or self.request.fallback is not None
         )
 
@@ -157,7 +157,7 @@ class SampleRequest:
         judge_model = self.request.judge_model
         times = "" if self._answers == 1 else f" in {self._answers} answers"
         self.error = self._invalid(judge_model.without_verdict(reply, reason, times))
-        if self._falls_back(self.error):
+        if self._falls_back(self.error, reply):
             return None
         if self._reasks <= 0 or hopeless:
             return self.error

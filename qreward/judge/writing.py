@@ -36,11 +36,16 @@ class AnswerFormat:
 
     With ``auto``, requests begin with the first of ``FORMATS``. When a server rejects a format, new requests use the next format. In the
     end, all endpoints of a route get a format that each of them accepts.
+
+    Attributes:
+        format: the format of new requests.
+        written: the formats in which the model has written an answer.
     """
 
     def __init__(self, config: JudgeConfig) -> None:
         self.is_auto = config.response_format == "auto"
         self.format: ResponseFormat = FORMATS[0] if self.is_auto else config.response_format
+        self.written: set[str] = set()
 
     def reject(self, form: str) -> None:
         """Move to the next format, because ``form`` was rejected. Does nothing if another request has already changed the format."""
@@ -100,15 +105,24 @@ class WritingModel(JudgeModel):
             self._prepare[key] = preparer(JUDGE, self.model, {**form, **self._params, **seed}, self._headers, self._body)
         return self._prepare[key]
 
-    def fall_back(self, form: str, error: QRewardError) -> bool:
-        """Return whether a server rejected this format, so that the request must be sent again. New requests then use the next format."""
-        if not self._form.is_auto or form == FORMATS[-1] or not refuses_format(error, self.model):
+    def fall_back(self, form: str, error: QRewardError, reply: Reply | None = None) -> bool:
+        """Return whether a server rejected this format, so that the request must be sent again. New requests then use the next format.
+
+        Some servers that cannot follow a format do not reject it, but answer with an empty text. An empty text counts as a rejection unless
+        the model has written an answer in this format before.
+        """
+        said = reply is None or reply.text.strip() or reply.reasoning or reply.refusal or not reply.whole
+        empty = not said and form not in self._form.written
+        if not self._form.is_auto or form == FORMATS[-1] or not (empty or refuses_format(error, self.model)):
             return False
         self._form.reject(form)
         return True
 
     def parse(self, answer: Any) -> ModelReply:
-        return parse_reply(answer)
+        reply = parse_reply(answer)
+        if reply.text.strip():
+            self._form.written.add(self.format)
+        return reply
 
     def vote(self, reply: Reply, *, swapped: bool) -> Vote:
         """Return the vote of an answer. Raises ``Unreadable`` and ``ScoreFunctionError``; see :meth:`VerdictParser.read`."""

@@ -202,6 +202,31 @@ async def test_a_server_without_json_schema_is_asked_for_less_and_remembered_and
         assert forms(taken) == forms(not_taken) == [form]
 
 
+async def test_a_server_that_answers_a_form_with_nothing_is_asked_for_less_unless_it_has_written_in_this_form() -> None:
+    def without_words(first: int) -> Any:
+        async def script(sent: Sent) -> Any:
+            empty = "response_format" in sent.params and len(backend.sent) > first
+            return {"content": "  "} if empty else score(5)
+
+        return script
+
+    backend = JudgeBackend(without_words(0))
+    async with judge_over(backend, reasks=0) as judge:
+        assert [(await judge.score(*QUESTION)).score for _ in range(2)] == [0.5, 0.5]
+    assert forms(backend) == ["json_schema", "json_object", "none", "none"]
+    backend = JudgeBackend(without_words(1))
+    async with judge_over(backend, reasks=0) as judge:
+        assert (await judge.score(*QUESTION)).score == 0.5
+        with pytest.raises(InvalidResponse, match="empty"):
+            await judge.score("q", "r")
+    assert forms(backend) == ["json_schema", "json_schema"]
+    for said in ({"content": "", "refusal": "No."}, {"content": "", "finish_reason": "length"}):
+        backend = JudgeBackend(always(said))
+        with pytest.raises(InvalidResponse):
+            await scored(backend, reasks=0)
+        assert forms(backend) == ["json_schema"]
+
+
 async def scored(backend: JudgeBackend, **settings: Any) -> Verdict:
     async with judge_over(backend, **settings) as judge:
         return await judge.score(*QUESTION)

@@ -29,7 +29,13 @@ from qreward.errors import ConfigError
 from qreward.judge.parsing.text import Scale, Unreadable, number_of, shown
 
 M = TypeVar("M", bound=BaseModel)
-_REVISED = re.compile(r"^(?:final|revised|corrected|updated|adjusted|new|actual)_")
+_REVISED = re.compile(r"^(?:final|revised|corrected|updated|adjusted|new|actual|overall|total|average|mean|combined|weighted)_")
+_RIVALS = frozenset({"score", "rating", "grade", "overall"})
+"""Names of members that state a score as the deciding field does."""
+_SCALE = re.compile(
+    r"(?:score_|rating_)?(?:scale|range|out_of|top|of|(?:max|min)(?:imum)?(?:_(?:scores?|ratings?|grade|points|value|possible))?|(?:full|total|possible)_(?:marks|points))"
+)
+_SCALE_NUMBER = re.compile(r"(?<![\d.])-?\d+(?:\.\d+)?")
 _NUMERAL = re.compile(r"[+-]?(?:0|[1-9][0-9]{0,8})(?:\.[0-9]{1,17})?")
 _IN_WORDS = {
     "minimum": "at least {}",
@@ -199,7 +205,9 @@ class VerdictSchema(Generic[M]):
             raise Unreadable(f'The JSON object has no "{self.key}".')
         if self.name and self.kind.number:
             key = next(key for key in self._keys(self.name) if key in given)
-            given[key] = self._as_field(number_of(given[key], self.scale), given[key])
+            number = number_of(given[key], self.scale)
+            self._check_others(given, number)
+            given[key] = self._as_field(number, given[key])
         try:
             verdict = self.model.model_validate(given)
         except ValidationError as error:
@@ -208,6 +216,21 @@ class VerdictSchema(Generic[M]):
             made = _plain_value(getattr(verdict, self.name))
             number_of(float(made) if isinstance(made, Decimal) else made, None)
         return verdict
+
+    def _check_others(self, members: Mapping[str, Any], score: float) -> None:
+        """Raise :class:`Unreadable` if a member that the model does not have states another score, or another scale."""
+        for key, value in members.items():
+            name = _folded(key)
+            if name in self._known:
+                continue
+            if _REVISED.sub("", name) in _RIVALS and isinstance(value, int | float) and value != score:
+                raise Unreadable("The JSON object gives two scores.")
+            ends = [*map(float, _SCALE_NUMBER.findall(str(value)))] if self.scale and _SCALE.fullmatch(name) else []
+            if not self.scale or not ends:
+                continue
+            low, high = ("min" in name or len(ends) > 1), "min" not in name
+            if (low and ends[0] not in {self.scale[0], 0, 1}) or (high and ends[-1] != self.scale[1]):
+                raise Unreadable("The JSON object names another scale beside its score.")
 
     def value_of(self, members: dict[str, Any]) -> object:
         """Return the value that is compared with the value of another verdict; None if the members lack the deciding field.

@@ -271,21 +271,31 @@ _SPACES = re.compile(r"[ \t\u00a0\u202f]+")
 _ENDS = re.compile(r" (?<=[.!?\u3002\uff01\uff1f] )(?<!\.\. )(?<!\b[A-Za-z]\.[A-Za-z]\. )(?<!\bvs\. )(?<!\bcf\. )(?<!\bviz\. )")
 _WIDE_STOP = re.compile(r"[\u3002\uff01\uff1f]")
 _OTHERS = (
-    r"\b(?:candidate|response|answer|assistant|model|student|user|author|writer|respondent|essay|solution|completion|submission|text|"
-    r"output|prompt|transcript|its?|their|his|her|they|he|she)(?:s|['\u2019]s?)?\b"
+    r"(?:\b(?:candidate|response|answer|assistant|model|student|user|author|writer|respondent|essay|solution|completion|submission|text|"
+    r"output|prompt|transcript|its?|their|his|her|they|he|she|Antwort|Modell|Kandidat|r\u00e9ponse|mod\u00e8le|candidat|respuesta|modelo|"
+    r"candidato|asistente|Assistent\w*)(?:s|['\u2019]s?|en)?\b|\b(?:\u043e\u0442\u0432\u0435\u0442|\u043c\u043e\u0434\u0435\u043b|"
+    r"\u043a\u0430\u043d\u0434\u0438\u0434\u0430\u0442)|\u56de\u7b54|\u7b54\u6848|\u5019\u9009|\u6a21\u578b|\u5fdc\u7b54|"
+    r"\u30e2\u30c7\u30eb|\u30a2\u30b7\u30b9\u30bf\u30f3\u30c8|\ub2f5\ubcc0|\uc751\ub2f5|\ubaa8\ub378)"
 )
 _SAYS = (
     r"(?:\b(?:wr[io]tes?|written|writing|sa(?:ys?|id|ying)|claim(?:s|ed|ing)?|stat(?:es?|ed|ing)|quot(?:es?|ed|ing)|contain(?:s|ed|ing)?|"
     r"includ(?:es?|ed|ing)|print(?:s|ed)?|repl(?:y|ies|ied)|respond(?:s|ed)?|answer(?:s|ed)|(?:end|begin|start|conclude)(?:s|ed)? with|"
     r"asks?|asked|instruct\w*|demand\w*|tells?|told|tr(?:ies|ied|ying) to|insist\w*|assert\w*|announce\w*|append\w*|declare\w*|reads|"
-    r"mention\w*|request\w*|output(?:s|ted)|adds|added|submit\w*|example|template|format|such as)\b|"
-    r"\u5199\u9053|\u5199\u7740|\u58f0\u79f0|\u81ea\u79f0|\u5f15\u7528|\u8bf4\u9053|\u8981\u6c42|\u63d0\u5230|\u8bf4)"
+    r"mention\w*|request\w*|output(?:s|ted)|adds|added|submit\w*|example|template|format|such as|schreib\w*|schrieb|sagt|behauptet|endet|"
+    r"\u00e9crit|dit|affirme|pr\u00e9tend|escrib\w*|dice|dijo|afirma)\b|\b(?:\u043f\u0438\u0448\u0435|\u043d\u0430\u043f\u0438\u0441\u0430|"
+    r"\u0443\u0442\u0432\u0435\u0440\u0436\u0434\u0430|\u0433\u043e\u0432\u043e\u0440\u0438|\u0437\u0430\u044f\u0432\u043b\u044f)|"
+    r"\u5199\u9053|\u5199\u7740|\u58f0\u79f0|\u81ea\u79f0|\u5f15\u7528|\u8bf4\u9053|\u8981\u6c42|\u63d0\u5230|\u8bf4|"
+    r"\u66f8|\u8ff0\u3079|\u4e3b\u5f35|\u8a00|\uc37c|\uc8fc\uc7a5|\ub9d0)"
+)
+_FOLLOWS = (
+    r"follows|the following|lautet|wie folgt|folgende[rs]?|suivante?|siguiente|\u0441\u043b\u0435\u0434\u0443\u044e\w+|\u5982\u4e0b|\u4ee5\u4e0b\w*|"
+    r"\u6b21\u306e\w*|\ub2e4\uc74c\uacfc \uac19\w*"
 )
 _ABOUT = re.compile(rf"\b(?:of|for|on|in|with|to|about|regarding) (?:(?:the|this|that|both|each) )?{_OTHERS}", re.IGNORECASE)
 _REPORTS = re.compile(_SAYS, re.IGNORECASE)
 _NAMES_ANOTHER = re.compile(_OTHERS, re.IGNORECASE)
 _SPEECH = re.compile(rf"(?:{_SAYS}(?: (?:this|that|the following|as follows))?|{_OTHERS}) ?[:\uff1a](?![ .,{GAP}]*$)", re.IGNORECASE)
-_LEADS_TO_SPEECH = re.compile(rf"(?:{_SAYS}|{_OTHERS}|follows|the following)[^\w{GAP}]*$", re.IGNORECASE)
+_LEADS_TO_SPEECH = re.compile(rf"(?:{_SAYS}|{_OTHERS}|{_FOLLOWS})[^\w{GAP}]*$", re.IGNORECASE)
 _OWN = re.compile(
     r"\b(?:my|mine|i|verdict|evaluation|assessment|judge?ment|rating|grading|score|final|analysis|review|feedback|critique)\b",
     re.IGNORECASE,
@@ -495,6 +505,8 @@ class TextReader:
                 raise Unreadable("The answer writes a choice in other letters.")
             return value
         groups = match.groupdict()
+        if match["open"] and "," in match["number"]:
+            raise Unreadable("The score is not one plain number.")
         low, high = groups.get("low"), groups.get("high")
         if high and (self._scale is None or float(high) != self._scale[1] or (low and float(low) not in {self._scale[0], 0, 1})):
             raise Unreadable("The answer names another scale beside its score.")

@@ -26,7 +26,8 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
 
 from qreward.errors import ConfigError
-from qreward.judge.parsing.text import Scale, Unreadable, number_of, shown
+from qreward.judge.parsing.quotes import Unreadable
+from qreward.judge.parsing.text import Scale, number_of, shown
 
 M = TypeVar("M", bound=BaseModel)
 _REVISED = re.compile(r"^(?:final|revised|corrected|updated|adjusted|new|actual|overall|total|average|mean|combined|weighted)_")

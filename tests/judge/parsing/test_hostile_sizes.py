@@ -11,7 +11,7 @@ from types import FrameType
 import pytest
 
 from qreward.judge.parsing import LONGEST, PreferenceVerdict, ScoreVerdict, Unreadable, YesNoVerdict, read
-from qreward.judge.parsing import text as text_module
+from qreward.judge.parsing import quotes
 from qreward.judge.parsing.json import object_at
 
 PIECES = (
@@ -94,9 +94,9 @@ def test_no_character_is_looked_at_by_two_attempts_at_an_object(monkeypatch: pyt
         spans[-1] = (start, end)
         return found, end
 
-    monkeypatch.setattr(text_module, "object_at", watched)
+    monkeypatch.setattr(quotes, "object_at", watched)
     for piece in (piece for piece in PIECES if "{" in piece):
         spans.clear()
         with contextlib.suppress(Unreadable):
-            text_module.own_words(piece * 2_000, lambda members: members)
+            quotes.own_words(piece * 2_000, lambda members: members)
         assert all(end <= start for (_, end), (start, _) in pairwise(spans)), piece

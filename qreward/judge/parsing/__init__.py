@@ -103,7 +103,7 @@ def read(
     elif len(answer) > LONGEST:
         raise Unreadable("The answer is too long.")
     else:
-        value = None if declared is None else declared.read(answer)
+        value = None if declared is None else declared.read(answer, shape.value_of)
         if value is None:
             value, members = reader.read(answer, shape.value_of)
     if before.strip() and _may_be_a_verdict(before, value, reader):

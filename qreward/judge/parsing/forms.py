@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from qreward.judge.parsing.quotes import VALUE, Unreadable, own_words
-from qreward.judge.parsing.text import LEAD, PERSON, SAYS, WORD, Sentence, TextReader, sentences
+from qreward.judge.parsing.quotes import VALUE, Unreadable, ValueOf, own_words
+from qreward.judge.parsing.text import HEADS_SPEECH, LEAD, PERSON, SAYS, WORD, Sentence, TextReader, number_of, sentences
 
 _DELIMITED = (
     (re.compile(r".*?\[\[(.+)\]\]", re.DOTALL), r"\[\[ ?([^\[\]\n]{1,60}?) ?\]\]"),
@@ -74,6 +74,7 @@ _UNQUOTED = re.compile(
     re.IGNORECASE,
 )
 """The last words of a judge that quotes the form as it was told: ``I rate the response as follows: "Rating: [[9]]"``."""
+_TASK = re.compile(r"\b(?:answers?|results?|solution|total|value|work|gives?|output|equals?|sum)\b|=|答案|結果|结果|정답|ответ", re.IGNORECASE)
 _CONDITION = re.compile(
     r"\b(?:if|unless|suppose|wenn|falls|sofern|si|s['’]il|если)\b|^(?:were|had|wäre|hätte)\b|如果|假如|要是|もし|であれば|만약|라면|다면", re.IGNORECASE
 )
@@ -82,7 +83,7 @@ _NEGATION = re.compile(
     re.IGNORECASE,
 )
 _QUALIFIED = re.compile(
-    r"\b(?:instead|rather|almost|nearly|between|below|under|above|previous|initial|earlier|expected|claimed|suggested|draft|possible|example|"
+    r"e\.g\.|i\.e\.|\b(?:vs|cf|viz)\.|\.\.\.|…|\b(?:instead|rather|almost|nearly|between|below|under|above|previous|initial|earlier|expected|claimed|suggested|draft|possible|example|"
     r"max(?:imum)?|min(?:imum)?|at (?:most|least|best)|up to|self\S*|reported|fast|höchstens|mindestens|zwischen|maximal\w*|presque|entre|"
     r"maxim\w*|au (?:plus|moins)|casi|máxim\w*|почти|между|максим\w*)\b|几乎|最高|最多|至少|满分|以前|ほぼ|最大|満点|최대|만점|거의",
     re.IGNORECASE,
@@ -91,7 +92,7 @@ _COPULA = (
     r"(?: ?(?:点|分|점))? ?(?:です|でした|だ|である|と(?:します|しました|する|評価し?ます|評価する|いたします|なります|判断します|採点します)|입니다|이다|"
     r"(?:을|를) (?:주|부여|드리)\w*|(?:으?로) (?:평가|매기)\w*|bewerten|bewertet|geben|vergeben)?"
 )
-_AFTER = re.compile(rf"{_COPULA}[)\]*.!。…]*", re.IGNORECASE)
+_AFTER = re.compile(rf"(?: ?(?:/|out of) ?(?P<top>[0-9]+)| points?)?{_COPULA}[)\]*.!。…]*", re.IGNORECASE)
 _TIE_GLOSS = re.compile(
     r"[ ,(:–—-]*(?:for|as|=|is|für|pour|para|за|表示|代表)? ?(?:an? |ein |une |un )?(?:tie|draw|unentschieden|gleichstand|égalité|empate|"
     r"ничь\w+|平局|引き分け|무승부)\b[^.!?。\d]{0,200}[.!。)]*",
@@ -119,30 +120,35 @@ class FormReader:
             pattern = rf"(?<![^\W_]){form.label}{value}(?![^\W_]|[.,/]\d)"
         self._find = re.compile(pattern, re.IGNORECASE)
 
-    def read(self, text: str) -> Any:
+    def read(self, text: str, value_of: ValueOf) -> Any:
         """Return the value of the verdict; None if the form does not occur. Raises :class:`Unreadable`."""
-        words, _ = own_words(_UNQUOTED.sub(r"\1 \2", self._form.mark(text)), None)
+        words, objects = own_words(_UNQUOTED.sub(r"\1 \2", self._form.mark(text)), value_of, marked=True)
         found = list(sentences(words, marked=True))
         hits = [(place, match) for place, each in enumerate(found) for match in self._find.finditer(each.text)]
-        if not self._form.marked and not self._form.label:
-            hits = [hit for hit in hits if found[hit[0]].first and hit[1].start() == 0 and _AFTER.fullmatch(_after(hit[1]))]
-        if not hits:
+        if not hits or not (self._form.marked or self._form.label):
             return None
         place, match = hits[-1]
         value = self._value(match)
         if isinstance(value, Unreadable):
             raise value
-        plain = bool(_AFTER.fullmatch(_after(match)))
-        glossed = value == self._reader.tie and bool(_TIE_GLOSS.fullmatch(_after(match)))
-        rest = [each.text for each in found[place + 1 :] if WORD.search(each.text)]
-        ends_line = plain and (place + 1 == len(found) or found[place + 1].first)
-        rivals = [hit for hit in hits if self._value(hit[1]) != value]
-        if not plain and not glossed:
+        plain = _AFTER.fullmatch(_after(match))
+        if plain and plain["top"]:
+            number_of(f"{value}/{plain['top']}", self._reader.scale)
+        if not plain and not (value == self._reader.tie and _TIE_GLOSS.fullmatch(_after(match))):
             raise Unreadable("The last verdict in the form that was asked for does not stand at the end of its line.")
+        rivals = [hit for hit in hits if self._value(hit[1]) != value]
+        ends_line = plain and (place + 1 == len(found) or found[place + 1].first)
         if rivals and (not ends_line or any(at == place or _AFTER.fullmatch(_after(hit)) for at, hit in rivals)):
             raise Unreadable("The answer gives more than one verdict.")
-        if not self._is_own(found[place], match.string[: match.start()]):
+        places = {at for at, _ in hits}
+        others = [stated for at, stated in enumerate(self._reader.with_headings(found)) if at not in places]
+        if any(other != value for other, _ in objects) or any(self._reader.states_other(words, value) for words in others):
+            raise Unreadable("The answer gives more than one verdict.")
+        before = match.string[: match.start()]
+        lines = f"{found[place - 1].text if place else ''}\n{before}"
+        if not self._is_own(found[place], before) or ("boxed" in self._form.name and _TASK.search(lines)):
             raise Unreadable("The verdict may be reported or supposed: it must stand on a line of its own.")
+        rest = [each.text for each in found[place + 1 :] if WORD.search(each.text)]
         if rest and not self._reader.explains(rest, value):
             raise Unreadable("What follows the verdict may revise it.")
         return value
@@ -157,8 +163,8 @@ class FormReader:
             return error
 
     def _is_own(self, sentence: Sentence, before: str) -> bool:
-        """Return False for a verdict that the judge may report, deny or suppose."""
-        if self._has_lead and not LEAD.fullmatch(before):
+        """Return False for a verdict that the judge may report, deny or suppose, or that may be the result of the task."""
+        if self._form.label and not LEAD.fullmatch(before):
             return False
         if not sentence.own and not _OWN.search(before):
             return False
@@ -166,8 +172,8 @@ class FormReader:
         if says and (not PERSON.search(before) or re.search(r"[:：]", before[says[-1].end() :][:40])):
             return False
         clause = re.split(r"[,;:，；、：]| but ", before.rstrip(" :："))[-1]
-        denied = not before.rstrip().endswith((":", "：")) and _NEGATION.search(clause)
-        return not (_CONDITION.search(before) or _QUALIFIED.search(clause) or denied)
+        heads = HEADS_SPEECH.match(before)
+        return not ((heads and heads[0][-1] in ":：") or _CONDITION.search(before) or _QUALIFIED.search(clause) or _NEGATION.search(clause))
 
 
 def _after(match: re.Match[str]) -> str:

@@ -71,8 +71,9 @@ def without_reasoning(text: str) -> tuple[str, str]:
 
 
 _VALUE_TAG = re.compile(
-    r"<((?:final_|overall_)?(?:score|rating|grade|verdict)|preferred|preference|winner|decision)>\s{0,9}([^<>\n]{1,40})\s{0,9}</\1>",
-    re.IGNORECASE,
+    r"(?P<begin>(?:^|>)[ \t*_#-]*(?:\d[.)][ \t]*)?)?<(?P<tag>(?P<label>(?:final_|overall_)?(?:score|rating|grade|verdict)|preferred|preference|winner|decision))>"
+    r"\s{0,9}(?P<value>[^<>\n]{1,40})\s{0,9}</(?P=tag)>(?P<end>(?=[ \t*_]*(?:$|<|[.!/]|out of|points)))?",
+    re.IGNORECASE | re.MULTILINE,
 )
 _INLINE_TAG = re.compile(r"</?(?:b|strong|i|em|u|span|sub|sup|small|font|center|mark)(?:\s[^<>\n]{0,200})?>", re.IGNORECASE)
 _BLOCK_TAG = re.compile(
@@ -99,13 +100,16 @@ _BLOCK_END = re.compile(r"\s*```[ \t]*(?=\n|\Z)")
 _RUNS_ON = re.compile(r"\n[ \t]*\S")
 _PARAGRAPH_END = re.compile(r"\n\s*\n|\Z")
 
+MOST_BROKEN = 4
+"""The number of broken objects in an answer with marked verdicts that are looked at. Each look may take as long as the answer."""
+
 ValueOf = Callable[[dict[str, Any]], Any]
 """A function from the members of a JSON object to the value of the verdict that they state; None if the object is not a verdict."""
 Found = list[tuple[Any, dict[str, Any]]]
 """The JSON objects of an answer that state a verdict, in their order. An entry has the value of the verdict and the object's members."""
 
 
-def own_words(text: str, value_of: ValueOf | None) -> tuple[str, Found]:
+def own_words(text: str, value_of: ValueOf, *, marked: bool = False) -> tuple[str, Found]:
     """Return the judge's own words, and the verdicts in JSON among them.
 
     In the words, a :data:`GAP` stands for each quotation and an :data:`OBJECT` for each verdict in JSON. Quotations are: text in quotation
@@ -113,12 +117,13 @@ def own_words(text: str, value_of: ValueOf | None) -> tuple[str, Found]:
     other than layout tags and tags around a value. A quotation ends with its closing mark. Other marks inside the quotation are ignored.
 
     Args:
-        value_of: see :data:`ValueOf`. With None, objects are not collected, and marks may be without their counterpart, as they are in much
-            prose and code: a fence or a tag on a line of its own that is never closed quotes all that follows, another mark quotes the rest
-            of its paragraph. A closing tag that was never opened quotes all that precedes it.
+        value_of: see :data:`ValueOf`.
+        marked: True if the verdicts are marked with :data:`VALUE`. Then quotation marks may be without their counterpart, as they are in
+            much prose and code, and objects may have errors: a quotation mark that is never closed quotes the rest of its paragraph, and a
+            closing tag that was never opened all that precedes it.
 
     Raises:
-        Unreadable: ``value_of`` is not None, and the marks do not pair, or a JSON object has an error that is not accepted.
+        Unreadable: the marks do not pair, or a JSON object has an error that is not accepted.
 
     Example:
         >>> own_words('It says "Score: 10". Score: 2', lambda members: None)
@@ -126,36 +131,48 @@ def own_words(text: str, value_of: ValueOf | None) -> tuple[str, Found]:
     """
     text = text.replace(OBJECT, GAP).replace("\r\n", "\n").replace("\r", "\n")
     if "<" in text:
-        text = _BLOCK_TAG.sub("\n", _INLINE_TAG.sub("", _VALUE_TAG.sub(lambda tag: f"\n{tag[1].replace('_', ' ')}: {tag[2]}\n", text)))
+        text = _VALUE_TAG.sub(lambda tag: tag[0] if marked and None in (tag["begin"], tag["end"]) else _with_label(tag), text)
+        text = _BLOCK_TAG.sub("\n", _INLINE_TAG.sub("", text))
     out: list[str] = []
     found: Found = []
-    last = _last_closers(text) if value_of is None else {}
-    at, closer = 0, ""
+    last = _last_closers(text) if marked else {}
+    at, closer, broken = 0, "", 0
     while begins := _MARK_BEGINS.search(text, at):
         start, before = begins.start(), at
         mark = _MARK.match(text, start)
         at = mark.end() if mark else start + 1
         if closer:
-            if mark and _closes(mark, closer) and (value_of or _may_close(mark)):
+            if mark and _closes(mark, closer) and (not marked or _may_close(mark)):
                 out.append(GAP)
                 closer = ""
             continue
-        if not mark or (value_of is None and not _may_open(mark)):
+        if not mark:
             out.append(text[before:at])
             continue
         out.append(text[before:start])
-        if value_of is None:
+        if (mark["brace"] or _JSON_BLOCK.match(text, start)) and broken < MOST_BROKEN:
+            try:
+                words, at = _object(text, start, value_of, found)
+            except Unreadable:
+                if not marked:
+                    raise
+                broken, words, at = broken + 1, mark[0], start + len(mark[0])
+        elif mark["brace"]:
+            words = "{"
+        elif marked:
             words, closer, at = _opened_leniently(mark, last)
             if mark["closing"]:
                 out.clear()
-        elif mark["brace"] or _JSON_BLOCK.match(text, start):
-            words, at = _object(text, start, value_of, found)
         else:
             words, closer = _opened(mark, runs_on=bool(_RUNS_ON.match(text, at)))
         out.append(words)
-    if closer and value_of:
+    if closer:
         raise Unreadable(_UNPAIRED)
-    return "".join([*out, "" if closer else text[at:]]), found
+    return "".join([*out, text[at:]]), found
+
+
+def _with_label(tag: re.Match[str]) -> str:
+    return f"{tag['begin'] or ''}{tag['label'].replace('_', ' ')}: {tag['value']}"
 
 
 _BAD_JSON = "The answer's JSON is not complete or not correct."
@@ -200,33 +217,32 @@ def _may_close(mark: re.Match[str]) -> bool:
     return mark[0] not in "\"'" or not (follows.isascii() and follows.isalnum())
 
 
-def _may_open(mark: re.Match[str]) -> bool:
-    """Return False for a quotation mark at the end of a word, and for what is no mark of a quotation."""
-    precedes, follows = mark.string[mark.start() - 1 : mark.start()] if mark.start() else "", mark.string[mark.end() : mark.end() + 1]
-    if mark["brace"] or mark["apostrophe"] or mark[0] == "-->" or mark[0].endswith("/>"):
-        return False
-    if mark["quote"] or mark["single"]:
-        return mark[0] in _CLOSERS and not (mark[0] in "\"'" and ((precedes.isascii() and precedes.isalnum()) or not follows.strip()))
-    return True
-
-
 def _opened_leniently(mark: re.Match[str], last: dict[str, int]) -> tuple[str, str, int]:
     """Return the replacement for a mark, its closing mark, and the place from which to go on. See :func:`own_words`."""
     text, at = mark.string, mark.end()
-    if mark["block"] or mark["closing"]:
+    if mark["apostrophe"] or mark[0] == "-->" or mark[0].endswith("/>"):
+        return mark[0], "", at
+    if mark["closing"]:
         return GAP, "", at
+    end = _PARAGRAPH_END.search(text, at)
+    rest = end.start() if end else len(text)
+    if mark["block"]:
+        return GAP, "", rest
+    precedes, follows = text[mark.start() - 1 : mark.start()] if mark.start() else "", text[at : at + 1]
+    if mark[0] in "\"'" and ((precedes.isascii() and precedes.isalnum()) or not follows.strip()):
+        return (GAP, "", rest) if mark["quote"] and precedes.isalpha() else (mark[0], "", at)  # a quotation that ends twice; an inch
+    if mark["quote"] and mark[0] not in _CLOSERS:
+        return GAP, "", rest
     closer = _closer(mark)
     if any(last.get(one, -1) >= at for one in ([closer] if len(closer) > 2 or closer[0] in "`~" else closer)):
         return "\n" if mark["fence"] else "", closer, at
-    if mark["fence"] or mark["comment"]:
-        return GAP, "", len(text)
     if mark["tag"]:
-        line = text[text.rfind("\n", 0, mark.start()) + 1 : mark.start()], text[at : at + 80].partition("\n")[0]
-        return (GAP, "", len(text)) if not "".join(line).strip() else ("", "", at)
-    if mark["single"]:
-        return mark[0], "", at
-    end = _PARAGRAPH_END.search(text, at)
-    return GAP, "", end.start() if end else len(text)
+        line = text[text.rfind("\n", 0, mark.start()) + 1 : mark.start()] + text[at : at + 80].partition("\n")[0]
+        if line.strip():
+            return "", "", at
+    if mark["fence"] or mark["comment"] or mark["tag"]:
+        raise Unreadable(_UNPAIRED)
+    return (mark[0], "", at) if mark["single"] else (GAP, "", rest)
 
 
 def _closes(mark: re.Match[str], closer: str) -> bool:

@@ -124,14 +124,16 @@ PERSON = re.compile(
     r"我|本人|私|わたし|僕|저는|나는|제가|내가|제 |내 ",
     re.IGNORECASE,
 )
-_SPEAKS = re.compile(
+_VERBS = (
     r"(?:\b(?:writes|wrote|sa(?:ys?|id)|claim(?:s|ed)?|state[sd]|repl(?:y|ies|ied)|respond(?:s|ed)?|answered|asserts?|declare[sd]?|insists?|"
     r"demands?|instructs?|announces?|reads?|(?:end|begin|start|conclude)s? with|last (?:words?|line)\S*|schreib\w*|schrieb|sagt|behauptet|endet|"
     r"écrit|dit|affirme|prétend|escrib\w*|dice|dijo|afirma)\b|\b(?:пише|написа|утвержда|говори|заявля)|写道|写着|声称|自称|说|"
-    r"書い|述べ|主張し|言っ|썼|주장|말하|말합)[^:：.,]{0,40}[:：]$",
-    re.IGNORECASE,
+    r"書い|述べ|主張し|言っ|썼|주장|말하|말합)"
 )
-_HEADS_SPEECH = re.compile(rf"(?!they|he|she|it)(?:the )?(?:(?:{_OTHERS})[ の的의]{{0,2}}){{1,3}} ?[:：]", re.IGNORECASE)
+_SPEAKS = re.compile(rf"{_VERBS}(?:[^:：.,!?]{{0,40}}[:：]|[^\w:：.,!?;{GAP}]*)$", re.IGNORECASE)
+_SPEAKS_WITHIN = re.compile(rf"{_VERBS}[^:：.,]{{0,20}}[:：]", re.IGNORECASE)
+HEADS_SPEECH = re.compile(rf"(?!they|he|she|it)(?:the )?(?:(?:{_OTHERS})[ の的의]{{0,2}}){{1,3}} ?[:：]?", re.IGNORECASE)
+_SHOWS = re.compile(r"\b(?:example|template|format|instance|beispiel|exemple|ejemplo|пример)\b|例|예", re.IGNORECASE)
 _RATES = re.compile(r"\b(?:rat(?:e|ed|ing)|scor(?:e|ed|ing)|grad(?:e|ed|ing))\b", re.IGNORECASE)
 
 
@@ -164,7 +166,7 @@ def sentences(words: str, *, marked: bool = False) -> Iterator[Sentence]:
         for place, part in enumerate(filter(None, map(str.strip, _ENDS.split(line)))):
             yield Sentence(part, not report and (marked or gaps in (0, all_gaps)), not place)
             gaps += part.count(GAP)
-            report = report or (_introduces(part) if marked else _report(part, titled=titled))
+            report = report or (_introduces if marked else _report)(part, titled=titled)
 
 
 def _line(raw: str) -> str:
@@ -179,13 +181,17 @@ def _line(raw: str) -> str:
     return _WIDE_STOP.sub(r"\g<0> ", line).strip()
 
 
-def _introduces(part: str) -> str:
+def _introduces(part: str, *, titled: bool) -> str:
     """Return how far the reported speech reaches that a sentence introduces in an answer with a marked verdict. See :func:`_report`."""
+    names = bool(_NAMES_ANOTHER.search(part))
+    if (names and _SPEAKS.search(part)) or ((titled or part[-1] in ":：") and HEADS_SPEECH.fullmatch(part)):
+        return "answer"
+    if names and _SPEAKS_WITHIN.search(part):
+        return "paragraph"
     if part[-1] not in ":：":
         return ""
-    if (_SPEAKS.search(part) and _NAMES_ANOTHER.search(part)) or _HEADS_SPEECH.fullmatch(part):
-        return "answer"
-    return "next" if _LEADS_TO_SPEECH.search(part) and not _OWN.search(part) and not PERSON.search(part) and not _RATES.search(part) else ""
+    own = _OWN.search(part) or PERSON.search(part) or _RATES.search(part)
+    return "next" if _SHOWS.search(part) or ((names or SAYS.search(part)) and not own) else ""
 
 
 def _report(part: str, *, titled: bool) -> str:
@@ -264,7 +270,7 @@ _TAKES_BACK = re.compile(
     re.IGNORECASE,
 )
 _SUBJECT = re.compile(
-    r"\b(?:candidate|response|answer|assistant|model|solution|student|explanation|reason|reasoning|[AB])(?:['’]s|s)?\b|\bboth\b|"
+    r"\b(?:candidate|response|answer|assistant|model|solution|student|explanation|reason|reasoning|both|(?-i:[AB]))(?:['’]s|s)?\b|"
     r"\b(?:antwort|modell|kandidat|assistent|réponse|modèle|candidat|respuesta|modelo|candidato|asistente)\w*|"
     r"\b(?:ответ|модел|кандидат|ассистент)|回答|答案|助手|模型|応答|アシスタント|モデル|답변|응답|모델|어시스턴트",
     re.IGNORECASE,
@@ -294,7 +300,7 @@ class TextReader:
     """
 
     def __init__(self, field: str | None, scale: Scale | None, options: Mapping[str, Any] | None = None) -> None:
-        self._scale, self._options = scale, options
+        self.scale, self._options = scale, options
         own = "" if not field or _TASK_WORDS.intersection(field.lower().split("_")) else "|" + re.escape(field).replace("_", "[ _]")
         labels = f"(?:{_SCORE_LABELS if options is None else _CHOICE_LABELS}{own})"
         self.tie: Any = None
@@ -345,18 +351,22 @@ class TextReader:
         given = iter(objects)
         verdicts: list[tuple[int, Any, dict[str, Any] | None]] = []
         others: list[tuple[int, str]] = []
-        heading = ""
-        for index, (words, own, _) in enumerate(found):
+        for index, ((words, own, _), stated) in enumerate(zip(found, self.with_headings(found), strict=True)):
             mine = [next(given) for _ in range(words.count(OBJECT))]
-            stated = f"{heading}: {words}" if heading and self._alone.fullmatch(words) else words
             match = self._verdict.fullmatch(stated) or (self._alone.fullmatch(words) if len(found) == 1 else None)
-            heading = words.rstrip(":\uff1a ") if own and self._heading.fullmatch(words) else ""
             if match and own:
                 verdicts.append((index, *(mine[0] if mine else (self.value_in(match), None))))
             else:
                 others.append((index, stated))
                 verdicts += [(-1, value, None) for value, _ in mine]  # not accepted, but a different verdict conflicts with it
         return self._settled(verdicts, others)
+
+    def with_headings(self, found: Sequence[Sentence]) -> Iterator[str]:
+        """Yield the sentences. A value alone below a heading such as "Score" is preceded by this heading."""
+        heading = ""
+        for words, own, _ in found:
+            yield f"{heading}: {words}" if heading and self._alone.fullmatch(words) else words
+            heading = words.rstrip(":\uff1a ") if own and self._heading.fullmatch(words) else ""
 
     def _settled(
         self, verdicts: list[tuple[int, Any, dict[str, Any] | None]], others: list[tuple[int, str]]
@@ -390,9 +400,9 @@ class TextReader:
         if (groups.get("open") or VALUE in match[0]) and "," in match["number"]:
             raise Unreadable("The score is not one plain number.")
         low, high = groups.get("low"), groups.get("high")
-        if high and (self._scale is None or float(high) != self._scale[1] or (low and float(low) not in {self._scale[0], 0, 1})):
+        if high and (self.scale is None or float(high) != self.scale[1] or (low and float(low) not in {self.scale[0], 0, 1})):
             raise Unreadable("The answer names another scale beside its score.")
-        return _score(match, self._scale)
+        return _score(match, self.scale)
 
     def differs(self, words: str, value: Any) -> bool:
         """Return whether a sentence may contain a verdict other than ``value``. A score of an aspect ("Style: 6/10") is not a verdict."""
@@ -410,6 +420,16 @@ class TextReader:
     def _is_other(self, word: str, value: Any) -> bool:
         try:
             return bool(self.choice(word) != value)
+        except Unreadable:
+            return True
+
+    def states_other(self, words: str, value: Any) -> bool:
+        """Return whether a sentence is a verdict other than ``value``, in any form."""
+        match = self._verdict.fullmatch(words)
+        if not match or OBJECT in words:
+            return False
+        try:
+            return bool(self.value_in(match) != value)
         except Unreadable:
             return True
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field, create_model
 
 from qreward.codecs.base import WireRequest
 from qreward.errors import BadRequest, ConfigError, QRewardError
+from qreward.judge.answers import JSON
 from qreward.judge.asking import JudgeModel, encoded
 from qreward.judge.codec import JUDGE, ModelReply, Reply, parse_reply, refuses_format
 from qreward.judge.config import JudgeConfig, ResponseFormat
@@ -75,7 +76,8 @@ class WritingModel(JudgeModel):
         schema = {"name": parser.model.__name__, "schema": parser.schema, "strict": True}
         self._formats = {"json_schema": {"type": "json_schema", "json_schema": schema}, "json_object": {"type": "json_object"}}
         self._params = {name: value for name, value in config.params.items() if name not in ("extra_headers", "hedge")}
-        self.identity = encoded([self.cached_as, config.response_format, self._params, parser.schema, parser.scale])
+        form = [] if parser.form is JSON else [parser.form.name, parser.form.values]
+        self.identity = encoded([self.cached_as, config.response_format, self._params, parser.schema, parser.scale, *form])
         self._headers, self._body = config.params.get("extra_headers"), self._params.pop("extra_body", None)
         seed = self._params.get("seed")
         self._seed = seed if isinstance(seed, int) else None
@@ -88,7 +90,7 @@ class WritingModel(JudgeModel):
     @property
     def format(self) -> str:  # type: ignore[override]
         """The response format of new requests."""
-        return self._form.format
+        return self._form.format if self._parser.form is JSON else FORMATS[-1]
 
     def input_of(self, messages: Messages) -> Messages:
         return messages

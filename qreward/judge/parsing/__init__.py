@@ -92,6 +92,8 @@ def read(
     shape, reader, declared = _prepared(model, scale, form)
     if not text.strip():
         raise Unreadable("The answer contains only reasoning." if reasoning else "The answer is empty.")
+    if form and form.reads:
+        return shape.of_value(form.reads(without_reasoning(text)[1]))
     whole = _whole_object(text)
     if whole is not None:
         return shape.of_members(whole)
@@ -104,6 +106,8 @@ def read(
         raise Unreadable("The answer is too long.")
     else:
         value = None if declared is None else declared.read(answer, shape.value_of)
+        if value is None and form and form.is_strict:
+            raise Unreadable("The answer does not have the form that was asked for.")
         if value is None:
             value, members = reader.read(answer, shape.value_of)
     if before.strip() and _may_be_a_verdict(before, value, reader):

@@ -25,6 +25,7 @@ class Form(NamedTuple):
         name: the form as it was declared, such as ``[[5]]``.
         marked: finds the form and its value (group 1) in an answer; None for a label or a value alone.
         label: a pattern of the label before the value; ``""`` for a value alone.
+        example: the form with NUL in place of the value; None if only the user knows it.
         values: the grades and their scores, for a form with grades in place of numbers.
         reads: the user's function from a text to the value of the verdict, or None.
     """
@@ -32,8 +33,14 @@ class Form(NamedTuple):
     name: str
     marked: re.Pattern[str] | None = None
     label: str = ""
+    example: str | None = None
     values: tuple[tuple[str, float], ...] = ()
     reads: Callable[[str], Any] | None = None
+
+    @property
+    def is_strict(self) -> bool:
+        """True if an answer in no other form is accepted, because the user has written a pattern."""
+        return self.marked is not None and self.example is None
 
     def mark(self, text: str) -> str:
         """Return the text with :data:`VALUE` before and after each value in this form. Full-width digits and brackets become plain ones.
@@ -52,13 +59,15 @@ def form_of(example: str) -> Form:
     for shape, pattern in _DELIMITED:
         if found := shape.fullmatch(shown):
             tag = re.escape(found.groupdict().get("tag") or "")
-            return Form(example, re.compile(pattern.format(tag=tag) if tag else pattern, re.IGNORECASE))
+            begin, end = found.span(found.lastindex or 1)
+            template = f"{shown[:begin]}\0{shown[end:]}"
+            return Form(example, re.compile(pattern.format(tag=tag) if tag else pattern, re.IGNORECASE), example=template)
     labelled = _LABELLED.fullmatch(shown)
-    if not labelled:
+    if not labelled or (labelled["label"] and not re.search(r"[^\W\d]", labelled["label"])):
         raise ValueError(f"{example!r} shows no form: write an example, such as '[[5]]', '[[A]]' or 'Score: 7'")
     label = re.sub(r"(?:\\ )+", " ", re.escape(labelled["label"]))
     separator = r"(?: ?(?:[:=]|->) ?| is:? )" if labelled["separator"].strip() else " ?:? ?"
-    return Form(example, label=label + separator if label else "")
+    return Form(example, label=label + separator if label else "", example=f"{labelled['label']}{labelled['separator']}\0")
 
 
 # Words in eight languages. They never make a verdict; they only keep a text from being one.

@@ -233,6 +233,12 @@ class VerdictSchema(Generic[M]):
             if (low and ends[0] not in {self.scale[0], 0, 1}) or (high and ends[-1] != self.scale[1]):
                 raise Unreadable("The JSON object names another scale beside its score.")
 
+    def of_value(self, value: object) -> M:
+        """Return the verdict with this value, which the user's function has found. Raises :class:`Unreadable`."""
+        if value is None:
+            raise Unreadable("The answer function finds no verdict.")
+        return value if isinstance(value, self.model) else self.of_members({self.key: value})
+
     def value_of(self, members: dict[str, Any]) -> object:
         """Return the value that is compared with the value of another verdict; None if the members lack the deciding field.
 

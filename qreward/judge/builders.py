@@ -127,10 +127,12 @@ class Builders:
         config, form = self._config, self._formats[model]
         if pairs:
             parser = VerdictParser(PreferenceVerdict, form=self._given["pair_answer"])
-            question = WritingModel(model, parser, config, form, config.rubric)
-            return ModelQuestions(self._prompt(True, apart=False), (question,))
+            prompt = self._prompt(True, apart=False)
+            question = WritingModel(model, parser, config, form, config.rubric, told=prompt.tells)
+            return ModelQuestions(prompt, (question,))
         if config.rubric is None:
-            return ModelQuestions(self._prompt(False, apart=False), (WritingModel(model, self._parser, config, form),))
+            prompt = self._prompt(False, apart=False)
+            return ModelQuestions(prompt, (WritingModel(model, self._parser, config, form, told=prompt.tells),))
         return ModelQuestions(self._prompt(False, apart=True), criterion_models(model, config.rubric, config, form))
 
     def _deciding(self, model: str, most: int, pairs: bool) -> ModelQuestions:

@@ -80,6 +80,11 @@ class ItemPrompt:
         self.has_place = ANSWER_FORM in self._prompt.names
         self._appends = not self.has_place and (apart or prompt is None or not (shows or config.response_format == "none"))
 
+    @property
+    def tells(self) -> bool:
+        """True if the messages describe how to answer in the words of the judge."""
+        return self.has_place or self._appends
+
     def messages(self, fields: Mapping[str, Any], *, extra: bool, question: str = "") -> Messages:
         """Return the messages for one item. ``question`` replaces ``{answer_form}``. Raises ``ConfigError`` and ``BadRequest``."""
         validated: Messages = CHAT.validate(

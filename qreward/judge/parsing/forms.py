@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from qreward.judge.parsing.quotes import VALUE, Unreadable, ValueOf, own_words
-from qreward.judge.parsing.text import HEADS_SPEECH, LEAD, PERSON, SAYS, WORD, Sentence, TextReader, number_of, sentences
+from qreward.judge.parsing.text import HEADS_SPEECH, LEAD, PERSON, SAYS, SHOWS, WIDE, WORD, Sentence, TextReader, number_of, sentences
 
 _DELIMITED = (
     (re.compile(r".*?\[\[(.+)\]\]", re.DOTALL), r"\[\[ ?([^\[\]\n]{1,60}?) ?\]\]"),
@@ -15,7 +15,6 @@ _DELIMITED = (
     (re.compile(r".*?<(?P<tag>[A-Za-z][\w-]*)>(.+)</(?P=tag)>", re.DOTALL), r"<{tag}>\s*([^<>]{{1,60}}?)\s*</{tag}>"),
 )
 _LABELLED = re.compile(r"(?P<label>.*?)(?P<separator>\s*[:=]?\s*)(?P<value>[0-9][0-9.]*|[AB][<>=]+[AB]|[^\W\d]+)(?:\s*/\s*[0-9]+|[分点점])?[.]?")
-_WIDE = {ord("０") + digit: str(digit) for digit in range(10)} | {ord(wide): plain for wide, plain in zip("［］【】＜＞＝：／", "[][]<>=:/", strict=True)}  # noqa: RUF001
 
 
 class Form(NamedTuple):
@@ -49,13 +48,13 @@ class Form(NamedTuple):
             >>> form_of("[[5]]").mark("It is right. [[7]]") == f"It is right. {VALUE}7{VALUE}"
             True
         """
-        text = text.replace(VALUE, "").translate(_WIDE)
+        text = text.replace(VALUE, "").translate(WIDE)
         return text if self.marked is None else self.marked.sub(lambda found: f"{VALUE}{found[1]}{VALUE}", text)
 
 
 def form_of(example: str) -> Form:
     """Return the form that an example shows. Raises ``ValueError`` if the example shows no value."""
-    shown = example.strip().translate(_WIDE)
+    shown = example.strip().translate(WIDE)
     for shape, pattern in _DELIMITED:
         if found := shape.fullmatch(shown):
             tag = re.escape(found.groupdict().get("tag") or "")
@@ -93,7 +92,7 @@ _NEGATION = re.compile(
 )
 _QUALIFIED = re.compile(
     r"e\.g\.|i\.e\.|\b(?:vs|cf|viz)\.|\.\.\.|…|\b(?:instead|rather|almost|nearly|between|below|under|above|previous|initial|earlier|expected|claimed|suggested|draft|possible|example|"
-    r"max(?:imum)?|min(?:imum)?|at (?:most|least|best)|up to|self\S*|reported|fast|höchstens|mindestens|zwischen|maximal\w*|presque|entre|"
+    r"max(?:imum)?|min(?:imum)?|at (?:most|least|best)|up to|self\S*|reported|far from|weit von|loin d\w+|lejos de|далек\w+|fast|höchstens|mindestens|zwischen|maximal\w*|presque|entre|"
     r"maxim\w*|au (?:plus|moins)|casi|máxim\w*|почти|между|максим\w*)\b|几乎|最高|最多|至少|满分|以前|ほぼ|最大|満点|최대|만점|거의",
     re.IGNORECASE,
 )
@@ -182,7 +181,7 @@ class FormReader:
             return False
         clause = re.split(r"[,;:，；、：]| but ", before.rstrip(" :："))[-1]
         heads = HEADS_SPEECH.match(before)
-        return not ((heads and heads[0][-1] in ":：") or _CONDITION.search(before) or _QUALIFIED.search(clause) or _NEGATION.search(clause))
+        return not ((heads and heads[0][-1] in ":：") or _CONDITION.search(before) or SHOWS.search(before) or _QUALIFIED.search(clause) or _NEGATION.search(clause))
 
 
 def _after(match: re.Match[str]) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum
@@ -27,7 +28,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from qreward.errors import ConfigError
 from qreward.judge.parsing.quotes import Unreadable
-from qreward.judge.parsing.text import Scale, number_of, shown
+from qreward.judge.parsing.text import Scale, choice_of, number_of, shown, spellings
 
 M = TypeVar("M", bound=BaseModel)
 _REVISED = re.compile(r"^(?:final|revised|corrected|updated|adjusted|new|actual|overall|total|average|mean|combined|weighted)_")
@@ -209,6 +210,12 @@ class VerdictSchema(Generic[M]):
             number = number_of(given[key], self.scale)
             self._check_others(given, number)
             given[key] = self._as_field(number, given[key])
+        elif self.name and self.kind.options:
+            key = next(key for key in self._keys(self.name) if key in given)
+            if isinstance(written := given[key], str):
+                word = re.sub(r"(?i)^(?:the )?(?:response|assistant|answer) (?=[AB]$)", "", written.strip())
+                with suppress(Unreadable):  # the model may accept more, and says what is wrong
+                    given[key] = choice_of(word, spellings(self.kind.options))
         try:
             verdict = self.model.model_validate(given)
         except ValidationError as error:

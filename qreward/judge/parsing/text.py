@@ -22,6 +22,9 @@ from qreward.judge.parsing.quotes import GAP, OBJECT, VALUE, Unreadable, ValueOf
 
 Scale = tuple[float, float]
 
+WIDE = {ord(wide): plain for wide, plain in zip("０１２３４５６７８９［］【】＜＞＝：／", "0123456789[][]<>=:/", strict=True)}  # noqa: RUF001
+"""The plain forms of full-width digits and marks."""
+
 # Numbers. Digits are ASCII. A comma before three digits may separate thousands; any other comma is a decimal comma.
 
 _DIGITS = r"[+\-\u2212]?(?:(?:0|[1-9][0-9]{0,8})(?:[.,][0-9]{1,17})?|\.[0-9]{1,17})"
@@ -37,7 +40,7 @@ def number_of(value: object, scale: Scale | None) -> float:
 
     Raises :class:`Unreadable`.
     """
-    if isinstance(value, str) and (match := _SCORE_ALONE.fullmatch(value.strip())):
+    if isinstance(value, str) and (match := _SCORE_ALONE.fullmatch(value.strip().translate(WIDE))):
         return _score(match, scale)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return _on_scale(value, scale)
@@ -133,7 +136,7 @@ _VERBS = (
 _SPEAKS = re.compile(rf"{_VERBS}(?:[^:：.,!?]{{0,40}}[:：]|[^\w:：.,!?;{GAP}]*)$", re.IGNORECASE)
 _SPEAKS_WITHIN = re.compile(rf"{_VERBS}[^:：.,]{{0,20}}[:：]", re.IGNORECASE)
 HEADS_SPEECH = re.compile(rf"(?!they|he|she|it)(?:the )?(?:(?:{_OTHERS})[ の的의]{{0,2}}){{1,3}} ?[:：]?", re.IGNORECASE)
-_SHOWS = re.compile(r"\b(?:example|template|format|instance|beispiel|exemple|ejemplo|пример)\b|例|예", re.IGNORECASE)
+SHOWS = re.compile(r"\b(?:example|template|format|instance|beispiel|exemple|ejemplo|пример|например)\b|例(?:如|えば)?[:：、,]|예(?:시|를 들어)?[:：,]", re.IGNORECASE)
 _RATES = re.compile(r"\b(?:rat(?:e|ed|ing)|scor(?:e|ed|ing)|grad(?:e|ed|ing))\b", re.IGNORECASE)
 
 
@@ -191,7 +194,7 @@ def _introduces(part: str, *, titled: bool) -> str:
     if part[-1] not in ":：":
         return ""
     own = _OWN.search(part) or PERSON.search(part) or _RATES.search(part)
-    return "next" if _SHOWS.search(part) or ((names or SAYS.search(part)) and not own) else ""
+    return "next" if SHOWS.search(part) or ((names or SAYS.search(part)) and not own) else ""
 
 
 def _report(part: str, *, titled: bool) -> str:
@@ -260,7 +263,7 @@ _TAKES_BACK = re.compile(
     r"\b(?:wait|h+m+|actually|corrections?|erratum|oops|whoops|sorry|apolog\w*|scratch|strike|disregard|ignore|never ?mind|hold on|hang on|"
     r"on (?:second thoughts?|reflection|closer)|looking (?:again|back)|re-?(?:consider|evaluat|assess|think|check|examin|read|visit)\w*|"
     r"revis\w*|retract\w*|withdr[ae]w\w*|back|change (?:it|this|my)|mistaken|my (?:mistake|score|rating|verdict)|i (?:was|am|missed|overlooked|forgot|misread)|"
-    r"too (?:high|low|generous|harsh|strict|lenient|kind)|should (?:have been|be)|no longer|forget|void|discard|cancel\w*|upgrad\w*|downgrad\w*|"
+    r"too (?:high|low|generous|harsh|strict|lenient|kind)|in fact|after all|(?:less|more|lower|higher|better|worse) than (?:this|that)|should (?:have been|be)|no longer|forget|void|discard|cancel\w*|upgrad\w*|downgrad\w*|"
     r"moment|warte\w*|korrektur|korrigier\w*|eigentlich|zurück\w*|revidier\w*|überdenk\w*|vielmehr|stattdessen|irrtum|geirrt|doch|nein|"
     r"attend\w*|rectif\w*|corrig\w*|en fait|finalement|plutôt|à la réflexion|retire|rétracte|trompée?|annul\w*|non|"
     r"espera|corrección|corrijo|en realidad|mejor dicho|pensándolo|retiro|equivoqu\w*|más bien|anulo|"
@@ -283,7 +286,35 @@ _COURTESY = re.compile(
     re.IGNORECASE,
 )
 """A friendly sentence, which takes nothing back."""
+_BETTER = (
+    r"(?<![A-Za-z])(?P<better>(?-i:[AB]))(?![A-Za-z])[^,.;，。、AB]{0,30}(?:besser|überlegen|meilleure?|supérieure?|mejor|superior a|лучше|更好|更优|"
+    r"より(?:良|優)|優れて|더 (?:낫|좋|나은|우수))"
+)
 _PAIR_NOUN = r"(?:(?:the )?(?:response|assistant|answer|option|candidate|model|output) )?"
+
+
+def spellings(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the options of a choice with all their spellings. A choice between A, B and tie is also made by the marks of benchmarks."""
+    if not {"A", "B", "tie"} <= options.keys():
+        return options
+    a, b, tie = options["A"], options["B"], options["tie"]
+    ranks = {"A>>B": a, "A>B": a, "A=B": tie, "A<B": b, "A<<B": b, "B>>A": b, "B>A": b, "B=A": tie, "B<A": a, "B<<A": a}
+    return {"draw": tie, "C": tie, **ranks, **options}
+
+
+def choice_of(word: str, values: Mapping[str, Any]) -> Any:
+    """Return the value of an option. Its case matters only if two options differ in nothing else. Raises :class:`Unreadable`.
+
+    Example:
+        >>> choice_of("Draw", spellings({"A": "A", "B": "B", "tie": "tie"}))
+        'tie'
+    """
+    if word in values:
+        return values[word]
+    found = [value for option, value in values.items() if option.casefold() == word.casefold()]
+    if len(found) != 1:  # none, if "t\u0131e" matches "tie" because case is ignored
+        raise Unreadable("The answer writes a choice in other letters.")
+    return found[0]
 
 
 class TextReader:
@@ -306,7 +337,8 @@ class TextReader:
         self.tie: Any = None
         value = self.value = _SCORE if options is None else self._choices(options)
         value = rf"(?:\[?(?P<object>{OBJECT})\]?|(?P<open>\[\[ ?)?{value}(?(open) ?\]\]))[.!\u3002]?"
-        self._verdict = re.compile(rf"(?:{_LEAD}{labels}{_RANGE}{_SEPARATOR}|(?=\[\[|\[?{OBJECT})){value}", re.IGNORECASE)
+        loose = value.replace("(?-i:", "(?:")  # after a label, "a" is no article
+        self._verdict = re.compile(rf"(?:{_LEAD}{labels}{_RANGE}{_SEPARATOR}|(?=\[\[|\[?{OBJECT})){loose}", re.IGNORECASE)
         self._alone = re.compile(value, re.IGNORECASE)
         self._heading = re.compile(rf"{_LEAD}{labels}{_RANGE} ?[:\uff1a]?", re.IGNORECASE)
         self._judging = re.compile(rf"{_JUDGING}|\b(?:{own[1:] or '(?!)'})\b", re.IGNORECASE)
@@ -321,12 +353,8 @@ class TextReader:
         These sentences need patterns of their own, because a choice such as "A" occurs in every text.
         """
         pair = {"A", "B", "tie"} <= options.keys()
-        if pair:
-            a, b, tie = options["A"], options["B"], options["tie"]
-            ranks = {"A>>B": a, "A>B": a, "A=B": tie, "A<B": b, "A<<B": b, "B>>A": b, "B>A": b, "B=A": tie, "B<A": a, "B<<A": a}
-            options = {"draw": tie, "C": tie, **ranks, **options}
-            self.tie = tie
-        self._values = options
+        self.tie = options.get("tie") if pair else None
+        options = self._values = spellings(options)
         words = sorted(options, key=len, reverse=True)
         one = "|".join(f"(?-i:{re.escape(word)})" if len(word) == 1 else re.escape(word) for word in words) or "(?!)"
         noun = _PAIR_NOUN if pair else ""
@@ -337,7 +365,7 @@ class TextReader:
         ]
         if pair:
             better = r"(?:is|was|seems)(?: \w+){0,3} (?:better|best|preferred|preferable|superior|stronger|winner)"
-            self._made.append(re.compile(rf"\b(?P<option>(?-i:[AB])) (?:wins|{better})(?= than\b| overall|[.!,;]|$)", re.IGNORECASE))
+            self._made.append(re.compile(rf"\b(?P<option>(?-i:[AB])) (?:wins|{better})(?= than\b| overall|[.!,;]|$)|{_BETTER}", re.IGNORECASE))
         return rf"{noun}(?P<option>{one})"
 
     def read(self, text: str, value_of: ValueOf) -> tuple[Any, dict[str, Any] | None]:
@@ -346,7 +374,7 @@ class TextReader:
 
         Raises :class:`Unreadable`.
         """
-        own_text, objects = own_words(text, value_of)
+        own_text, objects = own_words(text.translate(WIDE), value_of)
         found = list(sentences(own_text))
         given = iter(objects)
         verdicts: list[tuple[int, Any, dict[str, Any] | None]] = []
@@ -383,19 +411,10 @@ class TextReader:
                 raise Unreadable('What follows the verdict may revise it: only reasons after "Reason:", without other numbers, may follow.')
         return value, members
 
-    def choice(self, word: str) -> Any:
-        """Return the value of a choice, whose case matters only if two choices differ in nothing else. Raises :class:`Unreadable`."""
-        if word in self._values:
-            return self._values[word]
-        found = [value for option, value in self._values.items() if option.casefold() == word.casefold()]
-        if len(found) != 1:  # none, if "t\u0131e" matches "tie" because case is ignored
-            raise Unreadable("The answer writes a choice in other letters.")
-        return found[0]
-
     def value_in(self, match: re.Match[str]) -> Any:
         """Return the value of a verdict that a pattern has found. Raises :class:`Unreadable`."""
         if self._options is not None:
-            return self.choice(match["option"])
+            return choice_of(match["option"], self._values)
         groups = match.groupdict()
         if (groups.get("open") or VALUE in match[0]) and "," in match["number"]:
             raise Unreadable("The score is not one plain number.")
@@ -409,7 +428,7 @@ class TextReader:
         if self._options is not None:
             made = [match for pattern in self._made for match in pattern.finditer(words)]
             made += self._any.finditer(words) if self._judging.search(words) else []
-            return any(self._is_other(match["option"], value) for match in made)
+            return any(self._is_other(match["option"] or match["better"], value) for match in made if match[0])
         if not _DIGIT.search(words):
             return False
         if self._judging.search(words):
@@ -419,7 +438,7 @@ class TextReader:
 
     def _is_other(self, word: str, value: Any) -> bool:
         try:
-            return bool(self.choice(word) != value)
+            return bool(choice_of(word, self._values) != value)
         except Unreadable:
             return True
 
@@ -445,7 +464,7 @@ class TextReader:
         if self.tie is None:
             return not any(self._revises(words, value) or _TAKES_BACK.search(words) for words in rest)
         return not any(
-            _TAKES_BACK.search(words) or any(self._is_other(made["option"], value) for made in self._made[-1].finditer(words)) for words in rest
+            _TAKES_BACK.search(words) or any(self._is_other(made["option"] or made["better"], value) for made in self._made[-1].finditer(words)) for words in rest
         )
 
     def _has_other_number(self, words: str, value: float) -> bool:

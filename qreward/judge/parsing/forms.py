@@ -12,7 +12,7 @@ from qreward.judge.parsing.text import HEADS_SPEECH, LEAD, PERSON, SAYS, SHOWS, 
 _DELIMITED = (
     (re.compile(r".*?\[\[(.+)\]\]", re.DOTALL), r"\[\[ ?([^\[\]\n]{1,60}?) ?\]\]"),
     (re.compile(r".*?\\boxed\{(.+)\}", re.DOTALL), r"\$?\\boxed\{ ?(?:\\text\{)?([^{}\n]{1,60})\}?\}\$?"),
-    (re.compile(r".*?<(?P<tag>[A-Za-z][\w-]*)>(.+)</(?P=tag)>", re.DOTALL), r"<{tag}>\s*([^<>]{{1,60}}?)\s*</{tag}>"),
+    (re.compile(r".*?<(?P<tag>[A-Za-z][\w-]*)>(.+)</(?P=tag)>", re.DOTALL), r"<{tag}>\s*([^<]{{1,60}}?)\s*</{tag}>"),
 )
 _LABELLED = re.compile(r"(?P<label>.*?)(?P<separator>\s*[:=]?\s*)(?P<value>[0-9][0-9.]*|[AB][<>=]+[AB]|[^\W\d]+)(?:\s*/\s*[0-9]+|[分点점])?[.]?")
 
@@ -78,7 +78,7 @@ _OWN = re.compile(
 )
 _UNQUOTED = re.compile(
     rf"((?:rat(?:e|ed|ing)|scored?|grade|verdict|評価|评分|평가|оцен|bewert|not(?:e|er)|calific|puntu)[^\"“「:：\n]{{0,80}}[:：])\s*"
-    rf"[\"“「]([^\"”」\n]{{0,30}}{VALUE}[^{VALUE}]{{1,60}}{VALUE})[\"”」](?=[.。]?\s*\Z)",
+    rf"[\"“「]([^\"”」\n]{{0,30}}{VALUE}[^{VALUE}]{{1,60}}{VALUE}[*_]*)[\"”」](?=[.。]?\s*\Z)",
     re.IGNORECASE,
 )
 """The last words of a judge that quotes the form as it was told: ``I rate the response as follows: "Rating: [[9]]"``."""

@@ -224,15 +224,14 @@ def _opened_leniently(mark: re.Match[str], last: dict[str, int]) -> tuple[str, s
         return mark[0], "", at
     if mark["closing"]:
         return GAP, "", at
-    end = _PARAGRAPH_END.search(text, at)
-    rest = end.start() if end else len(text)
     if mark["block"]:
-        return GAP, "", rest
+        return GAP, "", _paragraph_end(text, at)
     precedes, follows = text[mark.start() - 1 : mark.start()] if mark.start() else "", text[at : at + 1]
     if mark[0] in "\"'" and ((precedes.isascii() and precedes.isalnum()) or not follows.strip()):
-        return (GAP, "", rest) if mark["quote"] and precedes.isalpha() else (mark[0], "", at)  # a quotation that ends twice; an inch
+        twice = mark["quote"] and precedes.isalpha()  # otherwise the mark of an inch
+        return (GAP, "", _paragraph_end(text, at)) if twice else (mark[0], "", at)
     if mark["quote"] and mark[0] not in _CLOSERS:
-        return GAP, "", rest
+        return GAP, "", _paragraph_end(text, at)
     closer = _closer(mark)
     if any(last.get(one, -1) >= at for one in ([closer] if len(closer) > 2 or closer[0] in "`~" else closer)):
         return "\n" if mark["fence"] else "", closer, at
@@ -242,7 +241,12 @@ def _opened_leniently(mark: re.Match[str], last: dict[str, int]) -> tuple[str, s
             return "", "", at
     if mark["fence"] or mark["comment"] or mark["tag"]:
         raise Unreadable(_UNPAIRED)
-    return (mark[0], "", at) if mark["single"] else (GAP, "", rest)
+    return (mark[0], "", at) if mark["single"] else (GAP, "", _paragraph_end(text, at))
+
+
+def _paragraph_end(text: str, at: int) -> int:
+    end = _PARAGRAPH_END.search(text, at)
+    return end.start() if end else len(text)
 
 
 def _closes(mark: re.Match[str], closer: str) -> bool:

@@ -25,10 +25,14 @@ _SHOWN = (
     (re.compile(r"\[\[[^\[\]\n]{1,24}\]\]"), "{}"),
     (re.compile(r"\[RESULT\]", re.IGNORECASE), "{} 4"),
     (re.compile(r"\\boxed\{"), "{}7}}"),
-    (re.compile(r"<((?:final_|overall_)?(?:score|rating|grade|verdict)|preferred|preference|winner|decision)>", re.IGNORECASE), "{0}7</{1}>"),
+    (
+        re.compile(r"<((?:final_|overall_)?(?:score|rating|grade|verdict)|preferred|preference|winner|decision)>", re.IGNORECASE),
+        "{0}7</{1}>",
+    ),
     (
         re.compile(
-            r"\b((?:final |overall )?(?:score|rating|grade|verdict|winner|judge?ment|decision)) ?: ?(?=[\"'*_`]*(?:[<\[($]|[0-9XN]\b|(?P<letter>(?-i:[A-Z])\b)))",
+            r"\b((?:final |overall )?(?:score|rating|grade|verdict|winner|judge?ment|decision)) ?: ?"
+            r"(?=[\"'*_`]*(?:[<\[($]|[0-9XN]\b|(?P<letter>(?-i:[A-Z])\b)))",
             re.IGNORECASE,
         ),
         "{}7",
@@ -102,6 +106,31 @@ def shown_in(prompt: object, *, pairs: bool = False) -> Form | None:
     return None
 
 
+def forms_of(answer: object, prompts: tuple[object, object], response_format: str, method: str, *, finds: bool) -> tuple[Form, Form]:
+    """Return the forms of the answers about single responses and about pairs.
+
+    Args:
+        answer: the form that is declared; None if none is.
+        prompts: the user's prompts for single responses and for pairs; None for a built-in prompt.
+        response_format, method: the settings of the judge.
+        finds: False if the prompts are not searched.
+
+    Raises:
+        ConfigError: the form is none, or does not fit the other settings.
+    """
+    form = declared(answer)
+    if form is not None and form is not JSON:
+        if response_format in ("json_schema", "json_object"):
+            raise ConfigError(f"response_format={response_format!r} asks for JSON, and answer for {form.name!r}; leave out one of them")
+        if method == "decide":
+            raise ConfigError("answer has no effect with method='decide', as nothing is written; leave it out, or use method='write'")
+        if form.example is None and prompts == (None, None):
+            raise ConfigError(f"answer: the built-in prompt cannot say how to write for {form.name!r}; give your own prompt that says it")
+    finds = finds and form is None and response_format in ("auto", "none") and method != "decide"
+    single, pair = (shown_in(prompt, pairs=bool(place)) if finds else None for place, prompt in enumerate(prompts))
+    return form or single or JSON, form or pair or JSON
+
+
 def request_for(form: Form, scale: tuple[float, float], options: Sequence[str]) -> str:
     """Return the part of a prompt that asks for an answer in a form; ``""`` if only the user's prompt can say how to answer.
 
@@ -110,9 +139,10 @@ def request_for(form: Form, scale: tuple[float, float], options: Sequence[str]) 
         scale: lowest and highest score, if the verdict is a number.
         options: the values of a verdict that is a choice; empty for a number.
     """
-    options = [grade for grade, _ in form.values] or options
     if form.reads is not None or form.example is None:
         return ""
-    values = [form.example.replace("\0", option) for option in options] or [form.example.replace("\0", "N")]
-    said = f"where N is your score, from {scale[0]:g} to {scale[1]:g}" if not options else f"or {', '.join(values[1:])}" if values[1:] else ""
-    return f"Give your reasons first. End with one line that is your verdict in this form, and nothing else: {values[0]}, {said}.".replace(", .", ".")
+    options = [grade for grade, _ in form.values] or options
+    first, *others = [form.example.replace("\0", option) for option in options or ["N"]]
+    others = others if options else [f"where N is your score, from {scale[0]:g} to {scale[1]:g}"]
+    said = ", ".join([first, *(f"or {each}" for each in others)] if options else [first, *others])
+    return f"Give your reasons first. End with one line that is your verdict in this form, and nothing else: {said}."

@@ -178,10 +178,10 @@ def check_params(params: Mapping[str, Any]) -> None:
             )
 
 
-def check_rubric(**given: bool) -> None:
+def check_rubric(rubric: object, **given: object) -> None:
     """Raise ``ConfigError`` for an argument that cannot be combined with a rubric. The criteria define the form of the answer already."""
-    for name, is_given in given.items():
-        if is_given:
+    for name, value in given.items():
+        if rubric is not None and value is not None:
             raise ConfigError(
                 f"{name} cannot be set together with rubric, because the criteria define how they are answered; leave out one of them"
             )

@@ -21,7 +21,7 @@ from qreward.engine.driver import LoopDriver
 from qreward.engine.portal import BlockingTwin, blocking
 from qreward.errors import ConfigError
 from qreward.judge import config as settings_of
-from qreward.judge.answers import JSON, Answer, declared, shown_in
+from qreward.judge.answers import Answer, forms_of
 from qreward.judge.builders import Builders
 from qreward.judge.cache import Cache, CacheEntry
 from qreward.judge.calibrated import Calibrator, identity_of, range_to_calibrate
@@ -118,13 +118,11 @@ class Judge:
             raise ConfigError(f"client must be a QRewardClient, not a {type(client).__name__}; for SyncQRewardClient use SyncJudge")
         settings_of.check_params(params)
         self._client, self._hedge = client, request_options({"hedge": params.get("hedge", True)}, None).hedge
-        if rubric is not None:
-            settings_of.check_rubric(
-                verdict=verdict is not ScoreVerdict, scale=scale is not None, score=score is not None, answer=answer is not None
-            )
-        given = {"prompt": prompt, "system": system, "pair_prompt": pair_prompt, "scale": scale, "answer": answer}
-        prompt, system, pair_prompt, scale, answer = expanded(preset, given).values()
-        form, pair_form = self._forms(answer, prompt, pair_prompt, response_format, method, rubric)
+        given = {"prompt": prompt, "pair_prompt": pair_prompt, "scale": scale, "answer": answer}
+        prompt, pair_prompt, scale, answer = expanded(preset, given).values()
+        own_verdict = None if verdict is ScoreVerdict else verdict
+        settings_of.check_rubric(rubric, verdict=own_verdict, scale=scale, score=score, answer=answer)
+        form, pair_form = forms_of(answer, (prompt, pair_prompt), response_format, method, finds=rubric is None)
         parser = VerdictParser(verdict, scale=scale, range=range, score=score, form=form)
         self._config = JudgeConfig(
             model=model,  # type: ignore[arg-type]  # validated and converted there
@@ -145,30 +143,20 @@ class Judge:
         )
         others = {"prompt": prompt, "pair_prompt": pair_prompt, "verdict": verdict, "score": score, "owns_client": owns_client}
         self._given: dict[str, Any] = {**others, "answer": answer}
-        self._answers = [each.name for each in (form, pair_form)]
+        self._start(parser, pair_form, calibration)
+
+    def _start(self, parser: VerdictParser, pair_form: Form, calibration: Calibration | str | Path | None) -> None:
+        config, client = self._config, self._client
+        self._answers = [each.name for each in (parser.form, pair_form)]
         self._schema = parser.schema
-        self._ends = (range or (0.0, 1.0)) if rubric is not None else parser.ends
+        self._ends = (config.range or (0.0, 1.0)) if config.rubric is not None else parser.ends
         self._calibrator = Calibrator()
         calibrate = None if calibration is None else self._use(Calibration.load(calibration))
-        self._builders = Builders(self._config, {**others, "pair_answer": pair_form}, parser, runtime_of(client).dialects.decide, calibrate)
-        self._cache = None if cache is None else Cache(cache)
+        given = {**self._given, "pair_answer": pair_form}
+        self._builders = Builders(config, given, parser, runtime_of(client).dialects.decide, calibrate)
+        self._cache = None if config.cache is None else Cache(config.cache)
         self._reset_process_state()
         background.watch(self, Judge._reset_process_state)
-
-    @staticmethod
-    def _forms(answer: Any, prompt: Any, pair_prompt: Any, response_format: str, method: str, rubric: Any) -> tuple[Form, Form]:
-        """Return the forms of the answers about single responses and about pairs."""
-        form = declared(answer)
-        if form is not None and form is not JSON:
-            if response_format in ("json_schema", "json_object"):
-                raise ConfigError(f"response_format={response_format!r} asks for JSON, and answer for {form.name!r}; leave out one of them")
-            if method == "decide":
-                raise ConfigError("answer has no effect with method='decide', as nothing is written; leave it out, or use method='write'")
-            if form.example is None and not callable(prompt) and prompt is None and pair_prompt is None:
-                raise ConfigError(f"answer: the judge cannot say in its own prompt how to write for {form.name!r}; give a prompt that says it")
-        finds = form is None and rubric is None and response_format in ("auto", "none") and method != "decide"
-        single, pair = (shown_in(each, pairs=each is pair_prompt) if finds else None for each in (prompt, pair_prompt))
-        return form or single or JSON, form or pair or JSON
 
     @property
     def answer(self) -> str:

@@ -71,7 +71,8 @@ class SampleRequest:
     """
 
     __slots__ = (
-        "_answers", "_cut", "_form", "_grows", "_inputs", "_parts", "_reasks", "_rest", "_room", "endpoint", "error", "reply", "request", "trail", "usage",
+        "_answers", "_cut", "_form", "_grows", "_inputs", "_parts", "_reasks", "_rest", "_room",
+        "endpoint", "error", "reply", "request", "trail", "usage",
     )  # fmt: skip
 
     def __init__(self, request: JudgeRequest) -> None:
@@ -112,7 +113,11 @@ class SampleRequest:
             self.endpoint = self.trail[-1].endpoint
         if not isinstance(outcome, Answer):
             self.error = with_trail(outcome, self.trail)
-            return None if self._falls_back(outcome) or self._divides(outcome) or self._had_too_much_room(outcome) else self._with_criterion(self.error)
+            return (
+                None
+                if self._falls_back(outcome) or self._divides(outcome) or self._had_too_much_room(outcome)
+                else self._with_criterion(self.error)
+            )
         assert source is not None
         self.endpoint = source.name
         self._answers += 1

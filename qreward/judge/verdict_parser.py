@@ -86,7 +86,9 @@ class VerdictParser:
         low, high = self.scale
         for grade, score in self.form.values:
             if not shape.kind.number or not low <= score <= high:
-                raise ConfigError(f"answer.values: {grade!r} stands for {score:g}, which is not on the scale ({low:g}, {high:g}); set scale")
+                raise ConfigError(
+                    f"answer.values: {grade!r} stands for {score:g}, which is not on the scale ({low:g}, {high:g}); set scale"
+                )
 
     @cached_property
     def instruction(self) -> str:

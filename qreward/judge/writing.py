@@ -88,8 +88,8 @@ class WritingModel(JudgeModel):
         schema = {"name": parser.model.__name__, "schema": parser.schema, "strict": True}
         self._formats = {"json_schema": {"type": "json_schema", "json_schema": schema}, "json_object": {"type": "json_object"}}
         self._params = {name: value for name, value in config.params.items() if name not in ("extra_headers", "hedge")}
-        form = [] if parser.form is JSON else [parser.form.name, parser.form.values]
-        self.identity = encoded([self.cached_as, config.response_format, self._params, parser.schema, parser.scale, *form])
+        declared = [] if parser.form is JSON else [parser.form.name, parser.form.values]
+        self.identity = encoded([self.cached_as, config.response_format, self._params, parser.schema, parser.scale, *declared])
         self._headers, self._body = config.params.get("extra_headers"), self._params.pop("extra_body", None)
         self._limits = {name: limit for name in LIMITS if type(limit := self._params.get(name)) is int and limit > 0}
         seed = self._params.get("seed")

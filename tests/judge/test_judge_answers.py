@@ -49,7 +49,7 @@ def test_a_declared_form_is_asked_for_without_json_and_read() -> None:
         assert scored(backend, answer=answer) == 0.7, answer
         assert "response_format" not in backend.sent[0].params
         shown = answer.replace("5", "N").replace("3", "N").replace("4", "N").replace("7", "N")
-        assert shown in backend.sent[0].text and "JSON" not in backend.sent[0].text, answer
+        assert (shown in backend.sent[0].text, "JSON" in backend.sent[0].text) == (True, False), answer
         assert made(answer=answer).answer == answer
     backend = JudgeBackend(always("[[no]]"))
     assert scored(backend, answer="[[yes]]", verdict=YesNoVerdict) == 0.0
@@ -98,7 +98,7 @@ def test_the_request_is_repeated_in_the_same_form() -> None:
         backend = JudgeBackend(in_turn(first, second))
         assert scored(backend, **settings) == 0.7, settings
         note = backend.sent[1].text
-        assert words in note and ("JSON" in note) == (words == "JSON"), (settings, note)
+        assert (words in note, "JSON" in note) == (True, words == "JSON"), (settings, note)
         assert ".." not in note, note
 
 
@@ -109,7 +109,7 @@ def test_a_function_of_ones_own_reads_the_answer_and_its_faults_are_named() -> N
         with pytest.raises(InvalidResponse, match=words):
             scored(JudgeBackend(always(said)), **settings)
     backend = JudgeBackend(always("x"))
-    with pytest.raises(InvalidResponse, match="answer function.*raises.*LookupError.*the fault is in your code"):
+    with pytest.raises(InvalidResponse, match=r"answer function.*raises.*LookupError.*the fault is in your code"):
         scored(backend, prompt="{response}", answer=raises)
     assert len(backend.sent) == 1
 

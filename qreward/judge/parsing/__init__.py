@@ -44,8 +44,8 @@ from typing import Any
 
 from qreward.judge.parsing.forms import Form, FormReader, form_of
 from qreward.judge.parsing.json import NotAnObject, object_at
-from qreward.judge.parsing.schema import M, PreferenceVerdict, ScoreVerdict, VerdictSchema, YesNoVerdict, instruction, schema_of
 from qreward.judge.parsing.quotes import Unreadable, without_reasoning
+from qreward.judge.parsing.schema import M, PreferenceVerdict, ScoreVerdict, VerdictSchema, YesNoVerdict, instruction, schema_of
 from qreward.judge.parsing.text import TextReader, sentences
 
 __all__ = ["Form", "PreferenceVerdict", "ScoreVerdict", "Unreadable", "YesNoVerdict", "form_of", "instruction", "read", "schema_of"]
@@ -120,7 +120,9 @@ def _prepared(
     model: type[Any], scale: tuple[float, float] | None, form: Form | None
 ) -> tuple[VerdictSchema[Any], TextReader, FormReader | None]:
     shape = VerdictSchema.of(model, scale)
-    reader = TextReader(shape.name, shape.scale, dict(form.values) if form and form.values else None if shape.kind.number else shape.kind.options)
+    reader = TextReader(
+        shape.name, shape.scale, dict(form.values) if form and form.values else None if shape.kind.number else shape.kind.options
+    )
     return shape, reader, FormReader(form, reader) if form else None
 
 

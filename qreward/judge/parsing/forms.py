@@ -14,7 +14,9 @@ _DELIMITED = (
     (re.compile(r".*?\\boxed\{(.+)\}", re.DOTALL), r"\$?\\boxed\{ ?(?:\\text\{)?([^{}\n]{1,60})\}?\}\$?"),
     (re.compile(r".*?<(?P<tag>[A-Za-z][\w-]*)>(.+)</(?P=tag)>", re.DOTALL), r"<{tag}>\s*([^<]{{1,60}}?)\s*</{tag}>"),
 )
-_LABELLED = re.compile(r"(?P<label>.*?)(?P<separator>\s*[:=]?\s*)(?P<value>[0-9][0-9.]*|[AB][<>=]+[AB]|[^\W\d]+)(?:\s*/\s*[0-9]+|[分点점])?[.]?")
+_LABELLED = re.compile(
+    r"(?P<label>.*?)(?P<separator>\s*[:=]?\s*)(?P<value>[0-9][0-9.]*|[AB][<>=]+[AB]|[^\W\d]+)(?:\s*/\s*[0-9]+|[分点점])?[.]?"
+)
 
 
 class Form(NamedTuple):
@@ -82,23 +84,28 @@ _UNQUOTED = re.compile(
     re.IGNORECASE,
 )
 """The last words of a judge that quotes the form as it was told: ``I rate the response as follows: "Rating: [[9]]"``."""
-_TASK = re.compile(r"\b(?:answers?|results?|solution|total|value|work|gives?|output|equals?|sum)\b|=|答案|結果|结果|정답|ответ", re.IGNORECASE)
+_TASK = re.compile(
+    r"\b(?:answers?|results?|solution|total|value|work|gives?|output|equals?|sum)\b|=|答案|結果|结果|정답|ответ", re.IGNORECASE
+)
 _CONDITION = re.compile(
-    r"\b(?:if|unless|suppose|wenn|falls|sofern|si|s['’]il|если)\b|^(?:were|had|wäre|hätte)\b|如果|假如|要是|もし|であれば|만약|라면|다면", re.IGNORECASE
+    r"\b(?:if|unless|suppose|wenn|falls|sofern|si|s['’]il|если)\b|^(?:were|had|wäre|hätte)\b|如果|假如|要是|もし|であれば|만약|라면|다면",
+    re.IGNORECASE,
 )
 _NEGATION = re.compile(
-    r"\b(?:not|never|no|nor|cannot|\w+n['’]t|neither|nicht|kein\w*|nie|ne|n['’]|pas|jamais|nunca|не|нет|никак\w*)\b|不|没|别|未|ない|ません|않|아니",
+    r"\b(?:not|never|no|nor|cannot|\w+n['’]t|neither|nicht|kein\w*|nie|ne|n['’]|pas|jamais|nunca|не|нет|никак\w*)\b|"
+    r"不|没|别|未|ない|ません|않|아니",
     re.IGNORECASE,
 )
 _QUALIFIED = re.compile(
-    r"e\.g\.|i\.e\.|\b(?:vs|cf|viz)\.|\.\.\.|…|\b(?:instead|rather|almost|nearly|between|below|under|above|previous|initial|earlier|expected|claimed|suggested|draft|possible|example|"
-    r"max(?:imum)?|min(?:imum)?|at (?:most|least|best)|up to|self\S*|reported|far from|weit von|loin d\w+|lejos de|далек\w+|fast|höchstens|mindestens|zwischen|maximal\w*|presque|entre|"
-    r"maxim\w*|au (?:plus|moins)|casi|máxim\w*|почти|между|максим\w*)\b|几乎|最高|最多|至少|满分|以前|ほぼ|最大|満点|최대|만점|거의",
+    r"e\.g\.|i\.e\.|\b(?:vs|cf|viz)\.|\.\.\.|…|\b(?:instead|rather|almost|nearly|between|below|under|above|previous|initial|"
+    r"earlier|expected|claimed|suggested|draft|possible|reported|max(?:imum)?|min(?:imum)?|at (?:most|least|best)|up to|self\S*|far from|weit von|"
+    r"loin d\w+|lejos de|далек\w+|fast|höchstens|mindestens|zwischen|maximal\w*|presque|entre|maxim\w*|au (?:plus|moins)|casi|máxim\w*|почти|"
+    r"между|максим\w*)\b|几乎|最高|最多|至少|满分|以前|ほぼ|最大|満点|최대|만점|거의",
     re.IGNORECASE,
 )
 _COPULA = (
-    r"(?: ?(?:点|分|점))? ?(?:です|でした|だ|である|と(?:します|しました|する|評価し?ます|評価する|いたします|なります|判断します|採点します)|입니다|이다|"
-    r"(?:을|를) (?:주|부여|드리)\w*|(?:으?로) (?:평가|매기)\w*|bewerten|bewertet|geben|vergeben)?"
+    r"(?: ?(?:点|分|점))? ?(?:です|でした|だ|である|と(?:します|しました|する|評価し?ます|評価する|いたします|なります|判断します|"
+    r"採点します)|입니다|이다|(?:을|를) (?:주|부여|드리)\w*|(?:으?로) (?:평가|매기)\w*|bewerten|bewertet|geben|vergeben)?"
 )
 _AFTER = re.compile(rf"(?: ?(?:/|out of) ?(?P<top>[0-9]+)| points?)?{_COPULA}[)\]*.!。…]*", re.IGNORECASE)
 _TIE_GLOSS = re.compile(
@@ -119,7 +126,7 @@ class FormReader:
     """
 
     def __init__(self, form: Form, reader: TextReader) -> None:
-        self._form, self._reader, self._has_lead = form, reader, bool(form.label)
+        self._form, self._reader = form, reader
         value = reader.value.replace("(?-i:", "(?:")
         if form.marked:
             unclear = rf"(?P<unclear>[^{VALUE}]*\d[^{VALUE}]*|[A-Z](?:[<>=]+[A-Z])?)"
@@ -181,7 +188,9 @@ class FormReader:
             return False
         clause = re.split(r"[,;:，；、：]| but ", before.rstrip(" :："))[-1]
         heads = HEADS_SPEECH.match(before)
-        return not ((heads and heads[0][-1] in ":：") or _CONDITION.search(before) or SHOWS.search(before) or _QUALIFIED.search(clause) or _NEGATION.search(clause))
+        if (heads and heads[0][-1] in ":：") or _CONDITION.search(before) or SHOWS.search(before):
+            return False
+        return not (_QUALIFIED.search(clause) or _NEGATION.search(clause))
 
 
 def _after(match: re.Match[str]) -> str:

@@ -71,7 +71,8 @@ def without_reasoning(text: str) -> tuple[str, str]:
 
 
 _VALUE_TAG = re.compile(
-    r"(?P<begin>(?:^|>)[ \t*_#-]*(?:\d[.)][ \t]*)?)?<(?P<tag>(?P<label>(?:final_|overall_)?(?:score|rating|grade|verdict)|preferred|preference|winner|decision))>"
+    r"(?P<begin>(?:^|>)[ \t*_#-]*(?:\d[.)][ \t]*)?)?"
+    r"<(?P<tag>(?P<label>(?:final_|overall_)?(?:score|rating|grade|verdict)|preferred|preference|winner|decision))>"
     r"\s{0,9}(?P<value>[^<>\n]{1,40})\s{0,9}</(?P=tag)>(?P<end>(?=[ \t*_]*(?:$|<|[.!/]|out of|points)))?",
     re.IGNORECASE | re.MULTILINE,
 )
@@ -81,7 +82,7 @@ _BLOCK_TAG = re.compile(
     r"review|judge?ment|reason)(?:\s[^<>\n]{0,200})?/?>|<\|[^|<>\n]{1,40}\|>",
     re.IGNORECASE,
 )
-_MARK_BEGINS = re.compile("[-~>`<{\"'“”„«»「」『』‘’]")  # noqa: RUF001
+_MARK_BEGINS = re.compile("[-~>`<{\"'“”„«»「」『』‘’]")
 _MARK = re.compile(
     r"""(?<![^\n])(?P<fence>`{3,}|~{3,})[^`\n]*$
     |(?<![^\n])(?P<block>>)[^\n]*(?:\n[ \t]*>[^\n]*)*
@@ -90,11 +91,11 @@ _MARK = re.compile(
     |(?P<comment><!--|-->)
     |(?P<quote>["“”„«»「」『』])
     |(?P<single>(?<!\w)['‘])|(?P<apostrophe>['’](?!\w))
-    |(?P<brace>(?<![\w}^_])\{)""",  # noqa: RUF001
+    |(?P<brace>(?<![\w}^_])\{)""",
     re.VERBOSE | re.MULTILINE,
 )
-_CLOSERS = {'"': '"', "“": "”", "„": "“”", "«": "»", "「": "」", "『": "』", "'": "'’", "‘": "'’"}  # noqa: RUF001
-_LIKE_JSON = re.compile(r"\{\s{0,200}(?:[\"'“”„‘’]|[\w -]{1,60}:|/[*/]|\#)")  # noqa: RUF001
+_CLOSERS = {'"': '"', "“": "”", "„": "“”", "«": "»", "「": "」", "『": "』", "'": "'’", "‘": "'’"}
+_LIKE_JSON = re.compile(r"\{\s{0,200}(?:[\"'“”„‘’]|[\w -]{1,60}:|/[*/]|\#)")
 _JSON_BLOCK = re.compile(r"```[ \t]*(?:json[c5]?)[ \t]*\n\s*(?=\{)", re.IGNORECASE)
 _BLOCK_END = re.compile(r"\s*```[ \t]*(?=\n|\Z)")
 _RUNS_ON = re.compile(r"\n[ \t]*\S")
@@ -109,7 +110,7 @@ Found = list[tuple[Any, dict[str, Any]]]
 """The JSON objects of an answer that state a verdict, in their order. An entry has the value of the verdict and the object's members."""
 
 
-def own_words(text: str, value_of: ValueOf, *, marked: bool = False) -> tuple[str, Found]:
+def own_words(text: str, value_of: ValueOf, *, marked: bool = False) -> tuple[str, Found]:  # noqa: C901 - one loop over the marks
     """Return the judge's own words, and the verdicts in JSON among them.
 
     In the words, a :data:`GAP` stands for each quotation and an :data:`OBJECT` for each verdict in JSON. Quotations are: text in quotation
@@ -146,23 +147,20 @@ def own_words(text: str, value_of: ValueOf, *, marked: bool = False) -> tuple[st
                 out.append(GAP)
                 closer = ""
             continue
-        if not mark:
+        if not mark or (mark["brace"] and broken == MOST_BROKEN):
             out.append(text[before:at])
             continue
         out.append(text[before:start])
-        if (mark["brace"] or _JSON_BLOCK.match(text, start)) and broken < MOST_BROKEN:
+        if mark["brace"] or _JSON_BLOCK.match(text, start):
             try:
                 words, at = _object(text, start, value_of, found)
             except Unreadable:
                 if not marked:
                     raise
-                broken, words, at = broken + 1, mark[0], start + len(mark[0])
-        elif mark["brace"]:
-            words = "{"
+                broken, words = broken + 1, mark[0]
         elif marked:
             words, closer, at = _opened_leniently(mark, last)
-            if mark["closing"]:
-                out.clear()
+            out = [] if mark["closing"] else out
         else:
             words, closer = _opened(mark, runs_on=bool(_RUNS_ON.match(text, at)))
         out.append(words)
@@ -220,28 +218,21 @@ def _may_close(mark: re.Match[str]) -> bool:
 def _opened_leniently(mark: re.Match[str], last: dict[str, int]) -> tuple[str, str, int]:
     """Return the replacement for a mark, its closing mark, and the place from which to go on. See :func:`own_words`."""
     text, at = mark.string, mark.end()
-    if mark["apostrophe"] or mark[0] == "-->" or mark[0].endswith("/>"):
-        return mark[0], "", at
+    precedes, follows = text[mark.start() - 1 : mark.start()] if mark.start() else "", text[at : at + 1]
+    ends_word = mark[0] in "\"'" and ((precedes.isascii() and precedes.isalnum()) or not follows.strip())
+    if mark["apostrophe"] or mark[0] == "-->" or mark[0].endswith("/>") or (ends_word and not (mark["quote"] and precedes.isalpha())):
+        return mark[0], "", at  # no quotation mark, or the mark of an inch
     if mark["closing"]:
         return GAP, "", at
-    if mark["block"]:
-        return GAP, "", _paragraph_end(text, at)
-    precedes, follows = text[mark.start() - 1 : mark.start()] if mark.start() else "", text[at : at + 1]
-    if mark[0] in "\"'" and ((precedes.isascii() and precedes.isalnum()) or not follows.strip()):
-        twice = mark["quote"] and precedes.isalpha()  # otherwise the mark of an inch
-        return (GAP, "", _paragraph_end(text, at)) if twice else (mark[0], "", at)
-    if mark["quote"] and mark[0] not in _CLOSERS:
+    if mark["block"] or ends_word or (mark["quote"] and mark[0] not in _CLOSERS):
         return GAP, "", _paragraph_end(text, at)
     closer = _closer(mark)
     if any(last.get(one, -1) >= at for one in ([closer] if len(closer) > 2 or closer[0] in "`~" else closer)):
         return "\n" if mark["fence"] else "", closer, at
-    if mark["tag"]:
-        line = text[text.rfind("\n", 0, mark.start()) + 1 : mark.start()] + text[at : at + 80].partition("\n")[0]
-        if line.strip():
-            return "", "", at
-    if mark["fence"] or mark["comment"] or mark["tag"]:
+    line = text[max(0, mark.start() - 80) : mark.start()].rpartition("\n")[2] + text[at : at + 80].partition("\n")[0]
+    if mark["fence"] or mark["comment"] or (mark["tag"] and not line.strip()):
         raise Unreadable(_UNPAIRED)
-    return (mark[0], "", at) if mark["single"] else (GAP, "", _paragraph_end(text, at))
+    return (mark[0], "", at) if mark["tag"] or mark["single"] else (GAP, "", _paragraph_end(text, at))
 
 
 def _paragraph_end(text: str, at: int) -> int:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum
@@ -37,6 +36,7 @@ _RIVALS = frozenset({"score", "rating", "grade", "overall"})
 _SCALE = re.compile(
     r"(?:score_|rating_)?(?:scale|range|out_of|top|of|(?:max|min)(?:imum)?(?:_(?:scores?|ratings?|grade|points|value|possible))?|(?:full|total|possible)_(?:marks|points))"
 )
+_PAIR_NOUN = re.compile(r"^(?:the )?(?:response|assistant|answer) (?=[AB]$)", re.IGNORECASE)
 _SCALE_NUMBER = re.compile(r"(?<![\d.])-?\d+(?:\.\d+)?")
 _NUMERAL = re.compile(r"[+-]?(?:0|[1-9][0-9]{0,8})(?:\.[0-9]{1,17})?")
 _IN_WORDS = {
@@ -212,10 +212,7 @@ class VerdictSchema(Generic[M]):
             given[key] = self._as_field(number, given[key])
         elif self.name and self.kind.options:
             key = next(key for key in self._keys(self.name) if key in given)
-            if isinstance(written := given[key], str):
-                word = re.sub(r"(?i)^(?:the )?(?:response|assistant|answer) (?=[AB]$)", "", written.strip())
-                with suppress(Unreadable):  # the model may accept more, and says what is wrong
-                    given[key] = choice_of(word, spellings(self.kind.options))
+            given[key] = self._as_option(given[key])
         try:
             verdict = self.model.model_validate(given)
         except ValidationError as error:
@@ -260,6 +257,14 @@ class VerdictSchema(Generic[M]):
         if self.kind.number:
             return number_of(next(value for key, value in members.items() if _folded(key) in self._deciding), self.scale)
         return _plain_value(getattr(verdict, self.name))
+
+    def _as_option(self, written: Any) -> Any:
+        """Return the option that a text writes. Another value is returned unchanged, as the model may accept it."""
+        word = _PAIR_NOUN.sub("", written.strip()) if isinstance(written, str) else ""
+        try:
+            return choice_of(word, spellings(self.kind.options))
+        except Unreadable:
+            return written
 
     def _as_field(self, number: float, written: Any) -> Any:
         """Return the number as the model accepts it. If the field is a choice of numbers, the number must be one of the choices.

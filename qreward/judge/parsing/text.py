@@ -22,7 +22,7 @@ from qreward.judge.parsing.quotes import GAP, OBJECT, VALUE, Unreadable, ValueOf
 
 Scale = tuple[float, float]
 
-WIDE = {ord(wide): plain for wide, plain in zip("０１２３４５６７８９［］【】＜＞＝：／", "0123456789[][]<>=:/", strict=True)}  # noqa: RUF001
+WIDE = {ord(wide): plain for wide, plain in zip("０１２３４５６７８９［］【】＜＞＝：／", "0123456789[][]<>=:/", strict=True)}
 """The plain forms of full-width digits and marks."""
 
 # Numbers. Digits are ASCII. A comma before three digits may separate thousands; any other comma is a decimal comma.
@@ -108,7 +108,7 @@ _SAYS = (
     r"\u66f8|\u8ff0\u3079|\u4e3b\u5f35|\u8a00|\uc37c|\uc8fc\uc7a5|\ub9d0)"
 )
 _FOLLOWS = (
-    r"follows|the following|lautet|wie folgt|folgende[rs]?|suivante?|siguiente|\u0441\u043b\u0435\u0434\u0443\u044e\w+|\u5982\u4e0b|\u4ee5\u4e0b\w*|"
+    r"follows|the following|lautet|wie folgt|folgende[rs]?|suivante?|siguiente|следую\w+|\u5982\u4e0b|\u4ee5\u4e0b\w*|"
     r"\u6b21\u306e\w*|\ub2e4\uc74c\uacfc \uac19\w*"
 )
 _ABOUT = re.compile(rf"\b(?:of|for|on|in|with|to|about|regarding) (?:(?:the|this|that|both|each) )?{_OTHERS}", re.IGNORECASE)
@@ -129,14 +129,17 @@ PERSON = re.compile(
 )
 _VERBS = (
     r"(?:\b(?:writes|wrote|sa(?:ys?|id)|claim(?:s|ed)?|state[sd]|repl(?:y|ies|ied)|respond(?:s|ed)?|answered|asserts?|declare[sd]?|insists?|"
-    r"demands?|instructs?|announces?|reads?|(?:end|begin|start|conclude)s? with|last (?:words?|line)\S*|schreib\w*|schrieb|sagt|behauptet|endet|"
-    r"écrit|dit|affirme|prétend|escrib\w*|dice|dijo|afirma)\b|\b(?:пише|написа|утвержда|говори|заявля)|写道|写着|声称|自称|说|"
+    r"demands?|instructs?|announces?|reads?|(?:end|begin|start|conclude)s? with|last (?:words?|line)\S*|schreib\w*|schrieb|sagt|behauptet|"
+    r"endet|écrit|dit|affirme|prétend|escrib\w*|dice|dijo|afirma)\b|\b(?:пише|написа|утвержда|говори|заявля)|写道|写着|声称|自称|说|"
     r"書い|述べ|主張し|言っ|썼|주장|말하|말합)"
 )
 _SPEAKS = re.compile(rf"{_VERBS}(?:[^:：.,!?]{{0,40}}[:：]|[^\w:：.,!?;{GAP}]*)$", re.IGNORECASE)
 _SPEAKS_WITHIN = re.compile(rf"{_VERBS}[^:：.,]{{0,20}}[:：]", re.IGNORECASE)
 HEADS_SPEECH = re.compile(rf"(?!they|he|she|it)(?:the )?(?:(?:{_OTHERS})[ の的의]{{0,2}}){{1,3}} ?[:：]?", re.IGNORECASE)
-SHOWS = re.compile(r"\b(?:example|template|format|instance|beispiel|exemple|ejemplo|пример|например)\b|例(?:如|えば)?[:：、,]|예(?:시|를 들어)?[:：,]", re.IGNORECASE)
+SHOWS = re.compile(
+    r"\b(?:example|template|format|instance|beispiel|exemple|ejemplo|пример|например)\b|例(?:如|えば)?[:：、,]|예(?:시|를 들어)?[:：,]",
+    re.IGNORECASE,
+)
 _RATES = re.compile(r"\b(?:rat(?:e|ed|ing)|scor(?:e|ed|ing)|grad(?:e|ed|ing))\b", re.IGNORECASE)
 
 
@@ -262,8 +265,11 @@ reason are about the response instead."""
 _TAKES_BACK = re.compile(
     r"\b(?:wait|h+m+|actually|corrections?|erratum|oops|whoops|sorry|apolog\w*|scratch|strike|disregard|ignore|never ?mind|hold on|hang on|"
     r"on (?:second thoughts?|reflection|closer)|looking (?:again|back)|re-?(?:consider|evaluat|assess|think|check|examin|read|visit)\w*|"
-    r"revis\w*|retract\w*|withdr[ae]w\w*|back|change (?:it|this|my)|mistaken|my (?:mistake|score|rating|verdict)|i (?:was|am|missed|overlooked|forgot|misread)|"
-    r"too (?:high|low|generous|harsh|strict|lenient|kind)|in fact|after all|(?:less|more|lower|higher|better|worse) than (?:this|that)|should (?:have been|be)|no longer|forget|void|discard|cancel\w*|upgrad\w*|downgrad\w*|"
+    r"revis\w*|retract\w*|withdr[ae]w\w*|back|change (?:it|this|my)|mistaken|my (?:mistake|score|rating|verdict)|"
+    r"i (?:was|am|missed|overlooked|forgot|misread)|"
+    r"too (?:high|low|generous|harsh|strict|lenient|kind)|in fact|after all|"
+    r"(?:less|more|lower|higher|better|worse) than (?:this|that)|should (?:have been|be)|"
+    r"no longer|forget|void|discard|cancel\w*|upgrad\w*|downgrad\w*|"
     r"moment|warte\w*|korrektur|korrigier\w*|eigentlich|zurück\w*|revidier\w*|überdenk\w*|vielmehr|stattdessen|irrtum|geirrt|doch|nein|"
     r"attend\w*|rectif\w*|corrig\w*|en fait|finalement|plutôt|à la réflexion|retire|rétracte|trompée?|annul\w*|non|"
     r"espera|corrección|corrijo|en realidad|mejor dicho|pensándolo|retiro|equivoqu\w*|más bien|anulo|"
@@ -287,8 +293,8 @@ _COURTESY = re.compile(
 )
 """A friendly sentence, which takes nothing back."""
 _BETTER = (
-    r"(?<![A-Za-z])(?P<better>(?-i:[AB]))(?![A-Za-z])[^,.;，。、AB]{0,30}(?:besser|überlegen|meilleure?|supérieure?|mejor|superior a|лучше|更好|更优|"
-    r"より(?:良|優)|優れて|더 (?:낫|좋|나은|우수))"
+    r"(?<![A-Za-z])(?P<better>(?-i:[AB]))(?![A-Za-z])[^,.;，。、AB]{0,30}(?:besser|überlegen|meilleure?|supérieure?|mejor|superior a|лучше|"
+    r"更好|更优|より(?:良|優)|優れて|더 (?:낫|좋|나은|우수))"
 )
 _PAIR_NOUN = r"(?:(?:the )?(?:response|assistant|answer|option|candidate|model|output) )?"
 
@@ -365,7 +371,9 @@ class TextReader:
         ]
         if pair:
             better = r"(?:is|was|seems)(?: \w+){0,3} (?:better|best|preferred|preferable|superior|stronger|winner)"
-            self._made.append(re.compile(rf"\b(?P<option>(?-i:[AB])) (?:wins|{better})(?= than\b| overall|[.!,;]|$)|{_BETTER}", re.IGNORECASE))
+            self._made.append(
+                re.compile(rf"\b(?P<option>(?-i:[AB])) (?:wins|{better})(?= than\b| overall|[.!,;]|$)|{_BETTER}", re.IGNORECASE)
+            )
         return rf"{noun}(?P<option>{one})"
 
     def read(self, text: str, value_of: ValueOf) -> tuple[Any, dict[str, Any] | None]:
@@ -464,7 +472,9 @@ class TextReader:
         if self.tie is None:
             return not any(self._revises(words, value) or _TAKES_BACK.search(words) for words in rest)
         return not any(
-            _TAKES_BACK.search(words) or any(self._is_other(made["option"] or made["better"], value) for made in self._made[-1].finditer(words)) for words in rest
+            _TAKES_BACK.search(words)
+            or any(self._is_other(made["option"] or made["better"], value) for made in self._made[-1].finditer(words))
+            for words in rest
         )
 
     def _has_other_number(self, words: str, value: float) -> bool:
@@ -475,4 +485,3 @@ class TextReader:
         return bool(_REVISES.search(words) or self._judging.search(words)) or (
             self._options is None and self._has_other_number(words, value)
         )
-

@@ -35,7 +35,14 @@ def others(cases: list[tuple[str, str, object]], kind: str = "score") -> list[tu
 
 
 def test_a_verdict_is_read_in_every_form_and_value() -> None:
-    around = ("<?>", "It is right.\n\n<?>", "<think><?></think>\nIt is right. <?>", "## Verdict\n<?>\n", "- good\n- short\n\n<?>.", "It says \"10\".\n<?>")
+    around = (
+        "<?>",
+        "It is right.\n\n<?>",
+        "<think><?></think>\nIt is right. <?>",
+        "## Verdict\n<?>\n",
+        "- good\n- short\n\n<?>.",
+        'It says "10".\n<?>',
+    )
     forms = {**SCORES, **LABELS, "\\boxed{7}": "$\\boxed{<?>}$", r"<answer>\s*": "<?>"}
     forms.popitem()
     values = {"7": "7", "0": "0", "8.5": "8.5", "7/10": "7", "７": "7"}
@@ -45,8 +52,16 @@ def test_a_verdict_is_read_in_every_form_and_value() -> None:
     ]
     assert others(cases) == []
     pairs = {"A": "A", "B": "B", "C": "tie", "Tie": "tie", "a": "A", "A>>B": "A", "B>A": "B", "A=B": "tie", "Response B": "B"}
-    shapes = {"[[A>>B]]": "[[<?>]]", "[RESULT] A": "[RESULT] <?>", "Verdict: A": "**Verdict:** <?>", "<winner>A</winner>": "<winner><?></winner>"}
-    made = [(to, f"Both are fine.\n\n{shape.replace('<?>', value)}", form) for (form, shape), (value, to) in product(shapes.items(), pairs.items())]
+    shapes = {
+        "[[A>>B]]": "[[<?>]]",
+        "[RESULT] A": "[RESULT] <?>",
+        "Verdict: A": "**Verdict:** <?>",
+        "<winner>A</winner>": "<winner><?></winner>",
+    }
+    made = [
+        (to, f"Both are fine.\n\n{shape.replace('<?>', value)}", form)
+        for (form, shape), (value, to) in product(shapes.items(), pairs.items())
+    ]
     assert others(made, "preference") == []
     assert others([("no", f"Hm.\n{text}", form) for form, text in (("[[yes]]", "[[No]]"), ("Verdict: yes", "Verdict: no"))], "yes_no") == []
 
@@ -92,7 +107,12 @@ def test_the_last_verdict_counts_and_two_of_them_are_none() -> None:
 def test_the_options_of_a_prompt_that_a_judge_repeats_are_no_verdict() -> None:
     options = "[[A]] if A is better, [[B]] if B is better, [[C]] for a tie."
     listed = "- [[A]] if A is better\n- [[B]] if B is better\n- [[C]] for a tie"
-    cases = [("none", options), ("none", listed), ("B", f"{options}\n\nFinal verdict: [[B]]"), ("tie", "They are alike. Verdict: [[C]] for a tie.")]
+    cases = [
+        ("none", options),
+        ("none", listed),
+        ("B", f"{options}\n\nFinal verdict: [[B]]"),
+        ("tie", "They are alike. Verdict: [[C]] for a tie."),
+    ]
     assert others([(expected, text, "[[A]]") for expected, text in cases], "preference") == []
 
 
@@ -129,9 +149,16 @@ def test_a_verdict_that_is_reported_denied_or_taken_back_is_none_in_eight_langua
 def test_what_takes_a_score_back_in_free_text_does_so_in_a_declared_form() -> None:
     shapes = {**SCORES, **LABELS}
     after = [text for name in ("followed_by",) for text in TABLES[name]]
-    made = [("none", f"{shape.replace('<?>', '8')}{end}{text}", form) for (form, shape), end, text in product(shapes.items(), (". ", "\n", "\n\n"), after)]
+    made = [
+        ("none", f"{shape.replace('<?>', '8')}{end}{text}", form)
+        for (form, shape), end, text in product(shapes.items(), (". ", "\n", "\n\n"), after)
+    ]
     assert others(made) == []
-    taken_back = [("none", re.sub(r"Score: (\d+)", r"Rating: [[\1]]", text), "[[5]]") for text in TABLES["retracted"] if re.match(r"Score: \d+\.", text)]
+    taken_back = [
+        ("none", re.sub(r"Score: (\d+)", r"Rating: [[\1]]", text), "[[5]]")
+        for text in TABLES["retracted"]
+        if re.match(r"Score: \d+\.", text)
+    ]
     assert others(taken_back) == []
     for name in ("retracted", "task_words", "reported"):
         assert others([("none", text, "[[5]]") for text in TABLES[name]]) == []
@@ -148,7 +175,11 @@ def test_an_answer_without_the_declared_form_is_read_as_free_text_and_never_with
 
 def test_grades_and_functions_give_scores() -> None:
     grades = {"form": "GRADE: C", "values": {"C": 10, "P": 5, "I": 0}}
-    cases: list[tuple[str, str, Any]] = [("10", "So it is.\n\nGRADE: C", grades), ("5", "**GRADE: P**", grades), ("none", "GRADE: X", grades)]
+    cases: list[tuple[str, str, Any]] = [
+        ("10", "So it is.\n\nGRADE: C", grades),
+        ("5", "**GRADE: P**", grades),
+        ("none", "GRADE: X", grades),
+    ]
     cases += [("none", "GRADE: C\n\nGRADE: I", grades), ("0", "grade: i", grades)]
     letters = {"form": "A", "values": {"A": 10, "B": 0, "CORRECT": 10}}
     cases += [("10", "A", letters), ("0", "B.", letters), ("10", "CORRECT", letters), ("none", "A is right, B is not", letters)]

@@ -10,12 +10,33 @@ from types import FrameType
 
 import pytest
 
-from qreward.judge.parsing import LONGEST, Form, PreferenceVerdict, ScoreVerdict, Unreadable, YesNoVerdict, form_of, read
-from qreward.judge.parsing import quotes
+from qreward.judge.parsing import LONGEST, Form, PreferenceVerdict, ScoreVerdict, Unreadable, YesNoVerdict, form_of, quotes, read
 from qreward.judge.parsing.json import object_at
 
 PIECES = (
-    *("{", "}", "[", '"', "'", "`", "*", "<", "7", "\\", "\n", " ", "\u201c", "\u2018a ", ' "a', " 'a b", "[[", "[[7]] ", "[[7]]\n", "$a", "| "),
+    *(
+        "{",
+        "}",
+        "[",
+        '"',
+        "'",
+        "`",
+        "*",
+        "<",
+        "7",
+        "\\",
+        "\n",
+        " ",
+        "\u201c",
+        "\u2018a ",
+        ' "a',
+        " 'a b",
+        "[[",
+        "[[7]] ",
+        "[[7]]\n",
+        "$a",
+        "| ",
+    ),
     *("<think>", "</think>", "<response>", "<a></a>", "<b ", "<!-- ", "<score>", "```\n", "> \n", "> a\nb\n", "\\boxed{"),
     *('{"a":', "{/*", "{//\n", '{"\\', "{a:1,", "{'", '{"score": ', '{"score": 7}', "[{", '{"a": {"a": [', "{ "),
     *("Score: ", "Score: 7\n", "Score: 7 ", "7/10 ", "the ", "my,", "I give it ", "score for a ", "The candidate wrote: ", "no, "),

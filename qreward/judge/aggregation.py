@@ -78,8 +78,8 @@ def confidence_of(score: float, votes: Sequence[Vote], how: Settle, width: float
         score: the aggregated score.
         votes: the votes.
         how: ``majority``, ``mean`` or ``median``.
-        width: the highest score minus the lowest score. None if these scores are not known, as with a ``score`` function. With None, a vote
-            agrees only if its score equals the aggregated score.
+        width: the difference between the highest and the lowest score. None if these scores are not known, as with a ``score`` function.
+            With None, a vote agrees only if its score equals the aggregated score.
 
     Example:
         >>> confidence_of(1.0, [Vote(1.0), Vote(0.0), Vote(1.0), Vote(1.0)], "majority", 1.0)
@@ -92,7 +92,7 @@ def confidence_of(score: float, votes: Sequence[Vote], how: Settle, width: float
     sure = 0.0
     for vote in votes:
         equal = width is None or (how == "majority" and vote.confidence is None)
-        if vote.score == score if equal else abs(vote.score - score) < (width or 0.0) / 2:
+        if vote.score == score if equal else abs(vote.score - score) < abs(width or 0.0) / 2:
             sure += 1.0 if vote.confidence is None else vote.confidence
     return sure / len(votes)
 

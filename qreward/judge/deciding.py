@@ -124,10 +124,10 @@ class DecidingModel(JudgeModel):
             return ""
         return next((each.name for each in self._criteria if each.question is inputs.questions[0]), "")
 
-    def prepare(self, sample: int) -> Callable[[Any], WireRequest]:  # noqa: ARG002 - all samples are alike
+    def prepare(self, sample: int, room: int = 1) -> Callable[[Any], WireRequest]:  # noqa: ARG002 - all samples are alike
         return self._sample
 
-    def fall_back(self, form: str, error: QRewardError) -> bool:
+    def fall_back(self, form: str, error: QRewardError, reply: Reply | None = None) -> bool:  # noqa: ARG002 - see JudgeModel
         """Return True if the error shows that the model gives no probabilities, and the method is ``auto``.
 
         The model is then asked to write.

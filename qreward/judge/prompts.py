@@ -150,7 +150,7 @@ def in_words(value: object, name: str) -> str:
     if isinstance(value, Mapping) and {"role", "content"} <= value.keys():
         value = [value]
     try:
-        if _is_conversation(value):
+        if is_conversation(value):
             return "\n\n".join(_message_text(message, name) for message in value)
         if _is_content(value):
             return _content_text(value, name)
@@ -159,7 +159,8 @@ def in_words(value: object, name: str) -> str:
         raise BadRequest(f"the field {name!r} is a {type(value).__name__} that cannot be written into a prompt ({error})") from None
 
 
-def _is_conversation(value: object) -> TypeGuard[Sequence[Mapping[str, Any]]]:
+def is_conversation(value: object) -> TypeGuard[Sequence[Mapping[str, Any]]]:
+    """Return whether a value is a list of messages."""
     return isinstance(value, list | tuple) and bool(value) and all(isinstance(each, Mapping) and "role" in each for each in value)
 
 
@@ -249,7 +250,7 @@ class Prompt:
         # without judged fields, the template fills in the columns of a table, and a column may have any name
         given = present(fields) if self._needed else {name: value for name, value in fields.items() if value is not None}
         for name in (self._needed - {"prompt"}) & given.keys():
-            if _is_conversation(given[name]) and is_missing(given[name][-1]):
+            if is_conversation(given[name]) and is_missing(given[name][-1]):
                 raise BadRequest(f"the last message of {name!r} has no content, so there is nothing to judge")
         self._check(given.keys(), extra)
         words = {name: in_words(given[name], name) for name in self.names}

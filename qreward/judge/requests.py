@@ -36,8 +36,10 @@ def fields_of(item: object, names: Sequence[str] = POINT_NAMES) -> Mapping[str, 
             if name not in item:
                 raise ConfigError(f"the item has no {name!r}: it has {', '.join(map(repr, item)) or 'nothing'}")
         return item
-    if isinstance(item, tuple | list) and len(names) - 1 <= len(item) <= len(names):
+    if isinstance(item, tuple | list) and len(names) - 1 <= len(item) <= len(names) and not prompts.is_conversation(item):
         return dict(zip(names, item, strict=False))
+    if prompts.is_conversation(item):
+        raise ConfigError("an item is not a conversation: give (messages, response), with the response apart from the messages before it")
     given = f"{len(item)} values" if isinstance(item, tuple | list) else f"a {type(item).__name__}"
     raise ConfigError(f"an item is ({', '.join(names[:-1])}), perhaps with {names[-1]}, or a mapping of these, not {given}")
 
@@ -57,6 +59,7 @@ class ItemPrompt:
         config: the settings of the judge, which hold the system message and the response format.
         pairs: True if the prompt shows two responses.
         apart: True if the built-in prompt leaves out the question, because each request adds its own question.
+        shows: True if the prompt itself says how to answer.
 
     Attributes:
         names: names of the fields of an item.
@@ -64,7 +67,7 @@ class ItemPrompt:
         has_place: True if the template contains ``{answer_form}``.
     """
 
-    def __init__(self, prompt: object, config: JudgeConfig, *, pairs: bool, apart: bool) -> None:
+    def __init__(self, prompt: object, config: JudgeConfig, *, pairs: bool, apart: bool, shows: bool = False) -> None:
         self.pairs, self.names = pairs, PAIR_NAMES if pairs else POINT_NAMES
         whole, material = (prompts.pair, prompts.pair_input) if pairs else (prompts.point, prompts.point_input)
         self._prompt = Prompt(
@@ -75,7 +78,12 @@ class ItemPrompt:
             what="pair_prompt" if pairs else "prompt",
         )
         self.has_place = ANSWER_FORM in self._prompt.names
-        self._appends = not self.has_place and (apart or prompt is None or config.response_format != "none")
+        self._appends = not self.has_place and (apart or prompt is None or not (shows or config.response_format == "none"))
+
+    @property
+    def tells(self) -> bool:
+        """True if the messages describe how to answer in the words of the judge."""
+        return self.has_place or self._appends
 
     def messages(self, fields: Mapping[str, Any], *, extra: bool, question: str = "") -> Messages:
         """Return the messages for one item. ``question`` replaces ``{answer_form}``. Raises ``ConfigError`` and ``BadRequest``."""

@@ -65,6 +65,8 @@ class RewardModelScorer:
         check_params({name: value for name, value in params.items() if name not in _OPTIONS})
         self._client, self._model, self._owns_client, self._params = client, model, owns_client, params
         self._range = None if range is None else bounds("range", range)
+        if self._range is not None and self._range[0] >= self._range[1]:
+            raise ConfigError(f"range bounds the scores, so it must be (lowest, highest), not ({self._range[0]:g}, {self._range[1]:g})")
 
     async def score(
         self,

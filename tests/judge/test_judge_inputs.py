@@ -161,3 +161,15 @@ async def test_an_option_that_a_batch_does_not_have_is_refused() -> None:
         for batch in (judge.batch_score, judge.batch_compare, RewardModelScorer(client(), "rm").batch_score):
             with pytest.raises(ConfigError, match="did you mean 'timeout'"):
                 await batch([], time_out=5)  # type: ignore[call-arg]
+
+
+async def test_a_conversation_is_no_item_and_one_message_is_judged_as_its_words() -> None:
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "r"}]
+    backend = JudgeBackend(always(score(7)))
+    async with judge_over(backend) as judge:
+        for items in ([turns], [tuple(turns)], [[*turns, turns[1]]]):
+            errors = [(await judge.batch_score(items))[0].error, (await judge.batch_compare(items))[0].error]
+            assert all(isinstance(error, ConfigError) for error in errors), errors
+        assert backend.sent == []
+        assert (await judge.batch_score([(turns[:1], turns[1])])).values()
+    assert "Assistant: r" in backend.sent[0].text

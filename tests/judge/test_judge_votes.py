@@ -171,3 +171,13 @@ def test_the_confidence_of_several_votes_is_the_share_that_agrees_with_the_score
     ]
     found = [confidence_of(score, votes, how, width) for score, votes, how, width, _ in cases]
     assert found == [None if wanted is None else pytest.approx(wanted) for *_, wanted in cases]
+
+
+def test_votes_agree_alike_whichever_end_of_the_range_is_the_reward_of_the_highest_score() -> None:
+    for limits in ((0, 1), (1, 0)):
+        for settle in ("majority", "mean"):
+            backend = JudgeBackend(voting((1, 8), (2, 8), (3, 8)))
+            verdict, _ = timed(backend, samples=3, settle=settle, range=limits)
+            assert (round(verdict.score, 9), verdict.confidence) == (0.8 if limits == (0, 1) else 0.2, 1.0), (limits, settle)
+    votes = (Vote(0.8), Vote(0.75), Vote(0.1))
+    assert confidence_of(0.55, votes, "mean", -1.0) == confidence_of(0.55, votes, "mean", 1.0)

@@ -42,11 +42,13 @@ import re
 from functools import lru_cache
 from typing import Any
 
+from qreward.judge.parsing.forms import Form, FormReader, form_of
 from qreward.judge.parsing.json import NotAnObject, object_at
+from qreward.judge.parsing.quotes import Unreadable, without_reasoning
 from qreward.judge.parsing.schema import M, PreferenceVerdict, ScoreVerdict, VerdictSchema, YesNoVerdict, instruction, schema_of
-from qreward.judge.parsing.text import TextReader, Unreadable, sentences, without_reasoning
+from qreward.judge.parsing.text import TextReader, sentences
 
-__all__ = ["PreferenceVerdict", "ScoreVerdict", "Unreadable", "YesNoVerdict", "instruction", "read", "schema_of"]
+__all__ = ["Form", "PreferenceVerdict", "ScoreVerdict", "Unreadable", "YesNoVerdict", "form_of", "instruction", "read", "schema_of"]
 
 LONGEST = 100_000
 """The maximum number of characters of an answer, without its reasoning. This limit bounds the time that the parsing of a hostile answer can
@@ -60,7 +62,9 @@ _WRAPPED = re.compile(
 _OTHER_MARKS = re.compile(r"[\n\"'`<\u201c\u201d]")
 
 
-def read(text: str, model: type[M], *, scale: tuple[float, float] | None = None, reasoning: str | None = None) -> M:
+def read(
+    text: str, model: type[M], *, scale: tuple[float, float] | None = None, reasoning: str | None = None, form: Form | None = None
+) -> M:
     """Parse a judge's answer into a verdict, or reject it.
 
     The deciding field of the model is ``score``. If the model has no such field, the deciding field is its only required field that is a
@@ -85,9 +89,11 @@ def read(text: str, model: type[M], *, scale: tuple[float, float] | None = None,
         7.0
     """
     shape: VerdictSchema[M]
-    shape, reader = _prepared(model, scale)
+    shape, reader, declared = _prepared(model, scale, form)
     if not text.strip():
         raise Unreadable("The answer contains only reasoning." if reasoning else "The answer is empty.")
+    if form and form.reads:
+        return shape.of_value(form.reads(without_reasoning(text)[1]))
     whole = _whole_object(text)
     if whole is not None:
         return shape.of_members(whole)
@@ -99,16 +105,25 @@ def read(text: str, model: type[M], *, scale: tuple[float, float] | None = None,
     elif len(answer) > LONGEST:
         raise Unreadable("The answer is too long.")
     else:
-        value, members = reader.read(answer, shape.value_of)
+        value = None if declared is None else declared.read(answer, shape.value_of)
+        if value is None and form and form.is_strict:
+            raise Unreadable("The answer does not have the form that was asked for.")
+        if value is None:
+            value, members = reader.read(answer, shape.value_of)
     if before.strip() and _may_be_a_verdict(before, value, reader):
         raise Unreadable("There may be another verdict before a closing reasoning tag that has no opening one.")
     return shape.of_members({shape.key: value} if members is None else members)
 
 
 @lru_cache(maxsize=64)
-def _prepared(model: type[Any], scale: tuple[float, float] | None) -> tuple[VerdictSchema[Any], TextReader]:
+def _prepared(
+    model: type[Any], scale: tuple[float, float] | None, form: Form | None
+) -> tuple[VerdictSchema[Any], TextReader, FormReader | None]:
     shape = VerdictSchema.of(model, scale)
-    return shape, TextReader(shape.name, shape.scale, None if shape.kind.number else shape.kind.options)
+    reader = TextReader(
+        shape.name, shape.scale, dict(form.values) if form and form.values else None if shape.kind.number else shape.kind.options
+    )
+    return shape, reader, FormReader(form, reader) if form else None
 
 
 def _inside(text: str) -> str:

@@ -48,9 +48,9 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "answer": "[[A]]",
     },
     "arena-hard": {
-        "pair_prompt": f"{_QUESTION}{_BOTH}First write your own answer to the question. Then compare the two answers with it: what is "
-        f"wrong, missing or needless in them, and {_QUALITIES} they are. {_FAIR}Then, on the last line, give one of these verdicts: [[A>>B]] "
-        "(A is much better), [[A>B]] (A is a little better), [[A=B]] (they are about the same), [[B>A]] (B is a little better) or "
+        "pair_prompt": f"{_QUESTION}{_BOTH}First write your own answer to the question. Then compare the two answers with it: what "
+        f"is wrong, missing or needless in them, and {_QUALITIES} they are. {_FAIR}Then, on the last line, give one of these verdicts: "
+        "[[A>>B]] (A is much better), [[A>B]] (A is a little better), [[A=B]] (they are about the same), [[B>A]] (B is a little better) or "
         "[[B>>A]] (B is much better).",
         "answer": "[[A>>B]]",
     },

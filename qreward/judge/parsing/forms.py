@@ -50,8 +50,11 @@ class Form(NamedTuple):
             >>> form_of("[[5]]").mark("It is right. [[7]]") == f"It is right. {VALUE}7{VALUE}"
             True
         """
-        text = text.replace(VALUE, "").translate(WIDE)
-        return text if self.marked is None else self.marked.sub(lambda found: f"{VALUE}{found[1]}{VALUE}", text)
+        text = _END.sub("", text.replace(VALUE, "").translate(WIDE))
+        if self.marked is None:
+            return text
+        marked = self.marked.sub(lambda found: f"{VALUE}{found[1]}{VALUE}", text)
+        return _SINGLE.sub(rf"\1{VALUE}\2{VALUE}", marked) if VALUE not in marked and "[[" in (self.example or "") else marked
 
 
 def form_of(example: str) -> Form:
@@ -78,12 +81,20 @@ _OWN = re.compile(
     r"veredicto|итог\w*|окончательн\w*|вердикт\w*)\b|最终|综上|最終|総合|최종|종합",
     re.IGNORECASE,
 )
+_RATING = r"(?:rat(?:e|ed|ing)|scored?|grade|verdict|decision|評価|评分|평가|оцен|bewert|not(?:e|er)|calific|puntu)"
 _UNQUOTED = re.compile(
-    rf"((?:rat(?:e|ed|ing)|scored?|grade|verdict|評価|评分|평가|оцен|bewert|not(?:e|er)|calific|puntu)[^\"“「:：\n]{{0,80}}[:：])\s*"
-    rf"[\"“「]([^\"”」\n]{{0,30}}{VALUE}[^{VALUE}]{{1,60}}{VALUE}[*_]*)[\"”」](?=[.。]?\s*\Z)",
+    rf"((?:\b(?:my|final|overall) [^\"“「`:：\n]{{0,30}}?{_RATING}\w*|{_RATING}[^\"“「`:：\n]{{0,60}}(?:follow(?:s|ing)|"
+    r"次の\w*|以下の\w*|如下|다음과 같\w*|folgt|suivante?|suit|siguiente|sigue|следующ\w*))(?: is)?[*_]*[:：]?[*_]*)\s*"
+    rf"[\"“「`]([^\"”」`\n]{{0,30}}{VALUE}[^{VALUE}]{{1,60}}{VALUE}[*_]*)[\"”」`](?=[*_.。]*\s*\Z)",
     re.IGNORECASE,
 )
 """The last words of a judge that quotes the form as it was told: ``I rate the response as follows: "Rating: [[9]]"``."""
+_SINGLE = re.compile(
+    rf"({_RATING}\w*(?: is)? ?[*_]*[:：]?[*_]* ?[*_]*)\[ ?([0-9]+(?:\.[0-9]+)?|[ABC]|[AB][<>=]+[AB]) ?\](?=[*_.。]*\s*$)",
+    re.IGNORECASE | re.MULTILINE,
+)
+"""A value in single brackets after a word for a rating, which judges write for the value in double brackets that they were asked for."""
+_END = re.compile(r"\s*(?:</s>|<eos>|\[END\])\s*\Z")
 _TASK = re.compile(
     r"\b(?:answers?|results?|solution|total|value|work|gives?|output|equals?|sum)\b|=|答案|結果|结果|정답|ответ", re.IGNORECASE
 )
@@ -97,10 +108,23 @@ _NEGATION = re.compile(
     re.IGNORECASE,
 )
 _QUALIFIED = re.compile(
-    r"e\.g\.|i\.e\.|\b(?:vs|cf|viz)\.|\.\.\.|…|\b(?:instead|rather|almost|nearly|between|below|under|above|previous|initial|"
-    r"earlier|expected|claimed|suggested|draft|possible|reported|max(?:imum)?|min(?:imum)?|at (?:most|least|best)|up to|self\S*|far from|weit von|"
-    r"loin d\w+|lejos de|далек\w+|fast|höchstens|mindestens|zwischen|maximal\w*|presque|entre|maxim\w*|au (?:plus|moins)|casi|máxim\w*|почти|"
-    r"между|максим\w*)\b|几乎|最高|最多|至少|满分|以前|ほぼ|最大|満点|최대|만점|거의",
+    r"e\.g\.|i\.e\.|\b(?:vs|cf|viz)\.|\.\.\.|…|\b(?:wants?|begs?|urges?|orders?|expects?|instead|rather|almost|nearly|between|below|under|above|"
+    r"previous|initial|earlier|expected|claimed|suggested|draft|possible|reported|max(?:imum)?|min(?:imum)?|"
+    r"at (?:most|least|best)|up to|self\S*|far from|weit von|loin d\w+|lejos de|далек\w+|fast|höchstens|mindestens|zwischen|maximal\w*|"
+    r"presque|entre|maxim\w*|au (?:plus|moins)|casi|máxim\w*|почти|между|"
+    r"максим\w*)\b|几乎|最高|最多|至少|满分|以前|ほぼ|最大|満点|최대|만점|거의",
+    re.IGNORECASE,
+)
+_FOREIGN = re.compile(
+    r"\b(?:hidden|inject\w*|manipulat\w*|please|ignore (?:all|any|the|previous)|(?:gives?|gave|awards?|rates?|scores?) "
+    r"(?:it|him|her|them)sel(?:f|ves)|steht|heißt es|ignorier\w*|sich selbst|on (?:y )?lit|figure|ignorez|se donne|aparece|ignora|se da|"
+    r"sí mism\w+|написано|указано|стоит|содержит\w*|игнорируй\w*|себе)\b|"
+    r"忽略|无视|给自己|包含|出现|含まれ|記載|書かれ|無視|自分に|포함|적혀|쓰여|무시|스스로",
+    re.IGNORECASE,
+)
+"""Words that speak of what the judged text holds, wants or gives itself."""
+_SUPPOSED = re.compile(
+    r"\b(?:would|could|might|würde|könnte|serait|pourrait|mériterait|sería|podría|tendría|merecería|бы)\b|だろう|でしょう|했을",
     re.IGNORECASE,
 )
 _COPULA = (
@@ -108,6 +132,7 @@ _COPULA = (
     r"採点します)|입니다|이다|(?:을|를) (?:주|부여|드리)\w*|(?:으?로) (?:평가|매기)\w*|bewerten|bewertet|geben|vergeben)?"
 )
 _AFTER = re.compile(rf"(?: ?(?:/|out of) ?(?P<top>[0-9]+)| points?)?{_COPULA}[)\]*.!。…]*", re.IGNORECASE)
+_BECAUSE = re.compile(r" ?(?:[:–—]| - |,? (?:because|since|as|due to|weil|da|car|parce qu|porque|так как)\b|，?因为)", re.IGNORECASE)
 _TIE_GLOSS = re.compile(
     r"[ ,(:–—-]*(?:for|as|=|is|für|pour|para|за|表示|代表)? ?(?:an? |ein |une |un )?(?:tie|draw|unentschieden|gleichstand|égalité|empate|"
     r"ничь\w+|平局|引き分け|무승부)\b[^.!?。\d]{0,200}[.!。)]*",
@@ -149,7 +174,7 @@ class FormReader:
         plain = _AFTER.fullmatch(_after(match))
         if plain and plain["top"]:
             number_of(f"{value}/{plain['top']}", self._reader.scale)
-        if not plain and not (value == self._reader.tie and _TIE_GLOSS.fullmatch(_after(match))):
+        if not plain and not self._is_explained(_after(match), value):
             raise Unreadable("The last verdict in the form that was asked for does not stand at the end of its line.")
         rivals = [hit for hit in hits if self._value(hit[1]) != value]
         ends_line = plain and (place + 1 == len(found) or found[place + 1].first)
@@ -167,6 +192,15 @@ class FormReader:
         if rest and not self._reader.explains(rest, value):
             raise Unreadable("What follows the verdict may revise it.")
         return value
+
+    def _is_explained(self, after: str, value: Any) -> bool:
+        """Return whether the words after a verdict on a pair, in its sentence, say what it means or why it is given."""
+        if self._reader.tie is None:
+            return False
+        if value == self._reader.tie and _TIE_GLOSS.fullmatch(after):
+            return True
+        doubtful = _CONDITION.search(after) or SAYS.search(after) or _NEGATION.search(after[:12])
+        return bool(_BECAUSE.match(after)) and not doubtful and self._reader.explains([after], value)
 
     def _value(self, match: re.Match[str]) -> Any:
         """Return the value of an occurrence, or the reason why it has none."""
@@ -188,7 +222,9 @@ class FormReader:
             return False
         clause = re.split(r"[,;:，；、：]| but ", before.rstrip(" :："))[-1]
         heads = HEADS_SPEECH.match(before)
-        if (heads and heads[0][-1] in ":：") or _CONDITION.search(before) or SHOWS.search(before):
+        if (heads and heads[0][-1] in ":：") or _CONDITION.search(before) or SHOWS.search(before) or _FOREIGN.search(before):
+            return False
+        if _SUPPOSED.search(before) and not PERSON.search(before):
             return False
         return not (_QUALIFIED.search(clause) or _NEGATION.search(clause))
 

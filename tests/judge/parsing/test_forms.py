@@ -139,7 +139,7 @@ def test_a_verdict_is_read_in_eight_languages() -> None:
 
 
 def test_a_verdict_that_is_reported_denied_or_taken_back_is_none_in_eight_languages() -> None:
-    made = [text for name in ("reported", "denied", "retracted", "task") for text in texts(name)]
+    made = [text for name in ("reported", "denied", "retracted", "injected", "task") for text in texts(name)]
     forms = {**SCORES, **LABELS, "\\boxed{7}": "\\boxed{<?>}", "7": "<?>"}
     cases = [("none", text.replace("<?>", shape).replace("<?>", "7"), form) for text, (form, shape) in product(made, forms.items())]
     assert others(cases) == []

@@ -78,8 +78,8 @@ def confidence_of(score: float, votes: Sequence[Vote], how: Settle, width: float
         score: the aggregated score.
         votes: the votes.
         how: ``majority``, ``mean`` or ``median``.
-        width: the difference between the highest and the lowest score. None if these scores are not known, as with a ``score`` function. With None, a vote
-            agrees only if its score equals the aggregated score.
+        width: the difference between the highest and the lowest score. None if these scores are not known, as with a ``score`` function.
+            With None, a vote agrees only if its score equals the aggregated score.
 
     Example:
         >>> confidence_of(1.0, [Vote(1.0), Vote(0.0), Vote(1.0), Vote(1.0)], "majority", 1.0)

@@ -59,8 +59,15 @@ class JudgeModel(ABC):
         rubric."""
 
     @abstractmethod
-    def prepare(self, sample: int) -> Callable[[Any], WireRequest]:
-        """Return the function that makes a request from the return value of :meth:`input_of`. Raises ``ConfigError`` or ``BadRequest``."""
+    def prepare(self, sample: int, room: int = 1) -> Callable[[Any], WireRequest]:
+        """Return the function that makes a request from the return value of :meth:`input_of`. Raises ``ConfigError`` or ``BadRequest``.
+
+        ``room`` is the factor by which a limit of tokens is raised.
+        """
+
+    def has_more_room(self, room: int) -> bool:  # noqa: ARG002 - for subclasses
+        """Return whether an answer that was cut off may become longer if ``room`` is doubled."""
+        return False
 
     @abstractmethod
     def fall_back(self, form: str, error: QRewardError, reply: Reply | None = None) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 from qreward.codecs.decisions.operation import Decide
 from qreward.deciding.parts import evenly
 from qreward.errors import ConfigError
+from qreward.judge.answers import shown_in
 from qreward.judge.config import JudgeConfig
 from qreward.judge.deciding import WRITING_ONLY, AutoMethod, DecidingModel, SingleQuestion, preference_question, question_of
 from qreward.judge.parsing import PreferenceVerdict
@@ -26,7 +27,7 @@ class Builders:
 
     Args:
         config: the settings.
-        given: ``prompt``, ``pair_prompt``, ``verdict`` and ``score`` of the judge.
+        given: ``prompt``, ``pair_prompt``, ``verdict``, ``score`` and the form ``pair_answer`` of the judge.
         parser: parses written verdicts of a judge without a rubric.
         decide: the codec of the client's decisions.
         calibrate: see :class:`~qreward.judge.requests.RequestBuilder`.
@@ -117,18 +118,21 @@ class Builders:
 
     def _prompt(self, pairs: bool, *, apart: bool) -> ItemPrompt:
         if (pairs, apart) not in self._prompts:
-            self._prompts[pairs, apart] = ItemPrompt(
-                self._given["pair_prompt" if pairs else "prompt"], self._config, pairs=pairs, apart=apart
-            )
+            prompt = self._given["pair_prompt" if pairs else "prompt"]
+            shows = self._config.rubric is None and shown_in(prompt, pairs=pairs) is not None
+            self._prompts[pairs, apart] = ItemPrompt(prompt, self._config, pairs=pairs, apart=apart, shows=shows)
         return self._prompts[pairs, apart]
 
     def _writing(self, model: str, pairs: bool) -> ModelQuestions:
         config, form = self._config, self._formats[model]
         if pairs:
-            question = WritingModel(model, VerdictParser(PreferenceVerdict), config, form, config.rubric)
-            return ModelQuestions(self._prompt(True, apart=False), (question,))
+            parser = VerdictParser(PreferenceVerdict, form=self._given["pair_answer"])
+            prompt = self._prompt(True, apart=False)
+            question = WritingModel(model, parser, config, form, config.rubric, told=prompt.tells)
+            return ModelQuestions(prompt, (question,))
         if config.rubric is None:
-            return ModelQuestions(self._prompt(False, apart=False), (WritingModel(model, self._parser, config, form),))
+            prompt = self._prompt(False, apart=False)
+            return ModelQuestions(prompt, (WritingModel(model, self._parser, config, form, told=prompt.tells),))
         return ModelQuestions(self._prompt(False, apart=True), criterion_models(model, config.rubric, config, form))
 
     def _deciding(self, model: str, most: int, pairs: bool) -> ModelQuestions:

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, field_serializer, field_validator
+from pydantic import BeforeValidator, Field, field_serializer, field_validator, model_validator
 
 from qreward.errors import ConfigError
 from qreward.judge.calibration import Calibration
+from qreward.judge.presets import preset_of
 from qreward.judge.rubric import Rubric, rubric_or_faults
 from qreward.settings.base import Accepting, Many, Number, Policy, default, repeated, wrong
 from qreward.spelling import TYPO, closest
@@ -57,6 +58,10 @@ class JudgeConfig(Policy):
         reasks: how often a request is sent again after an answer that cannot be parsed, within the item's timeout.
         response_format: how servers are asked for JSON: ``json_schema``, ``json_object`` or ``none``. ``auto`` finds a format
             that the servers of each model accept.
+        answer: the form of an answer: an example, such as ``"[[5]]"``, ``"[RESULT] 4"`` or ``"Score: 7"``; ``"json"``;
+            ``{"pattern": ...}``, a regular expression with one group, which holds the value; ``{"function": "module:name"}``; or
+            ``{"form": "GRADE: C", "values": {"C": 1, "I": 0}}`` for grades. None takes the form that the prompt shows, or else JSON.
+        preset: the name of a known prompt, which sets ``prompt``, ``pair_prompt``, ``scale`` and ``answer`` where these are not set.
         calibration: a :class:`~qreward.judge.calibration.Calibration` that was made for this judge, or the path of its file. The
             calibration maps the score of a response to a probability, before ``range`` is applied. It does not change comparisons. None
             leaves scores unchanged.
@@ -84,10 +89,19 @@ class JudgeConfig(Policy):
     settle: Settle = "majority"
     reasks: Many = 1
     response_format: ResponseFormat = "auto"
+    answer: Accepting[str | dict[str, Any] | None, str | Mapping[str, Any] | None] = default(None)
+    preset: str | None = None
     calibration: Accepting[Calibration | str | None, Calibration | Mapping[str, Any] | str | Path | None] = default(None)
     cache: Accepting[str | None, str | Path | None] = default(None)
     cache_namespace: str = ""
     params: dict[str, Any] = Field(default_factory=dict, repr=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expanded(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or not isinstance(data.get("preset"), str):
+            return data
+        return {**data, **{name: value for name, value in preset_of(data["preset"]).items() if data.get(name) is None}}
 
     @field_validator("rubric", mode="before")
     @classmethod
@@ -164,10 +178,10 @@ def check_params(params: Mapping[str, Any]) -> None:
             )
 
 
-def check_rubric(**given: bool) -> None:
+def check_rubric(rubric: object, **given: object) -> None:
     """Raise ``ConfigError`` for an argument that cannot be combined with a rubric. The criteria define the form of the answer already."""
-    for name, is_given in given.items():
-        if is_given:
+    for name, value in given.items():
+        if rubric is not None and value is not None:
             raise ConfigError(
                 f"{name} cannot be set together with rubric, because the criteria define how they are answered; leave out one of them"
             )

@@ -21,6 +21,7 @@ from qreward.engine.driver import LoopDriver
 from qreward.engine.portal import BlockingTwin, blocking
 from qreward.errors import ConfigError
 from qreward.judge import config as settings_of
+from qreward.judge.answers import Answer, forms_of
 from qreward.judge.builders import Builders
 from qreward.judge.cache import Cache, CacheEntry
 from qreward.judge.calibrated import Calibrator, identity_of, range_to_calibrate
@@ -28,7 +29,8 @@ from qreward.judge.calibration import Calibration, JudgeIdentity
 from qreward.judge.config import MIN_LABEL_MASS, JudgeConfig, Method, ResponseFormat, Settle
 from qreward.judge.group_ranking import Ranker, RankMethod, Responses, by_list, by_pairs
 from qreward.judge.listwise import ListwiseBuilder
-from qreward.judge.parsing import ScoreVerdict
+from qreward.judge.parsing import Form, ScoreVerdict
+from qreward.judge.presets import expanded
 from qreward.judge.prompts import Builder
 from qreward.judge.ranking import Ranking
 from qreward.judge.requests import RequestBuilder
@@ -63,6 +65,10 @@ class Judge:
             required field that is a number or a bool.
         system, scale, range, method, rubric, min_label_mass, samples, settle, reasks, calibration, cache, cache_namespace: as in
             :class:`~qreward.judge.config.JudgeConfig`.
+        answer: the form of an answer: an example, such as ``"[[5]]"`` or ``"Score: 7"``; ``"json"``; a pattern with one group, which holds
+            the value; a mapping, as in :class:`~qreward.judge.config.JudgeConfig`; or a function from the text of an answer to its value,
+            an instance of ``verdict``, or None for no verdict. None takes the form that the prompt shows, or else JSON.
+        preset: the name of a known prompt with its form and scale; see :data:`~qreward.judge.presets.PRESETS`.
         response_format: as in :class:`~qreward.judge.config.JudgeConfig`. With ``none`` and a prompt of your own, the judge appends no
             description of how to answer, so the prompt must contain a description.
         score: a function from a verdict to its reward. ``scale`` and ``range`` do not change this reward. The function returns None to
@@ -99,6 +105,8 @@ class Judge:
         settle: Settle = "majority",
         reasks: int = 1,
         response_format: ResponseFormat = "auto",
+        answer: Answer | None = None,
+        preset: str | None = None,
         score: Callable[[Any], float | None] | None = None,
         calibration: Calibration | str | Path | None = None,
         cache: str | Path | None = None,
@@ -110,9 +118,12 @@ class Judge:
             raise ConfigError(f"client must be a QRewardClient, not a {type(client).__name__}; for SyncQRewardClient use SyncJudge")
         settings_of.check_params(params)
         self._client, self._hedge = client, request_options({"hedge": params.get("hedge", True)}, None).hedge
-        if rubric is not None:
-            settings_of.check_rubric(verdict=verdict is not ScoreVerdict, scale=scale is not None, score=score is not None)
-        parser = VerdictParser(verdict, scale=scale, range=range, score=score)
+        given = {"prompt": prompt, "pair_prompt": pair_prompt, "scale": scale, "answer": answer}
+        prompt, pair_prompt, scale, answer = expanded(preset, given).values()
+        own_verdict = None if verdict is ScoreVerdict else verdict
+        settings_of.check_rubric(rubric, verdict=own_verdict, scale=scale, score=score, answer=answer)
+        form, pair_form = forms_of(answer, (prompt, pair_prompt), response_format, method, finds=rubric is None)
+        parser = VerdictParser(verdict, scale=scale, range=range, score=score, form=form)
         self._config = JudgeConfig(
             model=model,  # type: ignore[arg-type]  # validated and converted there
             system=system,
@@ -131,15 +142,27 @@ class Judge:
             params=params,
         )
         others = {"prompt": prompt, "pair_prompt": pair_prompt, "verdict": verdict, "score": score, "owns_client": owns_client}
-        self._given: dict[str, Any] = others
+        self._given: dict[str, Any] = {**others, "answer": answer}
+        self._start(parser, pair_form, calibration)
+
+    def _start(self, parser: VerdictParser, pair_form: Form, calibration: Calibration | str | Path | None) -> None:
+        config, client = self._config, self._client
+        self._answers = [each.name for each in (parser.form, pair_form)]
         self._schema = parser.schema
-        self._ends = (range or (0.0, 1.0)) if rubric is not None else parser.ends
+        self._ends = (config.range or (0.0, 1.0)) if config.rubric is not None else parser.ends
         self._calibrator = Calibrator()
         calibrate = None if calibration is None else self._use(Calibration.load(calibration))
-        self._builders = Builders(self._config, others, parser, runtime_of(client).dialects.decide, calibrate)
-        self._cache = None if cache is None else Cache(cache)
+        given = {**self._given, "pair_answer": pair_form}
+        self._builders = Builders(config, given, parser, runtime_of(client).dialects.decide, calibrate)
+        self._cache = None if config.cache is None else Cache(config.cache)
         self._reset_process_state()
         background.watch(self, Judge._reset_process_state)
+
+    @property
+    def answer(self) -> str:
+        """The form of the answers: the form that was declared, or that the text of the prompt shows, or ``json``. With a prompt for pairs
+        only, the form of the answers about pairs."""
+        return self._answers[self._given["prompt"] is None and self._given["pair_prompt"] is not None]
 
     def _use(self, calibration: Calibration) -> Callable[[float], float]:
         return self._calibrator.use(calibration, self.identity, range_to_calibrate(self._config.method, self._ends))
@@ -279,7 +302,7 @@ class Judge:
     @property
     def identity(self) -> JudgeIdentity:
         """The settings on which the scores depend, and the weights that have answered so far."""
-        others = {name: self._given[name] for name in ("prompt", "score")}
+        others = {name: self._given[name] for name in ("prompt", "score", "answer")}
         verdict = [self._given["verdict"], self._schema] if self._config.rubric is None else None
         return identity_of(self._config, {**others, "verdict": verdict}, self._calibrator.weights)
 

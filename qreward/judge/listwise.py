@@ -61,7 +61,7 @@ def check_order(order: Sequence[str], size: int) -> None:
         >>> check_order(["B", "A"], 2)
         >>> check_order(["B", "A", "B"], 3)
         Traceback (most recent call last):
-        qreward.judge.parsing.text.Unreadable: The order must have each of the labels A to C once.
+        qreward.judge.parsing.quotes.Unreadable: The order must have each of the labels A to C once.
     """
     if sorted(order) != sorted(LABELS[:size]):
         raise Unreadable(f"The order must have each of the labels A to {LABELS[size - 1]} once.")

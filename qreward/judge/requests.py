@@ -59,6 +59,7 @@ class ItemPrompt:
         config: the settings of the judge, which hold the system message and the response format.
         pairs: True if the prompt shows two responses.
         apart: True if the built-in prompt leaves out the question, because each request adds its own question.
+        shows: True if the prompt itself says how to answer.
 
     Attributes:
         names: names of the fields of an item.
@@ -66,7 +67,7 @@ class ItemPrompt:
         has_place: True if the template contains ``{answer_form}``.
     """
 
-    def __init__(self, prompt: object, config: JudgeConfig, *, pairs: bool, apart: bool) -> None:
+    def __init__(self, prompt: object, config: JudgeConfig, *, pairs: bool, apart: bool, shows: bool = False) -> None:
         self.pairs, self.names = pairs, PAIR_NAMES if pairs else POINT_NAMES
         whole, material = (prompts.pair, prompts.pair_input) if pairs else (prompts.point, prompts.point_input)
         self._prompt = Prompt(
@@ -77,7 +78,12 @@ class ItemPrompt:
             what="pair_prompt" if pairs else "prompt",
         )
         self.has_place = ANSWER_FORM in self._prompt.names
-        self._appends = not self.has_place and (apart or prompt is None or config.response_format != "none")
+        self._appends = not self.has_place and (apart or prompt is None or not (shows or config.response_format == "none"))
+
+    @property
+    def tells(self) -> bool:
+        """True if the messages describe how to answer in the words of the judge."""
+        return self.has_place or self._appends
 
     def messages(self, fields: Mapping[str, Any], *, extra: bool, question: str = "") -> Messages:
         """Return the messages for one item. ``question`` replaces ``{answer_form}``. Raises ``ConfigError`` and ``BadRequest``."""

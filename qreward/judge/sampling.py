@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from qreward.codecs.base import WireRequest
 from qreward.codecs.finish_reason import LENGTH
-from qreward.errors import InvalidResponse, QRewardError
+from qreward.errors import BadRequest, InvalidResponse, QRewardError
 from qreward.judge.asking import JudgeModel
 from qreward.judge.codec import Reply
 from qreward.judge.parsing import Unreadable
@@ -71,7 +71,8 @@ class SampleRequest:
     """
 
     __slots__ = (
-        "_answers", "_cut", "_form", "_inputs", "_parts", "_reasks", "_rest", "endpoint", "error", "reply", "request", "trail", "usage",
+        "_answers", "_cut", "_form", "_grows", "_inputs", "_parts", "_reasks", "_rest", "_room",
+        "endpoint", "error", "reply", "request", "trail", "usage",
     )  # fmt: skip
 
     def __init__(self, request: JudgeRequest) -> None:
@@ -80,6 +81,8 @@ class SampleRequest:
         self._form = request.judge_model.format
         self._answers = 0
         self._cut = False
+        self._room = 1  # the factor by which the limit of tokens is raised
+        self._grows = True
         self._parts: list[Reply] = []  # the replies to the parts of a request that was divided
         self._rest: list[Any] = []  # the parts that are still to be sent
         self.reply: Reply | None = None
@@ -94,7 +97,7 @@ class SampleRequest:
             self.request = self.request.fallback
             self._inputs, self._reasks = self.request.inputs, self.request.judge_model.reasks
         self._form = self.request.judge_model.format
-        call = self.request.judge_model.prepare(self.request.sample)(self._inputs)
+        call = self.request.judge_model.prepare(self.request.sample, self._room)(self._inputs)
         call.group = self.request.group
         return call
 
@@ -110,7 +113,11 @@ class SampleRequest:
             self.endpoint = self.trail[-1].endpoint
         if not isinstance(outcome, Answer):
             self.error = with_trail(outcome, self.trail)
-            return None if self._falls_back(outcome) or self._divides(outcome) else self._with_criterion(self.error)
+            return (
+                None
+                if self._falls_back(outcome) or self._divides(outcome) or self._had_too_much_room(outcome)
+                else self._with_criterion(self.error)
+            )
         assert source is not None
         self.endpoint = source.name
         self._answers += 1
@@ -148,13 +155,22 @@ class SampleRequest:
         self._inputs, self._rest = parts[0], [*parts[1:], *self._rest]
         return True
 
+    def _had_too_much_room(self, error: QRewardError) -> bool:
+        """Return whether a request is sent again with its own limit of tokens, because a server rejected it with a raised limit."""
+        if self._room == 1 or not isinstance(error, BadRequest):
+            return False
+        self._room, self._cut = 1, True
+        self._grows = False
+        return True
+
     def _unread(self, reply: Reply, reason: str, usage: Usage | None, seconds: float) -> QRewardError | None:
         """Return the error of an answer that cannot be read; None if the request must be sent again."""
         tokens = "" if usage is None or usage.total_tokens is None else f" ({usage.total_tokens} tokens)"
         self.trail += (AttemptRecord(self.endpoint or "", "unreadable", seconds, 200, reason + tokens),)
-        hopeless = reply.ending == LENGTH and self._cut
-        self._cut = self._cut or reply.ending == LENGTH
         judge_model = self.request.judge_model
+        grows = reply.ending == LENGTH and self._grows and judge_model.has_more_room(self._room)
+        hopeless = reply.ending == LENGTH and self._cut and not grows
+        self._cut = self._cut or reply.ending == LENGTH
         times = "" if self._answers == 1 else f" in {self._answers} answers"
         self.error = self._invalid(judge_model.without_verdict(reply, reason, times))
         if self._falls_back(self.error, reply):
@@ -162,6 +178,7 @@ class SampleRequest:
         if self._reasks <= 0 or hopeless:
             return self.error
         self._reasks -= 1
+        self._room *= 2 if grows else 1
         self._inputs = judge_model.repeated(self._inputs, reply, reason)
         return None
 

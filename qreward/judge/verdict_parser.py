@@ -17,8 +17,9 @@ from pydantic import BaseModel
 from qreward import options
 from qreward.codecs.finish_reason import described
 from qreward.errors import ConfigError
+from qreward.judge.answers import JSON, request_for
 from qreward.judge.codec import ModelReply
-from qreward.judge.parsing import ScoreVerdict, Unreadable, YesNoVerdict, instruction, read, schema_of
+from qreward.judge.parsing import Form, ScoreVerdict, Unreadable, YesNoVerdict, instruction, read, schema_of
 from qreward.judge.parsing.schema import VerdictSchema
 from qreward.server.import_string import load_object
 from qreward.spelling import did_you_mean
@@ -42,6 +43,7 @@ class VerdictParser:
 
     Args:
         model: the pydantic model of an answer.
+        form: the form of an answer.
         scale, range, score: see :class:`~qreward.judge.judge.Judge`. Without a score function, a number is mapped from ``scale`` to
             ``range``. A bool, or the ``score`` property of a model, is mapped from 0..1 to ``range``.
 
@@ -56,6 +58,7 @@ class VerdictParser:
         scale: tuple[float, float] | None = None,
         range: tuple[float, float] | None = (0.0, 1.0),  # noqa: A002 - the name in the settings
         score: Callable[[Any], float | None] | None = None,
+        form: Form = JSON,
     ) -> None:
         if not isinstance(model, type) or not issubclass(model, BaseModel):
             raise ConfigError(f"verdict must be a pydantic model, not {model!r}")
@@ -68,14 +71,32 @@ class VerdictParser:
             if not low <= number <= high:
                 raise ConfigError(f"scale ({low:g}, {high:g}) does not include {number:g}, a choice of {model.__name__}; widen scale")
         self._range = None if range is None else bounds("range", range)
+        self.form, self._options = form, shape.kind.options
+        self._check_form(shape)
         self._score = options.callback("score", score)
         self._attribute = "" if score else _score_attribute(shape)
         self._is_number = shape.kind.number
 
+    def _check_form(self, shape: VerdictSchema[Any]) -> None:
+        """Raise ``ConfigError`` if a verdict of this model cannot be written in the form."""
+        if self.form is JSON:
+            return
+        if shape.name is None:
+            raise ConfigError(f"answer: {self.model.__name__} has no single field that states the verdict, so only JSON can state it")
+        low, high = self.scale
+        for grade, score in self.form.values:
+            if not shape.kind.number or not low <= score <= high:
+                raise ConfigError(
+                    f"answer.values: {grade!r} stands for {score:g}, which is not on the scale ({low:g}, {high:g}); set scale"
+                )
+
     @cached_property
     def instruction(self) -> str:
         """The part of the prompt that describes how to answer."""
-        return instruction(self.model, self.scale)
+        if self.form is JSON:
+            return instruction(self.model, self.scale)
+        options = [name for name in self._options if name not in ("true", "false")]
+        return request_for(self.form, self.scale, [] if self._is_number else options)
 
     @cached_property
     def schema(self) -> dict[str, Any]:
@@ -100,8 +121,9 @@ class VerdictParser:
             raise Unreadable("The model declined to answer.")
         if not reply.whole:
             raise Unreadable(f"The answer is not whole: {described(reply.ending)}.")
-        parse = partial(read, scale=self.scale, reasoning=reply.reasoning)
-        verdict = _called(f"reading as {self.model.__name__}", parse, reply.text, self.model)
+        parse = partial(read, scale=self.scale, reasoning=reply.reasoning, form=None if self.form is JSON else self.form)
+        what = f"the answer function {self.form.name!r}" if self.form.reads else f"reading as {self.model.__name__}"
+        verdict = _called(what, parse, reply.text, self.model)
         reward = self._own_score(verdict) if self._score is None else _users_score(self._score, verdict)
         if reward is None:
             raise Unreadable("The score function finds no score in the verdict." if self._score else "The verdict gives no score.")

@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field, create_model
 
 from qreward.codecs.base import WireRequest
 from qreward.errors import BadRequest, ConfigError, QRewardError
+from qreward.judge.answers import JSON
 from qreward.judge.asking import JudgeModel, encoded
 from qreward.judge.codec import JUDGE, ModelReply, Reply, parse_reply, refuses_format
 from qreward.judge.config import JudgeConfig, ResponseFormat
@@ -27,6 +28,9 @@ SENT_BACK = 4000
 is at the end."""
 SHOWN = 200
 """Maximum number of characters of an unreadable answer in an error message."""
+MOST_TOKENS = 16_384
+"""The limit of tokens up to which a limit of the user is doubled after an answer that was cut off."""
+LIMITS = ("max_tokens", "max_completion_tokens")
 FORMATS: tuple[ResponseFormat, ...] = ("json_schema", "json_object", "none")
 """Response formats, the strictest first. Every server accepts the last format."""
 
@@ -59,15 +63,24 @@ class WritingModel(JudgeModel):
     Args:
         form: the response format, shared by all questions to the model.
         about: the criterion that the question asks about, or the rubric for a comparison by all criteria; None without a rubric.
+        told: False if only the user's prompt says how to answer.
 
     Raises:
         ConfigError: the parameters cannot be sent.
     """
 
     def __init__(
-        self, model: str, parser: VerdictParser, config: JudgeConfig, form: AnswerFormat, about: Criterion | Rubric | None = None
+        self,
+        model: str,
+        parser: VerdictParser,
+        config: JudgeConfig,
+        form: AnswerFormat,
+        about: Criterion | Rubric | None = None,
+        *,
+        told: bool = True,
     ) -> None:
         super().__init__(model, config)
+        self._again = (parser.instruction if told or parser.form is not JSON else "") or "Answer in the form that was asked for."
         self.reasks, self._parser, self._form = config.reasks, parser, form
         self._criterion = about if isinstance(about, Criterion) else None
         words = about.in_words() if isinstance(about, Rubric) else in_words(about) if about else ""
@@ -75,11 +88,13 @@ class WritingModel(JudgeModel):
         schema = {"name": parser.model.__name__, "schema": parser.schema, "strict": True}
         self._formats = {"json_schema": {"type": "json_schema", "json_schema": schema}, "json_object": {"type": "json_object"}}
         self._params = {name: value for name, value in config.params.items() if name not in ("extra_headers", "hedge")}
-        self.identity = encoded([self.cached_as, config.response_format, self._params, parser.schema, parser.scale])
+        declared = [] if parser.form is JSON else [parser.form.name, parser.form.values]
+        self.identity = encoded([self.cached_as, config.response_format, self._params, parser.schema, parser.scale, *declared])
         self._headers, self._body = config.params.get("extra_headers"), self._params.pop("extra_body", None)
+        self._limits = {name: limit for name in LIMITS if type(limit := self._params.get(name)) is int and limit > 0}
         seed = self._params.get("seed")
         self._seed = seed if isinstance(seed, int) else None
-        self._prepare: dict[tuple[str, int], Callable[[Any], WireRequest]] = {}
+        self._prepare: dict[tuple[str, int, int], Callable[[Any], WireRequest]] = {}
         try:
             self.prepare(0)
         except BadRequest as error:
@@ -88,7 +103,7 @@ class WritingModel(JudgeModel):
     @property
     def format(self) -> str:  # type: ignore[override]
         """The response format of new requests."""
-        return self._form.format
+        return self._form.format if self._parser.form is JSON else FORMATS[-1]
 
     def input_of(self, messages: Messages) -> Messages:
         return messages
@@ -96,14 +111,18 @@ class WritingModel(JudgeModel):
     def criterion_of(self, inputs: Messages) -> str:  # noqa: ARG002 - always the same
         return "" if self._criterion is None else self._criterion.name
 
-    def prepare(self, sample: int) -> Callable[[Any], WireRequest]:
+    def prepare(self, sample: int, room: int = 1) -> Callable[[Any], WireRequest]:
         """See :meth:`JudgeModel.prepare`. A ``seed`` is increased by one for each sample, so that samples differ."""
-        key = self.format, sample if self._seed is not None else 0
+        key = self.format, sample if self._seed is not None else 0, room
         if key not in self._prepare:
             form = {"response_format": self._formats[self.format]} if self.format in self._formats else {}
             seed = {} if self._seed is None else {"seed": self._seed + sample}
-            self._prepare[key] = preparer(JUDGE, self.model, {**form, **self._params, **seed}, self._headers, self._body)
+            room_for = {name: max(limit, min(limit * room, MOST_TOKENS)) for name, limit in self._limits.items()}
+            self._prepare[key] = preparer(JUDGE, self.model, {**form, **self._params, **seed, **room_for}, self._headers, self._body)
         return self._prepare[key]
+
+    def has_more_room(self, room: int) -> bool:
+        return any(limit * room < MOST_TOKENS for limit in self._limits.values())
 
     def fall_back(self, form: str, error: QRewardError, reply: Reply | None = None) -> bool:
         """Return whether a server rejected this format, so that the request must be sent again. New requests then use the next format.
@@ -141,7 +160,7 @@ class WritingModel(JudgeModel):
         correction succeeds more often than a new sample, also at temperature 0, and the server can reuse its prefix cache. If the answer is
         empty, refused or incomplete, there is nothing to correct. The original messages are then sent again with a note.
         """
-        form = self._parser.instruction
+        reason, form = reason.rstrip("."), self._again
         if reply.whole and not reply.refusal and reply.text.strip():
             note = f"This answer cannot be read: {reason}. Give your verdict again. {form}"
             return [*inputs, {"role": "assistant", "content": reply.text[-SENT_BACK:]}, {"role": "user", "content": note}]

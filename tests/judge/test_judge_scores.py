@@ -28,6 +28,7 @@ from pydantic import BaseModel, Field
 
 from qreward.errors import InvalidResponse, NoEndpoint, QRewardError, RequestError, RequestTimeout, ServerError
 from qreward.judge import Judge, Verdict, YesNoVerdict
+from qreward.judge.writing import MOST_TOKENS
 
 
 def judged(backend: JudgeBackend, **settings: Any) -> Verdict:
@@ -135,11 +136,28 @@ def test_an_answer_that_holds_nothing_to_correct_is_not_sent_back_and_the_questi
         assert "refusal" not in said or "declined" in backend.sent[1].text
 
 
-def test_an_answer_that_was_cut_says_raise_max_tokens_and_the_same_limit_is_tried_once_more_at_most() -> None:
-    backend = JudgeBackend(always(ended("Let me think about ", "length")))
-    assert "raise max_tokens" in str(failed(backend, InvalidResponse, reasks=5, max_tokens=8))
-    assert len(backend.sent) == 2
+def test_an_answer_that_was_cut_is_asked_for_with_twice_the_limit_and_without_more_room_once_more_at_most() -> None:
+    for settings, limits in (
+        ({"max_tokens": 8}, [8, 16, 32, 64, 128, 256]),
+        ({"max_completion_tokens": MOST_TOKENS // 2 + 1}, [MOST_TOKENS // 2 + 1, MOST_TOKENS]),
+        ({"max_tokens": 2 * MOST_TOKENS}, [2 * MOST_TOKENS] * 2),
+        ({}, [None, None]),
+    ):
+        backend = JudgeBackend(always(ended("Let me think about ", "length")))
+        assert "raise max_tokens" in str(failed(backend, InvalidResponse, reasks=5, **settings))
+        assert [sent.params.get(next(iter(settings), "max_tokens")) for sent in backend.sent] == limits
     assert judged(JudgeBackend(in_turn(ended("Let me", "length"), "no verdict", score(7))), reasks=5).score == 0.7, "cut once alone"
+
+
+def test_a_server_that_refuses_the_raised_limit_gets_the_users_limit_again() -> None:
+    async def script(sent: Sent) -> Any:
+        if sent.params["max_tokens"] > 8:
+            return refused("max_tokens is too large")
+        return ended("Let me", "length") if len(backend.sent) == 1 else score(7)
+
+    backend = JudgeBackend(script)
+    assert judged(backend, max_tokens=8).score == 0.7
+    assert [sent.params["max_tokens"] for sent in backend.sent] == [8, 16, 8]
 
 
 def test_an_answer_that_is_not_whole_is_never_read_whatever_stands_in_it_and_a_whole_one_is() -> None:

@@ -3,37 +3,24 @@
 An answer that is not clearly one verdict of the judge itself is rejected. A rejected answer costs another request, but a misread number
 would become a reward. This package must not import clients or prompts, and must not use the clock.
 
-The rules:
+:mod:`~qreward.judge.parsing.quotes` finds the judge's own words: reasoning, quotations, code and tags are left out. If marks do not pair,
+an answer in free text is rejected.
 
-- Reasoning: ``<think>``, ``<thinking>``, ``<reasoning>`` and ``<thought>`` blocks are removed. The answer is rejected if a block is not
-  closed, if there are two closing tags without opening tags, or if a closing tag without an opening tag follows a text that may be another
-  verdict.
-- JSON: a JSON object is accepted if it is the whole answer, or the whole content of the only fenced block. Inside a longer text, a JSON
-  object outside of quotations is accepted if it is a sentence of its own, or if it follows a label ("My verdict: {...}").
-- Errors in JSON: trailing commas, single and typographic quotes, ``True``/``None``, comments, line breaks in strings, and keys without
-  quotes or in another case are accepted. An answer with any other error is rejected, even if the answer also has a valid verdict.
-- A verdict in words is accepted if a whole sentence is the verdict and nothing else. The forms of a verdict are: a label with a value
-  ("**Score:** 7/10", "Final rating is 7.", "[RESULT] 4", "Verdict: yes", "Winner: B"), a heading or table row with label and value,
-  ``<score>7</score>``, or a value in double brackets ("[[7]]", "[[A]]", "[[A>B]]").
-- A value without a label ("7", "7/10", ``\\boxed{7}``, "Yes.", "Response A") is accepted if it is the whole answer.
-- A sentence about the task ("The final answer is 7", "Result: 7", "Total: 7", "Conclusion: 7", "7/10 tests passed") is not a verdict.
-- A verdict inside a longer sentence ("I would give it a 7", "Score: 7, because ...", "Response A is better") is rejected, because the
-  sentence may have a condition.
-- An answer with a second verdict in the judge's own words is rejected, unless both verdicts are equal. Fractions for aspects
-  ("Style: 6/10") may precede the verdict.
-- After the verdict, only reasons with a label are accepted ("Reason: ...", a heading "Strengths"). The reasons must not have another
-  number, in digits or words, or words that may revise the verdict ("wait", "correction", "I missed", "too high").
-- A fraction ("7/10") is accepted if its denominator is the top of the scale. Another denominator is rejected, because it may belong to
-  another scale.
-- A percentage is accepted on scales of 0 to 1 and 0 to 100, and rejected on other scales.
-- Decimals ("7.5", "7,5") are accepted. Three digits after a comma are rejected, because the comma may separate thousands.
-- Other numbers are rejected: ranges, "about 7", "7 or 8", sums, exponents, digits other than ASCII, leading zeros, NaN, infinity, and
-  numbers outside the scale. In JSON, true and null are not numbers, but the texts "7" and "7/10" are.
-- Quotations are not the judge's own words: fenced blocks except ``json`` blocks, lines after ``>``, quotation marks of all kinds, inline
-  code, tags except layout tags and tags around a value, and HTML comments. A text between two quotations is not a verdict. An answer with
-  quotation marks, fences or tags that do not pair is rejected.
-- A verdict after "The candidate wrote:" is not accepted, but counts as a second verdict.
-- An answer is rejected if more than 100,000 characters are left after its reasoning is removed, so that parsing does not block other work.
+:mod:`~qreward.judge.parsing.forms` reads the form that was asked for, such as ``[[7]]``. The last occurrence in the judge's own words is
+the verdict if it ends its sentence, is neither reported, denied nor supposed, no other verdict differs, and nothing after it may revise it.
+
+:mod:`~qreward.judge.parsing.text` reads an answer without such a form:
+
+- JSON: an object is accepted if it is the whole answer, the whole content of the only fenced block, or a sentence of its own. Trailing
+  commas, single and typographic quotes, ``True``/``None``, comments, line breaks in strings, and keys without quotes are accepted.
+- Words: a sentence that is a verdict and nothing else is accepted: a label with a value, a heading or table row, or a value in double
+  brackets; a value without a label only as the whole answer. Labels of the task ("Answer", "Result", "Total") name no verdict.
+- An answer with a second verdict in the judge's own words is rejected, unless both are equal. After the verdict, only labelled reasons
+  without numbers and words that may revise it are accepted, and friendly sentences.
+- A fraction must have the top of the scale as its denominator. A percentage is accepted on scales of 0 to 1 and 0 to 100. Ranges, sums,
+  exponents, NaN, infinity and numbers outside the scale are rejected.
+
+An answer is rejected if more than 100,000 characters are left after its reasoning is removed, so that parsing does not block other work.
 """
 
 from __future__ import annotations
@@ -42,11 +29,13 @@ import re
 from functools import lru_cache
 from typing import Any
 
+from qreward.judge.parsing.forms import Form, FormReader, form_of
 from qreward.judge.parsing.json import NotAnObject, object_at
+from qreward.judge.parsing.quotes import Unreadable, without_reasoning
 from qreward.judge.parsing.schema import M, PreferenceVerdict, ScoreVerdict, VerdictSchema, YesNoVerdict, instruction, schema_of
-from qreward.judge.parsing.text import TextReader, Unreadable, sentences, without_reasoning
+from qreward.judge.parsing.text import TextReader, sentences
 
-__all__ = ["PreferenceVerdict", "ScoreVerdict", "Unreadable", "YesNoVerdict", "instruction", "read", "schema_of"]
+__all__ = ["Form", "PreferenceVerdict", "ScoreVerdict", "Unreadable", "YesNoVerdict", "form_of", "instruction", "read", "schema_of"]
 
 LONGEST = 100_000
 """The maximum number of characters of an answer, without its reasoning. This limit bounds the time that the parsing of a hostile answer can
@@ -60,7 +49,9 @@ _WRAPPED = re.compile(
 _OTHER_MARKS = re.compile(r"[\n\"'`<\u201c\u201d]")
 
 
-def read(text: str, model: type[M], *, scale: tuple[float, float] | None = None, reasoning: str | None = None) -> M:
+def read(
+    text: str, model: type[M], *, scale: tuple[float, float] | None = None, reasoning: str | None = None, form: Form | None = None
+) -> M:
     """Parse a judge's answer into a verdict, or reject it.
 
     The deciding field of the model is ``score``. If the model has no such field, the deciding field is its only required field that is a
@@ -85,9 +76,11 @@ def read(text: str, model: type[M], *, scale: tuple[float, float] | None = None,
         7.0
     """
     shape: VerdictSchema[M]
-    shape, reader = _prepared(model, scale)
+    shape, reader, declared = _prepared(model, scale, form)
     if not text.strip():
         raise Unreadable("The answer contains only reasoning." if reasoning else "The answer is empty.")
+    if form and form.reads:
+        return shape.of_value(form.reads(without_reasoning(text)[1]))
     whole = _whole_object(text)
     if whole is not None:
         return shape.of_members(whole)
@@ -99,16 +92,25 @@ def read(text: str, model: type[M], *, scale: tuple[float, float] | None = None,
     elif len(answer) > LONGEST:
         raise Unreadable("The answer is too long.")
     else:
-        value, members = reader.read(answer, shape.value_of)
+        value = None if declared is None else declared.read(answer, shape.value_of)
+        if value is None and form and form.is_strict:
+            raise Unreadable("The answer does not have the form that was asked for.")
+        if value is None:
+            value, members = reader.read(answer, shape.value_of)
     if before.strip() and _may_be_a_verdict(before, value, reader):
         raise Unreadable("There may be another verdict before a closing reasoning tag that has no opening one.")
     return shape.of_members({shape.key: value} if members is None else members)
 
 
 @lru_cache(maxsize=64)
-def _prepared(model: type[Any], scale: tuple[float, float] | None) -> tuple[VerdictSchema[Any], TextReader]:
+def _prepared(
+    model: type[Any], scale: tuple[float, float] | None, form: Form | None
+) -> tuple[VerdictSchema[Any], TextReader, FormReader | None]:
     shape = VerdictSchema.of(model, scale)
-    return shape, TextReader(shape.name, shape.scale, None if shape.kind.number else shape.kind.options)
+    reader = TextReader(
+        shape.name, shape.scale, dict(form.values) if form and form.values else None if shape.kind.number else shape.kind.options
+    )
+    return shape, reader, FormReader(form, reader) if form else None
 
 
 def _inside(text: str) -> str:

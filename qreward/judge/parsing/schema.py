@@ -26,7 +26,8 @@ from pydantic.fields import FieldInfo
 from pydantic.json_schema import GenerateJsonSchema
 
 from qreward.errors import ConfigError
-from qreward.judge.parsing.text import Scale, Unreadable, number_of, shown
+from qreward.judge.parsing.quotes import Unreadable
+from qreward.judge.parsing.text import Scale, choice_of, number_of, shown, spellings
 
 M = TypeVar("M", bound=BaseModel)
 _REVISED = re.compile(r"^(?:final|revised|corrected|updated|adjusted|new|actual|overall|total|average|mean|combined|weighted)_")
@@ -35,6 +36,7 @@ _RIVALS = frozenset({"score", "rating", "grade", "overall"})
 _SCALE = re.compile(
     r"(?:score_|rating_)?(?:scale|range|out_of|top|of|(?:max|min)(?:imum)?(?:_(?:scores?|ratings?|grade|points|value|possible))?|(?:full|total|possible)_(?:marks|points))"
 )
+_PAIR_NOUN = re.compile(r"^(?:the )?(?:response|assistant|answer) (?=[AB]$)", re.IGNORECASE)
 _SCALE_NUMBER = re.compile(r"(?<![\d.])-?\d+(?:\.\d+)?")
 _NUMERAL = re.compile(r"[+-]?(?:0|[1-9][0-9]{0,8})(?:\.[0-9]{1,17})?")
 _IN_WORDS = {
@@ -208,6 +210,9 @@ class VerdictSchema(Generic[M]):
             number = number_of(given[key], self.scale)
             self._check_others(given, number)
             given[key] = self._as_field(number, given[key])
+        elif self.name and self.kind.options:
+            key = next(key for key in self._keys(self.name) if key in given)
+            given[key] = self._as_option(given[key])
         try:
             verdict = self.model.model_validate(given)
         except ValidationError as error:
@@ -232,6 +237,12 @@ class VerdictSchema(Generic[M]):
             if (low and ends[0] not in {self.scale[0], 0, 1}) or (high and ends[-1] != self.scale[1]):
                 raise Unreadable("The JSON object names another scale beside its score.")
 
+    def of_value(self, value: object) -> M:
+        """Return the verdict with this value, which the user's function has found. Raises :class:`Unreadable`."""
+        if value is None:
+            raise Unreadable("The answer function finds no verdict.")
+        return value if isinstance(value, self.model) else self.of_members({self.key: value})
+
     def value_of(self, members: dict[str, Any]) -> object:
         """Return the value that is compared with the value of another verdict; None if the members lack the deciding field.
 
@@ -246,6 +257,14 @@ class VerdictSchema(Generic[M]):
         if self.kind.number:
             return number_of(next(value for key, value in members.items() if _folded(key) in self._deciding), self.scale)
         return _plain_value(getattr(verdict, self.name))
+
+    def _as_option(self, written: Any) -> Any:
+        """Return the option that a text writes. Another value is returned unchanged, as the model may accept it."""
+        word = _PAIR_NOUN.sub("", written.strip()) if isinstance(written, str) else ""
+        try:
+            return choice_of(word, spellings(self.kind.options))
+        except Unreadable:
+            return written
 
     def _as_field(self, number: float, written: Any) -> Any:
         """Return the number as the model accepts it. If the field is a choice of numbers, the number must be one of the choices.

@@ -14,196 +14,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, NamedTuple
 
-from qreward.judge.parsing.json import NotAnObject, object_at
+from qreward.judge.parsing.quotes import GAP, OBJECT, VALUE, Unreadable, ValueOf, own_words
 
 Scale = tuple[float, float]
 
-GAP = "\ufffc"
-"""The character that replaces a quotation."""
-OBJECT = "\ue000"
-"""The character that replaces a JSON object with a verdict."""
-
-
-class Unreadable(ValueError):
-    """The answer is not accepted as a verdict.
-
-    Attributes:
-        reason: one short sentence that can be sent to the judge with the repeated request. The reason never quotes the answer, because a
-            judged text could otherwise inject instructions through the reason.
-    """
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
-_THOUGHT = re.compile(r"<(/?)(think|thinking|reasoning|thought)>", re.IGNORECASE)
-
-
-def without_reasoning(text: str) -> tuple[str, str]:
-    """Remove the reasoning blocks of an answer.
-
-    A chat template may put the opening tag into the prompt, so that the answer contains only the closing tag. But a closing tag without an
-    opening tag may also come from a judged text that the judge quotes. The caller must then check the text before the tag.
-
-    Returns:
-        Two texts: the text before a closing tag that has no opening tag, or ``""`` if there is no such tag; and the answer without
-        reasoning.
-
-    Raises:
-        Unreadable: two closing tags have no opening tag, a block is not closed, or the answer ends with reasoning.
-    """
-    kept: list[str] = []
-    start, opened, before = 0, "", ""
-    for tag in _THOUGHT.finditer(text):
-        closing, name = bool(tag[1]), tag[2].lower()
-        if opened:
-            if closing and name == opened:
-                start, opened = tag.end(), ""
-        elif not closing:
-            kept.append(text[start : tag.start()])
-            opened = name
-        elif before:  # raised at once, because collecting the text before each of many tags would take quadratic time
-            raise Unreadable("The answer has two closing reasoning tags without opening ones.")
-        else:
-            before, start = text[: tag.start()] or " ", tag.end()
-    if opened:
-        raise Unreadable("The reasoning of the answer is not closed.")
-    answer = "".join([*kept, text[start:]])
-    if answer.strip() and not text[start:].strip():
-        raise Unreadable("The answer ends with reasoning, which may revise what precedes it.")
-    return before, answer
-
-
-_VALUE_TAG = re.compile(
-    r"<((?:final_|overall_)?(?:score|rating|grade|verdict)|preferred|preference|winner|decision)>\s{0,9}([^<>\n]{1,40})\s{0,9}</\1>",
-    re.IGNORECASE,
-)
-_INLINE_TAG = re.compile(r"</?(?:b|strong|i|em|u|span|sub|sup|small|font|center|mark)(?:\s[^<>\n]{0,200})?>", re.IGNORECASE)
-_BLOCK_TAG = re.compile(
-    r"</?(?:br|p|div|h[1-6]|[uo]l|li|hr|table|tbody|thead|tr|t[dh]|evaluation|assessment|analysis|rationale|explanation|feedback|critique|"
-    r"review|judge?ment|reason)(?:\s[^<>\n]{0,200})?/?>|<\|[^|<>\n]{1,40}\|>",
-    re.IGNORECASE,
-)
-_MARK_BEGINS = re.compile("[-~>`<{\"'“”„«»「」『』‘’]")  # noqa: RUF001
-_MARK = re.compile(
-    r"""(?<![^\n])(?P<fence>`{3,}|~{3,})[^`\n]*$
-    |(?<![^\n])(?P<block>>)[^\n]*(?:\n[ \t]*>[^\n]*)*
-    |(?P<ticks>`+)
-    |<(?:(?P<closing>/)|(?<!\w<))(?P<tag>[A-Za-z][\w.-]{0,40})(?:\s[^<>\n]{0,200})?>
-    |(?P<comment><!--|-->)
-    |(?P<quote>["“”„«»「」『』])
-    |(?P<single>(?<!\w)['‘])|(?P<apostrophe>['’](?!\w))
-    |(?P<brace>(?<![\w}^_])\{)""",  # noqa: RUF001
-    re.VERBOSE | re.MULTILINE,
-)
-_CLOSERS = {'"': '"', "“": "”", "„": "“”", "«": "»", "「": "」", "『": "』", "'": "'’", "‘": "'’"}  # noqa: RUF001
-_LIKE_JSON = re.compile(r"\{\s{0,200}(?:[\"'“”„‘’]|[\w -]{1,60}:|/[*/]|\#)")  # noqa: RUF001
-_JSON_BLOCK = re.compile(r"```[ \t]*(?:json[c5]?)[ \t]*\n\s*(?=\{)", re.IGNORECASE)
-_BLOCK_END = re.compile(r"\s*```[ \t]*(?=\n|\Z)")
-_RUNS_ON = re.compile(r"\n[ \t]*\S")
-
-
-ValueOf = Callable[[dict[str, Any]], Any]
-"""A function from the members of a JSON object to the value of the verdict that they state; None if the object is not a verdict."""
-Found = list[tuple[Any, dict[str, Any]]]
-"""The JSON objects of an answer that state a verdict, in their order. An entry has the value of the verdict and the object's members."""
-
-
-def own_words(text: str, value_of: ValueOf) -> tuple[str, Found]:
-    """Return the judge's own words, and the verdicts in JSON among them.
-
-    In the words, a :data:`GAP` stands for each quotation and an :data:`OBJECT` for each verdict in JSON. Quotations are: text in quotation
-    marks, inline code, fenced blocks (except a ``json`` block with one object), lines after ``>``, HTML comments, and the content of tags
-    other than layout tags and tags around a value. A quotation ends with its closing mark. Other marks inside the quotation are ignored.
-
-    Example:
-        >>> own_words('It says "Score: 10". Score: 2', lambda members: None)
-        ('It says \ufffc. Score: 2', [])
-    """
-    text = text.replace(OBJECT, GAP).replace("\r\n", "\n").replace("\r", "\n")
-    if "<" in text:
-        text = _BLOCK_TAG.sub("\n", _INLINE_TAG.sub("", _VALUE_TAG.sub(lambda tag: f"\n{tag[1].replace('_', ' ')}: {tag[2]}\n", text)))
-    out: list[str] = []
-    found: Found = []
-    at, closer = 0, ""
-    while begins := _MARK_BEGINS.search(text, at):
-        start, before = begins.start(), at
-        mark = _MARK.match(text, start)
-        at = mark.end() if mark else start + 1
-        if closer:
-            if mark and _closes(mark, closer):
-                out.append(GAP)
-                closer = ""
-            continue
-        if not mark:
-            out.append(text[before:at])
-            continue
-        out.append(text[before:start])
-        if mark["brace"] or _JSON_BLOCK.match(text, start):
-            words, at = _object(text, start, value_of, found)
-        else:
-            words, closer = _opened(mark, runs_on=bool(_RUNS_ON.match(text, at)))
-        out.append(words)
-    if closer:
-        raise Unreadable(_UNPAIRED)
-    return "".join([*out, text[at:]]), found
-
-
-_BAD_JSON = "The answer's JSON is not complete or not correct."
-_UNPAIRED = "It is not clear what the answer quotes: its quotation marks, fences or tags do not pair."
-
-
-def _opened(mark: re.Match[str], *, runs_on: bool) -> tuple[str, str]:
-    """Return two texts: the replacement for a mark, and the closing mark of the quotation that the mark opens; ``""`` for no quotation."""
-    if mark["block"]:
-        if runs_on:
-            raise Unreadable("It is not clear where a block quote of the answer ends.")
-        return GAP, ""
-    if mark["apostrophe"] or mark[0] == "-->":  # may be the true end of a quotation, if the quoted text contained a closing mark
-        return mark[0] + GAP, ""
-    if mark[0].endswith("/>"):
-        return " ", ""
-    if mark["closing"] or (mark["quote"] and mark[0] not in _CLOSERS):
-        raise Unreadable(_UNPAIRED)
-    if mark["tag"]:
-        return "", f"</{mark['tag'].lower()}"
-    return "\n" if mark["fence"] else "", mark["fence"] or mark["ticks"] or (_CLOSERS.get(mark[0]) or "-->")
-
-
-def _closes(mark: re.Match[str], closer: str) -> bool:
-    if closer[0] == "<":
-        return bool(mark["closing"]) and f"</{mark['tag'].lower()}" == closer
-    if mark["fence"] and mark[0].strip() == mark["fence"]:
-        return mark["fence"].startswith(closer)
-    return mark[0] == closer or (bool(mark["quote"] or mark["single"] or mark["apostrophe"]) and mark[0] in closer)
-
-
-def _object(text: str, start: int, value_of: ValueOf, found: Found) -> tuple[str, int]:
-    """Return the replacement for a text that may be a JSON object or a ``json`` block with an object, and the index of the text's end."""
-    block = _JSON_BLOCK.match(text, start)
-    start = block.end() if block else start
-    if not block and not _LIKE_JSON.match(text, start):
-        return "{", start + 1
-    try:
-        members, end = object_at(text, start)
-    except NotAnObject:
-        raise Unreadable(_BAD_JSON) from None
-    value = value_of(members)
-    words = "{}" if value is None else OBJECT
-    if value is not None:
-        found.append((value, members))
-    if not block:
-        return words, end
-    closing = _BLOCK_END.match(text, end)
-    if not closing:
-        raise Unreadable(_BAD_JSON)
-    return f"\n{words}\n", closing.end()
-
+WIDE = {ord(wide): plain for wide, plain in zip("０１２３４５６７８９［］【】＜＞＝：／", "0123456789[][]<>=:/", strict=True)}
+"""The plain forms of full-width digits and marks."""
 
 # Numbers. Digits are ASCII. A comma before three digits may separate thousands; any other comma is a decimal comma.
 
@@ -220,7 +40,7 @@ def number_of(value: object, scale: Scale | None) -> float:
 
     Raises :class:`Unreadable`.
     """
-    if isinstance(value, str) and (match := _SCORE_ALONE.fullmatch(value.strip())):
+    if isinstance(value, str) and (match := _SCORE_ALONE.fullmatch(value.strip().translate(WIDE))):
         return _score(match, scale)
     if isinstance(value, int | float) and not isinstance(value, bool):
         return _on_scale(value, scale)
@@ -288,11 +108,11 @@ _SAYS = (
     r"\u66f8|\u8ff0\u3079|\u4e3b\u5f35|\u8a00|\uc37c|\uc8fc\uc7a5|\ub9d0)"
 )
 _FOLLOWS = (
-    r"follows|the following|lautet|wie folgt|folgende[rs]?|suivante?|siguiente|\u0441\u043b\u0435\u0434\u0443\u044e\w+|\u5982\u4e0b|\u4ee5\u4e0b\w*|"
+    r"follows|the following|lautet|wie folgt|folgende[rs]?|suivante?|siguiente|следую\w+|\u5982\u4e0b|\u4ee5\u4e0b\w*|"
     r"\u6b21\u306e\w*|\ub2e4\uc74c\uacfc \uac19\w*"
 )
 _ABOUT = re.compile(rf"\b(?:of|for|on|in|with|to|about|regarding) (?:(?:the|this|that|both|each) )?{_OTHERS}", re.IGNORECASE)
-_REPORTS = re.compile(_SAYS, re.IGNORECASE)
+SAYS = re.compile(_SAYS, re.IGNORECASE)
 _NAMES_ANOTHER = re.compile(_OTHERS, re.IGNORECASE)
 _SPEECH = re.compile(rf"(?:{_SAYS}(?: (?:this|that|the following|as follows))?|{_OTHERS}) ?[:\uff1a](?![ .,{GAP}]*$)", re.IGNORECASE)
 _LEADS_TO_SPEECH = re.compile(rf"(?:{_SAYS}|{_OTHERS}|{_FOLLOWS})[^\w{GAP}]*$", re.IGNORECASE)
@@ -300,6 +120,28 @@ _OWN = re.compile(
     r"\b(?:my|mine|i|verdict|evaluation|assessment|judge?ment|rating|grading|score|final|analysis|review|feedback|critique)\b",
     re.IGNORECASE,
 )
+
+
+PERSON = re.compile(
+    r"\b(?:i|my|we|our|ich|mein\w*|wir|unser\w*|je|mon|ma|mes|nous|yo|mi|mis|doy|otorgo|asigno|califico|я|мо[йяеёию]\w*|мы|наш\w*)\b|\bj['’]|"
+    r"我|本人|私|わたし|僕|저는|나는|제가|내가|제 |내 ",
+    re.IGNORECASE,
+)
+_VERBS = (
+    r"(?:\b(?:writes|wrote|sa(?:ys?|id)|claim(?:s|ed)?|state[sd]|repl(?:y|ies|ied)|respond(?:s|ed)?|answered|asserts?|declare[sd]?|insists?|"
+    r"demands?|instructs?|announces?|reads?|(?:end|begin|start|conclude)s? with|last (?:words?|line)\S*|schreib\w*|schrieb|sagt|behauptet|"
+    r"endet|écrit|dit|affirme|prétend|escrib\w*|dice|dijo|afirma)\b|\b(?:пише|написа|утвержда|говори|заявля)|写道|写着|声称|自称|说|"
+    r"書い|述べ|主張し|言っ|썼|주장|말하|말합)"
+)
+_SPEAKS = re.compile(rf"{_VERBS}(?:[^:：.,!?]{{0,40}}[:：]|[^\w:：.,!?;{GAP}]*)$", re.IGNORECASE)
+_SPEAKS_WITHIN = re.compile(rf"{_VERBS}[^:：.,]{{0,20}}[:：]", re.IGNORECASE)
+HEADS_SPEECH = re.compile(rf"(?!they|he|she|it)(?:the )?(?:(?:{_OTHERS})[ の的의]{{0,2}}){{1,3}} ?[:：]?", re.IGNORECASE)
+SHOWS = re.compile(
+    r"\b(?:example|template|format|instance|beispiel|exemple|ejemplo|пример|например)\b|例(?:如|えば)?[:：、,]|예(?:시|를 들어)?[:：,]",
+    re.IGNORECASE,
+)
+_NAMES_JUDGED = re.compile(r"\b(?:assistant|response|answer|candidate|student|model)(?:['’]s)? \w+", re.IGNORECASE)
+_RATES = re.compile(r"\b(?:rat(?:e|ed|ing)|scor(?:e|ed|ing)|grad(?:e|ed|ing))\b", re.IGNORECASE)
 
 
 class Sentence(NamedTuple):
@@ -310,9 +152,10 @@ class Sentence(NamedTuple):
 
     text: str
     own: bool
+    first: bool = True
 
 
-def sentences(words: str) -> Iterator[Sentence]:
+def sentences(words: str, *, marked: bool = False) -> Iterator[Sentence]:
     """Yield the sentences of ``words`` in order.
 
     Two kinds of sentences are not the judge's own. A sentence between two quotations may belong to a quoted text that contains quotation
@@ -327,10 +170,12 @@ def sentences(words: str) -> Iterator[Sentence]:
             continue
         report = "paragraph" if report == "next" else report
         titled = raw.lstrip().startswith("#") or (raw.strip().startswith("**") and raw.strip().endswith("**"))
-        for part in filter(None, map(str.strip, _ENDS.split(line))):
-            yield Sentence(part, not report and gaps in (0, all_gaps))
+        for place, part in enumerate(filter(None, map(str.strip, _ENDS.split(line)))):
+            if report == "title" and (part == GAP or (_NAMES_JUDGED.search(part) and part[-1] not in ":：")):
+                report = ""  # what the title announces is quoted, or the judge speaks of the response again
+            yield Sentence(part, not report and (marked or gaps in (0, all_gaps)), not place)
             gaps += part.count(GAP)
-            report = report or _report(part, titled=titled)
+            report = report or (_introduces if marked else _report)(part, titled=titled)
 
 
 def _line(raw: str) -> str:
@@ -345,13 +190,28 @@ def _line(raw: str) -> str:
     return _WIDE_STOP.sub(r"\g<0> ", line).strip()
 
 
+def _introduces(part: str, *, titled: bool) -> str:
+    """Return how far the reported speech reaches that a sentence introduces in an answer with a marked verdict. See :func:`_report`."""
+    names = bool(_NAMES_ANOTHER.search(part))
+    if names and _SPEAKS.search(part):
+        return "answer"
+    if (titled or part[-1] in ":：") and HEADS_SPEECH.fullmatch(part):
+        return "title"
+    if names and _SPEAKS_WITHIN.search(part):
+        return "paragraph"
+    if part[-1] not in ":：":
+        return ""
+    own = _OWN.search(part) or PERSON.search(part) or _RATES.search(part)
+    return "next" if SHOWS.search(part) or ((names or SAYS.search(part)) and not own) else ""
+
+
 def _report(part: str, *, titled: bool) -> str:
     """Return how far reported speech may reach after a sentence: to the end of the ``paragraph``, the ``next`` paragraph or the ``answer``.
 
     Returns ``""`` if no reported speech follows.
     """
     part = _ABOUT.sub(" ", part)
-    reports = bool(_REPORTS.search(part))
+    reports = bool(SAYS.search(part))
     names = bool(_NAMES_ANOTHER.search(part)) and not _OWN.search(part)
     if part[-1] in ":\uff1a" or titled:
         return "answer" if reports or (names and _LEADS_TO_SPEECH.search(part)) else "next" if names else ""
@@ -367,6 +227,7 @@ def _report(part: str, *, titled: bool) -> str:
 _TASK_WORDS = frozenset({"answer", "result", "total", "conclusion", "output", "solution", "choice"})
 """Labels that may also name the result of the task. These labels never introduce a verdict, even if the deciding field has such a name."""
 _LEAD = r"(?:(?:my|the|so|thus|therefore|hence|and|here is|here['\u2019]s|overall|final)[ ,]+){0,5}"
+LEAD = re.compile(_LEAD, re.IGNORECASE)
 _SPAN = r"[0-9]{1,9}(?:\.[0-9]{1,9})?"
 _RANGE = rf"(?: ?[(\[](?:(?:on )?(?:a )?(?:scale )?(?:of |from )?(?P<low>{_SPAN}) ?(?:-|\u2013|to) ?|out of )(?P<high>{_SPAN})[)\]])?"
 _SEPARATOR = r"(?: ?(?:[:=\uff1a]|->|=>|\u2192|[-\u2013\u2014](?= ))(?: is)? ?| (?:is|=):? ?| (?=\[\[|[0-9][0-9.,]* ?/)|(?<=\[result\]) ?)"
@@ -384,8 +245,9 @@ _JUDGING = (
     "\u8bc4\u5206|\u5f97\u5206|\u5206\u6570|\u6253\u5206"
 )
 _ASPECT = re.compile(rf"[^\W\d][\w &/-]{{1,40}}: ?{_DIGITS} ?/ ?{_DIGITS}[.]?")
-_WORD = re.compile(r"\w")
+WORD = re.compile(r"\w")
 _REASON = re.compile(
+    r"(?:this|the|my) (?:score|rating|grade|verdict) (?:reflects|is based on|takes into account)\b|"
     r"(?:(?:brief|short|detailed|my|the|main) )?(?:reason(?:s|ing)?|explanation|rationale|justification|feedback|analysis|critique|"
     r"strengths?|weakness(?:es)?)(?: for (?:my|the|this) (?:score|rating|grade|verdict))? ?(?:[:\uff1a]|$)|"
     r"(?:\u7406\u7531|\u539f\u56e0|\u89e3\u91ca)[:\uff1a]",
@@ -405,7 +267,65 @@ _REVISES = re.compile(
 )
 """A pattern of words that may revise a verdict. Most of these words are about the judge, the verdict or another number. The words of a
 reason are about the response instead."""
+_TAKES_BACK = re.compile(
+    r"\b(?:wait|h+m+|actually|corrections?|erratum|oops|whoops|sorry|apolog\w*|scratch|strike|disregard|ignore|never ?mind|hold on|hang on|"
+    r"on (?:second thoughts?|reflection|closer)|looking (?:again|back)|re-?(?:consider|evaluat|assess|think|check|examin|read|visit)\w*|"
+    r"revis\w*|retract\w*|withdr[ae]w\w*|back|change (?:it|this|my)|mistaken|my (?:mistake|score|rating|verdict)|"
+    r"i (?:was|am|missed|overlooked|forgot|misread)|"
+    r"too (?:high|low|generous|harsh|strict|lenient|kind)|in fact|after all|"
+    r"(?:less|more|lower|higher|better|worse) than (?:this|that)|should (?:have been|be)|"
+    r"no longer|forget|void|discard|cancel\w*|upgrad\w*|downgrad\w*|"
+    r"moment|warte\w*|korrektur|korrigier\w*|eigentlich|zurück\w*|revidier\w*|überdenk\w*|vielmehr|stattdessen|irrtum|geirrt|doch|nein|"
+    r"attend\w*|rectif\w*|corrig\w*|en fait|finalement|plutôt|à la réflexion|retire|rétracte|trompée?|annul\w*|non|"
+    r"espera|corrección|corrijo|en realidad|mejor dicho|pensándolo|retiro|equivoqu\w*|más bien|anulo|"
+    r"подожд\w*|стоп|исправ\w*|поправ\w*|пересм\w*|передума\w*|отзыва\w*|на самом деле|впрочем|ошиб(?:ся|лась)|назад|точнее|скорее|нет)\b|"
+    r"^no\b|~~|等等|等一下|更正|修正|改为|改成|重新|不对|收回|撤回|应该是|抱歉|再想|其实|待って|訂正|撤回|やはり|やっぱり|再考|見直|考え直|間違え|いや|実は|"
+    r"잠깐|정정|수정|다시|재고|철회|아니|취소|실수|사실",
+    re.IGNORECASE,
+)
+_SUBJECT = re.compile(
+    r"\b(?:candidate|response|answer|assistant|model|solution|student|explanation|reason|reasoning|both|(?-i:[AB]))(?:['’]s|s)?\b|"
+    r"\b(?:antwort|modell|kandidat|assistent|réponse|modèle|candidat|respuesta|modelo|candidato|asistente)\w*|"
+    r"\b(?:ответ|модел|кандидат|ассистент)|回答|答案|助手|模型|応答|アシスタント|モデル|답변|응답|모델|어시스턴트",
+    re.IGNORECASE,
+)
+"""What a reason is about. A sentence after a verdict that is about none of these may take the verdict back."""
+_COURTESY = re.compile(
+    r"(?:i )?hope (?:this|that|it) helps?\b.*|(?:please )?(?:let me know|feel free)\b.*|(?:many )?thanks?(?: you)?\b.{0,40}|"
+    r"if you (?:have|need|want|would like)\b.*|is there anything else\b.*|希望.*帮助.*|如有.*问题.*|お役に立て.*|도움이 되.*|надеюсь.*|"
+    r"ich hoffe,? .* (?:hilft|helfen).*|j['’]espère que .* aide.*|espero que .* (?:ayude|útil).*",
+    re.IGNORECASE,
+)
+"""A friendly sentence, which takes nothing back."""
+_BETTER = (
+    r"(?<![A-Za-z])(?P<better>(?-i:[AB]))(?![A-Za-z])[^,.;，。、AB]{0,30}(?:besser|überlegen|meilleure?|supérieure?|mejor|superior a|лучше|"
+    r"更好|更优|より(?:良|優)|優れて|더 (?:낫|좋|나은|우수))"
+)
 _PAIR_NOUN = r"(?:(?:the )?(?:response|assistant|answer|option|candidate|model|output) )?"
+
+
+def spellings(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the options of a choice with all their spellings. A choice between A, B and tie is also made by the marks of benchmarks."""
+    if not {"A", "B", "tie"} <= options.keys():
+        return options
+    a, b, tie = options["A"], options["B"], options["tie"]
+    ranks = {"A>>B": a, "A>B": a, "A=B": tie, "A<B": b, "A<<B": b, "B>>A": b, "B>A": b, "B=A": tie, "B<A": a, "B<<A": a}
+    return {"draw": tie, "C": tie, **ranks, **options}
+
+
+def choice_of(word: str, values: Mapping[str, Any]) -> Any:
+    """Return the value of an option. Its case matters only if two options differ in nothing else. Raises :class:`Unreadable`.
+
+    Example:
+        >>> choice_of("Draw", spellings({"A": "A", "B": "B", "tie": "tie"}))
+        'tie'
+    """
+    if word in values:
+        return values[word]
+    found = [value for option, value in values.items() if option.casefold() == word.casefold()]
+    if len(found) != 1:  # none, if "t\u0131e" matches "tie" because case is ignored
+        raise Unreadable("The answer writes a choice in other letters.")
+    return found[0]
 
 
 class TextReader:
@@ -422,12 +342,14 @@ class TextReader:
     """
 
     def __init__(self, field: str | None, scale: Scale | None, options: Mapping[str, Any] | None = None) -> None:
-        self._scale, self._options = scale, options
+        self.scale, self._options = scale, options
         own = "" if not field or _TASK_WORDS.intersection(field.lower().split("_")) else "|" + re.escape(field).replace("_", "[ _]")
         labels = f"(?:{_SCORE_LABELS if options is None else _CHOICE_LABELS}{own})"
-        value = _SCORE if options is None else self._choices(options)
+        self.tie: Any = None
+        value = self.value = _SCORE if options is None else self._choices(options)
         value = rf"(?:\[?(?P<object>{OBJECT})\]?|(?P<open>\[\[ ?)?{value}(?(open) ?\]\]))[.!\u3002]?"
-        self._verdict = re.compile(rf"(?:{_LEAD}{labels}{_RANGE}{_SEPARATOR}|(?=\[\[|\[?{OBJECT})){value}", re.IGNORECASE)
+        loose = value.replace("(?-i:", "(?:")  # after a label, "a" is no article
+        self._verdict = re.compile(rf"(?:{_LEAD}{labels}{_RANGE}{_SEPARATOR}|(?=\[\[|\[?{OBJECT})){loose}", re.IGNORECASE)
         self._alone = re.compile(value, re.IGNORECASE)
         self._heading = re.compile(rf"{_LEAD}{labels}{_RANGE} ?[:\uff1a]?", re.IGNORECASE)
         self._judging = re.compile(rf"{_JUDGING}|\b(?:{own[1:] or '(?!)'})\b", re.IGNORECASE)
@@ -442,11 +364,8 @@ class TextReader:
         These sentences need patterns of their own, because a choice such as "A" occurs in every text.
         """
         pair = {"A", "B", "tie"} <= options.keys()
-        if pair:
-            a, b, tie = options["A"], options["B"], options["tie"]
-            ranks = {"A>>B": a, "A>B": a, "A=B": tie, "A<B": b, "A<<B": b, "B>>A": b, "B>A": b, "B=A": tie, "B<A": a, "B<<A": a}
-            options = {"draw": tie, "C": tie, **ranks, **options}
-        self._values = {_folded(option): value for option, value in options.items()}
+        self.tie = options.get("tie") if pair else None
+        options = self._values = spellings(options)
         words = sorted(options, key=len, reverse=True)
         one = "|".join(f"(?-i:{re.escape(word)})" if len(word) == 1 else re.escape(word) for word in words) or "(?!)"
         noun = _PAIR_NOUN if pair else ""
@@ -457,7 +376,9 @@ class TextReader:
         ]
         if pair:
             better = r"(?:is|was|seems)(?: \w+){0,3} (?:better|best|preferred|preferable|superior|stronger|winner)"
-            self._made.append(re.compile(rf"\b(?P<option>(?-i:[AB])) (?:wins|{better})(?= than\b| overall|[.!,;]|$)", re.IGNORECASE))
+            self._made.append(
+                re.compile(rf"\b(?P<option>(?-i:[AB])) (?:wins|{better})(?= than\b| overall|[.!,;]|$)|{_BETTER}", re.IGNORECASE)
+            )
         return rf"{noun}(?P<option>{one})"
 
     def read(self, text: str, value_of: ValueOf) -> tuple[Any, dict[str, Any] | None]:
@@ -466,23 +387,27 @@ class TextReader:
 
         Raises :class:`Unreadable`.
         """
-        own_text, objects = own_words(text, value_of)
+        own_text, objects = own_words(text.translate(WIDE), value_of)
         found = list(sentences(own_text))
         given = iter(objects)
         verdicts: list[tuple[int, Any, dict[str, Any] | None]] = []
         others: list[tuple[int, str]] = []
-        heading = ""
-        for index, (words, own) in enumerate(found):
+        for index, ((words, own, _), stated) in enumerate(zip(found, self.with_headings(found), strict=True)):
             mine = [next(given) for _ in range(words.count(OBJECT))]
-            stated = f"{heading}: {words}" if heading and self._alone.fullmatch(words) else words
             match = self._verdict.fullmatch(stated) or (self._alone.fullmatch(words) if len(found) == 1 else None)
-            heading = words.rstrip(":\uff1a ") if own and self._heading.fullmatch(words) else ""
             if match and own:
-                verdicts.append((index, *(mine[0] if mine else (self._value(match), None))))
+                verdicts.append((index, *(mine[0] if mine else (self.value_in(match), None))))
             else:
                 others.append((index, stated))
                 verdicts += [(-1, value, None) for value, _ in mine]  # not accepted, but a different verdict conflicts with it
         return self._settled(verdicts, others)
+
+    def with_headings(self, found: Sequence[Sentence]) -> Iterator[str]:
+        """Yield the sentences. A value alone below a heading such as "Score" is preceded by this heading."""
+        heading = ""
+        for words, own, _ in found:
+            yield f"{heading}: {words}" if heading and self._alone.fullmatch(words) else words
+            heading = words.rstrip(":\uff1a ") if own and self._heading.fullmatch(words) else ""
 
     def _settled(
         self, verdicts: list[tuple[int, Any, dict[str, Any] | None]], others: list[tuple[int, str]]
@@ -492,38 +417,70 @@ class TextReader:
             raise Unreadable("No sentence of the answer is a verdict and nothing else, outside of quotations and reported speech.")
         if any(other != value for _, other, _ in verdicts) or any(self.differs(words, value) for _, words in others):
             raise Unreadable("The answer gives more than one verdict.")
-        after = [words for at, words in others if at > last and _WORD.search(words)]
+        after = [words for at, words in others if at > last and WORD.search(words) and not _COURTESY.fullmatch(words)]
         if after:
             label = _REASON.match(after[0])  # "My reason for the score:" revises nothing
             if label is None or any(self._revises(words, value) for words in (after[0][label.end() :], *after[1:])):
                 raise Unreadable('What follows the verdict may revise it: only reasons after "Reason:", without other numbers, may follow.')
         return value, members
 
-    def _value(self, match: re.Match[str]) -> Any:
+    def value_in(self, match: re.Match[str]) -> Any:
+        """Return the value of a verdict that a pattern has found. Raises :class:`Unreadable`."""
         if self._options is not None:
-            if (value := self._values.get(_folded(match["option"]))) is None:  # "t\u0131e" matches "tie" if case is ignored
-                raise Unreadable("The answer writes a choice in other letters.")
-            return value
+            return choice_of(match["option"], self._values)
         groups = match.groupdict()
-        if match["open"] and "," in match["number"]:
+        if (groups.get("open") or VALUE in match[0]) and "," in match["number"]:
             raise Unreadable("The score is not one plain number.")
         low, high = groups.get("low"), groups.get("high")
-        if high and (self._scale is None or float(high) != self._scale[1] or (low and float(low) not in {self._scale[0], 0, 1})):
+        if high and (self.scale is None or float(high) != self.scale[1] or (low and float(low) not in {self.scale[0], 0, 1})):
             raise Unreadable("The answer names another scale beside its score.")
-        return _score(match, self._scale)
+        return _score(match, self.scale)
 
     def differs(self, words: str, value: Any) -> bool:
         """Return whether a sentence may contain a verdict other than ``value``. A score of an aspect ("Style: 6/10") is not a verdict."""
         if self._options is not None:
             made = [match for pattern in self._made for match in pattern.finditer(words)]
             made += self._any.finditer(words) if self._judging.search(words) else []
-            return any(self._values.get(_folded(match["option"])) != value for match in made)
+            return any(self._is_other(match["option"] or match["better"], value) for match in made if match[0])
         if not _DIGIT.search(words):
             return False
         if self._judging.search(words):
             return self._has_other_number(words, value)
         tops = [] if _ASPECT.fullmatch(words) else self._of_top.finditer(words)
         return any(self._has_other_number(words[max(0, top.start() - 20) : top.start()].rpartition(" ")[2], value) for top in tops)
+
+    def _is_other(self, word: str, value: Any) -> bool:
+        try:
+            return bool(choice_of(word, self._values) != value)
+        except Unreadable:
+            return True
+
+    def states_other(self, words: str, value: Any) -> bool:
+        """Return whether a sentence is a verdict other than ``value``, in any form."""
+        match = self._verdict.fullmatch(words)
+        if not match or OBJECT in words:
+            return False
+        try:
+            return bool(self.value_in(match) != value)
+        except Unreadable:
+            return True
+
+    def explains(self, after: Sequence[str], value: Any) -> bool:
+        """Return whether the sentences after a verdict are its reasons, and do not revise it."""
+        after = [words for words in after if not _COURTESY.fullmatch(words)]
+        if not after:
+            return True
+        label = _REASON.match(after[0])
+        if not label and not _SUBJECT.search(after[0]):
+            return False
+        rest = [after[0][label.end() :] if label else after[0], *after[1:]]
+        if self.tie is None:
+            return not any(self._revises(words, value) or _TAKES_BACK.search(words) for words in rest)
+        return not any(
+            _TAKES_BACK.search(words)
+            or any(self._is_other(made["option"] or made["better"], value) for made in self._made[-1].finditer(words))
+            for words in rest
+        )
 
     def _has_other_number(self, words: str, value: float) -> bool:
         words = self._of_top.sub(" ", self._span.sub(" ", words))
@@ -533,7 +490,3 @@ class TextReader:
         return bool(_REVISES.search(words) or self._judging.search(words)) or (
             self._options is None and self._has_other_number(words, value)
         )
-
-
-def _folded(option: str) -> str:
-    return option if len(option) == 1 else option.casefold()

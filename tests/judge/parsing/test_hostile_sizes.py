@@ -4,18 +4,39 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable
-from itertools import pairwise
+from collections.abc import Callable, Sequence
+from itertools import pairwise, product
 from types import FrameType
 
 import pytest
 
-from qreward.judge.parsing import LONGEST, PreferenceVerdict, ScoreVerdict, Unreadable, YesNoVerdict, read
-from qreward.judge.parsing import text as text_module
+from qreward.judge.parsing import LONGEST, Form, PreferenceVerdict, ScoreVerdict, Unreadable, YesNoVerdict, form_of, quotes, read
 from qreward.judge.parsing.json import object_at
 
 PIECES = (
-    *("{", "}", "[", '"', "'", "`", "*", "<", "7", "\\", "\n", " ", "\u201c", "\u2018a ", ' "a', " 'a b", "[[", "[[7]] ", "$a", "| "),
+    *(
+        "{",
+        "}",
+        "[",
+        '"',
+        "'",
+        "`",
+        "*",
+        "<",
+        "7",
+        "\\",
+        "\n",
+        " ",
+        "\u201c",
+        "\u2018a ",
+        ' "a',
+        " 'a b",
+        "[[",
+        "[[7]] ",
+        "[[7]]\n",
+        "$a",
+        "| ",
+    ),
     *("<think>", "</think>", "<response>", "<a></a>", "<b ", "<!-- ", "<score>", "```\n", "> \n", "> a\nb\n", "\\boxed{"),
     *('{"a":', "{/*", "{//\n", '{"\\', "{a:1,", "{'", '{"score": ', '{"score": 7}', "[{", '{"a": {"a": [', "{ "),
     *("Score: ", "Score: 7\n", "Score: 7 ", "7/10 ", "the ", "my,", "I give it ", "score for a ", "The candidate wrote: ", "no, "),
@@ -23,11 +44,14 @@ PIECES = (
 )
 
 
-def _read(text: str) -> str:
+FORMS = (None, *map(form_of, ("[[5]]", "<score>7</score>", "Score: 7", "\\boxed{7}")))
+
+
+def _read(text: str, forms: Sequence[Form | None] = FORMS) -> str:
     outcomes = []
-    for model in (ScoreVerdict, YesNoVerdict, PreferenceVerdict):
+    for model, form in product((ScoreVerdict, YesNoVerdict, PreferenceVerdict), forms):
         try:
-            outcomes.append(repr(read(text, model, scale=(0, 10) if model is ScoreVerdict else None)))
+            outcomes.append(repr(read(text, model, scale=(0, 10) if model is ScoreVerdict else None, form=form)))
         except Unreadable as refusal:
             outcomes.append(refusal.reason)
     return " ".join(outcomes)
@@ -94,9 +118,9 @@ def test_no_character_is_looked_at_by_two_attempts_at_an_object(monkeypatch: pyt
         spans[-1] = (start, end)
         return found, end
 
-    monkeypatch.setattr(text_module, "object_at", watched)
+    monkeypatch.setattr(quotes, "object_at", watched)
     for piece in (piece for piece in PIECES if "{" in piece):
         spans.clear()
         with contextlib.suppress(Unreadable):
-            text_module.own_words(piece * 2_000, lambda members: members)
+            quotes.own_words(piece * 2_000, lambda members: members)
         assert all(end <= start for (_, end), (start, _) in pairwise(spans)), piece

@@ -1,0 +1,198 @@
+"""Verdicts in the form that the judge was asked for: the last one outside quotations is read if it ends its line and none differs."""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+from typing import Any
+
+import pytest
+from test_languages import texts
+from test_verdict_corpus import FIELDS, TABLES
+
+from qreward.judge.answers import declared
+from qreward.judge.parsing import Form, ScoreVerdict, Unreadable, form_of, read
+
+SCORES = {"[[5]]": "[[<?>]]", "<score>5</score>": "<score><?></score>", "Rating: [[5]]": "**[[<?>]]**"}
+"""Forms that may stand at the end of a sentence of one's own, and how a value is written in them."""
+LABELS = {"Score: 5": "Score: <?>", "[RESULT] 4": "[RESULT] <?>", "Final rating = 3": "Final rating: <?>", "GRADE: C": "grade: <?>"}
+
+
+def outcome(text: str, form: object, kind: str = "score") -> str:
+    model, field = FIELDS[kind]
+    try:
+        value = getattr(read(text, model, scale=(0.0, 10.0) if kind == "score" else None, form=declared(form)), field)
+    except Unreadable:
+        return "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def others(cases: list[tuple[str, str, object]], kind: str = "score") -> list[tuple[object, str, str, str]]:
+    """The cases that come to something else: the form, the text, what is expected, and what came."""
+    assert cases
+    found = [(form, text, expected, outcome(text, form, kind)) for expected, text, form in cases]
+    return [one for one in found if one[2] != one[3]]
+
+
+def test_a_verdict_is_read_in_every_form_and_value() -> None:
+    around = (
+        "<?>",
+        "It is right.\n\n<?>",
+        "<think><?></think>\nIt is right. <?>",
+        "## Verdict\n<?>\n",
+        "- good\n- short\n\n<?>.",
+        'It says "10".\n<?>',
+    )
+    forms = {**SCORES, **LABELS, "\\boxed{7}": "$\\boxed{<?>}$", r"<answer>\s*": "<?>"}
+    forms.popitem()
+    values = {"7": "7", "0": "0", "8.5": "8.5", "7/10": "7", "７": "7"}
+    cases = [
+        (expected, text.replace("<?>", shape).replace("<?>", value), form)
+        for (form, shape), text, (value, expected) in product(forms.items(), around, values.items())
+    ]
+    assert others(cases) == []
+    pairs = {"A": "A", "B": "B", "C": "tie", "Tie": "tie", "a": "A", "A>>B": "A", "B>A": "B", "A=B": "tie", "Response B": "B"}
+    shapes = {
+        "[[A>>B]]": "[[<?>]]",
+        "[RESULT] A": "[RESULT] <?>",
+        "Verdict: A": "**Verdict:** <?>",
+        "<winner>A</winner>": "<winner><?></winner>",
+    }
+    made = [
+        (to, f"Both are fine.\n\n{shape.replace('<?>', value)}", form)
+        for (form, shape), (value, to) in product(shapes.items(), pairs.items())
+    ]
+    assert others(made, "preference") == []
+    assert others([("no", f"Hm.\n{text}", form) for form, text in (("[[yes]]", "[[No]]"), ("Verdict: yes", "Verdict: no"))], "yes_no") == []
+
+
+def test_the_last_verdict_counts_and_two_of_them_are_none() -> None:
+    cases = [
+        ("7", "First I thought of [[4]] for the style.\n\nRating: [[7]]"),
+        ("7", "Rating: [[7]]\n\nIn short, my rating is [[7]]"),
+        ("7", "Style: 9/10\nAccuracy: 5/10\n[[7]]"),
+        ("7", "[[rating]]: [[7]]"),
+        ("7", "I rate it a [[7]]. The answer leaves out one case."),
+        ("7", "Rating: [[7]]/10"),
+        ("7", "[[ 7 ]]"),
+        ("7", "[[Rating: 7]]"),
+        ("none", "Rating: [[4]]\n\nRating: [[7]]"),
+        ("none", "[[4]] or [[7]]"),
+        ("none", "I first thought [[4]], but it is [[7]]."),
+        ("none", "I rate it a [[7]], or perhaps more."),
+        ("none", "[[7]] would be too much."),
+        ("none", "Rating: [[7]]\n\nScore: 4"),
+        ("none", "### Score\n4\n\nRating: [[7]]"),
+        ("none", '{"score": 4}\n\nRating: [[7]]'),
+        ("none", "Rating: [[11]]"),
+        ("none", "Rating: [[7]]\n\nRating: [[70]]"),
+        ("none", "Rating: [[7]]/100"),
+        ("none", "Rating: [[7-8]]"),
+        ("none", "Rating: [[7,8]]"),
+        ("none", "Rating: [[7]]\n\nRating: [[7 or 8]]"),
+        ("none", "Rating: [[]]"),
+        ("none", "The code was:\n```\nRating: [[7]]\n```\nand that is all."),
+        ("none", "`Rating: [[7]]`, it says"),
+        ("none", "> Rating: [[7]]"),
+        ("none", "<response>\nRating: [[7]]\n</response>"),
+        ("none", "It ends \"so.\n\nRating: [[7]]\n\nThanks.\""),
+        ("4", "It ends \"so.\n\nRating: [[7]]\n\nThanks.\"\n\nRating: [[4]]"),
+        ("4", "The pipe is 5\" wide, the code is\n```\n[[7]]\n```\n\nRating: [[4]]"),
+        ("none", "```\nnothing\n```\nRating: [[7]]\n```\nRating: [[4]]"),
+        ("none", "Rating: [[7]]\n</think>\nRating: [[4]]"),
+    ]  # fmt: skip
+    assert others([(expected, text, "[[5]]") for expected, text in cases]) == []
+
+
+def test_the_options_of_a_prompt_that_a_judge_repeats_are_no_verdict() -> None:
+    options = "[[A]] if A is better, [[B]] if B is better, [[C]] for a tie."
+    listed = "- [[A]] if A is better\n- [[B]] if B is better\n- [[C]] for a tie"
+    cases = [
+        ("none", options),
+        ("none", listed),
+        ("B", f"{options}\n\nFinal verdict: [[B]]"),
+        ("tie", "They are alike. Verdict: [[C]] for a tie."),
+    ]
+    assert others([(expected, text, "[[A]]") for expected, text in cases], "preference") == []
+
+
+def test_reasons_may_follow_a_verdict_on_a_pair_and_nothing_that_revises_it() -> None:
+    for after, kept in {
+        "Assistant A gives more detail, while both are right.": True,
+        "The key reasons are:\n1. A is complete.\n2. B forgets a case.": True,
+        "I hope this helps!": True,
+        "Assistant B is better.": False,
+        "B ist besser.": False,
+        "Wait, the answer of A is wrong.": False,
+        "On reflection both are alike.": False,
+        "Not really.": False,
+        "Void.": False,
+    }.items():
+        assert outcome(f"My final verdict is: [[A>B]]\n\n{after}", "[[A>>B]]", "preference") == ("A" if kept else "none"), after
+
+
+def test_a_verdict_is_read_in_eight_languages() -> None:
+    scores = [("7", text.replace("<?>", shape.replace("<?>", "7")), form) for text in texts("verdicts") for form, shape in SCORES.items()]
+    assert others(scores) == []
+    pairs = [("B", text.replace("<?>", "[[B]]"), "[[A]]") for text in texts("verdicts")]
+    assert others(pairs, "preference") == []
+
+
+def test_a_verdict_that_is_reported_denied_or_taken_back_is_none_in_eight_languages() -> None:
+    made = [text for name in ("reported", "denied", "retracted", "injected", "task") for text in texts(name)]
+    forms = {**SCORES, **LABELS, "\\boxed{7}": "\\boxed{<?>}", "7": "<?>"}
+    cases = [("none", text.replace("<?>", shape).replace("<?>", "7"), form) for text, (form, shape) in product(made, forms.items())]
+    assert others(cases) == []
+    assert others([("none", text.replace("<?>", "[[B]]"), "[[A]]") for text in made], "preference") == []
+
+
+def test_what_takes_a_score_back_in_free_text_does_so_in_a_declared_form() -> None:
+    shapes = {**SCORES, **LABELS}
+    after = [text for name in ("followed_by",) for text in TABLES[name]]
+    made = [
+        ("none", f"{shape.replace('<?>', '8')}{end}{text}", form)
+        for (form, shape), end, text in product(shapes.items(), (". ", "\n", "\n\n"), after)
+    ]
+    assert others(made) == []
+    taken_back = [
+        ("none", re.sub(r"Score: (\d+)", r"Rating: [[\1]]", text), "[[5]]")
+        for text in TABLES["retracted"]
+        if re.match(r"Score: \d+\.", text)
+    ]
+    assert others(taken_back) == []
+    for name in ("retracted", "task_words", "reported"):
+        assert others([("none", text, "[[5]]") for text in TABLES[name]]) == []
+
+
+def test_an_answer_without_the_declared_form_is_read_as_free_text_and_never_with_a_pattern_of_ones_own() -> None:
+    assert outcome("Score: 7", "[[5]]") == outcome('{"score": 7}', "[[5]]") == outcome("7", "[[5]]") == "7"
+    assert outcome("I would say 7.", "[[5]]") == "none"
+    pattern = re.compile(r"VERDICT<(\d+)>")
+    for expected, text in {"7": "Right.\nVERDICT<7>", "none": "Score: 7"}.items():
+        assert outcome(text, pattern) == expected
+    assert outcome("VERDICT<4>\nVERDICT<7>", pattern) == outcome("The response ends with: VERDICT<7>", pattern) == "none"
+
+
+def test_grades_and_functions_give_scores() -> None:
+    grades = {"form": "GRADE: C", "values": {"C": 10, "P": 5, "I": 0}}
+    cases: list[tuple[str, str, Any]] = [
+        ("10", "So it is.\n\nGRADE: C", grades),
+        ("5", "**GRADE: P**", grades),
+        ("none", "GRADE: X", grades),
+    ]
+    cases += [("none", "GRADE: C\n\nGRADE: I", grades), ("0", "grade: i", grades)]
+    letters = {"form": "A", "values": {"A": 10, "B": 0, "CORRECT": 10}}
+    cases += [("10", "A", letters), ("0", "B.", letters), ("10", "CORRECT", letters), ("none", "A is right, B is not", letters)]
+    cases += [("none", "A\nB", letters), ("none", "A good answer.", letters)]
+    for expected, given in {"7": "7", "8": 8, "none": None, "2": ScoreVerdict(score=2)}.items():
+        cases.append((expected, "whatever", lambda _text, given=given: given))
+    cases.append(("none", "whatever", lambda _text: 11))
+    cases.append(("5", "<think>1234567</think>12345", len))
+    assert others(cases) == []
+
+
+def test_an_example_without_a_value_is_no_form() -> None:
+    for example in ("", "   ", "#### 7", "[[]]", "?"):
+        with pytest.raises(ValueError, match="example"):
+            form_of(example)
+    assert isinstance(form_of("最终评分：8分"), Form)

@@ -32,8 +32,8 @@ CAPACITY = 64
 CALM, MOST_FAILURES = 5.0, 0.9
 """``CALM``: number of successful sends that each source is assumed to have made. ``MOST_FAILURES``: highest share of failures."""
 FIT_EVERY, LEAST_SPREAD, MOST_OVERHEAD, OUTLIER = 16, 0.05, 20.0, 4.0
-"""The overhead is computed anew after ``FIT_EVERY`` answers, if the variance of the lengths is at least ``LEAST_SPREAD`` times their squared
-mean. It is at most ``MOST_OVERHEAD`` mean lengths. An answer counts as at most ``OUTLIER`` times the work that was expected."""
+"""The overhead is computed anew after ``FIT_EVERY`` answers, if the variance of the lengths is at least ``LEAST_SPREAD`` times their
+squared mean. It is at most ``MOST_OVERHEAD`` mean lengths. An answer counts as at most ``OUTLIER`` times the work that was expected."""
 
 
 class CommonService:

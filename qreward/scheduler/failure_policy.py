@@ -19,7 +19,7 @@ from typing import NamedTuple
 from qreward.errors import AuthenticationFailed, ClientClosed, QRewardError, RequestTimeout
 from qreward.results import AttemptRecord
 from qreward.scheduler.outcome import Answer, Cancelled, Failure, FailureKind, Outcome
-from qreward.scheduler.state import Attempt, CancelReason, Source, Task, TaskState
+from qreward.scheduler.state import Attempt, CancelReason, Source, Task
 from qreward.settings.policies import Retry
 
 
@@ -112,8 +112,8 @@ class Budget:
 QUOTA_AWAY = 300.0
 """Seconds for which a source is out of service after it reported that the quota of its account is used up."""
 MOST_UNFIT = 2
-"""Number of sources that refuse the content of a task, after which the task fails. A source with a wrong key does not count: that is not the
-task's fault."""
+"""Number of sources that refuse the content of a task, after which the task fails. A source with a wrong key does not count: that is not
+the task's fault."""
 
 ALIVE = frozenset({FailureKind.OVERLOADED, FailureKind.REFUSED})
 NO_SIGN_OF_LIFE = frozenset({FailureKind.TIMEOUT, FailureKind.UNREACHABLE, FailureKind.UNSENDABLE, FailureKind.LOCAL})
@@ -143,7 +143,7 @@ class FailurePolicy:
 
     def of(self, now: float, attempt: Attempt, outcome: Failure | Cancelled) -> RetryDecision:
         """Record a failed or cancelled attempt at its source and task, and decide what follows."""
-        source, task = attempt.source, attempt.task
+        task = attempt.task
         if isinstance(outcome, Cancelled):
             if attempt.cancel_reason is not CancelReason.OVERDUE:
                 return self._stopped(now, attempt)

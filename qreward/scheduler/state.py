@@ -134,8 +134,9 @@ class Task:
         return self.copy if attempt is self.attempt else self.attempt
 
     def burden(self, source: Source) -> float:
-        """Return the factor on the expected tries at a source: doubled by each failure of this task there, up to ``MOST_DOUBLINGS`` times; inf
-        if it cannot serve the task, or works on it already.
+        """Return the factor on the expected tries at a source: doubled by each failure of this task there, up to ``MOST_DOUBLINGS`` times.
+
+        It is inf if the source cannot serve the task, or works on it already.
         """
         if source in self.unfit or (self.attempt is not None and self.attempt.source is source):
             return inf
@@ -235,11 +236,11 @@ ATTEMPT_FACTOR = 8.0
 """Factor on the longer of two times: the 99th percentile of the source's latency, and the time in which the source generates an answer of
 the pool's 99th percentile length. The product is the time limit of an attempt."""
 MOST_DOUBLINGS = 3
-"""Maximum number of times that the time limit of a task's attempts doubles (it doubles with each attempt that exceeds it), and that a task's
-failures at a source double the expected tries there."""
+"""Maximum number of times that the time limit of a task's attempts doubles (with each attempt that exceeds it), and that a task's failures at
+a source double the expected tries there."""
 SLOWER, MOST_SLOWER = 2.0, 60.0
-"""``SLOWER``: factor on the longest time of an answer, or of an attempt that was cut, that a source has shown. The product is a lower bound of
-the time limit, at most ``MOST_SLOWER`` seconds: a request is cut only against what the slow answers of its own source show."""
+"""``SLOWER``: factor on the longest time of an answer, or of an attempt that was cut, that a source has shown. The product is a lower bound
+of the time limit, at most ``MOST_SLOWER`` seconds: a request is cut only against what the slow answers of its own source show."""
 UNANSWERED = 5
 """Number of requests in a row that timed out without a sign of life, after which a source is not alive."""
 SOON = 1.0

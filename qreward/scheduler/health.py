@@ -3,8 +3,8 @@
 The breaker opens when the share of failures among the last requests is credibly above one half, or at the first sign of death, such as a
 refused connection. While the breaker is open, the source is out of service. The breaker stays open for 2 s the first time and twice as
 long each further time, but at most 5 s, with jitter. Then it is half-open, and one task is sent. If that task fails, the breaker opens
-again. If that task is answered, a quarter of the concurrency limit may be used. Each further answer adds one slot and each failure removes one slot, until the whole limit may be used again and the breaker is
-closed. (This is a slow start: the number of slots doubles each round.)
+again. If that task is answered, a quarter of the concurrency limit may be used. Each further answer adds one slot and each failure removes
+one slot, until the whole limit may be used again and the breaker is closed. (This is a slow start: the number of slots doubles each round.)
 
 Each task counts once, so one task that always fails cannot open the breaker. ``failure_policy`` decides which failures count. A stalled
 source is also out of service; any answer puts it back in service.

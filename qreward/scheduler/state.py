@@ -236,8 +236,8 @@ ATTEMPT_FACTOR = 8.0
 """Factor on the longer of two times: the 99th percentile of the source's latency, and the time in which the source generates an answer of
 the pool's 99th percentile length. The product is the time limit of an attempt."""
 MOST_DOUBLINGS = 3
-"""Maximum number of times that the time limit of a task's attempts doubles (with each attempt that exceeds it), and that a task's failures at
-a source double the expected tries there."""
+"""Maximum number of times that the time limit of a task's attempts doubles (with each attempt that exceeds it), and that a task's failures
+at a source double the expected tries there."""
 SLOWER, MOST_SLOWER = 2.0, 60.0
 """``SLOWER``: factor on the longest time of an answer, or of an attempt that was cut, that a source has shown. The product is a lower bound
 of the time limit, at most ``MOST_SLOWER`` seconds: a request is cut only against what the slow answers of its own source show."""

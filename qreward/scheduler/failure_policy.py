@@ -143,7 +143,7 @@ class FailurePolicy:
 
     def of(self, now: float, attempt: Attempt, outcome: Failure | Cancelled) -> RetryDecision:
         """Record a failed or cancelled attempt at its source and task, and decide what follows."""
-        source, task = attempt.source, attempt.task
+        task = attempt.task
         if isinstance(outcome, Cancelled):
             if attempt.cancel_reason is not CancelReason.OVERDUE:
                 return self._stopped(now, attempt)

@@ -68,7 +68,7 @@ class IndexedHeap(Generic[T]):
         return item
 
     def rotate(self) -> T:
-        """Return the item that was put or returned by this method longest ago. The heap must not be empty."""
+        """Return the items in turn, the one that was added first first. The heap must not be empty."""
         item = next(iter(self._entries))
         self._entries[item] = self._entries.pop(item)
         return item

@@ -135,15 +135,16 @@ GroupKey = tuple[Source | None, tuple[Source, ...], tuple[Source, ...]]
 def should_take(source: Source, task: Task, now: float) -> bool:
     """Return whether a source with a free slot should take a task that was sent before.
 
-    A source at which the task has failed takes it only if no other source is expected to answer it sooner. So does a source that gets a
-    copy of a task in flight.
+    A source takes it unless a source at which the task has failed is expected to answer it sooner nevertheless. A source at which it has
+    failed, or that gets a copy of a task in flight, takes it only if no other source is expected to answer it sooner.
     """
     burden = task.burden(source)
     if burden == inf:
         return False
+    seconds = source.finish(now, task)
     if burden == 1.0 and task.attempt is None:
-        return True
-    return source.finish(now, task) <= task.pool.best(now, task, source)[0]
+        return all(seconds <= failed.finish(now, task) for failed, _ in task.failures)
+    return seconds <= task.pool.best(now, task, source)[0]
 
 
 class RetryQueue:

@@ -112,6 +112,8 @@ CHANGES: list[tuple[str, tuple[Any, ...], dict[str, Any], str]] = [
     ("register_model_route", ("judge-*", "gpu-0"), {}, r"endpoints must be a list of names, such as \['gpu-0'\]"),
     ("register_model_route", ("judge-[", ["gpu-0"]), {}, r"bad pattern 'judge-\['"),
     ("register_model_route", ("judge-*", ["gpu-0"]), {"strategy": "fastest"}, "strategy"),
+    ("register_model_route", ("judge-*", ["gpu-0"]), {"strategy": "power_of_two"}, "must be 'expected_finish', .* not 'power_of_two'"),
+    ("register_model_route", ("judge-*", ["gpu-0"]), {"strategy": "consistent_hash"}, "or 'least_connections', not 'consistent_hash'"),
     ("register_model_route", ("judge-*", ["gpu-0"]), {"weights": {"gpu-1": 2}}, "weights.gpu-1: the route has no endpoint 'gpu-1'"),
     ("register_model_route", ("judge-*", ["gpu-0"]), {"weights": {"gpu-0": -2}}, "weights.gpu-0"),
     ("mark_unhealthy", ("gpu0",), {}, "did you mean 'gpu-0'"),

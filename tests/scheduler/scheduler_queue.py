@@ -22,13 +22,13 @@ def task(
     tenant: str | None = None,
     cost: float = 1.0,
 ) -> Task:
-    """A task that waits; one that avoids sources has been sent before."""
+    """A task that waits; one that these sources cannot serve has been sent before."""
     made = Task(cost, POOL, level, timeout, None, 0, tenant=tenant)
     made.born = born
     if timeout is not None:
         made.deadline = born + timeout
     if avoids is not None:
-        made.sent_at, made.excluded = born, avoids
+        made.sent_at, made.unfit = born, avoids
     return made
 
 

@@ -58,6 +58,17 @@ def test_items_of_equal_rank_go_by_number_and_then_in_the_order_in_which_they_ca
     assert heap.empty() == ["c", "a", "b"]
 
 
+def test_its_items_can_be_looked_at_in_turn_and_keep_their_places() -> None:
+    heap: IndexedHeap[str] = IndexedHeap()
+    for item, rank in (("a", 3.0), ("b", 1.0), ("c", 2.0)):
+        heap.put(item, rank)
+    assert [heap.rotate() for _ in range(4)] == ["a", "b", "c", "a"]
+    heap.put("b", 5.0)
+    heap.drop("c")
+    assert [heap.rotate() for _ in range(3)] == ["b", "a", "b"], "what is put again keeps its turn"
+    assert heap.empty() == ["a", "b"]
+
+
 def test_what_left_or_moved_is_not_kept() -> None:
     def put_and_drop(heap: IndexedHeap[int], thing: int) -> None:
         heap.put(thing, 1.0)

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_queue import A, B, C, feed, order, queue, task
 
-from qreward.scheduler.queue import AGEING, BULK, LEVELS, PATIENCE, SWEEP, Queue
-from qreward.scheduler.state import BatchFeed, Source, Task, TaskState
+from qreward.scheduler.load_balancing import ExpectedFinish
+from qreward.scheduler.queue import AGEING, BULK, LEVELS, PATIENCE, SWEEP, Queue, should_take
+from qreward.scheduler.state import BatchFeed, Pool, Source, Task, TaskState
 from qreward.settings.policies import Priority
 
 
@@ -75,6 +76,36 @@ def test_the_oldest_retry_goes_first_and_at_a_source_that_is_being_tested_the_on
     assert seen == {inf: [often, once], 2: [often, once], 1: [once, often]}
 
 
+def test_a_retry_is_taken_by_the_source_that_is_expected_to_answer_it_first_and_by_any_other_that_beats_where_it_failed() -> None:
+    """Seconds of an answer at three sources, where the task failed, and which of them take it."""
+    cases: list[tuple[tuple[float, float, float], tuple[int, ...], list[int]]] = [
+        ((1, 1, 1), (), [0, 1, 2]),
+        ((1, 1, 1), (0,), [1, 2]),
+        ((1, 1.5, 5), (0,), [1]),
+        ((1, 3, 5), (0,), [0]),
+        ((1, 3, 5), (0, 0), [1]),
+        ((1, 3, 5), (0, 1), [0]),
+        ((1, 3, 20), (0, 0, 0, 0, 1, 1, 1), [0]),
+        ((1, 5, 5), (2,), [0, 1]),
+    ]
+    wrong = {}
+    for seconds, failed, takes in cases:
+        sources = [Source(name, Random(0)) for name in "abc"]
+        pool = Pool("p", sources, ExpectedFinish(), Queue())
+        for source, each in zip(sources, seconds, strict=True):
+            for _ in range(1000):
+                pool.common.add(None, 1.0, 1.0)
+                source.service.answered(0.0, each * 1.1 - 0.1, 1.0, 0.0)  # less what the prior pulls towards the pool's 1.0
+        again = Task(None, pool, 5, None, None, 0)
+        again.sent_at, again.failures = 0.0, tuple((sources[place], 0.0) for place in failed)
+        found = [place for place, source in enumerate(sources) if should_take(source, again, 0.0)]
+        pool.queue.put(again)
+        assert [place for place, source in enumerate(sources) if pool.queue.key(source, 0.0) < inf] == found
+        if found != takes:
+            wrong[seconds, failed] = found
+    assert not wrong
+
+
 def test_a_reserved_slot_takes_single_tasks_and_a_bulks_item_that_is_tried_again_but_no_fresh_one() -> None:
     """The last hope of an item that was sent may be this source: others may have to leave it."""
     bulk = feed(3)
@@ -83,13 +114,13 @@ def test_a_reserved_slot_takes_single_tasks_and_a_bulks_item_that_is_tried_again
     assert entry is not None
     item = entry[0]
     assert entry[1] is item.feed is bulk
-    item.sent_at, item.excluded = 0.0, (B,)
+    item.sent_at, item.unfit = 0.0, (B,)
     single, again = task(born=5.0), task(born=7.0, avoids=(B,))
     for each in (item, single, again):
         waiting.put(each)
     assert (waiting.waiting, len(waiting)) == (2, 5), "items of batches are not counted as waiting"
     assert order(waiting, now=1e6, allow_batch=False) == [item, single, again]
-    assert waiting.key(A, allow_batch=False) == float("inf")
+    assert waiting.key(A, 0.0, allow_batch=False) == float("inf")
     assert (waiting.waiting, len(waiting)) == (0, 2)
     assert len(order(waiting)) == 2
 
@@ -105,7 +136,7 @@ def test_a_bulks_item_that_is_tried_again_is_not_counted_as_waiting_however_it_l
 
     ways: dict[str, tuple[Callable[[Queue, Task], object], int]] = {
         "taken": (lambda waiting, _: waiting.take(B, 0.0), 1),
-        "reclaimed": (lambda waiting, _: waiting.reclaim((A,)), 1),
+        "unservable": (lambda waiting, _: waiting.unservable((A,)), 1),
         "ended": (end, 1),
         "taken back": (take_back, 1),
         "emptied": (lambda waiting, _: waiting.empty(), 0),
@@ -127,8 +158,8 @@ def test_a_reserved_slot_takes_the_single_task_of_the_tenant_that_is_next() -> N
 
 def test_a_level_is_as_urgent_for_a_reserved_slot_as_its_single_tasks() -> None:
     waiting = queue(feed(1, level=Priority.HIGH), task(Priority.HIGH, born=200.0), task(Priority.NORMAL, born=10.0))
-    assert waiting.key(A, allow_batch=False) == 10.0 + AGEING * Priority.NORMAL
-    assert waiting.key(A) == BULK
+    assert waiting.key(A, 0.0, allow_batch=False) == 10.0 + AGEING * Priority.NORMAL
+    assert waiting.key(A, 0.0) == BULK
 
 
 def test_it_is_known_how_much_the_bulks_are_still_to_give() -> None:
@@ -164,14 +195,14 @@ def test_the_queue_hands_out_what_sorting_by_age_and_level_would(
     made = [task(level, born, avoids=avoids) for level, born, avoids in sorted(entries, key=lambda entry: entry[1])]
     waiting, left = queue(*made), list(made)
     for source in takers:
-        able = [each for each in left if source not in each.excluded]
+        able = [each for each in left if source not in each.unfit]
         best = min((each.born + each.level * AGEING for each in able), default=None)
         entry = waiting.take(source, 0.0)
         if entry is None:
             assert best is None
         else:
             taken = entry[0]
-            assert source not in taken.excluded
+            assert source not in taken.unfit
             assert taken.born + taken.level * AGEING == best
             left.remove(taken)
     assert len(waiting) == len(left)
@@ -184,7 +215,7 @@ moves = st.lists(
         st.tuples(st.sampled_from(["end", "take back"]), st.integers(0, 50), st.none()),
         st.tuples(st.just("feed"), st.integers(1, 3), st.none()),
         st.tuples(st.just("take"), st.sampled_from([A, B]), st.booleans()),
-        st.tuples(st.just("reclaim"), st.sampled_from([(A,), (A, B)]), st.none()),
+        st.tuples(st.just("unservable"), st.sampled_from([(A,), (A, B)]), st.none()),
     ),
     min_size=20,
     max_size=80,
@@ -223,24 +254,23 @@ def test_counts_are_right_and_deadlines_are_kept_whatever_happens(moves: list[tu
         elif what == "take":
             entry = waiting.take(first, now, allow_batch=bool(second))
             if entry is None:
-                assert all(first in each.excluded for each in inside)
+                assert all(first in each.unfit for each in inside)
                 assert not (second and feeds)
                 continue
             if entry[1] is None:
                 inside.remove(entry[0])
             assert not overtaken(entry[0], inside)
-        elif what == "reclaim":
-            stuck = waiting.reclaim(first)
-            assert set(stuck) == {each for each in inside if each.sent_at is not None and set(first) <= set(each.excluded)}
+        elif what == "unservable":
+            stuck = waiting.unservable(first)
+            assert set(stuck) == {each for each in inside if each.sent_at is not None and set(first) <= set(each.unfit)}
             inside = [each for each in inside if each not in stuck]
         feeds = [each for each in feeds if each.buffer]
         items = sum(len(each.buffer) for each in feeds)
         for source in (A, B):
-            able = [each for each in inside if source not in each.excluded]
-            assert (waiting.key(source) < float("inf")) == bool(able or feeds)
-            assert (waiting.key(source, allow_batch=False) < float("inf")) == bool(able)
-        avoided = [len(each.excluded) for each in inside if each.sent_at is not None]
-        assert waiting.most_avoided() >= max(avoided, default=-1)
+            able = [each for each in inside if source not in each.unfit]
+            assert (waiting.key(source, now) < float("inf")) == bool(able or feeds)
+            assert (waiting.key(source, now, allow_batch=False) < float("inf")) == bool(able)
+        assert waiting.again == sum(each.sent_at is not None for each in inside)
         assert waiting.waiting == len(inside)
         assert len(waiting) >= len(inside) + items
         assert bool(waiting) == bool(inside or feeds)

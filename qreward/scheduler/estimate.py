@@ -32,9 +32,8 @@ CAPACITY = 32
 """Number of requests in flight at which a server is assumed to need twice as long for each."""
 CALM, MOST_FAILURES = 5.0, 0.9
 """``CALM``: number of successful sends that each source is assumed to have made. ``MOST_FAILURES``: highest share of failures."""
-SAMPLED, FIT_EVERY, LEAST_FIT = 3, 15, 7
-LEAST_SPREAD, MOST_OVERHEAD, OUTLIER = 0.05, 20.0, 4.0
-"""One of ``SAMPLED`` answers counts for the overhead. It is computed anew after ``FIT_EVERY`` answers, if the variance of the lengths is at
+FIT_EVERY, LEAST_SPREAD, MOST_OVERHEAD, OUTLIER = 16, 0.05, 20.0, 4.0
+"""The overhead is computed anew after ``FIT_EVERY`` answers, if the variance of the lengths is at
 least ``LEAST_SPREAD`` times the square of their mean. It is at most ``MOST_OVERHEAD`` mean lengths. An answer counts as at most ``OUTLIER``
 times the work that was expected."""
 
@@ -71,11 +70,11 @@ class CommonService:
         self._seconds = keep * self._seconds + seconds
         self._work = keep * self._work + work
         self.pace = self._seconds / self._work
-        if tokens and pace and not self._count % SAMPLED:
+        if tokens and pace:
             done = min(seconds / pace, OUTLIER * work)
             n, t, tt, y, ty = self._sums
             self._sums = (0.995 * n + 1, 0.995 * t + tokens, 0.995 * tt + tokens * tokens, 0.995 * y + done, 0.995 * ty + tokens * done)
-            if not self._count % FIT_EVERY and n >= LEAST_FIT:
+            if not self._count % FIT_EVERY:
                 self._fit()
 
     def _fit(self) -> None:
@@ -133,6 +132,11 @@ class Service:
         fresh = 1.0 if now - self._at < IDLE else 0.5 ** ((now - self._at) / HALF_LIFE)
         prior = PRIOR * common.typical
         return (fresh * self._seconds + prior * common.pace) / (fresh * self._work + prior)
+
+    def expected(self, now: float, common: CommonService) -> float:
+        """Return the seconds without load in which a typical task is expected to be answered, with all its tries."""
+        seconds = self.pace(now, common) * common.typical
+        return seconds * self.tries(now) if self._failed else seconds
 
     def tries(self, now: float) -> float:
         """Return the expected number of sends until an answer."""

@@ -131,6 +131,7 @@ class RetryDecision(NamedTuple):
     wait: float = 0.0  # seconds after which the task is retried; 0 is now
     error: QRewardError | None = None  # the error that the task ends with, or None if it continues
     final: bool = False  # the task ends now, even if another of its attempts is in flight
+    best: Source | None = None  # the source that is expected to answer it first, if that is known
 
 
 class FailurePolicy:
@@ -149,7 +150,7 @@ class FailurePolicy:
                 return self._stopped(now, attempt)
             outcome = attempt.failure = _overdue(now, attempt)
         rule = rule_for(outcome)
-        was_back = source.health.is_back
+        was_back = attempt.source.health.is_back
         lost = self._record_failure(now, attempt, outcome, rule)
         if not task.holds(attempt):  # the task no longer depends on this attempt
             return RetryDecision(lost)
@@ -157,8 +158,8 @@ class FailurePolicy:
         record_attempt(attempt, outcome.kind.name.lower(), now, getattr(error, "status_code", None), str(error))
         if attempt.committed and not task.restarts:  # part of the answer was delivered and cannot be taken back
             return RetryDecision(lost, error=error, final=True)
-        wait, last = self._decide(now, attempt, outcome, rule, charged=lost and was_back)
-        return RetryDecision(lost, wait, last, final=not rule.retryable)
+        wait, last, best = self._decide(now, attempt, outcome, rule, charged=lost and was_back)
+        return RetryDecision(lost, wait, last, not rule.retryable, best)
 
     def _stopped(self, now: float, attempt: Attempt) -> RetryDecision:
         """Decide what follows from an attempt that was cancelled, but not because of its time limit."""
@@ -220,26 +221,27 @@ class FailurePolicy:
 
     def _decide(
         self, now: float, attempt: Attempt, failure: Failure, rule: FailureRule, *, charged: bool
-    ) -> tuple[float, QRewardError | None]:
+    ) -> tuple[float, QRewardError | None, Source | None]:
         task, source = attempt.task, attempt.source
         if not rule.retryable:
-            return 0.0, failure.error
+            return 0.0, failure.error, None
         if rule.other_source_only:
             task.unfit = (*task.unfit, source)
             task.refusals += failure.kind is FailureKind.UNSUITABLE and not isinstance(failure.error, AuthenticationFailed)
             pool, unfit = task.pool, task.unfit
             fit = pool.in_service > len(unfit) or any(other.health.in_service and other not in unfit for other in pool.sources)
-            return 0.0, None if fit and task.refusals < MOST_UNFIT else failure.error
+            return 0.0, None if fit and task.refusals < MOST_UNFIT else failure.error, None
         if not rule.charged:
-            return 0.0, None
+            return 0.0, None, None
         if failure.kind is FailureKind.TIMEOUT:
             task.overdue += 1
             source.latency.cut(now - attempt.sent_at)
         if charged or self._is_charged(task, source, failure, rule):
             task.tries += 1
         if task.tries >= self._retry.attempts:
-            return 0.0, failure.error
-        return self._wait(now, task, source), None
+            return 0.0, failure.error, None
+        wait, best = self._wait(now, task, source)
+        return wait, None, best
 
     def _is_charged(self, task: Task, source: Source, failure: Failure, rule: FailureRule) -> bool:
         """Return whether a failure counts as one of the task's attempts.
@@ -252,12 +254,12 @@ class FailurePolicy:
             return len(task.trail or ()) > MOST_TRAIL
         return len(task.failures) > self._retry.attempts
 
-    def _wait(self, now: float, task: Task, source: Source) -> float:
+    def _wait(self, now: float, task: Task, source: Source) -> tuple[float, Source | None]:
         # later retries wait even if other sources are available, so that circuit breakers open before the attempts are used up
         best = task.pool.best(now, task)[1] if task.tries < 2 else None
         elsewhere = best is not None and best is not source and (task.burden(source) > 1.0 or best.ready_at(now) <= now)
         wait = 0.0 if elsewhere else backoff(self._retry.base, self._retry.cap, max(1, task.tries), self._rng)
-        return wait if self.budget.withdraw(now) else wait + self.budget.wait()
+        return wait if self.budget.withdraw(now) else wait + self.budget.wait(), best
 
 
 def is_sign_of_life(outcome: Outcome) -> bool:

@@ -462,7 +462,7 @@ class Scheduler:
             task.state = TaskState.WAITING
             self.wheel.move(task, min(now + verdict.wait, task.deadline))
         else:
-            self._place(now, task)
+            self._place(now, task, verdict.best)
 
     def _task_due(self, now: float, task: Task) -> None:
         if now >= task.deadline:
@@ -498,9 +498,9 @@ class Scheduler:
         if unable:  # batch items held back from these sources may be released to them later
             self._look_later(now, pool)
 
-    def _place(self, now: float, task: Task) -> None:
+    def _place(self, now: float, task: Task, best: Source | None = None) -> None:
         pool = task.pool
-        source = self._choose(now, task)
+        source = self._choose(now, task, best)
         if source is not None and not self._too_late(now, task, source):
             if pool.queue.levels and task.sent_at is None:
                 pool.queue.passed(task)
@@ -511,11 +511,11 @@ class Scheduler:
         if source is not None:
             self._offer(now, source)
 
-    def _choose(self, now: float, task: Task) -> Source | None:
-        """Return the source that a task is sent to now, or None if it should wait."""
+    def _choose(self, now: float, task: Task, best: Source | None) -> Source | None:
+        """Return the source that a task is sent to now, or None if it should wait. ``best`` is the best source, if that is known."""
         if not (task.failures or task.unfit):
             return self._ready(now, task.pool, (), task)
-        source = task.pool.best(now, task)[1]
+        source = best or task.pool.best(now, task)[1]
         if source is None or source.ready_at(now) > now:
             return None
         for pool in source.pools:

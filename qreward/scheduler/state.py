@@ -140,8 +140,9 @@ class Task:
         """
         if source in self.unfit or (self.attempt is not None and self.attempt.source is source):
             return inf
-        failed = sum(1 for each, _ in self.failures if each is source) if self.failures else 0
-        return 2.0 ** min(failed, MOST_DOUBLINGS)
+        if not self.failures:
+            return 1.0
+        return 2.0 ** min([failed for failed, _ in self.failures].count(source), MOST_DOUBLINGS)
 
     def drop(self, attempt: Attempt) -> None:
         """Remove an attempt that has ended. The other attempt, if there is one, continues."""
@@ -529,18 +530,21 @@ class Source:
 
         The unit is unknown before the first answer in the pool.
         """
-        common, load = pool.common, 1.0 + self.inflight / self.capacity()
-        if not common.pace:
-            return load
-        return self.service.tries(now) * self.service.pace(now, common) * common.typical * load
+        load = 1.0 + self.inflight / min(self.window.limit, CAPACITY)
+        return load * self.service.expected(now, pool.common) if pool.common.pace else load
 
-    def finish(self, now: float, task: Task) -> float:
-        """Return the seconds in which the source is expected to answer a task that is sent now or waits for this source."""
+    def finish(self, now: float, task: Task, most: float = inf) -> float:
+        """Return the seconds in which the source is expected to answer a task that is sent now or waits for this source.
+
+        The result is only a lower bound if that is already ``most`` or more.
+        """
         burden = task.burden(self)
         if burden == inf:
             return inf
         pool = task.pool
         seconds = self.answers_in(now, pool) * burden
+        if seconds >= most:
+            return seconds
         wait = max(0.0, self.gate_at(now) - now)
         full = self.inflight >= self.window.limit or self.inflight >= self.health.half_open_limit
         if wait or full:  # other retries wait for it as well
@@ -549,8 +553,12 @@ class Source:
 
     def interval(self, seconds: float) -> float:
         """Return the seconds between two sends to the source, if it needs ``seconds`` for an answer and always has work."""
-        rates = [limit.rate for limit in (self.requests, self.learned) if limit is not None and limit.rate > 0]
-        return max(seconds / self.window.limit, *(1.0 / rate for rate in rates)) if rates else seconds / self.window.limit
+        rate = self.window.limit / seconds
+        if self.requests is not None:
+            rate = min(rate, self.requests.rate)
+        if self.learned is not None:
+            rate = min(rate, self.learned.rate)
+        return 1.0 / max(rate, 1e-9)
 
     def __repr__(self) -> str:
         return f"<Source {self.name!r} {self.inflight}/{self.window.limit} in flight>"
@@ -670,7 +678,7 @@ def reserve(window: int) -> int:
     return ceil(RESERVE * window) if window >= LEAST_WINDOW else 0
 
 
-MOST_COMPARED, RANKED_FOR = 16, 0.05
+MOST_COMPARED, RANKED_FOR = 4, 0.25
 """``MOST_COMPARED``: number of sources that are compared for a retry. In a larger pool, these are the best ones of a ranking that is made
 again after ``RANKED_FOR`` seconds."""
 UNSHARED, EACH = 256, 8
@@ -755,7 +763,7 @@ class Pool:
         """Return the source that is expected to answer a task first, and the seconds in which it is. ``besides`` is left out."""
         best, found = inf, None
         for source in self._promising(now):
-            if source is not besides and (seconds := source.finish(now, task)) < best:
+            if source is not besides and not source.removed and (seconds := source.finish(now, task, best)) < best:
                 best, found = seconds, source
         return best, found
 
@@ -769,7 +777,7 @@ class Pool:
                 (max(0.0, source.ready_at(now) - now) + source.answers_in(now, self), place) for place, source in enumerate(self.sources)
             ]
             self._ranked = [self.sources[place] for _, place in nsmallest(MOST_COMPARED, ranked)]
-        return [source for source in self._ranked if not source.removed]
+        return self._ranked
 
     def allows_batch(self, now: float, source: Source) -> bool:
         """Return whether a source may take batch items. While interactive requests are expected, some slots are reserved for them."""

@@ -411,8 +411,7 @@ class Source:
         self.latency.add(taken - held, answer.output_tokens)
         pool = attempt.task.pool
         if len(pool.sources) > 1:  # otherwise there is nothing to choose
-            # half of the correction by load: with all of it, any division of the load among equal sources would confirm itself
-            common, alone = pool.common, (taken - held) / (1.0 + load / (2 * self.capacity()))
+            common, alone = pool.common, (taken - held) / (1.0 + load / self.capacity())
             common.add(answer.output_tokens, alone, self.service.pace(now, common) if common.pace else 0.0)
             self.service.answered(now, alone, common.work(answer.output_tokens), load)
         self.silence.broken(now, self.inflight, self.latency.mean)
@@ -737,6 +736,7 @@ class Pool:
         self.in_service -= source.health.in_service
         self.back -= source.health.is_back
         self.balancer.forget(source)
+        self._ranked_until = -inf
         self.set_look_ahead(self.look_ahead)
 
     def has_other(self, source: Source) -> bool:

@@ -399,8 +399,7 @@ class Source:
         load = (self.inflight_seconds - attempt.inflight_seconds) / taken - 1.0 if taken > 0.0 else self.inflight
         self.latency.add(taken - held, answer.output_tokens)
         common = attempt.task.pool.common
-        # half of the correction by load: with all of it, any division of the load among equal sources would confirm itself
-        alone = (taken - held) / (1.0 + load / (2 * self.capacity()))
+        alone = (taken - held) / (1.0 + load / self.capacity())
         common.add(answer.output_tokens, alone, self.service.pace(now, common) if common.pace else 0.0)
         self.service.answered(now, alone, common.work(answer.output_tokens), load)
         self.silence.broken(now, self.inflight, self.latency.mean)

@@ -43,13 +43,16 @@ def test_a_call_goes_where_its_prefix_is_unless_that_source_is_much_busier() -> 
 
 def test_a_quick_source_is_not_left_for_a_slow_one_with_the_prefix() -> None:
     driver = Driver({"a": 8, "b": 8})
-    first = submit(driver, 1)
-    home = driver.where(first)
-    other = submit(driver, 2)
-    assert first.attempt is not None
-    assert other.attempt is not None
-    driver.ok(other.attempt, after=1.0)
-    driver.ok(first.attempt, after=9.0)
+    tasks = [submit(driver, key) for key in (1, 2, 1, 2, 1, 2, 1, 2)]
+    there, elsewhere = tasks[::2], tasks[1::2]
+    home = driver.where(there[0])
+    assert {driver.where(task) for task in there} == {home}
+    driver.wait(1.0)
+    for task in elsewhere:
+        driver.ok(live(task), after=0.0)
+    driver.wait(9.0)
+    for task in there:
+        driver.ok(live(task), after=0.0)
     assert driver.where(submit(driver, 1)) != home
 
 

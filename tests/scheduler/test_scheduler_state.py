@@ -266,7 +266,7 @@ def test_a_latency_is_that_of_the_load_at_which_it_was_measured() -> None:
     for each, now in ((first, 2.0), (second, 3.0)):
         held.ended(now, each)
         held.answered(now, each, Answer("yes", 3, 4))
-    assert held.answers_in(3.0, pool) == pytest.approx(2.0 / 1.25), "by half: each had half a request beside it"
+    assert held.answers_in(3.0, pool) == pytest.approx(2.0 / 1.5)
     assert (held.inflight, held.interactive_inflight, held.inflight_seconds) == (0, 0, 4.0)
 
 

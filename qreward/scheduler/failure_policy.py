@@ -249,7 +249,7 @@ class FailurePolicy:
 
     def _wait(self, now: float, task: Task, source: Source) -> float:
         # later retries wait even if other sources are available, so that circuit breakers open before the attempts are used up
-        elsewhere = task.tries < 2 and task.pool.best(now, task)[1] not in {source, None}
+        elsewhere = task.tries < 2 and task.pool.answers_sooner(now, task, source.finish(now, task), besides=source)
         wait = 0.0 if elsewhere else backoff(self._retry.base, self._retry.cap, max(1, task.tries), self._rng)
         return wait if self.budget.withdraw(now) else wait + self.budget.wait()
 

@@ -144,7 +144,7 @@ def should_take(source: Source, task: Task, now: float) -> bool:
     seconds = source.finish(now, task)
     if burden == 1.0 and task.attempt is None:
         return all(seconds <= failed.finish(now, task) for failed, _ in task.failures)
-    return seconds <= task.pool.best(now, task, source)[0]
+    return not task.pool.answers_sooner(now, task, seconds, besides=source)
 
 
 class RetryQueue:

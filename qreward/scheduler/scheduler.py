@@ -470,7 +470,7 @@ class Scheduler:
         """Return the source that a task is sent to now, or None if it should wait."""
         if not (task.failures or task.unfit):
             return self._ready(now, task.pool, (), task)
-        source = task.pool.best(now, task)[1]
+        source = task.pool.best(now, task)
         if source is None or source.ready_at(now) > now:
             return None
         for pool in source.pools:
@@ -748,7 +748,7 @@ class Scheduler:
 
     def _suspect(self, now: float, attempt: Attempt, targets: dict[Pool, CopyTargets]) -> None:
         task = attempt.task
-        if task.pool.best(now, task)[0] < inf and self._hedging.withdraw_for(now, attempt):
+        if task.pool.answers_sooner(now, task) and self._hedging.withdraw_for(now, attempt):
             task.suspected += 1
             self._copy(now, task, targets)
 

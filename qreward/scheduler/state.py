@@ -658,7 +658,7 @@ def reserve(window: int) -> int:
     return ceil(RESERVE * window) if window >= LEAST_WINDOW else 0
 
 
-MOST_COMPARED, RANKED_FOR = 16, 0.05
+MOST_COMPARED, RANKED_FOR = 4, 0.05
 """``MOST_COMPARED``: number of sources that are compared for a retry. In a larger pool, these are the best ones of a ranking that is made
 again after ``RANKED_FOR`` seconds."""
 UNSHARED, EACH = 256, 8
@@ -717,6 +717,7 @@ class Pool:
         self.in_service -= source.health.in_service
         self.back -= source.health.is_back
         self.balancer.forget(source)
+        self._ranked_until = -inf
         self.set_look_ahead(self.look_ahead)
 
     def has_other(self, source: Source) -> bool:
@@ -739,13 +740,16 @@ class Pool:
             alive = self._alive = next((source for source in self.sources if source.is_alive()), None)
         return alive is not None
 
-    def best(self, now: float, task: Task, besides: Source | None = None) -> tuple[float, Source | None]:
-        """Return the source that is expected to answer a task first, and the seconds in which it is. ``besides`` is left out."""
-        best, found = inf, None
-        for source in self._promising(now):
-            if source is not besides and (seconds := source.finish(now, task)) < best:
-                best, found = seconds, source
-        return best, found
+    def best(self, now: float, task: Task) -> Source | None:
+        """Return the source that is expected to answer a task first; None if none can serve it."""
+        seconds, _, found = min(
+            ((each.finish(now, task), place, each) for place, each in enumerate(self._promising(now))), default=(inf, 0, None)
+        )
+        return None if seconds == inf else found
+
+    def answers_sooner(self, now: float, task: Task, seconds: float = inf, besides: Source | None = None) -> bool:
+        """Return whether a source other than ``besides`` is expected to answer a task in less than ``seconds`` seconds."""
+        return any(source is not besides and source.finish(now, task) < seconds for source in self._promising(now))
 
     def _promising(self, now: float) -> list[Source]:
         """Return the sources that are expected to answer first; all of them in a small pool."""
@@ -757,7 +761,7 @@ class Pool:
                 (max(0.0, source.ready_at(now) - now) + source.answers_in(now, self), place) for place, source in enumerate(self.sources)
             ]
             self._ranked = [self.sources[place] for _, place in nsmallest(MOST_COMPARED, ranked)]
-        return [source for source in self._ranked if not source.removed]
+        return self._ranked
 
     def allows_batch(self, now: float, source: Source) -> bool:
         """Return whether a source may take batch items. While interactive requests are expected, some slots are reserved for them."""

@@ -174,17 +174,18 @@ def test_the_best_source_is_the_one_that_is_expected_to_answer_a_task_first_in_p
             for _ in range(20):
                 answered(each, 1.0 + number / size, pool)
         task = Task(None, pool, 5, None, None, 0)
-        assert pool.best(2.0, task)[1] is sources[0], size
-        assert pool.best(2.0, task, besides=sources[0])[1] is sources[1], size
+        assert pool.best(2.0, task) is sources[0], size
+        seconds = sources[1].finish(2.0, task)
+        assert pool.answers_sooner(2.0, task, seconds), size
+        assert not pool.answers_sooner(2.0, task, seconds, besides=sources[0]), size
         task.failures = ((sources[0], 0.0),)
-        seconds, found = pool.best(2.0, task)
-        assert found is sources[1], size
-        assert seconds == sources[1].finish(2.0, task), size
+        assert pool.best(2.0, task) is sources[1], size
         task.unfit = tuple(sources)
-        assert pool.best(2.0, task) == (inf, None), size
+        assert pool.best(2.0, task) is None, size
+        assert not pool.answers_sooner(2.0, task), size
         task.unfit = ()
         sources[1].removed = True
-        assert pool.best(2.0, task)[1] is sources[2], size
+        assert pool.best(2.0, task) is sources[2], size
 
 
 def test_what_keeps_a_source_from_being_asked_is_named_with_its_seconds_and_ready_at_says_the_same() -> None:

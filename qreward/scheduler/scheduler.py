@@ -462,6 +462,8 @@ class Scheduler:
             self._send(now, task, source)
         elif source is None:
             self._line_up(task)
+            if task.failures:  # the best source is not ready, but another one that is may take it
+                self.pump(now, pool)
             self._look_later(now, pool)
         if source is not None:
             self._offer(now, source)

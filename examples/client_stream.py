@@ -13,7 +13,7 @@ from qreward import QRewardClient, StreamInterrupted, StreamRestarted
 from qreward.testing import FakeEndpoint, Faults, Latency
 
 STEADY = FakeEndpoint("steady", models=["judge-*", "shaky-*"], responder="judge", latency=Latency(base=0.05, per_token=0.01, tokens=30))
-SHAKY = STEADY.model_copy(update={"name": "shaky", "models": ("shaky-*",), "faults": Faults(cut=1.0)})  # each stream breaks off
+SHAKY = STEADY.model_copy(update={"name": "shaky", "models": ("shaky-*", "broken-*"), "faults": Faults(cut=1.0)})  # each stream breaks off
 MESSAGES = conversation("What is the capital of Finland?", reference="Helsinki", candidate="helsinki")
 
 
@@ -36,20 +36,20 @@ async def end_early(client: QRewardClient) -> None:
 
 
 async def interrupted(client: QRewardClient) -> None:
-    model = "shaky-7b" if "shaky" in client.stats() else MODEL
-    try:
-        await client.stream_chat_completion(MESSAGES, model=model).final()
-    except StreamInterrupted as error:
-        print(f"broke off: {error.text} ({type(error.__cause__).__name__})")
-    stream = client.stream_chat_completion(MESSAGES, model=model, on_interrupt="restart")
+    fake = "shaky" in client.stats()
+    stream = client.stream_chat_completion(MESSAGES, model="shaky-7b" if fake else MODEL, on_interrupt="restart")
     async for event in stream.events():
         if isinstance(event, StreamRestarted):
             print(f"restarted after {len(event.text)} characters, which do not count")
     print(f"complete:  {stream.text}")
+    try:
+        await client.stream_chat_completion(MESSAGES, model="broken-7b" if fake else MODEL).final()
+    except StreamInterrupted as error:
+        print(f"broke off: {error.text} ({type(error.__cause__).__name__})")
 
 
 async def main() -> None:
-    async with connect(STEADY, SHAKY) as client:
+    async with connect(SHAKY, STEADY) as client:
         await show_all(client)
         await end_early(client)
         await interrupted(client)

@@ -150,7 +150,7 @@ def test_the_model_router_prefers_the_exact_name_then_the_most_specific_glob(sai
 
 
 def test_streams_come_token_by_token_and_are_restarted_and_one_that_fails_is_a_value(said: dict[str, str]) -> None:
-    tokens, text, _, _, broke, restarted, complete = said["client_stream.py"].splitlines()
+    tokens, text, _, _, restarted, complete, broke = said["client_stream.py"].splitlines()
     verdict = tokens.replace("|", "")
     assert json.loads(verdict)["verdict"] == "correct"
     assert (text, complete) == (f"the text:  {len(verdict)} characters, 30 tokens", f"complete:  {verdict}")

@@ -193,6 +193,21 @@ def test_a_task_that_always_fails_is_sent_as_often_as_the_policy_says() -> None:
             assert all(one != other for one, other in pairwise(driver.path(task))), f"twice in a row at the same source: {case}"
 
 
+def test_endpoints_with_a_wrong_key_are_left_alone_and_no_item_fails_for_them() -> None:
+    driver = Driver(dict.fromkeys("abcdefgh", 4))
+    tasks = []
+    for _ in range(100):
+        tasks += [driver.submit() for _ in range(10)]
+        while driver.watch.live:
+            attempt = next(iter(driver.watch.live))
+            if attempt.source.name in "gh":
+                driver.fail(attempt, K.UNSUITABLE, misconfigured=True)
+            else:
+                driver.ok(attempt, after=0.01)
+    assert all(isinstance(driver.outcome(task), Answer) for task in tasks)
+    assert all(driver[name].tally.sent < 10 for name in "gh"), "it is tried again every few seconds"
+
+
 def test_a_failed_probe_is_not_charged_to_the_task() -> None:
     driver = Driver({"a": 8}, retry=Retry(attempts=2))
     driver["a"].health.eject(driver.now, 2.0)

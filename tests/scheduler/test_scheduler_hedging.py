@@ -11,6 +11,7 @@ from scale import SCALE
 from scheduler_driver import Driver
 from scheduler_warm import PACE, copy, live, warm, warm_all
 
+from qreward.scheduler.hedging import KEPT, HedgingPolicy
 from qreward.scheduler.outcome import CANCELLED, Answer, FailureKind
 from qreward.scheduler.state import BatchFeed, CancelReason, Task
 from qreward.scheduler.stats import OutputLengths, StreamTiming
@@ -353,3 +354,11 @@ def test_a_feed_that_has_ended_leaves_no_clock_running() -> None:
         driver.ok(attempt, after=0.05)
     assert not feed.buffer
     assert driver.scheduler.next_wake() is None
+
+
+def test_a_million_requests_do_not_save_up_a_budget_of_thousands_of_copies() -> None:
+    policy = HedgingPolicy(Hedge(budget=0.05, reserve=32), tries=4)
+    for _ in range(1_000_000):
+        policy.deposit()
+    assert policy.balance <= 32 + 0.05 * KEPT + 1
+    assert KEPT == 10_000

@@ -63,8 +63,9 @@ class Judge:
             templates; or a function from an item's fields to messages.
         verdict: the pydantic model of an answer. The score is the field ``score`` of this model, the property ``score``, or the only
             required field that is a number or a bool.
-        system, scale, range, method, rubric, min_label_mass, samples, settle, reasks, finish_reasons, calibration, cache,
-            cache_namespace: as in :class:`~qreward.judge.config.JudgeConfig`.
+        system, scale, range, method, rubric, min_label_mass, samples, settle, reasks, calibration, cache, cache_namespace: as in
+            :class:`~qreward.judge.config.JudgeConfig`.
+        finish_reasons: as in :class:`~qreward.judge.config.JudgeConfig`.
         answer: the form of an answer: an example, such as ``"[[5]]"`` or ``"Score: 7"``; ``"json"``; a pattern with one group, which holds
             the value; a mapping, as in :class:`~qreward.judge.config.JudgeConfig`; or a function from the text of an answer to its value,
             an instance of ``verdict``, or None for no verdict. None takes the form that the prompt shows, or else JSON.

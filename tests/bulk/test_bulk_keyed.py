@@ -196,7 +196,7 @@ def test_the_attempts_of_a_failed_line_say_whether_a_server_can_have_processed_i
         (other, "a:ok a:unreachable", True),
     ]
     for error, trail, processed in cases:
-        attempts = [AttemptRecord(*each.split(":"), 1.0) for each in trail.split()]
+        attempts = [AttemptRecord(each.partition(":")[0], each.partition(":")[2], 1.0) for each in trail.split()]
         assert _was_processed(error, attempts) is processed, (error, trail)
 
 

@@ -90,7 +90,7 @@ def test_a_line_is_identified_by_custom_id_then_id_then_its_number_and_digest() 
         ({}, None),
         ({"custom_id": ""}, ""),
     ):
-        line = {"prompt": "hi", **fields}
+        line: dict[str, Any] = {"prompt": "hi", **fields}
         found = request_of(line, model="m")
         assert found.custom_id == (invented(line, 17) if expected is None else expected), fields
         assert found.call.params == {}, fields

@@ -218,8 +218,8 @@ async def test_a_line_that_hangs_fails_alone_and_the_run_goes_on(tmp_path: Path)
         await asyncio.sleep(1e6 if sent.text == "item 3" else 1)
         return f"re: {sent.text}"
 
-    price = {"price": (1.0, 1.0)}
-    cases = {
+    price: dict[str, Any] = {"price": (1.0, 1.0)}
+    cases: dict[str, tuple[list[Any], dict[str, Any]]] = {
         "one": ([endpoint(**price)], {}),
         "three": ([endpoint(name, **price) for name in "abc"], {}),
         "three and a limit": ([endpoint(name, **price) for name in "abc"], {"max_cost": 1.0}),

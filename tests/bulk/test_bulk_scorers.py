@@ -126,7 +126,7 @@ async def test_an_outage_fails_no_item_that_no_server_has_seen(tmp_path: Path) -
     assert (report.exit_code, report.done, report.failed) == (0, 40, 0)
 
 
-async def test_an_item_whose_request_hangs_fails_alone_and_the_run_goes_on(tmp_path: Path) -> None:
+async def test_an_item_whose_request_hangs_fails_alone_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def script(sent: Sent) -> Any:
         if "hang" in json.dumps(sent.body):
             await asyncio.sleep(1e6)
@@ -136,7 +136,7 @@ async def test_an_item_whose_request_hangs_fails_alone_and_the_run_goes_on(tmp_p
         await asyncio.sleep(1e6)
 
     def reward_model(client: Any) -> Any:
-        backend.send = hang  # type: ignore[method-assign] - its script knows no bodies of reward servers
+        monkeypatch.setattr(backend, "send", hang)  # its script knows no bodies of reward servers
         return RewardModelScorer(client, MODEL)
 
     one, three = [endpoint()], [endpoint(name) for name in "abc"]

@@ -199,7 +199,7 @@ def test_vectors_come_as_floats_in_the_order_of_the_input(body: bytes) -> None:
 
 
 NAN_PACKED = base64.b64encode(struct.pack("<2f", 0.5, math.nan)).decode()
-NO_VECTORS = (
+BAD_VECTORS: tuple[Any, ...] = (
     "not base64!",
     base64.b64encode(b"abc").decode(),
     None,
@@ -215,7 +215,7 @@ NO_VECTORS = (
 )
 
 
-@each("vector", NO_VECTORS)
+@each("vector", BAD_VECTORS)
 def test_a_vector_that_is_none_or_has_a_member_that_is_no_finite_number_is_no_answer(vector: Any) -> None:
     with pytest.raises(Malformed, match="embedding 1 of the answer is not valid"):
         EMBEDDINGS.decode(_vectors(_item(0, [0.5]), _item(1, vector)), _input("one", "two"))

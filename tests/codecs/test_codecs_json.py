@@ -199,7 +199,7 @@ def test_no_codec_passes_on_a_count_of_tokens_that_no_response_can_have() -> Non
         "lists of embeddings": bound(WireRequest(EMBED, "m", ["x"], {}, None), endpoint)[0],
         "sglang": bound(WireRequest(SCORE, "m", ["x"], {}, None), Endpoint("http://gpu-0", kind="sglang"))[0],
     }
-    passed = []
+    passed: list[Any] = []
     for name, call in calls.items():
         for count in ODD_COUNTS:
             usage = dict.fromkeys(("prompt_tokens", "completion_tokens", "total_tokens"), count)

@@ -193,6 +193,6 @@ async def test_the_parts_of_a_refused_item_are_handed_over_under_the_lock(monkey
     async with client_of({"a": server}, decisions="chat", most=4) as client:
         await client.batch_decide(["text"], questions(2), model=MODEL)
         changes = guard_buffers(monkeypatch, client._runtime.engine)
-        batch = await client.batch_decide([("text", questions(4, {2})), ("text", questions(6))], model=MODEL)
+        batch = await client.batch_decide([("text", questions(4, frozenset({2}))), ("text", questions(6))], model=MODEL)
     assert changes() > 0
     assert len(batch) == 2

@@ -180,7 +180,7 @@ def test_each_preset_reads_its_answers_and_asks_in_its_own_words_alone() -> None
         backend = JudgeBackend(always(said))
 
         async def use(judge: Judge, preset: str = preset) -> float:
-            fields = {"rubric": "Is it clear?"} if "prometheus" in preset else {}
+            fields: dict[str, Any] = {"rubric": "Is it clear?"} if "prometheus" in preset else {}
             if "pair_prompt" in PRESETS[preset]:
                 return (await judge.compare("q", "a", "b", "ref", **fields)).score
             return (await judge.score("q", "a", "ref", **fields)).score

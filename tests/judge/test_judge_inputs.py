@@ -167,7 +167,8 @@ async def test_a_conversation_is_no_item_and_one_message_is_judged_as_its_words(
     turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "r"}]
     backend = JudgeBackend(always(score(7)))
     async with judge_over(backend) as judge:
-        for items in ([turns], [tuple(turns)], [[*turns, turns[1]]]):
+        cases: tuple[Any, ...] = ([turns], [tuple(turns)], [[*turns, turns[1]]])
+        for items in cases:
             errors = [(await judge.batch_score(items))[0].error, (await judge.batch_compare(items))[0].error]
             assert all(isinstance(error, ConfigError) for error in errors), errors
         assert backend.sent == []

@@ -40,9 +40,9 @@ def test_a_score_is_what_the_client_gives_as_a_verdict_with_one_vote_and_a_range
             assert (verdict.score, type(verdict.score)) == (raw if limits is None else 100.0, float)
             assert [(vote.score, vote.model, vote.verdict) for vote in verdict.votes] == [(verdict.score, "rm-7b", None)]
             assert verdict.text == ""
-    for limits in ((0, float("nan")), (1, 0), (1, 1)):
+    for wrong in ((0.0, float("nan")), (1.0, 0.0), (1.0, 1.0)):
         with pytest.raises(ConfigError):
-            RewardModelScorer(QRewardClient(["http://a/v1"]), "rm", range=limits)
+            RewardModelScorer(QRewardClient(["http://a/v1"]), "rm", range=wrong)
 
 
 def test_the_tokens_and_the_attributes_of_a_score_are_in_its_verdict() -> None:

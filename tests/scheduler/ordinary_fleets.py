@@ -6,7 +6,7 @@ A fleet serves one batch, calls of which some run at once, or steps: batches of 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
 from math import ceil, inf
@@ -82,7 +82,7 @@ class Fleet:
         self._order = count()
         self._running: set[Attempt] = set()
         self._again: Callable[[], None] = lambda: None  # called after a single call has ended
-        self._input = iter(())
+        self._input: Iterator[tuple[int, int]] = iter(())
         self.latencies: list[float] = []
         self.downs: list[str] = []  # the sources that went out of service
         self.lost = self.ended = 0

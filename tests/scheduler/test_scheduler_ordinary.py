@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import ceil
 from random import Random
+from typing import Any
 
 from ordinary_fleets import Fleet, Server, lengths
 from scale import seeds
@@ -49,7 +50,7 @@ class Row:
     equal: bool = False
 
 
-def quick(**more: object) -> Server:
+def quick(**more: Any) -> Server:
     return replace(Server(base=0.3, slots=64), **more)
 
 

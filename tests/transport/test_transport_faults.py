@@ -262,7 +262,7 @@ async def test_a_late_second_answer_is_given_to_no_call_stream_or_program_of_the
         for number in range(3):
             messages: Any = [{"role": "user", "content": f"question {number}"}]
             if way == "stream":
-                text = "".join([token async for token in client.stream_chat_completion(messages, "judge-7b")])
+                text: str | None = "".join([token async for token in client.stream_chat_completion(messages, "judge-7b")])
             else:
                 ask = client.chat_completion if way == "call" else sdk.chat.completions.create
                 text = (await ask(messages=messages, model="judge-7b")).choices[0].message.content

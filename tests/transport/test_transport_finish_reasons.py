@@ -61,7 +61,7 @@ def test_the_outcome_of_an_answer_depends_on_its_finish_reason_and_its_codec() -
         (("stop", "content_filter"), "REFUSED", "answer"),
     ):
         for codec, outcome in ((CHAT, plain), (JUDGE, judged), (VERBATIM_CHAT, "answer")):
-            told = {"MAX_TOKENS": "length", "model_length": "length"}.get(reasons[0], reasons[0] and str(reasons[0]).lower())
+            told = {"MAX_TOKENS": "length", "model_length": "length"}.get(str(reasons[0]), str(reasons[0]).lower() if reasons[0] else None)
             wanted[codec, reasons] = outcome, told if outcome == "answer" else None
     found = {(codec, reasons): ends(codec, body(*reasons)) for codec, reasons in wanted}
     assert {key: value for key, value in found.items() if value != wanted[key]} == {}

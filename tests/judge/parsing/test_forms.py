@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
@@ -27,7 +28,7 @@ def outcome(text: str, form: object, kind: str = "score") -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def others(cases: list[tuple[str, str, object]], kind: str = "score") -> list[tuple[object, str, str, str]]:
+def others(cases: Sequence[tuple[str, str, object]], kind: str = "score") -> list[tuple[object, str, str, str]]:
     """The cases that come to something else: the form, the text, what is expected, and what came."""
     assert cases
     found = [(form, text, expected, outcome(text, form, kind)) for expected, text, form in cases]

@@ -17,10 +17,10 @@
 
 from __future__ import annotations
 
-PRIOR = 3.0
+PRIOR = 4.0
 """Number of answers at the common pace that each source is assumed to have given. Of two equal servers that are not slowed by load, the
 busier one seems faster by as much as it is expected to be slower, so nothing but the prior makes their shares equal. With 2, one in eight
-simulated runs divided single calls further than 60 : 40; with 3, none of 24 did."""
+simulated runs divided single calls further than 60 : 40; with 4, none of 60 did."""
 MEMORY, LONG_MEMORY = 20.0, 200
 """``MEMORY``: number of latest answers that the pace of a source covers; as many as are in flight together, if that is more.
 ``LONG_MEMORY``: number of latest answers that the common pace covers."""

@@ -67,12 +67,15 @@ def makespan(seed: int, more: dict[str, Any] | None) -> float:
 
 
 def test_a_source_more_never_makes_a_bulk_take_longer() -> None:
-    """It takes a window full before anybody knows that one is slow. A short bulk may then end with these: its mean counts."""
+    """It takes a window full before anybody knows that one is slow. A short bulk may then end with these: its mean counts.
+
+    A single bulk may take a tenth longer, and the time of one slow answer (here a twentieth).
+    """
     alone = {seed: makespan(seed, None) for seed in MANY}
     found = {}
     for added, more in MORE.items():
         times = [makespan(seed, more) / alone[seed] for seed in MANY]
-        if (sum(times) / len(times) if added == "ten times slower" else max(times)) > 1.05:
+        if (sum(times) / len(times) if added == "ten times slower" else max(times)) > (1.05 if added == "ten times slower" else 1.15):
             found[added] = times
     assert not found
 

@@ -135,7 +135,7 @@ def test_when_a_bulk_is_given_up_all_its_attempts_are_stopped_and_the_slots_come
     servers = {"a": Server(mean=0.3, faults=0.2, hangs=0.02), "b": Server(mean=0.6, cap=5, hangs=0.02)}
     simulation = Simulation(driver, servers, rng, cancel_takes=0.5)
     feed, other = driver.feed(2000), driver.feed(150)
-    end = rng.uniform(1.0, 20.0)
+    end = rng.uniform(1.0, 10.0)
 
     def give_up() -> None:
         mine = [task for task in driver.watch.open if task.feed is feed]

@@ -206,6 +206,7 @@ class Watch:
                 able = task.state is TaskState.QUEUED and source in task.pool.sources
                 if able and task.sent_at is not None:
                     able = should_take(source, task, now) and task.attempt is None
+                    able = able and not (task.failures and task.pool.due >= 0)  # what is best changes; a look at the pool is planned
                 assert not able, f"{source} is idle at {now} while a task waits in {task.pool}"
 
     def check_all_over(self) -> None:

@@ -91,7 +91,7 @@ class CommonService:
         self.pace /= change
 
 
-class Service:
+class SourceService:
     """What one source has shown: its pace, and its share of failures."""
 
     __slots__ = ("_at", "_failed", "_seconds", "_sent", "_work")

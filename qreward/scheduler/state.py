@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from qreward.quota.lease import Lease
 from qreward.scheduler.affinity import AffineQueue, Group
-from qreward.scheduler.estimate import CAPACITY, CommonService, Service
+from qreward.scheduler.estimate import CAPACITY, CommonService, SourceService
 from qreward.scheduler.health import Cooldown, Health
 from qreward.scheduler.limits.concurrency import AdaptiveLimit, ConcurrencyLimit, FixedLimit
 from qreward.scheduler.limits.headers import DOUBT, HeaderRateLimit
@@ -329,7 +329,7 @@ class Source:
         # observations
         self.tally = SourceCounters()
         self.latency = LatencyStats()
-        self.service = Service()
+        self.service = SourceService()
         self.stream_timing: StreamTiming | None = None  # timing of its streams; None before the first token of its first stream
         self.silence = StallDetector()
         self.health = Health(rng, self._health_changed)

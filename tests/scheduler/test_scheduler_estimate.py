@@ -20,7 +20,7 @@ from qreward.scheduler.estimate import (
     MOST_OVERHEAD,
     PRIOR,
     CommonService,
-    Service,
+    SourceService,
 )
 from qreward.scheduler.load_balancing import ExpectedFinish
 from qreward.scheduler.queue import Queue
@@ -30,15 +30,15 @@ from qreward.settings.policies import Limits
 MANY = 400
 
 
-def answer(common: CommonService, service: Service, now: float, seconds: float, tokens: int | None, load: float = 0.0) -> None:
+def answer(common: CommonService, service: SourceService, now: float, seconds: float, tokens: int | None, load: float = 0.0) -> None:
     """An answer at a source, as ``Source.answered`` records it."""
     common.add(tokens, seconds, service.pace(now, common) if common.pace else 0.0)
     service.answered(now, seconds, common.work(tokens), load)
 
 
-def played(*answers: tuple[float, int | None], common: CommonService | None = None) -> tuple[CommonService, Service]:
+def played(*answers: tuple[float, int | None], common: CommonService | None = None) -> tuple[CommonService, SourceService]:
     """A source that has given these answers, of so many seconds and tokens, all at once."""
-    common, service = common or CommonService(), Service()
+    common, service = common or CommonService(), SourceService()
     for seconds, tokens in answers:
         answer(common, service, 0.0, seconds, tokens)
     return common, service
@@ -58,7 +58,7 @@ def test_with_few_answers_the_pace_is_pulled_towards_the_common_pace_and_with_ma
         (2, (10 + PRIOR) / (2 + PRIOR)),
         (MANY, (5 * MEMORY + PRIOR) / (MEMORY + PRIOR)),
     ):
-        service = Service()
+        service = SourceService()
         for _ in range(answers):
             service.answered(0.0, 5.0, 1.0, 0.0)
         if service.pace(0.0, common) != pytest.approx(pace, rel=0.01):
@@ -67,10 +67,10 @@ def test_with_few_answers_the_pace_is_pulled_towards_the_common_pace_and_with_ma
 
 
 def test_a_source_that_has_not_answered_counts_like_the_common_pace_and_before_any_answer_nothing_is_known() -> None:
-    assert Service().pace(0.0, CommonService()) == 0.0
+    assert SourceService().pace(0.0, CommonService()) == 0.0
     for tokens in (None, 100):
         common = usual(3.0, tokens)
-        assert Service().pace(1e6, common) == pytest.approx(common.pace)
+        assert SourceService().pace(1e6, common) == pytest.approx(common.pace)
         assert common.pace * common.typical == pytest.approx(3.0)
 
 
@@ -91,7 +91,7 @@ def test_what_is_known_of_a_source_loses_half_of_its_weight_in_half_a_minute_of_
 
 
 def test_failures_are_forgotten_with_age_as_well() -> None:
-    flaky = Service()
+    flaky = SourceService()
     for _ in range(MANY):
         flaky.failed(0.0)
     assert flaky.tries(0.0) == pytest.approx(1 / (1 - 20 / (20 + CALM)))
@@ -104,11 +104,11 @@ def test_failures_are_forgotten_with_age_as_well() -> None:
 
 def test_the_expected_tries_follow_from_the_share_of_failures() -> None:
     """Every how many sends one fails -> expected sends until an answer. A single failure weighs little."""
-    wrong, one = {}, Service()
+    wrong, one = {}, SourceService()
     one.failed(0.0)
     assert one.tries(0.0) == pytest.approx(1 / (1 - 1 / (1 + CALM)))
     for every in (2, 5, 10, 20):
-        service, seen = Service(), []
+        service, seen = SourceService(), []
         for number in range(MANY):
             if number % every == 0:
                 service.failed(0.0)
@@ -120,15 +120,15 @@ def test_the_expected_tries_follow_from_the_share_of_failures() -> None:
         if mean != pytest.approx(1 / (1 - share), rel=0.05):
             wrong[every] = mean
     assert not wrong
-    never = Service()
+    never = SourceService()
     never.answered(0.0, 1.0, 1.0, 0.0)
     assert never.tries(0.0) == 1.0
 
 
 def test_one_long_answer_does_not_make_a_source_slow() -> None:
     """The first of all answers is thirty times as long as the others, in seconds and in tokens; or in seconds only, and then it passes."""
-    common, service = CommonService(), Service()
-    other = Service()
+    common, service = CommonService(), SourceService()
+    other = SourceService()
     answer(common, service, 0.0, 30.0, 3000)
     assert common.pace * common.typical == pytest.approx(30.0)
     assert service.pace(0.0, common) == pytest.approx(other.pace(0.0, common)), "its equal is expected to need as long"
@@ -136,7 +136,7 @@ def test_one_long_answer_does_not_make_a_source_slow() -> None:
         answer(common, other, 0.1, 1.0, 100)
     assert service.pace(0.1, common) / other.pace(0.1, common) == pytest.approx(1.0, rel=0.01), "the seconds of a token are the same"
     for answers, most in ((0, 11.0), (10, 4.0), (60, 1.5)):
-        common, service = usual(1.0), Service()
+        common, service = usual(1.0), SourceService()
         service.answered(0.0, 30.0, 1.0, 0.0)
         for _ in range(answers):
             service.answered(0.0, 1.0, 1.0, 0.0)
@@ -151,7 +151,7 @@ def lengths(seed: int, number: int = MANY) -> list[int]:
 def test_the_overhead_of_an_answer_is_learned_so_that_short_answers_do_not_make_a_source_slow() -> None:
     """Seconds of an answer without tokens -> the same in tokens. One of two equal sources got only answers of a few tokens."""
     for seed, overhead in ((seed, overhead) for seed in seeds(3) for overhead in (0.0, 0.4, 4.0)):
-        common, short, other, rng = CommonService(), Service(), Service(), Random(seed)
+        common, short, other, rng = CommonService(), SourceService(), SourceService(), Random(seed)
         for tokens in lengths(seed):
             answer(common, other, 0.0, overhead + 0.01 * tokens * rng.uniform(0.7, 1.3), tokens)
             answer(common, short, 0.0, overhead + 0.05, 5)
@@ -165,7 +165,7 @@ def test_answers_of_one_length_tell_nothing_of_the_overhead() -> None:
 
 
 def test_a_few_answers_that_take_very_long_hardly_change_the_overhead() -> None:
-    common, service, rng = CommonService(), Service(), Random(0)
+    common, service, rng = CommonService(), SourceService(), Random(0)
     for number, tokens in enumerate(lengths(0, 2000)):
         answer(common, service, 0.0, (0.4 + 0.01 * tokens) * (40.0 if rng.random() < 0.01 and number > 100 else 1.0), tokens)
     assert common.overhead < 120, "the true value is 40"
@@ -177,7 +177,7 @@ def test_a_few_answers_that_take_very_long_hardly_change_the_overhead() -> None:
 def test_whatever_is_answered_the_estimate_is_positive_finite_and_between_the_source_and_the_pool(
     events: list[tuple[float, int | None, bool, float]],
 ) -> None:
-    common, services, now = CommonService(), (Service(), Service()), 0.0
+    common, services, now = CommonService(), (SourceService(), SourceService()), 0.0
     for seconds, tokens, first, passed in events:
         now += passed
         answer(common, services[first], now, seconds, tokens)
@@ -197,7 +197,7 @@ def test_whatever_is_answered_the_estimate_is_positive_finite_and_between_the_so
 
 @given(st.lists(st.booleans(), max_size=100), st.booleans())
 def test_a_failure_never_makes_the_expected_tries_fewer_and_an_answer_never_makes_them_more(outcomes: list[bool], last: bool) -> None:
-    service = Service()
+    service = SourceService()
     for ok in (*outcomes, last):
         before = service.tries(0.0)
         if ok:
@@ -226,7 +226,7 @@ def test_load_raises_the_time_until_an_answer_in_proportion_to_the_requests_in_f
 
 def test_a_pace_covers_as_many_answers_as_are_in_flight_together() -> None:
     """A mean over fewer would describe only the end of a batch, when few requests are left."""
-    common, service = usual(8.0), Service()
+    common, service = usual(8.0), SourceService()
     for number in range(300):
         service.answered(0.0, 2.0 if number % 2 else 14.0, 1.0, 299.0)
     for _ in range(10):

@@ -62,7 +62,6 @@ class Scene:
         self.sources = [make_source(f"e{number}", self.rng, Limits(max_concurrency=held)) for number in range(endpoints)]
         for source in self.sources:
             self.scheduler.join(self.now, source, self.pool)
-        self.scheduler.resize(self.sources)
         self.feed = BatchFeed(self.pool, 5, None, self.now)
         self.scheduler.open(self.now, self.feed)
         self.carry_out()

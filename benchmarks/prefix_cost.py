@@ -62,7 +62,6 @@ def scheduled(jobs: Sequence[PrefixJob], prefixes: Sequence[Prefix | None]) -> f
     sources = [make_source(f"e{number}", rng, Limits(max_concurrency=IN_FLIGHT, adaptive=False)) for number in range(ENDPOINTS)]
     for source in sources:
         scheduler.join(0.0, source, pool)
-    scheduler.resize(sources)
     feed, under_way = BatchFeed(pool, 5, None, 0.0), deque[Attempt]()
     todo, now, place = list(zip(jobs, prefixes, strict=True)), 0.0, 0
     gc.collect()

@@ -203,7 +203,6 @@ class PulledWorld(World):
         self.sent: list[int] = []
         for number, model in enumerate(models):
             self._join(f"replica {number}", model)
-        self._scheduler.resize(self.sources)
 
     def _join(self, name: str, model: ServedModel) -> None:
         server = ReplicaServer(self.agenda, name, model, self._report, self.sent)

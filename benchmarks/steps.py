@@ -54,7 +54,7 @@ def steps(fleet: str, size: int, strategy: LoadBalanceStrategy, seed: int) -> li
     world = PulledWorld(f"{seed}", models, Pull(window=None))
     world.pool.balancer = make_balancer(strategy, {})
     for source in world.sources:
-        world.pool.balancer.offer(world.agenda.now, world.pool, source)
+        world.pool.balancer.offer(source)
     rng, found = Random(f"{fleet} {size} {seed}"), []
     for step in range(STEPS):
         jobs = [PrefixJob(((f"{seed} {step} {place}", 400),), max(1, round(rng.lognormvariate(0, 0.8) * 60)), 1) for place in range(size)]

@@ -62,7 +62,6 @@ class World(Stage):
         source.handle = server
         self.sources.append(source)
         self._scheduler.join(self.agenda.now, source, self.pool)
-        self._scheduler.resize(self.sources)
         return server
 
     def bulk(self, jobs: Iterable[Job], size: int | None = None) -> Bulk:

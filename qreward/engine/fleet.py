@@ -27,11 +27,11 @@ from qreward.errors import ConfigError, NoEndpoint
 from qreward.scheduler.limits.concurrency import AdaptiveLimit, ConcurrencyLimit, FixedLimit
 from qreward.scheduler.limits.headers import HeaderRateLimit
 from qreward.scheduler.limits.rate import Gcra
-from qreward.scheduler.load_balancing import make_balancer
+from qreward.scheduler.load_balancing import Balancer, make_balancer
 from qreward.scheduler.queue import Queue
 from qreward.scheduler.routing import Routes
 from qreward.scheduler.scheduler import Scheduler
-from qreward.scheduler.state import Balancer, Pool, Source, make_source
+from qreward.scheduler.state import Pool, Source, make_source
 from qreward.settings.client import ClientConfig
 from qreward.settings.policies import BATCH_KIND, Endpoint, Limits, LoadBalanceStrategy, PrefixAffinity, Route
 from qreward.spelling import did_you_mean
@@ -198,7 +198,6 @@ class Fleet:
         self._forget_unused()
         for _, pool in self._orphans:
             scheduler.reroute(now, pool, self._heirs(pool), self._balancer(_DEFAULT_BALANCING))
-        scheduler.resize(self.sources())
         if rehedged:
             scheduler.check_attempts_again(now, self.sources())
         if policies is not None:  # limits may have been raised

@@ -154,7 +154,7 @@ class LeaseRenewer:
         with self._engine.lock:
             idle = self._demand.is_idle(now)
             if idle and not self.joined:
-                self.stand_by(now)
+                self.stand_by()
         if idle:
             if self.joined:
                 self.leave(now)
@@ -216,15 +216,15 @@ class LeaseRenewer:
             lease.missed = True  # so that requests that wait for the next share do not wake the thread
             scheduler.changed(now, self.source)
             if not (self._demand.hungry or lease.is_short()):
-                self.stand_by(now)
+                self.stand_by()
 
         self._engine.apply(changed)
 
-    def stand_by(self, now: float) -> None:
+    def stand_by(self) -> None:
         """Let the next request wake the thread: the balancer offers this source, and then ``Lease.may_send`` calls ``Lease.call``."""
         self._lease.missed = False
         for pool in self.source.pools:
-            pool.balancer.offer(now, pool, self.source)
+            pool.balancer.offer(self.source)
 
     def leave(self, now: float = inf) -> None:
         """Leave the ledger and return the share, unless the source has work again. The next request joins the ledger again."""
@@ -235,7 +235,7 @@ class LeaseRenewer:
             clock = engine.clock()
             request = self._demand.request(clock, self.limits)
             self._lease.end()
-            self.stand_by(clock)
+            self.stand_by()
         self.joined, self.next_at = False, 0.0
         try:
             self._transport.leave(self._key, self._member, request)
@@ -311,7 +311,7 @@ class Sharing:
         if thread is not None:
             await asyncio.to_thread(thread.join, CLOSE_TIMEOUT)
 
-    def _attach(self, now: float, lease: Lease, renewer: LeaseRenewer) -> None:
+    def _attach(self, _now: float, lease: Lease, renewer: LeaseRenewer) -> None:
         sharing = weakref.ref(self)
 
         def call() -> None:
@@ -319,7 +319,7 @@ class Sharing:
                 found._call()
 
         lease.call = call
-        renewer.stand_by(now)
+        renewer.stand_by()
 
     def _call(self) -> None:
         """Wake the renewal thread.

@@ -72,7 +72,6 @@ class Group(Generic[T]):
         return bool(self.tasks) or (self.cold is not None and self.cold.first() is not None)
 
     def is_held_by(self, source: HasCache) -> bool:
-        """Return whether a source holds this group."""
         return source in self.holders and source.prefix_cache.is_warm(self.key)
 
     def unlist(self) -> None:
@@ -114,7 +113,6 @@ class LargestFirst(Generic[T]):
         self._classes: dict[int, Groups[T]] = {}  # number of bits of the size -> the groups of this class
 
     def put(self, group: Group[T]) -> None:
-        """Add a group, or move it because its size has changed."""
         bits = int((len(group.tasks) + group.inner) * group.length).bit_length()
         groups = self._classes.get(bits)
         if groups is None:
@@ -125,7 +123,6 @@ class LargestFirst(Generic[T]):
             groups[group] = None
 
     def first(self) -> Group[T] | None:
-        """Return the group that has been longest in the class of the largest amounts, or None. Groups without work are removed."""
         while self._classes:
             bits = max(self._classes)
             groups = self._classes[bits]
@@ -185,11 +182,9 @@ class AffineQueue(Generic[T]):
     # in order of arrival
 
     def appendleft(self, task: T) -> None:
-        """Add a task that goes before all other tasks."""
         self._ahead.appendleft(task)
 
     def first(self) -> T | None:
-        """Return the oldest task, or None."""
         if self._ahead:
             return self._ahead[0]
         if self._grouped > self._left:
@@ -197,13 +192,11 @@ class AffineQueue(Generic[T]):
         return self._ungrouped[0] if self._ungrouped else None
 
     def head(self) -> T:
-        """Return the oldest task. The queue must not be empty."""
         first = self.first()
         assert first is not None
         return first
 
     def popleft(self) -> T:
-        """Remove and return the oldest task."""
         if self._ahead or self._grouped == self._left:
             return (self._ahead or self._ungrouped).popleft()
         task = self._oldest()
@@ -211,7 +204,6 @@ class AffineQueue(Generic[T]):
         return task
 
     def pop(self) -> T:
-        """Remove and return the newest task."""
         if self._ungrouped or self._grouped == self._left:
             return (self._ungrouped or self._ahead).pop()
         task = next(task for task in reversed(self._line) if task is not None)
@@ -219,7 +211,6 @@ class AffineQueue(Generic[T]):
         return task
 
     def discard(self, task: T) -> None:
-        """Remove a task if it is sorted into a group."""
         group = task.group
         if group is None:
             return
@@ -233,7 +224,6 @@ class AffineQueue(Generic[T]):
             task.unshared.task = None
 
     def empty(self) -> list[T]:
-        """Remove and return all tasks, oldest first."""
         tasks = list(self)
         self.clear()
         return tasks
@@ -258,11 +248,9 @@ class AffineQueue(Generic[T]):
         return bool(self._ungrouped or self._grouped > self._left or self._ahead)
 
     def _in_groups(self) -> Iterator[T]:
-        """Yield the tasks that are sorted into groups, oldest first."""
         return (task for task in islice(self._line, self._head, None) if task is not None)
 
     def _oldest(self) -> T:
-        """Return the oldest task that is sorted into a group. Call this only if there is one."""
         line, head = self._line, self._head
         while (task := line[head]) is None:
             head += 1
@@ -311,14 +299,12 @@ class AffineQueue(Generic[T]):
         return group
 
     def _join(self, group: Group[T], source: HasCache) -> None:
-        """Record that a source takes from a group. From now on the source holds the group."""
         if group.parent is not None:
             self._current[source] = group
             if source not in group.holders:
                 self._hold(group, source, source.prefix_cache.clock)
 
     def _held_group(self, source: HasCache) -> Group[T] | None:
-        """Return the first group with work that a source holds, or None."""
         cache, held = source.prefix_cache, self._held.get(source)
         while held:
             depth, _, number, group = held[0]
@@ -402,7 +388,6 @@ class AffineQueue(Generic[T]):
         return group
 
     def _move(self, task: T, group: Group[T]) -> None:
-        """Move a waiting task to another group."""
         before, task.group = task.group, group
         group.tasks.append(task)
         while before.tasks and before.tasks[0].group is not before:
@@ -473,7 +458,6 @@ class AffineQueue(Generic[T]):
                 self._list(parent)
 
     def _push(self, group: Group[T], source: HasCache, at: float) -> None:
-        """Put a group into the heap of a source that holds the group."""
         self._entries += 1
         heappush(self._held.setdefault(source, []), (-group.depth, -at, self._entries, group))
 

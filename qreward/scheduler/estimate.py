@@ -54,10 +54,6 @@ class CommonService:
         self._count = 0
         self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)  # decayed sums of 1, tokens, tokens^2, work, tokens * work
 
-    def work(self, tokens: int | None) -> float:
-        """Return the work of an answer."""
-        return self.overhead + tokens if tokens else self.typical
-
     def add(self, tokens: int | None, seconds: float, pace: float) -> None:
         """Add an answer. ``seconds`` are those without load; ``pace`` is that of the source before this answer, or 0."""
         work = self.overhead + tokens if tokens else self.typical
@@ -94,21 +90,40 @@ class CommonService:
 class SourceService:
     """What one source has shown: its pace, and its share of failures."""
 
-    __slots__ = ("_at", "_failed", "_seconds", "_sent", "_work")
+    __slots__ = ("_at", "_failed", "_length", "_seconds", "_sent", "_taken", "_work")
 
     def __init__(self) -> None:
-        self._seconds = self._work = 0.0
+        self._seconds = self._taken = self._work = self._length = 0.0
         self._sent = self._failed = 0.0
         self._at = 0.0  # time of the latest observation
 
-    def answered(self, now: float, seconds: float, work: float, load: float) -> None:
-        """Add an answer: its seconds without load, its work, and the mean number of other requests in flight at the same time."""
+    def answered(self, now: float, common: CommonService, seconds: float, tokens: int | None, load: float, capacity: int) -> float:
+        """Add an answer to what is known about this source and about all sources.
+
+        Args:
+            now: when the answer came.
+            common: what the answers of all sources of the pool have in common.
+            seconds: the time of the answer.
+            tokens: its output tokens, or None if the source does not report them.
+            load: mean number of other requests in flight at the same time.
+            capacity: number of requests in flight at which the source needs twice as long for each.
+
+        Returns:
+            The length of the answer in tokens, as far as it can be told from its time.
+        """
+        alone = seconds / (1.0 + load / capacity)
+        pace = self.pace(now, common) if common.pace else 0.0
+        common.add(tokens, alone, pace)
         self._age(now)
         keep = 1.0 - 1.0 / max(MEMORY, load + 1.0)
-        self._seconds = keep * self._seconds + seconds
+        work = common.overhead + tokens if tokens else common.typical
+        self._seconds = keep * self._seconds + alone
         self._work = keep * self._work + work
+        self._taken = 0.95 * self._taken + seconds
+        self._length = 0.95 * self._length + (tokens or common.typical)
         self._sent = 0.95 * self._sent + 1.0
         self._failed *= 0.95
+        return tokens or (alone / pace if pace else work)
 
     def outlasted(self, now: float, seconds: float, common: CommonService) -> None:
         """Add a request that was given up after ``seconds`` without an answer, if that is longer than expected.
@@ -121,7 +136,6 @@ class SourceService:
             self._work += common.typical
 
     def failed(self, now: float) -> None:
-        """Add a failure of the source."""
         self._age(now)
         self._sent = 0.95 * self._sent + 1.0
         self._failed = 0.95 * self._failed + 1.0
@@ -132,13 +146,16 @@ class SourceService:
         prior = PRIOR * common.typical
         return (fresh * self._seconds + prior * common.pace) / (fresh * self._work + prior)
 
+    def recent(self) -> float:
+        """Return the seconds per token of the latest answers, at the load that they met; 0 before the first answer."""
+        return self._taken / self._length if self._length else 0.0
+
     def expected(self, now: float, common: CommonService) -> float:
         """Return the seconds without load in which a typical task is expected to be answered, with all its tries."""
         seconds = self.pace(now, common) * common.typical
         return seconds * self.tries(now) if self._failed else seconds
 
     def tries(self, now: float) -> float:
-        """Return the expected number of sends until an answer."""
         if not self._failed:
             return 1.0
         fresh = 1.0 if now - self._at < IDLE else 0.5 ** ((now - self._at) / HALF_LIFE)

@@ -6,13 +6,11 @@ the source. Any other failure of an endpoint counts against the health of the so
 
 A refused request is never sent again. Any other task is queued again. After a failure that is charged, the task first waits with full
 jitter (Brooker, AWS 2015), unless it has fewer than two charged failures and another source is expected to accept work within ``SOON``
-seconds. If there is no such source, the task may return to the same source. Retries after charged failures are taken from one budget
-(Finagle's RetryBudget), so that a failing fleet does not receive much more load than a healthy fleet.
+seconds. If there is no such source, the task may return to the same source.
 """
 
 from __future__ import annotations
 
-from math import exp, inf
 from random import Random
 from typing import NamedTuple
 
@@ -27,7 +25,7 @@ class FailureRule(NamedTuple):
     """A rule that says what follows from one kind of failure."""
 
     retryable: bool  # the task may be retried
-    charged: bool = False  # the failure counts as one of the task's attempts, and the retry is charged to the budget
+    charged: bool = False  # the failure counts as one of the task's attempts
     other_source_only: bool = False  # only another source may serve the task
     hurts_health: bool = False  # the failure counts against the health of the source
 
@@ -61,54 +59,6 @@ def backoff(base: float, cap: float, tries: int, rng: Random) -> float:
     return rng.uniform(0.0, min(cap, base * 2.0 ** min(tries - 1, 60)))
 
 
-class Budget:
-    """The retry budget limits the number of retries. It consists of a share of recent requests, and a reserve that refills at a fixed rate.
-
-    The reserve is large enough for every request that can be in flight, so that all requests of a lost endpoint can be retried at once.
-    The default numbers are taken from Finagle's RetryBudget (20 %, 10 a second, over 10 s).
-    """
-
-    TTL = 10.0
-    """Seconds after which the budget that a request added has fallen to 1/e."""
-
-    def __init__(self, policy: Retry) -> None:
-        self._share = policy.budget
-        self._floor = policy.budget_floor
-        self.capacity = 0  # requests that all sources can have in flight
-        self._earned = 0.0
-        self._reserve = inf  # retries; at most what ``_advance`` allows
-        self._then = -inf  # when ``_earned`` and ``_reserve`` were last updated
-
-    def deposit(self) -> None:
-        """Add to the budget, because a request was sent for the first time."""
-        self._earned += self._share
-
-    def withdraw(self, now: float) -> bool:
-        """Take one retry from the budget. Returns False if none is left."""
-        self._advance(now)
-        if self._earned >= 1:
-            self._earned -= 1
-        elif self._reserve >= 1:
-            self._reserve -= 1
-        else:
-            return False
-        return True
-
-    def grant(self, retries: int) -> None:
-        """Add ``retries`` to the budget, for the requests in flight at a source that went out of service."""
-        self._earned += retries
-
-    def wait(self) -> float:
-        """Return the seconds in which the reserve grows by one retry."""
-        return 1 / self._floor
-
-    def _advance(self, now: float) -> None:
-        passed = min(now - self._then, 1e6)
-        self._then = now
-        self._earned *= exp(-passed / self.TTL)
-        self._reserve = min(self._floor * self.TTL + self.capacity, self._reserve + passed * self._floor)
-
-
 QUOTA_AWAY = 300.0
 """Seconds for which a source is out of service after it reported that the quota of its account is used up."""
 MOST_UNFIT = 2
@@ -135,15 +85,13 @@ class RetryDecision(NamedTuple):
 
 
 class FailurePolicy:
-    """Decides what follows from failed attempts, and holds the retry budget."""
+    """Decides what follows from failed attempts."""
 
     def __init__(self, retry: Retry, rng: Random) -> None:
         self._retry = retry
         self._rng = rng
-        self.budget = Budget(retry)
 
     def of(self, now: float, attempt: Attempt, outcome: Failure | Cancelled) -> RetryDecision:
-        """Record a failed or cancelled attempt at its source and task, and decide what follows."""
         task = attempt.task
         if isinstance(outcome, Cancelled):
             if attempt.cancel_reason is not CancelReason.OVERDUE:
@@ -162,7 +110,6 @@ class FailurePolicy:
         return RetryDecision(lost, wait, last, not rule.retryable, best)
 
     def _stopped(self, now: float, attempt: Attempt) -> RetryDecision:
-        """Decide what follows from an attempt that was cancelled, but not because of its time limit."""
         source, task = attempt.source, attempt.task
         source.tally.cancelled += 1
         source.silence.ended(source.inflight)
@@ -192,11 +139,11 @@ class FailurePolicy:
             source.silence.ended(source.inflight)
         else:
             source.silence.broken(now, source.inflight, source.latency.mean)
-        if failure.kind is FailureKind.QUOTA and not source.is_essential():
+        if failure.kind is FailureKind.QUOTA and not source.is_last():
             in_service = source.health.in_service
             source.health.eject(now, QUOTA_AWAY)
             return in_service
-        if not (rule.hurts_health or (failure.misconfigured and not source.is_essential())):
+        if not (rule.hurts_health or (failure.misconfigured and not source.is_last())):
             return False
         if failure.kind is not FailureKind.UNREACHABLE:  # a request that did not reach the source cannot be the cause
             task_to_blame = self._is_task_to_blame(task, source)
@@ -206,8 +153,7 @@ class FailurePolicy:
         source.service.failed(now)
         silent = failure.kind is FailureKind.UNREACHABLE and source.answered_at <= attempt.sent_at
         dead = silent or (isinstance(failure.error, AuthenticationFailed) and not source.tally.ok)
-        last = source.is_essential()
-        return source.health.failed(now, attempt.sent_at, attempt.order, task.number, last=last, dead=dead and not last)
+        return source.health.failed(now, attempt.sent_at, attempt.order, task.number, dead=dead and not source.is_last())
 
     def _is_task_to_blame(self, task: Task, source: Source) -> bool:
         """Return whether the task, and not the source, is the likely cause of a failure.
@@ -258,8 +204,7 @@ class FailurePolicy:
         # later retries wait even if other sources are available, so that circuit breakers open before the attempts are used up
         best = task.pool.best(now, task)[1] if task.tries < 2 else None
         elsewhere = best is not None and best is not source and (task.burden(source) > 1.0 or best.ready_at(now) <= now)
-        wait = 0.0 if elsewhere else backoff(self._retry.base, self._retry.cap, max(1, task.tries), self._rng)
-        return wait if self.budget.withdraw(now) else wait + self.budget.wait(), best
+        return 0.0 if elsewhere else backoff(self._retry.base, self._retry.cap, max(1, task.tries), self._rng), best
 
 
 def is_sign_of_life(outcome: Outcome) -> bool:
@@ -268,7 +213,6 @@ def is_sign_of_life(outcome: Outcome) -> bool:
 
 
 def record_attempt(attempt: Attempt, outcome: str, now: float, status: int | None = None, detail: str = "") -> None:
-    """Append an attempt to its task's trail."""
     task = attempt.task
     if task.trail is None:
         task.trail = []

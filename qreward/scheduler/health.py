@@ -2,10 +2,9 @@
 
 The breaker opens if so many of the last requests failed, in the order in which they were sent, that the share of failures is credibly above
 one half (see ``CHANCE``), or at the first sign of death, such as a refused connection. While the breaker is open, the source is out of
-service. The breaker stays open for 2 s the first time and twice as long each further time, but at most 5 s, with jitter. Then it is
-half-open, and one task is sent. If that task fails, the breaker opens again. If that task is answered, a quarter of the concurrency limit
-may be used. Each further answer adds one slot and each failure removes one slot, until the whole limit may be used again and the breaker is
-closed. (This is a slow start: the number of slots doubles each round.)
+service. The breaker stays open for 2 s, with jitter. Then it is half-open, and one task is sent. If that task fails, the breaker opens
+again. If that task is answered, a quarter of the concurrency limit may be used. Each further answer adds one slot and each failure removes
+one slot, until the whole limit may be used again and the breaker is closed. (This is a slow start: the number of slots doubles each round.)
 
 Each task counts once, so one task that always fails cannot open the breaker. ``failure_policy`` decides which failures count. A stalled
 source is also out of service; any answer puts it back in service.
@@ -23,11 +22,9 @@ WINDOW, CHANCE = 20, 1 / 32
 """The breaker opens if, of the last n requests in the order in which they were sent, so many distinct tasks failed that a source whose
 failure share is one half would do that with a probability of at most ``CHANCE`` (binomial test), for any n up to ``WINDOW``. That is five
 of five, eight of nine, or fifteen of twenty."""
-FIRST_OPEN = 2.0
-"""Seconds for which the breaker is open the first time, before jitter."""
-LONGEST_OPEN = 5.0
-"""Maximum number of seconds for which the breaker is open, before jitter. Envoy's maximum of 300 s suits fleets with spare capacity. Here a
-source must be used again within seconds of its recovery. Each test of the source costs a task one of its attempts."""
+OPEN = 2.0
+"""Seconds for which the breaker is open, before jitter. Envoy's growing times of up to 300 s suit fleets with spare capacity. Here a source
+must be used again within seconds of its recovery. Each test of the source costs a task one of its attempts."""
 QUICK_START = 4
 """Divisor of a source's concurrency limit. After its first answer, a half-open source may use the limit divided by this number."""
 
@@ -57,8 +54,7 @@ class Health:
 
     Args:
         rng: for jitter.
-        changed: function that is called when ``in_service`` or ``is_back`` changes. It gets one number for each of the two: 1 if the
-            attribute became true, -1 if it became false, 0 if it did not change.
+        changed: function that is called when ``in_service`` changes, with 1 if it became true, and with -1 if it became false.
 
     Attributes:
         in_service: the source is neither out of service after failures nor marked unhealthy by an operator.
@@ -67,13 +63,12 @@ class Health:
             that time may belong to the outage.
     """
 
-    def __init__(self, rng: Random, changed: Callable[[int, int], None] = lambda _in_service, _is_back: None) -> None:
+    def __init__(self, rng: Random, changed: Callable[[int], None] = lambda _by: None) -> None:
         self._rng = rng
         self._changed = changed
         self.marked_unhealthy = False
         self.in_service = self.is_back = True
         self._first = 0  # requests that were sent before the state last changed; those do not count
-        self._openings = 0  # times that the breaker opened since the source was last fully back
         self._ejected = False  # the source was ejected, and no answer has come since
         self.since = self.serving_since = -inf  # when the state last changed; requests sent earlier do not count
         self._close()
@@ -90,13 +85,11 @@ class Health:
         self._update()
 
     def _update(self) -> None:
-        """Recompute the derived attributes after a change of ``marked_unhealthy``, ``open_until`` or ``half_open_limit``."""
         in_service = not self.marked_unhealthy and self.open_until == -inf
-        is_back = in_service and self.half_open_limit > 1
-        if in_service is not self.in_service or is_back is not self.is_back:
-            changes = in_service - self.in_service, is_back - self.is_back
-            self.in_service, self.is_back = in_service, is_back
-            self._changed(*changes)
+        self.is_back = in_service and self.half_open_limit > 1
+        if in_service is not self.in_service:
+            self.in_service = in_service
+            self._changed(1 if in_service else -1)
 
     def sent(self, now: float, order: int) -> None:
         """Record that the ``order``-th request was sent. The first request after ``open_until`` makes the breaker half-open."""
@@ -106,7 +99,6 @@ class Health:
             self._update()
 
     def ok(self, now: float, sent_at: float, limit: int) -> None:
-        """Record an answer. ``limit`` is the source's concurrency limit."""
         if self._stalled:
             self._close()
             self._update()
@@ -119,11 +111,10 @@ class Health:
             return
         self.half_open_limit = self.half_open_limit + 1 if self.half_open_limit > 1 else max(2, limit // QUICK_START)
         if self.half_open_limit >= limit:
-            self._openings = 0
             self._close()
         self._update()
 
-    def failed(self, now: float, sent_at: float, order: int, task: int, *, last: bool = False, dead: bool = False) -> bool:
+    def failed(self, now: float, sent_at: float, order: int, task: int, *, dead: bool = False) -> bool:
         """Record that a task failed at this source. Returns True if this failure takes the source out of service.
 
         The requests that were sent before the failed one count in the order in which they were sent, and those that are still in flight
@@ -134,7 +125,6 @@ class Health:
             sent_at: when the request was sent.
             order: how many requests had been sent to the source by then, this one included.
             task: number of the task. Each task counts once.
-            last: the source is essential: one of its routes has too few other sources in service. It is out of service for two seconds.
             dead: the failure is a sign of death, such as a refused connection, so that one failure is enough.
         """
         if self.open_until != -inf or sent_at < self.since:
@@ -145,11 +135,7 @@ class Health:
             self.half_open_limit = max(1, self.half_open_limit - 1)
             self._update()
             return False
-        seconds = FIRST_OPEN
-        if not last:
-            seconds = min(LONGEST_OPEN, FIRST_OPEN * 2.0**self._openings)
-            self._openings = min(self._openings + 1, 8)
-        self.eject(now, seconds * self._rng.uniform(0.5, 1.5))
+        self.eject(now, OPEN * self._rng.uniform(0.5, 1.5))
         return True
 
     def _mostly_fails(self, order: int) -> bool:
@@ -167,7 +153,6 @@ class Health:
         return False
 
     def eject(self, now: float, seconds: float) -> None:
-        """Take the source out of service for ``seconds``."""
         self._close()
         self.open_until, self.half_open_limit, self.since, self.clean = now + seconds, 1, now, False
         self._ejected = True
@@ -175,7 +160,7 @@ class Health:
 
     def stall(self, now: float) -> None:
         """Take the source out of service because it stalled. Any answer puts it back in service, even an answer to an earlier request."""
-        self.eject(now, FIRST_OPEN)
+        self.eject(now, OPEN)
         self._stalled = True
 
     def try_now(self, now: float, away_at: float) -> bool:
@@ -198,8 +183,7 @@ class Health:
         return True
 
     def restore(self) -> None:
-        """Put the source back in service, because an operator has marked it healthy."""
-        self.marked_unhealthy, self._openings = False, 0
+        self.marked_unhealthy = False
         self._close()
         self._update()
         self.clean = not self._ejected
@@ -240,12 +224,10 @@ class Cooldown:
             self._open()
 
     def ok(self, sent_at: float) -> None:
-        """Record an answer to a request that was sent at ``sent_at``."""
         if self._probe_at is not None and sent_at >= self._probe_at:
             self._open()
 
     def rejected(self, now: float, sent_at: float, hint: float | None) -> None:
-        """Record a reject. ``hint`` is the wait in seconds that the source requests, or None."""
         self._reject_after += 0.2 * (now - sent_at - self._reject_after)
         if sent_at >= self._closed_at:  # a request that was sent before this cooldown says nothing new
             self.closed = min(self.closed + 1, 8)

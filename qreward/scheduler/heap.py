@@ -24,7 +24,6 @@ class IndexedHeap(Generic[T]):
         self._pushes = 0
 
     def put(self, item: T, rank: float, number: int = 0) -> None:
-        """Add an item, or change its rank."""
         entry = self._entries.get(item)
         if entry is not None:
             if entry[0] == rank and entry[1] == number:
@@ -36,14 +35,12 @@ class IndexedHeap(Generic[T]):
         self._sweep()
 
     def drop(self, item: T) -> None:
-        """Remove an item if it is in the heap."""
         entry = self._entries.pop(item, None)
         if entry is not None:
             entry[3] = None  # so that the removed item can be garbage collected
             self._sweep()
 
     def first(self) -> T | None:
-        """Return the first item without removing it, or None."""
         heap = self._heap
         while heap:
             item: T | None = heap[0][3]
@@ -53,14 +50,12 @@ class IndexedHeap(Generic[T]):
         return None
 
     def rank(self) -> float:
-        """Return the rank of the first item; inf if the heap is empty."""
         if not self._heap or self.first() is None:
             return inf
         rank: float = self._heap[0][0]
         return rank
 
     def take(self) -> T:
-        """Remove and return the first item. The heap must not be empty."""
         item = self.first()
         assert item is not None
         heappop(self._heap)
@@ -91,7 +86,6 @@ class IndexedHeap(Generic[T]):
         return found
 
     def empty(self) -> list[T]:
-        """Remove and return all items, in order."""
         items = [entry[3] for entry in sorted(self._entries.values())]
         self._entries.clear()
         self._heap.clear()
@@ -101,7 +95,6 @@ class IndexedHeap(Generic[T]):
         return item in self._entries
 
     def __iter__(self) -> Iterator[T]:
-        """Iterate over the items in any order."""
         return iter(self._entries)
 
     def __len__(self) -> int:

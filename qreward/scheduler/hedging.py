@@ -2,14 +2,15 @@
 
 A *copy* is a second attempt at a task whose first attempt is still in flight. The first answer counts, and the other attempt is cancelled.
 All copies are charged to one budget, except copies of the attempts at a stalled source. A slow attempt goes on while its copy runs, because
-cancelling it would lose the work done. One of the two attempts is cancelled only if both attempts seem to hang.
+cancelling it would lose the work done.
 
 Hang    An attempt that takes 1.3 times as long as an answer of the 99.9th percentile length is suspected to hang. Such an attempt is copied
         even while other work waits, and ahead of that work. After each suspicion, the time after which attempts of the same task are
-        suspected is doubled. If the copy seems to hang as well, the scheduler cancels and replaces the attempt that has done less work, so
-        that a very long answer is not lost.
+        suspected is doubled. If the copy seems to hang as well, the scheduler cancels and replaces it. The first attempt goes on, so that a
+        very long answer is not lost.
 Hedge   A request outside of a batch is copied if it takes longer than 95 % of its source's answers (if streamed: of its source's first
-        tokens). A fast source must have a free slot for which no work waits (Dean and Barroso, "The Tail at Scale", CACM 2013).
+        tokens), and if a source with a free slot is expected to answer a copy well before it, by the rule of ``tail`` (Dean and Barroso,
+        "The Tail at Scale", CACM 2013).
 Tail    Once the queue is empty, the last requests of a batch are copied to sources with a free slot. A request is copied if its attempt
         needs more than 1.25 times as long as the copy to finish a long answer. The attempt with the most remaining time is copied first
         (LATE, Zaharia et al., OSDI 2008).
@@ -38,7 +39,7 @@ inspected."""
 HANG = 1.3
 """An attempt is suspected to hang when it has taken ``HANG`` times as long as an answer of the 99.9th percentile length would take."""
 UNKNOWN = 4.0
-"""A source that has not answered yet is assumed to need ``UNKNOWN`` times the seconds per token of the slowest known source of the pool."""
+"""A source that has not answered yet is assumed to need ``UNKNOWN`` times the seconds of the slowest known source of the pool."""
 GAIN = 1.25
 """A tail copy is made if the remaining time of the attempt is longer than ``GAIN`` times the expected time of the copy."""
 EQUAL = 1.1
@@ -49,9 +50,6 @@ WORTH = 1.5
 only one copy, and a fast source has a free slot soon."""
 LEAST_GAIN = 0.5
 """Minimum remaining time of an attempt in seconds. A tail copy is made only if the attempt still needs more time than this."""
-HEALTHY = 0.7
-"""Minimum share (0 to 1) of a pool's sources that must be in service for hedges and tail copies to be made (cf. gRPC A6, hedging
-throttling)."""
 
 
 class Overdue(IntEnum):
@@ -108,7 +106,6 @@ class HedgingPolicy:
     # which attempts take too long
 
     def look_after(self, source: Source) -> float:
-        """Return the age in seconds at which an attempt at a source is inspected for the first time."""
         hung = min((self.hung_after(source, pool) for pool in source.pools), default=inf)
         hedged = min(self.hedged_after(source), self.hedged_after(source, streamed=True))
         return max(LOOK_LEAST, min(LOOK_MOST, source.attempt_limit(0), hung, hedged, LEAST_SECONDS))
@@ -121,7 +118,7 @@ class HedgingPolicy:
             The second value is the time at which the next attempt passes a limit.
         """
         found, next_at = [], inf
-        hedged_after = [self.hedged_after(source, streamed=streamed) if source.interactive_inflight else inf for streamed in (False, True)]
+        hedged_after = [self.hedged_after(source, streamed=streamed) for streamed in (False, True)]
         hung_after = {pool: self.hung_after(source, pool) for pool in source.pools}
         least = min(*hedged_after, source.attempt_limit(0), *hung_after.values())
         for attempt in source.attempts:
@@ -145,19 +142,7 @@ class HedgingPolicy:
                 next_at = min(next_at, attempt.sent_at + limit)
         return sorted(found, key=itemgetter(0)), next_at
 
-    @staticmethod
-    def behind(now: float, copy: Attempt) -> Attempt:
-        """Return the attempt that has done less work: ``copy``, or the attempt that it copies. Call this when both seem to hang."""
-        task = copy.task
-        assert task.attempt is not None
-
-        def done(attempt: Attempt) -> float:
-            return (now - attempt.sent_at) / (_pace(attempt.source, task.pool) or inf)
-
-        return min(copy, task.attempt, key=done)
-
     def hung_after(self, source: Source, pool: Pool) -> float:
-        """Return the seconds after which an attempt is first suspected to hang."""
         if self.policy is None:
             return inf
         pace = _pace(source, pool)
@@ -187,30 +172,41 @@ class HedgingPolicy:
         assert task.attempt is not None
         return (task.attempt.source, *task.unfit, *(source for source, _ in task.failures))
 
-    @staticmethod
-    def is_well(pool: Pool) -> bool:
-        """Return whether enough sources are in service for free slots to count as spare capacity."""
-        return pool.in_service >= HEALTHY * len(pool.sources)
-
     def tail(self, now: float, pool: Pool) -> Iterator[tuple[Task, Source]]:
         """Yield (task, source) for each tail copy to be made. The caller must send each copy before it requests the next copy."""
-        if self.policy is None or not self.policy.tail or not self.is_well(pool):
+        if self.policy is None or not self.policy.tail:
             return
-        targets = CopyTargets(now, pool)
-        for _, length, attempt in sorted(self._lasting(now, pool), key=lambda entry: -entry[0]):
-            target = targets.quickest(self.others(attempt.task))
-            if target is None:
-                continue
-            pace = _pace(attempt.source, pool)
-            quick = pool.lengths.seconds_per_token(target.latency)
-            age = now - attempt.sent_at
-            hung = age > pool.lengths.p99 * pace and quick <= EQUAL * pace
-            if (hung or length * pace - age > GAIN * length * quick) and self.withdraw(self.policy.reserve / 2):
+        in_service = [source.service.recent() for source in pool.sources if source.available_soon(now)]
+        most = WORTH * min(filter(None, in_service), default=0.0)
+        paces = [(source.service.recent(), place, source) for place, source in enumerate(pool.sources)]
+        targets = [source for pace, _, source in sorted(paces) if 0 < pace <= most and source.ready_at(now) <= now]
+        for _, attempt in sorted(self._lasting(now, pool), key=lambda entry: -entry[0]):
+            others = self.others(attempt.task)
+            target = next((source for source in targets if source not in others and source.ready_at(now) <= now), None)
+            if target is not None and self.gains(now, attempt, target) and self.withdraw(self.policy.reserve / 2):
                 yield attempt.task, target
 
-    def _lasting(self, now: float, pool: Pool) -> Iterator[tuple[float, float, Attempt]]:
-        """Yield (remaining seconds, expected length in tokens, attempt) of attempts that belong to the last requests of a batch."""
-        lengths = pool.lengths
+    def is_late(self, now: float, attempt: Attempt, target: Source) -> bool:
+        """Return whether a request outside of a batch is hedged at ``target``, now that the usual time of an answer has passed."""
+        pool, waited = attempt.task.pool, now - attempt.sent_at
+        usual = target.stream_timing.first(0.5) if attempt.task.streamed and target.stream_timing is not None else None
+        if usual is None and pool.lengths.p99 < inf and self.policy is not None and self.policy.after is None:
+            return self.gains(now, attempt, target)
+        return (usual or max(target.latency.mean, target.answers_in(now, pool) if pool.common.pace else 0.0)) < waited
+
+    @staticmethod
+    def gains(now: float, attempt: Attempt, target: Source) -> bool:
+        """Return whether a copy at ``target`` is expected to be answered well before the attempt, if the answer is a long one."""
+        pool = attempt.task.pool
+        pace, quick = _pace(attempt.source, pool), target.service.recent()
+        age = now - attempt.sent_at
+        if age > pool.lengths.p99 * pace and quick <= EQUAL * pace:
+            return True
+        length = pool.lengths.long(age / pace) if pace else 0.0
+        return length * pace - age > GAIN * length * quick
+
+    def _lasting(self, now: float, pool: Pool) -> Iterator[tuple[float, Attempt]]:
+        """Yield (remaining seconds, attempt) of attempts that belong to the last requests of a batch."""
         for source in pool.sources:
             pace = _pace(source, pool)
             if not pace:
@@ -219,11 +215,10 @@ class HedgingPolicy:
                 feed = attempt.task.feed
                 if feed is None or not feed.ended or feed.buffer or attempt.task.pool is not pool or not self.may_be_copied(attempt):
                     continue
-                done = (now - attempt.sent_at) / pace
-                length = lengths.long(done)
-                to_go = (length - done) * pace
+                age = now - attempt.sent_at
+                to_go = pool.lengths.long(age / pace) * pace - age
                 if to_go > LEAST_GAIN:
-                    yield to_go, length, attempt
+                    yield to_go, attempt
 
 
 def _limit(now: float, attempt: Attempt) -> float:
@@ -243,54 +238,5 @@ def _doubled(task: Task) -> float:
 
 
 def _pace(source: Source, pool: Pool) -> float:
-    """Return the seconds per token at a source.
-
-    If the source has not answered yet, the result is a high guess. If no source of the pool has answered yet, the result is 0.
-    """
-    lengths = pool.lengths
-    return lengths.seconds_per_token(source.latency) or UNKNOWN * max(
-        (lengths.seconds_per_token(other.latency) for other in pool.sources), default=0.0
-    )
-
-
-class CopyTargets:
-    """Finds the sources of a pool that may receive copies, fastest first. An object is valid only for the time ``now`` given to it."""
-
-    def __init__(self, now: float, pool: Pool) -> None:
-        self._paces = [(pool.lengths.seconds_per_token(source.latency), place, source) for place, source in enumerate(pool.sources)]
-        self._now = now
-        self._slow: dict[tuple[Source, ...], tuple[Source, ...]] = {}
-        self._in_service = sorted(entry for entry in self._paces if entry[0] and entry[2].available_soon(now))
-        self._ready = [(pace, source) for pace, _, source in self._in_service if source.ready_at(now) <= now]
-
-    def too_slow(self, avoided: tuple[Source, ...]) -> tuple[Source, ...]:
-        """Return the sources outside of ``avoided`` whose speed is unknown, or much lower than the speed of the fastest available source.
-
-        The result is empty if no source outside of ``avoided`` is available.
-        """
-        slow = self._slow.get(avoided)
-        if slow is None:
-            most = self._most(avoided)
-            slow = tuple(source for pace, _, source in self._paces if source not in avoided and not 0 < pace <= most) if most else ()
-            self._slow[avoided] = slow
-        return slow
-
-    def quickest(self, avoided: tuple[Source, ...]) -> Source | None:
-        """Return the fastest source with a free slot outside of ``avoided``.
-
-        Return None if there is no such source, or if the source is too slow for copies.
-        """
-        most = self._most(avoided)
-        for place, (pace, source) in enumerate(self._ready):
-            if pace > most:
-                return None
-            if source.ready_at(self._now) > self._now:  # earlier copies have taken its last slot
-                del self._ready[place]
-                return self.quickest(avoided)
-            if source not in avoided:
-                return source
-        return None
-
-    def _most(self, avoided: tuple[Source, ...]) -> float:
-        """Return the highest seconds per token at which a source is fast enough; 0 if no source is available."""
-        return WORTH * next((pace for pace, _, source in self._in_service if source not in avoided), 0.0)
+    """Return the seconds per token at a source; a high guess before its first answer, and 0 before the first answer in the pool."""
+    return source.service.recent() or UNKNOWN * max((other.service.recent() for other in pool.sources), default=0.0)

@@ -1,50 +1,68 @@
-"""Load balancing: a balancer chooses which of several sources with a free slot takes the next task. If no source has a free slot, no choice
-is needed: the first source that gets a free slot takes the task.
+"""Load balancing: a balancer keeps the sources of one pool that have a free slot, and chooses which of them takes the next task.
 
-Scores are kept in a heap with one valid entry per source, so that the cost of a choice hardly depends on the number of sources.
+If no source has a free slot, no choice is needed: the first source that gets a free slot takes the task.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from math import log
-from operator import itemgetter
+from collections import OrderedDict
+from collections.abc import Iterable
+from itertools import islice
+from math import inf
+from typing import TYPE_CHECKING
 
-from qreward.scheduler.heap import IndexedHeap
-from qreward.scheduler.prefixes import Prefix
-from qreward.scheduler.state import Balancer, Pool, Source, Task
 from qreward.settings.policies import LoadBalanceStrategy
 
+if TYPE_CHECKING:
+    from qreward.scheduler.state import Pool, Source, Task
 
-class _Scored:
-    """Base class of balancers that choose the source with the lowest score. Of equal scores, the source offered first is chosen."""
+COMPARED = 16
+"""Number of sources with a free slot that are compared for one task. If there are more, the better half of the last comparison is compared
+with others in turn, so that good sources are remembered (Mitzenmacher, Prabhakar and Shah, "Load Balancing with Memory", FOCS 2002)."""
+EQUAL = 1.02
+"""Expected times that differ by less than this factor count as equal. Of equal sources, the one that was free first is chosen."""
+
+
+class Balancer:
+    """Keeps the sources of a pool that have a free slot, and chooses the one with the lowest score.
+
+    Of equal scores, the source that was free first is chosen.
+    """
 
     by_speed = False
+    """The balancer prefers fast sources. A slow source may then be left idle at the end of a batch."""
 
     def __init__(self) -> None:
-        self._ready: IndexedHeap[Source] = IndexedHeap()
+        self._free: OrderedDict[Source, None] = OrderedDict()  # sources with a free slot, the one offered last first
 
-    def take(self, now: float, avoided: tuple[Source, ...], task: Task | None = None) -> Source | None:  # noqa: ARG002 - the protocol's
-        return self._ready.take_outside(avoided)
+    def offer(self, source: Source) -> None:
+        self._free[source] = None
+        self._free.move_to_end(source, last=False)
+
+    def forget(self, source: Source) -> None:
+        self._free.pop(source, None)
+
+    def take(self, now: float, pool: Pool, avoided: tuple[Source, ...] = (), task: Task | None = None) -> Source | None:
+        """Remove and return the best source outside of ``avoided``, or None. ``task`` is None if the task is not known yet.
+
+        The source is not chosen again until it is offered again.
+        """
+        best = self._best(now, pool, avoided, task)
+        if best is not None:
+            del self._free[best]
+        return best
+
+    def sent(self, source: Source) -> None:
+        """Record that a source was sent a task of this pool."""
 
     def score(self, source: Source) -> float:
         raise NotImplementedError
 
-    def offer(self, now: float, pool: Pool, source: Source) -> None:  # noqa: ARG002 - the protocol's
-        self._ready.put(source, self.score(source))
-
-    def sent(self, source: Source) -> None:
-        pass
-
-    def forget(self, source: Source) -> None:
-        self._ready.drop(source)
+    def _best(self, now: float, pool: Pool, avoided: tuple[Source, ...], task: Task | None) -> Source | None:  # noqa: ARG002
+        return min([source for source in reversed(self._free) if source not in avoided], key=self.score, default=None)
 
 
-PER_E, LEAST = 50, 1e-9
-"""Expected times that differ by less than about 1 / ``PER_E`` (2 %) count as equal, and equal sources take turns. ``LEAST``: seconds."""
-
-
-class ExpectedFinish:
+class ExpectedFinish(Balancer):
     """Chooses the source whose answer is expected soonest (see ``estimate``).
 
     A source that has the prefix of a task in its cache is expected to answer this task sooner; see ``PrefixCache.warm_share``.
@@ -52,98 +70,88 @@ class ExpectedFinish:
 
     by_speed = True
 
-    def __init__(self) -> None:
-        self._ready: IndexedHeap[Source] = IndexedHeap()
+    def _best(self, now: float, pool: Pool, avoided: tuple[Source, ...], task: Task | None) -> Source | None:
+        free = self._free
+        if len(free) == 1:  # as usual while all sources are busy
+            (source,) = free
+            return None if source in avoided else source
+        share, warm = self._warm(task) if task is not None and task.prefix is not None else (0.0, ())
+        compared: Iterable[Source] = free if len(free) <= COMPARED else dict.fromkeys([*islice(free, COMPARED), *warm])
+        found, best = None, inf
+        scores: list[tuple[float, int, Source]] = []
+        for source in compared:
+            seconds = source.answers_in(now, pool)
+            if source in warm:
+                seconds *= 1 - share * (1 - source.prefix_cache.warm_share())
+            scores.append((seconds, len(scores), source))
+            if seconds <= EQUAL * best and source not in avoided:
+                found, best = source, min(best, seconds)
+        if len(free) > COMPARED:
+            for _, _, source in sorted(scores)[COMPARED // 2 :]:
+                free.move_to_end(source)
+            if found is None:  # all of the compared sources are avoided
+                found = next((source for source in free if source not in avoided), None)
+        return found
 
-    def offer(self, now: float, pool: Pool, source: Source) -> None:
-        self._ready.put(source, int(PER_E * log(max(LEAST, source.answers_in(now, pool)))))
-
-    def take(self, now: float, avoided: tuple[Source, ...], task: Task | None = None) -> Source | None:
-        self._refresh(now, task)
-        best = self._ready.take_outside(avoided)
-        if best is None or task is None or task.prefix is None or not self._ready:  # no choice, as usual when all sources are busy
-            return best
-        warm = min(self._warm(now, task, task.prefix, avoided), key=itemgetter(0), default=None)
-        if warm is None or warm[0] >= best.answers_in(now, task.pool):
-            return best
-        self.offer(now, task.pool, best)
-        self._ready.drop(warm[1])
-        return warm[1]
-
-    def _refresh(self, now: float, task: Task | None) -> None:
-        """Compute one score anew, because scores change with age."""
-        if task is not None and len(self._ready) > 1:
-            self.offer(now, task.pool, self._ready.rotate())
-
-    def _warm(self, now: float, task: Task, prefix: Prefix, avoided: tuple[Source, ...]) -> list[tuple[float, Source]]:
-        """Return the sources with a free slot that have the longest cached part of a task's prefix, each with its expected finish."""
+    def _warm(self, task: Task) -> tuple[float, tuple[Source, ...]]:
+        """Return the share (0 to 1) of a prompt that is cached longest at sources with a free slot, and these sources."""
+        prefix = task.prefix
+        assert prefix is not None
         for key, length in zip(reversed(prefix.keys), reversed(prefix.lengths), strict=True):
-            holders = [source for source in task.pool.holders.of(key) if source in self._ready and source not in avoided]
+            holders = tuple(source for source in task.pool.holders.of(key) if source in self._free)
             if holders:
-                share = length / prefix.total
-                pool = task.pool
-                return [(each.answers_in(now, pool) * (1 - share * (1 - each.prefix_cache.warm_share())), each) for each in holders]
-        return []
-
-    def sent(self, source: Source) -> None:
-        pass
-
-    def forget(self, source: Source) -> None:
-        self._ready.drop(source)
+                return length / prefix.total, holders
+        return 0.0, ()
 
 
-class LeastConnections(_Scored):
+class LeastConnections(Balancer):
     """Chooses the source whose number of requests in flight, divided by its weight, is lowest."""
 
-    def __init__(self, weights: dict[str, float]) -> None:
+    def __init__(self, weights: dict[str, float] | None = None) -> None:
         super().__init__()
-        self._weights = weights
+        self._weights = weights or {}
+
+    def weight(self, source: Source) -> float:
+        return self._weights.get(source.name, source.weight)
 
     def score(self, source: Source) -> float:
-        return source.inflight / self._weights.get(source.name, source.weight)
+        return source.inflight / self.weight(source)
 
 
-class WeightedRoundRobin(_Scored):
+class WeightedRoundRobin(LeastConnections):
     """Chooses each source in proportion to its weight, and spreads these choices evenly over time.
 
-    The source with the earliest deadline is chosen, as in Envoy's scheduler.
-
-    A source that was unavailable does not catch up afterwards. If ``weights`` is None, this is plain round robin.
+    The source with the earliest deadline is chosen, as in Envoy's scheduler. A source that was unavailable does not catch up afterwards.
     """
 
-    def __init__(self, weights: dict[str, float] | None) -> None:
-        super().__init__()
-        self._weights = weights
-        self._next: dict[Source, float] = {}
+    def __init__(self, weights: dict[str, float] | None = None) -> None:
+        super().__init__(weights)
+        self._due: dict[str, float] = {}  # by name of the source
         self._time = 0.0
 
-    def _step(self, source: Source) -> float:
-        return 1.0 if self._weights is None else 1.0 / self._weights.get(source.name, source.weight)
+    def offer(self, source: Source) -> None:
+        super().offer(source)
+        self._due.setdefault(source.name, self._time + 0.5 / self.weight(source))
 
     def score(self, source: Source) -> float:
-        due = self._next.get(source)
-        if due is None:
-            due = self._next[source] = self._time + self._step(source) / 2
-        elif due < self._time:
-            due = self._next[source] = self._time
-        return due
+        return max(self._time, self._due[source.name])
 
     def sent(self, source: Source) -> None:
-        due = self.score(source)
-        self._time = max(self._time, due)
-        self._next[source] = due + self._step(source)
+        self._time = self.score(source)
+        self._due[source.name] = self._time + 1 / self.weight(source)
 
-    def forget(self, source: Source) -> None:
-        super().forget(source)
-        self._next.pop(source, None)
+
+class RoundRobin(WeightedRoundRobin):
+    """Chooses the sources in turn."""
+
+    def weight(self, source: Source) -> float:  # noqa: ARG002 - all are equal
+        return 1.0
 
 
 def make_balancer(strategy: LoadBalanceStrategy, weights: dict[str, float]) -> Balancer:
     """Return the balancer of a strategy. ``weights`` has weights by source name, which take precedence over the sources' own weights."""
-    makers: dict[LoadBalanceStrategy, Callable[[], Balancer]] = {
-        LoadBalanceStrategy.EXPECTED_FINISH: ExpectedFinish,
-        LoadBalanceStrategy.LEAST_CONNECTIONS: lambda: LeastConnections(weights),
-        LoadBalanceStrategy.ROUND_ROBIN: lambda: WeightedRoundRobin(None),
-        LoadBalanceStrategy.WEIGHTED_ROUND_ROBIN: lambda: WeightedRoundRobin(weights),
-    }
-    return makers[strategy]()
+    if strategy is LoadBalanceStrategy.EXPECTED_FINISH:
+        return ExpectedFinish()
+    if strategy is LoadBalanceStrategy.LEAST_CONNECTIONS:
+        return LeastConnections(weights)
+    return WeightedRoundRobin(weights) if strategy is LoadBalanceStrategy.WEIGHTED_ROUND_ROBIN else RoundRobin()

@@ -28,14 +28,12 @@ class OutageTracker:
         self._down: dict[Pool, None] = {}
 
     def enter(self, now: float, feed: BatchFeed) -> None:
-        """Begin to track a batch that begins to use its pool. The pool may be down already."""
         feed.opened_at = now
         feed.pool.feeds[feed] = None
         self.check(now, feed.pool)
         self._set_due(feed)
 
     def leave(self, feed: BatchFeed) -> None:
-        """Stop tracking a batch that no longer uses its pool."""
         pool = feed.pool
         pool.feeds.pop(feed, None)
         self._wheel.remove(feed)

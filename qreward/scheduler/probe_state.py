@@ -21,7 +21,7 @@ from __future__ import annotations
 from enum import IntEnum
 from math import inf
 
-from qreward.scheduler.health import LONGEST_OPEN
+from qreward.scheduler.health import OPEN
 from qreward.scheduler.outcome import ProbeResult
 from qreward.scheduler.state import Source
 
@@ -104,7 +104,7 @@ class ProbeState:
         health = source.health
         if self._held_until > self._away_since:
             source.window.returned(now, source.inflight)
-        of_another_kind = health.open_until > max(self._held_until, now + 1.5 * LONGEST_OPEN)  # away because its quota is used up
+        of_another_kind = health.open_until > max(self._held_until, now + 1.5 * OPEN)  # away because its quota is used up
 
         tried = not of_another_kind and health.try_now(now, self._unready_at)
         return source.cooldown.ease(now) or tried

@@ -11,7 +11,6 @@ R = TypeVar("R")
 
 
 def is_glob(pattern: str) -> bool:
-    """Return whether the pattern has a wildcard."""
     return any(mark in pattern for mark in "*?[")
 
 
@@ -46,19 +45,16 @@ class Routes(Generic[R]):
         self._cache: dict[str, R | None] = {}
 
     def set(self, pattern: str, route: R) -> None:
-        """Add a route, or replace the route with the same pattern."""
         (self._globs if is_glob(pattern) else self._exact)[pattern] = route
         self._globs = dict(sorted(self._globs.items(), key=lambda item: specificity(item[0]), reverse=True))
         self._cache.clear()
 
     def remove(self, pattern: str) -> None:
-        """Remove the route with this pattern, if there is one."""
         self._exact.pop(pattern, None)
         self._globs.pop(pattern, None)
         self._cache.clear()
 
     def find(self, model: str) -> R | None:
-        """Return the route of a model, or None."""
         if model in self._cache:
             return self._cache[model]
         found = self._exact.get(model)

@@ -32,11 +32,12 @@ from qreward.errors import CircuitOpen, InvalidResponse, NoEndpoint, QRewardErro
 from qreward.records import has_failed
 from qreward.scheduler.failure_policy import FailurePolicy, RetryDecision, is_sign_of_life, record_attempt, unanswered
 from qreward.scheduler.health import HealthChange
-from qreward.scheduler.hedging import CopyTargets, HedgingPolicy, Overdue
+from qreward.scheduler.hedging import HedgingPolicy, Overdue
 from qreward.scheduler.limits.tokens import TokenEstimator
+from qreward.scheduler.load_balancing import Balancer
 from qreward.scheduler.outages import OutageTracker, deadline
 from qreward.scheduler.outcome import Answer, Cancelled, Failure, FailureKind, Outcome, RateLimitInfo
-from qreward.scheduler.state import LOW, ONLINE, READ_AHEAD, Attempt, Balancer, BatchFeed, CancelReason, Pool, Source, Task, TaskState
+from qreward.scheduler.state import LOW, READ_AHEAD, Attempt, BatchFeed, CancelReason, Pool, Source, Task, TaskState
 from qreward.scheduler.stats import LEAST_INFLIGHT
 from qreward.scheduler.timer_wheel import PER_SECOND, Timed, TimerWheel
 from qreward.settings.client import ClientConfig
@@ -83,7 +84,6 @@ def too_late(task: Task) -> RequestTimeout:
 
 
 def full(pool: Pool, most: int) -> QueueFull:
-    """Return the error of a task that is rejected because ``most`` tasks wait already."""
     return QueueFull(f"{most} requests wait for {pool.name} already; send fewer at once, or raise max_queued")
 
 
@@ -145,7 +145,7 @@ class Scheduler:
         retry: the retry policy.
         rng: the only source of randomness.
         estimate: function that returns (prompt tokens, maximum output tokens) of a payload. It is called only for sources with a token
-            limit, and while several batches or tenants of a pool have the same priority.
+            limit.
         hedge: settings that say when a request is also sent to a second source. With None, that never happens.
         most_waiting: maximum number of tasks outside of batches that may wait in a pool. A further task ends with ``QueueFull``. None means
             no limit.
@@ -167,7 +167,6 @@ class Scheduler:
         self._failure_policy = FailurePolicy(retry, rng)
         self._hedging = HedgingPolicy(hedge, retry.attempts)
         self.outages = OutageTracker(self.wheel)
-        self._estimate = estimate
         self._most_waiting = most_waiting
         self._numbers = 0
         self._stalled = False  # the last tick was late
@@ -176,7 +175,6 @@ class Scheduler:
 
     def submit(self, now: float, task: Task) -> None:
         """Accept a task that is not part of a batch. It is sent at once if a source has capacity."""
-        task.pool.interactive_until = now + ONLINE
         self._start(now, task)
         self._place(now, task)
 
@@ -259,7 +257,7 @@ class Scheduler:
             text = f"endpoint {source.name!r}: its answer cannot be recorded: {type(error).__name__}; report this with the server's answer"
             outcome = Failure(FailureKind.UNSENDABLE, InvalidResponse(text, endpoint=source.name))
             outcome.error.__cause__ = error
-        attempt.won, task.charge = False, 0.0
+        attempt.won = False
         record_attempt(attempt, outcome.kind.name.lower(), now, detail=str(outcome.error))
         self._finish(task, outcome.error)
 
@@ -283,7 +281,6 @@ class Scheduler:
             if verdict.lost:
                 if not source.health.in_service:
                     self._report_down(now, source, described(outcome))
-                    self._failure_policy.budget.grant(source.inflight)
                 self.on_source_lost(now, source)
             self._reconsider(now, source)
         self.outages.look(now, attempt, alive=is_sign_of_life(outcome))
@@ -314,7 +311,6 @@ class Scheduler:
         self.outages.end(attempt.source, attempt.sent_at)
 
     def opened(self, now: float, attempt: Attempt, limits: RateLimitInfo) -> None:
-        """Apply the rate limits in the headers of a streamed answer that has begun."""
         attempt.source.advertised(now, attempt.sent_at, limits, used=0)
         self._fill(now, attempt.source)
 
@@ -355,13 +351,11 @@ class Scheduler:
     # inputs: the fleet
 
     def join(self, now: float, source: Source, pool: Pool) -> None:
-        """Add a source to a pool."""
         self._enrol(source, pool)
         self.changed(now, source)
 
     def _enrol(self, source: Source, pool: Pool) -> None:
         pool.join(source)
-        pool.queue.cost = self._cost
         source.look_after = self._hedging.look_after(source)
 
     def changed(self, now: float, source: Source) -> None:
@@ -392,7 +386,7 @@ class Scheduler:
             self.changed(now, source)
 
     def set_policies(self, before: ClientConfig, after: ClientConfig) -> bool:
-        """Replace the policies that changed. The budget of a changed policy is reset.
+        """Replace the policies that changed. The budget of a changed hedging policy is reset.
 
         Returns:
             True if the hedging policy was replaced. Then ``check_attempts_again`` must be called.
@@ -414,10 +408,6 @@ class Scheduler:
                 source.check_at = min(source.check_at, max(now, oldest.sent_at + source.look_after))
                 self._wake(source, source.check_at)
 
-    def resize(self, sources: Sequence[Source]) -> None:
-        """Set the capacity of the retry budget to the number of requests that all sources together can have in flight."""
-        self._failure_policy.budget.capacity = sum(source.window.limit for source in sources)
-
     # what follows
 
     def _answered(self, now: float, attempt: Attempt, answer: Answer) -> None:
@@ -427,7 +417,6 @@ class Scheduler:
             source.prefix_cache.answered(task.prefix, attempt.cached, answer, now - attempt.sent_at - attempt.held)
         if source.down_since is not None and source.health.is_back:
             self._report_back(now, source)
-        task.pool.lengths.add(now - attempt.sent_at - attempt.held, answer.output_tokens, source.latency)
         if source.tally.ok % LOOK_ANEW == 0:
             source.look_after = self._hedging.look_after(source)
         if source.tokens is not None:
@@ -436,11 +425,10 @@ class Scheduler:
             attempt.won = True
             if task.copy is not None:
                 self._beat(now, task, attempt)
-            self._end(task, None if answer.output_tokens is None else float(answer.output_tokens + (answer.prompt_tokens or 0)))
+            self._end(task)
             self.out.append((FINISH, task, answer, source, now - attempt.sent_at))
 
     def _beat(self, now: float, task: Task, winner: Attempt) -> None:
-        """Cancel the other attempt of a task, because ``winner`` was faster."""
         loser = task.other(winner)
         assert loser is not None
         record_attempt(loser, "cancelled", now, detail=f"endpoint {winner.source.name!r} answered first")
@@ -502,8 +490,6 @@ class Scheduler:
         pool = task.pool
         source = self._choose(now, task, best)
         if source is not None and not self._too_late(now, task, source):
-            if pool.queue.levels and task.sent_at is None:
-                pool.queue.passed(task)
             self._send(now, task, source)
         elif source is None:
             self._line_up(task)
@@ -535,8 +521,7 @@ class Scheduler:
             self._finish(task, error)
 
     def _ready(self, now: float, pool: Pool, avoided: tuple[Source, ...], task: Task | None = None) -> Source | None:
-        take = pool.balancer.take
-        while (source := take(now, avoided, task)) is not None:
+        while (source := pool.balancer.take(now, pool, avoided, task)) is not None:
             at = source.ready_at(now)
             if at <= now:
                 return source
@@ -548,7 +533,7 @@ class Scheduler:
             task = self._next(now, source)
             if task is None:
                 for pool in source.pools:
-                    pool.balancer.offer(now, pool, source)
+                    pool.balancer.offer(source)
                     self._look_later(now, pool)
                 return
             self._send(now, task, source)
@@ -564,7 +549,7 @@ class Scheduler:
             self._wake(source, at)
             return
         for pool in source.pools:
-            pool.balancer.offer(now, pool, source)
+            pool.balancer.offer(source)
 
     def _wake(self, source: Source, at: float) -> None:
         if at != inf and (source.due < 0 or ceil(at * PER_SECOND) < source.due):
@@ -609,11 +594,6 @@ class Scheduler:
         if len(feed.buffer) < feed.read_ahead - READ_AHEAD + LOW:
             self._ask(feed)
 
-    def _cost(self, task: Task) -> float:
-        """Return the tokens that a task is expected to use, for fair queueing."""
-        prompt = self._estimate(task.payload)[0] if self._estimate is not None else 0.0
-        return prompt + task.pool.lengths.mean
-
     def _too_late(self, now: float, task: Task, source: Source) -> bool:
         """End a task that is not in flight if no source in service can answer it before its deadline. Returns True if the task ended."""
         quick = source.latency.p5
@@ -640,7 +620,6 @@ class Scheduler:
             task.attempt = attempt
             if task.sent_at is None:
                 task.sent_at = now
-                self._failure_policy.budget.deposit()
                 self._hedging.deposit()
             else:
                 source.tally.retried += has_failed(task.trail or ())
@@ -685,13 +664,11 @@ class Scheduler:
         self._end(task)
         self.out.append((FINISH, task, error, None, 0.0))
 
-    def _end(self, task: Task, tokens: float | None = None) -> None:
+    def _end(self, task: Task) -> None:
         task.state = TaskState.DONE
         self.wheel.remove(task)
         if task.queued:
             task.pool.queue.ended(task)
-        if task.charge:
-            task.pool.queue.settle(task, tokens if tokens is not None else task.charge if task.sent_at is not None else 0.0)
         pool = task.pool
         pool.batch_inflight -= task.feed is not None
         if pool.due >= 0 and not pool.batch_inflight and not pool.queue.levels:
@@ -761,18 +738,16 @@ class Scheduler:
         if now >= source.silence.alarm_at(source.inflight, source.latency.mean):
             self._on_stall(now, source)
         found, next_at = self._hedging.inspect(now, source)
-        targets: dict[Pool, CopyTargets] = {}
         for kind, attempt in found:
             if kind is Overdue.HUNG:
-                self._suspect(now, attempt, targets)
+                self._suspect(now, attempt)
             elif kind is Overdue.LATE:
                 self._hedge(now, attempt)
             elif kind is Overdue.TIMED_OUT:
                 self._cancel(attempt, CancelReason.OVERDUE)
-            else:  # both attempts seem to hang: another copy replaces the one that has done less
-                behind = self._hedging.behind(now, attempt)
-                behind.task.failures = (*behind.task.failures, (behind.source, now))
-                self._cancel(behind, CancelReason.ABANDONED)
+            else:  # both attempts seem to hang: another copy replaces this one
+                attempt.task.failures = (*attempt.task.failures, (source, now))
+                self._cancel(attempt, CancelReason.ABANDONED)
         source.look_after = self._hedging.look_after(source)
         soonest = min(next_at, source.silence.alarm_at(source.inflight, source.latency.mean), now + source.look_after)
         if any(self._hedging.may_be_copied(attempt) for _, attempt in found):  # no source had capacity for the copy
@@ -780,52 +755,41 @@ class Scheduler:
         source.check_at = max(soonest, now + min(LOOK_LATER, source.look_after / 8)) if source.inflight else inf
 
     def _on_stall(self, now: float, source: Source) -> None:
-        """Take a stalled source out of service, unless it is essential, and copy its attempts if that is allowed."""
+        """Take a stalled source out of service, unless it is the last one, and copy its attempts if that is allowed."""
         innocent = sum(not (attempt.task.tries or attempt.task.suspected or attempt.committed) for attempt in source.attempts)
-        if innocent < LEAST_INFLIGHT or source.is_essential():
+        if innocent < LEAST_INFLIGHT or source.is_last():
             source.silence.since = now
             return
         self._report_down(now, source, f"none of {source.inflight} requests in flight was answered for {now - source.silence.since:.1f} s")
         source.silence.since = inf
         source.health.stall(now)
-        targets: dict[Pool, CopyTargets] = {}
         for attempt in list(source.attempts):
             if self._hedging.may_be_copied(attempt):
-                self._copy(now, attempt.task, targets)
+                self._copy(now, attempt.task)
         self.on_source_lost(now, source)
 
-    def _suspect(self, now: float, attempt: Attempt, targets: dict[Pool, CopyTargets]) -> None:
+    def _suspect(self, now: float, attempt: Attempt) -> None:
         task = attempt.task
         if task.pool.best(now, task)[0] < inf and self._hedging.withdraw_for(now, attempt):
             task.suspected += 1
-            self._copy(now, task, targets)
+            self._copy(now, task)
 
     def _hedge(self, now: float, attempt: Attempt) -> None:
-        """Hedge a request if a source has capacity and is expected to answer in less time than the attempt has taken already."""
         task = attempt.task
-        if not self._hedging.is_well(task.pool):
-            return
         source = self._ready(now, task.pool, self._hedging.others(task))
         if source is None:
             return
-        pool = task.pool
-        usual = source.stream_timing.first(0.5) if task.streamed and source.stream_timing is not None else None
-        expected = source.answers_in(now, pool) if pool.common.pace else 0.0
-        if (usual or max(source.latency.mean, expected)) < now - attempt.sent_at and self._hedging.withdraw():
+        if self._hedging.is_late(now, attempt, source) and self._hedging.withdraw():
             self._send(now, task, source)
         self._offer(now, source)
 
-    def _copy(self, now: float, task: Task, targets: dict[Pool, CopyTargets]) -> None:
-        """Send a task to a second source. If no source has capacity, queue the task ahead of tasks that were never sent.
+    def _copy(self, now: float, task: Task) -> None:
+        """Send a task to the source that is expected to answer it first besides the one that works on it.
 
-        ``targets`` keeps the ``CopyTargets`` of each pool for the time ``now``, because making one sorts all sources of the pool.
+        If that source has no capacity, queue the task ahead of tasks that were never sent.
         """
-        avoided = self._hedging.others(task)
-        if task.pool not in targets:
-            targets[task.pool] = CopyTargets(now, task.pool)
-        avoided = (*avoided, *targets[task.pool].too_slow(avoided))
-        source = self._ready(now, task.pool, avoided)
-        if source is None:
+        source = task.pool.best(now, task)[1]
+        if source is None or source.ready_at(now) > now:
             task.pool.queue.put(task)
         else:
             self._send(now, task, source)

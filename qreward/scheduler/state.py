@@ -6,13 +6,13 @@ limits of a source into one time: the earliest time at which the source may be s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from heapq import nsmallest
-from math import ceil, inf
+from math import inf
 from random import Random
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qreward.quota.lease import Lease
 from qreward.scheduler.affinity import AffineQueue, Group
@@ -24,12 +24,14 @@ from qreward.scheduler.limits.rate import Gcra, LearnedRate
 from qreward.scheduler.outcome import Answer, Failure, RateLimitInfo
 from qreward.scheduler.prefixes import COLD, Expected, Holders, Prefix, PrefixCache
 from qreward.scheduler.shared_blocks import Node
-from qreward.scheduler.stats import LONG, LatencyStats, OutputLengths, StallDetector, StreamTiming
+from qreward.scheduler.stats import LONG, AnswerLengths, LatencyStats, StallDetector, StreamTiming
 from qreward.settings.policies import Limits
 
 if TYPE_CHECKING:
     from qreward.errors import QRewardError
     from qreward.results import AttemptRecord
+    from qreward.scheduler.load_balancing import Balancer
+    from qreward.scheduler.queue import Queue
 
 
 class TaskState(IntEnum):
@@ -64,7 +66,6 @@ class RequestOptions(NamedTuple):
     streamed: bool = False  # the answers are streamed
 
     def task(self, payload: Any, pool: Pool, waiter: Any, index: int) -> Task:
-        """Create a task with these options."""
         task = Task(payload, pool, self.level, self.timeout, waiter, index, self.tenant)
         task.hedge, task.restarts, task.streamed = self.hedge, self.restarts, self.streamed
         task.prefix = pool.prefix_of_task(payload)
@@ -90,7 +91,6 @@ class Task:
     sent_at: float | None = None  # when it was first sent
     deadline: float = inf
     due: int = -1  # belongs to the timer wheel
-    charge: float = 0.0  # tokens that fair queueing has charged for it and not yet corrected
     attempt: Attempt | None = None  # the older one of its attempts in flight
     copy: Attempt | None = None  # the younger one of its attempts in flight, at another source
     hedge: bool = True
@@ -130,7 +130,6 @@ class Task:
         return attempt is self.attempt or attempt is self.copy
 
     def other(self, attempt: Attempt) -> Attempt | None:
-        """Return the other attempt of the task, or None."""
         return self.copy if attempt is self.attempt else self.attempt
 
     def burden(self, source: Source) -> float:
@@ -145,7 +144,6 @@ class Task:
         return 2.0 ** min([failed for failed, _ in self.failures].count(source), MOST_DOUBLINGS)
 
     def drop(self, attempt: Attempt) -> None:
-        """Remove an attempt that has ended. The other attempt, if there is one, continues."""
         if attempt is self.attempt:
             self.attempt = self.copy
         self.copy = None
@@ -286,7 +284,7 @@ class Source:
 
     __slots__ = (
         "answered_at", "attempt_timeout", "attempts", "check_at", "cooldown", "counted_at", "down_since", "due", "handle", "health",
-        "inflight", "inflight_seconds", "interactive_inflight", "latency", "learned", "lease", "look_after", "metered", "name", "pools",
+        "inflight", "inflight_seconds", "latency", "learned", "lease", "look_after", "metered", "name", "pools",
         "prefix_cache", "proven", "removed", "requests", "reserved", "service", "silence", "stream_timing", "tally", "tokens", "trouble",
         "unanswered", "weight", "window",
     )  # fmt: skip
@@ -322,7 +320,6 @@ class Source:
         self.attempts: dict[Attempt, None] = {}  # oldest first, including those being cancelled
         self.inflight = 0  # number of requests in flight
         self.inflight_seconds = self.counted_at = 0.0  # sum of the seconds for which requests were in flight, and the time of that sum
-        self.interactive_inflight = 0  # number of requests in flight that are not part of a batch
         self.look_after = ATTEMPT_LEAST  # age in seconds at which an attempt is inspected for the first time
         self.check_at = inf  # time of the next inspection of the attempts; inf while none is planned
         self.due = -1  # belongs to the timer wheel
@@ -332,7 +329,7 @@ class Source:
         self.service = SourceService()
         self.stream_timing: StreamTiming | None = None  # timing of its streams; None before the first token of its first stream
         self.silence = StallDetector()
-        self.health = Health(rng, self._health_changed)
+        self.health = Health(rng, self._service_changed)
         self.down_since: float | None = None  # when it was found to be out of service; None again when an answer shows that it is back
         self.answered_at = -inf  # when the latest answer came
         self.proven = -inf  # latest send time of a request that was answered
@@ -355,8 +352,8 @@ class Source:
         if health.marked_unhealthy or self.removed:
             return inf
         at = max(health.open_until, self.cooldown.opens_at)
-        if self.learned is not None:
-            at = max(at, self.learned.ready_at)
+        if self.learned is not None and self.learned.pace is not None:
+            at = max(at, self.learned.pace.ready_at)
         if self.lease is not None and not self.lease.may_send(now):
             return inf
         if self.requests is not None:
@@ -366,12 +363,10 @@ class Source:
         return at
 
     def sent(self, now: float, attempt: Attempt) -> None:
-        """Record that a request is sent."""
         self.attempts[attempt] = None
         attempt.inflight_seconds = self.inflight_seconds = self.inflight_seconds + self.inflight * (now - self.counted_at)
         self.counted_at = now
         self.inflight += 1
-        self.interactive_inflight += attempt.task.feed is None
         attempt.order = self.tally.sent = self.tally.sent + 1
         self.window.sent(now, self.inflight)
         self.silence.sent(now, self.inflight)
@@ -385,12 +380,10 @@ class Source:
             self.requests.take(now)
 
     def ended(self, now: float, attempt: Attempt) -> None:
-        """Record that a request has ended, whatever its outcome."""
         del self.attempts[attempt]
         self.inflight_seconds += self.inflight * (now - self.counted_at)
         self.counted_at = now
         self.inflight -= 1
-        self.interactive_inflight -= attempt.task.feed is None
 
     def began(self, now: float, sent_at: float) -> None:
         """Record that the first token of a stream arrived."""
@@ -408,12 +401,10 @@ class Source:
         self.answered_at, self.proven = now, max(self.proven, sent_at)
         self.unanswered = 0
         load = (self.inflight_seconds - attempt.inflight_seconds) / taken - 1.0 if taken > 0.0 else self.inflight
-        self.latency.add(taken - held, answer.output_tokens)
+        self.latency.add(taken - held)
         pool = attempt.task.pool
         if len(pool.sources) > 1:  # otherwise there is nothing to choose
-            common, alone = pool.common, (taken - held) / (1.0 + load / self.capacity())
-            common.add(answer.output_tokens, alone, self.service.pace(now, common) if common.pace else 0.0)
-            self.service.answered(now, alone, common.work(answer.output_tokens), load)
+            pool.lengths.add(self.service.answered(now, pool.common, taken - held, answer.output_tokens, load, self.capacity()))
         self.silence.broken(now, self.inflight, self.latency.mean)
         if held <= HELD * taken:
             self.window.ok(now, sent_at, answer.output_tokens, self.inflight)
@@ -463,10 +454,9 @@ class Source:
             if away and hint is not None:
                 self.learned.hinted(now, hint)
 
-    def _health_changed(self, in_service: int, is_back: int) -> None:
+    def _service_changed(self, by: int) -> None:
         for pool in self.pools:
-            pool.in_service += in_service
-            pool.back += is_back
+            pool.in_service += by
 
     def was_well(self, then: float, *, asked_now: bool) -> bool:
         """Return whether this source served other tasks around the time ``then``, at which a task failed here.
@@ -479,10 +469,6 @@ class Source:
         return then >= health.serving_since and (self.answered_at > then or (not asked_now and health.is_back))
 
     def is_alive(self) -> bool:
-        """Return whether the source is alive.
-
-        It is not alive if it is out of service, half-open or removed, or if five requests have timed out since its last sign of life.
-        """
         return self.health.is_back and self.unanswered < UNANSWERED and not self.removed
 
     def available_soon(self, now: float) -> bool:
@@ -503,9 +489,9 @@ class Source:
         rates += [limit.rate for limit in (self.requests, self.learned) if limit is not None]
         return min(rates)
 
-    def is_essential(self) -> bool:
-        """Return whether one of the source's pools cannot go on without it, because too few other sources are in service."""
-        return not all(pool.has_other(self) for pool in self.pools)
+    def is_last(self) -> bool:
+        """Return whether one of the source's pools has no other source in service."""
+        return any(pool.in_service <= self.health.in_service for pool in self.pools)
 
     def attempt_limit(self, overdue: int) -> float:
         """Return the seconds that an attempt may take if ``overdue`` attempts of its task have exceeded a time limit before."""
@@ -514,9 +500,7 @@ class Source:
         slow = self.latency.p99
         if slow is None:
             return ATTEMPT_FIRST * 2.0 ** min(overdue, MOST_DOUBLINGS)
-        rare = max(
-            (pool.lengths.p99 * pool.lengths.seconds_per_token(self.latency) for pool in self.pools if pool.lengths.p99 < inf), default=0.0
-        )
+        rare = max((pool.lengths.p99 * self.service.recent() for pool in self.pools if pool.lengths.p99 < inf), default=0.0)
         longest = min(MOST_SLOWER, SLOWER * self.latency.longest)
         return max(ATTEMPT_LEAST, longest, ATTEMPT_FACTOR * max(slow, rare)) * 2.0 ** min(max(0, overdue - 1), MOST_DOUBLINGS)
 
@@ -618,65 +602,8 @@ def _obstacles(now: float, source: Source) -> Iterator[tuple[float, str]]:
             yield limit.ready_at, f"no {unit} left, as it says itself" if limit.rate == inf else f"limit of {limit.rate:.3g} {unit}/s"
 
 
-class Balancer(Protocol):
-    """A balancer keeps the sources of one pool that may have a free slot, and chooses among them.
-
-    After a source was taken, it is not chosen again until it is offered again.
-    """
-
-    by_speed: bool
-    """True if the balancer prefers fast sources. A slow source may then be left idle at the end of a batch."""
-
-    def offer(self, now: float, pool: Pool, source: Source) -> None:
-        """Add a source of the pool that has a free slot, or whose score has changed."""
-
-    def take(self, now: float, avoided: tuple[Source, ...], task: Task | None = None) -> Source | None:
-        """Remove and return the best source outside of ``avoided``, or None. ``task`` is None if the task is not known yet."""
-
-    def sent(self, source: Source) -> None:
-        """Record that a source was sent a task of this pool."""
-
-    def forget(self, source: Source) -> None:
-        """Remove a source that has left the pool."""
-
-
-class TaskQueue(Protocol):
-    """The interface of a pool's queue. ``scheduler.queue.Queue`` implements this interface and describes its methods."""
-
-    cost: Callable[[Task], float]
-    levels: list[int]
-    waiting: int
-    again: int
-
-    def put(self, task: Task) -> None: ...
-    def put_feed(self, feed: BatchFeed) -> None: ...
-    def key(self, source: Source, now: float, *, allow_batch: bool = True) -> float: ...
-    def take(self, source: Source, now: float, *, allow_batch: bool = True) -> tuple[Task, BatchFeed | None] | None: ...
-    def left(self) -> float: ...
-    def empty(self) -> list[Task]: ...
-    def unservable(self, sources: Sequence[Source]) -> list[Task]: ...
-    def drop_feed(self, feed: BatchFeed) -> None: ...
-    def ended(self, task: Task) -> None: ...
-    def take_back(self, task: Task) -> None: ...
-    def passed(self, task: Task) -> None: ...
-    def settle(self, task: Task, used: float) -> None: ...
-    def __len__(self) -> int: ...
-
-
 LOOK_AHEAD = 4096
 """Number of waiting tasks among which prefix affinity chooses. A larger number gains hardly anything (simulated)."""
-ONLINE = 30.0
-"""Number of seconds after an interactive request (a request outside of batches) for which another interactive request is expected."""
-RESERVE, LEAST_WINDOW = 0.1, 8
-"""``RESERVE``: share (0 to 1) of a concurrency limit that is reserved while interactive requests are expected. ``LEAST_WINDOW``: smallest
-concurrency limit of which a share is reserved, in requests in flight."""
-
-
-def reserve(window: int) -> int:
-    """Return the number of slots of a concurrency limit that are reserved for interactive requests."""
-    return ceil(RESERVE * window) if window >= LEAST_WINDOW else 0
-
-
 MOST_COMPARED, RANKED_FOR = 4, 0.25
 """``MOST_COMPARED``: number of sources that are compared for a retry. In a larger pool, these are the best ones of a ranking that is made
 again after ``RANKED_FOR`` seconds."""
@@ -688,16 +615,15 @@ compared. ``EACH``: from then on, one prompt in ``EACH`` is compared, until a pr
 class Pool:
     """A pool is one route at run time. A source may be in several pools. The limits of a source apply to all of its pools together."""
 
-    def __init__(self, name: str, sources: list[Source], balancer: Balancer, queue: TaskQueue) -> None:
+    def __init__(self, name: str, sources: list[Source], balancer: Balancer, queue: Queue) -> None:
         self.name = name
         self.models: set[str] = set()  # the models that were routed to it; maintained by the fleet
         self.balancer = balancer
         self.queue = queue
-        self.lengths = OutputLengths()  # lengths of its answers
+        self.lengths = AnswerLengths()  # lengths of its answers
         self.common = CommonService()
         self.tail_guard = TailGuard()
         self.batch_inflight = 0  # started tasks that came from a batch and have not ended
-        self.interactive_until = -inf  # interactive requests are expected until then
         self.feeds: dict[BatchFeed, None] = {}  # the open batches
         self.holders: Holders[Source] = Holders()  # which of its sources hold which prefixes
         self.compared = 0  # number of oldest tasks of a batch or tenant among which a source chooses by prefix; 0 for a single source
@@ -709,7 +635,7 @@ class Pool:
         function returns a prefix only if the caller has named a group. The attribute is None if there is no prefix affinity."""
         self._looked = 0  # counts payloads, up to ``EACH``
         self.sources: list[Source] = []
-        self.in_service = self.back = 0  # numbers of its sources that are ``in_service``, and that are ``is_back``; see ``Health``
+        self.in_service = 0  # number of its sources that are ``in_service``; see ``Health``
         self._ranked: list[Source] = []
         self._ranked_until = -inf
         self._alive: Source | None = None  # the source that was found alive last
@@ -727,25 +653,15 @@ class Pool:
         self.sources.append(source)
         source.pools.append(self)
         self.in_service += source.health.in_service
-        self.back += source.health.is_back
         self.set_look_ahead(self.look_ahead)
 
     def leave(self, source: Source) -> None:
         self.sources.remove(source)
         source.pools.remove(self)
         self.in_service -= source.health.in_service
-        self.back -= source.health.is_back
         self.balancer.forget(source)
         self._ranked_until = -inf
         self.set_look_ahead(self.look_ahead)
-
-    def has_other(self, source: Source) -> bool:
-        """Return whether the pool can go on without a source.
-
-        It can if at least one other source is back (see ``Health.is_back``), and at least half of the other sources are back.
-        """
-        well = self.back - source.health.is_back
-        return well > 0 and 2 * well >= len(self.sources) - 1
 
     def set_look_ahead(self, tasks: int) -> None:
         """Set the number of waiting tasks among which the sources choose by prefix affinity; 0 turns prefix affinity off."""
@@ -753,7 +669,6 @@ class Pool:
         self.compared = tasks if len(self.sources) > 1 else 0
 
     def is_alive(self) -> bool:
-        """Return whether any source is alive."""
         alive = self._alive
         if alive is None or self not in alive.pools or not alive.is_alive():
             alive = self._alive = next((source for source in self.sources if source.is_alive()), None)
@@ -780,12 +695,7 @@ class Pool:
         return self._ranked
 
     def allows_batch(self, now: float, source: Source) -> bool:
-        """Return whether a source may take batch items. While interactive requests are expected, some slots are reserved for them."""
-        if now < self.interactive_until:
-            # while interactive requests wait, the queue sends them first; so only the batch items in flight are counted
-            held = source.inflight - source.interactive_inflight if self.queue.waiting else source.inflight
-            if held >= source.window.limit - reserve(source.window.limit):
-                return False
+        """Return whether a source may take batch items that were never sent."""
         return not (self.balancer.by_speed and self.tail_guard.holds_back(now, source, self))
 
     def __repr__(self) -> str:
@@ -820,7 +730,7 @@ class TailGuard:
         if now >= self._look_at:
             self._limit, drain = self._slowest(now, pool)
             self._look_at = now + max(REFRESH, min(SHARE * drain, LONGEST))
-        return self._limit < inf and pool.lengths.seconds_per_token(source.latency) > SWAY * self._limit
+        return self._limit < inf and source.service.recent() > SWAY * self._limit
 
     @staticmethod
     def _slowest(now: float, pool: Pool) -> tuple[float, float]:
@@ -835,7 +745,7 @@ class TailGuard:
         long = lengths.at(1 - LONG)
         if left == inf or not long:
             return inf, 0.0
-        rates = [(lengths.seconds_per_token(source.latency), source.rate()) for source in pool.sources if source.available_soon(now)]
+        rates = [(source.service.recent(), source.rate()) for source in pool.sources if source.available_soon(now)]
         rate = 0.0
         quickest = slowest = limit = inf
         for pace, each in sorted((pace, each) for pace, each in rates if pace):

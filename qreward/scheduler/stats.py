@@ -32,7 +32,6 @@ class Quantiles:
             self.count = sum(self._counts)
 
     def bucket(self, value: float) -> int:
-        """Return the number of the bucket in which a value is counted."""
         return min(_BUCKETS - 1, int(log(value) / _GROWTH + _OFFSET)) if value > _SMALLEST else 0
 
     def beyond(self, share: float) -> list[float]:
@@ -51,7 +50,6 @@ class Quantiles:
         return found
 
     def at(self, quantile: float) -> float | None:
-        """Return the value below which the share ``quantile`` of all values lies, or None without values."""
         rank = quantile * self.count
         for bucket, count in enumerate(self._counts):
             rank -= count
@@ -65,47 +63,31 @@ FORGOTTEN = 0.999
 
 
 class LatencyStats:
-    """Measures the latency of one source: mean and quantiles of the time of an answer, and seconds per token.
+    """Measures the latency of one source: mean and quantiles of the time of an answer.
 
     Over the first eleven answers, ``mean`` is their plain mean. After that it is a moving average in which each new answer has a weight of
-    10 %. Quantiles are refreshed every 32 answers. The seconds per token are the total seconds divided by the total tokens of about the
-    last 20 answers. The mean of the single answers' seconds per token is not used, because it would follow the shortest answers.
+    10 %. Quantiles are refreshed every 32 answers.
 
     Attributes:
         mean: mean seconds of an answer, 0 before the first answer.
-        seconds_per_token: seconds per output token, 0 before the first answer; seconds per answer while the source reports no tokens.
-        reports_tokens: the source reports tokens.
         longest: longest seconds of an answer or of an attempt that was cut; it is forgotten slowly.
         p5: 5th percentile in seconds, 0 before 20 answers.
         p99: 99th percentile in seconds, None before 20 answers.
     """
 
     def __init__(self) -> None:
-        self.mean = self.seconds_per_token = self.p5 = self.longest = 0.0
+        self.mean = self.p5 = self.longest = 0.0
         self.p99: float | None = None
-        self.reports_tokens = False
         self._answers = 0
-        self._seconds = self._tokens = 0.0
         self._quantiles = Quantiles(fade_after=1000)
         self.at = self._quantiles.at
 
-    def add(self, seconds: float, tokens: int | None = None) -> None:
-        """Add an answer.
-
-        Args:
-            seconds: its latency.
-            tokens: the number of its output tokens, or None if the source does not report it.
-        """
+    def add(self, seconds: float) -> None:
         answers = self._answers = self._answers + 1
         weight = 0.1 if answers > 11 else 1.0 / answers
         self.mean += (seconds - self.mean) * weight
         self.longest = max(FORGOTTEN * self.longest, seconds)
         self._quantiles.add(seconds)
-        if tokens and not self.reports_tokens:
-            self.reports_tokens, self._seconds, self._tokens = True, 0.0, 0.0
-        self._seconds = 0.95 * self._seconds + seconds
-        self._tokens = 0.95 * self._tokens + (tokens or 1)
-        self.seconds_per_token = self._seconds / self._tokens
         if answers >= KNOWN and (answers % 32 == 0 or self.p99 is None):
             self.p99 = self._quantiles.at(0.99)
             self.p5 = self._quantiles.at(0.05) or 0.0
@@ -176,20 +158,17 @@ REFRESH = 32
 LONG = 0.03
 """Share (0 to 1) of the answers that are longer than a *long* answer. Long answers determine when a batch ends; the mean does not."""
 STRETCH = 1.6
-"""A long answer is expected to have at least ``STRETCH`` times the tokens that an answer in progress has already, even if no earlier answer
+"""A long answer is expected to have at least ``STRETCH`` times the length that an answer in progress has reached, even if no earlier answer
 was that long."""
 
 
-class OutputLengths:
+class AnswerLengths:
     """Measures the lengths of a pool's answers in tokens, over all of its sources, and predicts the lengths of answers in progress.
 
-    The time of an answer is the source's seconds per token times the length of the answer. The length depends on the request only, so the
-    lengths seen at all sources predict the remaining time of an answer at any source. Answers of a source that does not report tokens are
-    assumed to have the pool's mean length.
+    The length depends on the request only. So the answers of all sources predict how long an answer takes at any source.
 
     Attributes:
-        mean: tokens of an answer, moving average; 1 while no source reports tokens.
-        p99, p999: 99th and 99.9th percentile in tokens; inf before a hundred answers.
+        p99, p999: 99th and 99.9th percentile; inf before a hundred answers.
     """
 
     def __init__(self) -> None:
@@ -197,17 +176,10 @@ class OutputLengths:
         self.at = self._sizes.at
         self._beyond: list[float] = []
         self._fresh = 0
-        self._told = False  # a source has reported tokens
-        self.mean = 1.0
         self.p99 = self.p999 = inf
 
-    def add(self, seconds: float, tokens: int | None, latency: LatencyStats) -> None:
-        """Add an answer that took ``seconds`` at a source whose ``latency`` already includes it."""
-        if tokens:
-            self.mean += (tokens - self.mean) * (0.02 if self._told else 1.0)
-            self._told = True
-        pace = self.seconds_per_token(latency)
-        self._sizes.add(tokens or (seconds / pace if pace else self.mean))
+    def add(self, length: float) -> None:
+        self._sizes.add(length)
         self._fresh += 1
         if self._fresh >= REFRESH:
             self._fresh = 0
@@ -216,12 +188,8 @@ class OutputLengths:
                 self.p99 = self._sizes.at(RARE) or inf
                 self.p999 = self._sizes.at(EXTREME) or inf
 
-    def seconds_per_token(self, latency: LatencyStats) -> float:
-        """Return the seconds per token at a source, or 0 if the source has not answered yet."""
-        return latency.seconds_per_token if latency.reports_tokens else latency.seconds_per_token / self.mean
-
     def long(self, least: float) -> float:
-        """Return the length in tokens of a long answer (see ``LONG``) among the answers longer than ``least`` tokens."""
+        """Return the length of a long answer (see ``LONG``) among the answers longer than ``least``."""
         if not self._beyond:
             self._beyond = self._sizes.beyond(LONG)
         return max(self._beyond[self._sizes.bucket(least)], STRETCH * least)

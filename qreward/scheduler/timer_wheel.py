@@ -42,7 +42,6 @@ class TimerWheel:
             items[item] = None
 
     def remove(self, item: Timed) -> None:
-        """Remove an item if it is in the wheel."""
         bucket = item.due
         if bucket < 0:
             return

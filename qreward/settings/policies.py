@@ -214,15 +214,12 @@ class Retry(Policy):
 
     Overload (429, 503, 529) is not a failure: it uses no attempt, and the request may wait until its timeout. If another
     endpoint is available, the first retry goes to that endpoint at once. Before any other retry, the request waits with full jitter
-    (Brooker, "Exponential Backoff And Jitter", AWS 2015). All retries of a client share one budget (Finagle's RetryBudget: 20 % of the
-    requests and 10 a second). While the budget is empty, a retry waits another ``1 / budget_floor`` seconds.
+    (Brooker, "Exponential Backoff And Jitter", AWS 2015).
 
     Args:
         attempts: maximum number of failed attempts of one request, including the first attempt.
         base: maximum number of seconds of the first wait. The maximum doubles with each further attempt.
         cap: maximum number of seconds of any wait.
-        budget: number of retries allowed per request, averaged over recent requests.
-        budget_floor: number of retries per second that are always allowed.
         max_retry_after: maximum number of seconds for which a ``Retry-After`` is respected. If an endpoint sends a longer time, a single
             request is sent to the endpoint after ``max_retry_after`` seconds. The default is the default of openai-python 2.
     """
@@ -230,8 +227,6 @@ class Retry(Policy):
     attempts: Count = 4
     base: Seconds = 0.5
     cap: Seconds = 8.0
-    budget: Share = 0.2
-    budget_floor: Rate = 10.0
     max_retry_after: Seconds = MAX_RETRY_AFTER
 
 

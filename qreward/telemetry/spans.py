@@ -141,6 +141,8 @@ class CallWatcher:
         self._kind_of = lru_cache(1024)(partial(CallKind, provider=telemetry.provider, providers=telemetry.providers))
         self._always, self._auto = telemetry.attempts == "always", telemetry.attempts == "auto"
         self._tracing, self._checked_at = False, -1.0
+        self._quiet: object = None  # the context of the caller for whom nothing was recorded
+        self._quiet_since = 0.0
         self._last_params: tuple[Any, Attributes] = None, {}
         self._closed: dict[str, float] = {}  # endpoint -> the known end of its cooldown
 
@@ -148,8 +150,12 @@ class CallWatcher:
 
     def began(self, task: Task, now: float) -> bool:
         """Start the span of a call that was made. Return False if nothing is recorded or propagated for the call."""
-        metered, parent = self._meters.live(now), task.waiter.context.run(get_current)
+        context = task.waiter.context
+        if context is self._quiet and 0 <= now - self._quiet_since < CHECK_INTERVAL:  # as just before, for another item of the batch
+            return False
+        metered, parent = self._meters.live(now), context.run(get_current)
         if not (self._tracing or metered or parent or self._is_tracing(now)):
+            self._quiet, self._quiet_since = context, now
             return False
         kind = self._kind_of(operation_of(task), model_of(task), route_of(task.pool), task.streamed, len(task.items))
         sources, items = task.pool.sources, [item.span for item in task.items if item.span is not None]
@@ -162,8 +168,8 @@ class CallWatcher:
         carries = recording or bool(parent) or span.get_span_context().is_valid
         if not (carries or metered):
             return False
-        context = set_span_in_context(span, parent) if carries else None
-        task.span = CallState(kind, span, context, address, address, recording, metered)
+        carried = set_span_in_context(span, parent) if carries else None
+        task.span = CallState(kind, span, carried, address, address, recording, metered)
         for item in items:
             item.merged = True
         if metered and task.items:

@@ -58,19 +58,6 @@ async def test_when_the_last_endpoint_goes_what_waits_fails_with_the_reason(out:
             await call
 
 
-async def test_the_retry_budget_covers_as_many_requests_as_the_fleet_can_have_in_flight() -> None:
-    async with client_of(FakeWire(), {"a": 300, "b": 500}) as client:
-        runtime: Any = client._runtime
-        budget = runtime.engine.scheduler._failure_policy.budget
-        seen = [budget.capacity]
-        client.remove_endpoint("a")
-        seen.append(budget.capacity)
-        for endpoint in endpoints({"c": 40}):
-            client.add_endpoint(endpoint)
-        seen.append(budget.capacity)
-    assert seen == [800, 500, 540]
-
-
 async def test_a_route_that_is_registered_moves_what_waits_on_it() -> None:
     wire = FakeWire()
     async with client_of(wire, {"a": 2, "b": 2, "c": 2}) as client:

@@ -77,7 +77,6 @@ class Fleet:
             source.handle = server
             self.sources.append(source)
             self.scheduler.join(0.0, source, self.pool)
-        self.scheduler.resize(self.sources)
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self._running: set[Attempt] = set()

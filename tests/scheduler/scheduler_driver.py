@@ -100,7 +100,6 @@ class Driver:
         self.watch.sources[source] = None
         for pool in [self.pool] if pools is None else pools:
             self.join(name, pool)
-        self.scheduler.resize(list(self.sources.values()))
         return source
 
     def __getitem__(self, name: str) -> Source:

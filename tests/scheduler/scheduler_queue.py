@@ -41,7 +41,7 @@ def feed(items: int | Iterable[float], level: int = 5, served: float = 0.0, tena
 
 
 def queue(*entries: Task | BatchFeed) -> Queue:
-    made = Queue(lambda task: float(task.payload))
+    made = Queue()
     for entry in entries:
         if isinstance(entry, Task):
             made.put(entry)

@@ -13,7 +13,7 @@ from qreward.errors import QRewardError
 from qreward.scheduler.limits.rate import Gcra
 from qreward.scheduler.outcome import Answer, Failure, FailureKind, Outcome
 from qreward.scheduler.queue import Queue, should_take
-from qreward.scheduler.scheduler import CANCEL, FINISH, LOOK_LATER, MORE, SEND, Command, Scheduler
+from qreward.scheduler.scheduler import CANCEL, FINISH, MORE, SEND, Command, Scheduler
 from qreward.scheduler.state import Attempt, BatchFeed, CancelReason, Pool, Source, Task, TaskState
 from qreward.scheduler.timer_wheel import PER_SECOND
 
@@ -158,7 +158,6 @@ class Watch:
             well = [source.health for source in pool.sources if source.health.in_service]
             assert all(not health.marked_unhealthy and health.open_until == -inf for health in well)
             assert pool.in_service == len(well), f"{pool} counts {pool.in_service} sources in service, but {len(well)} are"
-            assert pool.back == sum(health.half_open_limit > 1 for health in well)
         timed = sum(item.due >= 0 for items in (self.open, self.sources, self.pools, self.feeds) for item in items)
         assert len(self.scheduler.wheel) == timed, "the wheel holds something dead, or lost something"
 
@@ -223,6 +222,6 @@ def _may_hold_back(now: float, pool: Pool, source: Source) -> bool:
     """Whether a pool keeps bulks from a source, or did until its last look."""
     feeds = cast("Queue", pool.queue)._feeds()
     ending = all(feed.ended or feed.left is not None for feed in feeds)  # or there are only retries of its items
-    if pool.due >= 0 and (ending or now < pool.interactive_until + LOOK_LATER + DAWDLE):
+    if pool.due >= 0 and ending:
         return True
     return not pool.allows_batch(now, source)

@@ -1,4 +1,4 @@
-"""Who may still be sent: calls that would come too late, calls for which there is no place, and slots kept for single ones."""
+"""Who may still be sent: calls that would come too late, and calls for which there is no place."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from scheduler_warm import HANGS_ONLY, PACE, live, warm_all
 
 from qreward.errors import NoEndpoint, QueueFull, RequestTimeout
 from qreward.scheduler.outcome import Answer, FailureKind
-from qreward.scheduler.scheduler import LOOK_LATER
-from qreward.scheduler.state import LEAST_WINDOW, TaskState, reserve
+from qreward.scheduler.state import TaskState
 from qreward.settings.policies import Limits, Retry
 
 K = FailureKind
@@ -121,39 +120,3 @@ def test_bulks_neither_fill_the_queue_nor_are_refused() -> None:
     assert isinstance(driver.outcome(driver.submit()), QueueFull)
     driver.feed(40)
     assert not any(task.feed for task in driver.watch.finished)
-
-
-def test_a_tenth_of_a_window_is_kept_for_single_calls_if_there_are_any_unless_the_window_is_small() -> None:
-    for window, kept in ((1, 0), (LEAST_WINDOW - 1, 0), (LEAST_WINDOW, 1), (10, 1), (11, 2), (64, 7)):
-        assert reserve(window) == kept
-        for singles in (True, False):
-            driver = Driver({"a": window})
-            if singles:
-                driver.submit()
-            driver.feed(200)
-            assert len(driver.at("a")) == max(1, window - kept * singles), (window, singles)
-
-
-def test_a_single_call_finds_a_free_slot_while_a_bulk_uses_all_that_it_may() -> None:
-    driver = Driver({"a": 20})
-    driver.ok(live(driver.submit()))
-    driver.feed(200)
-    assert len(driver.at("a")) == 18
-    assert not driver.pool.allows_batch(driver.now, driver["a"])
-    assert driver.where(driver.submit()) == "a"
-    assert driver.where(driver.submit()) == "a"
-    assert len(driver.at("a")) == 20
-    driver.ok(driver.at("a")[0])
-    assert len(driver.at("a")) == 19, "what a bulk gives back is kept, too"
-
-
-def test_what_was_kept_is_given_back_30_seconds_after_the_last_single_call() -> None:
-    driver = Driver({"a": 20})
-    driver.ok(live(driver.submit()), after=0.0)
-    driver.feed(200)
-    driver.wait(30.0 - 1)
-    driver.ok(live(driver.submit()), after=0.1)
-    driver.wait(30.0 - 0.5)
-    assert len(driver.at("a")) == 18
-    driver.wait(0.5 + LOOK_LATER + 0.1)
-    assert len(driver.at("a")) == 20

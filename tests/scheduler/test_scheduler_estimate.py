@@ -32,8 +32,7 @@ MANY = 400
 
 def answer(common: CommonService, service: SourceService, now: float, seconds: float, tokens: int | None, load: float = 0.0) -> None:
     """An answer at a source, as ``Source.answered`` records it."""
-    common.add(tokens, seconds, service.pace(now, common) if common.pace else 0.0)
-    service.answered(now, seconds, common.work(tokens), load)
+    service.answered(now, common, seconds, tokens, load, CAPACITY)
 
 
 def played(*answers: tuple[float, int | None], common: CommonService | None = None) -> tuple[CommonService, SourceService]:
@@ -42,6 +41,11 @@ def played(*answers: tuple[float, int | None], common: CommonService | None = No
     for seconds, tokens in answers:
         answer(common, service, 0.0, seconds, tokens)
     return common, service
+
+
+def alone(service: SourceService, now: float, seconds: float, load: float = 0.0) -> None:
+    """An answer of which its pool learns nothing."""
+    service.answered(now, usual(1.0), seconds * (1 + load / CAPACITY), None, load, CAPACITY)
 
 
 def usual(seconds: float = 1.0, tokens: int | None = None) -> CommonService:
@@ -60,7 +64,7 @@ def test_with_few_answers_the_pace_is_pulled_towards_the_common_pace_and_with_ma
     ):
         service = SourceService()
         for _ in range(answers):
-            service.answered(0.0, 5.0, 1.0, 0.0)
+            alone(service, 0.0, 5.0)
         if service.pace(0.0, common) != pytest.approx(pace, rel=0.01):
             wrong[answers] = service.pace(0.0, common)
     assert not wrong
@@ -86,7 +90,7 @@ def test_what_is_known_of_a_source_loses_half_of_its_weight_in_half_a_minute_of_
     now = 0.0
     for _ in range(MANY):
         now += 0.4 * HALF_LIFE
-        service.answered(now, 5.0, 1.0, 0.0)
+        alone(service, now, 5.0)
     assert service.pace(now, common) > 2.5, "it answers now and then, and is still slow"
 
 
@@ -98,7 +102,7 @@ def test_failures_are_forgotten_with_age_as_well() -> None:
     expected = [flaky.tries(age * HALF_LIFE) for age in range(12)]
     assert expected == sorted(expected, reverse=True)
     assert expected[-1] == pytest.approx(1.0, abs=0.01)
-    flaky.answered(12 * HALF_LIFE, 1.0, 1.0, 0.0)
+    alone(flaky, 12 * HALF_LIFE, 1.0)
     assert flaky.tries(12 * HALF_LIFE) == pytest.approx(1.0, abs=0.01)
 
 
@@ -113,7 +117,7 @@ def test_the_expected_tries_follow_from_the_share_of_failures() -> None:
             if number % every == 0:
                 service.failed(0.0)
             else:
-                service.answered(0.0, 1.0, 1.0, 0.0)
+                alone(service, 0.0, 1.0)
             seen.append(service.tries(0.0))
         mean = sum(seen[-20 * every :]) / (20 * every)
         share = 20 / every / (20 + CALM)
@@ -121,7 +125,7 @@ def test_the_expected_tries_follow_from_the_share_of_failures() -> None:
             wrong[every] = mean
     assert not wrong
     never = SourceService()
-    never.answered(0.0, 1.0, 1.0, 0.0)
+    alone(never, 0.0, 1.0)
     assert never.tries(0.0) == 1.0
 
 
@@ -137,9 +141,9 @@ def test_one_long_answer_does_not_make_a_source_slow() -> None:
     assert service.pace(0.1, common) / other.pace(0.1, common) == pytest.approx(1.0, rel=0.01), "the seconds of a token are the same"
     for answers, most in ((0, 11.0), (10, 4.0), (60, 1.5)):
         common, service = usual(1.0), SourceService()
-        service.answered(0.0, 30.0, 1.0, 0.0)
+        alone(service, 0.0, 30.0)
         for _ in range(answers):
-            service.answered(0.0, 1.0, 1.0, 0.0)
+            alone(service, 0.0, 1.0)
         assert service.pace(0.0, common) < most, answers
 
 
@@ -201,7 +205,7 @@ def test_a_failure_never_makes_the_expected_tries_fewer_and_an_answer_never_make
     for ok in (*outcomes, last):
         before = service.tries(0.0)
         if ok:
-            service.answered(0.0, 1.0, 1.0, 0.0)
+            alone(service, 0.0, 1.0)
             assert service.tries(0.0) <= before + 1e-12
         else:
             service.failed(0.0)
@@ -228,7 +232,31 @@ def test_a_pace_covers_as_many_answers_as_are_in_flight_together() -> None:
     """A mean over fewer would describe only the end of a batch, when few requests are left."""
     common, service = usual(8.0), SourceService()
     for number in range(300):
-        service.answered(0.0, 2.0 if number % 2 else 14.0, 1.0, 299.0)
+        alone(service, 0.0, 2.0 if number % 2 else 14.0, 299.0)
     for _ in range(10):
-        service.answered(0.0, 14.0, 1.0, 299.0)
+        alone(service, 0.0, 14.0, 299.0)
     assert service.pace(0.0, common) == pytest.approx(8.0, rel=0.06)
+
+
+def lengths_seen(*sources: tuple[float, int | None]) -> list[float]:
+    """The lengths that are told or inferred when sources of such seconds and tokens an answer take turns."""
+    common, services = CommonService(), [SourceService() for _ in sources]
+    return [
+        service.answered(0.0, common, seconds, tokens, 0.0, CAPACITY)
+        for _ in range(MANY)
+        for service, (seconds, tokens) in zip(services, sources, strict=True)
+    ]
+
+
+def test_the_length_of_an_answer_is_what_the_source_tells_or_its_time_by_the_pace_of_the_source() -> None:
+    assert set(lengths_seen((0.2, 20), (20.0, 20))) == {20}, "however fast the sources are"
+    assert lengths_seen((2.0, None), (9.0, None))[-2:] == pytest.approx([1.0, 1.0], rel=0.3), "a multiple of the usual time"
+    assert lengths_seen((2.0, 40), (3.0, None))[-1] == pytest.approx(40, rel=0.3), "the mean of the pool"
+
+
+def test_the_recent_seconds_per_token_are_those_of_the_last_answers_at_their_load() -> None:
+    common, service = usual(1.0, 100), SourceService()
+    assert service.recent() == 0.0
+    for seconds in (2.0, 6.0):
+        answer(common, service, 0.0, seconds, 100, load=50.0)
+    assert service.recent() == pytest.approx((0.95 * 2.0 + 6.0) / 195)

@@ -1,4 +1,4 @@
-"""What a failure costs: the task, the source and the budget; how long a retry waits, and how many there may be."""
+"""What a failure costs the task and the source; how long a retry waits, and how many there may be."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scheduler_driver import ERRORS, Driver, failure
 from scheduler_warm import awaited, live
 
 from qreward.errors import BadRequest, ClientClosed, RequestTimeout
-from qreward.scheduler.failure_policy import MOST_TRAIL, RULES, Budget, backoff, rule_for
+from qreward.scheduler.failure_policy import MOST_TRAIL, RULES, backoff, rule_for
 from qreward.scheduler.outcome import Answer, FailureKind
 from qreward.settings.policies import Hedge, Retry
 
@@ -108,16 +108,13 @@ def test_of_two_attempts_that_hang_at_once_none_is_held_against_its_source() -> 
         assert driver["a"].health.in_service == serves, longer
 
 
-def test_overload_costs_the_task_no_attempt_the_source_no_health_and_the_budget_nothing() -> None:
-    driver = Driver({"a": 4}, retry=Retry(attempts=1, budget=0.0, budget_floor=0.01))
-    spend = driver.scheduler._failure_policy.budget
-    while spend.withdraw(driver.now):
-        pass
+def test_overload_costs_the_task_no_attempt_and_the_source_no_health() -> None:
+    driver = Driver({"a": 4}, retry=Retry(attempts=1))
     task = driver.submit()
     for _ in range(30):
         driver.fail(awaited(driver, task), K.OVERLOADED)
     assert task.tries == 0
-    assert driver.now < 30 * 3.2 * 1.5 + 30, "the gate alone holds it back, not a budget"
+    assert driver.now < 30 * 3.2 * 1.5 + 30, "the cooldown alone holds it back"
     assert driver["a"].health.in_service
     driver.ok(awaited(driver, task))
     assert isinstance(driver.outcome(task), Answer)
@@ -232,37 +229,8 @@ def test_a_failure_of_the_clients_own_machine_is_charged_wherever_the_task_is() 
     assert task.tries == 1
 
 
-def test_the_budget_covers_all_requests_that_the_sources_may_have_in_flight() -> None:
-    driver = Driver({"a": 150, "b": 150}, retry=Retry(budget=0.0, budget_floor=1.0))
-    tasks = [driver.submit() for _ in range(150)]
-    for task in tasks:
-        assert task.attempt is not None
-        driver.fail(task.attempt, K.LOCAL, after=0.0)
-    assert all(task.sends == 2 for task in tasks), "at once"
-
-
-def test_a_retry_without_budget_waits_for_it_and_never_fails_for_lack_of_it() -> None:
-    driver = Driver({"a": 400, "b": 400}, retry=Retry(budget=0.0, budget_floor=1.0))
-    tasks = [driver.submit() for _ in range(400)]
-    driver.scheduler.resize([])
-    while driver.scheduler._failure_policy.budget.withdraw(driver.now):
-        pass
-    task = tasks[0]
-    driver.fail(live(task), K.TRANSIENT, after=0.0)
-    assert task.attempt is None
-    driver.wait(0.9)
-    assert task.attempt is None
-    driver.wait(0.2)
-    driver.ok(live(task))
-    assert isinstance(driver.outcome(task), Answer)
-
-
-def test_a_failure_after_the_timeout_draws_on_no_budget_and_changes_no_trail_but_counts_against_its_source() -> None:
-    driver = Driver({"a": 9}, retry=Retry(budget=0.0, budget_floor=0.01))
-    budget = driver.scheduler._failure_policy.budget
-    budget.capacity = 2
-    while budget.withdraw(0.0):
-        pass
+def test_a_failure_after_the_timeout_changes_no_trail_but_counts_against_its_source() -> None:
+    driver = Driver({"a": 9})
     driver.wait(120.0)
     tasks = [driver.submit(timeout=1.0) for _ in range(5)]
     attempts = [live(task) for task in tasks]
@@ -273,8 +241,6 @@ def test_a_failure_after_the_timeout_draws_on_no_budget_and_changes_no_trail_but
         assert [(each.endpoint, each.outcome, each.latency) for each in trail] == [("a", "timeout", 1.0)]
         driver.fail(attempt, K.TRANSIENT, after=0.0)
         assert task.trail == trail
-    assert budget.withdraw(driver.now)
-    assert not budget.withdraw(driver.now), "there was one, and it was still there"
     assert not driver["a"].health.in_service
 
 
@@ -350,26 +316,6 @@ def test_the_trail_names_each_failure_and_a_long_outage_does_not_fill_it() -> No
     assert isinstance(driver.outcome(task), BadRequest)
 
 
-def test_a_source_that_is_lost_grants_each_request_that_was_under_way_one_retry_whatever_is_replied_to_the_rest() -> None:
-    found = {}
-    for kind in (K.OVERLOADED, K.QUOTA, K.TRANSIENT, K.UNREACHABLE):
-        driver = Driver({"a": 64, "b": 64, "c": 64}, retry=Retry(budget=0.0, budget_floor=0.01), thorough=False)
-        budget = driver.scheduler._failure_policy.budget
-        while budget.withdraw(0.0):
-            pass
-        for name in "bc":
-            driver.mark(name, down=True)
-        held = [live(driver.submit()) for _ in range(60)]
-        for name in "bc":
-            driver.mark(name, down=False)
-        for number, attempt in enumerate(held):
-            driver.fail(attempt, K.TRANSIENT if number < 5 else kind, after=0.0)
-        granted = sum(budget.withdraw(driver.now) for _ in range(3000))
-        found[kind.name] = granted
-    used_by_failures = {"TRANSIENT": 0, "UNREACHABLE": 0}
-    assert found == {"OVERLOADED": 55, "QUOTA": 55, **used_by_failures}, "60 less the five failures before it was lost"
-
-
 def test_only_a_hint_that_was_shortened_is_shown_as_such() -> None:
     shown = {}
     for hint in (2.0, 60.0, 61.0):
@@ -394,33 +340,3 @@ def test_the_wait_has_full_jitter_below_a_longest_wait_that_doubles_up_to_the_ca
         for quarter in range(4):
             share = sum(quarter <= 4 * wait / longest < quarter + 1 for wait in waits)
             assert share == pytest.approx(1000, rel=0.15), (tries, quarter)
-
-
-def spent(budget: Budget, now: float, most: int = 100_000) -> int:
-    """How many retries can be had at once."""
-    count = 0
-    while count < most and budget.withdraw(now):
-        count += 1
-    return count
-
-
-def test_the_reserve_covers_ten_seconds_of_the_floor_and_all_that_can_be_in_flight_and_refills_at_the_floor() -> None:
-    budget = Budget(Retry(budget_floor=10.0))
-    budget.capacity = 64
-    assert spent(budget, 0.0) == 10 * 10 + 64
-    budget.capacity = 0
-    assert spent(budget, 1.0) == 10
-    assert spent(budget, 1.05) == 0
-    assert spent(budget, 1000.0) == 100
-    assert spent(budget, 1000.0 + budget.wait()) == 1
-
-
-def test_requests_earn_a_share_of_retries_that_fades_after_ten_seconds() -> None:
-    budget = Budget(Retry(budget=0.2, budget_floor=0.001))
-    spent(budget, 0.0)
-    for _ in range(1000):
-        budget.deposit()
-    assert spent(budget, 0.0) == pytest.approx(200, abs=1)
-    for _ in range(1000):
-        budget.deposit()
-    assert spent(budget, 10.0) == pytest.approx(200 / 2.718, abs=2)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scale import seeds
 from scheduler_driver import Driver
 
-from qreward.scheduler.health import CHANCE, FIRST, FIRST_OPEN, LEAST_FAILURES, LONGEST, WINDOW, Cooldown, Health
+from qreward.scheduler.health import CHANCE, FIRST, LEAST_FAILURES, LONGEST, OPEN, WINDOW, Cooldown, Health
 from qreward.scheduler.outcome import FailureKind
 from qreward.settings.policies import Retry
 
@@ -43,21 +43,21 @@ class Asked(Health):
         self.ok(now, now if sent_at is None else sent_at, limit)
 
 
-def fail(health: Asked, now: float, task: int, *, last: bool = False, dead: bool = False) -> bool:
+def fail(health: Asked, now: float, task: int, *, dead: bool = False) -> bool:
     """A request is sent and fails at once."""
     health.asked += 1
-    return health.failed(now, now, health.asked, task, last=last, dead=dead)
+    return health.failed(now, now, health.asked, task, dead=dead)
 
 
-def opened(times: int = 1, *, last: bool = False) -> tuple[Asked, float]:
+def opened(times: int = 1) -> tuple[Asked, float]:
     """A source that was opened so many times in a row, and when."""
     sick, now = Asked(Middle()), 0.0
     for task in range(5):
-        fail(sick, now, task, last=last)
+        fail(sick, now, task)
     for _ in range(times - 1):
         now = sick.open_until
         sick.send(now)
-        fail(sick, now, 99, last=last)
+        fail(sick, now, 99)
     return sick, now
 
 
@@ -78,13 +78,13 @@ def test_it_opens_if_the_share_of_failures_among_the_last_requests_is_credibly_a
         "fifteen after many answers": ([*[None] * 500, *range(15)], 515),
     }
     wrong = {}
-    for (name, (outcomes, most)), last in product(scenes.items(), (False, True)):
+    for name, (outcomes, most) in scenes.items():
         sick, seen = Asked(Middle()), 0
         for task in outcomes:
             if task is None:
                 sick.answer(0.0)
-            elif fail(sick, 0.0, task, last=last):
-                assert (sick.in_service, sick.open_until) == (False, FIRST_OPEN)
+            elif fail(sick, 0.0, task):
+                assert (sick.in_service, sick.open_until) == (False, OPEN)
                 break
             seen += 1
         if (seen == len(outcomes)) != (most == inf) or (most < inf and seen >= most):
@@ -116,12 +116,11 @@ def test_a_burst_whose_errors_return_before_its_answers_is_not_a_row_of_failures
 
 
 def test_one_sign_of_death_is_enough() -> None:
-    for last in (False, True):
-        dead = Asked(Middle())
-        for _ in range(100):
-            dead.answer(0.0)
-        assert fail(dead, 1.0, 1, last=last, dead=True)
-        assert (dead.in_service, dead.open_until) == (False, 1.0 + FIRST_OPEN)
+    dead = Asked(Middle())
+    for _ in range(100):
+        dead.answer(0.0)
+    assert fail(dead, 1.0, 1, dead=True)
+    assert (dead.in_service, dead.open_until) == (False, 1.0 + OPEN)
 
 
 def test_after_a_failure_and_many_answers_its_record_is_clean() -> None:
@@ -134,18 +133,10 @@ def test_after_a_failure_and_many_answers_its_record_is_clean() -> None:
     assert (well.in_service, well.half_open_limit) == (True, inf), "sending changes nothing while it is in service"
 
 
-def test_the_open_time_doubles_up_to_five_seconds_but_not_for_the_last_source_and_is_jittered() -> None:
-    times, last = [], []
+def test_the_open_time_is_two_seconds_with_jitter_however_often_it_opened() -> None:
     for count in range(1, 9):
         sick, now = opened(count)
-        times.append(sick.open_until - now)
-        sick, now = opened(count, last=True)
-        last.append(sick.open_until - now)
-    assert times == [2.0, 4.0, *[5.0] * 6]
-    assert last == [2.0] * 8
-    sick.send(sick.open_until)
-    fail(sick, sick.since, 99)
-    assert sick.open_until - sick.since == FIRST_OPEN, "openings as the last source do not count"
+        assert sick.open_until - now == OPEN
     jittered = set()
     for seed in range(20):
         sick = Asked(Random(seed))
@@ -153,7 +144,7 @@ def test_the_open_time_doubles_up_to_five_seconds_but_not_for_the_last_source_an
             fail(sick, 0.0, task)
         jittered.add(sick.open_until)
     assert len(jittered) == 20
-    assert all(0.5 * FIRST_OPEN <= time <= 1.5 * FIRST_OPEN for time in jittered)
+    assert all(0.5 * OPEN <= time <= 1.5 * OPEN for time in jittered)
 
 
 def test_it_comes_back_by_one_real_task_and_one_more_for_each_answer_until_its_window_is_in_use() -> None:
@@ -177,7 +168,7 @@ def test_it_comes_back_by_one_real_task_and_one_more_for_each_answer_until_its_w
         assert allowed == expected, limit
 
 
-def test_a_first_task_that_fails_opens_it_again_for_longer_and_a_later_failure_takes_back_one_step() -> None:
+def test_a_first_task_that_fails_opens_it_again_and_a_later_failure_takes_back_one_step() -> None:
     for answers, opens in ((0, True), (2, False)):
         back, _ = opened()
         now = back.open_until
@@ -185,7 +176,7 @@ def test_a_first_task_that_fails_opens_it_again_for_longer_and_a_later_failure_t
         for _ in range(answers):
             back.ok(now, now, LIMIT)
         assert fail(back, now + 1, task=1) is opens
-        assert (back.open_until, back.half_open_limit) == ((now + 1 + 4.0, 1) if opens else (-inf, 2))
+        assert (back.open_until, back.half_open_limit) == ((now + 1 + OPEN, 1) if opens else (-inf, 2))
         if not opens:
             assert back.is_back
             assert not fail(back, now + 1, task=2)
@@ -218,7 +209,7 @@ def test_once_back_it_starts_with_a_clean_record() -> None:
     for _ in range(WINDOW):
         back.answer(now)
     assert [fail(back, now, task) for task in range(5)] == [*[False] * 4, True]
-    assert back.open_until == now + FIRST_OPEN, "the open time starts anew as well"
+    assert back.open_until == now + OPEN, "the open time starts anew as well"
 
 
 def test_it_serves_again_from_the_first_answer_after_it_was_out_of_service_however_it_came_back() -> None:
@@ -250,9 +241,9 @@ def test_a_source_that_stalled_and_is_tried_again_comes_back_step_by_step() -> N
     assert back.half_open_limit == 2
 
 
-def test_each_change_between_in_service_back_and_neither_is_reported_once() -> None:
-    told: list[tuple[int, int]] = []
-    watched = Asked(Middle(), lambda in_service, is_back: told.append((in_service, is_back)))
+def test_each_change_between_in_service_and_out_of_service_is_reported_once() -> None:
+    told: list[tuple[int, bool]] = []
+    watched = Asked(Middle(), lambda by: told.append((by, watched.is_back)))
     for task in range(5):
         fail(watched, 0.0, task)
     watched.send(watched.open_until)
@@ -260,7 +251,7 @@ def test_each_change_between_in_service_back_and_neither_is_reported_once() -> N
     watched.mark_unhealthy()
     watched.mark_unhealthy()
     watched.restore()
-    assert told == [(-1, -1), (1, 0), (0, 1), (-1, -1), (1, 1)]
+    assert told == [(-1, False), (1, False), (-1, False), (1, True)]
 
 
 def test_what_was_sent_before_it_opened_says_nothing_of_the_present() -> None:
@@ -284,7 +275,7 @@ def test_an_operator_takes_it_out_and_brings_it_back_with_a_clean_record() -> No
     assert (sick.in_service, sick.half_open_limit) == (True, inf)
     assert not any(fail(sick, 100.0, task) for task in range(4))
     assert any(fail(sick, 100.0, task) for task in range(4, 15))
-    assert sick.open_until == 100.0 + FIRST_OPEN
+    assert sick.open_until == 100.0 + OPEN
     sick.eject(110.0, 300.0)
     assert (sick.in_service, sick.open_until, sick.half_open_limit) == (False, 410.0, 1)
 

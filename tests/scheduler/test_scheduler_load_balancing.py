@@ -17,6 +17,7 @@ from qreward.scheduler.load_balancing import (
     Balancer,
     ExpectedFinish,
     LeastConnections,
+    RoundRobin,
     WeightedRoundRobin,
     make_balancer,
 )
@@ -148,7 +149,7 @@ def test_a_balancer_hands_out_each_offered_source_once_and_never_one_to_avoid(st
     for pick, what in moves:
         source = sources[pick]
         if what == "offer":
-            balancer.offer(0.0, pool, source)
+            balancer.offer(source)
             offered.add(source)
         elif what == "load":
             source.inflight = (source.inflight + 4) % 9
@@ -156,7 +157,7 @@ def test_a_balancer_hands_out_each_offered_source_once_and_never_one_to_avoid(st
             balancer.forget(source)
             offered.discard(source)
         else:
-            taken = balancer.take(0.0, (source,), task)
+            taken = balancer.take(0.0, pool, (source,), task)
             assert (taken is None) == (not offered - {source})
             if taken is not None:
                 assert taken in offered - {source}
@@ -168,7 +169,7 @@ def test_each_strategy_has_its_balancer() -> None:
     kinds: dict[S, type[Any]] = {
         S.EXPECTED_FINISH: ExpectedFinish,
         S.LEAST_CONNECTIONS: LeastConnections,
-        S.ROUND_ROBIN: WeightedRoundRobin,
+        S.ROUND_ROBIN: RoundRobin,
         S.WEIGHTED_ROUND_ROBIN: WeightedRoundRobin,
     }
     assert {strategy: type(make_balancer(strategy, {})) for strategy in S} == kinds

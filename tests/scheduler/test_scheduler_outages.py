@@ -174,7 +174,7 @@ def test_the_deadline_of_an_item_counts_from_the_outage_or_from_its_batch_whiche
         driver = Driver({"a": 1})
         source, driver.pool.down_since = driver["a"], down_since
         for _ in range(0 if slow is None else 200):
-            source.latency.add(slow or 0.0, 10)
+            source.latency.add(slow or 0.0)
         found = deadline(now, source, driver.pool, 20.0, since)
         if abs(found - expected) > 0.05 * (slow or 0.0):  # a quantile is exact to some percent
             wrong[down_since, since, now, slow] = found

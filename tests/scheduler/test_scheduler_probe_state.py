@@ -92,7 +92,7 @@ CASES: dict[str, tuple[list[Event], list[ProbeEffect], float]] = {
     "it was silent and is ready": ([(0, lambda source, now: source.health.stall(now)), (0.5, SILENT), (1.5, READY)], [NONE, BETTER], 1.5),
     "its account is used up": ([(0, eject(300)), (1, AWAY), (2, READY)], [NONE, NONE], 300.0),
     "it is out for longer than breakers are open": ([(0, eject(12)), (1, AWAY), (2, READY)], [NONE, NONE], 12.0),
-    "it is out for as long as breakers may be open": ([(0, eject(9)), (1, AWAY), (2, READY)], [NONE, BETTER], 2.0),
+    "it is out for as long as breakers may be open": ([(0, eject(4.9)), (1, AWAY), (2, READY)], [NONE, BETTER], 2.0),
     "an operator took it out": ([(0, lambda source, _: source.health.mark_unhealthy()), (0, AWAY), (1, READY)], [NONE, NONE], inf),
     "a trial sent while it was away tells nothing": (
         [(0, eject(1)), (0, AWAY), (1, send_late), (2, AWAY), (3, READY), (3.5, fail)],

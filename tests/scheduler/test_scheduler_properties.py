@@ -148,5 +148,5 @@ def test_when_a_bulk_is_given_up_all_its_attempts_are_stopped_and_the_slots_come
     simulation.run()
     assert all(now <= end for now, attempt in driver.watch.sends if attempt.task.feed is feed)
     assert sum(task.feed is other for task in driver.watch.finished) == 150
-    assert all(source.inflight == source.interactive_inflight == 0 and not source.attempts for source in driver.sources.values())
+    assert all(source.inflight == 0 and not source.attempts for source in driver.sources.values())
     assert driver.pool.batch_inflight == 0

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_queue import A, B, C, feed, order, queue, task
 
+from qreward.scheduler.estimate import CommonService
 from qreward.scheduler.load_balancing import ExpectedFinish
 from qreward.scheduler.queue import AGEING, BULK, LEVELS, PATIENCE, SWEEP, Queue, should_take
 from qreward.scheduler.state import BatchFeed, Pool, Source, Task, TaskState
@@ -64,6 +65,22 @@ def test_feeds_of_one_level_take_turns_and_one_that_is_dropped_is_no_longer_serv
     assert taken == [first, second, third, first, second, first, second]
 
 
+def test_tenants_of_one_level_take_turns_however_much_each_has_and_without_credit_for_the_past() -> None:
+    """Two batches of one tenant, single tasks of a second; a third comes later, and the second comes back."""
+    waiting = queue(feed(9, tenant="x"), feed(9, tenant="x"), *(task(tenant="y") for _ in range(3)))
+
+    def taken(count: int) -> str:
+        found = [waiting.take(A, 1.0) for _ in range(count)]
+        return "".join(str(entry[0].tenant or (entry[0].feed and entry[0].feed.tenant)) for entry in found if entry is not None)
+
+    assert taken(4) == "xyxy"
+    waiting.put_feed(feed(9, tenant="z"))
+    assert taken(6) == "xyzxzx"
+    for _ in range(3):
+        waiting.put(task(tenant="y"))
+    assert taken(6) == "zxyzxy"
+
+
 def test_the_oldest_retry_goes_first_and_at_a_source_that_is_being_tested_the_one_with_fewest_failures() -> None:
     source = Source("d", Random(0))
     often, once = task(born=1.0, avoids=()), task(born=2.0, avoids=())
@@ -94,8 +111,11 @@ def test_a_retry_is_taken_by_the_source_that_is_expected_to_answer_it_first_and_
         pool = Pool("p", sources, ExpectedFinish(), Queue())
         for source, each in zip(sources, seconds, strict=True):
             for _ in range(1000):
-                pool.common.add(None, 1.0, 1.0)
-                source.service.answered(0.0, each * 1.1 - 0.1, 1.0, 0.0)  # less what the prior pulls towards the pool's 1.0
+                source.service.answered(
+                    0.0, pool.common, each * 1.1 - 0.1, None, 0.0, 1
+                )  # less what the prior pulls towards the pool's 1.0
+        pool.common = CommonService()
+        pool.common.add(None, 1.0, 0.0)
         again = Task(None, pool, 5, None, None, 0)
         again.sent_at, again.failures = 0.0, tuple((sources[place], 0.0) for place in failed)
         found = [place for place, source in enumerate(sources) if should_take(source, again, 0.0)]
@@ -153,7 +173,7 @@ def test_a_bulks_item_that_is_tried_again_is_not_counted_as_waiting_however_it_l
 def test_a_reserved_slot_takes_the_single_task_of_the_tenant_that_is_next() -> None:
     waiting = queue(feed(9, tenant="bulk"), *(task(tenant="x", cost=5.0) for _ in range(3)), *(task(tenant="y") for _ in range(3)))
     taken = order(waiting, allow_batch=False)
-    assert [each.tenant for each in taken] == ["x", "y", "y", "y", "x", "x"]
+    assert [each.tenant for each in taken] == ["x", "y", "x", "y", "x", "y"]
 
 
 def test_a_level_is_as_urgent_for_a_reserved_slot_as_its_single_tasks() -> None:

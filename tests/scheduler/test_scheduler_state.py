@@ -106,16 +106,6 @@ def test_it_is_worth_waiting_for_if_it_can_take_work_within_a_second() -> None:
         assert [metered.available_soon(now) for now in (0.0, 6.0)] == [False, True], unit
 
 
-def test_it_is_essential_unless_half_of_the_others_are_in_service() -> None:
-    first, second, third = (Source(name, Random(0)) for name in "abc")
-    Pool("p", [first, second, third], ExpectedFinish(), Queue())
-    assert not first.is_essential()
-    second.health.eject(0.0, 60.0)
-    assert not first.is_essential()
-    third.health.eject(0.0, 60.0)
-    assert first.is_essential()
-
-
 def test_an_answer_is_expected_to_take_longer_as_the_window_fills() -> None:
     loaded = source(Limits(max_concurrency=4))
     pool = Pool("p", [loaded, source()], ExpectedFinish(), Queue())
@@ -267,7 +257,7 @@ def test_a_latency_is_that_of_the_load_at_which_it_was_measured() -> None:
         held.ended(now, each)
         held.answered(now, each, Answer("yes", 3, 4))
     assert held.answers_in(3.0, pool) == pytest.approx(2.0 / 1.5)
-    assert (held.inflight, held.interactive_inflight, held.inflight_seconds) == (0, 0, 4.0)
+    assert (held.inflight, held.inflight_seconds) == (0, 4.0)
 
 
 def test_what_an_answer_says_of_both_limits_is_taken_over_and_a_configured_limit_that_must_not_adapt_stays() -> None:

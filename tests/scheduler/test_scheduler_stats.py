@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scale import seeds
 
-from qreward.scheduler.stats import ENOUGH, FORGOTTEN, KNOWN, LONG, REFRESH, STRETCH, LatencyStats, OutputLengths, Quantiles, StreamTiming
+from qreward.scheduler.stats import ENOUGH, FORGOTTEN, KNOWN, LONG, REFRESH, STRETCH, AnswerLengths, LatencyStats, Quantiles, StreamTiming
 
 seconds = st.floats(2e-4, 1e5)
 
@@ -46,7 +46,7 @@ def test_times_beyond_the_scale_are_counted_at_its_ends_and_old_ones_lose_weight
 
 def test_latencies_begin_at_the_first_answer_and_follow_a_change() -> None:
     latency = LatencyStats()
-    assert (latency.mean, latency.p99, latency.at(0.99), latency.seconds_per_token) == (0.0, None, None, 0.0)
+    assert (latency.mean, latency.p99, latency.at(0.99)) == (0.0, None, None)
     means = []
     for seconds in (4.0, 2.0, 3.0, *[3.0] * 7, 14.0, 14.0):
         latency.add(seconds)
@@ -63,17 +63,6 @@ def test_latencies_begin_at_the_first_answer_and_follow_a_change() -> None:
         latency.add(rng.uniform(9.0, 10.0))
     assert latency.p99 == pytest.approx(10.0, rel=0.1)
     assert latency.p5 == pytest.approx(9.0, rel=0.1)
-
-
-def test_seconds_per_token_are_those_of_the_last_answers_and_begin_anew_when_a_source_tells_tokens() -> None:
-    latency = LatencyStats()
-    for _ in range(20):
-        latency.add(2.0)
-    assert latency.seconds_per_token == pytest.approx(2.0)
-    latency.add(2.0, 100)
-    assert (latency.seconds_per_token, latency.reports_tokens) == (pytest.approx(0.02), True)
-    latency.add(6.0, 100)
-    assert latency.seconds_per_token == pytest.approx((0.95 * 2.0 + 6.0) / 195)
 
 
 def test_the_time_limits_of_a_stream_follow_from_its_slowest_first_tokens_and_gaps() -> None:
@@ -111,12 +100,10 @@ WIDTH = exp(0.1)
 """Quotient of the limits of a bucket: what is told is right to about half of it."""
 
 
-def told(lengths: OutputLengths, tokens: list[int], pace: float = 0.05, latency: LatencyStats | None = None) -> OutputLengths:
-    """Let a source give answers of these lengths."""
-    latency = latency or LatencyStats()
-    for count in tokens:
-        latency.add(count * pace, count)
-        lengths.add(count * pace, count, latency)
+def told(lengths: AnswerLengths, sizes: list[int]) -> AnswerLengths:
+    """Let a pool give answers of these lengths."""
+    for size in sizes:
+        lengths.add(size)
     return lengths
 
 
@@ -126,12 +113,12 @@ def spread(count: int, seed: int = 0) -> list[int]:
 
 
 def test_nothing_is_called_rare_before_a_hundred_answers() -> None:
-    lengths, latency = OutputLengths(), LatencyStats()
+    lengths = AnswerLengths()
     assert lengths.p99 == lengths.p999 == inf
-    assert (lengths.at(0.5), lengths.mean, lengths.seconds_per_token(latency)) == (None, 1.0, 0.0)
-    told(lengths, [20] * (ENOUGH - 1), latency=latency)
+    assert lengths.at(0.5) is None
+    told(lengths, [20] * (ENOUGH - 1))
     assert lengths.p99 == lengths.p999 == inf
-    told(lengths, [20] * REFRESH, latency=latency)
+    told(lengths, [20] * REFRESH)
     assert lengths.p99 == pytest.approx(20, rel=0.06)
     assert lengths.p999 == pytest.approx(20, rel=0.06)
 
@@ -139,56 +126,16 @@ def test_nothing_is_called_rare_before_a_hundred_answers() -> None:
 def test_rare_and_extreme_are_what_one_in_a_hundred_and_one_in_a_thousand_exceeds() -> None:
     for seed in seeds(1):
         sizes = spread(3008, seed)
-        lengths = told(OutputLengths(), sizes)
+        lengths = told(AnswerLengths(), sizes)
         exact = sorted(sizes)
         assert lengths.p99 == pytest.approx(exact[ceil(0.99 * len(exact)) - 1], rel=0.06), f"seed {seed}"
         assert lengths.p999 == pytest.approx(exact[ceil(0.999 * len(exact)) - 1], rel=0.06), f"seed {seed}"
 
 
-def test_lengths_do_not_depend_on_how_fast_the_sources_are() -> None:
-    sizes = spread(640)
-    alone, mixed = told(OutputLengths(), sizes), OutputLengths()
-    quick, slow = LatencyStats(), LatencyStats()
-    for number, size in enumerate(sizes):
-        told(mixed, [size], *((0.01, quick) if number % 2 else (1.0, slow)))
-    assert mixed.p999 == alone.p999
-    assert mixed.long(0.0) == alone.long(0.0)
-    assert mixed.seconds_per_token(quick) == pytest.approx(0.01)
-    assert mixed.seconds_per_token(slow) == pytest.approx(1.0)
-    uneven, rng = OutputLengths(), Random(0)
-    for _ in range(640):
-        told(uneven, [20], rng.uniform(0.01, 1.0), quick)
-    assert uneven.p999 == pytest.approx(20, rel=0.06)
-
-
-def test_a_source_that_tells_no_tokens_is_taken_to_give_answers_of_the_mean_length() -> None:
-    lengths = told(OutputLengths(), [40] * 128)
-    silent, rng = LatencyStats(), Random(0)
-    for _ in range(256):
-        seconds = rng.uniform(1.0, 3.0)
-        silent.add(seconds)
-        lengths.add(seconds, None, silent)
-    assert lengths.mean == 40
-    assert lengths.seconds_per_token(silent) == pytest.approx(2.0 / 40, rel=0.2)
-    assert lengths.p99 == pytest.approx(60, rel=0.25), "one that takes 3 s of a usual 2 s is half as long again"
-
-
-def test_where_no_source_tells_tokens_a_length_is_a_multiple_of_the_usual_time() -> None:
-    for tokens in (None, 0):
-        lengths, latency, rng = OutputLengths(), LatencyStats(), Random(1)
-        for _ in range(640):
-            seconds = 10.0 if rng.random() < 0.02 else 2.0
-            latency.add(seconds, tokens)
-            lengths.add(seconds, tokens, latency)
-        assert lengths.mean == 1.0
-        assert lengths.p99 * lengths.seconds_per_token(latency) == pytest.approx(10.0, rel=0.4)
-        assert lengths.at(0.5) == pytest.approx(1.0, rel=0.3)
-
-
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=200), st.floats(0.0, 6000.0))
 def test_a_long_answer_is_one_that_a_small_share_of_the_longer_ones_exceeds(sizes: list[int], least: float) -> None:
-    found = told(OutputLengths(), sizes).long(least)
+    found = told(AnswerLengths(), sizes).long(least)
     assert found >= STRETCH * least
     longer = sorted(size for size in sizes if _bucket(size) > _bucket(least))
     if not longer:
@@ -199,15 +146,13 @@ def test_a_long_answer_is_one_that_a_small_share_of_the_longer_ones_exceeds(size
 
 
 def test_what_is_said_of_long_answers_follows_within_a_few_answers_and_what_was_long_ago_fades() -> None:
-    lengths, latency = OutputLengths(), LatencyStats()
-    told(lengths, [20] * 128, latency=latency)
+    lengths = AnswerLengths()
+    told(lengths, [20] * 128)
     assert lengths.long(0.0) == pytest.approx(20, rel=0.06)
-    told(lengths, [500] * 2 * REFRESH, latency=latency)
+    told(lengths, [500] * 2 * REFRESH)
     assert lengths.long(0.0) == pytest.approx(500, rel=0.06)
-    assert lengths.mean == pytest.approx(500 - 480 * 0.98 ** (2 * REFRESH))
-    told(lengths, [10] * 40_000, latency=latency)
+    told(lengths, [10] * 40_000)
     assert lengths.p99 < 12
-    assert lengths.mean == pytest.approx(10, rel=0.01)
 
 
 def _bucket(value: float) -> int:

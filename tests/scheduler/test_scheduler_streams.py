@@ -98,7 +98,7 @@ def test_what_waits_for_a_copy_waits_no_more_when_its_answer_begins(restarts: bo
     assert driver.path(task) == [first.source.name]
     if restarts:
         driver.fail(first, FailureKind.TRANSIENT)
-        driver.wait(10.0)
+        driver.wait(1.0)
         assert len(driver.path(task)) == 2
         first = live(task)
     driver.ok(first)

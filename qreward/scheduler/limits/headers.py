@@ -247,12 +247,10 @@ class HeaderRateLimit:
             self._follow(now, sent_at, remaining, later=later)
 
     def _needed(self) -> float:
-        """Return the amount that must remain for a request to be sent."""
         largest = self._largest if self.refill else max(1.0, min(self._largest, RESERVE * self._most))
         return min(self._most, largest + self._doubt * min(self._open, self._paid - self._confirmed))
 
     def _advance(self, now: float) -> None:
-        """Refill the limit up to ``now``."""
         if self.refill:
             if self._left < self._most:
                 self._left = min(self._most, self._left + (now - self._at) * self.refill)

@@ -71,7 +71,7 @@ class LearnedRate:
     """Limits the requests per second to a rate that is learned from rejects. There is no limit before a reject carries a hint."""
 
     def __init__(self) -> None:
-        self._pace: Gcra | None = None
+        self.pace: Gcra | None = None  # the limit, once there is one
         self._accepted: dict[int, int] = {}  # second -> requests sent and not rejected, over the last minute
         self._began: float | None = None  # when the first request was sent
         self._changed = self._cut = -inf  # when the rate was last changed, and when it was last lowered
@@ -82,30 +82,28 @@ class LearnedRate:
     @property
     def rate(self) -> float:
         """Requests per second; inf while there is no limit."""
-        return inf if self._pace is None else self._pace.rate
+        return inf if self.pace is None else self.pace.rate
 
     @property
     def ready_at(self) -> float:
         """Earliest time at which a request is allowed. If the time has passed, a request is allowed now."""
-        return -inf if self._pace is None else self._pace.ready_at
+        return -inf if self.pace is None else self.pace.ready_at
 
     def sent(self, now: float) -> None:
-        """Record that a request is sent."""
         second = int(now)
         if self._began is None:
             self._began = now
         if second not in self._accepted:
             self._accepted = {then: count for then, count in self._accepted.items() if then >= second - SPAN}
         self._accepted[second] = self._accepted.get(second, 0) + 1
-        if self._pace is not None:
-            self._pace.take(now)
+        if self.pace is not None:
+            self.pace.take(now)
 
     def ok(self, now: float) -> None:
-        """Record an answer."""
         self._answered += 1
-        if self._pace is not None and now - self._changed > (NEXT if self._raised else CALM):
+        if self.pace is not None and now - self._changed > (NEXT if self._raised else CALM):
             self._raised = min(LARGEST_RAISE, max(FIRST_RAISE, 2 * self._raised))
-            self._pace.rate *= 1 + self._raised
+            self.pace.rate *= 1 + self._raised
             self._changed = now
 
     def refused(self, sent_at: float) -> None:
@@ -123,16 +121,16 @@ class LearnedRate:
         if recent < EVIDENCE:
             return
         seen = max(1 / SPAN, SHARE * recent / max(1.0, span))
-        if self._pace is None:
-            self._pace = Gcra(seen)
+        if self.pace is None:
+            self.pace = Gcra(seen)
             self._in_vain = False
         elif self._raised:
-            self._pace.rate = max(min(seen, self._pace.rate), self._pace.rate / (1 + self._raised))
+            self.pace.rate = max(min(seen, self.pace.rate), self.pace.rate / (1 + self._raised))
             self._in_vain = False
         elif not self._in_vain:
-            self._pace.rate = min(seen, SHARE * self._pace.rate)
+            self.pace.rate = min(seen, SHARE * self.pace.rate)
             self._in_vain = self._answered >= EVIDENCE
         else:
-            self._pace = None
+            self.pace = None
         self._cut = self._changed = now
         self._raised, self._answered = 0.0, 0

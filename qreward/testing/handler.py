@@ -14,11 +14,11 @@ from aiohttp import web
 from qreward.testing import openai_api
 from qreward.testing.admission import Slot
 from qreward.testing.batch_api import BatchService
-from qreward.testing.decision_routes import FAKE_DECISIONS
+from qreward.testing.decisions import DECISIONS
 from qreward.testing.endpoint import FakeEndpointState
 from qreward.testing.faults import FAULTS, NO_FAULT
-from qreward.testing.lower_bound import refuses
 from qreward.testing.openai_api import Chunks
+from qreward.testing.phases import refuses
 from qreward.testing.responses import JSON, FaultPlan, Incoming, Pace, deliver, end, forever, hint, sleep_until, stream
 from qreward.testing.server_kinds import SERVER_KINDS, ErrorResponse, FakeServerKind, Job, Route, RouteCall, ServerState, Traffic
 from qreward.testing.text import canonical, count_tokens, encode
@@ -40,8 +40,8 @@ class Handler:
         return SERVER_KINDS[self._state.spec.kind]
 
     async def __call__(self, request: Incoming) -> web.StreamResponse:
-        decisions = FAKE_DECISIONS[self._state.spec.decisions]
-        route = decisions.routes.get(request.path) or self._kind.routes.get(request.path)
+        spec = self._state.spec
+        route = ({**self._kind.routes, **(DECISIONS if spec.decisions else {}), **spec.routes}).get(request.path)
         try:
             if self._state.batches is not None and request.path.startswith(("/v1/files", "/v1/batches")):
                 return await self._batched(request, self._state.batches)
@@ -52,8 +52,7 @@ class Handler:
             headers = self._headers()
             if error.ready_at is not None:
                 headers |= hint(self._state.spec.retry_after, max(0.0, error.ready_at - time.monotonic()))
-            write = decisions.error if request.path in decisions.routes else self._kind.error
-            body = write(request.path, error)
+            body = error.body or self._kind.error(request.path, error)
             return web.Response(status=error.status, body=body, content_type=JSON, headers=headers)
 
     async def _batched(self, request: Incoming, service: BatchService) -> web.StreamResponse:
@@ -149,13 +148,13 @@ class Handler:
         return await deliver(request, body, headers, plan)
 
     async def _computed(self, job: Job) -> int | None:
-        """Let the model server compute the prompts. Return the number of cached prompt tokens; None without a model server."""
-        model, chat = self._state.live_model, job.chat
-        if model is None or (chat is None and not job.prompts):
+        """Compute the prompts. Return the number of cached prompt tokens; None without a prefix cache."""
+        cache, chat = self._state.cache, job.chat
+        if cache is None or (chat is None and not job.prompts):
             return None
         prompts = [(canonical(chat.messages), job.prompt)] if chat is not None else [(text, count_tokens(text)) for text in job.prompts]
         try:
-            served = (model.serve(job.model or "", text, tokens, job.length or 1) for text, tokens in prompts)
+            served = (cache.serve(job.model or "", text, tokens, job.length or 1) for text, tokens in prompts)
             return sum(await asyncio.gather(*served))
         except ValueError as error:
             raise ErrorResponse(400, str(error), "bad_request", code="context_length_exceeded") from None
@@ -207,7 +206,7 @@ class Handler:
         self._check_key(request)
         content_type, text = self._kind.status[path]
         return web.Response(
-            text=text(ServerState(state.spec, self._traffic, len(self.under_way), state.live_model)),
+            text=text(ServerState(state.spec, self._traffic, len(self.under_way), state.cache)),
             content_type=content_type,
             headers=self._headers(),
         )

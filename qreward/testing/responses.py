@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, NoReturn
 from aiohttp import web
 
 from qreward.testing.faults import FAULTS, NO_FAULT, Fault
-from qreward.testing.lower_bound import Timeline
 from qreward.testing.openai_api import Chunks
+from qreward.testing.phases import Timeline
 from qreward.testing.spec import Latency
 
 JSON = "application/json"

@@ -15,11 +15,9 @@ from functools import cached_property
 from hashlib import sha256
 from typing import Any, NamedTuple, TypeVar
 
-from qreward.errors import ConfigError
 from qreward.testing import openai_api
-from qreward.testing.live_model import LiveModel
-from qreward.testing.next_token import NextToken, read_prompt
 from qreward.testing.openai_api import ChatLabel, ChatRequest, EmbeddingsRequest
+from qreward.testing.prefix_cache import PromptCache
 from qreward.testing.rewards import NAN, REFUSED, logits_of, probabilities_of, score_of
 from qreward.testing.spec import FakeEndpoint
 from qreward.testing.synthetic_judge import softmax
@@ -42,7 +40,10 @@ class ErrorResponse(Exception):
         type: member ``type`` of the error in OpenAI's format.
         code: member ``code`` of the error in OpenAI's format.
         ready_at: time at which a retry can succeed; None if no ``Retry-After`` header is sent.
+        body: the body, if a route writes errors in another format than its server; otherwise empty.
     """
+
+    body = b""
 
     def __init__(
         self,
@@ -71,7 +72,7 @@ class Job(NamedTuple):
         completion: number of output tokens of all choices.
         chat: the chat request; None for any other request.
         label: the only token of the response, if the chat asks for one label.
-        prompts: prompts that a model server computes, each with one output token; empty for a chat.
+        prompts: prompts to compute, each with one output token; empty for a chat.
         body: function that returns the body of the response to a request other than a chat. Its argument is the number of cached prompt
             tokens, or None without a cache. The function may raise :class:`ErrorResponse`.
     """
@@ -117,13 +118,13 @@ class ServerState(NamedTuple):
         spec: the settings.
         traffic: the present load in items.
         requests: number of requests in flight.
-        live_model: the model server; None without a model server.
+        cache: what computes the prompts; None without a prefix cache.
     """
 
     spec: FakeEndpoint
     traffic: Traffic
     requests: int
-    live_model: LiveModel | None = None
+    cache: PromptCache | None = None
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -132,10 +133,7 @@ class ServerState(NamedTuple):
     @property
     def load(self) -> tuple[float, float, float]:
         """The number of running items, the number of waiting items, and the used share (0 to 1) of the KV cache."""
-        if self.live_model is None:
-            return float(self.traffic.running), float(self.traffic.waiting), 0.25
-        server = self.live_model.server
-        return float(server.running), float(len(server.waiting)), server.load
+        return self.cache.load if self.cache is not None else (float(self.traffic.running), float(self.traffic.waiting), 0.25)
 
 
 Route = Callable[["RouteCall"], Job]
@@ -278,11 +276,11 @@ def _json(made: Callable[[ServerState], Any]) -> tuple[str, Status]:
 # OpenAI
 
 
-def _chat(call: RouteCall) -> Job:
+def chat_job(call: RouteCall, label: ChatLabel | None = None) -> Job:
+    """Return the job for a chat. ``label`` is the only token of the response, if the chat asks for one."""
     request, latency = call.read(ChatRequest), call.spec.latency
     encoded = canonical(request.messages)
     digest = sha256(encoded).digest()
-    label = _label(call, request)
     length = latency.draw(digest) if label is None else 1
     return Job(
         request.model,
@@ -296,21 +294,14 @@ def _chat(call: RouteCall) -> Job:
     )
 
 
-def _label(call: RouteCall, request: ChatRequest) -> ChatLabel | None:
-    """Return the one-token response if a chat asks for one of several labels and for log probabilities. Otherwise return None."""
-    spec, most, ids = call.spec, request.top_logprobs or 0, request.logprob_token_ids
-    if spec.logprobs and most and not request.logprobs:
+def _chat(call: RouteCall) -> Job:
+    request = call.read(ChatRequest)
+    most = request.top_logprobs or 0
+    if most and not request.logprobs:
         raise call.invalid("when using `top_logprobs`, `logprobs` must be set to true.")
-    if spec.logprobs and not 0 <= most <= MOST_LOGPROBS:
+    if not 0 <= most <= MOST_LOGPROBS:
         raise call.invalid(f"Invalid value for 'top_logprobs': must be from 0 to {MOST_LOGPROBS}, not {most}.")
-    prompt = read_prompt(request.messages) if request.logprobs and not request.stream else None
-    if prompt is None:
-        return None
-    try:
-        token = NextToken.of(prompt, spec.synthetic_judge)
-    except ConfigError as error:
-        raise ErrorResponse(500, f"the synthetic judge: {error}", "responder", "server_error") from None
-    return ChatLabel(token.content, token.logprobs(most, ids or () if spec.kind == "vllm" else ()) if spec.logprobs else None)
+    return chat_job(call)
 
 
 def _embeddings(call: RouteCall) -> Job:
@@ -365,17 +356,16 @@ _vllm_gauges = _gauges("vllm:num_requests_running vllm:num_requests_waiting vllm
 def _vllm_metrics(state: ServerState) -> str:
     """Return vLLM's metrics.
 
-    With a model server, the metrics include the size of its prefix cache, the tokens looked up in this cache, and the tokens found.
+    With a prefix cache, the metrics include its size, the tokens looked up in it, and the tokens found.
     """
-    text = _vllm_gauges(state)
-    if state.live_model is None:
+    text, cache = _vllm_gauges(state), state.cache
+    if cache is None:
         return text
-    server = state.live_model.server
-    for name, value in (("queries", server.queried), ("hits", server.hits)):
+    for name, value in (("queries", cache.queried), ("hits", cache.hits)):
         full = f"vllm:prefix_cache_{name}_total"
         text += f"# HELP {full} .\n# TYPE {full} counter\n{full}{_VLLM_LABELS} {float(value)}\n"
-    block, info = server.model.block, "vllm:cache_config_info"
-    labels = f'{{block_size="{block}",cache_dtype="auto",engine="0",num_gpu_blocks="{server.model.cache_tokens // block}"}}'
+    info = "vllm:cache_config_info"
+    labels = f'{{block_size="{cache.block}",cache_dtype="auto",engine="0",num_gpu_blocks="{cache.tokens // cache.block}"}}'
     return text + f"# HELP {info} .\n# TYPE {info} gauge\n{info}{labels} 1.0\n"
 
 

@@ -35,8 +35,7 @@ from pydantic import Field
 from qreward.decisions import Option, Question, Score, YesNo
 from qreward.errors import ConfigError
 from qreward.settings.base import Policy
-
-__all__ = ["Asked", "SyntheticJudge", "text_of", "true_answer", "truth_of"]
+from qreward.testing.text import text_of
 
 _TRUTH = re.compile(r"(?<![\w.])truth(?:\[([^\]\n]*)\])?=((?:(?!\btruth[\[=])[^\n\"\\;])*)")
 _WORDS = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
@@ -215,13 +214,6 @@ def true_answer(given: str | Sequence[Mapping[str, Any]], question: Question | A
     return asked.options[_drawn(truth_of(text, asked), text, asked)]
 
 
-def text_of(given: str | Sequence[Mapping[str, Any]]) -> str:
-    """Return the text of an input. The contents of messages are joined with empty lines between them, as in vLLM."""
-    if isinstance(given, str):
-        return given.strip()
-    return "\n\n".join(_content(message.get("content")) for message in given).strip()
-
-
 def softmax(logits: Sequence[float]) -> list[float]:
     """Return the softmax of any number of logits. The softmax of a single logit is 1.0."""
     top = max(logits)
@@ -247,12 +239,6 @@ def _truths(text: str) -> tuple[tuple[str, str], ...]:
     Each truth has the name of the question, or "" for a truth that applies to all questions, and the value.
     """
     return tuple(_TRUTH.findall(text)) if "truth" in text else ()
-
-
-def _content(content: Any) -> str:
-    if isinstance(content, list):
-        return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
-    return "" if content is None else str(content)
 
 
 def _stated(value: str, asked: Asked) -> tuple[float, ...]:

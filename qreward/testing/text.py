@@ -1,9 +1,9 @@
-"""Digests of requests, from which the echo text and the length of a response are derived."""
+"""Texts and digests of requests, from which the echo text and the length of a response are derived."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Any, Literal
 
@@ -47,6 +47,19 @@ def echo_of(messages: Sequence[Any]) -> str:
 def echo_text(digest: bytes) -> str:
     """Return the response of an ``echo`` endpoint, from the digest of the messages."""
     return f'{{"echo":"{digest[:8].hex()}"}}'
+
+
+def text_of(given: str | Sequence[Mapping[str, Any]]) -> str:
+    """Return the text of an input. The contents of messages are joined with empty lines between them, as in vLLM."""
+    if isinstance(given, str):
+        return given.strip()
+    return "\n\n".join(_content(message.get("content")) for message in given).strip()
+
+
+def _content(content: Any) -> str:
+    if isinstance(content, list):
+        return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+    return "" if content is None else str(content)
 
 
 def count_tokens(encoded: bytes) -> int:

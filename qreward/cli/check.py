@@ -171,15 +171,21 @@ async def check(
 async def _asked_again(
     endpoint: Endpoint, found: diagnose.Examined, called: diagnose.Called, first: tuple[str, bool | None], seconds: float
 ) -> diagnose.Called:
-    """Send a further request if the answer leaves a question open: whether the server embeds, or whether it looks at the key at all."""
+    """Send further requests if the answer leaves a question open: what the server answers, or whether it looks at the key at all."""
     model, scores = first
-    if scores is None and diagnose.refuses_chat(called.error) and await diagnose.embeds(endpoint, model, seconds):
-        called = msgspec.structs.replace(called, answered=True, error=None, embeds=True)
+    if scores is None and diagnose.refuses_chat(called.error):
+        for what in ("embeddings", "scores"):
+            if await diagnose.call_for(endpoint, what, model, seconds) is None:
+                called = msgspec.structs.replace(called, answered=True, error=None, instead=what)
+                break
     if not called.answered or not diagnose.may_ignore_keys(endpoint, found):
         return called
     bare = diagnose.without_key(endpoint)
-    refused = not await diagnose.embeds(bare, model, seconds) if called.embeds else await diagnose.call(bare, model, seconds, scores=scores)
-    return msgspec.structs.replace(called, unguarded=not refused)
+    if called.instead is not None:
+        refused = await diagnose.call_for(bare, called.instead, model, seconds)
+    else:
+        refused = await diagnose.call(bare, model, seconds, scores=scores)
+    return msgspec.structs.replace(called, unguarded=refused is None)
 
 
 def report(checked: Sequence[dict[str, Any]]) -> str:

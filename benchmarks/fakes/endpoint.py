@@ -16,7 +16,8 @@ from qreward.errors import ConfigError
 from qreward.testing import FakeEndpoint
 from qreward.testing.openai_api import ChatLabel, ChatRequest
 from qreward.testing.responders import Write
-from qreward.testing.server_kinds import CHAT, SERVER_KINDS, ErrorResponse, Job, Route, RouteCall, chat_job
+from qreward.testing.server_kinds import SERVER_KINDS
+from qreward.testing.server_routes import CHAT, ErrorResponse, Job, Route, RouteCall, chat_job
 
 
 class ModelEndpoint(FakeEndpoint):

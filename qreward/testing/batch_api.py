@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from qreward.testing import openai_api
-from qreward.testing.server_kinds import SERVER_KINDS, ErrorResponse, FakeServerKind, Job, Route, RouteCall
+from qreward.testing.server_kinds import SERVER_KINDS
+from qreward.testing.server_routes import ErrorResponse, FakeServerKind, Job, Route, RouteCall
 from qreward.testing.spec import Batching, FakeEndpoint
 from qreward.testing.text import canonical, count_tokens, encode
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-_BYTES = 4  # bytes per token, as ``text.count_tokens`` estimates
+from qreward.testing.text import BYTES_PER_TOKEN
 
 
 class PromptCache:
@@ -37,7 +37,7 @@ class PromptCache:
             prompt: number of prompt tokens.
             output: number of output tokens.
         """
-        keys = chain(model, text, self.block * _BYTES)[: (prompt - 1) // self.block]
+        keys = chain(model, text, self.block * BYTES_PER_TOKEN)[: (prompt - 1) // self.block]
         known = next((place for place, key in enumerate(keys) if key not in self._blocks), len(keys))
         for key in keys:
             self._blocks.pop(key, None)

@@ -176,8 +176,10 @@ async def stream(
             await sleep_until(due)
         if error is not None:
             finish(error)
+            ready += chunks.failed() or b""
             await write()
-            await end(request, FAULTS["cut"])
+            await end(request, NO_FAULT if chunks.failed() else FAULTS["cut"])
+            return response
         if fault.noise:
             ready += fault.noise[number % len(fault.noise)]
         ready += chunks.piece(number - 1, pace.length) if number else chunks.first()

@@ -245,6 +245,9 @@ class FakeEndpoint(Policy):
         scoring: see ``qreward.testing.rewards.Scoring``.
         batching: how a fake of kind ``openai_batch`` processes batches; see :class:`Batching`. ``faults`` apply to the HTTP responses of
             the Batch API, but limits and latency do not. Each successful line counts as answered.
+        task: with kind ``vllm``, what the model does: ``generate`` has no routes for scores and embeddings, and ``pooling`` has no chats
+            and text completions. None has all routes.
+        max_model_len: with kind ``vllm``, the maximum number of tokens of a prompt and its response. Longer prompts get HTTP 400.
         prefix_cache: see :class:`PrefixCache`; None for a server without a prefix cache.
         decisions: whether ``/v1/decisions`` answers typed questions, in the form of OpenAI; with kind ``vllm``, without refusals. A
             request takes the time of a chat with one output token per question.
@@ -275,6 +278,8 @@ class FakeEndpoint(Policy):
     kind: Literal["openai", "vllm", "sglang", "tei", "openrlhf", "nim", "openai_batch"] = "openai"
     scoring: Scoring = Scoring()
     batching: Batching = Batching()
+    task: Literal["generate", "pooling"] | None = None
+    max_model_len: int = Field(default=131_072, ge=1)
     prefix_cache: PrefixCache | None = None
     decisions: bool = False
     synthetic_judge: SyntheticJudge = SyntheticJudge()

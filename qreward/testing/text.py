@@ -9,6 +9,9 @@ from typing import Any, Literal
 
 import msgspec
 
+BYTES_PER_TOKEN = 4
+"""Bytes of a token, as prompts and answers are estimated."""
+
 
 def encode(value: Any, order: Literal["sorted"] | None = None) -> bytes:
     """Return a value as JSON without whitespace. Lone surrogates are escaped as in the standard library, because msgspec refuses them."""
@@ -64,4 +67,4 @@ def _content(content: Any) -> str:
 
 def count_tokens(encoded: bytes) -> int:
     """Return the number of prompt tokens, estimated at four bytes per token; at least 1."""
-    return max(1, len(encoded) // 4)
+    return max(1, len(encoded) // BYTES_PER_TOKEN)

@@ -86,8 +86,8 @@ _NO_KEY = _wrong_setup(
     "set api_key of endpoint {endpoint!r}, such as '${{JUDGE_KEY}}' for a key in the environment variable JUDGE_KEY; "
     "QRewardClient.from_env() reads OPENAI_API_KEY",
 )
-_SAYS_TOO_MUCH_OUTPUT = re.compile(r"(?i)max_\w*tokens\b.{0,40}(?:too large|\d+ > \d+)")
-_SAYS_OUTPUT = re.compile(r"(?i)max_\w*tokens|\bcompletion\b|output tokens")
+_SAYS_TOO_MUCH_OUTPUT = re.compile(r"(?i)max_\w*tokens\b.{0,40}(?:too large|\d+ > \d+|cannot be greater)")
+_SAYS_OUTPUT = re.compile(r"(?i)max_\w*tokens|\bcompletion\b|(?<!without any )output tokens")
 _SAYS_MORE_THAN_A_MINUTE = re.compile(r"(?i)request too large for \S+ .{0,80}tokens per (?:min|day)")
 _SERVER = FailureMeaning(_TRANSIENT, ServerError)
 _REQUEST = FailureMeaning(_REFUSED, BadRequest)

@@ -69,6 +69,10 @@ def sglang(message: str, code: int) -> dict[str, Any]:
     return {"object": "error", "message": message, "type": "BadRequest", "param": None, "code": code}
 
 
+OVERLONG = (
+    "This model's maximum context length is 4096 tokens. However, your prompt contains at least 4097 input tokens, which exceeds this "
+    "limit even without any output tokens. Please reduce the length of the input prompt. (parameter=input_tokens, value=4097)"
+)
 TOO_LONG_TEXTS = [
     "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens.",
     "The decoder prompt (length 9000) is longer than the maximum model length of 8192. Make sure that ...",
@@ -76,6 +80,7 @@ TOO_LONG_TEXTS = [
     "Requested token count exceeds the model's maximum context length of 8192 tokens.",
     "the request exceeds the available context size, try increasing it",
     "prompt is too long: 210000 tokens > 200000 maximum",
+    OVERLONG,
     "The input token count (1200000) exceeds the maximum number of tokens allowed (1048576).",
 ]
 OF_VLLM = (
@@ -94,6 +99,7 @@ TOO_MUCH_OUTPUT_TEXTS = [
     "max_tokens is too large: 100000. This model supports at most 16384 completion tokens, whereas you provided 100000.",
     "max_tokens: 9000 > 8192, which is the maximum allowed number of output tokens for this model",
     OF_VLLM.format(13, 100000, -95904, 13),
+    "max_tokens=100000 cannot be greater than max_model_len=4096. Please request fewer output tokens. (parameter=max_tokens, value=100000)",
     "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens (20 in the messages, 4980 in the completion).",
 ]
 

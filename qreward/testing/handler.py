@@ -53,6 +53,8 @@ class Handler:
             headers = self._headers()
             if error.ready_at is not None:
                 headers |= hint(self._state.spec.retry_after, max(0.0, error.ready_at - time.monotonic()))
+            if error.status == 405:
+                headers["Allow"] = "POST"
             body = error.body or self._kind.error(request.path, error)
             return web.Response(status=error.status, body=body, content_type=JSON, headers=headers)
 
@@ -216,7 +218,8 @@ class Handler:
         if request.method != "GET" or path not in self._kind.status:
             if path.startswith(self._kind.guarded) and self._kind.guarded != ("/",):
                 self._check_key(request)
-            raise ErrorResponse(404, f"there is no {request.method} {path} here", "not_found", "not_found")
+            status = 405 if state.spec.kind == "vllm" and path in self._kind.routes and request.method != "POST" else 404
+            raise ErrorResponse(status, f"there is no {request.method} {path} here", "not_found", "not_found")
         self._check_key(request)
         content_type, text = self._kind.status[path]
         return web.Response(

@@ -258,7 +258,9 @@ class RouteCall:
             raise self.invalid(f"an input holds {REFUSED}")
         sizes = [count_tokens(each) for each in encoded]
         if max(sizes) > longest:
-            raise ErrorResponse(kind.invalid, kind.too_long.format(most=longest, tokens=max(sizes)), "bad_request", param="input_tokens")
+            raise ErrorResponse(
+                kind.invalid, kind.too_long.format(most=longest, more=longest + 1, tokens=max(sizes)), "bad_request", param="input_tokens"
+            )
         return sizes
 
 

@@ -85,7 +85,7 @@ def _error(_path: str, error: ErrorResponse) -> bytes:
     if error.status == 401:
         return encode({"error": "Unauthorized"})
     if error.counted == "not_found":
-        return encode({"detail": "Not Found"})
+        return encode({"detail": "Not Found" if error.status == 404 else "Method Not Allowed"})
     message, type_, param = error.message, _TYPES.get(error.status) or error.type, error.param
     if error.malformed:
         place = re.search(r"\$((?:\.\w+)*)", message)
@@ -109,6 +109,9 @@ def _chat(call: RouteCall) -> Job:
 
 def vllm_chat(call: RouteCall, label: ChatLabel | None = None) -> Job:
     """Return the job for a chat, whose parameters are checked as in vLLM. ``max_tokens`` is honoured."""
+    if call.data.get("messages") == []:
+        message = "Cannot apply chat template to an empty conversation. Provide at least one message."
+        raise ErrorResponse(400, message, "bad_request")
     request, longest = call.read(ChatRequest), call.spec.max_model_len
     _check_logprobs(request)
     name = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
@@ -124,7 +127,7 @@ def vllm_chat(call: RouteCall, label: ChatLabel | None = None) -> Job:
     _check_schema(request.response_format)
     job = chat_job(call, label)
     if job.prompt > longest:
-        raise ErrorResponse(400, _TOO_LONG.format(most=longest, tokens=job.prompt), "bad_request", param="input_tokens")
+        raise ErrorResponse(400, _TOO_LONG.format(most=longest, more=longest + 1), "bad_request", param="input_tokens")
     if most is None or label is not None:
         return job
     length = min(job.length, most)
@@ -135,26 +138,32 @@ def vllm_chat(call: RouteCall, label: ChatLabel | None = None) -> Job:
 def _check_logprobs(request: ChatRequest) -> None:
     most = request.top_logprobs or 0
     if most and not request.logprobs:
-        raise ErrorResponse(
-            400, "1 validation error:\n  when using `top_logprobs`, `logprobs` must be set to true. (parameter=top_logprobs)",
-            "bad_request", "Bad Request", param="top_logprobs",
-        )  # fmt: skip
+        message = "when using `top_logprobs`, `logprobs` must be set to true. (parameter=top_logprobs)"
+        raise ErrorResponse(400, message, "bad_request", param="top_logprobs")
     if most > MOST_LOGPROBS:
         raise _wrong("logprobs", most, f"Requested sample logprobs of {most}, which is greater than max allowed: {MOST_LOGPROBS}")
 
 
+_FORMATS = {"text", "json_object", "json_schema", "structural_tag"}
 _SCHEMA_TYPES = {"object", "array", "string", "number", "integer", "boolean", "null"}
 
 
 def _check_schema(given: Any) -> None:
-    """Refuse a JSON schema of an unknown type, as the compiler of grammars does."""
+    """Refuse a format of an unknown type, and a JSON schema of an unknown type, as the compiler of grammars does."""
+    if isinstance(given, dict) and given.get("type") not in _FORMATS:
+        raise ErrorResponse(
+            400, "Input should be 'text', 'json_object' or 'json_schema' - at `$.response_format.type`", "bad_request", malformed=True
+        )
     schema = given.get("json_schema", {}).get("schema") if isinstance(given, dict) and given.get("type") == "json_schema" else None
     if isinstance(schema, dict) and isinstance(kind := schema.get("type"), str) and kind not in _SCHEMA_TYPES:
-        raise ErrorResponse(400, f"Grammar error: Unsupported type {kind}", "bad_request")
+        raise ErrorResponse(400, f"Grammar error: Invalid type: {kind}", "bad_request")
 
 
 def _used(used: dict[str, Any]) -> dict[str, Any]:
-    return {"prompt_tokens_details": None, "completion_tokens_details": None, **used}
+    details = used.get("prompt_tokens_details")
+    if details is not None:
+        details = {**details, "created_cache_tokens": 0, "multimodal_tokens": None}
+    return {**used, "prompt_tokens_details": details, "completion_tokens_details": None}
 
 
 def _completion(
@@ -177,6 +186,11 @@ class VllmChunks(Chunks):
 
     def __init__(self, request: ChatRequest, digest: bytes, content: str, used: dict[str, Any], finish: str = "stop") -> None:
         super().__init__(request, digest, content, used, finish)
+        if self._used is not None:
+            details = (
+                {"prompt_tokens_details": {**inner, "created_cache_tokens": 0}} if (inner := used.get("prompt_tokens_details")) else {}
+            )
+            self._used = {**self._used, **details}
         self._head = {name: value for name, value in self._head.items() if name != "system_fingerprint"}
 
     def first(self) -> bytes:
@@ -213,9 +227,12 @@ def _completions(call: RouteCall) -> Job:
     def body(cached: int | None) -> bytes:
         made = json.loads(job.body(cached))
         none = dict.fromkeys(("stop_reason", "token_ids", "prompt_logprobs", "prompt_token_ids", "routed_experts"))
+        used = _used(made["usage"])
+        if call.spec.prefix_cache is not None:
+            used["prompt_tokens_details"] = {"cached_tokens": 0, "created_cache_tokens": None, "multimodal_tokens": None}
         choices = [{**choice, **none} for choice in made["choices"]]
         more = dict.fromkeys(("service_tier", "kv_transfer_params", "ec_transfer_params", "metrics"))
-        return encode({**made, **more, "created": 1, "system_fingerprint": _FINGERPRINT, "choices": choices, "usage": _used(made["usage"])})
+        return encode({**made, **more, "created": 1, "system_fingerprint": _FINGERPRINT, "choices": choices, "usage": used})
 
     return job._replace(body=body)
 
@@ -258,8 +275,8 @@ def _rerank(call: RouteCall) -> Job:
 
 
 _TOO_LONG = (
-    "This model's maximum context length is {most} tokens. However, your prompt contains {tokens} input tokens, which exceeds this limit "
-    "even without any output tokens. Please reduce the length of the input prompt. (parameter=input_tokens, value={tokens})"
+    "This model's maximum context length is {most} tokens. However, your prompt contains at least {more} input tokens, which exceeds this "
+    "limit even without any output tokens. Please reduce the length of the input prompt. (parameter=input_tokens, value={more})"
 )
 _GENERATE = {CHAT: _chat, COMPLETIONS: _completions}
 _POOLING = {
@@ -293,5 +310,6 @@ VLLM = replace(
     unknown="The model `{model}` does not exist. Valid aliases: {served}.",
     failures={500: (_DEAD, _TYPES[500]), 503: (_BUSY, _TYPES[503])},
     request_ids=False,
+    health=frozenset({"/health", "/ping"}),
     too_long=_TOO_LONG,
 )

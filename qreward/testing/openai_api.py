@@ -45,8 +45,8 @@ class ChatRequest(msgspec.Struct):
     response_format: Any = None
 
     def __post_init__(self) -> None:
-        if not self.messages or not 1 <= (self.n or 1) <= 128:
-            raise ValueError("'messages' must not be empty and 'n' must be from 1 to 128")
+        if not 1 <= (self.n or 1) <= 128:
+            raise ValueError("'n' must be from 1 to 128")
 
 
 class ChatLabel(NamedTuple):

@@ -9,7 +9,7 @@ from hashlib import sha256
 from typing import Any
 
 from qreward.testing import openai_api
-from qreward.testing.openai_api import ChatRequest, EmbeddingsRequest
+from qreward.testing.openai_api import EmbeddingsRequest
 from qreward.testing.rewards import logits_of, probabilities_of, score_of
 from qreward.testing.server_routes import (
     CHAT,
@@ -181,7 +181,7 @@ def _openrlhf_rewards(call: RouteCall) -> Job:
 
 
 def _nim_chat(call: RouteCall) -> Job:
-    request = call.read(ChatRequest)
+    request = call.chat()
     values = [math.nan if is_nan(request.messages) else value for value in logits_of(request.messages, call.labels)]
     content = ",".join(f"{name}:{value:.3f}" for name, value in zip(call.labels, values, strict=True))
     digest = sha256(canonical(request.messages)).digest()

@@ -225,6 +225,13 @@ class RouteCall:
         except ValueError as error:
             raise self._malformed(str(error)) from None
 
+    def chat(self) -> ChatRequest:
+        """Return the body as a chat with messages."""
+        request = self.read(ChatRequest)
+        if not request.messages:
+            raise self.invalid("'messages' must not be empty")
+        return request
+
     def _malformed(self, message: str) -> ErrorResponse:
         return ErrorResponse(self.kind.invalid, message, "bad_request", malformed=True)
 
@@ -313,7 +320,7 @@ def json_status(made: Callable[[ServerState], Any]) -> tuple[str, Status]:
 
 def chat_job(call: RouteCall, label: ChatLabel | None = None) -> Job:
     """Return the job for a chat. ``label`` is the only token of the response, if the chat asks for one."""
-    request, latency = call.read(ChatRequest), call.spec.latency
+    request, latency = call.chat(), call.spec.latency
     encoded = canonical(request.messages)
     digest = sha256(encoded).digest()
     length = latency.draw(digest) if label is None else 1
@@ -330,7 +337,7 @@ def chat_job(call: RouteCall, label: ChatLabel | None = None) -> Job:
 
 
 def chat_route(call: RouteCall) -> Job:
-    request = call.read(ChatRequest)
+    request = call.chat()
     most = request.top_logprobs or 0
     if most and not request.logprobs:
         raise call.invalid("when using `top_logprobs`, `logprobs` must be set to true.")

@@ -104,15 +104,10 @@ def _wrong(name: str, value: Any, message: str) -> ErrorResponse:
 
 
 def _chat(call: RouteCall) -> Job:
-    return vllm_chat(call)
-
-
-def vllm_chat(call: RouteCall, label: ChatLabel | None = None) -> Job:
-    """Return the job for a chat, whose parameters are checked as in vLLM. ``max_tokens`` is honoured."""
-    if call.data.get("messages") == []:
+    request, longest = call.read(ChatRequest), call.spec.max_model_len
+    if not request.messages:
         message = "Cannot apply chat template to an empty conversation. Provide at least one message."
         raise ErrorResponse(400, message, "bad_request")
-    request, longest = call.read(ChatRequest), call.spec.max_model_len
     _check_logprobs(request)
     name = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
     most = getattr(request, name)
@@ -125,10 +120,10 @@ def vllm_chat(call: RouteCall, label: ChatLabel | None = None) -> Job:
         rule = "must be non-negative" if heat < 0 else "must be in [0, 2]"
         raise _wrong("temperature", float(heat), f"temperature {rule}, got {float(heat)}.")
     _check_schema(request.response_format)
-    job = chat_job(call, label)
+    job = chat_job(call)
     if job.prompt > longest:
         raise ErrorResponse(400, _TOO_LONG.format(most=longest, more=longest + 1), "bad_request", param="input_tokens")
-    if most is None or label is not None:
+    if most is None:
         return job
     length = min(job.length, most)
     service = call.spec.latency.seconds(length)

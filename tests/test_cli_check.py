@@ -295,6 +295,15 @@ def test_a_reward_server_that_refuses_chats_and_embeddings_is_asked_for_a_score(
     assert "it answers requests for scores, and refuses chat completions" in found["notes"]
 
 
+def test_a_key_that_only_the_list_of_models_needs_is_not_called_accepted_for_scores(check: Check) -> None:
+    with fake("vllm", task="pooling", api_key=KEY, models=["rm"]) as endpoint:
+        for key in (KEY, WRONG):
+            reward = {**endpoint, "api_key": key, "reward": {"template": "{prompt} {response}"}, "models": ["rm"]}
+            status, (found,) = check.json(reward, more=("--call",))
+            assert (status, found["state"], found["auth"], found["problems"]) == (0, "ready, answered", "not checked", []), key
+            assert "it answers without the key too, so it does not check keys" in found["notes"]
+
+
 def test_the_slots_of_a_llama_cpp_server_are_its_limits_and_its_load(check: Check) -> None:
     slots = json.dumps([{"id": number, "n_ctx": 1024, "is_processing": number == 0} for number in range(4)])
     with answering({"*": (404, "{}"), "/v1/models": (200, LIST), "/slots": (200, slots)}) as host:

@@ -235,7 +235,8 @@ async def _asked_again(
             if await diagnose.call_for(endpoint, what, model, seconds) is None:
                 called = msgspec.structs.replace(called, answered=True, error=None, instead=what)
                 break
-    if not called.answered or not diagnose.may_ignore_keys(endpoint, found):
+    scored = called.instead == "scores" or diagnose.asks_score(endpoint, scores)  # vLLM checks keys under /v1 only
+    if not called.answered or not (diagnose.may_ignore_keys(endpoint, found) or (scored and diagnose.sends_key(endpoint))):
         return called
     bare = diagnose.without_key(endpoint)
     if called.instead is not None:

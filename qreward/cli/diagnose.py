@@ -345,14 +345,17 @@ def _seems(replies: Mapping[str, Reply], loads: Mapping[str, Load]) -> str | Non
     return next((kind for kind, shown in signs.items() if shown), None)
 
 
+def asks_score(endpoint: Endpoint, scores: bool | None) -> bool:
+    """Return whether the model request asks for a score; ``scores`` is None for what the endpoint seems to serve."""
+    return (endpoint.reward is not None or not kind_of(endpoint.kind).chat) if scores is None else scores
+
+
 async def call(endpoint: Endpoint, model: str, seconds: float, *, scores: bool | None = None) -> QRewardError | None:
     """Send one small model request. Return None if it succeeds, and its error without secrets if it fails.
 
     ``scores`` is True to ask for a score, False for a chat completion, and None for what the endpoint seems to serve.
     """
-    if scores is None:
-        scores = endpoint.reward is not None or not kind_of(endpoint.kind).chat
-    if scores:
+    if asks_score(endpoint, scores):
         request = WireRequest(SCORE, model, [SCORE.item(("Say yes.", "yes"))], {}, None)
     else:
         request = WireRequest(CHAT, model, CHAT.validate([{"role": "user", "content": "Say yes."}]), {"max_tokens": 1}, None)

@@ -152,7 +152,6 @@ def _of_a_scorer(found: RewardConfig) -> tuple[ClientConfig, tuple[diagnose.Scor
 
 
 def _setting_of_fakes(content: Mapping[str, Any]) -> str | None:
-    """Return a setting that only ``FakeEndpoint`` has, if the content describes fake servers; else None."""
     endpoints = content.get("endpoints")
     if not isinstance(endpoints, list) or not all(isinstance(each, dict) and "base_url" not in each for each in endpoints):
         return None

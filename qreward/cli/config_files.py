@@ -133,7 +133,6 @@ def client_document(endpoints: Sequence[dict[str, Any]], check: str, timeout: fl
 
 
 def _endpoint(given: dict[str, Any], is_first: bool) -> list[Setting]:
-    """Return the lines of one endpoint. The first endpoint of a file also has comments that show all other settings."""
     examples = {
         "base_url": ("", "root of the API, without /chat/completions"),
         "name": ("gpu-0", "name in results and errors; default: host and port"),

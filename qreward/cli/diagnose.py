@@ -180,10 +180,6 @@ async def examine(endpoint: Endpoint, seconds: float) -> Examined:
 
 
 async def _tls(endpoint: Endpoint, *, wanted: bool) -> Tls | None:
-    """Return the result of a TLS handshake at the endpoint's port.
-
-    The result is None if the handshake is not ``wanted``, if there is no TLS server, or if the endpoint has a proxy.
-    """
     if not wanted or proxy_of(endpoint) is not None:
         return None
     parts = urlsplit(endpoint.base_url)
@@ -291,7 +287,6 @@ def _read(kind: str, found: Examined, replies: dict[str, Reply]) -> None:
 
 
 def _contexts(reply: Reply) -> Iterator[int]:
-    """Yield the ``max_model_len`` of each listed model, which vLLM and SGLang report."""
     try:
         document = jsonio.read_leniently(reply.body)
     except Malformed:
@@ -654,17 +649,14 @@ def _lists(served: Iterable[str], name: str) -> bool:
 
 
 def _served_call(wanted: str, called: Called) -> bool:
-    """Return whether the model requests show that the server has the model, or a model of the pattern."""
     return called.answered and any(matches(wanted, model) for model in called.models)
 
 
 def _called(renamed: Mapping[str, str], served: Iterable[str]) -> list[str]:
-    """Return the names under which callers request the models of the server, according to ``model_names``."""
     there = list(served)
     return [*(name for name, target in renamed.items() if target in there), *(name for name in there if name not in renamed.values())]
 
 
 def _served(name: str, served: tuple[str, ...]) -> str:
-    """Return a text with the names of the served models, most similar to ``name`` first."""
     names = list(dict.fromkeys((*closest(name, served, most=MAX_LISTED), *served)))
     return ", ".join(map(repr, names[:MAX_LISTED])) + (f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else "")

@@ -46,15 +46,11 @@ _UNSET_VARIABLE = re.compile(r"[A-Z][A-Z0-9]{0,15}(_[A-Z0-9]{1,16})*")
 
 
 class _NewEndpoint(argparse.Action):
-    """Handles ``--endpoint``: begins another endpoint. The endpoint options that follow belong to this endpoint."""
-
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:  # noqa: ARG002
         namespace.endpoints = [*namespace.endpoints, {"base_url": values}]
 
 
 class _OfEndpoint(argparse.Action):
-    """Handles an endpoint option: sets the option of the last ``--endpoint`` before it."""
-
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
         if not namespace.endpoints:
             parser.error(f"{option_string} belongs to an endpoint; write it after --endpoint URL")
@@ -126,11 +122,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _add_judge(args: argparse.Namespace, path: Path) -> int:
-    """Write the settings of a judge beside an existing configuration file, and return 0. The existing file is not changed.
-
-    Raises:
-        ConfigError: the existing file is wrong, the new file cannot be written, or no endpoint serves the judge model.
-    """
     second = _judge_path(path, args.trainer)
     _check_path(second, replace=args.force)
     content, place = read_settings(path, empty=_ENDPOINTS, expand=False)

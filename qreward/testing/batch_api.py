@@ -294,7 +294,6 @@ def _result(batch: _Batch, number: int, line: dict[str, Any], response: Any, err
 
 
 def _parts(content_type: str, body: bytes) -> dict[str, tuple[bytes, str]]:
-    """Return the parts of a multipart form: name -> content and file name."""
     boundary = b"--" + content_type.partition("boundary=")[2].strip('"').encode()
     found = {}
     for part in body.split(boundary)[1:-1]:

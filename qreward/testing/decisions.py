@@ -57,7 +57,6 @@ def decision_job(call: RouteCall, decision: DecisionCall) -> Job:
 
 
 def _written(asked: Asked) -> str:
-    """Return the text of a question in the prompt of the model."""
     labels = ("yes", "no") if asked.kind == "yes_no" else string.digits if asked.kind == "score" else string.ascii_uppercase
     lines = [f"{label}: {option}" for label, option in zip(labels, asked.options, strict=False)]
     return "\n".join([f"Question: {asked.text}", *lines])

@@ -206,13 +206,11 @@ class FakeEndpointState:
         self.cache: PromptCache | None = self.spec.prompt_cache()
 
     def _start_batches(self) -> None:
-        """Forget all files and batches."""
         self.batches: BatchService | None = None
         if self.spec.kind == "openai_batch":
             self.batches = BatchService(self.spec.batching, line_server(self.spec, self.write, self._line_served), self.serves)
 
     def _line_served(self, problem: str | None, digest: bytes, tokens: int) -> None:
-        """Count a line of a batch."""
         self.counters.recognise(digest)
         self.counters.ended_in(problem, tokens)
 

@@ -148,7 +148,6 @@ class FakeFleet:
         return self
 
     def _ending(self) -> Host:
-        """Keep the statistics, and return the host that is about to stop."""
         host, self._host = self._running(), None
         with contextlib.suppress(RuntimeError):  # a child process that has died cannot report its statistics
             self._last_seen = host.call("seen")

@@ -75,7 +75,6 @@ class Handler:
         return await deliver(request, body, self._headers(), FaultPlan(name, self._state.point(), self._state.spec.faults.trickle_gap))
 
     async def _counted(self, request: Incoming, route: Route) -> web.StreamResponse:
-        """Serve a request and count its outcome."""
         state = self._state
         counters = state.counters
         self.under_way.add(request)
@@ -167,7 +166,6 @@ class Handler:
             raise ErrorResponse(400, str(error), "bad_request", code="context_length_exceeded") from None
 
     def _content(self, job: Job) -> str:
-        """Return the text of the response to a chat."""
         try:
             if job.label is not None:
                 return job.label.content
@@ -181,7 +179,6 @@ class Handler:
             await self._fail(request, phase.behaviour)
 
     async def _fail(self, request: Incoming, kind: str) -> NoReturn:
-        """End a request with the error of a fault or a phase."""
         fault = FAULTS["reset" if kind == "dead" else kind]
         if fault.then != "answer":
             if not request.dropped:

@@ -82,7 +82,6 @@ def _items(text: str) -> list[str]:
 
 
 def _key(item: str) -> str:
-    """Return a key for comparisons: two items are equal if their keys are equal."""
     quantity = _quantity(item)
     return _plain(item) if quantity is None else f"{quantity[0]} {quantity[1]}"
 

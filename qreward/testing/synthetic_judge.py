@@ -234,10 +234,6 @@ def _lines(text: str, asked: Asked) -> tuple[str | None, list[str]]:
 
 @lru_cache(maxsize=1024)
 def _truths(text: str) -> tuple[tuple[str, str], ...]:
-    """Return the truths in a text.
-
-    Each truth has the name of the question, or "" for a truth that applies to all questions, and the value.
-    """
     return tuple(_TRUTH.findall(text)) if "truth" in text else ()
 
 
@@ -278,7 +274,6 @@ def _placed(place: float, asked: Asked) -> tuple[float, ...]:
 
 
 def _best(numbers: list[float], asked: Asked) -> tuple[float, ...]:
-    """Return the distribution of a choice, from the numbers that the input states for the first options."""
     if len(numbers) > len(asked.options):
         raise ConfigError(f"the input states truth= {len(numbers)} times, but {asked.text!r} has only {len(asked.options)} options")
     best = [place for place, number in enumerate(numbers) if number == max(numbers)]
@@ -288,7 +283,6 @@ def _best(numbers: list[float], asked: Asked) -> tuple[float, ...]:
 
 
 def _hashed(text: str, asked: Asked) -> tuple[float, ...]:
-    """Return a truth that is drawn from a hash of the input and the question."""
     if asked.kind == "choice":
         return tuple(softmax([_SPREAD * _normal(f"truth {place}", 0, text, asked) for place in range(len(asked.options))]))
     spread = _SPREAD * math.sqrt(2) if asked.kind == "yes_no" else 1.0  # the difference of two logits
@@ -296,7 +290,6 @@ def _hashed(text: str, asked: Asked) -> tuple[float, ...]:
 
 
 def _drawn(truth: Sequence[float], text: str, asked: Asked) -> int:
-    """Return the index of the true option, drawn from its distribution."""
     left = _uniform("answer", 0, text, asked)
     for place, number in enumerate(truth):
         left -= number
@@ -329,7 +322,6 @@ def _uniform(use: str, seed: int, text: str, asked: Asked) -> float:
 
 @lru_cache(maxsize=4096)
 def _key(*texts: str) -> bytes:
-    """Return a digest of texts."""
     digest = blake2b(digest_size=16)
     for text in texts:
         encoded = text.encode(errors="surrogatepass")

@@ -59,10 +59,6 @@ def _models(state: ServerState) -> dict[str, Any]:
 
 
 def _metrics(state: ServerState) -> str:
-    """Return vLLM's metrics.
-
-    With a prefix cache, the metrics include its size, the tokens looked up in it, and the tokens found.
-    """
     text, cache = _gauges(state), state.cache
     if cache is None:
         return text

@@ -33,7 +33,7 @@ from qreward.testing import FakeEndpoint, FakeFleet
 
 MODEL, IN_FLIGHT = "judge-7b", 64
 PARAMS: dict[str, Any] = {"temperature": 0, "max_tokens": 512}
-SERVER = FakeEndpoint("judge", responder="judge", decisions="openai")
+SERVER = FakeEndpoint("judge", responder="judge", decisions=True)
 CRITERIA = Rubric([Criterion(f"c{number}", f"The answer meets condition {number} of the task.") for number in range(10)])
 LEVELS = Rubric([Criterion(f"c{place}", f"How well is condition {place} met?", levels=["badly", "partly", "fully"]) for place in range(10)])
 PROMPT = (

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fakes.lower_bound import lower_bound
+
 from qreward.testing import FakeEndpoint, Faults, Latency, Phase
-from qreward.testing.lower_bound import lower_bound
 
 Conversation = list[dict[str, str]]
 Endpoints = list[FakeEndpoint]

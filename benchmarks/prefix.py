@@ -1,5 +1,5 @@
 """Prefix caches: how much faster a batch gets when requests that begin alike go to the same replica. In virtual time, over model servers
-with a prefix cache (``qreward.testing.model_server``).
+with a prefix cache (``fakes.model_server``).
 
 A *policy* decides where requests go: the real scheduler with groups that are named or found, the scheduler without affinity (``pull``), or
 a router. A cell of the table has the gain (the makespan of ``pull`` divided by that of the policy, median over the seeds), and the computed
@@ -27,13 +27,12 @@ from pathlib import Path
 from typing import Any
 
 from _pages import PAGE, describe, machine, rewrite_section, table
+from fakes.model_server import MODELS
 from prefix_report import BASE, MISS, misses, section, tables
 from prefix_routers import ROUTERS
 from prefix_sockets import measure, report
 from prefix_workloads import WORKLOADS, Workload, found, ideal, told
 from prefix_world import FLEETS, WINDOW, Fleet, Pull, PulledWorld, RoutedWorld, bound
-
-from qreward.testing.model_server import MODELS
 
 ALL = 1_000_000
 """Number of waiting requests for a look-ahead over the whole input."""

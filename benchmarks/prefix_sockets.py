@@ -20,15 +20,16 @@ from typing import Any
 from _environments import python_of
 from _pages import table
 from _processes import ClientFailed, clean_environment, cores
+from fakes.endpoint import ModelEndpoint
+from fakes.model_server import MODELS, ModelRequest, ideal_prefill
 from makespan_clients import CANDIDATES, CLIENTS, OURS, Client
 from makespan_fleets import Conversation, Plan
 from makespan_runs import Front, run_bulk
 from prefix_workloads import CHARACTERS, PrefixJob, Workload
 from prefix_world import WINDOW, bound
 
-from qreward.testing import FakeEndpoint, Latency
-from qreward.testing.live_model import chain
-from qreward.testing.model_server import MODELS, ModelRequest, ideal_prefill
+from qreward.testing import Latency
+from qreward.testing.prefix_cache import chain
 from qreward.testing.text import canonical, count_tokens
 
 REPLICAS, SHARE, TIME_SCALE, CAP = 4, 0.25, 0.5, 40.0
@@ -109,7 +110,7 @@ def plan_of(jobs: Sequence[PrefixJob], model: str, seed: int) -> Plan:
     """Return the endpoints and conversations. The output lengths are drawn from the conversations, with the mean of the jobs."""
     served = MODELS[model].model_copy(update={"time_scale": TIME_SCALE})
     length = Latency(tokens=sum(job.tokens for job in jobs) / len(jobs), sigma=0.4, seed=seed)
-    endpoints = [FakeEndpoint(f"replica {number}", kind="sglang", prefix_cache=served, latency=length) for number in range(REPLICAS)]
+    endpoints = [ModelEndpoint(f"replica {number}", kind="sglang", served=served, latency=length) for number in range(REPLICAS)]
     return Plan(endpoints, [conversation(job) for job in jobs], bound(jobs, [served] * REPLICAS))
 
 

@@ -9,10 +9,10 @@ from hashlib import blake2b
 from itertools import accumulate
 from random import Random
 
+from fakes.model_server import ModelRequest, ideal_prefill
 from simulation.doors import Job
 
 from qreward.scheduler.prefixes import Prefix
-from qreward.testing.model_server import ModelRequest, ideal_prefill
 
 CHARACTERS = 4
 """Number of characters of a token."""

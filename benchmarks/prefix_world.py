@@ -13,6 +13,7 @@ from heapq import heappop
 from math import inf
 from typing import Any
 
+from fakes.model_server import ModelRequest, ModelServer, ServedModel
 from prefix_routers import Chooser
 from prefix_workloads import PrefixJob, ideal
 from simulation.agenda import Agenda
@@ -26,7 +27,6 @@ from qreward.scheduler.prefixes import Prefix
 from qreward.scheduler.scheduler import Scheduler
 from qreward.scheduler.state import READ_AHEAD, Attempt, Pool, Source, Task
 from qreward.settings.policies import Hedge, Retry
-from qreward.testing.model_server import ModelRequest, ModelServer, ServedModel
 
 WINDOW = 64
 PATIENCE = 3600.0

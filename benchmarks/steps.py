@@ -1,6 +1,6 @@
 """Batches one after another, as the steps of a trainer: which strategy shares them best over servers whose limits nobody has set?
 
-The real scheduler runs against ``qreward.testing.model_server`` in virtual time, with adaptive limits. The limits grow in the first steps
+The real scheduler runs against ``fakes.model_server`` in virtual time, with adaptive limits. The limits grow in the first steps
 and may then exceed the batch. So all requests are sent at once, and the load balancing strategy alone decides how long a step takes. A
 figure is the mean of the seconds of a step, from the third step on, over all seeds.
 
@@ -20,12 +20,12 @@ from statistics import mean
 from typing import Any
 
 from _pages import PAGE, describe, machine, rewrite_section, table
+from fakes.model_server import MODELS
 from prefix_workloads import PrefixJob
 from prefix_world import AheadBulk, Pull, PulledWorld
 
 from qreward.scheduler.load_balancing import make_balancer
 from qreward.settings.policies import LoadBalanceStrategy
-from qreward.testing.model_server import MODELS
 
 FLEETS: dict[str, Sequence[tuple[int, float]]] = {
     "2 equal, 64 sequences": [(64, 1)] * 2,

@@ -13,8 +13,8 @@ from qreward import Choice, QRewardClient, Score, YesNo
 from qreward.testing import FakeEndpoint, Latency
 
 FLEET = (
-    FakeEndpoint(name="judge-0", kind="sglang", models=["judge-*"], decisions="sglang", latency=Latency(base=0.02)),
-    FakeEndpoint(name="judge-1", models=["judge-*"], latency=Latency(base=0.02)),  # chat only
+    FakeEndpoint(name="judge-0", models=["judge-*"], decisions=True, latency=Latency(base=0.02)),
+    FakeEndpoint(name="judge-1", models=["judge-*"], decisions=True, latency=Latency(base=0.02)),
 )
 QUESTIONS = [
     YesNo("The answer is right.", name="right"),

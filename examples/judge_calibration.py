@@ -17,7 +17,7 @@ from qreward.testing import FakeEndpoint, SyntheticJudge
 
 # The first judge is too sure of itself and says yes too often. Both judges read in the text how good a response is.
 FLEET = tuple(
-    FakeEndpoint(name, models=[name], decisions="openai", synthetic_judge=judge)
+    FakeEndpoint(name, models=[name], decisions=True, synthetic_judge=judge)
     for name, judge in {
         "hasty": SyntheticJudge(noise=0.6, temperature=0.4, bias=1.5),
         "sober": SyntheticJudge(noise=0.5, seed=1),

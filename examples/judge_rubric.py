@@ -16,8 +16,8 @@ from qreward.testing import FakeEndpoint, Latency
 MODEL = os.environ.get("JUDGE_MODEL", "judge-7b")
 # Fake endpoints, whose probabilities mean nothing.
 FLEET = (
-    FakeEndpoint("gpu-0", kind="vllm", models=["judge-7b"], decisions="vllm", latency=Latency(base=0.02), max_concurrency=8),
-    FakeEndpoint("gpu-1", kind="vllm", models=["judge-7b"], decisions="vllm", latency=Latency(base=0.02), max_concurrency=8),
+    FakeEndpoint("gpu-0", kind="vllm", models=["judge-7b"], decisions=True, latency=Latency(base=0.02), max_concurrency=8),
+    FakeEndpoint("gpu-1", kind="vllm", models=["judge-7b"], decisions=True, latency=Latency(base=0.02), max_concurrency=8),
 )
 RUBRIC = Rubric(
     [

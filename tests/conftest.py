@@ -6,6 +6,7 @@ import importlib
 import inspect
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -28,6 +29,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it to
 
 TESTS = Path(__file__).parent
 BENCHMARKS = TESTS.parent / "benchmarks"
+sys.path.append(str(BENCHMARKS))  # for its package ``fakes``
 SOCKETS = ("acceptance", "client", "codecs", "server", "testing", "transport")
 """Folders whose tests use sockets, but for those marked ``virtual_time``."""
 _OUTSIDE = ("OPENAI_", "QREWARD_", "OTEL_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")

@@ -366,10 +366,9 @@ PRIVATE_OF_NAMED_TUPLES = {"_replace", "_asdict", "_fields", "_make"}
 
 
 PRIVATE_ACCESS: dict[tuple[str, str], str] = {
-    ("cli.completion", "_actions"): "argparse has no other way to list the arguments of a parser",
-    ("cli.completion", "_SubParsersAction"): "the same for its commands",
+    ("cli", "_actions"): "argparse has no other way to list the arguments of a parser",
+    ("cli", "_SubParsersAction"): "the same for its commands",
     ("notebook.display", "_async"): "a blocking stream is drawn by reading the stream behind it",
-    ("testing.virtual_threads", "_current_frames"): "of ``sys``",
 }
 """(module, name): why this module may use that private name of another package."""
 

@@ -286,6 +286,41 @@ def test_a_server_of_embeddings_is_asked_for_an_embedding_after_it_refused_a_cha
     assert "it answers requests for embeddings, and refuses chat completions" in found["notes"]
 
 
+def test_a_reward_server_that_refuses_chats_and_embeddings_is_asked_for_a_score(check: Check) -> None:
+    answer = '{"object": "list", "data": [{"index": 0, "label": "LABEL_0", "probs": [0.5], "num_classes": 1}]}'
+    answers = {"*": (404, '{"detail": "Not Found"}'), "/health": (200, ""), "/v1/models": (200, LIST), "/classify": (200, answer)}
+    with answering(answers) as host:
+        status, (found,) = check.json({"base_url": f"{host}/v1", "kind": "vllm", "api_key": KEY, "models": ["judge-7b"]}, more=("--call",))
+    assert (status, found["state"], found["auth"], found["problems"]) == (0, "ready, answered", "not checked", [])
+    assert "it answers requests for scores, and refuses chat completions" in found["notes"]
+
+
+def test_a_key_that_only_the_list_of_models_needs_is_not_called_accepted_for_scores(check: Check) -> None:
+    with fake("vllm", task="pooling", api_key=KEY, models=["rm"]) as endpoint:
+        for key in (KEY, WRONG):
+            reward = {**endpoint, "api_key": key, "reward": {"template": "{prompt} {response}"}, "models": ["rm"]}
+            status, (found,) = check.json(reward, more=("--call",))
+            assert (status, found["state"], found["auth"], found["problems"]) == (0, "ready, answered", "not checked", []), key
+            assert "it answers without the key too, so it does not check keys" in found["notes"]
+
+
+def test_the_slots_of_a_llama_cpp_server_are_its_limits_and_its_load(check: Check) -> None:
+    slots = json.dumps([{"id": number, "n_ctx": 1024, "is_processing": number == 0} for number in range(4)])
+    with answering({"*": (404, "{}"), "/v1/models": (200, LIST), "/slots": (200, slots)}) as host:
+        (found,) = check.json({"base_url": f"{host}/v1"})[1]
+    assert (found["limits"], found["running"], found["problems"]) == ({"concurrency": 4, "input_tokens": 1024}, 1, [])
+
+
+def test_a_list_of_models_that_fails_is_no_wrong_path(check: Check) -> None:
+    with answering({"*": (404, ""), "/v1/models": (500, "")}) as host:
+        status, (right, high) = check.json({"base_url": f"{host}/v1"}, {"base_url": host, "name": "b"})
+    assert (status, right["state"], high["problems"]) == (
+        1,
+        "failing (500)",
+        [f'its API is one level below base_url; set "base_url": "{host}/v1"'],
+    )
+
+
 def test_servers_that_have_no_kind_of_their_own_are_recognised_and_need_the_kind_openai(check: Check) -> None:
     for owner, product in (("llamacpp", "llama.cpp"), ("infinity", "Infinity")):
         listed = json.dumps({"object": "list", "data": [{"id": "judge-7b", "owned_by": owner}]})

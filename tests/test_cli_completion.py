@@ -1,10 +1,10 @@
-"""``qreward completion``: the scripts are made, and that of bash completes in a shell that runs."""
+"""``qreward --print-completion``: the scripts are made, and that of bash completes in a shell that runs."""
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -37,7 +37,9 @@ def test_a_shell_completes_commands_options_choices_and_files(tmp_path: Path, ca
         pytest.skip("there is no bash")
     scripts = {}
     for shell in ("fish", "zsh", "bash"):
-        assert main(["completion", shell]) == 0
+        with pytest.raises(SystemExit) as ended:
+            main(["--print-completion", shell])
+        assert ended.value.code == 0
         scripts[shell] = capsys.readouterr().out
         assert "calibrate" in scripts[shell]
     (tmp_path / "qreward.bash").write_text(scripts["bash"])
@@ -49,6 +51,8 @@ def test_a_shell_completes_commands_options_choices_and_files(tmp_path: Path, ca
 
 
 def test_without_shtab_the_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setitem(sys.modules, "shtab", None)
-    assert main(["completion", "bash"]) == 2
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit) as ended:
+        main(["--print-completion", "bash"])
+    assert ended.value.code == 2
     assert "pip install 'qreward[completion]'" in capsys.readouterr().err

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import builtins
 import importlib.util
 import json
 import re
 import shlex
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +15,6 @@ from qreward.cli import init, main
 from qreward.integrations.trainers.settings import load_reward_config
 from qreward.settings.client import read_config
 from qreward.settings.policies import SERVER_KINDS
-from qreward.testing import FakeEndpoint, FakeFleet
 
 GPU, API = "http://gpu-0:8000/v1", "https://api.example.com/v1"
 KEY = "sk-right-key-1234567"
@@ -93,9 +88,7 @@ def test_the_options_after_an_endpoint_are_those_of_that_endpoint(folder: Path) 
     assert api.api_key.get_secret_value() == KEY
 
 
-MANY = [f"m-{number}" for number in range(9)]
 REFUSED: list[tuple[tuple[str, ...], str]] = [
-    ((), "questions need a terminal; name the servers with --endpoint"),
     (("fleet.ini", "--endpoint", GPU), "fleet.ini: its name must end in .toml, .yaml, .yml, .json"),
     (("there.toml", "--endpoint", GPU), "there.toml exists; name another file, or replace it with --force"),
     (("there.toml", "--judge", "judge-7b"), "there.toml: is not valid TOML"),
@@ -203,60 +196,14 @@ def test_the_page_shows_what_the_command_writes(folder: Path, monkeypatch: pytes
     assert read_config(folder / "same.yaml")[0] == read_config(folder / "qreward.toml")[0]
 
 
-@pytest.fixture
-def typed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """Answers questions, and returns those that were asked; what is asked beyond the answers ends the input."""
-
-    def answer(*answers: str) -> list[str]:
-        left, asked = list(answers), list[str]()
-
-        def type_one(question: str) -> str:
-            asked.append(question)
-            if not left:
-                raise EOFError
-            return left.pop(0)
-
-        monkeypatch.setattr(builtins, "input", type_one)
-        monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
-        return asked
-
-    return answer
-
-
-def test_on_a_terminal_it_asks_proposes_what_the_server_says_and_checks_the_file(
-    folder: Path, typed: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with FakeFleet([FakeEndpoint("a", kind="vllm", models=["judge-7b"], api_key=KEY), FakeEndpoint("b", models=MANY)]) as fleet:
-        root = fleet.urls["a"].removesuffix("/v1")
-        one = (root, fleet.urls["a"], KEY, "MY_KEY", "", "lots", "8")  # without /v1 at first; a key in place of its name; no number
-        asked = typed("nonsense", "gpu-0:8000", *one, fleet.urls["b"], "m-*", "", "", "judge-7b", "perhaps", "y")
-        assert main(["init", "fleet.toml"]) == 0
-    said = capsys.readouterr().out
-    a, b = read_config(folder / "fleet.toml")[0].endpoints
-    assert (a.kind, a.models, a.limits.max_concurrency) == ("vllm", ("judge-7b",), 8)
-    assert a.api_key is not None
-    assert (b.api_key, b.models, b.limits.max_concurrency) == (None, ("m-*",), None)
+def test_without_an_endpoint_the_file_has_that_of_the_environment_or_an_example(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPENAI_BASE_URL", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    assert main(["init", "example.toml"]) == 0
+    monkeypatch.setenv("OPENAI_BASE_URL", API)
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    assert main(["init", "own.toml", "--judge", "judge-7b"]) == 0
+    (example,), (own,) = (read_config(folder / name)[0].endpoints for name in ("example.toml", "own.toml"))
+    assert (example.base_url, example.api_key, own.base_url) == (GPU, None, API)
+    assert KEY not in (folder / "own.toml").read_text()
     assert load_reward_config(folder / "judge.toml").models == ("judge-7b",)
-    models = [question.partition("; * is any model ")[2] for question in asked if question.startswith("Models that it serves")]
-    assert models == ["[judge-7b]: ", "[*]: "], "so many names are not proposed"
-    needed = "it requires a key, and none was sent (401)"
-    for words in (f'set base_url = "{root}/v1"', needed, "the key itself is not written", "a whole number such as 64", "answer y or n"):
-        assert words in said
-    assert "  it must be an http:// or https:// URL; write 'http://gpu-0:8000/v1'\n" in said
-    assert "endpoints.0" not in said
-    assert said.splitlines()[-1] == "all is well", said
-    assert KEY not in said
-
-
-def test_a_terminal_that_is_left_writes_nothing_and_options_or_yes_leave_no_question_but_that_for_the_check(
-    folder: Path, typed: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    typed("http://127.0.0.1:9/v1")
-    assert main(["init"]) == 130
-    assert list(folder.iterdir()) == []
-    assert "stopped" in capsys.readouterr().err
-    asked = typed("n")
-    assert main(["init", "fleet.toml", "--endpoint", GPU]) == 0
-    assert main(["init", "more.toml", "--endpoint", GPU, "--yes"]) == 0
-    assert [question.strip().partition("?")[0] for question in asked] == ["Check it now"]
-    assert main(["init", "other.toml", "--yes"]) == 2

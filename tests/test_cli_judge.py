@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.endpoint import ModelEndpoint
 
 from qreward.cli import main
 from qreward.judge import Calibration
-from qreward.testing import FakeEndpoint, FakeFleet, SyntheticJudge
+from qreward.testing import FakeFleet, SyntheticJudge
 
 KEY = "sk-right-key-1234567"
 QUESTION = "The candidate answer is a good answer to the task."
@@ -50,7 +51,7 @@ class Command:
 @pytest.fixture
 def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Command]:
     judges = {"biased": SyntheticJudge(noise=0.5, temperature=0.4, bias=1.0), "plain": SyntheticJudge(noise=0.5, seed=1)}
-    with FakeFleet([FakeEndpoint(name, decisions="openai", synthetic_judge=judge, api_key=KEY) for name, judge in judges.items()]) as fleet:
+    with FakeFleet([ModelEndpoint(name, dialect="openai", synthetic_judge=judge, api_key=KEY) for name, judge in judges.items()]) as fleet:
         yield Command(tmp_path, capsys, fleet)
 
 
@@ -138,7 +139,7 @@ def test_labels_on_another_scale_are_read_with_it(command: Command) -> None:
 def test_a_file_is_judged_by_a_cascade(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     judge = {"method": "decide", "verdict": "yes_no"}
     stages = {"quick": {"model": "judge-7b", **judge}, "good": {"model": "judge-70b", **judge}}
-    fakes = [FakeEndpoint(model, models=[model], decisions="vllm") for model in ("judge-7b", "judge-70b")]
+    fakes = [ModelEndpoint(model, models=[model], dialect="vllm") for model in ("judge-7b", "judge-70b")]
     with FakeFleet(fakes) as fleet:
         client = {"endpoints": [{"base_url": url, "name": name, "models": [name], "proxy": ""} for name, url in fleet.urls.items()]}
         settings, source, output = tmp_path / "reward.json", tmp_path / "in.jsonl", tmp_path / "out.jsonl"

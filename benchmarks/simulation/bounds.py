@@ -1,6 +1,6 @@
 """The lower bound on the makespan of a batch on a fleet of model servers. No scheduler can finish in less time.
 
-The bound is the larger of two values: *fluid* (see ``qreward.testing.lower_bound``), the least time in which all servers together can do
+The bound is the larger of two values: *fluid* (see ``fakes.lower_bound``), the least time in which all servers together can do
 the work of the batch if requests could be divided at will; and the *longest request* on the server that can finish it first. Faults waste a
 share of the work. A request admitted by a rate limit must still be served, for at least the time of the shortest request.
 """
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 
-from qreward.testing.lower_bound import Resource, fluid
+from fakes.lower_bound import Resource, fluid
+
 from simulation.doors import Job, Rate
 from simulation.specs import Spec
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import os
 import platform
 import sys
@@ -24,12 +25,10 @@ VERBS = {
     "init": ("qreward.cli.init", "write a commented configuration, from options or by asking"),
     "run": ("qreward.cli.run", "send the requests of files and write the results; the same command continues where it stopped"),
     "check": ("qreward.cli.check", "check each endpoint of a configuration, and say what to change if it cannot serve"),
-    "doctor": ("qreward.cli.doctor", "print versions, settings and where they come from, and the state of each endpoint"),
     "route": ("qreward.cli.route", "say which endpoints serve a model, and why"),
     "serve": ("qreward.cli.serve", "serve a scoring function as a reward server, until SIGTERM or Ctrl-C"),
     "judge": ("qreward.cli.judge", "calibrate a judge with labelled items, or compare judges"),
     "fleet": ("qreward.cli.fleet", "run fake LLM judges on this machine, until Ctrl-C"),
-    "completion": ("qreward.cli.completion", "print a script that completes commands and options in a shell"),
 }
 """Verb -> the module of the verb, and the help text of the verb."""
 
@@ -52,7 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         2
     """
     given = list(sys.argv[1:] if argv is None else argv) or ["--help"]
-    made = parser(given[0])
+    if given[0] == COMPLETION and importlib.util.find_spec("shtab") is None:
+        parser().error("shell completion needs shtab: pip install 'qreward[completion]'")
+    made = parser(None if given[0] == COMPLETION else given[0])
     if given[0] not in VERBS and not given[0].startswith("-"):
         made.error(f"unknown command {given[0]!r}; {did_you_mean(given[0], VERBS, otherwise='the commands are')}")
     args = made.parse_args(given)
@@ -70,6 +71,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"\nqreward {args.verb}: stopped", file=sys.stderr)
         return 130
     return status
+
+
+COMPLETION = "--print-completion"
+FILES = frozenset({"CONFIG", "FILE", "GOLD", "INPUT", "ITEMS", "PATH", "SPEC"})
+"""The metavars of arguments that are file names."""
+
+
+def _mark_files(parser: argparse.ArgumentParser, how: object) -> None:
+    """Mark the arguments that are file names. shtab reads the mark from the attribute ``complete``."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                _mark_files(inner, how)
+        elif action.metavar in FILES:
+            action.complete = how  # type: ignore[attr-defined]
 
 
 def _version() -> str:
@@ -94,4 +110,10 @@ def parser(only: str | None = None) -> argparse.ArgumentParser:
         found = verbs.add_parser(name, help=purpose, description=f"{purpose[0].upper()}{purpose[1:]}.")
         if only in (None, name):
             importlib.import_module(module).add_arguments(found)
+    if (only or "-")[0] != "-" or importlib.util.find_spec("shtab") is None:
+        return made
+    import shtab  # noqa: PLC0415 - an extra
+
+    shtab.add_argument_to(made, [COMPLETION], help="print a script that completes commands, options and files in this shell")
+    _mark_files(made, shtab.FILE)
     return made

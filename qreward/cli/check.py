@@ -11,12 +11,13 @@ import argparse
 import asyncio
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from qreward.cli import diagnose
+from qreward.cli import diagnose, machine
 from qreward.cli.arguments import add_timeout
 from qreward.cli.config_files import form_of
 from qreward.errors import ConfigError
@@ -24,6 +25,8 @@ from qreward.integrations.trainers.settings import SCORERS, RewardConfig, name_s
 from qreward.integrations.trainers.settings import check as check_reward_config
 from qreward.settings.client import CONFIG_VARIABLE, ClientConfig, config_from_env, config_of, read_config
 from qreward.settings.policies import Endpoint
+from qreward.transport.connection_settings import configured_proxy
+from qreward.transport.redaction import Secrets
 
 FROM_ENVIRONMENT = "QREWARD_CONFIG, or OPENAI_BASE_URL and OPENAI_API_KEY"
 MODELS_SHOWN = 3
@@ -48,15 +51,69 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also send one small request to each endpoint, or one for each model that scores if CONFIG is a trainer's file; each has a "
         "limit of 30 seconds or more",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead of the table")
+    parser.add_argument(
+        "--report", action="store_true", help="also print versions, extras, where the settings come from, and the limits of this machine"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check all endpoints and print the result. Returns 0 if there are no problems, else 1. Raises ``ConfigError`` for an invalid file."""
+    """Check all endpoints and print the result. Returns 0 if there are no problems, else 1.
+
+    Raises ``ConfigError`` for an invalid file; with ``--report``, an invalid file is one of the problems.
+    """
+    if args.report:
+        found = examined(args.config, args.timeout, calls=args.call)
+        print(json.dumps(found, indent=2) if args.json else "\n".join(_whole_report(found)))
+        return 1 if found["problems"] or any(each["problems"] for each in found["endpoints"]) else 0
     config, asked = configuration(args.config)
     checked = asyncio.run(check_all(config, args.timeout, calls=args.call, form=used_form(args.config), asked=asked))
     print(json.dumps({"endpoints": checked}, indent=2) if args.json else report(checked))
     return 1 if any(each["problems"] for each in checked) else 0
+
+
+def examined(file: str | None, seconds: float, *, calls: bool = False) -> dict[str, Any]:
+    """Return the report in the form that ``--report --json`` prints. Its ``problems`` are those that belong to no endpoint."""
+    settings, config, asked = _settings(file)
+    endpoints = [] if config is None else asyncio.run(check_all(config, seconds, calls=calls, form=used_form(file), asked=asked))
+    found = machine.machine_report()
+    few = machine.few_files(config, found["machine"]["open_files"])
+    return {
+        **found,
+        "settings": settings,
+        "through_proxy": [] if config is None else [each.name for each in config.endpoints if configured_proxy(each)],
+        "endpoints": endpoints,
+        "problems": [*([settings["error"]] if settings["error"] else []), *few],
+    }
+
+
+def _settings(file: str | None) -> tuple[dict[str, Any], ClientConfig | None, tuple[diagnose.ScorerModel, ...]]:
+    """Return the part of the report about the settings, the configuration, and the models of its scorers.
+
+    The part says where the settings come from, what is wrong with them, and which environment variables they use. The configuration is None
+    if there are no settings, or if they are wrong.
+    """
+    named = file or os.environ.get(CONFIG_VARIABLE)
+    variable = next((name for name in machine.SETTINGS[2:] if os.environ.get(name)), None)
+    found: dict[str, Any] = {
+        "source": "CONFIG" if file else CONFIG_VARIABLE if named else variable,
+        "file": named and Secrets().hide(named),
+        "variables": {} if named is None else machine.variables_of(Path(named)),
+        "error": None,
+    }
+    try:
+        config, asked = configuration(file) if named or variable else (None, ())
+    except ConfigError as error:
+        return found | {"error": str(error)}, None, ()
+    return found, config, asked
+
+
+def _whole_report(found: Mapping[str, Any]) -> Iterator[str]:
+    yield from machine.report_lines(found)
+    if found["endpoints"]:
+        yield from ("", report(found["endpoints"]))
+    for problem in found["problems"]:
+        yield from ("", problem)
 
 
 def configuration(file: str | None) -> tuple[ClientConfig, tuple[diagnose.ScorerModel, ...]]:
@@ -95,7 +152,6 @@ def _of_a_scorer(found: RewardConfig) -> tuple[ClientConfig, tuple[diagnose.Scor
 
 
 def _setting_of_fakes(content: Mapping[str, Any]) -> str | None:
-    """Return a setting that only ``FakeEndpoint`` has, if the content describes fake servers; else None."""
     endpoints = content.get("endpoints")
     if not isinstance(endpoints, list) or not all(isinstance(each, dict) and "base_url" not in each for each in endpoints):
         return None
@@ -171,15 +227,22 @@ async def check(
 async def _asked_again(
     endpoint: Endpoint, found: diagnose.Examined, called: diagnose.Called, first: tuple[str, bool | None], seconds: float
 ) -> diagnose.Called:
-    """Send a further request if the answer leaves a question open: whether the server embeds, or whether it looks at the key at all."""
+    """Send further requests if the answer leaves a question open: what the server answers, or whether it looks at the key at all."""
     model, scores = first
-    if scores is None and diagnose.refuses_chat(called.error) and await diagnose.embeds(endpoint, model, seconds):
-        called = msgspec.structs.replace(called, answered=True, error=None, embeds=True)
-    if not called.answered or not diagnose.may_ignore_keys(endpoint, found):
+    if scores is None and diagnose.refuses_chat(called.error):
+        for what in ("embeddings", "scores"):
+            if await diagnose.call_for(endpoint, what, model, seconds) is None:
+                called = msgspec.structs.replace(called, answered=True, error=None, instead=what)
+                break
+    scored = called.instead == "scores" or diagnose.asks_score(endpoint, scores)  # vLLM checks keys under /v1 only
+    if not called.answered or not (diagnose.may_ignore_keys(endpoint, found) or (scored and diagnose.sends_key(endpoint))):
         return called
     bare = diagnose.without_key(endpoint)
-    refused = not await diagnose.embeds(bare, model, seconds) if called.embeds else await diagnose.call(bare, model, seconds, scores=scores)
-    return msgspec.structs.replace(called, unguarded=not refused)
+    if called.instead is not None:
+        refused = await diagnose.call_for(bare, called.instead, model, seconds)
+    else:
+        refused = await diagnose.call(bare, model, seconds, scores=scores)
+    return msgspec.structs.replace(called, unguarded=refused is None)
 
 
 def report(checked: Sequence[dict[str, Any]]) -> str:

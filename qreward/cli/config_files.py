@@ -7,11 +7,9 @@ sends no requests.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import msgspec
+from typing import Any, NamedTuple
 
 from qreward.documentation import page
 
@@ -19,8 +17,8 @@ WIDEST = 48
 """Maximum column at which the comments of a section are aligned. The comment of a longer setting is further to the right."""
 
 
-class Setting(msgspec.Struct, frozen=True):
-    """One setting, which is one line of a file. If ``used`` is False, the line is a comment that shows what may be set."""
+class Setting(NamedTuple):
+    """One line of a file. If ``used`` is False, the line is a comment that shows what may be set."""
 
     name: str
     value: Any
@@ -28,72 +26,51 @@ class Setting(msgspec.Struct, frozen=True):
     used: bool = True
 
 
-class Section(msgspec.Struct, frozen=True):
-    """A section of a file: a mapping, or one item of a list of mappings. ``name`` is the name of the mapping or of the list.
+class Document(NamedTuple):
+    """A file: the lines of its heading, its settings, and its sections.
 
-    The first setting must be ``used``.
+    A section is a mapping, or one item of a list of mappings: the name of the mapping or list, whether it is an item, and the settings, of
+    which the first is ``used``. The items of one list are adjacent.
     """
-
-    name: str
-    settings: Sequence[Setting]
-    is_item: bool = False
-
-
-class Document(msgspec.Struct, frozen=True):
-    """A file: the lines of its heading, its settings, and its sections. The items of one list must be adjacent."""
 
     heading: Sequence[str]
     settings: Sequence[Setting]
-    sections: Sequence[Section]
+    sections: Sequence[tuple[str, bool, Sequence[Setting]]]
 
     def content(self) -> dict[str, Any]:
         """Return the settings that are ``used``, in the form in which a program reads them from the file."""
         found: dict[str, Any] = _used(self.settings)
-        for section in self.sections:
-            if section.is_item:
-                found.setdefault(section.name, []).append(_used(section.settings))
-            else:
-                found[section.name] = _used(section.settings)
+        for name, is_item, settings in self.sections:
+            found[name] = [*found.get(name, ()), _used(settings)] if is_item else _used(settings)
         return found
 
     def render(self, ending: str) -> str:
         """Return the text of a file whose name has this ending, such as ``.yaml``."""
         if ending == ".json":
             return json.dumps(self.content(), indent=2, ensure_ascii=False) + "\n"
-        lines = _toml(self) if ending == ".toml" else _yaml(self)
-        return "\n".join([*(f"# {line}".rstrip() for line in self.heading), *lines]) + "\n"
+        between, previous = " = " if ending == ".toml" else ": ", None
+        lines = [*(f"# {line}".rstrip() for line in self.heading), "", *_lines(self.settings, between)]
+        for name, is_item, settings in self.sections:
+            first, *others = _lines(settings, between)
+            if ending == ".toml":
+                lines += ["", f"[[{name}]]" if is_item else f"[{name}]", first, *others]
+                continue
+            if name != previous:
+                lines += ["", f"{name}:"]
+            previous, mark = name, "- " if is_item else ""
+            lines += [f"  {mark}{first}", *(f"  {' ' * len(mark)}{line}" for line in others)]
+        return "\n".join(lines) + "\n"
 
 
 def _used(settings: Sequence[Setting]) -> dict[str, Any]:
     return {setting.name: setting.value for setting in settings if setting.used}
 
 
-def _yaml(document: Document) -> Iterator[str]:
-    yield ""
-    yield from _lines(document.settings, ": ")
-    previous = None
-    for section in document.sections:
-        if section.name != previous:
-            yield from ("", f"{section.name}:")
-        previous = section.name
-        first, *others = _lines(section.settings, ": ")
-        yield f"  - {first}" if section.is_item else f"  {first}"
-        yield from (f"{'    ' if section.is_item else '  '}{line}" for line in others)
-
-
-def _toml(document: Document) -> Iterator[str]:
-    yield ""
-    yield from _lines(document.settings, " = ")
-    for section in document.sections:
-        yield from ("", f"[[{section.name}]]" if section.is_item else f"[{section.name}]")
-        yield from _lines(section.settings, " = ")
-
-
-def _lines(settings: Sequence[Setting], between: str) -> Iterator[str]:
+def _lines(settings: Sequence[Setting], between: str) -> list[str]:
     texts = [f"{'' if each.used else '# '}{each.name}{between}{_inline(each.value, between)}" for each in settings]
     width = max((len(text) for text in texts if len(text) <= WIDEST), default=0)
-    for text, setting in zip(texts, settings, strict=True):
-        yield f"{text.ljust(width)}  # {setting.meaning}" if setting.meaning else text
+    pairs = zip(texts, settings, strict=True)
+    return [f"{text.ljust(width)}  # {setting.meaning}" if setting.meaning else text for text, setting in pairs]
 
 
 def _inline(value: Any, between: str) -> str:
@@ -152,11 +129,10 @@ def client_document(endpoints: Sequence[dict[str, Any]], check: str, timeout: fl
     )
     meaning = "timeout of one call in seconds, including time in the queue"
     whole = Setting("timeout", 600 if timeout is None else timeout, meaning, timeout is not None)
-    return Document(heading, [whole], [Section("endpoints", _endpoint(each, not n), is_item=True) for n, each in enumerate(endpoints)])
+    return Document(heading, [whole], [("endpoints", True, _endpoint(each, not n)) for n, each in enumerate(endpoints)])
 
 
 def _endpoint(given: dict[str, Any], is_first: bool) -> list[Setting]:
-    """Return the lines of one endpoint. The first endpoint of a file also has comments that show all other settings."""
     examples = {
         "base_url": ("", "root of the API, without /chat/completions"),
         "name": ("gpu-0", "name in results and errors; default: host and port"),
@@ -196,4 +172,4 @@ def judge_document(model: str, client: str, trainer: Sequence[str] = ()) -> Docu
         Setting("samples", 3, "number of answers for each item; the majority decides", used=False),
         Setting("params", {"temperature": 0.6, "max_tokens": 1024}, "parameters of each request", used=False),
     ]
-    return Document(("A judge that turns responses into rewards.", *trainer), settings, [Section("judge", judge)])
+    return Document(("A judge that turns responses into rewards.", *trainer), settings, [("judge", False, judge)])

@@ -1,7 +1,7 @@
 """``qreward demo``: judges a batch of answers on a fleet of fake judges with limits, different speeds and a failing endpoint.
 
-The command shows progress and writes the verdicts to a file. It reports the statistics of each endpoint, and the time of the batch divided
-by the lower bound for this fleet. It needs no API key and no network, and it uses only the public client.
+The command shows progress and writes the verdicts to a file. It reports the statistics of each endpoint. It needs no API key and no
+network, and it uses only the public client.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def row_of(request: DemoRequest, result: Result[Any]) -> dict[str, Any]:
     return {**found, "attempts": len(result.attempts), "latency": round(result.latency, 4), "error": error}
 
 
-def report(rows: Sequence[dict[str, Any]], stats: BatchStats, bound: float) -> str:
+def report(rows: Sequence[dict[str, Any]], stats: BatchStats) -> str:
     agree = sum(row["verdict"] == row["expected"] for row in rows)
     missing = sum(row["verdict"] is None for row in rows)
     return "\n".join(
@@ -87,18 +87,15 @@ def report(rows: Sequence[dict[str, Any]], stats: BatchStats, bound: float) -> s
             "",
             f"verdicts      {agree} of {len(rows)} as expected, {len(rows) - agree - missing} wrong, {missing} missing",
             f"bulk          {stats.seconds:.2f} s",
-            f"lower bound   {bound:.2f} s (no scheduler can beat it, not even one that knows each answer's length beforehand)",
-            f"ratio         {stats.seconds / bound:.2f}",
         )
     )
 
 
-async def judge_all(fleet: FakeFleet, requests: Sequence[DemoRequest]) -> tuple[BatchResult[Any], float]:
-    """Judge all requests; return the results and the fleet's lower bound in seconds."""
+async def judge_all(fleet: FakeFleet, requests: Sequence[DemoRequest]) -> BatchResult[Any]:
+    """Judge all requests."""
     conversations = [request.messages for request in requests]
     async with fleet, QRewardClient(fleet.endpoints) as client:
-        batch = await client.batch_chat_completion(conversations, model=MODEL, temperature=0, timeout=TIMEOUT, progress=True)
-        return batch, fleet.lower_bound(conversations)
+        return await client.batch_chat_completion(conversations, model=MODEL, temperature=0, timeout=TIMEOUT, progress=True)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -114,9 +111,9 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         raise ConfigError(f"cannot write the verdicts to {str(args.output)!r}: {error.strerror}; name another file with --output") from None
     with output:
-        batch, bound = asyncio.run(judge_all(demo_fleet(len(requests)), requests))
+        batch = asyncio.run(judge_all(demo_fleet(len(requests)), requests))
         rows = [row_of(request, result) for request, result in zip(requests, batch, strict=True)]
         output.writelines(msgspec.json.encode(row) + b"\n" for row in rows)
-    print(report(rows, batch.stats, bound))
+    print(report(rows, batch.stats))
     print(f"written       {args.output}")
     return 0 if all(row["verdict"] == row["expected"] for row in rows) else 1

@@ -27,7 +27,7 @@ from qreward.codecs.base import Malformed, Reply, TransportError, WireRequest
 from qreward.codecs.chat import CHAT
 from qreward.codecs.embeddings import EMBEDDINGS
 from qreward.codecs.rewards.registry import SCORE, kind_of, server_root
-from qreward.codecs.rewards.server_info import MODELS, Load, read_load
+from qreward.codecs.rewards.server_info import MODELS, SLOTS, Load, read_load
 from qreward.errors import ConfigError, QRewardError, RequestError, RequestTimeout
 from qreward.scheduler.outcome import Failure
 from qreward.scheduler.routing import Routes, is_glob, matches
@@ -42,7 +42,7 @@ _NO_CHECK_TIME = 0x200000
 """OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which ``ssl`` does not name."""
 API_MODELS = "the list of models under base_url"
 _NIM_READY = "/v1/health/ready"
-STATUS_PATHS = ("/health", "/metrics", "/info", "/v1/loads", "/get_load", _NIM_READY)
+STATUS_PATHS = ("/health", "/metrics", "/info", "/v1/loads", "/get_load", SLOTS, _NIM_READY)
 GUARDED = (API_MODELS, MODELS, "/info", "/v1/loads")
 """Routes for which a server with authentication requires a key."""
 DISTINCT_KINDS = ("vllm", "sglang", "tei", "openrlhf", "nim")
@@ -180,10 +180,6 @@ async def examine(endpoint: Endpoint, seconds: float) -> Examined:
 
 
 async def _tls(endpoint: Endpoint, *, wanted: bool) -> Tls | None:
-    """Return the result of a TLS handshake at the endpoint's port.
-
-    The result is None if the handshake is not ``wanted``, if there is no TLS server, or if the endpoint has a proxy.
-    """
     if not wanted or proxy_of(endpoint) is not None:
         return None
     parts = urlsplit(endpoint.base_url)
@@ -291,7 +287,6 @@ def _read(kind: str, found: Examined, replies: dict[str, Reply]) -> None:
 
 
 def _contexts(reply: Reply) -> Iterator[int]:
-    """Yield the ``max_model_len`` of each listed model, which vLLM and SGLang report."""
     try:
         document = jsonio.read_leniently(reply.body)
     except Malformed:
@@ -345,24 +340,28 @@ def _seems(replies: Mapping[str, Reply], loads: Mapping[str, Load]) -> str | Non
     return next((kind for kind, shown in signs.items() if shown), None)
 
 
+def asks_score(endpoint: Endpoint, scores: bool | None) -> bool:
+    """Return whether the model request asks for a score; ``scores`` is None for what the endpoint seems to serve."""
+    return (endpoint.reward is not None or not kind_of(endpoint.kind).chat) if scores is None else scores
+
+
 async def call(endpoint: Endpoint, model: str, seconds: float, *, scores: bool | None = None) -> QRewardError | None:
     """Send one small model request. Return None if it succeeds, and its error without secrets if it fails.
 
     ``scores`` is True to ask for a score, False for a chat completion, and None for what the endpoint seems to serve.
     """
-    if scores is None:
-        scores = endpoint.reward is not None or not kind_of(endpoint.kind).chat
-    if scores:
+    if asks_score(endpoint, scores):
         request = WireRequest(SCORE, model, [SCORE.item(("Say yes.", "yes"))], {}, None)
     else:
         request = WireRequest(CHAT, model, CHAT.validate([{"role": "user", "content": "Say yes."}]), {"max_tokens": 1}, None)
     return await _send(endpoint, request, seconds)
 
 
-async def embeds(endpoint: Endpoint, model: str, seconds: float) -> bool:
-    """Return whether the server answers a request for an embedding."""
-    request = WireRequest(EMBEDDINGS, model, EMBEDDINGS.validate(["yes"]), {}, None)
-    return await _send(endpoint, request, seconds) is None
+async def call_for(endpoint: Endpoint, what: str, model: str, seconds: float) -> QRewardError | None:
+    """Send one small model request for ``embeddings``, ``scores`` or a ``chat``. Return its error, or None if it succeeds."""
+    if what == "embeddings":
+        return await _send(endpoint, WireRequest(EMBEDDINGS, model, EMBEDDINGS.validate(["yes"]), {}, None), seconds)
+    return await call(endpoint, model, seconds, scores=what == "scores")
 
 
 async def _send(endpoint: Endpoint, request: WireRequest, seconds: float) -> QRewardError | None:
@@ -428,14 +427,14 @@ class Called(msgspec.Struct, frozen=True):
         answered: whether the request succeeded.
         error: the error of the request if it failed.
         models: the names that were requested.
-        embeds: whether the server refused a chat completion and answered a request for an embedding.
+        instead: what the server answers, if it refused a chat completion: ``embeddings`` or ``scores``; otherwise None.
         unguarded: whether the server also answers the request without the key; None if this was not tried.
     """
 
     answered: bool = False
     error: QRewardError | None = None
     models: tuple[str, ...] = ()
-    embeds: bool = False
+    instead: str | None = None
     unguarded: bool | None = None
 
     @property
@@ -486,7 +485,7 @@ def state_of(endpoint: Endpoint, found: Examined, called: Called = NOT_CALLED) -
 def _refused_path(endpoint: Endpoint, found: Examined) -> str | None:
     statuses = found.statuses.values()
     if _of_path(endpoint, found, "") is not None:
-        if found.refusal in (None, "404"):
+        if found.refusal in (None, "404"):  # of the root that base_url names
             return "wrong path (404)"
         return f"failing ({found.refusal})" if found.refusal.startswith("5") else f"no API ({found.refusal})"
     return "redirects" if any(300 <= status < 400 for status in statuses) else None
@@ -541,8 +540,8 @@ def notes(
     if endpoint.kind == "openai" and found.seems is not None and found.seems not in _PRODUCTS:
         kind = written("kind", found.seems, form)
         yield f"it seems to be a server of kind {found.seems!r}; with {kind} it can be asked for scores and for its load"
-    if called.embeds:
-        yield "it answers requests for embeddings, and refuses chat completions"
+    if called.instead is not None:
+        yield f"it answers requests for {called.instead}, and refuses chat completions"
     yield from _of_key(endpoint, found, called)
     if any(_served_call(wanted, called) for wanted, _ in _of_models(endpoint, config, found, asked)):
         for model in called.models:
@@ -594,7 +593,8 @@ def _of_path(endpoint: Endpoint, found: Examined, form: str) -> str | None:
     Otherwise, return a text that says why ``base_url`` seems wrong, and what to change.
     """
     base_url, refusal, kind = endpoint.base_url, found.refusal, kind_of(endpoint.kind)
-    if found.statuses.get(API_MODELS) == 404 and found.statuses.get(MODELS) in (200, 401, 403) and endpoint.reward is None:
+    below = found.statuses.get(MODELS, 404)
+    if found.statuses.get(API_MODELS) == 404 and (below in (200, 401, 403) or below >= 500) and endpoint.reward is None:
         return f"its API is one level below base_url; set {written('base_url', f'{base_url}/v1', form)}"
     if found.elsewhere is not None:
         which = "every request" if set(found.statuses.values()) <= {404} else "a request for its models"
@@ -649,17 +649,14 @@ def _lists(served: Iterable[str], name: str) -> bool:
 
 
 def _served_call(wanted: str, called: Called) -> bool:
-    """Return whether the model requests show that the server has the model, or a model of the pattern."""
     return called.answered and any(matches(wanted, model) for model in called.models)
 
 
 def _called(renamed: Mapping[str, str], served: Iterable[str]) -> list[str]:
-    """Return the names under which callers request the models of the server, according to ``model_names``."""
     there = list(served)
     return [*(name for name, target in renamed.items() if target in there), *(name for name in there if name not in renamed.values())]
 
 
 def _served(name: str, served: tuple[str, ...]) -> str:
-    """Return a text with the names of the served models, most similar to ``name`` first."""
     names = list(dict.fromkeys((*closest(name, served, most=MAX_LISTED), *served)))
     return ", ".join(map(repr, names[:MAX_LISTED])) + (f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else "")

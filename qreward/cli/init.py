@@ -1,4 +1,4 @@
-"""``qreward init [PATH]``: writes a commented configuration file, from options or by asking on a terminal.
+"""``qreward init [PATH]``: writes a commented configuration file, from options, or with an example of a server.
 
 A key is never written. Instead, the file names the environment variable that holds the key. Existing files are replaced only if ``--force``
 is given. With the name of a judge model, the command also writes the settings of a judge, for ``qreward run --judge`` and for trainers. A
@@ -8,18 +8,15 @@ judge can be added to an existing configuration file. The judge's settings go in
 from __future__ import annotations
 
 import argparse
-import asyncio
 import importlib.util
 import json
 import os
 import re
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from qreward.cli import check
-from qreward.cli.config_files import Document, client_document, form_of, judge_document
+from qreward.cli.config_files import Document, client_document, judge_document
 from qreward.documentation import page
 from qreward.errors import ConfigError
 from qreward.integrations.trainers.settings import VARIABLE
@@ -42,25 +39,18 @@ TRAINERS = {
 """Trainer -> the setting that makes the trainer use the judge. The trainer's page of the documentation shows the same setting."""
 IMPORTS = {"trl": "from qreward.integrations.trl import reward"}
 """Trainer -> the import that its setting needs."""
-PATIENCE = 5.0
-"""Timeout in seconds for the check of a server between two questions."""
-MOST_NAMED = 8
-"""Maximum number of models of a server whose names are proposed. For a server with more models, ``*`` is proposed."""
+EXAMPLE = "http://gpu-0:8000/v1"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _UNSET_VARIABLE = re.compile(r"[A-Z][A-Z0-9]{0,15}(_[A-Z0-9]{1,16})*")
 """Pattern of the names that are accepted for a variable that is not set. The pattern rejects a key that is typed instead of a name."""
 
 
 class _NewEndpoint(argparse.Action):
-    """Handles ``--endpoint``: begins another endpoint. The endpoint options that follow belong to this endpoint."""
-
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:  # noqa: ARG002
         namespace.endpoints = [*namespace.endpoints, {"base_url": values}]
 
 
 class _OfEndpoint(argparse.Action):
-    """Handles an endpoint option: sets the option of the last ``--endpoint`` before it."""
-
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
         if not namespace.endpoints:
             parser.error(f"{option_string} belongs to an endpoint; write it after --endpoint URL")
@@ -78,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("path", nargs="?", type=Path, metavar="PATH", help=f"file to write: .toml, .yaml, or .json without comments (default: {DEFAULT})")
     add(
         "--endpoint", action=_NewEndpoint, dest="endpoints", default=[], metavar="URL",
-        help="root of the API of a server, such as http://gpu-0:8000/v1; repeat it for each server (default: ask for them)",
+        help="root of the API of a server, such as http://gpu-0:8000/v1; repeat it for each (default: OPENAI_BASE_URL, or an example)",
     )  # fmt: skip
     of = parser.add_argument_group("options of an endpoint", "Each belongs to the --endpoint before it.")
     for option, dest, metavar, kind, words in (
@@ -103,7 +93,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=sorted(TRAINERS),
         help="name the judge's file reward.toml, and print how the trainer uses this file; needs --judge",
     )
-    add("--yes", action="store_true", help="ask no questions")
     add("--force", action="store_true", help="replace files that exist")
 
 
@@ -115,8 +104,7 @@ def run(args: argparse.Namespace) -> int:
         return _add_judge(args, present)
     second = _judge_path(path, args.trainer)
     _check_path(path, replace=args.force)
-    may_ask = sys.stdin is not None and sys.stdin.isatty() and not args.yes
-    endpoints, judge = _described(args, may_ask, form_of(path))
+    endpoints, judge = _described(args), args.judge
     if judge is not None:
         _check_path(second, replace=args.force)
     command = f"qreward check {path}"
@@ -130,18 +118,10 @@ def run(args: argparse.Namespace) -> int:
         print(f"written  {file}")
     unset = [name for name in _variables(endpoints) if not os.environ.get(name)]
     print("\n".join(["", "Next:", *_next(command, second if judge else None, args.trainer, unset)]))
-    if may_ask and not unset and _ask("\nCheck it now? y or n", "y", _yes_or_no) == "y":
-        print()
-        check.run(argparse.Namespace(config=str(path), timeout=PATIENCE, call=False, json=False))
     return 0
 
 
 def _add_judge(args: argparse.Namespace, path: Path) -> int:
-    """Write the settings of a judge beside an existing configuration file, and return 0. The existing file is not changed.
-
-    Raises:
-        ConfigError: the existing file is wrong, the new file cannot be written, or no endpoint serves the judge model.
-    """
     second = _judge_path(path, args.trainer)
     _check_path(second, replace=args.force)
     content, place = read_settings(path, empty=_ENDPOINTS, expand=False)
@@ -167,18 +147,15 @@ def _judge_path(path: Path, trainer: str | None) -> Path:
     return path.with_name(f"{'reward' if trainer else 'judge'}{path.suffix}")
 
 
-def _described(args: argparse.Namespace, may_ask: bool, form: str) -> tuple[list[dict[str, Any]], str | None]:
-    """Return the endpoints and the judge model, from the options or by asking. ``api_key`` becomes ``${NAME}``."""
-    if args.trainer and not (args.judge or (may_ask and not args.endpoints)):
+def _described(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the endpoints of the options, or an example. ``api_key`` becomes ``${NAME}``."""
+    if args.trainer and not args.judge:
         raise ConfigError("--trainer needs --judge MODEL, the model that judges")
-    if args.endpoints:
-        for endpoint in args.endpoints:
-            if "api_key" in endpoint:
-                endpoint["api_key"] = _reference(endpoint["api_key"])
-        return args.endpoints, args.judge
-    if not may_ask:
-        raise ConfigError("questions need a terminal; name the servers with --endpoint, such as --endpoint http://gpu-0:8000/v1")
-    return _Questions(form).ask_all(args.judge, needs_judge=args.trainer is not None)
+    for endpoint in args.endpoints:
+        if "api_key" in endpoint:
+            endpoint["api_key"] = _reference(endpoint["api_key"])
+    key = {"api_key": "${OPENAI_API_KEY}"} if os.environ.get("OPENAI_API_KEY") else {}
+    return args.endpoints or [{"base_url": os.environ.get("OPENAI_BASE_URL") or EXAMPLE, **key}]
 
 
 def _check_path(path: Path, *, replace: bool) -> None:
@@ -260,98 +237,3 @@ def _next(command: str, judge: Path | None, trainer: str | None, unset: Sequence
         if trainer in IMPORTS:
             yield f"  {IMPORTS[trainer]}"
         yield f"  {TRAINERS[trainer].replace('reward.yaml', judge.name)}    # in {trainer}; see {page(f'trainers/{trainer}')}"
-
-
-# Questions
-
-
-def _ask(question: str, default: str, read: Callable[[str], Any] = str) -> Any:
-    """Ask until ``read`` accepts the answer. An empty answer is the default. Raises ``KeyboardInterrupt`` at the end of the input."""
-    while True:
-        try:
-            answer = input(f"{question}{f' [{default}]' if default else ''}: ").strip()
-        except EOFError:
-            raise KeyboardInterrupt from None
-        try:
-            return read(answer or default)
-        except ConfigError as error:
-            print(f"  {error}")
-
-
-def _yes_or_no(answer: str) -> str:
-    if answer.lower() not in ("y", "yes", "n", "no"):
-        raise ConfigError("answer y or n")
-    return answer.lower()[0]
-
-
-def _limit(answer: str) -> int | None:
-    if answer and not (answer.isdecimal() and int(answer)):
-        raise ConfigError("answer with a whole number such as 64, or with nothing")
-    return int(answer) if answer else None
-
-
-def _one_of(base_url: str) -> dict[str, Any]:
-    """Return an endpoint with this URL. Raises ``ConfigError`` if ``base_url`` is not a URL."""
-    try:
-        _validated(client_document([{"base_url": base_url}], ""))
-    except ConfigError as error:
-        raise ConfigError(f"it {str(error).rpartition('base_url: ')[2]}") from None
-    return {"base_url": base_url}
-
-
-class _Questions:
-    """Asks for endpoints and a judge. It checks each server, and proposes answers from the findings."""
-
-    def __init__(self, form: str) -> None:
-        self._form = form
-        self._models: list[str] = []
-
-    def ask_all(self, judge: str | None, *, needs_judge: bool) -> tuple[list[dict[str, Any]], str | None]:
-        print("Press Enter to accept the answer in brackets. Files are written after the last question. Ctrl-C stops before that.\n")
-        url = os.environ.get("OPENAI_BASE_URL") or os.environ.get("OPENAI_API_BASE") or ""
-        first = "Base URL of a server, such as http://gpu-0:8000/v1"
-        endpoints = [self._endpoint(_ask(first, url, _one_of))]
-        while more := _ask("\nBase URL of another server, or Enter if there is none", "", lambda url: _one_of(url) if url else None):
-            endpoints.append(self._endpoint(more))
-        if judge is None:
-            proposed = self._models[0] if needs_judge and self._models else ""
-            judge = _ask("\nModel of a judge, to write a file with its settings, or Enter for no judge", proposed) or None
-        if judge is None and needs_judge:
-            raise ConfigError("--trainer needs a model that judges")
-        return endpoints, judge
-
-    def _endpoint(self, endpoint: dict[str, Any]) -> dict[str, Any]:
-        seen = _look(endpoint, self._form)
-        while len(seen["problems"]) > seen["auth"].startswith("required"):  # there are problems besides a missing key
-            other = _ask("Another base URL, or Enter to keep it", "", lambda url: _one_of(url) if url else None)
-            if other is None:
-                break
-            endpoint, seen = other, _look(other, self._form)
-        if seen["auth"] != "not needed":
-            named = "OPENAI_API_KEY" if os.environ.get("OPENAI_API_KEY") and seen["auth"] != "?" else ""
-            key = _ask("Environment variable with its API key, or Enter if it needs none", named, lambda name: name and _reference(name))
-            if key:
-                endpoint["api_key"] = key
-                seen = _look(endpoint, self._form) if os.environ.get(key[2:-1]) else seen
-        if seen["seems"] in SERVER_KINDS:
-            endpoint["kind"] = seen["seems"]
-        models = seen["models"] if len(seen["models"]) <= MOST_NAMED else []
-        self._models += [name for name in models if not is_glob(name)]
-        patterns = _ask("Models that it serves, separated by spaces; * is any model", " ".join(models) or "*").split()
-        if patterns != ["*"]:
-            endpoint["models"] = patterns
-        limit = _ask("Maximum number of concurrent requests, or Enter to let the client measure it", "", _limit)
-        return endpoint | ({"limits": {"max_concurrency": limit}} if limit else {})
-
-
-def _look(endpoint: dict[str, Any], form: str) -> dict[str, Any]:
-    """Print and return the findings of ``qreward check`` about a server. ``form`` is the form of the file to write."""
-    config, _ = read_config({"endpoints": [endpoint]})
-    (seen,) = asyncio.run(check.check_all(config, PATIENCE, calls=False, form=form))
-    if seen["reachable"]:
-        kind = f" as a server of kind {seen['seems']}" if seen["seems"] else ""
-        models = f" with the models {', '.join(seen['models'][:MOST_NAMED])}" if seen["models"] else ""
-        print(f"  it answers in {seen['latency'] * 1000:.0f} ms{kind}{models}")
-    for problem in seen["problems"]:
-        print(f"  {problem}")
-    return seen

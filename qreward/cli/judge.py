@@ -112,7 +112,6 @@ def _names(configs: Sequence[str]) -> Sequence[str]:
 
 
 async def _scorer(config: RewardConfig, stack: AsyncExitStack) -> Scorer:
-    """Return the judge or reward model of the settings. The stack closes the scorer and its client."""
     client = await stack.enter_async_context(QRewardClient.from_config(config.client or config_from_env()))
     with name_source_in_errors(config):
         check(config, [route.pattern for route in client.list_routes()])

@@ -71,7 +71,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
-    """Add the options that limit a run, and the options that choose its lines."""
     add = parser.add_argument
     add(
         "--timeout",
@@ -135,7 +134,6 @@ def _scorer_settings(args: argparse.Namespace) -> RewardConfig | None:
 
 
 def _scheduling(args: argparse.Namespace, scorer: RewardConfig | None) -> dict[str, Any]:
-    """Return the settings that may also come from the settings file of the scorer."""
     found = {} if scorer is None else {"columns": scorer.columns, "priority": scorer.priority}
     timeout = args.timeout if args.timeout is not None or scorer is None else scorer.deadline
     return found if timeout is None else {**found, "timeout": timeout}
@@ -176,7 +174,6 @@ def _make_scorer(client: QRewardClient, scorer: RewardConfig) -> Scorer:
 
 
 def _progress(kind: str) -> tuple[Any, Callable[[], None]]:
-    """Return the value of the setting ``progress`` for a kind of progress, and a function to call at the end."""
     if kind == "json":
         lines = _JsonLines()
         return lines.show, lines.close

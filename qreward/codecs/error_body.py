@@ -177,10 +177,21 @@ _SAYS_OVERLOAD = re.compile(
 )
 """The beginning of a message that means overload. Words further back may be those of the request, which servers repeat in messages."""
 _SAYS_TOO_LONG = re.compile(
-    r"(?i)maximum context length|longer than the (?:maximum model|model's context|maximum context) length|max_model_len"
+    r"(?i)maximum context length|context length is only"
+    r"|longer than the (?:maximum model|model's context|maximum context) length|max_model_len"
     r"|exceeds? the (?:model's |maximum |available )?(?:maximum )?(?:context|model length|number of tokens)"
     r"|must have less than \d+ tokens|(?:prompt|input) is too long|input token count .{0,40}exceeds"
 )
+_SAYS_NO_MODEL = re.compile(
+    r"(?i)(?:\S+(?::| -) ){0,4}(?:(?:invalid|unknown) model\b|no such model\b|no deployments available for selected model\b"
+    r"|(?:the )?model \S{1,200} (?:does not exist|(?:was |is )?not found)\b)"
+)
+"""The beginning of a message that means an unknown model, perhaps after the names of errors that a gateway passes on."""
+_NO_MODEL = frozenset({"model_not_found", "deployment_not_found", "deploymentnotfound"})
+_SAYS_COOLED_DOWN = re.compile(r"(?:litellm\S*: )?No deployments available for selected model\b")
+_CAUSE = re.compile(r"'status_code': '?(\d{3})\b")
+_LENGTH = re.compile(r"context length is (?:only )?(\d{1,9})\b")
+_OUTPUT = re.compile(r"requested (\d{1,9}) output tokens|\b(\d{1,9}) in the completion")
 _TOO_LONG = frozenset({"context_length_exceeded", "exceed_context_size_error", "context_window_exceeded"})
 
 
@@ -211,6 +222,28 @@ def status_of(error_body: ErrorBody, answered: int = 400) -> int | None:
 
 def _status(name: str) -> int | None:
     return _STATUS_OF.get(name.replace("_", "")) or (int(name) if re.fullmatch("[45][0-9][0-9]", name) else None)
+
+
+def hidden_status(error_body: ErrorBody) -> int | None:
+    """Return the status that LiteLLM's proxy hides behind 429 while it sends no requests to a model, if all causes are wrong settings.
+
+    Example:
+        >>> hidden_status(ErrorBody("No deployments available for selected model, cooldown_list=[('1', {'status_code': '404'})]"))
+        404
+    """
+    causes = _CAUSE.findall(error_body.text) if _SAYS_COOLED_DOWN.match(error_body.text) else []
+    return int(causes[0]) if causes and {*causes} <= {"400", "401", "403", "404"} else None
+
+
+def is_unknown_model(error_body: ErrorBody) -> bool:
+    """Return True if the server does not have the model. Errors of OpenAI, vLLM, SGLang and LiteLLM's proxy are recognised."""
+    return not _NO_MODEL.isdisjoint(error_body.names) or _SAYS_NO_MODEL.match(error_body.text) is not None
+
+
+def is_too_much_output(error_body: ErrorBody) -> bool:
+    """Return True if the requested output alone, without the input, fills the context that the message of vLLM or OpenAI names."""
+    length, output = _LENGTH.search(error_body.text), _OUTPUT.search(error_body.text)
+    return length is not None and output is not None and int(output[1] or output[2]) >= int(length[1])
 
 
 def is_too_long(error_body: ErrorBody) -> bool:

@@ -161,7 +161,7 @@ SHARED = Workers()
 
 
 class BlockingTime(Protocol):
-    """Provides time and threads for blocking code. Implemented by :class:`RealTime` and ``qreward.testing.VirtualThreads``."""
+    """Provides time and threads for blocking code. Implemented by :class:`RealTime`."""
 
     def now(self) -> float:
         """Return the seconds of a monotonic clock."""

@@ -1,4 +1,4 @@
-"""Tools for testing reward code: fake judges that are real HTTP servers on loopback, and virtual time for event loops and threads.
+"""Tools for testing reward code: fake judges that are real HTTP servers on loopback, and virtual time for event loops.
 
 In the library, only the commands ``demo`` and ``fleet`` import this package.
 """
@@ -8,10 +8,9 @@ from __future__ import annotations
 from qreward.functions.function import no_waiting
 from qreward.testing.endpoint import Seen
 from qreward.testing.fleet import FakeFleet
-from qreward.testing.spec import FakeEndpoint, Faults, Latency, Phase
+from qreward.testing.spec import FakeEndpoint, Faults, Latency, Phase, PrefixCache
 from qreward.testing.synthetic_judge import SyntheticJudge, true_answer, truth_of
 from qreward.testing.text import echo_of
-from qreward.testing.virtual_threads import VirtualThreads, run_in_virtual_threads
 from qreward.testing.virtual_time import Deadlock, VirtualTimeLoop, run_in_virtual_time
 
 __all__ = [
@@ -21,13 +20,12 @@ __all__ = [
     "Faults",
     "Latency",
     "Phase",
+    "PrefixCache",
     "Seen",
     "SyntheticJudge",
-    "VirtualThreads",
     "VirtualTimeLoop",
     "echo_of",
     "no_waiting",
-    "run_in_virtual_threads",
     "run_in_virtual_time",
     "true_answer",
     "truth_of",

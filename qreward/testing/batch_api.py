@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from qreward.testing import openai_api
-from qreward.testing.server_kinds import SERVER_KINDS, ErrorResponse, FakeServerKind, Job, Route, RouteCall
+from qreward.testing.server_kinds import SERVER_KINDS
+from qreward.testing.server_routes import ErrorResponse, FakeServerKind, Job, Route, RouteCall
 from qreward.testing.spec import Batching, FakeEndpoint
 from qreward.testing.text import canonical, count_tokens, encode
 
@@ -293,7 +294,6 @@ def _result(batch: _Batch, number: int, line: dict[str, Any], response: Any, err
 
 
 def _parts(content_type: str, body: bytes) -> dict[str, tuple[bytes, str]]:
-    """Return the parts of a multipart form: name -> content and file name."""
     boundary = b"--" + content_type.partition("boundary=")[2].strip('"').encode()
     found = {}
     for part in body.split(boundary)[1:-1]:

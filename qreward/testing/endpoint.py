@@ -17,9 +17,8 @@ import msgspec
 
 from qreward.testing.admission import Rates, RequestAdmission
 from qreward.testing.batch_api import BatchService, line_server
-from qreward.testing.live_model import LiveModel
-from qreward.testing.lower_bound import Timeline
-from qreward.testing.responders import writer_of
+from qreward.testing.phases import Timeline
+from qreward.testing.prefix_cache import PromptCache
 from qreward.testing.spec import FakeEndpoint, Phase
 
 
@@ -40,8 +39,8 @@ class Seen(msgspec.Struct, frozen=True):
         duplicates: requests with the same messages, or the same input, as an earlier request.
         tokens: tokens of the successful responses, as counted against ``tpm``. Chats and embeddings count the tokens of ``usage``.
             Decisions count the prompt tokens and one token per question. All other routes, and the kind ``nim``, count the prompt tokens.
-        computed: prompt tokens that the model server of ``prefix_cache`` computed.
-        cached: prompt tokens that the model server of ``prefix_cache`` found in its cache.
+        computed: prompt tokens that were computed, with ``prefix_cache``.
+        cached: prompt tokens that were found in the ``prefix_cache``.
         first_request: time at which the first request arrived, in seconds since the start of these statistics; None before the first
             request.
         last_request: time at which the last request arrived, in seconds since the start of these statistics; None before the first request.
@@ -113,7 +112,7 @@ class FakeEndpointState:
 
     def __init__(self, spec: FakeEndpoint) -> None:
         self.spec = spec
-        self.write = writer_of(spec.responder, spec.synthetic_judge)
+        self.write = spec.writer()
         self.admission = RequestAdmission(spec.max_concurrency)
         self.killed = False
         self.phases_changed: Callable[[], None] = lambda: None  # called when the active phase may have changed
@@ -127,14 +126,14 @@ class FakeEndpointState:
         self.rates = Rates(self.spec)
         self.timeline = Timeline(self.spec.phases, self.epoch)
         self._seed_faults()
-        self._start_model()
+        self._empty_cache()
         self._start_batches()
         self.phases_changed()
 
     def configure(self, spec: FakeEndpoint) -> None:
         """Change the settings. State that does not depend on a changed setting is kept."""
         before, self.spec = self.spec, spec
-        self.write = writer_of(spec.responder, spec.synthetic_judge)
+        self.write = spec.writer()
         self.admission.limit = spec.max_concurrency
         self.admission.hand_over()
         if any(getattr(before, name) != getattr(spec, name) for name in ("rpm", "tpm", "burst", "burst_tokens")):
@@ -144,7 +143,7 @@ class FakeEndpointState:
         if before.faults != spec.faults:
             self._seed_faults()
         if before.prefix_cache != spec.prefix_cache:
-            self._start_model()
+            self._empty_cache()
         if self.batches is not None:
             self.batches.settings = spec.batching
         self.phases_changed()
@@ -152,7 +151,7 @@ class FakeEndpointState:
     def kill(self, killed: bool = True) -> None:
         """Make the endpoint dead until ``kill(False)`` revives it. Both calls empty the prefix cache."""
         self.killed = killed
-        self._start_model()
+        self._empty_cache()
         self.phases_changed()
 
     def arrived(self) -> None:
@@ -190,8 +189,8 @@ class FakeEndpointState:
             self.batches.advance(time.monotonic())
         counters, admission = self.counters, self.admission
         counts: dict[str, Any] = dict(counters.counts)
-        if self.live_model is not None:
-            counts |= {"computed": self.live_model.server.prefilled, "cached": self.live_model.server.hits}
+        if self.cache is not None:
+            counts |= {"computed": self.cache.computed, "cached": self.cache.hits}
         return Seen(
             self.spec.name,
             errors=dict(counters.errors),
@@ -202,18 +201,16 @@ class FakeEndpointState:
             **counts,
         )
 
-    def _start_model(self) -> None:
-        """Start a model server with an empty cache. Requests in flight stay with the previous model server."""
-        self.live_model = None if self.spec.prefix_cache is None else LiveModel(self.spec.prefix_cache)
+    def _empty_cache(self) -> None:
+        """Start with an empty prefix cache. Requests in flight stay with the previous one."""
+        self.cache: PromptCache | None = self.spec.prompt_cache()
 
     def _start_batches(self) -> None:
-        """Forget all files and batches."""
         self.batches: BatchService | None = None
         if self.spec.kind == "openai_batch":
             self.batches = BatchService(self.spec.batching, line_server(self.spec, self.write, self._line_served), self.serves)
 
     def _line_served(self, problem: str | None, digest: bytes, tokens: int) -> None:
-        """Count a line of a batch."""
         self.counters.recognise(digest)
         self.counters.ended_in(problem, tokens)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -15,7 +15,6 @@ from qreward.errors import ConfigError
 from qreward.settings.policies import Endpoint
 from qreward.spelling import did_you_mean
 from qreward.testing.endpoint import Seen
-from qreward.testing.lower_bound import lower_bound
 from qreward.testing.server import HOST, InLoop, InProcess, InThread
 from qreward.testing.spec import FakeEndpoint, FleetSpec, read_spec
 
@@ -120,8 +119,8 @@ class FakeFleet:
         if fixed := {"port"} & set(changes):
             raise ConfigError(f"{', '.join(fixed)} of endpoint {name!r} cannot be changed while it runs")
         before = self._named(name)
-        kept = {field: getattr(before, field) for field in FakeEndpoint.model_fields}
-        changed = FakeEndpoint(**{**kept, **changes})
+        kept = {field: getattr(before, field) for field in type(before).model_fields}
+        changed = type(before)(**{**kept, **changes})
         self._running().call("configure", changed)
         self._specs[name] = changed
 
@@ -132,14 +131,6 @@ class FakeFleet:
     def revive(self, name: str) -> None:
         """Make a killed endpoint listen again on the same port, unless a ``dead`` phase is active."""
         self._running().call("kill", self._named(name).name, False)
-
-    def lower_bound(self, work: int | Sequence[Sequence[Any]]) -> float:
-        """Return the shortest time in seconds in which the fleet can serve a batch; see ``qreward.testing.lower_bound``.
-
-        Args:
-            work: the conversations of the batch, or a number of requests.
-        """
-        return lower_bound(self._specs.values(), work)
 
     def _named(self, name: str) -> FakeEndpoint:
         if name not in self._specs:
@@ -157,7 +148,6 @@ class FakeFleet:
         return self
 
     def _ending(self) -> Host:
-        """Keep the statistics, and return the host that is about to stop."""
         host, self._host = self._running(), None
         with contextlib.suppress(RuntimeError):  # a child process that has died cannot report its statistics
             self._last_seen = host.call("seen")

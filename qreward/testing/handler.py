@@ -14,16 +14,15 @@ from aiohttp import web
 from qreward.testing import openai_api
 from qreward.testing.admission import Slot
 from qreward.testing.batch_api import BatchService
-from qreward.testing.decision_routes import FAKE_DECISIONS
+from qreward.testing.decisions import DECISIONS
 from qreward.testing.endpoint import FakeEndpointState
 from qreward.testing.faults import FAULTS, NO_FAULT
-from qreward.testing.lower_bound import refuses
-from qreward.testing.openai_api import Chunks
+from qreward.testing.phases import refuses
 from qreward.testing.responses import JSON, FaultPlan, Incoming, Pace, deliver, end, forever, hint, sleep_until, stream
-from qreward.testing.server_kinds import SERVER_KINDS, ErrorResponse, FakeServerKind, Job, Route, RouteCall, ServerState, Traffic
-from qreward.testing.text import canonical, count_tokens, encode
-
-_FAILURES = {500: "The server had an error while processing the request.", 503: "The server is not ready."}
+from qreward.testing.server_kinds import SERVER_KINDS
+from qreward.testing.server_routes import ErrorResponse, FakeServerKind, Job, Route, RouteCall, ServerState, Traffic
+from qreward.testing.text import BYTES_PER_TOKEN, canonical, count_tokens, encode
+from qreward.testing.vllm import TASKS
 
 
 class Handler:
@@ -40,8 +39,10 @@ class Handler:
         return SERVER_KINDS[self._state.spec.kind]
 
     async def __call__(self, request: Incoming) -> web.StreamResponse:
-        decisions = FAKE_DECISIONS[self._state.spec.decisions]
-        route = decisions.routes.get(request.path) or self._kind.routes.get(request.path)
+        spec = self._state.spec
+        route = {**self._kind.routes, **(DECISIONS if spec.decisions else {}), **spec.routes}.get(request.path)
+        if spec.kind == "vllm" and request.path in TASKS[spec.task]:
+            route = None
         try:
             if self._state.batches is not None and request.path.startswith(("/v1/files", "/v1/batches")):
                 return await self._batched(request, self._state.batches)
@@ -52,8 +53,9 @@ class Handler:
             headers = self._headers()
             if error.ready_at is not None:
                 headers |= hint(self._state.spec.retry_after, max(0.0, error.ready_at - time.monotonic()))
-            write = decisions.error if request.path in decisions.routes else self._kind.error
-            body = write(request.path, error)
+            if error.status == 405:
+                headers["Allow"] = "POST"
+            body = error.body or self._kind.error(request.path, error)
             return web.Response(status=error.status, body=body, content_type=JSON, headers=headers)
 
     async def _batched(self, request: Incoming, service: BatchService) -> web.StreamResponse:
@@ -73,12 +75,12 @@ class Handler:
         return await deliver(request, body, self._headers(), FaultPlan(name, self._state.point(), self._state.spec.faults.trickle_gap))
 
     async def _counted(self, request: Incoming, route: Route) -> web.StreamResponse:
-        """Serve a request and count its outcome."""
         state = self._state
         counters = state.counters
         self.under_way.add(request)
         try:
             state.arrived()
+            self._check_key(request)
             return await self._admitted(request, route(RouteCall(self._kind, request.path, await request.read(), state.spec)))
         except ErrorResponse as error:
             counters.ended_in(error.counted)
@@ -93,12 +95,12 @@ class Handler:
             self.under_way.discard(request)
 
     async def _admitted(self, request: Incoming, job: Job) -> web.StreamResponse:
-        """Check a request and serve it. The checks are, in this order: key, model, phase, free slot, rate limits."""
+        """Check a request and serve it. The checks are, in this order: model, phase, free slot, rate limits."""
         state = self._state
-        self._check_key(request)
         state.counters.recognise(job.digest)
         if job.model is not None and not state.serves(job.model):
-            raise ErrorResponse(404, f"The model {job.model!r} does not exist.", "unknown_model", code="model_not_found")
+            message = self._kind.unknown.format(model=job.model, served=", ".join(state.spec.models))
+            raise ErrorResponse(404, message, "unknown_model", code="model_not_found")
         await self._check_phase(request)
         if state.admission.full and state.spec.over_cap == "reject":
             raise self._rejection(None, state.admission.next_free())
@@ -132,7 +134,10 @@ class Handler:
                 slot.free()
             state.counters.ended_in(problem, job.tokens)
 
-        content, used = self._content(job), openai_api.usage(job.prompt, job.completion, cached)
+        content, finished = self._content(job), "stop"
+        if job.most is not None and len(content) > BYTES_PER_TOKEN * job.most:
+            content, finished = content[: BYTES_PER_TOKEN * job.most], "length"
+        used = openai_api.usage(job.prompt, job.completion, cached)
         streams = chat is not None and bool(chat.stream)
         ready, error = state.timeline.plan(pace.begin, state.spec.latency.base if streams else job.service)
         await sleep_until(ready)
@@ -142,26 +147,25 @@ class Handler:
         if chat is None:
             body = job.body(cached)
         elif streams:
-            return await stream(request, headers, Chunks(chat, job.digest, content, used), pace, plan, finish)
+            return await stream(request, headers, self._kind.chunks(chat, job.digest, content, used, finished), pace, plan, finish)
         else:
-            body = encode(openai_api.chat_completion(chat, job.digest, content, used, job.label))
+            body = encode(self._kind.completion(chat, job.digest, content, used, job.label, finished))
         finish(plan.problem)
         return await deliver(request, body, headers, plan)
 
     async def _computed(self, job: Job) -> int | None:
-        """Let the model server compute the prompts. Return the number of cached prompt tokens; None without a model server."""
-        model, chat = self._state.live_model, job.chat
-        if model is None or (chat is None and not job.prompts):
+        """Compute the prompts. Return the number of cached prompt tokens; None without a prefix cache."""
+        cache, chat = self._state.cache, job.chat
+        if cache is None or (chat is None and not job.prompts):
             return None
         prompts = [(canonical(chat.messages), job.prompt)] if chat is not None else [(text, count_tokens(text)) for text in job.prompts]
         try:
-            served = (model.serve(job.model or "", text, tokens, job.length or 1) for text, tokens in prompts)
+            served = (cache.serve(job.model or "", text, tokens, job.length or 1) for text, tokens in prompts)
             return sum(await asyncio.gather(*served))
         except ValueError as error:
             raise ErrorResponse(400, str(error), "bad_request", code="context_length_exceeded") from None
 
     def _content(self, job: Job) -> str:
-        """Return the text of the response to a chat."""
         try:
             if job.label is not None:
                 return job.label.content
@@ -175,26 +179,32 @@ class Handler:
             await self._fail(request, phase.behaviour)
 
     async def _fail(self, request: Incoming, kind: str) -> NoReturn:
-        """End a request with the error of a fault or a phase."""
         fault = FAULTS["reset" if kind == "dead" else kind]
         if fault.then != "answer":
             if not request.dropped:
                 self._state.counters.ended_in(kind)
             await end(request, fault)
         ready_at = self._state.timeline.opens(time.monotonic())
-        raise ErrorResponse(fault.status, _FAILURES[fault.status], kind, "server_error", fault.status, ready_at)
+        message, type_ = self._kind.failures[fault.status]
+        raise ErrorResponse(fault.status, message, kind, type_, fault.status, ready_at)
 
     def _check_key(self, request: Incoming) -> None:
         key = self._state.spec.api_key
-        if key is not None and request.headers.get("Authorization") != f"Bearer {key.get_secret_value()}":
+        if (
+            key is not None
+            and request.path.startswith(self._kind.guarded)
+            and request.headers.get("Authorization") != f"Bearer {key.get_secret_value()}"
+        ):
             raise ErrorResponse(401, "Incorrect API key provided.", "unauthorized", code="invalid_api_key")
 
     def _rejection(self, rate: str | None, ready_at: float) -> ErrorResponse:
         """Return the error for a request that found no slot (``rate`` is None) or exceeded a rate limit."""
         spec = self._state.spec
         if rate is None:
-            message = "Too many requests are being served; the server is full."
-            return ErrorResponse(spec.reject_status, message, "rejected", "overloaded_error", "overloaded", ready_at)
+            message, type_ = "Too many requests are being served; the server is full.", "overloaded_error"
+            if spec.reject_status in self._kind.failures and spec.kind == "vllm":
+                message, type_ = self._kind.failures[spec.reject_status]
+            return ErrorResponse(spec.reject_status, message, "rejected", type_, "overloaded", ready_at)
         return ErrorResponse(429, f"Rate limit reached for {rate} per min.", "rejected", rate, "rate_limit_exceeded", ready_at)
 
     async def _status(self, request: Incoming) -> web.StreamResponse:
@@ -203,16 +213,19 @@ class Handler:
         if request.method == "GET" and path in self._kind.health:
             return web.Response(headers=self._headers())
         if request.method != "GET" or path not in self._kind.status:
-            raise ErrorResponse(404, f"there is no {request.method} {path} here", "not_found", "not_found")
+            if path.startswith(self._kind.guarded) and self._kind.guarded != ("/",):
+                self._check_key(request)
+            status = 405 if state.spec.kind == "vllm" and path in self._kind.routes and request.method != "POST" else 404
+            raise ErrorResponse(status, f"there is no {request.method} {path} here", "not_found", "not_found")
         self._check_key(request)
         content_type, text = self._kind.status[path]
         return web.Response(
-            text=text(ServerState(state.spec, self._traffic, len(self.under_way), state.live_model)),
+            text=text(ServerState(state.spec, self._traffic, len(self.under_way), state.cache)),
             content_type=content_type,
             headers=self._headers(),
         )
 
     def _headers(self) -> dict[str, str]:
         self._answers += 1
-        headers = {"x-request-id": f"req-{self._answers}"}
+        headers = {"x-request-id": f"req-{self._answers}"} if self._kind.request_ids else {}
         return headers | self._state.rates.headers() if self._state.spec.rate_headers else headers

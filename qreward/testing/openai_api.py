@@ -39,10 +39,14 @@ class ChatRequest(msgspec.Struct):
     logprobs: bool | None = False
     top_logprobs: int | None = None
     logprob_token_ids: list[int] | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    temperature: float | None = None
+    response_format: Any = None
 
     def __post_init__(self) -> None:
-        if not self.messages or not 1 <= (self.n or 1) <= 128:
-            raise ValueError("'messages' must not be empty and 'n' must be from 1 to 128")
+        if not 1 <= (self.n or 1) <= 128:
+            raise ValueError("'n' must be from 1 to 128")
 
 
 class ChatLabel(NamedTuple):
@@ -96,11 +100,11 @@ def usage(prompt: int, completion: int, cached: int | None = None) -> dict[str, 
 
 
 def chat_completion(
-    request: ChatRequest, digest: bytes, content: str, used: dict[str, Any], label: ChatLabel | None = None
+    request: ChatRequest, digest: bytes, content: str, used: dict[str, Any], label: ChatLabel | None = None, finish: str = "stop"
 ) -> dict[str, Any]:
-    """Return the body of a chat response. ``label`` is set if the response is a single token."""
+    """Return the body of a chat response. ``label`` is set if the response is a single token. ``finish`` is why it ended."""
     message = {"role": "assistant", "content": content, "refusal": None}
-    logprobs, reason = (None, "stop") if label is None else (label.logprobs, "length")
+    logprobs, reason = (None, finish) if label is None else (label.logprobs, "length")
     choices = [{"index": index, "message": message, "logprobs": logprobs, "finish_reason": reason} for index in range(request.n or 1)]
     return _head(request.model, digest, "chat.completion") | {"choices": choices, "usage": used}
 
@@ -111,10 +115,10 @@ class Chunks:
     The text is split into one piece for each token. A text with fewer characters than tokens gives some empty pieces.
     """
 
-    def __init__(self, request: ChatRequest, digest: bytes, content: str, used: dict[str, Any]) -> None:
+    def __init__(self, request: ChatRequest, digest: bytes, content: str, used: dict[str, Any], finish: str = "stop") -> None:
         self._head = _head(request.model, digest, "chat.completion.chunk")
         self._indices = range(request.n or 1)
-        self._content = content
+        self._content, self._finish = content, finish
         self._used = used if request.stream_options is not None and request.stream_options.include_usage else None
 
     def first(self) -> bytes:
@@ -122,21 +126,29 @@ class Chunks:
 
     def piece(self, number: int, tokens: int) -> bytes:
         """Return the event of one token. ``number`` counts from 0, and ``tokens`` is the number of tokens in the response."""
-        start, end = (len(self._content) * edge // tokens for edge in (number, number + 1))
-        return self._event({"content": self._content[start:end]})
+        return self._event({"content": self._text(number, tokens)})
 
     def last(self) -> bytes:
-        closing = self._event({}, "stop")
+        closing = self._event({}, self._finish)
         if self._used is not None:
-            closing += _sse(self._head | {"choices": [], "usage": self._used})
+            closing += sse(self._head | {"choices": [], "usage": self._used})
         return closing + b"data: [DONE]\n\n"
+
+    def failed(self) -> bytes | None:
+        """Return the last events of a stream that an error of the server ends. None if the server cuts the stream off."""
+        return None
+
+    def _text(self, number: int, tokens: int) -> str:
+        start, end = (len(self._content) * edge // tokens for edge in (number, number + 1))
+        return self._content[start:end]
 
     def _event(self, delta: dict[str, str], finish: str | None = None) -> bytes:
         choice = {"delta": delta, "logprobs": None, "finish_reason": finish}
-        return b"".join(_sse(self._head | {"choices": [{"index": index, **choice}]}) for index in self._indices)
+        return b"".join(sse(self._head | {"choices": [{"index": index, **choice}]}) for index in self._indices)
 
 
-def _sse(body: Any) -> bytes:
+def sse(body: Any) -> bytes:
+    """Return a server-sent event with a JSON document."""
     return b"data: " + encode(body) + b"\n\n"
 
 
@@ -170,8 +182,8 @@ def models(patterns: tuple[str, ...]) -> dict[str, Any]:
     return {"object": "list", "data": [{"id": name, "object": "model", "created": 0, "owned_by": "qreward"} for name in patterns]}
 
 
-def error(message: str, kind: str, code: str | int | None = None) -> bytes:
-    return encode({"error": {"message": message, "type": kind, "param": None, "code": code}})
+def error(message: str, kind: str, code: str | int | None = None, param: str | None = None) -> bytes:
+    return encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
 
 
 def _head(model: str, digest: bytes, kind: str) -> dict[str, Any]:

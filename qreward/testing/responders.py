@@ -1,4 +1,4 @@
-"""The texts of a fake endpoint's responses: the echo, the judge, the synthetic judge, or the user's own function.
+"""The texts of a fake endpoint's responses: the echo, the judge, or the user's own function.
 
 The judge needs no model. It compares a reference answer with a candidate answer. The judge is deterministic, so a test can check a reward
 that is computed from the verdict. The comparison ignores case, punctuation, articles, thousands separators and the notation of numbers. The
@@ -17,10 +17,13 @@ from typing import Any
 
 from qreward.errors import ConfigError
 from qreward.server.import_string import load_object
-from qreward.testing.spec import Responder
-from qreward.testing.synthetic_judge import SyntheticJudge, text_of
-from qreward.testing.synthetic_writer import MEMBER, range_of, write_verdict
-from qreward.testing.text import digest_of, echo_text
+from qreward.testing.text import digest_of, echo_text, text_of
+
+Responder = Callable[[list[Any]], str]
+Write = Callable[[list[Any], bytes], str]
+"""A function that returns the text of the response, from the messages and their digest."""
+RESPONDERS = ("echo", "judge")
+"""Names of the built-in responders."""
 
 _ONES = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
 _TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
@@ -79,7 +82,6 @@ def _items(text: str) -> list[str]:
 
 
 def _key(item: str) -> str:
-    """Return a key for comparisons: two items are equal if their keys are equal."""
     quantity = _quantity(item)
     return _plain(item) if quantity is None else f"{quantity[0]} {quantity[1]}"
 
@@ -181,6 +183,12 @@ def _spoken(run: list[str]) -> str:
     return str(total + group) + tail
 
 
+MEMBER = re.compile(r'^"(\w+)": (text|true or false|one of .*|(?:whole )?number\b.*|list of .*)', re.MULTILINE)
+_NUMBER_IN_FORM = r"(-?\d[\d.]*(?:e[+-]\d+)?)"
+_RANGES = (
+    re.compile(rf"from {_NUMBER_IN_FORM} to {_NUMBER_IN_FORM}"),
+    re.compile(rf"at least {_NUMBER_IN_FORM}, at most {_NUMBER_IN_FORM}"),
+)
 _LABEL = re.compile(r"^[ \t]*(question|reference answer|candidate answer)[ \t]*:[ \t]*", re.IGNORECASE | re.MULTILINE)
 # What a prompt of ``Judge`` may have after the last judged text: its notes and its question, the form of the answer, and a note on an
 # earlier answer.
@@ -301,11 +309,18 @@ def sections(text: str) -> dict[str, str]:
     return {name: block["inside"].strip() if (block := _FENCED.fullmatch(section)) else section for name, section in found.items()}
 
 
-Write = Callable[[list[Any], bytes], str]
-"""A function that returns the text of the response, from the messages and their digest."""
+def range_of(form: str) -> tuple[float, float] | None:
+    """Return the lowest and the highest number that the form of a member allows. Return None if the form does not say both.
+
+    Example:
+        >>> range_of("number, how good it is; from 1 to 5")
+        (1.0, 5.0)
+    """
+    found = next((ranges[-1] for pattern in _RANGES if (ranges := pattern.findall(form))), None)
+    return None if found is None else (float(found[0]), float(found[1]))
 
 
-def writer_of(responder: str | Responder, synthetic: SyntheticJudge) -> Write:
+def writer_of(responder: str | Responder) -> Write:
     """Return the function that writes the responses for the setting ``responder``.
 
     Raises:
@@ -313,8 +328,6 @@ def writer_of(responder: str | Responder, synthetic: SyntheticJudge) -> Write:
     """
     if responder == "echo":
         return lambda _messages, digest: echo_text(digest)
-    if responder == "synthetic":
-        return lambda messages, _digest: write_verdict(messages, synthetic)
     function: Any = judge if responder == "judge" else responder
     if isinstance(function, str):
         function = load_object(function, "responder", "my_fakes:answer")

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, NoReturn
 from aiohttp import web
 
 from qreward.testing.faults import FAULTS, NO_FAULT, Fault
-from qreward.testing.lower_bound import Timeline
 from qreward.testing.openai_api import Chunks
+from qreward.testing.phases import Timeline
 from qreward.testing.spec import Latency
 
 JSON = "application/json"
@@ -176,8 +176,10 @@ async def stream(
             await sleep_until(due)
         if error is not None:
             finish(error)
+            ready += chunks.failed() or b""
             await write()
-            await end(request, FAULTS["cut"])
+            await end(request, NO_FAULT if chunks.failed() else FAULTS["cut"])
+            return response
         if fault.noise:
             ready += fault.noise[number % len(fault.noise)]
         ready += chunks.piece(number - 1, pace.length) if number else chunks.first()

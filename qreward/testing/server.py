@@ -27,6 +27,7 @@ import msgspec
 from aiohttp import web
 
 from qreward.errors import ConfigError
+from qreward.server.import_string import load_object
 from qreward.testing.endpoint import FakeEndpointState
 from qreward.testing.handler import Handler
 from qreward.testing.responses import Incoming, abort
@@ -337,7 +338,15 @@ def to_data(endpoint: FakeEndpoint) -> dict[str, Any]:
     """Return the settings as JSON data, with the API key in clear text. The data may only be sent through the pipe to the child process."""
     if not isinstance(endpoint.responder, str):
         raise ConfigError(f"endpoint {endpoint.name!r}: with process=True a responder is written 'module:function', not a function")
-    return endpoint.model_dump(mode="json", context={"reveal": True})
+    kind = type(endpoint)
+    return {"class": f"{kind.__module__}:{kind.__qualname__}", **endpoint.model_dump(mode="json", context={"reveal": True})}
+
+
+def from_data(data: dict[str, Any]) -> FakeEndpoint:
+    """Return the settings from the data of ``to_data``."""
+    kind = load_object(data.pop("class"), "class of a fake endpoint", "my_fakes:MyEndpoint")
+    endpoint: FakeEndpoint = kind(**data)
+    return endpoint
 
 
 def raise_file_limit() -> None:

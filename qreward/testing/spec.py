@@ -6,7 +6,7 @@ This module only validates settings. Other modules apply them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from statistics import NormalDist
@@ -19,14 +19,11 @@ from qreward.settings.base import Policy, check_glob, expand_variables, shown
 from qreward.settings.files import read_settings
 from qreward.spelling import closest
 from qreward.testing.faults import FAULTS
-from qreward.testing.model_server import MODELS, ServedModel
+from qreward.testing.prefix_cache import PromptCache
+from qreward.testing.responders import RESPONDERS, Responder, Write, writer_of
 from qreward.testing.synthetic_judge import SyntheticJudge
 
 Behaviour = Literal["dead", "hang", "error_503", "error_500", "slow"]
-DecisionRoutes = Literal["openai", "vllm", "vllm_unsupported", "generative_scoring", "sglang", "systemone"]
-Responder = Callable[[list[Any]], str]
-RESPONDERS = ("echo", "judge", "synthetic")
-"""Names of the built-in responders."""
 
 _RATE = Field(default=0.0, ge=0, le=1)
 _NORMAL = NormalDist()
@@ -202,6 +199,20 @@ class Batching(Policy):
     seed: int = 0
 
 
+class PrefixCache(Policy):
+    """Describes the prefix cache of a fake server. ``usage`` reports the cached tokens, and so does ``/metrics`` of kind ``vllm``.
+
+    Args:
+        tokens: number of prompt tokens that the cache holds. The least recently used blocks are evicted.
+        block: number of tokens in a block. Only whole blocks are shared, and at least one token of a prompt is computed.
+        prefill: seconds for each prompt token that is not cached, before the first token of the response.
+    """
+
+    tokens: int = Field(default=300_000, ge=1)
+    block: int = Field(default=16, ge=1)
+    prefill: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+
+
 class FakeEndpoint(Policy):
     """Holds the settings of one fake judge.
 
@@ -227,36 +238,20 @@ class FakeEndpoint(Policy):
         api_key: bearer token that requests must send. Requests without this token get HTTP 401.
         faults: see :class:`Faults`.
         phases: see :class:`Phase`.
-        responder: ``echo``, ``judge``, ``synthetic``, ``"module:function"``, or a function that returns the text of the response to a list
-            of messages. ``judge`` and ``synthetic`` answer with the JSON object that a prompt of ``qreward.judge.Judge`` describes.
-            ``judge`` compares the candidate answer with the reference answer. With ``synthetic``, ``synthetic_judge`` decides the values.
-            If the responder raises an exception, the request gets HTTP 500 at each attempt.
+        responder: ``echo``, ``judge``, ``"module:function"``, or a function that returns the text of the response to a list of messages.
+            ``judge`` compares the candidate answer with the reference answer, and answers with the JSON object that a prompt of
+            ``qreward.judge.Judge`` describes. If the responder raises an exception, the request gets HTTP 500 at each attempt.
         kind: kind of server to imitate, with the values of ``Endpoint.kind``; see ``qreward.testing.rewards``.
         scoring: see ``qreward.testing.rewards.Scoring``.
         batching: how a fake of kind ``openai_batch`` processes batches; see :class:`Batching`. ``faults`` apply to the HTTP responses of
             the Batch API, but limits and latency do not. Each successful line counts as answered.
-        prefix_cache: simulated model server with a prefix cache, which computes the chats. The value is ``"8B"``, ``"70B"``, a
-            :class:`~qreward.testing.model_server.ServedModel`, or a mapping. A mapping has the member ``model`` with one of the two names,
-            and new values for some fields of this model. The time of the model server is added to the time of ``latency``, which also
-            gives the number of output tokens. A stream begins when the whole answer is computed. ``usage`` reports the cached tokens.
-            ``/metrics`` of kind ``vllm`` reports the state of the cache. Phases do not slow the model server.
-        decisions: server whose routes for typed questions are imitated:
-
-            - None: no routes for typed questions; HTTP 404.
-            - ``openai``: ``/v1/decisions`` in OpenAI's form, with at most 400 questions and 255 options, and with refusals.
-            - ``vllm``: ``/v1/decisions`` in vLLM's form, ``/v1/systemone``, ``/generative_scoring`` and ``/tokenize``. ``/v1/decisions``
-              accepts at most 64 questions, 26 options and 10 levels, and only text of users. This route refuses unknown members.
-            - ``vllm_unsupported``: vLLM with a model that cannot decide: ``/v1/decisions`` and ``/v1/systemone`` answer HTTP 501.
-            - ``generative_scoring``: an older vLLM, with only ``/generative_scoring`` and ``/tokenize``.
-            - ``sglang``: ``/v1/decisions`` in SGLang's form, and ``/v1/systemone``.
-            - ``systemone``: SGLang with a model that was trained for decisions: only ``/v1/systemone``, without label mass.
-              ``/v1/decisions`` answers HTTP 400.
-
-            A request takes the time of a chat with one output token per question. With ``prefix_cache``, the model server computes one
-            prompt per question. With ``openai``, the model server computes one prompt for all questions. Each prompt begins with the input.
-        synthetic_judge: judge that answers typed questions; see :class:`~qreward.testing.synthetic_judge.SyntheticJudge`. The judge also
-            answers a chat that lists labelled options, asks for one of them, and sets ``logprobs``.
-        logprobs: whether the server returns log probabilities. False imitates a server that ignores ``logprobs`` in a chat.
+        task: with kind ``vllm``, what the model does: ``generate`` has no routes for scores and embeddings, and ``pooling`` has no chats
+            and text completions. None has all routes.
+        max_model_len: with kind ``vllm``, the maximum number of tokens of a prompt and its response. Longer prompts get HTTP 400.
+        prefix_cache: see :class:`PrefixCache`; None for a server without a prefix cache.
+        decisions: whether ``/v1/decisions`` answers typed questions, in the form of OpenAI; with kind ``vllm``, without refusals. A
+            request takes the time of a chat with one output token per question.
+        synthetic_judge: judge that answers typed questions; see :class:`~qreward.testing.synthetic_judge.SyntheticJudge`.
         port: port to listen on; 0 for any free port.
 
     Example:
@@ -283,10 +278,11 @@ class FakeEndpoint(Policy):
     kind: Literal["openai", "vllm", "sglang", "tei", "openrlhf", "nim", "openai_batch"] = "openai"
     scoring: Scoring = Scoring()
     batching: Batching = Batching()
-    prefix_cache: ServedModel | None = None
-    decisions: DecisionRoutes | None = None
+    task: Literal["generate", "pooling"] | None = None
+    max_model_len: int = Field(default=131_072, ge=1)
+    prefix_cache: PrefixCache | None = None
+    decisions: bool = False
     synthetic_judge: SyntheticJudge = SyntheticJudge()
-    logprobs: bool = True
     port: int = Field(default=0, ge=0, le=65535)
 
     def __init__(self, name: str | None = None, **data: Any) -> None:
@@ -299,16 +295,6 @@ class FakeEndpoint(Policy):
     def _expand(cls, value: object) -> object:
         return expand_variables(value)
 
-    @field_validator("prefix_cache", mode="before")
-    @classmethod
-    def _named_model(cls, value: object) -> object:
-        changes = {"model": value} if isinstance(value, str) else value
-        if not isinstance(changes, Mapping) or "model" not in changes:
-            return value
-        if (model := MODELS.get(str(changes["model"]))) is None:
-            raise ValueError(f"must be {', '.join(map(repr, MODELS))} or a ServedModel")
-        return {**model.model_dump(), **{name: each for name, each in changes.items() if name != "model"}}
-
     @field_validator("models")
     @classmethod
     def _valid_patterns(cls, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -318,7 +304,7 @@ class FakeEndpoint(Policy):
     @classmethod
     def _known_responder(cls, value: str | Responder) -> str | Responder:
         if isinstance(value, str) and value not in RESPONDERS and ":" not in value:
-            valid = "'echo', 'judge', 'synthetic', 'module:function' or a function"
+            valid = "'echo', 'judge', 'module:function' or a function"
             raise ValueError(
                 f"must be {valid}, not {shown(value)}" + "".join(f"; did you mean {near!r}?" for near in closest(value, RESPONDERS))
             )
@@ -330,6 +316,19 @@ class FakeEndpoint(Policy):
             if getattr(self, burst) is not None and getattr(self, rate) is None:
                 raise ValueError(f"{burst} has no effect without {rate}; set {rate}, or leave {burst} out")
         return self
+
+    @property
+    def routes(self) -> Mapping[str, Any]:
+        """Further POST routes: path -> function that returns a ``Job`` for a ``RouteCall``. A subclass may have some."""
+        return {}
+
+    def prompt_cache(self) -> Any:
+        """Return what computes the prompts, with the interface of ``PromptCache``; None without a prefix cache."""
+        return None if self.prefix_cache is None else PromptCache(**self.prefix_cache.model_dump())
+
+    def writer(self) -> Write:
+        """Return the function that writes the response to a chat. Raises ``ConfigError`` if the responder cannot be imported."""
+        return writer_of(self.responder)
 
     @property
     def request_burst(self) -> float:

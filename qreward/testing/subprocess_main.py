@@ -9,8 +9,8 @@ import sys
 from typing import Any, TextIO
 
 from qreward.errors import ConfigError
-from qreward.testing.server import InThread, fast_loop
-from qreward.testing.spec import FakeEndpoint, FleetSpec
+from qreward.testing.server import InThread, fast_loop, from_data
+from qreward.testing.spec import FleetSpec
 
 
 def main() -> None:
@@ -21,7 +21,7 @@ def main() -> None:
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
     try:
-        host = InThread(FleetSpec(**json.loads(sys.stdin.readline())), fast_loop())
+        host = InThread(FleetSpec(endpoints=tuple(map(from_data, json.loads(sys.stdin.readline())["endpoints"]))), fast_loop())
         host.start()
     except Exception as error:
         _reply(replies, _failure(error))
@@ -34,7 +34,7 @@ def main() -> None:
 
 def _answer(host: InThread, question: dict[str, Any]) -> dict[str, Any]:
     try:
-        args = [FakeEndpoint(**each) if isinstance(each, dict) else each for each in question["args"]]
+        args = [from_data(each) if isinstance(each, dict) else each for each in question["args"]]
         return {"ok": host.call(question["verb"], *args)}
     except Exception as error:
         return _failure(error)

@@ -35,8 +35,7 @@ from pydantic import Field
 from qreward.decisions import Option, Question, Score, YesNo
 from qreward.errors import ConfigError
 from qreward.settings.base import Policy
-
-__all__ = ["Asked", "SyntheticJudge", "text_of", "true_answer", "truth_of"]
+from qreward.testing.text import text_of
 
 _TRUTH = re.compile(r"(?<![\w.])truth(?:\[([^\]\n]*)\])?=((?:(?!\btruth[\[=])[^\n\"\\;])*)")
 _WORDS = {"yes": 1.0, "true": 1.0, "no": 0.0, "false": 0.0}
@@ -215,13 +214,6 @@ def true_answer(given: str | Sequence[Mapping[str, Any]], question: Question | A
     return asked.options[_drawn(truth_of(text, asked), text, asked)]
 
 
-def text_of(given: str | Sequence[Mapping[str, Any]]) -> str:
-    """Return the text of an input. The contents of messages are joined with empty lines between them, as in vLLM."""
-    if isinstance(given, str):
-        return given.strip()
-    return "\n\n".join(_content(message.get("content")) for message in given).strip()
-
-
 def softmax(logits: Sequence[float]) -> list[float]:
     """Return the softmax of any number of logits. The softmax of a single logit is 1.0."""
     top = max(logits)
@@ -242,17 +234,7 @@ def _lines(text: str, asked: Asked) -> tuple[str | None, list[str]]:
 
 @lru_cache(maxsize=1024)
 def _truths(text: str) -> tuple[tuple[str, str], ...]:
-    """Return the truths in a text.
-
-    Each truth has the name of the question, or "" for a truth that applies to all questions, and the value.
-    """
     return tuple(_TRUTH.findall(text)) if "truth" in text else ()
-
-
-def _content(content: Any) -> str:
-    if isinstance(content, list):
-        return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
-    return "" if content is None else str(content)
 
 
 def _stated(value: str, asked: Asked) -> tuple[float, ...]:
@@ -292,7 +274,6 @@ def _placed(place: float, asked: Asked) -> tuple[float, ...]:
 
 
 def _best(numbers: list[float], asked: Asked) -> tuple[float, ...]:
-    """Return the distribution of a choice, from the numbers that the input states for the first options."""
     if len(numbers) > len(asked.options):
         raise ConfigError(f"the input states truth= {len(numbers)} times, but {asked.text!r} has only {len(asked.options)} options")
     best = [place for place, number in enumerate(numbers) if number == max(numbers)]
@@ -302,7 +283,6 @@ def _best(numbers: list[float], asked: Asked) -> tuple[float, ...]:
 
 
 def _hashed(text: str, asked: Asked) -> tuple[float, ...]:
-    """Return a truth that is drawn from a hash of the input and the question."""
     if asked.kind == "choice":
         return tuple(softmax([_SPREAD * _normal(f"truth {place}", 0, text, asked) for place in range(len(asked.options))]))
     spread = _SPREAD * math.sqrt(2) if asked.kind == "yes_no" else 1.0  # the difference of two logits
@@ -310,7 +290,6 @@ def _hashed(text: str, asked: Asked) -> tuple[float, ...]:
 
 
 def _drawn(truth: Sequence[float], text: str, asked: Asked) -> int:
-    """Return the index of the true option, drawn from its distribution."""
     left = _uniform("answer", 0, text, asked)
     for place, number in enumerate(truth):
         left -= number
@@ -343,7 +322,6 @@ def _uniform(use: str, seed: int, text: str, asked: Asked) -> float:
 
 @lru_cache(maxsize=4096)
 def _key(*texts: str) -> bytes:
-    """Return a digest of texts."""
     digest = blake2b(digest_size=16)
     for text in texts:
         encoded = text.encode(errors="surrogatepass")

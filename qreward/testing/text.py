@@ -1,13 +1,16 @@
-"""Digests of requests, from which the echo text and the length of a response are derived."""
+"""Texts and digests of requests, from which the echo text and the length of a response are derived."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Any, Literal
 
 import msgspec
+
+BYTES_PER_TOKEN = 4
+"""Bytes of a token, as prompts and answers are estimated."""
 
 
 def encode(value: Any, order: Literal["sorted"] | None = None) -> bytes:
@@ -49,6 +52,19 @@ def echo_text(digest: bytes) -> str:
     return f'{{"echo":"{digest[:8].hex()}"}}'
 
 
+def text_of(given: str | Sequence[Mapping[str, Any]]) -> str:
+    """Return the text of an input. The contents of messages are joined with empty lines between them, as in vLLM."""
+    if isinstance(given, str):
+        return given.strip()
+    return "\n\n".join(_content(message.get("content")) for message in given).strip()
+
+
+def _content(content: Any) -> str:
+    if isinstance(content, list):
+        return "\n".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
+    return "" if content is None else str(content)
+
+
 def count_tokens(encoded: bytes) -> int:
     """Return the number of prompt tokens, estimated at four bytes per token; at least 1."""
-    return max(1, len(encoded) // 4)
+    return max(1, len(encoded) // BYTES_PER_TOKEN)

@@ -121,7 +121,7 @@ class _LoopTime:
     def wait(self, lock: threading.Lock, timeout: float | None) -> bool:
         if not lock.acquire(blocking=False):
             if timeout is None:
-                raise Deadlock("deadlock: a blocking call waits for work that only this thread could do; use run_in_virtual_threads")
+                raise Deadlock("deadlock: a blocking call waits for work that only this thread could do")
             self._pass(timeout)
             return lock.acquire(blocking=False)
         return True

@@ -22,7 +22,10 @@ from qreward.codecs.error_body import (
     ErrorBody,
     error_body_of,
     error_in,
+    hidden_status,
     is_too_long,
+    is_too_much_output,
+    is_unknown_model,
     one_line,
     parse_error_body,
     read_error,
@@ -76,14 +79,15 @@ _NO_TARGET = _wrong_setup(InvalidResponse, "check base_url of endpoint {endpoint
 _PLACE = _wrong_setup(
     BadRequest, "check base_url of endpoint {endpoint!r}, and that it serves {model!r} (model_names maps names; base_url often ends in /v1)"
 )
+_NO_MODEL = _PLACE._replace(misconfigured=False)  # the endpoint may serve other models
 _WRONG_KEY = _wrong_setup(AuthenticationFailed, "check api_key of endpoint {endpoint!r}")
 _NO_KEY = _wrong_setup(
     AuthenticationFailed,
     "set api_key of endpoint {endpoint!r}, such as '${{JUDGE_KEY}}' for a key in the environment variable JUDGE_KEY; "
     "QRewardClient.from_env() reads OPENAI_API_KEY",
 )
-_SAYS_TOO_MUCH_OUTPUT = re.compile(r"(?i)max_\w*tokens\b.{0,40}(?:too large|\d+ > \d+)")
-_SAYS_OUTPUT = re.compile(r"(?i)max_\w*tokens|\bcompletion\b|output tokens")
+_SAYS_TOO_MUCH_OUTPUT = re.compile(r"(?i)max_\w*tokens\b.{0,40}(?:too large|\d+ > \d+|cannot be greater)")
+_SAYS_OUTPUT = re.compile(r"(?i)max_\w*tokens|\bcompletion\b|(?<!without any )output tokens")
 _SAYS_MORE_THAN_A_MINUTE = re.compile(r"(?i)request too large for \S+ .{0,80}tokens per (?:min|day)")
 _SERVER = FailureMeaning(_TRANSIENT, ServerError)
 _REQUEST = FailureMeaning(_REFUSED, BadRequest)
@@ -118,7 +122,8 @@ def failure_from_reply(
         target = _target(reply)
         return about.failure(_REDIRECT if target else _NO_TARGET, f"it points to {target or 'no other address'}", now)
     error_body = parse_error_body(reply.body)
-    return about.failure(_meaning_of(reply.status, error_body), error_body.text, now)
+    hidden = hidden_status(error_body) if reply.status == 429 else None
+    return about.failure(_meaning_of(hidden or reply.status, error_body), error_body.text, now, hidden)
 
 
 def failure_from_body(
@@ -197,11 +202,13 @@ def _meaning_of(status: int, error_body: ErrorBody) -> FailureMeaning:
         return too_long
     if status in (413, 429) and _SAYS_MORE_THAN_A_MINUTE.match(error_body.text):
         return _MORE_THAN_A_MINUTE
+    if status in (400, 404, 422) and is_unknown_model(error_body):
+        return _NO_MODEL
     return _MEANINGS.get(status) or (_REQUEST if 400 <= status < 500 else _SERVER)
 
 
 def _too_long(error_body: ErrorBody) -> FailureMeaning | None:
-    if _SAYS_TOO_MUCH_OUTPUT.match(error_body.text.lstrip("'\"`")):
+    if _SAYS_TOO_MUCH_OUTPUT.match(error_body.text.lstrip("'\"`")) or is_too_much_output(error_body):
         return _TOO_MUCH_OUTPUT
     if not is_too_long(error_body):
         return None
@@ -217,7 +224,7 @@ class _About(NamedTuple):
     secrets: Secrets
     keyless: bool
 
-    def failure(self, meaning: FailureMeaning, words: str, now: float | None) -> Failure:
+    def failure(self, meaning: FailureMeaning, words: str, now: float | None, hidden: int | None = None) -> Failure:
         headers = self.reply.headers
         message = f": {shorten(self.secrets, words, _SHOWN)}" if words else ""
         if self.keyless and meaning is _WRONG_KEY:
@@ -227,18 +234,20 @@ class _About(NamedTuple):
             message += f"; {meaning.advice.format(endpoint=self.endpoint, model=self.model)}"
         return Failure(
             meaning.kind,
-            self.error(meaning.error, message),
+            self.error(meaning.error, message, 404 if meaning is _NO_MODEL else hidden),
             retry_after=rate_limit_headers.retry_after(headers, time.time() if now is None else now),
             should_retry=rate_limit_headers.should_retry(headers),
             misconfigured=meaning.misconfigured,
             limits=rate_limit_headers.read(headers, now),
         )
 
-    def error(self, cls: type[RequestError], words: str) -> RequestError:
+    def error(self, cls: type[RequestError], words: str, means: int | None = None) -> RequestError:
+        """Return the error. ``means`` is the status that the server should have sent, if it sent a misleading one."""
         status, request_id = self.reply.status, self.reply.headers.get("x-request-id")
         shown = shorten(self.secrets, request_id, _SHOWN_BODY) if request_id else None
-        message = f"endpoint {self.endpoint!r} answered {status} for model {self.model!r}{words}"
-        return cls(message, endpoint=self.endpoint, model=self.model, status_code=status, request_id=shown)
+        answered = f"{status}, which hides {means}," if means not in (None, status) else f"{status}"
+        message = f"endpoint {self.endpoint!r} answered {answered} for model {self.model!r}{words}"
+        return cls(message, endpoint=self.endpoint, model=self.model, status_code=means or status, request_id=shown)
 
 
 def _target(reply: Reply) -> str | None:

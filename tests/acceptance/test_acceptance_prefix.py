@@ -6,10 +6,11 @@ import random
 from typing import Any
 
 import pytest
+from fakes.endpoint import ModelEndpoint
+from fakes.model_server import MODELS
 
 from qreward import BatchResult, Limits, QRewardClient
-from qreward.testing import FakeEndpoint, FakeFleet, Latency
-from qreward.testing.model_server import MODELS
+from qreward.testing import FakeFleet, Latency
 
 RUBRIC = "Judge the answer by its correctness alone. " * 20
 QUESTIONS, ANSWERS = 24, 8
@@ -17,7 +18,7 @@ FAST = MODELS["8B"].model_copy(update={"time_scale": 0.02})
 
 
 def fleet() -> FakeFleet:
-    endpoints = [FakeEndpoint(name, prefix_cache=FAST, responder="judge", latency=Latency(tokens=10)) for name in "abcd"]
+    endpoints = [ModelEndpoint(name, served=FAST, responder="judge", latency=Latency(tokens=10)) for name in "abcd"]
     return FakeFleet(endpoints)
 
 

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 from benchmark_tools import quick
+from fakes.model_server import MODELS, ServedModel
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-from qreward.testing.model_server import MODELS, ServedModel
 
 SMALL = ServedModel(step=0.01, prefill=0.0001, decode=0.0001, cache_tokens=4096, budget=256, sequences=16)
 Import = Callable[[str], ModuleType]

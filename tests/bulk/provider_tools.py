@@ -16,7 +16,7 @@ from qreward import Endpoint, QRewardClient
 from qreward.bulk import provider
 from qreward.bulk.report import BulkReport
 from qreward.testing.batch_api import BatchService, line_server
-from qreward.testing.server_kinds import ErrorResponse
+from qreward.testing.server_routes import ErrorResponse
 from qreward.testing.spec import Batching, FakeEndpoint
 
 KEY = "sk-a-secret-of-the-test"

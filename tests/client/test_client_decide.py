@@ -12,6 +12,8 @@ from typing import Any
 import httpx
 import pytest
 from client_tools import MODEL, Recorder, endpoint, use
+from fakes.endpoint import ModelEndpoint
+from fakes.next_token import TOKENIZER
 
 from qreward import (
     BadRequest,
@@ -28,8 +30,7 @@ from qreward import (
 )
 from qreward.decisions import Question
 from qreward.observers import CallEnded, Observer
-from qreward.testing import FakeEndpoint, FakeFleet, Latency, SyntheticJudge
-from qreward.testing.next_token import TOKENIZER
+from qreward.testing import FakeFleet, Latency, SyntheticJudge
 
 TEXT = "The capital of France is Paris. truth=0.75"
 RIGHT = YesNo("The text is right.", name="right")
@@ -66,7 +67,7 @@ def recorded(**settings: Any) -> tuple[Recorder, QRewardClient]:
 
 @asynccontextmanager
 async def fake(decisions: Any, count: int = 1, kind: str = "openai", **settings: Any) -> AsyncIterator[tuple[FakeFleet, QRewardClient]]:
-    fakes = [FakeEndpoint(f"gpu-{number}", decisions=decisions, latency=Latency(), **settings) for number in range(count)]
+    fakes = [ModelEndpoint(f"gpu-{number}", dialect=decisions, latency=Latency(), **settings) for number in range(count)]
     async with FakeFleet(fakes) as fleet, QRewardClient([each.model_copy(update={"kind": kind}) for each in fleet.endpoints]) as client:
         yield fleet, client
 
@@ -193,7 +194,7 @@ async def test_every_dialect_is_found_out_with_one_request_more_and_answers_alik
 
 
 async def test_endpoints_of_different_dialects_serve_one_batch() -> None:
-    fakes = [FakeEndpoint(f"gpu-{routes}", decisions=routes, latency=Latency()) for routes in SPEAKS]  # type: ignore[arg-type]
+    fakes = [ModelEndpoint(f"gpu-{routes}", dialect=routes, latency=Latency()) for routes in SPEAKS]  # type: ignore[arg-type]
     async with FakeFleet(fakes) as fleet:
         kinds = zip(fleet.endpoints, SPEAKS.values(), strict=True)
         client = QRewardClient([endpoint.model_copy(update={"kind": kind}) for endpoint, (kind, _) in kinds])
@@ -225,7 +226,7 @@ async def test_a_question_with_more_options_than_an_endpoint_takes_goes_to_anoth
         with pytest.raises(BadRequest, match="40 choices; an endpoint with decisions='sglang' takes 26"):
             await client.decide(TEXT, [wide], model=MODEL)
         assert "40 choices" in str(decision[1].error)
-    fakes = [FakeEndpoint("narrow", decisions="sglang", latency=Latency()), FakeEndpoint("wide", decisions="openai", latency=Latency())]
+    fakes = [ModelEndpoint("narrow", dialect="sglang", latency=Latency()), ModelEndpoint("wide", dialect="openai", latency=Latency())]
     async with FakeFleet(fakes) as fleet, QRewardClient(fleet.endpoints) as client:
         batch = await client.batch_decide([TEXT] * 20, [wide], model=MODEL)
     assert not batch.errors
@@ -243,7 +244,7 @@ async def test_a_chat_server_without_log_probabilities_is_an_error_that_says_so(
 
 async def test_generative_scoring_is_used_where_it_is_set() -> None:
     labels = [TOKENIZER.ids(word)[0] for word in ("yes", "no")]
-    async with FakeFleet([FakeEndpoint("gpu-0", decisions="generative_scoring", latency=Latency())]) as fleet:
+    async with FakeFleet([ModelEndpoint("gpu-0", dialect="generative_scoring", latency=Latency())]) as fleet:
         told = {"base_url": fleet.endpoints[0].base_url, "decisions": "generative_scoring", "decision_labels": labels}
         async with QRewardClient.from_config({"endpoints": [told]}) as client:
             decision = await client.decide(TEXT, [RIGHT, YesNo("The text is short.")], model=MODEL)
@@ -255,7 +256,7 @@ async def test_generative_scoring_is_used_where_it_is_set() -> None:
 
 
 def test_the_blocking_twins_do_the_same() -> None:
-    with FakeFleet([FakeEndpoint("gpu-0", decisions="sglang", latency=Latency())]) as fleet, SyncQRewardClient(fleet.endpoints) as client:
+    with FakeFleet([ModelEndpoint("gpu-0", dialect="sglang", latency=Latency())]) as fleet, SyncQRewardClient(fleet.endpoints) as client:
         decision: Decision = client.decide(TEXT, ALL, model=MODEL)
         batch = client.batch_decide([TEXT] * 3, ALL, model=MODEL)
     assert {round(each["right"].probability, 2) for each in [decision, *batch.values()]} == {0.75}

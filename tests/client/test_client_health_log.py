@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from math import inf
 
@@ -10,7 +11,7 @@ import httpx
 import pytest
 from client_tools import HI, MODEL, Recorder, completion, endpoint
 
-from qreward import Limits, QRewardClient, Retry
+from qreward import BadRequest, Limits, QRewardClient, Retry
 from qreward.testing.virtual_time import run_in_virtual_time
 
 
@@ -60,3 +61,26 @@ def test_the_log_of_an_endpoint_that_answers_errors_names_the_model_and_not_the_
     run_in_virtual_time(main())
     out = caplog.messages[0]
     assert out == f"endpoint 'a' is out of service: ServerError: it answered 500 for model {MODEL!r}; it is tried again every few seconds"
+
+
+def test_a_misspelt_model_takes_no_endpoint_out_of_service_for_the_other_models(caplog: pytest.LogCaptureFixture) -> None:
+    class OfOneModel(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            await asyncio.sleep(0.1)
+            if json.loads(request.content)["model"] == MODEL:
+                return httpx.Response(200, json=completion(request))
+            error = {"message": "The model `judgee` does not exist.", "type": "NotFoundError", "param": "model", "code": 404}
+            return httpx.Response(404, json={"error": error})
+
+    async def main() -> None:
+        async with QRewardClient([endpoint(OfOneModel(), name, models=("*",)) for name in ("a", "b")]) as client:
+            for _ in range(20):
+                wrong = await asyncio.gather(*(client.chat_completion(HI, "judgee") for _ in range(4)), return_exceptions=True)
+                assert {type(error) for error in wrong} == {BadRequest}
+                begin = asyncio.get_running_loop().time()
+                await client.chat_completion(HI, MODEL)
+                assert asyncio.get_running_loop().time() - begin == pytest.approx(0.1, abs=0.01)
+            assert [stats.state and stats.state.obstacle for stats in client.stats().values()] == ["ready", "ready"]
+
+    run_in_virtual_time(main())
+    assert caplog.messages == []

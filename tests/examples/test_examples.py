@@ -192,7 +192,7 @@ def test_the_index_lists_each_program_with_what_it_shows() -> None:
 
 
 def test_examples_run_against_the_endpoints_that_the_environment_names(tmp_path: Path) -> None:
-    with FakeFleet([FakeEndpoint("mine", models=["mine-*", "judge-*"], responder="judge", api_key="not-secret")]) as fleet:
+    with FakeFleet([FakeEndpoint("mine", models=["mine-*", "judge-*"], responder="judge", api_key="not-secret", decisions=True)]) as fleet:
         own = {"OPENAI_BASE_URL": fleet.urls["mine"], "OPENAI_API_KEY": "not-secret", "JUDGE_MODEL": "mine-1"}
         found = dict(zip(NAMES, run_scripts([(EXAMPLES / name, own) for name in NAMES], tmp_path), strict=True))
         assert fleet.seen("mine").answered >= len(NAMES)

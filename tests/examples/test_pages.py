@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes.endpoint import ModelEndpoint
+from fakes.synthetic_writer import write_verdict
 from test_examples import ROOT, run_python, run_scripts
 
 from qreward.errors import ConfigError
-from qreward.testing import FakeEndpoint, FakeFleet, Latency, SyntheticJudge, echo_of
+from qreward.testing import FakeFleet, Latency, SyntheticJudge, echo_of
 from qreward.testing.responders import judge
-from qreward.testing.synthetic_judge import text_of
-from qreward.testing.synthetic_writer import write_verdict
+from qreward.testing.text import text_of
 
 pytestmark = pytest.mark.timeout(600)
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -48,7 +49,7 @@ def answer(messages: list[Any]) -> str:
 def urls() -> Iterator[list[str]]:
     """Three fake servers that take every model: chats, decisions, scores, embeddings."""
     names = ["gpu-0", "gpu-1", "gpu-2"]
-    fakes = [FakeEndpoint(name, kind="vllm", responder=answer, decisions="vllm", latency=Latency(tokens=10)) for name in names]
+    fakes = [ModelEndpoint(name, kind="vllm", responder=answer, dialect="vllm", latency=Latency(tokens=10)) for name in names]
     with FakeFleet(fakes) as fleet:
         yield [fleet.urls[name] for name in names]
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from virtual_threads import VirtualThreads
+
 from qreward.engine.threads import replaced_time
 from qreward.functions.function import schedule
-from qreward.testing.virtual_threads import VirtualThreads
 from qreward.testing.virtual_time import run_in_virtual_time
 
 Behave = Callable[..., tuple[float, Any]]

@@ -15,10 +15,10 @@ from functools import partial, singledispatch, wraps
 from typing import Any, cast
 
 import pytest
+from virtual_threads import VirtualThreads
 
 from qreward import ConfigError, QueueFull, RequestTimeout, ScheduleConfig, schedule
 from qreward.engine.threads import replaced_time
-from qreward.testing import VirtualThreads
 from qreward.testing.virtual_time import run_in_virtual_time
 
 VARIABLE: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="unset")

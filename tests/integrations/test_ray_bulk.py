@@ -13,13 +13,14 @@ from typing import Any
 
 import pyarrow
 import pytest
+from fakes.synthetic_writer import write_verdict
 from ray_fakes import installed
 
 from qreward.engine.portal import portal
 from qreward.errors import ConfigError
 from qreward.integrations.ray import BulkRequests, run
 from qreward.judge import JudgeConfig
-from qreward.testing import FakeEndpoint, FakeFleet, echo_of
+from qreward.testing import FakeEndpoint, FakeFleet, SyntheticJudge, echo_of
 
 JUDGED: dict[str, Any] = {
     "judge": {"model": "judge-7b", "prompt": "{prompt}\n{response}\n{answer_form}"},
@@ -96,7 +97,7 @@ def test_results_and_errors_are_columns_and_a_run_goes_on_from_them(fleet: FakeF
 
 def test_items_are_judged_and_a_third_column_has_their_scores(fleet: FakeFleet, tmp_path: Path) -> None:
     items = [{"id": str(number), "question": "Why?", "response": "Because." * number} for number in range(4)]
-    fleet.set("a", responder="synthetic")
+    fleet.set("a", responder=lambda messages: write_verdict(messages, SyntheticJudge()))
     found = mapped(Dataset(*items, {"id": "lacking", "question": None, "response": "x"}), tmp_path, fleet, **JUDGED)
     assert [row["score"] is None for row in found] == [False] * 4 + [True]
     assert all(json.loads(row["result"])["score"] == row["score"] for row in found[:-1])

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from adapter_fakes import FakeScorer, installed, made_of
+from fakes.endpoint import ModelEndpoint
 from shared_tools import each
 
 from qreward.errors import BadRequest, ConfigError, InvalidResponse, QRewardError, RequestTimeout
@@ -21,7 +22,7 @@ from qreward.judge import CascadeConfig
 from qreward.judge.types import Verdict, Vote
 from qreward.results import Usage
 from qreward.settings.client import ClientConfig
-from qreward.testing import FakeEndpoint, FakeFleet
+from qreward.testing import FakeFleet
 
 FAILED = Scored(None, RequestTimeout("no reward within 5 s"), 5.0)
 
@@ -172,7 +173,7 @@ async def test_many_are_scored_at_once_and_come_back_in_their_order() -> None:
 
 @pytest.mark.real_time
 async def test_a_cascade_of_the_settings_asks_its_stages_and_says_which_one_decided() -> None:
-    fakes = [FakeEndpoint(name, models=[model], decisions="vllm") for name, model in (("small", "judge-7b"), ("strong", "judge-70b"))]
+    fakes = [ModelEndpoint(name, models=[model], dialect="vllm") for name, model in (("small", "judge-7b"), ("strong", "judge-70b"))]
     judge = {"method": "decide", "verdict": "yes_no"}
     cascade: dict[str, Any] = {
         "stages": {"quick": {"model": "judge-7b", **judge}, "good": {"model": "judge-70b", **judge}},

@@ -14,6 +14,7 @@ import pytest
 import verifiers_stub
 from adapter_fakes import SETTINGS
 from adapter_fakes import installed as installed_scorer
+from fakes.endpoint import ModelEndpoint
 from openai.types.chat import ChatCompletion
 from pydantic import BaseModel
 from shared_tools import completion
@@ -22,7 +23,7 @@ from verifiers_stub import Trace
 
 from qreward.errors import ConfigError, InvalidResponse, QRewardError, RequestTimeout
 from qreward.integrations.trainers.rewarder import close_all
-from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency, SyntheticJudge
+from qreward.testing import FakeFleet, Faults, Latency, SyntheticJudge
 
 pytestmark = pytest.mark.real_time
 
@@ -256,7 +257,7 @@ async def test_what_a_scorer_answered_is_recorded_with_its_tokens_also_if_it_was
 
 
 async def test_the_decision_judge_asks_the_fleet_for_a_decision_and_records_it(adapter: Any, tmp_path: Path) -> None:
-    fakes = [FakeEndpoint("a", decisions="vllm", synthetic_judge=SyntheticJudge(label_mass=0.7))]
+    fakes = [ModelEndpoint("a", dialect="vllm", synthetic_judge=SyntheticJudge(label_mass=0.7))]
     async with FakeFleet(fakes) as fleet:
         file = tmp_path / "fleet.json"
         file.write_text(json.dumps({"endpoints": [{"base_url": fleet.urls["a"], "kind": "vllm"}]}), encoding="utf-8")

@@ -9,7 +9,7 @@ import pytest
 
 from qreward.testing import FakeEndpoint, FakeFleet, echo_of
 from qreward.testing.batch_api import BatchService, Served, line_server
-from qreward.testing.server_kinds import ErrorResponse
+from qreward.testing.server_routes import ErrorResponse
 from qreward.testing.spec import Batching
 
 MESSAGES = [{"role": "user", "content": "hi"}]

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from fakes.lower_bound import Resource, fluid, lower_bound
 from fleet_tools import user
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward.testing import FakeEndpoint, FakeFleet, Latency, Phase
-from qreward.testing.lower_bound import Resource, fluid, lower_bound
+from qreward.testing import FakeEndpoint, Latency, Phase
 from qreward.testing.text import digest_of
 
 SECOND = Latency(base=1)
@@ -63,14 +63,6 @@ def test_of_real_conversations_the_longest_single_counts_when_it_is_longer() -> 
     tokens = [latency.draw(digest_of(messages)) for messages in work]
     assert lower_bound([endpoint(50, latency)], work) == pytest.approx(max(tokens) * 0.01)
     assert lower_bound([endpoint(2, latency)], work) == pytest.approx(sum(tokens) * 0.01 / 2)
-
-
-def test_the_fleet_bounds_its_present_settings_running_or_not() -> None:
-    fleet = FakeFleet([endpoint(4)])
-    assert fleet.lower_bound(8) == pytest.approx(2)
-    with fleet:
-        fleet.set("a", max_concurrency=2)
-        assert fleet.lower_bound(8) == pytest.approx(4)
 
 
 def source(base: float, per_token: float, tokens: list[int]) -> list[Resource]:

@@ -7,6 +7,8 @@ import math
 from typing import Any
 
 import pytest
+from fakes.endpoint import ModelEndpoint
+from fakes.next_token import TOKENIZER
 from fleet_tools import Answer, Client, serving, user
 
 from qreward.codecs.base import WireRequest
@@ -17,8 +19,7 @@ from qreward.codecs.decisions.openai import VLLM
 from qreward.codecs.decisions.sglang import SGLANG as SGLANG_DIALECT
 from qreward.codecs.decisions.systemone import SYSTEMONE, SYSTEMONE_OF_SGLANG
 from qreward.decisions import Choice, Question, Score, YesNo
-from qreward.testing import FakeEndpoint, SyntheticJudge
-from qreward.testing.next_token import TOKENIZER
+from qreward.testing import SyntheticJudge
 
 TEXT = "The answer is 4, and it is right. "
 RIGHT, CLEAR, TONE = YesNo("It is right."), Score("How clear?", levels=["bad", "fair", "good"]), Choice("Tone?", choices=["calm", "rude"])
@@ -53,9 +54,9 @@ ITEM = "\n\nIs this true: It is right.\nReply with yes or no, and nothing else.\
 QUERY: dict[str, Any] = {"model": "m", "query": TEXT, "items": [ITEM], "label_token_ids": [YES, NO]}
 
 
-def fakes(**settings: Any) -> list[FakeEndpoint]:
+def fakes(**settings: Any) -> list[ModelEndpoint]:
     settings = {"synthetic_judge": JUDGE, **settings}
-    return [FakeEndpoint(name, decisions=name, kind=KINDS.get(name, "vllm"), **settings) for name in DIALECTS]
+    return [ModelEndpoint(name, dialect=name, kind=KINDS.get(name, "vllm"), **settings) for name in DIALECTS]
 
 
 async def post(client: Client, name: str, path: str, body: Any) -> Answer:
@@ -200,7 +201,7 @@ async def test_other_routes_are_not_there() -> None:
         "openai": {SYSTEM_ONE, SCORING, "/tokenize"}, "generative_scoring": {DECISIONS, SYSTEM_ONE}, "sglang": {SCORING, "/tokenize"},
         "systemone": {SCORING, "/tokenize"}, "none": set(bodies),
     }  # fmt: skip
-    async with serving(*fakes(), FakeEndpoint("none")) as client:
+    async with serving(*fakes(), ModelEndpoint("none")) as client:
         for name in (*DIALECTS, "none"):
             found = {path for path, body in bodies.items() if (await post(client, name, path, body)).status == 404}
             assert found == missing.get(name, set()), name
@@ -233,7 +234,7 @@ async def test_a_question_can_be_refused_by_itself() -> None:
 
 async def test_questions_share_the_input_in_the_prefix_cache() -> None:
     long = {**OPENAI, "input": TEXT * 100}
-    async with serving(*fakes(prefix_cache={"model": "8B", "time_scale": 0.001})) as client:
+    async with serving(*fakes(served={"model": "8B", "time_scale": 0.001})) as client:
         used = [(await document(client, name, DECISIONS, long))["usage"] for name in ("vllm", "vllm", "openai", "openai")]
         seen = client.fleet.seen("vllm")
     once = len(TEXT) * 100 // 4
@@ -258,7 +259,7 @@ CHATS: list[tuple[Question, str, tuple[str, ...]]] = [
 
 
 async def test_a_chat_that_asks_for_a_label_returns_the_judges_log_probabilities() -> None:
-    async with serving(FakeEndpoint("a", synthetic_judge=JUDGE), FakeEndpoint("b", synthetic_judge=JUDGE, logprobs=False)) as client:
+    async with serving(ModelEndpoint("a", synthetic_judge=JUDGE), ModelEndpoint("b", synthetic_judge=JUDGE, logprobs=False)) as client:
         for question, prompt, labels in CHATS:
             found = json.loads((await client.post("a", "/chat/completions", {"model": "m", **chat(prompt)})).body)
             (choice,) = found["choices"]
@@ -278,7 +279,7 @@ async def test_a_chat_that_asks_for_a_label_returns_the_judges_log_probabilities
 
 async def test_log_probabilities_of_token_ids_are_vllms() -> None:
     body = {"model": "m", **chat(CHATS[0][1], logprob_token_ids=[YES, NO], top_logprobs=0)}
-    async with serving(FakeEndpoint("vllm", kind="vllm", synthetic_judge=JUDGE), FakeEndpoint("openai", synthetic_judge=JUDGE)) as client:
+    async with serving(ModelEndpoint("vllm", kind="vllm", synthetic_judge=JUDGE), ModelEndpoint("openai", synthetic_judge=JUDGE)) as client:
         vllm, openai = [
             json.loads((await client.post(name, "/chat/completions", body)).body)["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
             for name in ("vllm", "openai")
@@ -288,7 +289,7 @@ async def test_log_probabilities_of_token_ids_are_vllms() -> None:
 
 
 async def test_other_chats_are_answered_as_ever_and_too_many_log_probabilities_are_refused() -> None:
-    async with serving(FakeEndpoint("a")) as client:
+    async with serving(ModelEndpoint("a")) as client:
         plain = json.loads((await client.chat("a", "hi")).body)["choices"]
         assert json.loads((await client.chat("a", "hi", logprobs=True, top_logprobs=5)).body)["choices"] == plain
         unasked = json.loads((await client.chat("a", f"{TEXT}\n\n{CHATS[0][1]}")).body)["choices"][0]

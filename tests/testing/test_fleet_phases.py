@@ -12,12 +12,12 @@ from time import time
 
 import aiohttp
 import pytest
+from fakes.lower_bound import SupplyTimeline as Timeline
 from fleet_tools import serving
 from shared_tools import each, until
 
 from qreward.errors import ConfigError
 from qreward.testing import FakeEndpoint, FakeFleet, Latency, Phase
-from qreward.testing.lower_bound import Timeline
 
 
 def slow(start: float, end: float | None = None, factor: float = 10) -> Phase:

@@ -8,13 +8,13 @@ import time
 from typing import Any
 
 import pytest
+from fakes.endpoint import ModelEndpoint
+from fakes.model_server import MODELS
 from fleet_tools import Client, serving
 from shared_tools import until
 
 from qreward.errors import ConfigError
-from qreward.testing import FakeEndpoint, FakeFleet, Latency, echo_of
-from qreward.testing.model_server import MODELS
-from qreward.testing.spec import read_spec
+from qreward.testing import FakeEndpoint, FakeFleet, Latency, PrefixCache, echo_of
 
 RUBRIC = "Judge the answer by its correctness alone. " * 40  # 1,720 bytes, 430 tokens
 FAST = {"model": "8B", "time_scale": 0.001}
@@ -30,8 +30,8 @@ async def ask(client: Client, messages: Any, name: str = "a", **more: Any) -> An
     return json.loads(answer.body)
 
 
-def endpoint(name: str = "a", **more: Any) -> FakeEndpoint:
-    return FakeEndpoint(name, **{"prefix_cache": FAST, "latency": Latency(tokens=20), **more})
+def endpoint(name: str = "a", **more: Any) -> ModelEndpoint:
+    return ModelEndpoint(name, **{"served": FAST, "latency": Latency(tokens=20), **more})
 
 
 async def test_a_repeated_beginning_is_cached_at_its_endpoint_and_the_answers_stay_the_echo() -> None:
@@ -50,7 +50,7 @@ async def test_a_repeated_beginning_is_cached_at_its_endpoint_and_the_answers_st
 
 
 async def test_an_answer_takes_no_less_than_the_time_of_the_model_server() -> None:
-    async with serving(endpoint(prefix_cache="8B")) as client:
+    async with serving(endpoint(served="8B")) as client:
         begin = time.monotonic()
         alone = await ask(client, judge("one"))
         assert time.monotonic() - begin >= 0.99 * (20 * 0.010 + alone["usage"]["prompt_tokens"] * 0.00006 + 19 * 0.00005)
@@ -85,7 +85,7 @@ async def test_a_killed_endpoint_and_a_reset_one_have_lost_their_cache() -> None
 
 async def test_who_disconnects_frees_the_place_in_the_model_server() -> None:
     slow = {"model": "8B", "sequences": 1}
-    async with serving(endpoint(prefix_cache=slow, latency=Latency(tokens=10_000))) as client:
+    async with serving(endpoint(served=slow, latency=Latency(tokens=10_000))) as client:
         waiting = [asyncio.ensure_future(ask(client, judge(f"{number}"))) for number in range(2)]
         await until(lambda: client.fleet.seen("a").in_flight == 2)
         for each in waiting:
@@ -98,10 +98,28 @@ async def test_who_disconnects_frees_the_place_in_the_model_server() -> None:
 
 
 async def test_a_chat_that_does_not_fit_is_a_bad_request() -> None:
-    async with serving(endpoint(prefix_cache={**FAST, "cache_tokens": 160})) as client:
+    async with serving(endpoint(served={**FAST, "cache_tokens": 160})) as client:
         answer = await client.chat("a", RUBRIC)
     assert answer.status == 400
     assert json.loads(answer.body)["error"]["code"] == "context_length_exceeded"
+
+
+async def test_the_cache_of_a_plain_endpoint_shares_whole_blocks_of_one_model_until_a_reset_and_evicts_what_was_used_least() -> None:
+    plain = FakeEndpoint("a", kind="vllm", prefix_cache=PrefixCache(tokens=900), latency=Latency(tokens=1))
+    async with serving(plain) as client:
+        chats = [await ask(client, judge(text), model=model) for text, model in (("one", "m"), ("two", "m"), ("one", "n"))]
+        await ask(client, [{"role": "user", "content": "another text " * 200}])  # fills the cache
+        evicted = await ask(client, judge("two"))
+        client.fleet.reset()
+        restarted = await ask(client, judge("two"))
+        metrics = (await client.get("a", "/metrics")).body.decode()
+        seen = client.fleet.seen("a")
+    cached = [each["usage"]["prompt_tokens_details"]["cached_tokens"] for each in (*chats, evicted, restarted)]
+    assert cached[0] == cached[2] == cached[3] == cached[4] == 0
+    assert 400 < cached[1] <= 430 + 8
+    assert cached[1] % 16 == 0
+    assert (seen.computed, seen.cached) == (restarted["usage"]["prompt_tokens"], 0)
+    assert f'vllm:prefix_cache_queries_total{{engine="0",model_name="fake"}} {float(seen.computed)}' in metrics
 
 
 async def test_a_streamed_answer_reports_it_too_and_other_routes_are_not_computed() -> None:
@@ -115,12 +133,10 @@ async def test_a_streamed_answer_reports_it_too_and_other_routes_are_not_compute
 
 
 def test_the_setting_is_a_name_a_mapping_or_a_model_also_in_another_process() -> None:
-    named, changed, given = (
-        read_spec([{"name": "a", "prefix_cache": value}]).endpoints[0].prefix_cache for value in ("70B", FAST, MODELS["8B"])
-    )
+    named, changed, given = (endpoint(served=value).served for value in ("70B", FAST, MODELS["8B"]))
     assert (named, given) == (MODELS["70B"], MODELS["8B"])
     assert changed == MODELS["8B"].model_copy(update={"time_scale": 0.001})
     with pytest.raises(ConfigError, match="must be '8B', '70B' or a ServedModel"):
-        FakeEndpoint("a", prefix_cache="7B")
+        ModelEndpoint("a", served="7B")
     with FakeFleet([endpoint()], process=True) as fleet:
         assert fleet.seen("a").computed == 0

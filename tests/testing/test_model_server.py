@@ -5,10 +5,9 @@ from __future__ import annotations
 from math import inf
 
 import pytest
+from fakes.model_server import MODELS, ModelRequest, ModelServer, ServedModel, ideal_prefill
 from hypothesis import given
 from hypothesis import strategies as st
-
-from qreward.testing.model_server import MODELS, ModelRequest, ModelServer, ServedModel, ideal_prefill
 
 SMALL = ServedModel(step=1.0, prefill=0.01, decode=0.1, cache_tokens=640, budget=64, sequences=4)
 

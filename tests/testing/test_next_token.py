@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
+from fakes.next_token import TOKENIZER, NextToken, read_prompt, score_labels
 from hypothesis import given
 from hypothesis import strategies as st
 
 from qreward.testing import SyntheticJudge
-from qreward.testing.next_token import TOKENIZER, NextToken, read_prompt, score_labels
 from qreward.testing.synthetic_judge import Asked
 
 # Prompt -> input, kind, question, options, labels; None for a prompt that asks for no label.

@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from fakes.endpoint import ModelEndpoint
+from fakes.synthetic_writer import REFUSAL, write_verdict
 from fleet_tools import user
 from scale import SCALE
 
@@ -13,8 +15,7 @@ from qreward import Criterion, QRewardClient, Rubric
 from qreward.errors import ConfigError
 from qreward.judge import Judge
 from qreward.judge.parsing import YesNoVerdict
-from qreward.testing import FakeEndpoint, FakeFleet, SyntheticJudge
-from qreward.testing.synthetic_writer import REFUSAL, write_verdict
+from qreward.testing import FakeFleet, SyntheticJudge
 
 HEAD = "Answer with one JSON object and nothing else, with these members in this order:"
 FORMS: list[tuple[str, str, Any]] = [
@@ -43,7 +44,7 @@ def test_a_prompt_without_a_form_is_an_error_and_a_refusal_is_no_verdict() -> No
 async def test_a_judge_reads_the_verdicts_and_a_share_of_its_comparisons_is_flipped() -> None:
     qualities = [place / 10 for place in range(11)]
     pairs = [("t", f"{place} truth=0.{place % 7}1", f"{place} truth=0.{place % 5}2") for place in range(150 * SCALE)]
-    fake = FakeEndpoint("a", responder="synthetic", synthetic_judge=SyntheticJudge(flip=0.1))
+    fake = ModelEndpoint("a", synthetic=True, synthetic_judge=SyntheticJudge(flip=0.1))
     async with FakeFleet([fake]) as fleet, QRewardClient(fleet.endpoints) as client:
         batch = await Judge(client, model="m").batch_compare(pairs)
         fleet.set("a", synthetic_judge=SyntheticJudge())
@@ -75,7 +76,7 @@ async def test_a_truth_may_name_the_question_of_a_written_criterion_as_that_of_a
         "truth[It is right.]=1; truth[How clear is it?]=1; truth[What is its tone?]=rude": (1, 1, 0),
         "truth[verdict]=yes; truth[score]=0; truth[choice]=calm; truth=0.5": (1, 0, 1),
     }
-    fake = FakeEndpoint("a", responder="synthetic")
+    fake = ModelEndpoint("a", synthetic=True)
     async with FakeFleet([fake]) as fleet, QRewardClient(fleet.endpoints) as client:
         batch = await Judge(client, model="m", rubric=RUBRIC, prompt=prompt).batch_score([("t", text) for text in texts])
     found = [tuple(result.score for result in verdict.criteria.values()) for verdict in batch.values()]

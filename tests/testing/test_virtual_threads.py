@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import virtual_threads
+from virtual_threads import VirtualThreads, run_in_virtual_threads
 
 from qreward.engine.threads import CLOCK, REAL_TIME
-from qreward.testing import virtual_threads
-from qreward.testing.virtual_threads import VirtualThreads, run_in_virtual_threads
 from qreward.testing.virtual_time import Deadlock
 
 

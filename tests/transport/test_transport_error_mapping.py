@@ -45,6 +45,7 @@ QUOTA: Meaning = (K.QUOTA, RateLimited, False)
 TRANSIENT: Meaning = (K.TRANSIENT, ServerError, False)
 WRONG_KEY: Meaning = (K.UNSUITABLE, AuthenticationFailed, True)
 WRONG_PLACE: Meaning = (K.UNSUITABLE, BadRequest, True)
+NO_MODEL: Meaning = (K.UNSUITABLE, BadRequest, False)
 TOO_LONG: Meaning = (K.UNSUITABLE, BadRequest, False)
 REFUSED: Meaning = (K.REFUSED, BadRequest, False)
 
@@ -68,6 +69,10 @@ def sglang(message: str, code: int) -> dict[str, Any]:
     return {"object": "error", "message": message, "type": "BadRequest", "param": None, "code": code}
 
 
+OVERLONG = (
+    "This model's maximum context length is 4096 tokens. However, your prompt contains at least 4097 input tokens, which exceeds this "
+    "limit even without any output tokens. Please reduce the length of the input prompt. (parameter=input_tokens, value=4097)"
+)
 TOO_LONG_TEXTS = [
     "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens.",
     "The decoder prompt (length 9000) is longer than the maximum model length of 8192. Make sure that ...",
@@ -75,20 +80,35 @@ TOO_LONG_TEXTS = [
     "Requested token count exceeds the model's maximum context length of 8192 tokens.",
     "the request exceeds the available context size, try increasing it",
     "prompt is too long: 210000 tokens > 200000 maximum",
+    OVERLONG,
     "The input token count (1200000) exceeds the maximum number of tokens allowed (1048576).",
 ]
+OF_VLLM = (
+    "You passed {} input tokens and requested {} output tokens. However, the model's context length is only 4096 tokens, resulting in a "
+    "maximum input length of {} tokens. Please reduce the length of the input prompt. (parameter=input_tokens, value={})"
+)
+COOLED_DOWN = (
+    "No deployments available for selected model, Try again in 5 seconds. Passed model=rm. pre-call-checks=False, cooldown_list="
+    "[('a1', {{'exception_received': 'litellm.NotFoundError: NotFoundError: OpenAIException - Th***', 'status_code': '{}', "
+    "'timestamp': 1.5, 'cooldown_time': 5}})]"
+)
 
 MINUTE = "in organization org-1 on tokens per min (TPM): Limit 30000, Requested 35000."
 TOO_MUCH_OUTPUT_TEXTS = [
     "'max_tokens' or 'max_completion_tokens' is too large: 9000. This model's maximum context length is 4096 tokens ...",
     "max_tokens is too large: 100000. This model supports at most 16384 completion tokens, whereas you provided 100000.",
     "max_tokens: 9000 > 8192, which is the maximum allowed number of output tokens for this model",
+    OF_VLLM.format(13, 100000, -95904, 13),
+    "max_tokens=100000 cannot be greater than max_model_len=4096. Please request fewer output tokens. (parameter=max_tokens, value=100000)",
+    "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens (20 in the messages, 4980 in the completion).",
 ]
 
 SAID: dict[Meaning, list[tuple[int, Any]]] = {
     OVERLOADED: [
         *((status, b"") for status in (429, 503, 529)),
         (429, openai("Rate limit reached", "tokens", "rate_limit_exceeded")),
+        (429, openai(COOLED_DOWN.format(500), "None", "429")),
+        (429, openai("No deployments available for selected model, Try again in 5 seconds. cooldown_list=['a1']")),
         (429, {"error": "Model is overloaded", "error_type": "overloaded"}),
         (429, [{"error": {"code": 429, "message": "exceeded your current quota", "status": "RESOURCE_EXHAUSTED"}}]),
         (503, {"error": {"message": "aborted by a higher priority request"}}),
@@ -141,8 +161,6 @@ SAID: dict[Meaning, list[tuple[int, Any]]] = {
     WRONG_PLACE: [
         *((status, b"") for status in (404, 405, 410)),
         (404, openai(TOO_LONG_TEXTS[0])),
-        (400, openai("no such model", "invalid_request_error", "model_not_found")),
-        (403, openai("no access to the model", "invalid_request_error", "model_not_found")),
     ],
     (K.UNSUITABLE, InvalidResponse, True): [(status, b"") for status in (300, 307, 399)],
     (K.UNSUITABLE, ServerError, True): [(501, openai("not for this model", "NotImplementedError", 501))],
@@ -192,12 +210,40 @@ def test_what_a_status_and_its_body_mean() -> None:
     assert wrong == []
 
 
+UNKNOWN_MODELS: list[tuple[int, Any]] = [
+    (400, openai("no such model", "invalid_request_error", "model_not_found")),
+    (403, openai("no access to the model", "invalid_request_error", "model_not_found")),
+    (404, openai("The model `nope` does not exist.", "NotFoundError", 404)),
+    (404, openai("litellm.NotFoundError: NotFoundError: OpenAIException - The model `nope` does not exist.")),
+    (400, openai("/chat/completions: Invalid model name passed in model=nope. Call `/v1/models` to view available models for your key.")),
+    (404, sglang("model 'nope' not found", 404)),
+    (429, openai(COOLED_DOWN.format(404), "None", "429")),
+]
+
+
+def test_an_unknown_model_is_no_fault_of_its_endpoint_and_always_a_404() -> None:
+    found = [failure(status, body) for status, body in UNKNOWN_MODELS]
+    assert {(got.kind, type(got.error), got.misconfigured, getattr(got.error, "status_code", None)) for got in found} == {(*NO_MODEL, 404)}
+    texts = [str(got.error) for got in found]
+    assert not [text for text in texts if "404" not in text or "that it serves 'judge-7b' (model_names maps names" not in text]
+
+
+def test_a_gateway_that_waits_after_wrong_settings_tells_what_is_wrong_and_not_that_it_is_busy() -> None:
+    refused = failure(429, openai(COOLED_DOWN.format(401), "None", "429"), retry_after="5")
+    assert (refused.kind, type(refused.error), refused.misconfigured, getattr(refused.error, "status_code", None)) == (*WRONG_KEY, 401)
+    assert str(refused.error).startswith("endpoint 'gpu-0' answered 429, which hides 401, for model 'judge-7b': No deployments available")
+    busy = [openai(COOLED_DOWN.format(status), "None", "429") for status in (408, 429, 500)]
+    busy.append(openai(f"user: {COOLED_DOWN.format(404)}"))
+    assert {failure(429, body).kind for body in busy} == {K.OVERLOADED}
+
+
 CODES: dict[Meaning, str] = {
     REFUSED: """invalid_request_error BadRequestError bad_request bad_request_error invalid_argument invalid_value Validation content_filter
         content_policy_violation string_above_max_length UnprocessableEntityError Tokenizer Empty""",
     WRONG_KEY: """invalid_api_key incorrect_api_key authentication_error AuthenticationError unauthorized unauthenticated
         permission_error permission_denied PermissionDeniedError forbidden""",
-    WRONG_PLACE: "model_not_found not_found_error NotFoundError not_found DeploymentNotFound",
+    NO_MODEL: "model_not_found DeploymentNotFound",
+    WRONG_PLACE: "not_found_error NotFoundError not_found",
     OVERLOADED: """rate_limit_exceeded rate_limit_error rate_limited RateLimitError rate_limit too_many_requests TooManyRequests
         RESOURCE_EXHAUSTED throttled throttling ThrottlingException tokens requests
         overloaded overloaded_error server_overloaded engine_overloaded service_unavailable service_unavailable_error
@@ -361,7 +407,7 @@ def test_a_redirect_without_a_target_is_not_said_to_point_anywhere() -> None:
 
 
 def test_the_advice_for_too_many_tokens_names_what_is_too_large() -> None:
-    together = "you requested 5000 tokens (20 in the messages, 4980 in the completion)."
+    together = "you requested 5000 tokens (3000 in the messages, 2000 in the completion)."
     table = {
         **dict.fromkeys(TOO_LONG_TEXTS[1:], "shorten the input, or route it to a model with a longer context"),
         **dict.fromkeys(TOO_MUCH_OUTPUT_TEXTS, "lower max_tokens, or route it to a model with a longer context"),
@@ -369,6 +415,7 @@ def test_the_advice_for_too_many_tokens_names_what_is_too_large() -> None:
         f"Request too large for gpt-x {MINUTE}": "it exceeds the tokens per minute of endpoint 'gpu-0'; shorten the input or lower "
         "max_tokens",
     }
+    table[OF_VLLM.format(4093, 4, 4092, 4093)] = table[f"{TOO_LONG_TEXTS[0]} {together}"]
     told = {text: str(failure(429 if MINUTE in text else 400, openai(text)).error) for text in table}
     assert {text: words for text, words in told.items() if not words.endswith(f"; {table[text]}")} == {}
 

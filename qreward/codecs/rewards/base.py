@@ -222,6 +222,8 @@ ALONE = MergeLimits(items=1)
 
 BAD_ITEM_STATUSES = frozenset({400, 413, 422, 424})
 """HTTP statuses that a server may send for a list because of a single bad item."""
+NOT_FOUND = 404
+"""Status of a server that does not have the route or the model, which no part of a list changes."""
 BAD_ITEM_ERRORS = (BadRequest, ServerError, InvalidResponse, ConnectionFailed, RequestTimeout)
 """Types of errors that a list may have because of a single bad item."""
 _BAD_ITEM_KINDS = frozenset({FailureKind.REFUSED, FailureKind.UNSUITABLE})  # UNSUITABLE: an item is too long for this model
@@ -234,20 +236,22 @@ def splits(failure: Failure, count: int) -> bool:
     After an overload, the list is not split, because the whole list can be sent again. After an error such as a wrong key, the list is not
     split, because each half would fail too.
     """
-    if count < 2 or failure.misconfigured or failure.kind in _NOT_ITEM_KINDS:
-        return False
     status = failure.error.status_code if isinstance(failure.error, RequestError) else None
+    if count < 2 or failure.misconfigured or failure.kind in _NOT_ITEM_KINDS or status == NOT_FOUND:
+        return False
     return failure.kind in _BAD_ITEM_KINDS or status in BAD_ITEM_STATUSES
 
 
 def may_have_a_bad_item(error: BaseException) -> bool:
     """Return True if parts of a failed list may succeed.
 
-    Return False for a response that could be read but does not have one result per item. Parts of the list must not be sent to the server
-    of such a response. If the server always returns one number, its response to a part with one item would wrongly be accepted.
+    Return False for an unknown route or model, and for a response that could be read but does not have one result per item. Parts of the
+    list must not be sent to the server of such a response. If the server always returns one number, its response to a part with one item
+    would wrongly be accepted.
     """
     read = isinstance(error, InvalidResponse) and error.status_code is not None
-    return isinstance(error, BAD_ITEM_ERRORS) and not read
+    missing = isinstance(error, RequestError) and error.status_code == NOT_FOUND
+    return isinstance(error, BAD_ITEM_ERRORS) and not read and not missing
 
 
 class Operation:

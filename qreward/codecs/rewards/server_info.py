@@ -16,6 +16,7 @@ from qreward.codecs import json as jsonio
 from qreward.codecs.base import Malformed
 
 MODELS = "/v1/models"
+SLOTS = "/slots"
 
 
 class ServerLimits(msgspec.Struct, frozen=True):
@@ -147,12 +148,24 @@ def _of_models(body: bytes) -> Load:
     return Load(models=tuple(name for name in names if isinstance(name, str)))
 
 
+def _of_slots(body: bytes) -> Load:
+    """Parse the slots of llama.cpp's server."""
+    document = _document(body)
+    slots = [row for row in document if isinstance(row, dict) and "is_processing" in row] if isinstance(document, list) else []
+    if not slots:
+        return Load()
+    sizes = [int(size) for row in slots if (size := _amount(row, "n_ctx"))]
+    limits = ServerLimits(concurrency=len(slots), input_tokens=min(sizes, default=None))
+    return Load(running=float(sum(row["is_processing"] is True for row in slots)), limits=limits)
+
+
 READERS: dict[str, Callable[[bytes], Load]] = {
     "/metrics": _of_metrics,
     "/v1/loads": _of_loads,
     "/get_load": _of_loads,
     "/info": _of_info,
     MODELS: _of_models,
+    SLOTS: _of_slots,
 }
 
 

@@ -141,6 +141,11 @@ def test_a_list_of_token_ids_is_one_item() -> None:
     assert written("vllm", call(COMPLETE, [[1, 2]]))["prompt"] == [[1, 2]]
 
 
+def test_one_prompt_is_sent_as_a_text_because_some_servers_take_no_lists() -> None:
+    sent = [written(kind, call(COMPLETE, prompts))["prompt"] for kind in ("openai", "vllm", "sglang") for prompts in (["a"], ["a", "b"])]
+    assert sent == ["a", ["a", "b"]] * 3
+
+
 def test_the_choices_of_a_completion_are_numbered_through_all_prompts() -> None:
     asked = call(COMPLETE, ["a", "b"], n=2)
     choices = [{"index": index, "text": text} for index, text in ((3, "b1"), (0, "a0"), (2, "b0"), (1, "a1"))]

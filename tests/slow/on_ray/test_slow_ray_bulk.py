@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 from bulk_tools import CountingServer, chat_line, counting_server, in_flight, read_lines
+from fakes.endpoint import ModelEndpoint
 
 from qreward.errors import ConfigError
 from qreward.integrations.ray import BulkRequests, run
-from qreward.testing import FakeEndpoint, FakeFleet
+from qreward.testing import FakeFleet
 
 HERE = Path(__file__).parent
 pytestmark = [pytest.mark.timeout(300), pytest.mark.real_time(240), pytest.mark.filterwarnings("ignore")]  # what Ray warns of is not ours
@@ -141,7 +142,7 @@ def test_errors_are_columns_and_equal_rows_share_an_answer(data: Any, tmp_path: 
 def test_items_are_judged_and_scored(data: Any, tmp_path: Path) -> None:
     items = [{"id": str(number), "question": f"Why {number}?", "response": "Because." * number} for number in range(20)]
     dataset = data.from_items([*items, {"id": "lacking", "response": "x"}])
-    with FakeFleet([FakeEndpoint("judge", responder="synthetic")]) as fleet:
+    with FakeFleet([ModelEndpoint("judge", synthetic=True)]) as fleet:
         options = {"judge": {"model": "judge-7b", "prompt": "{prompt}\n{response}\n{answer_form}"}, "columns": {"prompt": "question"}}
         remote = {"batch_format": "pyarrow", "compute": data.ActorPoolStrategy(size=1), "num_cpus": 0.5}
         arguments = (str(tmp_path), config(fleet.urls["judge"]))

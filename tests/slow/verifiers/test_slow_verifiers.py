@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import verifiers.v1 as vf
+from fakes.endpoint import ModelEndpoint
 from slow_tools import narrow_and_wide, peaks, went_wrong
 from trainers_tools import settings_of
 from verifiers.v1.trace import TraceTask
@@ -31,7 +32,7 @@ from qreward.integrations.verifiers import (
     FleetRubricJudge,
     FleetRubricJudgeConfig,
 )
-from qreward.testing import FakeEndpoint, FakeFleet, Faults
+from qreward.testing import FakeFleet, Faults
 
 # the framework's own warnings are not ours
 pytestmark = [pytest.mark.timeout(300), pytest.mark.real_time, pytest.mark.filterwarnings("default")]
@@ -244,7 +245,7 @@ def evaluated_dry(folder: Path, judges: list[dict[str, str]]) -> subprocess.Comp
 
 async def test_the_decision_judge_of_verifiers_has_its_grades_from_every_server_of_decisions() -> None:
     for decisions in ("openai", "vllm", "sglang", "systemone", None):
-        with FakeFleet([FakeEndpoint("a", decisions=decisions, responder="synthetic")]) as made:
+        with FakeFleet([ModelEndpoint("a", dialect=decisions, synthetic=True)]) as made:
             judge = FleetDecisionJudge(FleetDecisionJudgeConfig(model="judge-7b", base_url=made.urls["a"], api_key_var="NO_KEY"))
             trace = Trace("84 truth=0.75")
             assert await judge.score(TASK, trace) == pytest.approx(0.75, abs=0.01), decisions

@@ -1,6 +1,4 @@
-"""The lower bound on the makespan of a batch, and the timeline of an endpoint's phases.
-
-The code only computes. It uses no sockets and no clock, and sends nothing.
+"""The lower bound on the makespan of a batch. The code only computes: it uses no sockets and no clock, and sends nothing.
 
 The makespan is the time until the last request of the batch is done. No scheduler can finish a batch on a fleet in less than the lower
 bound. The lower bound is the larger of two values.
@@ -36,84 +34,24 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from qreward.testing.phases import Timeline, refuses, speed_in
 from qreward.testing.spec import FakeEndpoint, Phase
 from qreward.testing.text import canonical, count_tokens, digest_of
 
-_ERRORS = ("dead", "error_503", "error_500")
+_NEGLIGIBLE = 1e-9  # seconds, requests or tokens; a resource of which no request uses a larger amount cannot limit anything
+_FOREVER = 1e12  # seconds that count as infinite
+_BISECTIONS = 60  # number of halvings in the search for a time
+_ROUNDS = 2  # number of times that each step is tried on each price
+_STEPS = (3.0, 1.5, 1.2, 1.08, 1.03, 1.01)  # factors by which a price is raised and lowered
+_INITIAL_PRICE = 0.01  # cost of an average request in a resource that is not binding, before the prices are improved
+_SAMPLE = 1024  # number of (endpoint, request) pairs on which prices are improved
+
+Prices = list[float]
+"""The price of each resource. The resources of the first endpoint come first, then the resources of the second endpoint, and so on."""
 
 
-class TimeWindow(NamedTuple):
-    """Holds a phase with its absolute start and end, in seconds."""
-
-    start: float
-    end: float
-    phase: Phase
-
-
-class Timeline:
-    """Computes which phase of one endpoint is active at a time, and when work ends.
-
-    All times are in seconds, on the same clock as ``origin``, the time at which the endpoint started.
-
-    Example:
-        >>> slow = Timeline((Phase(behaviour="slow", factor=8, start=1, end=2),))
-        >>> slow.plan(0.5, 0.5625)
-        (1.5, None)
-    """
-
-    def __init__(self, phases: tuple[Phase, ...], origin: float = 0.0) -> None:
-        self._windows = [_window(phase, origin) for phase in phases if phase.after_requests is None]
-        self._waiting = [phase for phase in phases if phase.after_requests is not None]
-
-    def count(self, requests: int, now: float) -> bool:
-        """Begin the phases whose ``after_requests`` is reached. Return True if a phase began.
-
-        Args:
-            requests: requests that have arrived so far.
-            now: the present time.
-        """
-        if not self._waiting:
-            return False
-        begun = [phase for phase in self._waiting if phase.after_requests is not None and requests >= phase.after_requests]
-        self._waiting = [phase for phase in self._waiting if phase not in begun]
-        self._windows.extend(_window(phase, now) for phase in begun)
-        return bool(begun)
-
-    def at(self, now: float) -> Phase | None:
-        """Return the phase that is active at the time ``now``; None in normal operation."""
-        active = [window.phase for window in self._windows if window.start <= now < window.end]
-        return next((phase for phase in active if phase.behaviour == "dead"), active[0] if active else None)
-
-    def next_change(self, now: float) -> float:
-        """Return the next time after ``now`` at which a phase begins or ends; infinite if there is no such time."""
-        return min((time for window in self._windows for time in window[:2] if time > now), default=math.inf)
-
-    def plan(self, now: float, service: float) -> tuple[float, str | None]:
-        """Return the time at which work ends, and the error that ends the work early; None if the work is completed.
-
-        Args:
-            now: the time at which the work begins.
-            service: seconds that the work takes in normal operation.
-        """
-        if not self._windows:
-            return now + service, None
-        while True:
-            phase, until = self.at(now), self.next_change(now)
-            if phase is not None and refuses(phase):
-                return now, phase.behaviour
-            speed = speed_in(phase)
-            if speed and service <= (until - now) * speed:
-                return now + service / speed, None
-            if until == math.inf:
-                return math.inf, None
-            service -= (until - now) * speed
-            now = until
-
-    def opens(self, now: float) -> float:
-        """Return the first time, not before ``now``, at which requests are admitted."""
-        while refuses(self.at(now)):
-            now = self.next_change(now)
-        return now
+class SupplyTimeline(Timeline):
+    """Also computes how much an endpoint can do from the time 0 on."""
 
     def earliest(self, service: float) -> float:
         """Return the earliest time at which a request of ``service`` seconds can be done, if the request is sent at the best time."""
@@ -151,35 +89,6 @@ class Timeline:
             start = end
 
 
-def refuses(phase: Phase | None) -> bool:
-    """Return whether the phase refuses new requests and ends the requests in flight."""
-    return phase is not None and phase.behaviour in _ERRORS
-
-
-def speed_in(phase: Phase | None) -> float:
-    """Return the seconds of work that are done per second in this phase."""
-    if phase is None:
-        return 1.0
-    return 1 / phase.factor if phase.behaviour == "slow" else 0.0
-
-
-def _window(phase: Phase, origin: float) -> TimeWindow:
-    end = math.inf if phase.end is None else origin + phase.end
-    return TimeWindow(origin + phase.start, end, phase)
-
-
-_NEGLIGIBLE = 1e-9  # seconds, requests or tokens; a resource of which no request uses a larger amount cannot limit anything
-_FOREVER = 1e12  # seconds that count as infinite
-_BISECTIONS = 60  # number of halvings in the search for a time
-_ROUNDS = 2  # number of times that each step is tried on each price
-_STEPS = (3.0, 1.5, 1.2, 1.08, 1.03, 1.01)  # factors by which a price is raised and lowered
-_INITIAL_PRICE = 0.01  # cost of an average request in a resource that is not binding, before the prices are improved
-_SAMPLE = 1024  # number of (endpoint, request) pairs on which prices are improved
-
-Prices = list[float]
-"""The price of each resource. The resources of the first endpoint come first, then the resources of the second endpoint, and so on."""
-
-
 class Resource(NamedTuple):
     """Describes a limited resource of an endpoint.
 
@@ -210,7 +119,7 @@ def lower_bound(endpoints: Iterable[FakeEndpoint], work: int | Sequence[Sequence
     digests = None if isinstance(work, int) else [digest_of(messages) for messages in work]
     longest, resources = [math.inf] * len(prompts), []
     for spec in endpoints:
-        timeline = Timeline(spec.phases)
+        timeline = SupplyTimeline(spec.phases)
         if timeline.opens(0.0) == math.inf:
             continue
         if digests is not None:
@@ -223,7 +132,7 @@ def lower_bound(endpoints: Iterable[FakeEndpoint], work: int | Sequence[Sequence
     return max(*longest, fluid(resources, count / len(prompts))) if resources else math.inf
 
 
-def _resources(spec: FakeEndpoint, timeline: Timeline, service: list[float], tokens: list[float]) -> list[Resource]:
+def _resources(spec: FakeEndpoint, timeline: SupplyTimeline, service: list[float], tokens: list[float]) -> list[Resource]:
     """Return the limited resources of an endpoint.
 
     Args:

@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Any, Generic, Self, TypeVar, cast
 
 from qreward.engine.threads import MOST, Job, replaced_time
-from qreward.testing.virtual_time import Deadlock
+from qreward.testing import Deadlock
 
 T = TypeVar("T")
 

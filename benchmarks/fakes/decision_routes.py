@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import json
 import math
-import string
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, NamedTuple
 
+from fakes import decision_schemas as schemas
+from fakes.decision_schemas import Body, InvalidBody
+from fakes.next_token import TOKENIZER, score_labels
 from qreward.decisions import Option
 from qreward.errors import ConfigError
-from qreward.testing import decision_schemas as schemas
 from qreward.testing import openai_api
-from qreward.testing.decision_schemas import Body, InvalidBody
-from qreward.testing.next_token import TOKENIZER, score_labels
-from qreward.testing.server_kinds import SERVER_KINDS, ErrorResponse, Job, Route, RouteCall
-from qreward.testing.synthetic_judge import Asked, JudgeRead, text_of
-from qreward.testing.text import canonical, count_tokens, encode
+from qreward.testing.decisions import DecisionCall, asked_of, decision_job, expected_level, openai_job
+from qreward.testing.server_kinds import SERVER_KINDS
+from qreward.testing.server_routes import ErrorResponse, Job, Route, RouteCall
+from qreward.testing.synthetic_judge import Asked, JudgeRead
+from qreward.testing.text import canonical, count_tokens, encode, text_of
 
 DECISIONS, SYSTEM_ONE, SCORING, TOKENIZE = "/v1/decisions", "/v1/systemone", "/generative_scoring", "/tokenize"
 VLLM_QUESTIONS, VLLM_OPTIONS = 64, 26
@@ -43,126 +44,25 @@ class FakeDecisions(NamedTuple):
     error: Callable[[str, ErrorResponse], bytes]
 
 
-class DecisionCall(NamedTuple):
-    """Holds a parsed decision request.
-
-    Attributes:
-        model: name of the model; None if the request names no model.
-        input: the input as a text.
-        asked: the questions.
-        answer: function that receives the judge's answers and the numbers of prompt tokens and of cached tokens, and returns the response.
-        together: whether one prompt contains all questions. If False, each question has its own prompt, which begins with the input.
-    """
-
-    model: str | None
-    input: str
-    asked: Sequence[Asked]
-    answer: Callable[[list[JudgeRead], int, int], Any]
-    together: bool = False
-
-
-def _job(call: RouteCall, decision: DecisionCall) -> Job:
-    """Return the job for a decision request. The job takes the time of a chat with one output token per question."""
-    judge, count = call.spec.synthetic_judge, len(decision.asked)
-    try:
-        reads = [judge.read(decision.input, asked) for asked in decision.asked]
-    except ConfigError as error:
-        raise ErrorResponse(500, f"the synthetic judge: {error}", "responder", "server_error") from None
-    written = [_written(asked) for asked in decision.asked]
-    prompts = [
-        f"{decision.input}\n\n{text}".encode(errors="replace") for text in (["\n\n".join(written)] if decision.together else written)
-    ]
-    tokens = sum(map(count_tokens, prompts))
-    return Job(
-        decision.model,
-        sha256(canonical([decision.input, written])).digest(),
-        tokens,
-        call.spec.latency.seconds(count),
-        items=count,
-        completion=count,
-        prompts=prompts,
-        body=lambda cached: encode(decision.answer(reads, tokens, cached or 0)),
-    )
-
-
-def _written(asked: Asked) -> str:
-    """Return the text of a question in the prompt of the model."""
-    labels = ("yes", "no") if asked.kind == "yes_no" else string.digits if asked.kind == "score" else string.ascii_uppercase
-    lines = [f"{label}: {option}" for label, option in zip(labels, asked.options, strict=False)]
-    return "\n".join([f"Question: {asked.text}", *lines])
-
-
-def _expected(read: JudgeRead) -> float:
-    return math.fsum(level * number for level, number in enumerate(read.probabilities))
-
-
 # OpenAI and vLLM: /v1/decisions
-
-
-def _openai_asked(question: Any) -> Asked:
-    text = question.instructions if isinstance(question.instructions, str) else "\n".join(part.text for part in question.instructions)
-    if question.type == "predicate":
-        return Asked("yes_no", text, (True, False), question.name)
-    if question.type == "choice":
-        return Asked("choice", text, tuple(each.value for each in question.choices), question.name)
-    return Asked("score", text, tuple(each.label for each in question.levels), question.name)
-
-
-def _openai_answer(asked: Asked, read: JudgeRead) -> dict[str, Any]:
-    """Return an answer in OpenAI's form. vLLM's form is equal, but vLLM has no refusals."""
-    if asked.kind == "yes_no":
-        return {"type": "predicate", "name": asked.name, "probability": read.probabilities[0]}
-    confidence = max(read.probabilities) * read.label_mass
-    pairs = list(zip(asked.options, read.probabilities, strict=True))
-    if asked.kind == "choice":
-        probabilities: list[dict[str, Any]] = [{"value": option, "probability": number} for option, number in pairs]
-        decided: dict[str, Any] = {"choice": asked.options[read.place]}
-    else:
-        probabilities = [{"value": level, "label": option, "probability": number} for level, (option, number) in enumerate(pairs)]
-        decided = {"score": _expected(read)}
-    return {"type": asked.kind, "name": asked.name, **decided, "probabilities": probabilities, "confidence": confidence}
-
-
-def _openai_usage(tokens: int, cached: int, output: int) -> dict[str, Any]:
-    return {
-        "input_tokens": tokens,
-        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
-        "output_tokens": output,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": tokens + output,
-    }
 
 
 def _openai_decisions(call: RouteCall) -> Job:
     request = _parsed(call, schemas.OpenAiDecision)
-    asked = [_openai_asked(question) for question in request.questions]
     given = request.input if isinstance(request.input, str) else [message.model_dump() for message in request.input]
-
-    def answer(reads: list[JudgeRead], tokens: int, cached: int) -> Any:
-        answers = [
-            {"type": "refusal", "name": each.name} if read.refused else _openai_answer(each, read)
-            for each, read in zip(asked, reads, strict=True)
-        ]
-        return {"model": request.model, "answers": answers, "usage": _openai_usage(tokens, cached, len(asked))}
-
-    return _job(call, DecisionCall(request.model, text_of(given), asked, answer, together=True))
+    return openai_job(call, request.model, text_of(given), [asked_of(question.model_dump()) for question in request.questions])
 
 
 def _vllm_decisions(call: RouteCall) -> Job:
     request = _parsed(call, schemas.VllmDecision)
     if len(request.questions) > VLLM_QUESTIONS:
         raise _bad(f"questions: at most {VLLM_QUESTIONS} for this model")
-    asked = [_openai_asked(question) for question in request.questions]
+    asked = [asked_of(question.model_dump()) for question in request.questions]
     if any(len(each.options) > VLLM_OPTIONS for each in asked):
         raise _bad(f"This model supports at most {VLLM_OPTIONS} choices per question")
     _refuse_joint(request.joint)
     text = request.input if isinstance(request.input, str) else "\n\n".join(message.text for message in request.input)
-
-    def answer(reads: list[JudgeRead], tokens: int, cached: int) -> Any:
-        answers = [_openai_answer(each, read) for each, read in zip(asked, reads, strict=True)]
-        return {"model": request.model, "answers": answers, "usage": _openai_usage(tokens, cached, len(asked))}
-
-    return _job(call, DecisionCall(request.model, text.strip(), asked, answer))
+    return openai_job(call, request.model, text.strip(), asked, refuses=False)
 
 
 # vLLM: /v1/systemone and /generative_scoring
@@ -192,7 +92,7 @@ def _vllm_system_one(call: RouteCall) -> Job:
             "joint": None,
         }
 
-    return _job(call, DecisionCall(request.model, _as_text(request.state).strip(), asked, answer))
+    return decision_job(call, DecisionCall(request.model, _as_text(request.state).strip(), asked, answer))
 
 
 def _vllm_noul(name: str, question: schemas.VllmSystemOneQuestion) -> Asked:
@@ -235,7 +135,7 @@ def _vllm_noul_answer(asked: Asked, read: JudgeRead) -> dict[str, Any]:
         return {"type": "choice", "choice": asked.options[read.place], "probabilities": probabilities, "confidence": confidence}
     return {
         "type": "score",
-        "score": _expected(read),
+        "score": expected_level(read),
         "legend": {str(level): option for level, option in enumerate(asked.options)},
         "probabilities": {str(level): number for level, number in enumerate(read.probabilities)},
         "confidence": confidence,
@@ -314,7 +214,7 @@ def _sglang_decisions(call: RouteCall) -> Job:
         used = {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0, "reasoning_tokens": 0}
         return {"object": "decisions", "model": request.model, "prompt_format_version": 1, "answers": answers, "usage": used}
 
-    return _job(call, DecisionCall(request.model, _as_text(request.input).strip(), asked, answer))
+    return decision_job(call, DecisionCall(request.model, _as_text(request.input).strip(), asked, answer))
 
 
 def _sglang_asked(question: Any) -> Asked:
@@ -333,7 +233,7 @@ def _sglang_answer(asked: Asked, read: JudgeRead, temperature: float) -> dict[st
     if asked.kind == "choice":
         answer["choice"] = asked.options[read.place]
     elif asked.kind == "score":
-        answer["score"] = _expected(read)
+        answer["score"] = expected_level(read)
     return answer
 
 
@@ -374,7 +274,7 @@ def _sglang_system_one(*, checkpoint: bool) -> Route:
                     answers[each.name]["x_label_mass"] = read.label_mass
             return {"model": "fake", "answers": answers, "usage": {"input_tokens": tokens, "output_tokens": 0}}
 
-        return _job(call, DecisionCall(request.model, _as_text(request.state).strip(), asked, answer))
+        return decision_job(call, DecisionCall(request.model, _as_text(request.state).strip(), asked, answer))
 
     return serve
 
@@ -395,7 +295,7 @@ def _sglang_noul_answer(asked: Asked, read: JudgeRead) -> dict[str, Any]:
     answer = {"type": asked.kind, "confidence": confidence, "probabilities": _sglang_names(asked, read)}
     if asked.kind == "choice":
         return {**answer, "choice": asked.options[read.place]}
-    return {**answer, "score": _expected(read), "legend": {str(level): option for level, option in enumerate(asked.options)}}
+    return {**answer, "score": expected_level(read), "legend": {str(level): option for level, option in enumerate(asked.options)}}
 
 
 def _above_uniform(read: JudgeRead) -> float:

@@ -1,4 +1,4 @@
-"""``qreward doctor``: it tells versions, settings and endpoints as they are, and never a value that may be secret."""
+"""``qreward check --report``: it tells versions, settings and endpoints as they are, and never a value that may be secret."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Doctor:
         return str(path)
 
     def __call__(self, *options: str) -> tuple[int, str]:
-        status = main(["doctor", "--timeout", "20", *options])
+        status = main(["check", "--report", "--timeout", "20", *options])
         said = self._capsys.readouterr()
         assert said.err == ""
         assert not [secret for secret in SECRETS if secret in said.out], said.out
@@ -82,9 +82,9 @@ def test_settings_are_told_with_their_place_in_the_order_in_which_they_count(rep
         monkeypatch.setenv("A_URL", fleet.urls["a"])
         status, found = report.json()
         _, said = report()
-        given = report.json("--config", report.file({"endpoints": [{"base_url": fleet.urls["b"]}]}, "b.json"))[1]
+        given = report.json(report.file({"endpoints": [{"base_url": fleet.urls["b"]}]}, "b.json"))[1]
     assert (status, found["problems"]) == (0, [])
-    assert (found["settings"]["source"], given["settings"]["source"]) == ("QREWARD_CONFIG", "--config")
+    assert (found["settings"]["source"], given["settings"]["source"]) == ("QREWARD_CONFIG", "CONFIG")
     assert found["settings"]["variables"] == {"A_URL": True, "A_NAME": False}
     assert [name for name, is_set in found["environment"].items() if is_set] == ["QREWARD_CONFIG", "OPENAI_BASE_URL"]
     assert [(each["name"], each["models"], each["latency"] > 0) for each in found["endpoints"]] == [("a", ["m"], True)]
@@ -111,11 +111,11 @@ def test_a_trainers_file_is_checked_if_it_is_named_and_refused_where_a_client_wo
     with FakeFleet([FakeEndpoint("a", models=["judge-7b"])]) as fleet:
         client = {"endpoints": [{"base_url": fleet.urls["a"], "proxy": ""}]}
         file = report.file({"client": client, "judge": {"model": "judge-8b"}})
-        status, found = report.json("--config", file)
+        status, found = report.json(file)
         assert status == 1
         assert "does not serve 'judge-8b'" in found["endpoints"][0]["problems"][0]
         file = report.file({"client": client, "judge": {"model": "judge-7b"}})
-        assert report("--config", file)[0] == 0
+        assert report(file)[0] == 0
     monkeypatch.setenv("QREWARD_CONFIG", file)
     status, found = report.json()
     assert (status, found["settings"]["error"]) == (1, found["problems"][0])
@@ -123,15 +123,15 @@ def test_a_trainers_file_is_checked_if_it_is_named_and_refused_where_a_client_wo
 
 
 def test_settings_that_are_wrong_and_endpoints_that_are_down_are_problems_and_the_rest_is_told(report: Doctor) -> None:
-    status, found = report.json("--config", report.file({"endpoints": [{"base_url": "http://gpu-0:8000/v1", "api_key": "${NO_SUCH_KEY}"}]}))
+    status, found = report.json(report.file({"endpoints": [{"base_url": "http://gpu-0:8000/v1", "api_key": "${NO_SUCH_KEY}"}]}))
     assert status == 1
     assert "the environment variable NO_SUCH_KEY is not set" in found["problems"][0]
     assert found["settings"]["variables"] == {"NO_SUCH_KEY": False}
     assert found["versions"]["aiohttp"]
-    status, found = report.json("--config", report.file({"endpoints": [{"base_url": "http://127.0.0.1:9/v1", "proxy": ""}]}))
+    status, found = report.json(report.file({"endpoints": [{"base_url": "http://127.0.0.1:9/v1", "proxy": ""}]}))
     assert (status, found["problems"], found["endpoints"][0]["reachable"]) == (1, [], False)
     for file, words in (("nowhere.json", "cannot be read: No such file"), (report.file("a: [", "broken.yaml"), "is not valid YAML")):
-        status, said = report("--config", file)
+        status, said = report(file)
         assert status == 1
         assert words in said
 
@@ -140,7 +140,7 @@ def test_more_connections_than_files_may_be_open_are_a_problem(report: Doctor) -
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with FakeFleet([FakeEndpoint("a")]) as fleet:
         file = report.file({"endpoints": [{"base_url": fleet.urls["a"], "proxy": "", "limits": {"max_concurrency": soft}}]})
-        status, found = report.json("--config", file)
+        status, found = report.json(file)
     assert (status, found["machine"]["open_files"]) == (1, {"limit": soft, "most": hard})
     assert found["problems"][0].startswith(f"the settings allow {soft} concurrent requests, but the process may open only {soft} files")
     assert found["endpoints"][0]["problems"] == []
@@ -171,15 +171,12 @@ def test_no_secret_is_shown_wherever_it_stands(report: Doctor, monkeypatch: pyte
         for endpoint in files:
             file = report.file({"endpoints": [endpoint]})
             for options in ((), ("--json",)):
-                report(*options, "--config", file)
-    assert (
-        "; used for 127.0.0.1:"
-        in report("--config", report.file({"endpoints": [{"base_url": "http://127.0.0.1:9/v1", "proxy": proxy}]}))[1]
-    )
+                report(*options, file)
+    assert "; used for 127.0.0.1:" in report(report.file({"endpoints": [{"base_url": "http://127.0.0.1:9/v1", "proxy": proxy}]}))[1]
     for text in (f"api_key: {KEY}: {PASSWORD}", f"'{PASSWORD}", f'{{"api_key": "{KEY}" "{PASSWORD}"}}'):
-        report("--config", report.file(text, "broken.yaml"))
-        report("--config", report.file(text, "broken.json"))
-    report("--config", f"https://{ACCOUNT}host/v1")
+        report(report.file(text, "broken.yaml"))
+        report(report.file(text, "broken.json"))
+    report(f"https://{ACCOUNT}host/v1")
     for name, value in (("OPENAI_BASE_URL", f"https://{ACCOUNT}host/v1"), ("OPENAI_API_KEY", f"{KEY}\n")):
         monkeypatch.setenv(name, value)
         status, said = report()

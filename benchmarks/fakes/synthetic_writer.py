@@ -11,14 +11,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fakes.next_token import NextToken, read_prompt
 from qreward.errors import ConfigError
-from qreward.testing.next_token import NextToken, read_prompt
-from qreward.testing.synthetic_judge import Asked, SyntheticJudge, text_of
+from qreward.testing.responders import MEMBER, range_of
+from qreward.testing.synthetic_judge import Asked, SyntheticJudge
+from qreward.testing.text import text_of
 
 REFUSAL = "I'm sorry, but I can't help with that."
-MEMBER = re.compile(r'^"(\w+)": (text|true or false|one of .*|(?:whole )?number\b.*|list of .*)', re.MULTILINE)
-_NUMBER = r"(-?\d[\d.]*(?:e[+-]\d+)?)"
-_RANGES = (re.compile(rf"from {_NUMBER} to {_NUMBER}"), re.compile(rf"at least {_NUMBER}, at most {_NUMBER}"))
 _ASKS = r"^Question(?:, to be answered yes or no)?: "
 _QUESTION = re.compile(rf"{_ASKS}(.*)((?:\n(?!{_ASKS}).*)*?)\n\nAnswer with one JSON object", re.MULTILINE)
 _OPTION = re.compile(r"^([0-9A-Z]): (.*)$", re.MULTILINE)
@@ -89,17 +88,6 @@ def _value(name: str, form: str, question: tuple[str, list[tuple[str, str]]], te
     level = _place(Asked("score", name, tuple(map(str, range(_STEPS + 1))), first_line), text, judge)
     number = low + (high - low) * level / _STEPS
     return round(number) if form.startswith("whole") else number
-
-
-def range_of(form: str) -> tuple[float, float] | None:
-    """Return the lowest and the highest number that the form of a member allows. Return None if the form does not say both.
-
-    Example:
-        >>> range_of("number, how good it is; from 1 to 5")
-        (1.0, 5.0)
-    """
-    found = next((ranges[-1] for pattern in _RANGES if (ranges := pattern.findall(form))), None)
-    return None if found is None else (float(found[0]), float(found[1]))
 
 
 def _answer(asked: Asked, text: str, judge: SyntheticJudge) -> Any:

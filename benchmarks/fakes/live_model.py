@@ -6,7 +6,8 @@ import asyncio
 import time
 from math import inf
 
-from qreward.testing.model_server import ModelRequest, ModelServer, ServedModel
+from fakes.model_server import ModelRequest, ModelServer, ServedModel
+from qreward.testing.prefix_cache import chain
 
 _BYTES = 4  # bytes per token, as ``text.count_tokens`` estimates
 _SHORTEST = 0.0005  # minimum seconds of a timer, because some loops round to milliseconds
@@ -18,6 +19,31 @@ class LiveModel:
     def __init__(self, model: ServedModel) -> None:
         self.server = ModelServer(model)
         self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def queried(self) -> int:
+        return self.server.queried
+
+    @property
+    def hits(self) -> int:
+        return self.server.hits
+
+    @property
+    def computed(self) -> int:
+        return self.server.prefilled
+
+    @property
+    def block(self) -> int:
+        return self.server.model.block
+
+    @property
+    def tokens(self) -> int:
+        return self.server.model.cache_tokens
+
+    @property
+    def load(self) -> tuple[float, float, float]:
+        """The number of running requests, the number of waiting requests, and the used share (0 to 1) of the KV cache."""
+        return float(self.server.running), float(len(self.server.waiting)), self.server.load
 
     async def serve(self, model: str, text: bytes, prompt: int, output: int) -> int:
         """Wait until a request is served. Return the number of cached prompt tokens.
@@ -61,15 +87,3 @@ class LiveModel:
         left = when - time.monotonic()
         delay = max(left, _SHORTEST) if left > 0 else 0.0
         self._timer = None if when == inf else asyncio.get_running_loop().call_later(delay, self._run)
-
-
-def chain(model: str, text: bytes, size: int) -> list[int]:
-    """Return a hash for each full block of a text.
-
-    Two equal hashes mean that the model is the same, and that both texts are equal up to the end of the block.
-    """
-    keys, previous = [], hash(model)
-    for begin in range(0, len(text) - size + 1, size):
-        previous = hash((previous, text[begin : begin + size]))
-        keys.append(previous)
-    return keys

@@ -1,14 +1,10 @@
-"""``qreward doctor``: prints the versions, extras, source of the settings and state of each endpoint, for a bug report.
+"""What ``qreward check --report`` says beside the state of the endpoints: versions, extras, and where the settings come from.
 
-Endpoints are examined as by ``qreward check``. Keys, headers, proxies and the values of environment variables are never shown. The report
-shows only whether a variable is set.
+Keys, headers, proxies and the values of environment variables are never shown. The report shows only whether a variable is set.
 """
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-import json
 import os
 import platform
 import re
@@ -18,15 +14,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from qreward.cli import check
-from qreward.cli.arguments import add_timeout
-from qreward.cli.diagnose import ScorerModel
-from qreward.errors import ConfigError
 from qreward.integrations.trainers.settings import VARIABLE
 from qreward.settings.base import variables_in
 from qreward.settings.client import ClientConfig, usual_file
-from qreward.transport.connection_settings import configured_proxy
-from qreward.transport.redaction import Secrets
 
 SETTINGS = ("QREWARD_CONFIG", VARIABLE, "OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY")
 """Variables that name settings. They are always listed. Other variables that begin with ``QREWARD_`` are listed only if they are set."""
@@ -38,39 +28,15 @@ SPARE_FILES = 64
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)[^;]*(?:;.*extra\s*==\s*[\"']([^\"']+)[\"'])?")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", metavar="FILE", help=f"configuration file (default: {check.FROM_ENVIRONMENT})")
-    add_timeout(parser, 5.0, of="endpoint")
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
-
-
-def run(args: argparse.Namespace) -> int:
-    """Print the report. Returns 1 if the settings are wrong or an endpoint cannot serve as configured, else 0."""
-    found = examined(args.config, args.timeout)
-    print(json.dumps(found, indent=2) if args.json else "\n".join(_report(found)))
-    return 1 if found["problems"] or any(each["problems"] for each in found["endpoints"]) else 0
-
-
-def examined(file: str | None, seconds: float) -> dict[str, Any]:
-    """Return the report in the form that ``--json`` prints. Durations are in seconds.
-
-    The member ``problems`` of the report lists the problems that belong to no endpoint.
-    """
-    settings, config, asked = _settings(file)
-    form = check.used_form(file)
-    endpoints = [] if config is None else asyncio.run(check.check_all(config, seconds, calls=False, form=form, asked=asked))
-    files = open_files()
+def machine_report() -> dict[str, Any]:
+    """Return what is known without any settings: versions, extras, the machine and the environment."""
     return {
         "versions": {"qreward": metadata.version("qreward"), "python": platform.python_version(), **_packages(None)},
-        "machine": {"system": platform.platform(), "cpus": os.cpu_count(), "open_files": files},
+        "machine": {"system": platform.platform(), "cpus": os.cpu_count(), "open_files": open_files()},
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "extras": {name: _packages(name) for name in _extras()},
-        "settings": settings,
         "environment": {name: bool(os.environ.get(name)) for name in _names(SETTINGS)},
         "proxies": {name: any(os.environ.get(each) for each in (name, name.lower())) for name in PROXIES},
-        "through_proxy": [] if config is None else [each.name for each in config.endpoints if configured_proxy(each)],
-        "endpoints": endpoints,
-        "problems": [*([settings["error"]] if settings["error"] else []), *_few_files(config, files)],
     }
 
 
@@ -98,28 +64,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _settings(file: str | None) -> tuple[dict[str, Any], ClientConfig | None, tuple[ScorerModel, ...]]:
-    """Return the part of the report about the settings, the configuration, and the models of its scorers.
-
-    The part says where the settings come from, what is wrong with them, and which environment variables they use. The configuration is None
-    if there are no settings, or if they are wrong.
-    """
-    named = file or os.environ.get("QREWARD_CONFIG")
-    variable = next((name for name in SETTINGS[2:] if os.environ.get(name)), None)
-    found: dict[str, Any] = {
-        "source": "--config" if file else "QREWARD_CONFIG" if named else variable,
-        "file": named and Secrets().hide(named),
-        "variables": {} if named is None else _variables(Path(named)),
-        "error": None,
-    }
-    try:
-        config, asked = check.configuration(file) if named or variable else (None, ())
-    except ConfigError as error:
-        return found | {"error": str(error)}, None, ()
-    return found, config, asked
-
-
-def _variables(file: Path) -> dict[str, bool]:
+def variables_of(file: Path) -> dict[str, bool]:
     try:
         lines = file.expanduser().read_text(encoding="utf-8-sig").splitlines()
     except (OSError, ValueError):  # reading the settings fails too, and its error is reported
@@ -141,7 +86,7 @@ def open_files() -> dict[str, int] | None:
     return None if soft == resource.RLIM_INFINITY else {"limit": soft, "most": soft if hard == resource.RLIM_INFINITY else hard}
 
 
-def _few_files(config: ClientConfig | None, files: Mapping[str, int] | None) -> Iterator[str]:
+def few_files(config: ClientConfig | None, files: Mapping[str, int] | None) -> Iterator[str]:
     """Yield a problem if the settings allow more requests in flight than the process may open connections.
 
     Each request needs a connection.
@@ -154,7 +99,7 @@ def _few_files(config: ClientConfig | None, files: Mapping[str, int] | None) -> 
         )
 
 
-def _report(found: Mapping[str, Any]) -> Iterator[str]:
+def report_lines(found: Mapping[str, Any]) -> Iterator[str]:
     versions, machine, files = dict(found["versions"]), found["machine"], found["machine"]["open_files"]
     yield f"qreward {versions.pop('qreward')}, Python {versions.pop('python')}, {machine['system']}, {machine['cpus']} CPUs"
     yield from _row("packages", [", ".join(f"{name} {version or 'not installed'}" for name, version in versions.items())])
@@ -165,10 +110,6 @@ def _report(found: Mapping[str, Any]) -> Iterator[str]:
     yield from _row("proxies", [_are_set(found["proxies"]) + through])
     yield from _row("open files", ["no limit" if files is None else f"{files['limit']}, can be raised to {files['most']}"])
     yield from _row("clock", [found["time"]])
-    if found["endpoints"]:
-        yield from ("", check.report(found["endpoints"]))
-    for problem in found["problems"]:
-        yield from ("", problem)
 
 
 def _row(title: str, lines: list[str]) -> Iterator[str]:

@@ -1,0 +1,105 @@
+"""A fake endpoint with a simulated model server, every dialect of decisions, chats that ask for one label, and written verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from pydantic import field_validator
+
+from fakes.decision_routes import FAKE_DECISIONS
+from fakes.live_model import LiveModel
+from fakes.model_server import MODELS, ServedModel
+from fakes.next_token import NextToken, read_prompt
+from fakes.synthetic_writer import write_verdict
+from qreward.errors import ConfigError
+from qreward.testing import FakeEndpoint
+from qreward.testing.openai_api import ChatLabel, ChatRequest
+from qreward.testing.responders import Write
+from qreward.testing.server_kinds import SERVER_KINDS
+from qreward.testing.server_routes import CHAT, ErrorResponse, Job, Route, RouteCall, chat_job
+
+
+class ModelEndpoint(FakeEndpoint):
+    """Holds the settings of a fake endpoint, and of its model server.
+
+    Args:
+        served: simulated model server with a prefix cache, which computes the chats. The value is ``"8B"``, ``"70B"``, a
+            :class:`~fakes.model_server.ServedModel`, or a mapping. A mapping has the member ``model`` with one of the two names, and new
+            values for some fields of this model. The time of the model server is added to the time of ``latency``, which also gives the
+            number of output tokens. A stream begins when the whole answer is computed. Phases do not slow the model server.
+        dialect: server whose routes for typed questions are imitated:
+
+            - None: no routes but those of ``decisions``.
+            - ``openai``: ``/v1/decisions`` in OpenAI's form, with at most 400 questions and 255 options, and with refusals.
+            - ``vllm``: ``/v1/decisions`` in vLLM's form, ``/v1/systemone``, ``/generative_scoring`` and ``/tokenize``. ``/v1/decisions``
+              accepts at most 64 questions, 26 options and 10 levels, and only text of users. This route refuses unknown members.
+            - ``vllm_unsupported``: vLLM with a model that cannot decide: ``/v1/decisions`` and ``/v1/systemone`` answer HTTP 501.
+            - ``generative_scoring``: an older vLLM, with only ``/generative_scoring`` and ``/tokenize``.
+            - ``sglang``: ``/v1/decisions`` in SGLang's form, and ``/v1/systemone``.
+            - ``systemone``: SGLang with a model that was trained for decisions: only ``/v1/systemone``, without label mass.
+              ``/v1/decisions`` answers HTTP 400.
+
+            The model server computes one prompt per question; with ``openai``, one prompt for all questions.
+        logprobs: whether the server returns log probabilities. False imitates a server that ignores ``logprobs`` in a chat. The synthetic
+            judge answers a chat that lists labelled options, asks for one of them, and sets ``logprobs``.
+        synthetic: whether the synthetic judge writes the verdicts, in the form that a prompt of ``Judge`` describes.
+    """
+
+    served: ServedModel | None = None
+    dialect: Literal["openai", "vllm", "vllm_unsupported", "generative_scoring", "sglang", "systemone"] | None = None
+    logprobs: bool = True
+    synthetic: bool = False
+
+    def __init__(self, name: str | None = None, **data: Any) -> None:
+        super().__init__(name, **data)
+
+    @field_validator("served", mode="before")
+    @classmethod
+    def _named_model(cls, value: object) -> object:
+        changes = {"model": value} if isinstance(value, str) else value
+        if not isinstance(changes, Mapping) or "model" not in changes:
+            return value
+        if (model := MODELS.get(str(changes["model"]))) is None:
+            raise ValueError(f"must be {', '.join(map(repr, MODELS))} or a ServedModel")
+        return {**model.model_dump(), **{name: each for name, each in changes.items() if name != "model"}}
+
+    @property
+    def routes(self) -> Mapping[str, Route]:
+        decisions = FAKE_DECISIONS[self.dialect]
+        found = {path: _with_errors(route, decisions.error) for path, route in decisions.routes.items()}
+        return {**found, CHAT: _labelled} if self.kind != "nim" else found
+
+    def prompt_cache(self) -> Any:
+        return super().prompt_cache() if self.served is None else LiveModel(self.served)
+
+    def writer(self) -> Write:
+        return (lambda messages, _digest: write_verdict(messages, self.synthetic_judge)) if self.synthetic else super().writer()
+
+
+def _with_errors(route: Route, write: Callable[[str, ErrorResponse], bytes]) -> Route:
+    """Return a route that writes its errors in a format of its own."""
+
+    def serve(call: RouteCall) -> Job:
+        try:
+            return route(call)
+        except ErrorResponse as error:
+            error.body = write(call.path, error)
+            raise
+
+    return serve
+
+
+def _labelled(call: RouteCall) -> Job:
+    """Serve a chat. If it asks for one of several labels and for log probabilities, the answer is one token."""
+    job = SERVER_KINDS[call.spec.kind].routes[CHAT](call)
+    spec, request = call.spec, call.read(ChatRequest)
+    prompt = read_prompt(request.messages) if request.logprobs and not request.stream else None
+    if prompt is None or not isinstance(spec, ModelEndpoint):
+        return job
+    try:
+        token = NextToken.of(prompt, spec.synthetic_judge)
+    except ConfigError as error:
+        raise ErrorResponse(500, f"the synthetic judge: {error}", "responder", "server_error") from None
+    ids = request.logprob_token_ids or () if spec.kind == "vllm" else ()
+    return chat_job(call, ChatLabel(token.content, token.logprobs(request.top_logprobs or 0, ids) if spec.logprobs else None))

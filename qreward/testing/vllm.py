@@ -1,0 +1,306 @@
+"""The kind ``vllm``: the routes, bodies and errors of vLLM 0.32, as its source has them and as recordings of a running server show them.
+
+``tests/testing/test_fleet_contract.py`` compares the fake with the recordings. ``docs/how-to/testing.md`` lists what differs on purpose.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from qreward.testing import openai_api
+from qreward.testing.openai_api import ChatLabel, ChatRequest, Chunks, sse
+from qreward.testing.rewards import logits_of, probabilities_of
+from qreward.testing.server_routes import (
+    CHAT,
+    COMPLETIONS,
+    EMBEDDINGS,
+    JSON,
+    MOST_LOGPROBS,
+    OPENAI,
+    PLAIN,
+    ErrorResponse,
+    Job,
+    RouteCall,
+    ServerState,
+    chat_job,
+    class_row,
+    completions_job,
+    finite,
+    gauges,
+    json_status,
+    list_route,
+    listed,
+    vector_route,
+)
+from qreward.testing.text import encode
+
+VERSION = "0.32.0"
+_FINGERPRINT = f"vllm-{VERSION}-fa4e0000"
+_LABELS = '{engine="0",model_name="fake"}'
+_gauges = gauges("vllm:num_requests_running vllm:num_requests_waiting vllm:kv_cache_usage_perc", _LABELS)
+
+
+# Status routes
+
+
+def _models(state: ServerState) -> dict[str, Any]:
+    permission = {
+        "id": "modelperm-fake", "object": "model_permission", "created": 0, "allow_create_engine": False, "allow_sampling": True,
+        "allow_logprobs": True, "allow_search_indices": False, "allow_view": True, "allow_fine_tuning": False, "organization": "*",
+        "group": None, "is_blocking": False,
+    }  # fmt: skip
+    more = {"owned_by": "vllm", "root": "fake", "parent": None, "max_model_len": state.spec.max_model_len, "permission": [permission]}
+    found = openai_api.models(state.spec.models)
+    return {**found, "data": [{**row, **more} for row in found["data"]]}
+
+
+def _metrics(state: ServerState) -> str:
+    text, cache = _gauges(state), state.cache
+    if cache is None:
+        return text
+    for name, value in (("queries", cache.queried), ("hits", cache.hits)):
+        full = f"vllm:prefix_cache_{name}_total"
+        text += f"# HELP {full} .\n# TYPE {full} counter\n{full}{_LABELS} {float(value)}\n"
+    info = "vllm:cache_config_info"
+    labels = f'{{block_size="{cache.block}",cache_dtype="auto",engine="0",num_gpu_blocks="{cache.tokens // cache.block}"}}'
+    return text + f"# HELP {info} .\n# TYPE {info} gauge\n{info}{labels} 1.0\n"
+
+
+# Errors
+
+_BUSY = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
+_DEAD = "EngineCore encountered an issue. See stack trace (above) for the root cause."
+_TYPES = {400: "BadRequestError", 404: "NotFoundError", 500: "InternalServerError", 503: "Service Unavailable"}
+
+
+def _error(_path: str, error: ErrorResponse) -> bytes:
+    if error.status == 401:
+        return encode({"error": "Unauthorized"})
+    if error.counted == "not_found":
+        return encode({"detail": "Not Found" if error.status == 404 else "Method Not Allowed"})
+    message, type_, param = error.message, _TYPES.get(error.status) or error.type, error.param
+    if error.malformed:
+        place = re.search(r"\$((?:\.\w+)*)", message)
+        type_, param = "Bad Request", "body" + (place[1] if place else ".0")
+        message = f"1 validation error:\n  {{'type': 'value_error', 'loc': {param!r}, 'msg': {message!r}}}"
+    elif error.counted == "unknown_model":
+        param = "model"
+    return openai_api.error(message, type_, error.status, param)
+
+
+def _wrong(name: str, value: Any, message: str) -> ErrorResponse:
+    return ErrorResponse(400, f"{message} (parameter={name}, value={value})", "bad_request", param=name)
+
+
+# Chats
+
+
+def _chat(call: RouteCall) -> Job:
+    request, longest = call.read(ChatRequest), call.spec.max_model_len
+    if not request.messages:
+        message = "Cannot apply chat template to an empty conversation. Provide at least one message."
+        raise ErrorResponse(400, message, "bad_request")
+    _check_logprobs(request)
+    name = "max_tokens" if request.max_completion_tokens is None else "max_completion_tokens"
+    most = getattr(request, name)
+    if most is not None and most > longest:
+        more = "Please request fewer output tokens."
+        raise _wrong(name, most, f"{name}={most} cannot be greater than max_model_len={longest}. {more}")
+    if most is not None and most < 1:
+        raise _wrong(name, most, f"{name} must be at least 1, got {most}.")
+    if (heat := request.temperature) is not None and not 0 <= heat <= 2:
+        rule = "must be non-negative" if heat < 0 else "must be in [0, 2]"
+        raise _wrong("temperature", float(heat), f"temperature {rule}, got {float(heat)}.")
+    _check_schema(request.response_format)
+    job = chat_job(call)
+    if job.prompt > longest:
+        raise ErrorResponse(400, _TOO_LONG.format(most=longest, more=longest + 1), "bad_request", param="input_tokens")
+    if most is None:
+        return job
+    length = min(job.length, most)
+    service = call.spec.latency.seconds(length)
+    return job._replace(length=length, completion=length * (request.n or 1), service=service, most=most)
+
+
+def _check_logprobs(request: ChatRequest) -> None:
+    most = request.top_logprobs or 0
+    if most and not request.logprobs:
+        message = "when using `top_logprobs`, `logprobs` must be set to true. (parameter=top_logprobs)"
+        raise ErrorResponse(400, message, "bad_request", param="top_logprobs")
+    if most > MOST_LOGPROBS:
+        raise _wrong("logprobs", most, f"Requested sample logprobs of {most}, which is greater than max allowed: {MOST_LOGPROBS}")
+
+
+_FORMATS = {"text", "json_object", "json_schema", "structural_tag"}
+_SCHEMA_TYPES = {"object", "array", "string", "number", "integer", "boolean", "null"}
+
+
+def _check_schema(given: Any) -> None:
+    """Refuse a format of an unknown type, and a JSON schema of an unknown type, as the compiler of grammars does."""
+    if isinstance(given, dict) and given.get("type") not in _FORMATS:
+        raise ErrorResponse(
+            400, "Input should be 'text', 'json_object' or 'json_schema' - at `$.response_format.type`", "bad_request", malformed=True
+        )
+    schema = given.get("json_schema", {}).get("schema") if isinstance(given, dict) and given.get("type") == "json_schema" else None
+    if isinstance(schema, dict) and isinstance(kind := schema.get("type"), str) and kind not in _SCHEMA_TYPES:
+        raise ErrorResponse(400, f"Grammar error: Invalid type: {kind}", "bad_request")
+
+
+def _used(used: dict[str, Any]) -> dict[str, Any]:
+    details = used.get("prompt_tokens_details")
+    if details is not None:
+        details = {**details, "created_cache_tokens": 0, "multimodal_tokens": None}
+    return {**used, "prompt_tokens_details": details, "completion_tokens_details": None}
+
+
+def _completion(
+    request: ChatRequest, digest: bytes, content: str, used: dict[str, Any], label: ChatLabel | None = None, finish: str = "stop"
+) -> dict[str, Any]:
+    made = openai_api.chat_completion(request, digest, content, _used(used), label, finish)
+    for choice in made["choices"]:
+        choice["message"] = {**choice["message"], **dict.fromkeys(("annotations", "audio", "function_call", "reasoning"))}
+        choice |= {"stop_reason": None, "token_ids": None, "routed_experts": None}
+        if choice["logprobs"] is not None:
+            choice["logprobs"] = {"content": choice["logprobs"]["content"]}
+    nothing = (
+        "service_tier", "prompt_logprobs", "prompt_token_ids", "prompt_text", "kv_transfer_params", "ec_transfer_params", "metrics",
+    )  # fmt: skip
+    return {**made, **dict.fromkeys(nothing), "system_fingerprint": _FINGERPRINT}
+
+
+class VllmChunks(Chunks):
+    """Makes the events as vLLM does: the last piece of text has the reason why the response ended."""
+
+    def __init__(self, request: ChatRequest, digest: bytes, content: str, used: dict[str, Any], finish: str = "stop") -> None:
+        super().__init__(request, digest, content, used, finish)
+        if self._used is not None:
+            details = (
+                {"prompt_tokens_details": {**inner, "created_cache_tokens": 0}} if (inner := used.get("prompt_tokens_details")) else {}
+            )
+            self._used = {**self._used, **details}
+        self._head = {name: value for name, value in self._head.items() if name != "system_fingerprint"}
+
+    def first(self) -> bytes:
+        choice = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+        return self._events(choice, prompt_token_ids=None, prompt_text=None)
+
+    def piece(self, number: int, tokens: int) -> bytes:
+        is_last = number == tokens - 1
+        choice = {"delta": {"content": self._text(number, tokens)}, "logprobs": None, "finish_reason": self._finish if is_last else None}
+        if is_last:
+            choice["stop_reason"] = None
+        more = {"system_fingerprint": _FINGERPRINT} if is_last and self._used is None else {}
+        return self._events({**choice, "token_ids": None}, **more)
+
+    def last(self) -> bytes:
+        closing = b""
+        if self._used is not None:
+            closing = sse({**self._head, "choices": [], "usage": self._used, "system_fingerprint": _FINGERPRINT})
+        return closing + b"data: [DONE]\n\n"
+
+    def failed(self) -> bytes:
+        return b"data: " + openai_api.error(_DEAD, _TYPES[500], 500) + b"\n\ndata: [DONE]\n\n"
+
+    def _events(self, choice: dict[str, Any], **more: Any) -> bytes:
+        return b"".join(sse({**self._head, "choices": [{"index": index, **choice}], **more}) for index in self._indices)
+
+
+# Text completions, scores, labels and rankings
+
+
+def _completions(call: RouteCall) -> Job:
+    job = completions_job(call)
+
+    def body(cached: int | None) -> bytes:
+        made = json.loads(job.body(cached))
+        none = dict.fromkeys(("stop_reason", "token_ids", "prompt_logprobs", "prompt_token_ids", "routed_experts"))
+        used = _used(made["usage"])
+        if call.spec.prefix_cache is not None:
+            used["prompt_tokens_details"] = {"cached_tokens": 0, "created_cache_tokens": None, "multimodal_tokens": None}
+        choices = [{**choice, **none} for choice in made["choices"]]
+        more = dict.fromkeys(("service_tier", "kv_transfer_params", "ec_transfer_params", "metrics"))
+        return encode({**made, **more, "created": 1, "system_fingerprint": _FINGERPRINT, "choices": choices, "usage": used})
+
+    return job._replace(body=body)
+
+
+_PAIRS = (("text_1", "queries"), ("text_2", "documents"))
+
+
+def _values(call: RouteCall, item: Any) -> list[float]:
+    logits = logits_of(item, call.labels)
+    return logits if call.data.get(call.spec.scoring.activation_field) is False else probabilities_of(logits)
+
+
+def _pooling_row(call: RouteCall, item: Any) -> dict[str, Any]:
+    values = finite(_values(call, item), item)
+    return {"object": "pooling", "data": [[0.0] * len(values), values] if call.data.get("task") == "token_classify" else values}
+
+
+def _pairs(call: RouteCall) -> list[Any]:
+    left, right = (listed(call.data.get(new) if new in call.data else call.data.get(old)) for new, old in _PAIRS)
+    if len(left) not in (1, len(right)) or len(call.labels) > 1:
+        raise call.invalid("Input lengths must be either 1:1, 1:N or N:N, and num_labels 1")
+    return [list(pair) for pair in zip(left * len(right) if len(left) == 1 else left, right, strict=True)]
+
+
+def _rerank(call: RouteCall) -> Job:
+    data = call.data
+    items = [[data.get("query"), document] for document in listed(data.get("documents"))]
+    scores = [_values(call, item)[0] for item in items]
+    order = sorted(range(len(items)), key=scores.__getitem__, reverse=True)[: data.get("top_n") or len(items)]
+    ranked = [
+        {"index": at, "document": {"text": items[at][1], "multi_modal": None}, "relevance_score": finite([scores[at]], items[at])[0]}
+        for at in order
+    ]
+
+    def made(prompt: int) -> Any:
+        used = {"prompt_tokens": prompt, "total_tokens": prompt}
+        return {"id": "rerank-1", "model": data.get("model"), "usage": used, "results": ranked}
+
+    return call.job(items, made, data.get("model"))
+
+
+_TOO_LONG = (
+    "This model's maximum context length is {most} tokens. However, your prompt contains at least {more} input tokens, which exceeds this "
+    "limit even without any output tokens. Please reduce the length of the input prompt. (parameter=input_tokens, value={more})"
+)
+_GENERATE = {CHAT: _chat, COMPLETIONS: _completions}
+_POOLING = {
+    EMBEDDINGS: vector_route, "/pooling": list_route(_pooling_row),
+    "/classify": list_route(lambda call, item: class_row(call, item, _values(call, item))),
+    **dict.fromkeys(("/score", "/v1/score"), list_route(
+        lambda call, item: {"object": "score", "score": finite(_values(call, item), item)[0]}, _pairs
+    )),
+    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), _rerank),
+}  # fmt: skip
+TASKS: Mapping[str | None, frozenset[str]] = {
+    None: frozenset(),
+    "generate": frozenset(_POOLING),
+    "pooling": frozenset(_GENERATE),
+}
+"""The routes that a server does not have, by the value of ``FakeEndpoint.task``."""
+
+VLLM = replace(
+    OPENAI,
+    routes={**OPENAI.routes, **_GENERATE, **_POOLING},
+    error=_error,
+    status={
+        "/v1/models": json_status(_models),
+        "/load": json_status(lambda state: {"server_load": state.requests}),
+        "/version": (JSON, lambda _: f'{{"version":"{VERSION}"}}'),
+        "/metrics": (PLAIN, _metrics),
+    },
+    guarded=("/v1", "/v2", "/inference", "/cohere"),
+    completion=_completion,
+    chunks=VllmChunks,
+    unknown="The model `{model}` does not exist. Valid aliases: {served}.",
+    failures={500: (_DEAD, _TYPES[500]), 503: (_BUSY, _TYPES[503])},
+    request_ids=False,
+    health=frozenset({"/health", "/ping"}),
+    too_long=_TOO_LONG,
+)

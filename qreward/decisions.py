@@ -17,6 +17,9 @@ from qreward.errors import ConfigError, QRewardError
 from qreward.records import Usage
 from qreward.spelling import did_you_mean
 
+MIN_LABEL_MASS = 0.5
+"""Default of ``min_label_mass``: minimum total probability (0 to 1) of all options of a question. Below one half, an answer other than an
+option is more probable than an option."""
 Option = str | bool
 """An option of a question: ``True`` or ``False`` of a :class:`YesNo`, the label of a level of a :class:`Score`, or a choice of a
 :class:`Choice`."""
@@ -270,6 +273,14 @@ class FoundAnswer(NamedTuple):
     probabilities: tuple[float, ...]
     label_mass: float | None = None
     confidence: float | None = None
+
+
+def too_improbable(label_mass: float | None, least: float) -> str:
+    """Return why an answer with a label mass is no answer; ``""`` if the label mass is at least ``least`` or unknown."""
+    if label_mass is None or label_mass >= least:
+        return ""
+    told = f"all options together have a probability of {label_mass:.4g}"
+    return f"{told}, which is less than min_label_mass={least:g}: the model would answer something else"
 
 
 class AnswerTable(msgspec.Struct, frozen=True):

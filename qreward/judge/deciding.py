@@ -17,7 +17,7 @@ import msgspec
 from qreward.codecs.base import WireRequest
 from qreward.codecs.decisions.base import DecisionInput, DecisionReply, valid_input
 from qreward.codecs.decisions.operation import Decide
-from qreward.decisions import AnswerTable, Choice, FoundAnswer, Option, Question, Score, YesNo
+from qreward.decisions import AnswerTable, Choice, FoundAnswer, Option, Question, Score, YesNo, too_improbable
 from qreward.errors import BadRequest, ConfigError, QRewardError
 from qreward.judge.asking import JudgeModel, encoded
 from qreward.judge.codec import DecidedReply, Reply, fingerprint_of
@@ -116,8 +116,8 @@ class DecidingModel(JudgeModel):
     def input_of(self, messages: Messages) -> DecisionInput:
         only = messages[0]["content"] if len(messages) == 1 and messages[0].get("role") == "user" else messages
         if type(only) is str and only.strip():
-            return DecisionInput(only, self._questions)
-        return valid_input((messages, self._questions))
+            return DecisionInput(only, self._questions, 0.0)  # ``vote`` compares the label mass, also that of a cached answer
+        return valid_input(DecisionInput(messages, self._questions, 0.0))
 
     def criterion_of(self, inputs: DecisionInput) -> str:
         if len(inputs.questions) > 1:
@@ -172,10 +172,8 @@ class DecidingModel(JudgeModel):
         for place, mass in enumerate(table.label_masses):
             if table.errors and place in table.errors:
                 raise Unreadable(f"{self._names[place]}{table.errors[place]}")
-            if mass is not None and mass < self._least:
-                told = f"all options together have a probability of {mass:.4g}"
-                less = f"which is less than min_label_mass={self._least:g}: the model would answer something else"
-                raise Unreadable(f"{self._names[place]}{told}, {less}")
+            if why := too_improbable(mass, self._least):
+                raise Unreadable(f"{self._names[place]}{why}")
 
     def _from_text(self, text: str) -> AnswerTable:
         """Return the answers in a text from the cache. Raises ``ValueError`` or ``TypeError`` if the text answers other questions."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from typing import Any
 
 import httpx
 import pytest
@@ -14,6 +15,8 @@ from qreward import BadRequest, ConnectionFailed, QRewardClient, RequestTimeout
 from qreward.deciding.dialects import TIMEOUT
 
 NO_ANSWER = 1e6
+CHAT = ["/decisions", "/systemone", "/chat/completions"]
+"""Paths of the requests that find out that a server speaks ``chat``."""
 
 
 async def test_each_endpoint_is_asked_once_however_many_calls_begin_together() -> None:
@@ -21,7 +24,7 @@ async def test_each_endpoint_is_asked_once_however_many_calls_begin_together() -
     async with client_of(servers) as client:
         decisions = await asyncio.gather(*(client.decide("text", questions(1), model=MODEL) for _ in range(30)))
         await client.batch_decide(["text"] * 30, questions(1), model=MODEL)
-    assert [server.probes for server in servers.values()] == [["/decisions"]] * 3
+    assert [server.probes for server in servers.values()] == [["/decisions"], CHAT, ["/decisions"]]
     assert all(read(decision) == expected(1) for decision in decisions)
     assert {name: {path for path, _ in server.asked} for name, server in servers.items()} == {
         "a": {"/decisions"},
@@ -37,7 +40,7 @@ async def test_models_are_found_out_apart_because_a_server_may_serve_them_differ
     async with client_of({"a": server}) as client:
         for model in ("a", "b", "a", "b"):
             await client.decide("text", questions(2), model=model)
-    assert server.probes == ["/decisions"] * 2
+    assert server.probes == ["/decisions", *CHAT]
     assert server.asked == [("/decisions", 2), *[("/chat/completions", 1)] * 2] * 2
 
 
@@ -97,7 +100,7 @@ async def test_an_endpoint_that_could_not_be_reached_is_asked_by_a_later_call_if
             await client.decide("text", questions(1), model=MODEL)
         server.refuses = False
         assert read(await client.decide("text", questions(2), model=MODEL)) == expected(2)
-    assert server.probes == ["/decisions"]
+    assert server.probes == CHAT
     assert server.asked == [("/chat/completions", 1)] * 2
 
 
@@ -110,7 +113,8 @@ async def test_when_a_server_is_replaced_the_request_is_sent_again_once_in_the_n
             assert read(await client.decide("text", questions(count), model=MODEL)) == expected(count)
             batch = await client.batch_decide(["text"], questions(count), model=MODEL)
             assert read(batch[0].value) == expected(count)
-        assert server.asked == [("/decisions", count), *[("/chat/completions", 1)] * count * 2]
+        assert server.asked[:2] == [("/decisions", count), ("/systemone", count)]
+        assert server.asked[2:] == [("/chat/completions", 1)] * count * 2
         assert server.probes == ["/decisions"]
 
 
@@ -124,16 +128,50 @@ async def test_a_server_without_any_known_path_is_an_error_that_says_how_to_name
     assert "set decisions= of endpoint 'gpu-3'" in str(caught.value)
 
 
-async def test_a_server_whose_responses_point_in_a_circle_fails_after_two_requests() -> None:
-    circle = {
-        "/decisions": httpx.Response(404, json={"detail": "Not Found"}),
-        "/chat/completions": refused("Extra inputs are not permitted"),
-    }
-    server = DecisionServer(reply=lambda path, _: circle[path])
+async def test_a_server_that_refuses_every_dialect_is_asked_in_one_of_them_and_by_each_later_call_anew() -> None:
+    server = DecisionServer(reply=lambda path, _: refused("no") if path == "/chat/completions" else httpx.Response(404, json={}))
     async with client_of({"a": server}) as client:
-        with pytest.raises(BadRequest):
+        for _ in range(2):
+            batch = await client.batch_decide(["text"] * 10, questions(1), model=MODEL)
+            assert {type(result.error) for result in batch} == {BadRequest}
+        assert server.probes == CHAT * 2
+        assert server.asked == [("/chat/completions", 1)] * 20
+        server.reply = None
+        assert read(await client.decide("text", questions(2), model=MODEL)) == expected(2)
+
+
+async def test_a_server_that_is_not_ready_when_it_is_found_out_is_asked_in_the_dialects_with_the_first_decision() -> None:
+    starting = iter([httpx.Response(503, json={"error": {"message": "starting"}})])
+    server = DecisionServer("chat", reply=lambda *_: next(starting, None))
+    async with client_of({"a": server}) as client:
+        assert read(await client.decide("text", questions(1), model=MODEL)) == expected(1)
+        assert read(await client.decide("text", questions(2), model=MODEL)) == expected(2)
+    assert server.probes == ["/decisions"]
+    assert [path for path, _ in server.asked] == [*CHAT, "/chat/completions", "/chat/completions"]
+
+
+async def test_a_server_that_returns_few_log_probabilities_is_asked_for_fewer_by_every_call_that_follows() -> None:
+    def most_five(path: str, body: dict[str, Any]) -> httpx.Response | None:
+        most = body.get("top_logprobs", 0)
+        asked.append(most)
+        return refused(f"Requested sample logprobs of {most}, which is greater than max allowed: 5") if most > 5 else None
+
+    for named in (None, "chat"):
+        asked = list[int]()
+        server = DecisionServer("chat", reply=most_five)
+        async with client_of({"a": server}, decisions=named) as client:
+            assert read(await client.decide("text", questions(2), model=MODEL)) == expected(2)
+            batch = await client.batch_decide(["text"] * 5, questions(1), model=MODEL)
+            assert [read(result.value) for result in batch] == [expected(1)] * 5
+        assert asked[-5:] == [5] * 5, named
+        assert asked.count(20) <= 2, named
+
+
+async def test_a_server_that_returns_no_log_probabilities_at_all_is_an_error_that_says_what_to_set() -> None:
+    server = DecisionServer("chat", reply=lambda path, _: refused("logprobs: max allowed: 0") if "chat" in path else None)
+    async with client_of({"a": server}) as client:
+        with pytest.raises(BadRequest, match=r"let the server return 20 of them \(vLLM: --max-logprobs 20\)"):
             await client.decide("text", questions(1), model=MODEL)
-    assert sorted(path for path, _ in server.asked) == ["/chat/completions", "/decisions"]
 
 
 async def test_the_setting_of_an_endpoint_stands_whatever_its_responses_point_to() -> None:
@@ -153,7 +191,7 @@ async def test_an_endpoint_that_is_added_is_found_out_by_the_next_call() -> None
         client.add_endpoint(endpoint("b", servers["b"]))
         client.mark_unhealthy("a")
         assert read(await client.decide("text", questions(2), model=MODEL)) == expected(2)
-    assert (servers["a"].probes, servers["b"].probes) == (["/decisions"], ["/decisions"])
+    assert (servers["a"].probes, servers["b"].probes) == (["/decisions"], CHAT)
 
 
 async def test_a_reload_that_sets_the_dialect_or_moves_the_endpoint_takes_effect() -> None:
@@ -167,7 +205,7 @@ async def test_a_reload_that_sets_the_dialect_or_moves_the_endpoint_takes_effect
         moved = endpoint("a", second).model_copy(update={"base_url": "http://elsewhere.example/v1"})
         client.reload(client.config.model_copy(update={"endpoints": (moved,)}))
         await client.decide("text", questions(1), model=MODEL)
-    assert second.probes == ["/decisions"]
+    assert second.probes == CHAT
     assert second.asked == [("/chat/completions", 1)]
 
 
@@ -227,5 +265,5 @@ async def test_threads_share_the_finding_out() -> None:
     await asyncio.gather(*(asyncio.to_thread(thread.join) for thread in threads))
     await client.aclose()
     assert read_by == [expected(2)] * 4
-    assert server.probes == ["/decisions"]
+    assert server.probes == CHAT
     assert server.asked == [("/chat/completions", 1)] * 8

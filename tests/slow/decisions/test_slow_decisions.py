@@ -21,11 +21,11 @@ from pydantic import TypeAdapter, ValidationError
 from server_models import module
 
 from qreward.codecs.decisions.base import Dialect
-from qreward.codecs.decisions.chat import CHAT_DECISIONS, labels_of
-from qreward.codecs.decisions.dialects import DIALECTS, PROBE
+from qreward.codecs.decisions.chat import CHAT_DECISIONS
+from qreward.codecs.decisions.named import SGLANG, SYSTEMONE, SYSTEMONE_OF_SGLANG
+from qreward.codecs.decisions.names import labels_of
 from qreward.codecs.decisions.openai import OPENAI, VLLM
-from qreward.codecs.decisions.sglang import SGLANG
-from qreward.codecs.decisions.systemone import SYSTEMONE, SYSTEMONE_OF_SGLANG
+from qreward.codecs.decisions.operation import DIALECTS, PROBE
 from qreward.decisions import Choice, Decision, Question, Score, YesNo
 
 pytestmark = pytest.mark.timeout(900)  # the first test downloads the wheels

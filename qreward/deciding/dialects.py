@@ -17,22 +17,20 @@ from typing import cast
 from qreward.codecs.base import WireRequest
 from qreward.codecs.decisions.base import Dialect
 from qreward.codecs.decisions.chat import ChatDialect, label_ids, tokenize_call
-from qreward.codecs.decisions.operation import DIALECTS, NO_SUCH_PATH, OTHER_BODY, PROBE, Decide, key_of
+from qreward.codecs.decisions.operation import NO_SUCH_PATH, OTHER_BODY, PROBE, Decide, key_of
 from qreward.engine.background import report_error
 from qreward.engine.driver import LoopDriver
 from qreward.engine.instrumentation import LOG
-from qreward.errors import ClientClosed, InvalidResponse
-from qreward.scheduler.outcome import Answer, Failure, FailureKind
+from qreward.errors import InvalidResponse
+from qreward.scheduler.outcome import Answer, Failure
 from qreward.scheduler.state import Pool, Task
 from qreward.settings.policies import Endpoint
 
 TIMEOUT = 10.0
-"""Maximum seconds for all requests to one endpoint. An endpoint that does not answer is assumed to have the dialect of another one."""
+"""Maximum seconds for all requests to one endpoint."""
 MOST_MODELS = 4096
 """Maximum number of models in ``DialectFinder.most``, and number of pairs of endpoint and model at which records of ended requests are
 removed. There are limits because callers may use any number of names of models."""
-ANY = "openai"
-"""The ``kind`` of an endpoint whose settings do not name its server software."""
 
 
 class DialectFinder:
@@ -59,7 +57,7 @@ class DialectFinder:
     def most_questions(self, pool: Pool, model: str) -> int:
         """Return the largest number of questions in a request that every endpoint of a pool accepts."""
         known = self.most.get(model)
-        return self._most(endpoints_of(pool), model) if known is None else known
+        return self.decide.limits(endpoints_of(pool), model)[0] if known is None else known
 
     async def find(self, driver: LoopDriver, pool: Pool, model: str, seconds: float | None = None) -> None:
         """Ask each endpoint once. Then wait until the dialect of one endpoint is known, all requests have ended, or the time is over.
@@ -72,64 +70,36 @@ class DialectFinder:
         """
         changes, endpoints = self._changes, endpoints_of(pool)
         pending = self._ask(driver, endpoints, model)
-        if pending and not self._settled(endpoints, model):
+        if pending and not self._any_known(endpoints, model):
             waits = {asyncio.wrap_future(probe.done) for probe in pending}
             until = driver.loop.time() + min(TIMEOUT, inf if seconds is None else seconds)
-            while waits and not self._settled(endpoints, model) and (left := until - driver.loop.time()) > 0:
+            while waits and not self._any_known(endpoints, model) and (left := until - driver.loop.time()) > 0:
                 _, waits = await asyncio.wait(waits, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-        if self._assume(endpoints, model) and all(probe.done.done() for probe in pending):
+        if changes == self._changes and self._any_known(endpoints, model) and all(probe.done.done() for probe in pending):
             if len(self.most) >= MOST_MODELS:
                 self.most.clear()
-            if changes == self._changes:
-                self.most[model] = self._most(endpoints, model)
+            self.most[model] = self.decide.limits(endpoints, model)[0]
 
     def _ask(self, driver: LoopDriver, endpoints: Sequence[Endpoint], model: str) -> list[Probe]:
         """Start a probe for each endpoint that needs one. Returns the probes that have not ended."""
         pending = []
         with self._lock:
-            known = self._settled(endpoints, model)
+            any_known = self._any_known(endpoints, model)
             if len(self._probes) >= MOST_MODELS:
                 self._probes = {key: probe for key, probe in self._probes.items() if not probe.done.done()}
             for endpoint in endpoints:
-                if not self._unknown(endpoint, model):
+                if self.decide.is_certain(endpoint, model):
                     continue
                 key = key_of(endpoint, model)
                 probe = self._probes.get(key)
-                if probe is None or (probe.unreached and probe.done.done() and not known):
+                if probe is None or (probe.done.done() and not any_known):
                     probe = self._probes[key] = Probe(driver, endpoint, model, self.decide)
                 if not probe.done.done():
                     pending.append(probe)
         return pending
 
-    def _unknown(self, endpoint: Endpoint, model: str) -> bool:
-        """Return True if requests may show how to ask an endpoint: its dialect, or the ids of vLLM's tokens for the dialect ``chat``."""
-        named = endpoint.decisions is not None and (endpoint.decisions, endpoint.kind) != ("chat", "vllm")
-        return not named and self.decide.known(endpoint, model) is None
-
-    def _settled(self, endpoints: Sequence[Endpoint], model: str) -> bool:
-        return any(not self._unknown(endpoint, model) for endpoint in endpoints)
-
-    def _assume(self, endpoints: Sequence[Endpoint], model: str) -> bool:
-        """Assume that an endpoint without a known dialect has the dialect of another endpoint of the same kind.
-
-        If no endpoint of the same kind has a known dialect and the kind is ``ANY``, the dialect of an endpoint of another kind is assumed.
-        Returns False if no endpoint has a known dialect.
-        """
-        known: dict[str, str] = {}  # kind -> dialect
-        for endpoint in endpoints:
-            found = self.decide.known(endpoint, model)
-            if name := endpoint.decisions or (found and found.name):
-                known.setdefault(endpoint.kind, name)
-        for endpoint in endpoints:
-            if endpoint.decisions is None and self.decide.known(endpoint, model) is None:
-                name = known.get(endpoint.kind) or (next(iter(known.values()), None) if endpoint.kind == ANY else None)
-                if name is not None and name != "generative_scoring":  # needs the ids of an endpoint's settings
-                    self.decide.remember(endpoint, model, DIALECTS[name].at(endpoint), known=False)
-                    LOG.debug("endpoint %r, model %r: taken to speak the dialect %r of decisions", endpoint.name, model, name)
-        return bool(known)
-
-    def _most(self, endpoints: Sequence[Endpoint], model: str) -> int:
-        return self.decide.limits(endpoints, model)[0] if endpoints else 1
+    def _any_known(self, endpoints: Sequence[Endpoint], model: str) -> bool:
+        return any(self.decide.is_certain(endpoint, model) for endpoint in endpoints)
 
 
 class Probe:
@@ -138,14 +108,12 @@ class Probe:
 
     Attributes:
         done: a future that has a result when the last request has ended.
-        unreached: True if the endpoint could not be reached, or refused every dialect.
     """
 
     def __init__(self, driver: LoopDriver, endpoint: Endpoint, model: str, decide: Decide) -> None:
         self._driver, self._endpoint, self._model, self._decide = driver, endpoint, model, decide
         self.done: Future[None] = Future()
         self.done.set_running_or_notify_cancel()  # from now on no caller can cancel it
-        self.unreached = False
         self._key = key_of(endpoint, model)
         decide.pending[self._key] = self.done
         self._task = driver.loop.create_task(self._run(), context=Context())
@@ -169,7 +137,7 @@ class Probe:
         for dialect in (rows := self._decide.to_try(self._endpoint)):
             if dialect.path in missing:
                 continue
-            self._decide.remember(self._endpoint, self._model, dialect, known=False)
+            self._decide.remember(self._endpoint, self._model, dialect, known=False)  # the next decision is sent in this dialect
             if isinstance(dialect, ChatDialect) and self._endpoint.kind == "vllm":
                 exact = await self._exact(dialect)
                 if exact is not None:
@@ -184,9 +152,7 @@ class Probe:
             elif status in NO_SUCH_PATH:
                 missing.add(dialect.path)
             elif status not in OTHER_BODY and not isinstance(outcome.error, InvalidResponse):
-                self.unreached = outcome.kind is FailureKind.UNREACHABLE and not isinstance(outcome.error, ClientClosed)
                 return why
-        self.unreached = True
         self._decide.refused(self._endpoint, self._model)
         return why
 

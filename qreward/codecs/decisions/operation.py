@@ -60,6 +60,11 @@ class Decide:
         found = self._known.get(key_of(endpoint, model))
         return found if found is None or endpoint.decisions in (None, found.name) else None
 
+    def is_certain(self, endpoint: Endpoint, model: str) -> bool:
+        """Return False if requests may show how to ask an endpoint: its dialect, or the ids of vLLM's tokens for the dialect ``chat``."""
+        named = endpoint.decisions is not None and (endpoint.decisions, endpoint.kind) != ("chat", "vllm")
+        return named or self.known(endpoint, model) is not None
+
     def dialect_at(self, endpoint: Endpoint, model: str) -> Dialect:
         """Return the dialect in which the next request to an endpoint is encoded: the known one, the one that the endpoint's settings
         name, the assumed one, or the first to try."""
@@ -110,11 +115,12 @@ class Decide:
             return None
         names = {each.name for each, _ in tried}
         missing = {each.path for each, why in tried if _status(why) in NO_SUCH_PATH}
-        rows = self.to_try(endpoint) if known is None else [known, *self.to_try(endpoint)]
+        rows = self.to_try(endpoint)
+        following = next((place for place, each in enumerate(rows, 1) if each.name == sent.name), 0)
+        rows = [*([] if known is None else [known]), *rows[following:], *rows[:following]]
         found = next((each for each in rows if each.name not in names and each.path not in missing), None)
         if found is not None and found is not known and status in NO_SUCH_PATH:
-            self._known.pop(key, None)
-            self.remember(endpoint, model, found, known=False)
+            self.remember(endpoint, model, found, known=known is not None)
             self._learned()
         return found
 

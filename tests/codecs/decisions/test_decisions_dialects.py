@@ -277,7 +277,7 @@ def test_a_refused_request_is_sent_in_the_other_dialects_unless_the_settings_nam
         ("openai", [(CHAT_DECISIONS, 400)], None, "openai"),
         ("openai", [(OPENAI, 503)], None, None),
         ("vllm", [(VLLM, 501)], "systemone", "systemone"),
-        ("sglang", [(SYSTEMONE_OF_SGLANG, 405)], "sglang", "sglang"),
+        ("sglang", [(SYSTEMONE_OF_SGLANG, 405)], "chat", "chat"),
     ]
     for kind, refusals, if_known, if_not in cases:
         tried = [(dialect, BadRequest("no", status_code=status)) for dialect, status in refusals]
@@ -290,7 +290,7 @@ def test_a_refused_request_is_sent_in_the_other_dialects_unless_the_settings_nam
             found = decide.next_dialect(endpoint, "m", tried)
             assert (None if found is None else found.name) == wanted, (kind, refusals, known)
             if wanted is not None and refusals[-1][1] in (404, 405, 501):
-                assert (decide.known(endpoint, "m"), decide.dialect_at(endpoint, "m")) == (None, found)
+                assert (decide.known(endpoint, "m"), decide.dialect_at(endpoint, "m")) == (found if known else None, found)
     decide, endpoint = Decide(), Endpoint("http://a")
     decide.remember(endpoint, "m", SYSTEMONE)
     assert decide.next_dialect(endpoint, "m", [(OPENAI, BadRequest("no", status_code=400))]) is SYSTEMONE, "it became known meanwhile"

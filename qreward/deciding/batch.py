@@ -107,7 +107,7 @@ class DecisionBatch(BatchWaiter):
         if not calls:
             return False
         self._tallies.add_request(result)
-        item, place = self._parts.pop(task, None) or (DividedItem(result.index, under_way=1), 0)
+        item, place = self._parts.pop(task) if task in self._parts else (DividedItem(result.index, under_way=1), 0)
         item.under_way -= 1
         item.failed += result.attempts
         left = None if task.deadline == inf else max(task.deadline - self.driver.engine.clock(), 1e-3)

@@ -57,7 +57,7 @@ class DialectFinder:
     def most_questions(self, pool: Pool, model: str) -> int:
         """Return the largest number of questions in a request that every endpoint of a pool accepts."""
         known = self.most.get(model)
-        return self.decide.limits(endpoints_of(pool), model)[0] if known is None else known
+        return self.decide.most_questions(endpoints_of(pool), model) if known is None else known
 
     async def find(self, driver: LoopDriver, pool: Pool, model: str, seconds: float | None = None) -> None:
         """Ask each endpoint once. Then wait until the dialect of one endpoint is known, all requests have ended, or the time is over.
@@ -78,7 +78,7 @@ class DialectFinder:
         if changes == self._changes and self._any_known(endpoints, model) and all(probe.done.done() for probe in pending):
             if len(self.most) >= MOST_MODELS:
                 self.most.clear()
-            self.most[model] = self.decide.limits(endpoints, model)[0]
+            self.most[model] = self.decide.most_questions(endpoints, model)
 
     def _ask(self, driver: LoopDriver, endpoints: Sequence[Endpoint], model: str) -> list[Probe]:
         """Start a probe for each endpoint that needs one. Returns the probes that have not ended."""

@@ -89,10 +89,9 @@ class Decide:
         if known:
             self._refused.discard(key_of(endpoint, model))
 
-    def limits(self, endpoints: Iterable[Endpoint], model: str) -> tuple[int, int]:
-        """Return two limits that all the endpoints accept: the maximum number of questions in a request, and of options in a question."""
-        dialects = [self.dialect_at(endpoint, model) for endpoint in endpoints]
-        return min(dialect.most_questions for dialect in dialects), min(dialect.most_options for dialect in dialects)
+    def most_questions(self, endpoints: Iterable[Endpoint], model: str) -> int:
+        """Return the largest number of questions in a request that all endpoints accept; 1 if there is no endpoint."""
+        return min((self.dialect_at(endpoint, model).most_questions for endpoint in endpoints), default=1)
 
     def next_dialect(self, endpoint: Endpoint, model: str, tried: Sequence[tuple[Dialect, Exception]]) -> Dialect | None:
         """Return the dialect in which a refused request is sent again; None if it must not be.

@@ -253,12 +253,12 @@ def test_the_dialect_of_an_endpoint_is_remembered_for_a_model() -> None:
     decide, endpoint, other = Decide(), Endpoint("http://a", name="a"), Endpoint("http://b", name="b", kind="sglang")
     assert (decide.known(endpoint, "m"), decide.dialect_at(endpoint, "m"), decide.dialect_at(other, "m")) == (None, OPENAI, SGLANG)
     assert [decide.dialect_at(Endpoint("http://c", kind=kind), "m") for kind in ("vllm", "tei")] == [VLLM, OPENAI]
-    assert decide.limits([endpoint, Endpoint("http://c", kind="vllm")], "m") == (64, 26)
+    assert decide.most_questions([endpoint, Endpoint("http://c", kind="vllm")], "m") == 64
     decide.remember(endpoint, "m", SYSTEMONE, known=False)
     assert (decide.known(endpoint, "m"), decide.dialect_at(endpoint, "m")) == (None, SYSTEMONE)
     decide.remember(endpoint, "m", CHAT_DECISIONS)
     assert [decide.known(*at) for at in ((endpoint, "m"), (endpoint, "other"), (other, "m"))] == [CHAT_DECISIONS, None, None]
-    assert decide.limits([endpoint, Endpoint("http://c", kind="vllm")], "m") == (1, 20)
+    assert decide.most_questions([endpoint, Endpoint("http://c", kind="vllm")], "m") == 1
     for change in ({"decisions": "vllm"}, {"kind": "vllm"}):
         assert decide.dialect_at(endpoint.model_copy(update=change), "m") is VLLM, change
 

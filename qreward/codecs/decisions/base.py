@@ -229,19 +229,23 @@ class Dialect(ABC):
         rows = self.rows(document, len(questions))
         if len(rows) != len(questions):
             raise Malformed(f"the answer has {len(rows)} answers to {len(questions)} question{'s'[: len(questions) != 1]}")
-        faults: list[str] = []
+        faults, least = list[str](), call.inputs.min_label_mass
         found: list[FoundAnswer | QRewardError] = []
         for question, row in zip(questions, rows, strict=True):
             try:
                 answer = self.read(question, row)
-                why = too_improbable(answer.label_mass, call.inputs.min_label_mass)
+                label_mass = answer.label_mass
+                if label_mass is None or label_mass >= least:
+                    found.append(answer)
+                    continue
+                why = too_improbable(label_mass, least)
             except NoAnswer as reason:
                 why = str(reason)
             except InvalidAnswer as fault:
                 faults.append(str(fault))
                 found.append(InvalidResponse(f"the answer to {shown(question)} is not valid: {fault}", model=call.model))
                 continue
-            found.append(InvalidResponse(f"no answer to {shown(question)}: {why}", model=call.model) if why else answer)
+            found.append(InvalidResponse(f"no answer to {shown(question)}: {why}", model=call.model))
         if len(faults) == len(questions):
             raise Malformed(f"the answer has no valid answer to any question: {faults[0]}")
         model = document.get("model")
@@ -250,7 +254,7 @@ class Dialect(ABC):
 
     def type_checked(self, question: Question, answer: object) -> dict[str, Any]:
         """Return an answer whose member ``type`` is that of the question. Raises ``InvalidAnswer``."""
-        kind = member(answer, "type")
+        kind = answer.get("type") if type(answer) is dict else member(answer, "type")
         if kind != self.types[type(question)]:
             raise InvalidAnswer(f"it has the type {kind!r}")
         return answer  # type: ignore[return-value]

@@ -89,9 +89,10 @@ class ChatDialect(Dialect):
         inputs: DecisionInput = call.inputs
         self.check(inputs.questions, call.params)
         length = {} if "max_completion_tokens" in call.params else {"max_tokens": 1}
-        ids = self._ids_for(inputs.questions[0])
-        exact = {"top_logprobs": 0, "logprob_token_ids": ids} if ids else {}
-        return jsonio.write(model, "messages", _messages(inputs), {**length, **self.extra, **exact, **call.params}, all_text=True)
+        extra = self.extra
+        if self._ids and (ids := self._ids_for(inputs.questions[0])):
+            extra = {**extra, "top_logprobs": 0, "logprob_token_ids": ids}
+        return jsonio.write(model, "messages", _messages(inputs), {**length, **extra, **call.params}, all_text=True)
 
     def rows(self, document: dict[str, Any], count: int) -> Sequence[Any]:  # noqa: ARG002 - always one
         choices = document.get("choices")

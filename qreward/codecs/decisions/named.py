@@ -56,9 +56,12 @@ class SGLangDialect(Dialect):
     def _named_numbers(self, question: Question, answer: dict[str, Any]) -> tuple[float, ...]:
         """Return the probability of each option. Raises ``InvalidAnswer`` if the answer names other options."""
         raw, names = answer.get("probabilities"), self.encoded_question(question).names
-        if type(raw) is not dict or len(raw) != len(names) or not all(name in raw for name in names):
-            raise InvalidAnswer("its probabilities are not those of the options")
-        return distribution([raw[name] for name in names], len(names))
+        if type(raw) is dict and len(raw) == len(names):
+            try:
+                return distribution([raw[name] for name in names], len(names))
+            except KeyError:
+                pass
+        raise InvalidAnswer("its probabilities are not those of the options")
 
 
 class SystemOneDialect(SGLangDialect):

@@ -60,7 +60,7 @@ class HttpBackend:
                     connection_settings.check_call_headers(call.headers, call.model)
                 reply = await transport.post(path, body, connection_settings.call_headers(endpoint, call))
                 outcome = connection.outcome_of(reply, call)
-                if decide is None or (isinstance(outcome, Answer) and not refused):
+                if decide is None or (isinstance(outcome, Answer) and not refused and not decide.was_refused(endpoint, call.model)):
                     return outcome
                 following = _after(decide, endpoint, call, outcome, refused)
                 if not isinstance(following, WireRequest):

@@ -144,6 +144,18 @@ async def test_a_server_that_refuses_every_dialect_is_asked_in_one_of_them_and_b
         assert read(await client.decide("text", questions(2), model=MODEL)) == expected(2)
 
 
+async def test_a_server_that_answers_only_with_a_parameter_of_the_caller_is_found_out_by_the_first_answer() -> None:
+    def reply(path: str, body: dict[str, Any]) -> httpx.Response | None:
+        return refused("use max_completion_tokens") if path == "/chat/completions" and "max_tokens" in body else None
+
+    server = DecisionServer("chat", reply=reply)
+    async with client_of({"a": server}) as client:
+        for _ in range(3):
+            assert read(await client.decide("text", questions(1), model=MODEL, max_completion_tokens=4)) == expected(1)
+    assert server.probes == CHAT
+    assert server.asked == [("/chat/completions", 1)] * 3
+
+
 async def test_a_server_that_is_not_ready_when_it_is_found_out_is_asked_in_the_dialects_with_the_first_decision() -> None:
     starting = iter([httpx.Response(503, json={"error": {"message": "starting"}})])
     server = DecisionServer("chat", reply=lambda *_: next(starting, None))

@@ -26,6 +26,7 @@ from qreward.codecs.decisions.base import (
     probability,
 )
 from qreward.decisions import AnswerTable, Choice, FoundAnswer, Question, Score, YesNo
+from qreward.settings.policies import Endpoint
 
 _Probability = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 
@@ -190,18 +191,29 @@ def _numbers_of(question: Question, row: _Score | _Choice) -> Sequence[float]:
 
 
 class VLLMDialect(OpenAIDialect):
-    """Asks for decisions as vLLM 0.33 serves them (``entrypoints/openai/decisions``). vLLM's ``confidence`` is the highest probability
-    times the label mass."""
+    """Asks for decisions as vLLM 0.33 serves them (``entrypoints/openai/decisions``).
+
+    Args:
+        is_vllm: True if the settings of the endpoint say that it is vLLM, whose ``confidence`` is the highest probability times the label
+            mass. Another server that takes the same requests may mean another number, so that the label mass is unknown.
+    """
 
     name = "vllm"
     most_questions = 64
     most_options = 26
 
+    def __init__(self, *, is_vllm: bool) -> None:
+        super().__init__()
+        self._is_vllm = is_vllm
+
+    def at(self, endpoint: Endpoint) -> Dialect:
+        return VLLM if "vllm" in (endpoint.kind, endpoint.decisions) else LIKE_VLLM
+
     def input_of(self, given: str | list[dict[str, str]]) -> Any:
         return Dialect.input_of(self, given)
 
     def label_mass(self, confidence: float, highest: float) -> float | None:
-        return min(confidence / highest, 1.0)
+        return min(confidence / highest, 1.0) if self._is_vllm else None
 
 
-OPENAI, VLLM = OpenAIDialect(), VLLMDialect()
+OPENAI, VLLM, LIKE_VLLM = OpenAIDialect(), VLLMDialect(is_vllm=True), VLLMDialect(is_vllm=False)

@@ -23,8 +23,7 @@ OTHERS = ("openai", "vllm", "sglang", "systemone", "chat")
 PROBE = DecisionInput(
     [{"role": "system", "content": "Judge the sum."}, {"role": "user", "content": "2 + 2 = 4"}], (YesNo("The sum is right."),), 0.0
 )
-"""A small decision that shows which dialect a server uses. Only OpenAI takes a system message as a message, so that vLLM refuses it in the
-dialect ``openai``, and is asked in its own dialect, which reads the label mass."""
+"""A small decision that shows which dialect a server uses. vLLM takes no system message, so that it refuses the dialect ``openai``."""
 NO_SUCH_PATH = frozenset({404, 405, 501})
 """HTTP statuses of responses from servers that do not have the path of a request."""
 OTHER_BODY = frozenset({400, 422})
@@ -124,7 +123,7 @@ class Decide:
         return found
 
     def answered(self, endpoint: Endpoint, model: str, dialect: Dialect) -> None:
-        """Remember the dialect of an answer to a request that was refused in another dialect."""
+        """Remember the dialect of an answer to a request, after a request was refused."""
         self.remember(endpoint, model, dialect)
         self._learned()
 
@@ -133,6 +132,10 @@ class Decide:
         if len(self._refused) >= MOST_KNOWN:
             self._refused.clear()
         self._refused.add(key_of(endpoint, model))
+
+    def was_refused(self, endpoint: Endpoint, model: str) -> bool:
+        """Return True if an endpoint refused a valid question in every dialect, and has not answered since."""
+        return bool(self._refused) and key_of(endpoint, model) in self._refused
 
     def advice(self, endpoint: Endpoint, model: str, sent: Dialect, error: Exception) -> str:
         """Return a hint to add to an error that a wrong dialect may have caused; ``""`` for any other error."""

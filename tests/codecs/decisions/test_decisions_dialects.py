@@ -139,6 +139,14 @@ def test_thinking_is_switched_off_where_the_kind_of_server_knows_how() -> None:
     assert SYSTEMONE.at(Endpoint("http://a", kind="sglang")).most_options == 255
 
 
+def test_the_label_mass_of_vllm_is_read_only_where_the_settings_say_that_it_is_vllm() -> None:
+    body = json.dumps(answer(VLLM, [TONE], [(0.875, 0.125)], 0.6)).encode()
+    for settings, wanted in (({"kind": "vllm"}, 0.6), ({"decisions": "vllm"}, 0.6), ({}, None)):
+        dialect = VLLM.at(Endpoint("http://a", **settings))  # type: ignore[arg-type]
+        (found,) = dialect.decode(body, call(dialect, [TONE])).answers
+        assert found.label_mass == (None if wanted is None else pytest.approx(wanted)), settings
+
+
 def test_parameters_of_the_caller_are_sent_but_not_those_that_the_call_sets() -> None:
     assert body_of(VLLM, [RIGHT], cache_salt="s")["cache_salt"] == "s"
     chat = body_of(CHAT_WITHOUT_THINKING, [RIGHT], max_completion_tokens=4, top_logprobs=5, chat_template_kwargs={"a": 1})

@@ -17,7 +17,7 @@ from typing import cast
 from qreward.codecs.base import WireRequest
 from qreward.codecs.decisions.base import Dialect
 from qreward.codecs.decisions.chat import ChatDialect, label_ids, tokenize_call
-from qreward.codecs.decisions.operation import NO_SUCH_PATH, OTHER_BODY, PROBE, Decide, key_of
+from qreward.codecs.decisions.operation import NO_SUCH_PATH, OTHER_BODY, PROBE, TIMEOUT, Decide, key_of
 from qreward.engine.background import report_error
 from qreward.engine.driver import LoopDriver
 from qreward.engine.instrumentation import LOG
@@ -26,8 +26,6 @@ from qreward.scheduler.outcome import Answer, Failure
 from qreward.scheduler.state import Pool, Task
 from qreward.settings.policies import Endpoint
 
-TIMEOUT = 10.0
-"""Maximum seconds for all requests to one endpoint."""
 MOST_MODELS = 4096
 """Maximum number of models in ``DialectFinder.most``, and number of pairs of endpoint and model at which records of ended requests are
 removed. There are limits because callers may use any number of names of models."""

@@ -13,7 +13,7 @@ from typing import cast
 
 from qreward.codecs.base import WireRequest
 from qreward.codecs.decisions.base import Dialect
-from qreward.codecs.decisions.operation import OTHER_BODY, Decide
+from qreward.codecs.decisions.operation import OTHER_BODY, TIMEOUT, Decide
 from qreward.codecs.rewards.registry import bound
 from qreward.errors import ClientClosed, ConfigError
 from qreward.scheduler.outcome import Answer, Failure, ProbeResult
@@ -51,7 +51,7 @@ class HttpBackend:
             asked, decide = call, call.codec if isinstance(call.codec, Decide) else None
             refused: list[tuple[Dialect, Failure]] = []
             if decide is not None and (pending := decide.pending_at(endpoint, call.model)) is not None:
-                await asyncio.wrap_future(pending)
+                await asyncio.wait([asyncio.wrap_future(pending)], timeout=TIMEOUT)  # another event loop, which may stand still, ends it
             while True:
                 call, path, native = bound(asked, endpoint)
                 transport = connection.root_transport() if native else connection.transport

@@ -24,6 +24,8 @@ PROBE = DecisionInput(
     [{"role": "system", "content": "Judge the sum."}, {"role": "user", "content": "2 + 2 = 4"}], (YesNo("The sum is right."),), 0.0
 )
 """A small decision that shows which dialect a server uses. vLLM takes no system message, so that it refuses the dialect ``openai``."""
+TIMEOUT = 10.0
+"""Maximum seconds in which an endpoint is asked which dialect it uses."""
 NO_SUCH_PATH = frozenset({404, 405, 501})
 """HTTP statuses of responses from servers that do not have the path of a request."""
 OTHER_BODY = frozenset({400, 422})

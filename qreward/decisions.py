@@ -17,6 +17,9 @@ from qreward.errors import ConfigError, QRewardError
 from qreward.records import Usage
 from qreward.spelling import did_you_mean
 
+MIN_LABEL_MASS = 0.5
+"""Default of ``min_label_mass``: minimum total probability (0 to 1) of all options of a question. Below one half, an answer other than an
+option is more probable than an option."""
 Option = str | bool
 """An option of a question: ``True`` or ``False`` of a :class:`YesNo`, the label of a level of a :class:`Score`, or a choice of a
 :class:`Choice`."""
@@ -27,8 +30,10 @@ def _check_text(kind: str, what: str, value: object) -> None:
         raise ConfigError(f"{kind}: {what} must be a text, not {value!r}")
 
 
-def _options(kind: str, what: str, given: Sequence[Option] | Mapping[Option, str]) -> tuple[tuple[Option, ...], tuple[str, ...]]:
-    """Return the options and their descriptions. Raises ``ConfigError``."""
+def _set_options(question: Score | Choice, what: str, given: object) -> tuple[Option, ...]:
+    """Set and return the options of a question, and set their descriptions. Raises ``ConfigError``."""
+    kind = type(question).__name__
+    _check_text(kind, "instructions", question.instructions)
     if isinstance(given, str) or not isinstance(given, Sequence | Mapping):
         raise ConfigError(f"{kind}: {what} must be a list such as ['bad', 'good'], or a mapping to descriptions, not {given!r}")
     options = tuple(given)
@@ -42,7 +47,9 @@ def _options(kind: str, what: str, given: Sequence[Option] | Mapping[Option, str
     descriptions = tuple(given.values()) if isinstance(given, Mapping) else ("",) * len(options)
     if not all(isinstance(description, str) for description in descriptions):
         raise ConfigError(f"{kind}: the descriptions of {what} must be texts")
-    return options, descriptions
+    object.__setattr__(question, "options", options)
+    object.__setattr__(question, "descriptions", descriptions)
+    return options
 
 
 @dataclass(frozen=True)
@@ -100,8 +107,7 @@ class Score:
     descriptions: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _check_text("Score", "instructions", self.instructions)
-        options, descriptions = _options("Score", "levels", self.levels)  # type: ignore[arg-type]
+        options = _set_options(self, "levels", self.levels)
         if len(options) > 10 or any(isinstance(option, bool) for option in options):
             raise ConfigError(f"Score: levels must be 2 to 10 texts, not {len(options)} of them")
         for place, option in enumerate(options):
@@ -110,8 +116,6 @@ class Score:
                     f"Score: levels[{place}] is {option!r}; servers number levels from 0, so the answer {option} could mean another level. "
                     "Use words, the numbers from 0, or a Choice"
                 )
-        object.__setattr__(self, "options", options)
-        object.__setattr__(self, "descriptions", descriptions)
 
 
 @dataclass(frozen=True)
@@ -137,8 +141,7 @@ class Choice:
     descriptions: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _check_text("Choice", "instructions", self.instructions)
-        options, descriptions = _options("Choice", "choices", self.choices)
+        options = _set_options(self, "choices", self.choices)
         if len(options) > 255:
             raise ConfigError(f"Choice: choices must be 2 to 255, not {len(options)}")
         letters = ascii_uppercase[: len(options)]
@@ -149,8 +152,6 @@ class Choice:
                     f"Choice: choices[{place}] is {option!r}; servers call the options A, B, ..., so the answer {option} could mean "
                     "another one. Use words, or put the letters in order from A"
                 )
-        object.__setattr__(self, "options", options)
-        object.__setattr__(self, "descriptions", descriptions)
 
 
 Question = YesNo | Score | Choice
@@ -190,8 +191,7 @@ class DecisionAnswer:
         """Args:
         question: the question.
         probabilities: a probability for each option of the question, in the order of the options. The sum is 1.
-        label_mass: the probability that the model answers with one of the options, and with no other text. None if the server does not
-            report this probability.
+        label_mass: see :attr:`label_mass`.
         confidence: the confidence that the server reports. If None, the confidence is computed from the probabilities.
         error: the error of a question that was refused or failed.
         """
@@ -262,21 +262,23 @@ class DecisionAnswer:
 
 
 class FoundAnswer(NamedTuple):
-    """Holds the answer to one question: a probability for each option, the label mass, and the confidence.
-
-    The label mass and the confidence are None if the server does not report them.
-    """
+    """Holds the answer to one question. The label mass and the confidence are None if the server does not report them."""
 
     probabilities: tuple[float, ...]
     label_mass: float | None = None
     confidence: float | None = None
 
 
-class AnswerTable(msgspec.Struct, frozen=True):
-    """Holds the answers to several questions as columns of numbers, in the order of the questions.
+def too_improbable(label_mass: float | None, least: float) -> str:
+    """Return why an answer with a label mass is no answer; ``""`` if the label mass is at least ``least`` or unknown."""
+    if label_mass is None or label_mass >= least:
+        return ""
+    told = f"all options together have a probability of {label_mass:.4g}"
+    return f"{told}, which is less than min_label_mass={least:g}: the model would answer something else"
 
-    Most callers only compute sums of these numbers. Making an object for each answer would take more time than all other work on the
-    answer.
+
+class AnswerTable(msgspec.Struct, frozen=True):
+    """Holds the answers to several questions as columns of numbers, because most callers only compute sums of these numbers.
 
     Attributes:
         questions: the questions.
@@ -317,15 +319,17 @@ class AnswerTable(msgspec.Struct, frozen=True):
     @classmethod
     def joined(cls, tables: Sequence[AnswerTable]) -> AnswerTable:
         """Return one table with the answers of several tables."""
-        rows = [(question, table._row(*span)) for table in tables for question, span in zip(table.questions, table.spans(), strict=True)]
-        return cls.of(tuple([question for question, _ in rows]), [row for _, row in rows])
-
-    def spans(self) -> Iterator[tuple[int, int, int]]:
-        """Yield one tuple for each question: the index of the question, and the start and end of its part of ``probabilities``."""
-        end = 0
-        for place, question in enumerate(self.questions):
-            begin, end = end, end + len(question.options)
-            yield place, begin, end
+        errors, begin = dict[int, QRewardError](), 0
+        for table in tables:
+            errors |= {begin + place: error for place, error in table.errors.items()}
+            begin += len(table.questions)
+        return cls(
+            tuple([each for table in tables for each in table.questions]),
+            tuple([each for table in tables for each in table.probabilities]),
+            tuple([each for table in tables for each in table.label_masses]),
+            tuple([each for table in tables for each in table.confidences]),
+            errors,
+        )
 
     def answers(self) -> tuple[DecisionAnswer, ...]:
         """Return the answer to each question."""
@@ -336,10 +340,6 @@ class AnswerTable(msgspec.Struct, frozen=True):
         for place, error in self.errors.items():
             found[place] = DecisionAnswer(self.questions[place], error=error)
         return tuple(found)
-
-    def _row(self, place: int, begin: int, end: int) -> FoundAnswer | QRewardError:
-        error = self.errors.get(place)
-        return FoundAnswer(self.probabilities[begin:end], self.label_masses[place], self.confidences[place]) if error is None else error
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from qreward import options
 from qreward.codecs.base import WireRequest
 from qreward.deciding.batch import DecisionBatch
 from qreward.deciding.dialects import DialectFinder
-from qreward.deciding.single import DividedDecision
+from qreward.deciding.requests import send_divided
 from qreward.decisions import Decision
 from qreward.engine import background
 from qreward.engine.batch import BatchWaiter, size_of
@@ -224,7 +224,7 @@ class Runtime:
             if result.error is None:
                 return cast("Decision", result.value)
         most = partial(dialects.most_questions, pool, model)
-        return await DividedDecision(self.one, most, request_options, self.clock, began).result(call, result)
+        return await send_divided(self.one, call, result, most=most, options=request_options, clock=self.clock, began=began)
 
     async def _find_dialects(self, pool: Pool, model: str, request_options: RequestOptions) -> RequestOptions:
         """Find out which dialect each endpoint uses. Returns the options with the remaining timeout."""

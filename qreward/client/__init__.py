@@ -16,7 +16,7 @@ from qreward.codecs.rewards.answers import RewardScore
 from qreward.codecs.rewards.base import Operation
 from qreward.codecs.rewards.registry import CLASSIFY, COMPLETE, MODERATE, RERANK, SCORE
 from qreward.deciding.requests import decision_preparer
-from qreward.decisions import Decision, Question
+from qreward.decisions import MIN_LABEL_MASS, Decision, Question
 from qreward.engine.snapshots import stats_of
 from qreward.errors import ConfigError
 from qreward.options import (
@@ -325,18 +325,21 @@ class QRewardClient:
         questions: Sequence[Question],
         *,
         model: str,
+        min_label_mass: float = MIN_LABEL_MASS,
         **options: Unpack[ChatOptions],
     ) -> Decision:
         """Ask typed questions about one input. Each answer is a probability for every option.
 
         All questions are sent in one request. If the server takes fewer questions, several requests are sent at the same time. The
-        endpoints may have different APIs. ``Endpoint(decisions=...)`` sets the API of an endpoint. Without this setting, one small request
-        before the first call for a model finds out the API.
+        endpoints may have different APIs. ``Endpoint(decisions=...)`` sets the API of an endpoint. Without this setting, a few small
+        requests before the first call for a model find out the API.
 
         Args:
             input: what the questions are about: a text, or messages with texts.
             questions: :class:`YesNo`, :class:`Score` and :class:`Choice`; at least one.
             model: name of the model; selects the route.
+            min_label_mass: minimum total probability (0 to 1) of all options of a question. An answer with a lower one is an error, because
+                the model would have written something else. An answer whose server does not report this probability is not compared.
             options: see :class:`~qreward.options.ChatOptions`. Any other name, such as ``prompt_cache_key``, becomes a member of the JSON
                 body.
 
@@ -356,7 +359,7 @@ class QRewardClient:
             ...     return decision[0].probability, decision[1].score
         """
         given = arguments_of(ChatOptions, options)
-        call = decision_preparer(self._runtime.dialects.decide, given, model)((input, questions))
+        call = decision_preparer(self._runtime.dialects.decide, given, model, min_label_mass)((input, questions))
         return await self._runtime.decide(call, self._runtime.request_options(given.options))
 
     async def batch_decide(
@@ -365,6 +368,7 @@ class QRewardClient:
         questions: Sequence[Question] | None = None,
         *,
         model: str,
+        min_label_mass: float = MIN_LABEL_MASS,
         **options: Unpack[ChatBatchOptions],
     ) -> BatchResult[Decision]:
         """Ask typed questions about many inputs, distributed over all endpoints of the route.
@@ -374,6 +378,7 @@ class QRewardClient:
                 pair ``(input, questions)``. ``inputs`` is read only as fast as its items are sent.
             questions: the questions about every input; None if each item has its own questions.
             model: name of the model; selects the route.
+            min_label_mass: as in :meth:`decide`.
             options: see :class:`~qreward.options.ChatBatchOptions`. Any other name becomes a member of the JSON body.
 
         Returns:
@@ -389,7 +394,7 @@ class QRewardClient:
             ...     return [result.value[0].probability if result.ok else None for result in batch]
         """
         given = arguments_of(ChatBatchOptions, options)
-        prepare = decision_preparer(self._runtime.dialects.decide, given, model, questions)
+        prepare = decision_preparer(self._runtime.dialects.decide, given, model, min_label_mass, questions)
         return await self._runtime.decide_many(prepare, model, batch_items("inputs", inputs), given.options)
 
     async def embeddings(

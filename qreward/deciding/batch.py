@@ -8,7 +8,7 @@ from math import inf
 from typing import Any
 
 from qreward.codecs.base import WireRequest
-from qreward.deciding.parts import JoinedAnswer, Outcome, divided, joined, smaller
+from qreward.deciding.parts import JoinedAnswer, Outcome, divided, joined, questions_of, smaller
 from qreward.engine.batch import BatchWaiter
 from qreward.engine.snapshots import ItemTallies, result_of
 from qreward.errors import QRewardError
@@ -24,37 +24,25 @@ class DividedItem:
     Attributes:
         index: index of the item in the batch.
         under_way: number of requests of the item that have not ended.
+        ended: for each part that has ended, the place of its first question in the item, the request, and the result.
+        failed: the attempts of requests that failed and were then divided.
     """
 
-    __slots__ = ("_calls", "_failed", "_results", "index", "under_way")
+    __slots__ = ("ended", "failed", "index", "under_way")
 
-    def __init__(self, index: int) -> None:
-        self.index, self.under_way = index, 0
-        self._calls: dict[tuple[int, ...], WireRequest] = {}  # by place: (1, 0) is the first part of the second part
-        self._results: dict[tuple[int, ...], Result[Any]] = {}
-        self._failed: list[AttemptRecord] = []  # attempts of requests that failed and were then divided
-
-    def divided(self, place: tuple[int, ...], calls: list[WireRequest], attempts: tuple[AttemptRecord, ...] = ()) -> None:
-        """Replace the request at ``place`` by parts. ``attempts`` are the attempts of this request, if the request was sent."""
-        self._calls.pop(place, None)
-        self._calls |= {(*place, number): call for number, call in enumerate(calls)}
-        self._failed += attempts
-        self.under_way += len(calls)
-
-    def add(self, place: tuple[int, ...], result: Result[Any]) -> None:
-        """Add the result of one part."""
-        self._results[place] = result
-        self.under_way -= 1
+    def __init__(self, index: int, under_way: int = 0) -> None:
+        self.index, self.under_way = index, under_way
+        self.ended: list[tuple[int, WireRequest, Result[Any]]] = []
+        self.failed: list[AttemptRecord] = []
 
     def result(self) -> Result[Any]:
         """Return the result of the item. All requests of the item must have ended."""
-        places = sorted(self._calls)
-        results = [self._results[place] for place in places]
+        _, calls, results = zip(*sorted(self.ended, key=lambda each: each[0]), strict=True)
         outcomes: list[Outcome] = [each.value if each.error is None else each.error for each in results]
-        joint = joined([self._calls[place] for place in places], outcomes)
+        joint = joined(calls, outcomes)
         last = max(results, key=lambda each: (each.ok, each.latency))  # the last attempt of this result is the last attempt of the item
         others = [attempt for each in results if each is not last for attempt in each.attempts]
-        trail = (*self._failed, *others, *(last.attempts[:-1] if last.ok else last.attempts))
+        trail = (*self.failed, *others, *(last.attempts[:-1] if last.ok else last.attempts))
         queued = min(each.queued for each in results)
         if isinstance(joint, QRewardError):
             return Result(self.index, None, joint, last.endpoint, 0.0, queued, trail)
@@ -75,26 +63,30 @@ class DecisionBatch(BatchWaiter):
         super().__init__(*args, **kwargs)
         self._most, self._waited = most, waited
         self._tallies: ItemTallies = ItemTallies()
-        self._parts: dict[Task, tuple[DividedItem, tuple[int, ...]]] = {}
+        self._parts: dict[Task, tuple[DividedItem, int]] = {}  # the item of a part, and the place of its first question in the item
 
     def _put(self, feed: BatchFeed, index: int, payload: WireRequest) -> None:
         calls = divided(payload, self._most())
         if len(calls) == 1:
             super()._put(feed, index, payload)
             return
-        item = DividedItem(index)
-        item.divided((), calls)
-        for number, call in enumerate(calls):
-            feed.read(self._part(item, (number,), call, self._request_options.timeout))
+        for task in self._tasks(DividedItem(index), 0, calls, self._request_options.timeout):
+            feed.read(task)
         if feed.left is not None:
             with self.driver.engine.lock:
                 feed.left += len(calls) - 1
 
-    def _part(self, item: DividedItem, place: tuple[int, ...], call: WireRequest, timeout: float | None) -> Task:
-        task = self._request_options._replace(timeout=timeout).task(call, self._pool, self, item.index)
-        self._live[task] = None
-        self._parts[task] = item, place
-        return task
+    def _tasks(self, item: DividedItem, place: int, calls: list[WireRequest], timeout: float | None) -> list[Task]:
+        """Return the tasks of an item's parts, whose first question is at ``place``."""
+        tasks = []
+        for call in calls:
+            task = self._request_options._replace(timeout=timeout).task(call, self._pool, self, item.index)
+            self._live[task] = None
+            self._parts[task] = item, place
+            place += len(questions_of(call))
+            tasks.append(task)
+        item.under_way += len(tasks)
+        return tasks
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
         self._live.pop(task, None)
@@ -115,18 +107,19 @@ class DecisionBatch(BatchWaiter):
         if not calls:
             return False
         self._tallies.add_request(result)
-        item, place = self._parts.pop(task) if task in self._parts else (DividedItem(result.index), ())
-        item.under_way -= bool(place)
-        item.divided(place, calls, result.attempts)
+        item, place = self._parts.pop(task) if task in self._parts else (DividedItem(result.index, under_way=1), 0)
+        item.under_way -= 1
+        item.failed += result.attempts
         left = None if task.deadline == inf else max(task.deadline - self.driver.engine.clock(), 1e-3)
-        self.driver.refill(self._feed, [self._part(item, (*place, number), call, left) for number, call in enumerate(calls)])
+        self.driver.refill(self._feed, self._tasks(item, place, calls, left))
         return True
 
     def _end_task(self, task: Task, result: Result[Any]) -> None:
         self._tallies.add_request(result)
         if task in self._parts:
             item, place = self._parts.pop(task)
-            item.add(place, result)
+            item.under_way -= 1
+            item.ended.append((place, task.payload, result))
             if item.under_way:
                 return
             result = item.result()

@@ -10,7 +10,6 @@ from itertools import pairwise
 from typing import TypeVar
 
 from qreward.codecs.base import WireRequest
-from qreward.codecs.decisions.base import DecisionInput
 from qreward.decisions import Decision, DecisionAnswer, Question
 from qreward.errors import BadRequest, QRewardError
 from qreward.records import AttemptRecord, Usage, added
@@ -24,15 +23,19 @@ T = TypeVar("T")
 
 
 def questions_of(call: WireRequest) -> tuple[Question, ...]:
-    """Return the questions of a request."""
-    inputs: DecisionInput = call.inputs
-    return inputs.questions
+    questions: tuple[Question, ...] = call.inputs.questions
+    return questions
 
 
 def divided(call: WireRequest, most: int) -> list[WireRequest]:
     """Divide a request into parts of about the same size with at most ``most`` questions each. The order of the questions is kept."""
     questions = questions_of(call)
-    return [call] if len(questions) <= most else [_part(call, part) for part in evenly(questions, most)]
+    if len(questions) <= most:
+        return [call]
+    return [
+        WireRequest(call.codec, call.model, call.inputs._replace(questions=part), call.params, call.headers, call.group)
+        for part in evenly(questions, most)
+    ]
 
 
 def evenly(items: tuple[T, ...], most: int) -> list[tuple[T, ...]]:
@@ -50,14 +53,7 @@ def evenly(items: tuple[T, ...], most: int) -> list[tuple[T, ...]]:
 def smaller(call: WireRequest, error: QRewardError, attempts: Sequence[AttemptRecord], most: int) -> list[WireRequest]:
     """Divide a request that failed, so that in the end only the invalid question fails.
 
-    Args:
-        call: the request.
-        error: the error of the request.
-        attempts: the attempts of the request.
-        most: the largest number of questions per request, as far as this number is known.
-
-    Returns:
-        The parts to send; empty if the request must not be sent again.
+    Returns the parts to send, each with at most ``most`` questions; empty if the request must not be sent again.
     """
     count = len(questions_of(call))
     if count < 2 or not isinstance(error, BadRequest):
@@ -99,10 +95,4 @@ class JoinedAnswer:
         return self._decision
 
     def text(self) -> str:
-        """Return ``""``, because a decision has no text."""
         return ""
-
-
-def _part(call: WireRequest, questions: tuple[Question, ...]) -> WireRequest:
-    inputs: DecisionInput = call.inputs
-    return WireRequest(call.codec, call.model, DecisionInput(inputs.input, questions), call.params, call.headers, call.group)

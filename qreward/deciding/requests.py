@@ -1,42 +1,105 @@
-"""Make the requests of ``decide`` and ``batch_decide`` from their arguments. This module must not send anything."""
+"""The requests of ``decide`` and ``batch_decide``: make them from the arguments, and send the parts of one decision."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from qreward.codecs.base import WireRequest
 from qreward.codecs.decisions.base import DecisionInput
 from qreward.codecs.decisions.operation import Decide
-from qreward.decisions import check_questions
-from qreward.errors import BadRequest
+from qreward.deciding.parts import Outcome, divided, joined, smaller
+from qreward.decisions import Decision, check_questions
+from qreward.errors import BadRequest, ConfigError, QRewardError
 from qreward.options import Arguments, preparer
+from qreward.results import Result
+from qreward.scheduler.state import RequestOptions
+
+Send = Callable[[WireRequest, RequestOptions], Awaitable[Result[Any]]]
+"""A function that sends one request and returns its result. If the request failed, the result has the error."""
 
 
-def decision_preparer(decide: Decide, given: Arguments, model: str, questions: object = None) -> Callable[[Any], WireRequest]:
+def decision_preparer(
+    decide: Decide, given: Arguments, model: str, min_label_mass: float, questions: object = None
+) -> Callable[[Any], WireRequest]:
     """Return a function that makes the request for one item. The arguments that all items share are checked once, here.
 
     Args:
         decide: the codec of the client's decisions.
         given: options and parameters of the call.
         model: name of the model.
+        min_label_mass: an answer with a lower label mass (0 to 1) is an error.
         questions: the questions for all items; None if each item is ``(input, questions)``.
 
     Raises:
-        ConfigError: the questions, the model or the parameters are invalid.
+        ConfigError: the questions, the model, ``min_label_mass`` or the parameters are invalid.
     """
+    if type(min_label_mass) not in (int, float) or not 0 <= min_label_mass <= 1:
+        raise ConfigError(f"min_label_mass must be a number from 0 to 1, not {min_label_mass!r}")
     options = given.options
     group: Any = options.get("group")
     of_input = (lambda inputs: group(inputs[0])) if callable(group) else group
     prepare = preparer(decide, model, given.params, options.get("extra_headers"), options.get("extra_body"), of_input)
-    if questions is None:
-        return lambda item: prepare(_pair(item))
-    checked = check_questions(questions)
-    return lambda item: prepare(DecisionInput(item, checked))
+    checked = None if questions is None else check_questions(questions)
+
+    def request(item: Any) -> WireRequest:
+        if checked is not None:
+            return prepare(DecisionInput(item, checked, min_label_mass))
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            found = f"{len(item)} values" if isinstance(item, tuple) else f"a {type(item).__name__}"
+            told = "pass questions= if all items have the same ones"
+            raise BadRequest(f"without questions= an item is (input, questions), not {found}; {told}")
+        return prepare(DecisionInput(item[0], check_questions(item[1]), min_label_mass))
+
+    return request
 
 
-def _pair(item: object) -> object:
-    if not isinstance(item, tuple | list) or len(item) != 2:
-        given = f"{len(item)} values" if isinstance(item, tuple) else f"a {type(item).__name__}"
-        raise BadRequest(f"without questions= an item is (input, questions), not {given}; pass questions= if all items have the same ones")
-    return item
+async def send_divided(
+    send: Send,
+    call: WireRequest,
+    failed: Result[Any] | None,
+    *,
+    most: Callable[[], int],
+    options: RequestOptions,
+    clock: Callable[[], float],
+    began: float,
+) -> Decision:
+    """Send one decision as several requests, because it has too many questions, or because the server rejected a question.
+
+    Args:
+        send: sends one request.
+        call: the request.
+        failed: the failed result of the undivided request; None if the undivided request was not sent.
+        most: returns the largest number of questions per request, as far as this number is known.
+        options: the scheduling options of the requests. The timeout is for the whole call, and starts at ``began``.
+        clock: returns monotonic seconds.
+        began: time on this clock when the call began.
+
+    Raises:
+        QRewardError: the request failed and cannot be divided, or all its parts failed. If all parts failed, the error is that of the first
+            part.
+    """
+
+    async def part(call: WireRequest) -> Outcome:
+        left = options if options.timeout is None else options._replace(timeout=max(began + options.timeout - clock(), 1e-3))
+        try:
+            result = await send(call, left)
+        except QRewardError as error:
+            return error
+        return result.value if result.error is None else await again(call, result)
+
+    async def again(call: WireRequest, result: Result[Any]) -> Outcome:
+        assert result.error is not None
+        calls = smaller(call, result.error, result.attempts, most())
+        return await parts(calls) if calls else result.error
+
+    async def parts(calls: list[WireRequest]) -> Outcome:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(part(call)) for call in calls]
+        return joined(calls, [task.result() for task in tasks])
+
+    outcome = await (parts(divided(call, most())) if failed is None else again(call, failed))
+    if isinstance(outcome, QRewardError):
+        raise outcome
+    return outcome

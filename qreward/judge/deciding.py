@@ -17,7 +17,7 @@ import msgspec
 from qreward.codecs.base import WireRequest
 from qreward.codecs.decisions.base import DecisionInput, DecisionReply, valid_input
 from qreward.codecs.decisions.operation import Decide
-from qreward.decisions import AnswerTable, Choice, FoundAnswer, Option, Question, Score, YesNo
+from qreward.decisions import AnswerTable, Choice, FoundAnswer, Option, Question, Score, YesNo, too_improbable
 from qreward.errors import BadRequest, ConfigError, QRewardError
 from qreward.judge.asking import JudgeModel, encoded
 from qreward.judge.codec import DecidedReply, Reply, fingerprint_of
@@ -116,8 +116,8 @@ class DecidingModel(JudgeModel):
     def input_of(self, messages: Messages) -> DecisionInput:
         only = messages[0]["content"] if len(messages) == 1 and messages[0].get("role") == "user" else messages
         if type(only) is str and only.strip():
-            return DecisionInput(only, self._questions)
-        return valid_input((messages, self._questions))
+            return DecisionInput(only, self._questions, 0.0)  # ``vote`` compares the label mass, also that of a cached answer
+        return valid_input(DecisionInput(messages, self._questions, 0.0))
 
     def criterion_of(self, inputs: DecisionInput) -> str:
         if len(inputs.questions) > 1:
@@ -128,10 +128,8 @@ class DecidingModel(JudgeModel):
         return self._sample
 
     def fall_back(self, form: str, error: QRewardError, reply: Reply | None = None) -> bool:  # noqa: ARG002 - see JudgeModel
-        """Return True if the error shows that the model gives no probabilities, and the method is ``auto``.
-
-        The model is then asked to write.
-        """
+        """Return True if the model is asked to write from now on: the method is ``auto``, and the error shows that it gives no
+        probabilities."""
         if self._auto is None or self._auto.works or form != DECISION or not _lacks_probabilities(error):
             return False
         self._auto.settle(works=False, why="its servers return no probabilities")  # the text of the error may quote the prompt
@@ -141,11 +139,8 @@ class DecidingModel(JudgeModel):
         return DecidedReply(answer.table, fingerprint_of(answer.model, None, None))
 
     def divided(self, inputs: DecisionInput, error: QRewardError) -> Sequence[DecisionInput]:
-        """Return the two halves of a request that failed because it has more questions than the endpoint takes; an empty sequence for any
-        other error.
-
-        The limit may become known only after the request was sent.
-        """
+        """Return the two halves of a request with more questions than the endpoint takes, a limit that may become known only after the
+        request was sent; an empty sequence for any other error."""
         count = len(inputs.questions)
         if count < 2 or not isinstance(error, BadRequest) or error.status_code is not None:
             return ()
@@ -158,7 +153,10 @@ class DecidingModel(JudgeModel):
     def vote(self, reply: Reply, *, swapped: bool) -> Vote:
         """Return the vote with the expected score. Raises ``Unreadable`` for a question without an answer or with too low a label mass."""
         table = reply.table if isinstance(reply, DecidedReply) else self._from_text(reply.text)
-        self._check(table)
+        for place, mass in enumerate(table.label_masses):
+            why = str(table.errors[place]) if table.errors and place in table.errors else too_improbable(mass, self._least)
+            if why:
+                raise Unreadable(f"{self._names[place]}{why}")
         if self._auto is not None and isinstance(reply, DecidedReply):  # a cached answer does not show what the servers do now
             self._auto.settle(works=True, why="it answers with probabilities")
         if self._single is not None:
@@ -166,16 +164,6 @@ class DecidingModel(JudgeModel):
         return Vote(
             0.0, model=self.model, criteria=DecidedCriteria(self._group, table)
         )  # the score is computed from all requests of the sample
-
-    def _check(self, table: AnswerTable) -> None:
-        """Raise ``Unreadable`` for the first question without an answer, or with too low a label mass."""
-        for place, mass in enumerate(table.label_masses):
-            if table.errors and place in table.errors:
-                raise Unreadable(f"{self._names[place]}{table.errors[place]}")
-            if mass is not None and mass < self._least:
-                told = f"all options together have a probability of {mass:.4g}"
-                less = f"which is less than min_label_mass={self._least:g}: the model would answer something else"
-                raise Unreadable(f"{self._names[place]}{told}, {less}")
 
     def _from_text(self, text: str) -> AnswerTable:
         """Return the answers in a text from the cache. Raises ``ValueError`` or ``TypeError`` if the text answers other questions."""

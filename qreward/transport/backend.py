@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from functools import partial
+from typing import cast
 
 from qreward.codecs.base import WireRequest
-from qreward.codecs.decisions.operation import Decide
+from qreward.codecs.decisions.base import Dialect
+from qreward.codecs.decisions.operation import OTHER_BODY, TIMEOUT, Decide
 from qreward.codecs.rewards.registry import bound
 from qreward.errors import ClientClosed, ConfigError
 from qreward.scheduler.outcome import Answer, Failure, ProbeResult
@@ -47,6 +49,9 @@ class HttpBackend:
             else:
                 connection.in_flight += 1  # the usual case of ``_enter``, without a function call
             asked, decide = call, call.codec if isinstance(call.codec, Decide) else None
+            refused: list[tuple[Dialect, Failure]] = []
+            if decide is not None and (pending := decide.pending_at(endpoint, call.model)) is not None:
+                await asyncio.wait([asyncio.wrap_future(pending)], timeout=TIMEOUT)  # another event loop, which may stand still, ends it
             while True:
                 call, path, native = bound(asked, endpoint)
                 transport = connection.root_transport() if native else connection.transport
@@ -55,9 +60,12 @@ class HttpBackend:
                     connection_settings.check_call_headers(call.headers, call.model)
                 reply = await transport.post(path, body, connection_settings.call_headers(endpoint, call))
                 outcome = connection.outcome_of(reply, call)
-                if decide is None or isinstance(outcome, Answer) or not _speaks_otherwise(decide, endpoint, call, outcome):
+                if decide is None or (isinstance(outcome, Answer) and not refused and not decide.was_refused(endpoint, call.model)):
                     return outcome
-                decide = None  # now the request is sent once more
+                following = _after(decide, endpoint, call, outcome, refused)
+                if not isinstance(following, WireRequest):
+                    return following
+                asked = following
         except Exception as error:
             return failure_of(error, endpoint, call, connection)
         finally:
@@ -159,12 +167,21 @@ class HttpBackend:
         closing.add_done_callback(lambda _: self._dismissed.pop(connection, None))
 
 
-def _speaks_otherwise(decide: Decide, endpoint: Endpoint, sent: WireRequest, failure: Failure) -> bool:
-    """Return True if the response to a decision points to another dialect, and store that dialect.
+def _after(
+    decide: Decide, endpoint: Endpoint, sent: WireRequest, outcome: Answer | Failure, refused: list[tuple[Dialect, Failure]]
+) -> WireRequest | Answer | Failure:
+    """Return what follows from the outcome of a decision: the request in another dialect, or the outcome of the attempt.
 
-    Otherwise, add a hint to the error that shows how to set the dialect, and return False.
+    A refusal is added to ``refused``. If no dialect is left, the outcome is the first refusal if the server has its path, or else the last.
     """
-    if decide.learns(endpoint, sent.model, failure.dialect):
-        return decide.dialect_at(endpoint, sent.model) is not sent.codec
-    failure.error.args = (f"{failure.error}{decide.advice(endpoint, sent.model, failure.error)}",)
-    return False
+    dialect = cast("Dialect", sent.codec)
+    if isinstance(outcome, Answer):
+        decide.answered(endpoint, sent.model, dialect)
+        return outcome
+    refused.append((dialect, outcome))
+    following = decide.next_dialect(endpoint, sent.model, [(each, failure.error) for each, failure in refused])
+    if following is not None:
+        return WireRequest(following, sent.model, sent.inputs, sent.params, sent.headers, sent.group)
+    dialect, failure = refused[0] if getattr(refused[0][1].error, "status_code", None) in OTHER_BODY else refused[-1]
+    failure.error.args = (f"{failure.error}{decide.advice(endpoint, sent.model, dialect, failure.error)}",)
+    return failure

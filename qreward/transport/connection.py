@@ -70,10 +70,7 @@ class EndpointConnection:
     def outcome_of(self, reply: Reply, call: WireRequest) -> Answer | Failure:
         """Decode a reply. Returns an ``Answer``, or a ``Failure`` if the reply is an error or malformed."""
         if not 200 <= reply.status < 300:
-            failure = self.failure_from_reply(reply, call)
-            if isinstance(call.codec, Dialect):
-                failure.dialect = call.codec.refused_by(reply.status, reply.body)
-            return failure
+            return self.failure_from_reply(reply, call)
         try:
             value = call.codec.decode(reply.body, call)
         except (Malformed, EmbeddedError, Unfinished) as error:

@@ -47,8 +47,6 @@ SPEAKS = {
     None: ("openai", "chat"),
 }
 """Routes of a fake server -> the kind of its endpoint, and the dialect in which it should be asked."""
-WITHOUT_KIND = {"vllm": "openai", "sglang": "systemone"}
-"""Routes of a fake server -> the dialect in which it should be asked if its kind is not set, where that is another one."""
 
 
 def answer(request: httpx.Request) -> httpx.Response:
@@ -97,6 +95,8 @@ def test_an_argument_that_is_wrong_is_told_before_anything_is_sent() -> None:
         ("model must be the name of a model", ConfigError, {"model": ""}),
         ("'deadline' is an option of other calls", ConfigError, {"deadline": 3}),
         ("timeout must be a positive number", ConfigError, {"timeout": 0}),
+        ("min_label_mass must be a number from 0 to 1, not 50", ConfigError, {"min_label_mass": 50}),
+        ("min_label_mass must be a number from 0 to 1, not None", ConfigError, {"min_label_mass": None}),
         ("'input' cannot be set in extra_body", ConfigError, {"extra_body": {"input": "other"}}),
         ("'questions' is set by decide()", BadRequest, {"extra_body": {"questions": []}}),
     ]
@@ -171,19 +171,19 @@ def test_the_settings_of_an_endpoint_are_checked() -> None:
 # answers
 
 
-async def test_every_dialect_is_found_out_with_one_request_more_and_answers_alike() -> None:
+async def test_every_dialect_is_found_out_with_a_few_requests_more_with_and_without_the_kind_and_answers_alike() -> None:
     faults = []
     cases = [(routes, kind, name) for routes, (kind, name) in SPEAKS.items()]
-    for routes, kind, name in [*cases, *((routes, "openai", WITHOUT_KIND.get(str(routes), name)) for routes, _, name in cases)]:
+    for routes, kind, name in [*cases, *((routes, "openai", name) for routes, _, name in cases)]:
         async with fake(routes, kind=kind) as (fleet, client):
             single = await client.decide(TEXT, ALL, model=MODEL)
             batch = await client.batch_decide([TEXT] * 5, ALL, model=MODEL)
             requests = fleet.seen("gpu-0").requests
-            found = client._runtime.dialects.table.known(client.config.endpoints[0], MODEL)
+            found = client._runtime.dialects.decide.known(client.config.endpoints[0], MODEL)
         each = 3 if name == "chat" else 1
         if found is None or found.name != name:
             faults.append(f"{routes} of kind {kind}: asked as {found}")
-        if not 6 * each <= requests <= 1 + 6 * each:  # a route that the server does not have is not counted
+        if not 6 * each <= requests <= 6 + 6 * each:  # a route that the server does not have is not counted
             faults.append(f"{routes} of kind {kind}: {requests} requests for 6 decisions")
         for decision in [single, *batch.values()]:
             values = [decision["right"].probability, decision["clear"].score, *decision["tone"].probabilities.values()]
@@ -202,7 +202,7 @@ async def test_endpoints_of_different_dialects_serve_one_batch() -> None:
             batch = await client.batch_decide([TEXT] * 60, [RIGHT], model=MODEL)
         requests = {name: fleet.seen(name).requests for name in fleet.names}
     assert [round(result.value[0].probability, 2) for result in batch] == [0.75] * 60
-    assert sum(requests.values()) <= 60 + len(fakes)
+    assert sum(requests.values()) <= 60 + 3 * len(fakes)
     assert all(stats.failed == 0 for stats in batch.stats.endpoints.values())
 
 
@@ -240,6 +240,27 @@ async def test_a_chat_server_without_log_probabilities_is_an_error_that_says_so(
         decision.raise_for_errors()
     assert "endpoint 'gpu-0', model 'judge-7b': no answer to 'right': the server returned no log probabilities" in str(caught.value)
     assert caught.value.endpoint == "gpu-0"
+
+
+async def test_an_answer_that_the_model_would_hardly_give_is_an_error_and_its_exact_numbers_are_told_if_they_are_asked_for() -> None:
+    """A server of kind vllm is asked for the tokens of the labels, so that they are told however improbable they are."""
+    judge = SyntheticJudge(label_mass=0.01)
+    for settings in ({}, {"decisions": "chat"}):
+        server = FakeEndpoint("gpu-0", kind="vllm", decisions="vllm_unsupported", latency=Latency(), synthetic_judge=judge)
+        async with FakeFleet([server]) as fleet, QRewardClient([fleet.endpoints[0].model_copy(update=settings)]) as client:
+            for question in ALL:
+                decision = await client.decide(TEXT, [question], model=MODEL)
+                batch = await client.batch_decide([TEXT], [question], model=MODEL)
+                for found in (decision[0], batch[0].value[0]):
+                    with pytest.raises(InvalidResponse, match=r"probability of 0\.0(1|097), which is less than min_label_mass=0\.5"):
+                        _ = found.probabilities
+                exact = await client.decide(TEXT, [question], model=MODEL, min_label_mass=0)
+                assert list(exact[0].probabilities.values()) == pytest.approx(judge.distribution(TEXT, question)), question
+                pairs = await client.batch_decide([(TEXT, [question])], model=MODEL, min_label_mass=0.005)
+                assert pairs[0].value[0].label_mass == pytest.approx(0.01, rel=0.05)
+    async with fake("sglang", kind="sglang", synthetic_judge=judge) as (_, client):
+        assert [type(answer.error) for answer in await client.decide(TEXT, ALL, model=MODEL)] == [InvalidResponse] * 3
+        assert (await client.decide(TEXT, ALL, model=MODEL, min_label_mass=0)).errors == {}
 
 
 async def test_generative_scoring_is_used_where_it_is_set() -> None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from typing import Any
 
 import httpx
 import pytest
 from deciding_tools import MODEL, DecisionServer, client_of, endpoint, expected, now, questions, read, refused
 
 from qreward import BadRequest, ConnectionFailed, QRewardClient, RequestTimeout
-from qreward.deciding.dialects import TIMEOUT
+from qreward.codecs.decisions.operation import TIMEOUT
 
 NO_ANSWER = 1e6
+CHAT = ["/decisions", "/systemone", "/chat/completions"]
+"""Paths of the requests that find out that a server speaks ``chat``."""
 
 
 async def test_each_endpoint_is_asked_once_however_many_calls_begin_together() -> None:
@@ -21,7 +24,7 @@ async def test_each_endpoint_is_asked_once_however_many_calls_begin_together() -
     async with client_of(servers) as client:
         decisions = await asyncio.gather(*(client.decide("text", questions(1), model=MODEL) for _ in range(30)))
         await client.batch_decide(["text"] * 30, questions(1), model=MODEL)
-    assert [server.probes for server in servers.values()] == [["/decisions"]] * 3
+    assert [server.probes for server in servers.values()] == [["/decisions"], CHAT, ["/decisions"]]
     assert all(read(decision) == expected(1) for decision in decisions)
     assert {name: {path for path, _ in server.asked} for name, server in servers.items()} == {
         "a": {"/decisions"},
@@ -37,7 +40,7 @@ async def test_models_are_found_out_apart_because_a_server_may_serve_them_differ
     async with client_of({"a": server}) as client:
         for model in ("a", "b", "a", "b"):
             await client.decide("text", questions(2), model=model)
-    assert server.probes == ["/decisions"] * 2
+    assert server.probes == ["/decisions", *CHAT]
     assert server.asked == [("/decisions", 2), *[("/chat/completions", 1)] * 2] * 2
 
 
@@ -71,15 +74,19 @@ async def test_the_timeout_of_a_call_and_the_deadline_of_a_batch_include_finding
         assert {str(error) for error in batch.errors.values()} == {"not done within the batch's deadline of 5 s"}
 
 
-async def test_what_cannot_be_found_out_is_taken_to_be_as_the_others_and_is_not_asked_again() -> None:
+async def test_what_cannot_be_found_out_is_not_asked_again_but_shown_by_the_first_decision() -> None:
     for status in (401, 403, 429, 500, 503):
         answers = iter([httpx.Response(status, json={"error": {"message": "not now"}})])
         servers = {"chat": DecisionServer("chat", seconds=0.1), "later": DecisionServer("chat", reply=lambda *_, a=answers: next(a, None))}
         async with client_of(servers, most=1) as client:
-            await client.batch_decide(["text"] * 12, questions(2), model=MODEL)
-            await client.batch_decide(["text"] * 12, questions(2), model=MODEL)
+            for _ in range(2):
+                batch = await client.batch_decide(["text"] * 12, questions(2), model=MODEL)
+                assert not batch.errors, status
         assert servers["later"].probes == ["/decisions"], status
-        assert {path for path, _ in servers["later"].asked} == {"/chat/completions"}, status
+        paths = [path for path, _ in servers["later"].asked]
+        assert paths == sorted(paths, key=CHAT.index), status
+        assert paths[-1] == "/chat/completions", status
+        assert len(paths) < 12, (status, paths)
 
 
 async def test_an_endpoint_that_could_not_be_reached_is_asked_by_a_later_call_if_nothing_is_known() -> None:
@@ -97,7 +104,7 @@ async def test_an_endpoint_that_could_not_be_reached_is_asked_by_a_later_call_if
             await client.decide("text", questions(1), model=MODEL)
         server.refuses = False
         assert read(await client.decide("text", questions(2), model=MODEL)) == expected(2)
-    assert server.probes == ["/decisions"]
+    assert server.probes == CHAT
     assert server.asked == [("/chat/completions", 1)] * 2
 
 
@@ -110,7 +117,8 @@ async def test_when_a_server_is_replaced_the_request_is_sent_again_once_in_the_n
             assert read(await client.decide("text", questions(count), model=MODEL)) == expected(count)
             batch = await client.batch_decide(["text"], questions(count), model=MODEL)
             assert read(batch[0].value) == expected(count)
-        assert server.asked == [("/decisions", count), *[("/chat/completions", 1)] * count * 2]
+        assert server.asked[:2] == [("/decisions", count), ("/systemone", count)]
+        assert server.asked[2:] == [("/chat/completions", 1)] * count * 2
         assert server.probes == ["/decisions"]
 
 
@@ -124,16 +132,62 @@ async def test_a_server_without_any_known_path_is_an_error_that_says_how_to_name
     assert "set decisions= of endpoint 'gpu-3'" in str(caught.value)
 
 
-async def test_a_server_whose_responses_point_in_a_circle_fails_after_two_requests() -> None:
-    circle = {
-        "/decisions": httpx.Response(404, json={"detail": "Not Found"}),
-        "/chat/completions": refused("Extra inputs are not permitted"),
-    }
-    server = DecisionServer(reply=lambda path, _: circle[path])
+async def test_a_server_that_refuses_every_dialect_is_asked_in_one_of_them_and_by_each_later_call_anew() -> None:
+    server = DecisionServer(reply=lambda path, _: refused("no") if path == "/chat/completions" else httpx.Response(404, json={}))
     async with client_of({"a": server}) as client:
-        with pytest.raises(BadRequest):
+        for _ in range(2):
+            batch = await client.batch_decide(["text"] * 10, questions(1), model=MODEL)
+            assert {type(result.error) for result in batch} == {BadRequest}
+        assert server.probes == CHAT * 2
+        assert server.asked == [("/chat/completions", 1)] * 20
+        server.reply = None
+        assert read(await client.decide("text", questions(2), model=MODEL)) == expected(2)
+
+
+async def test_a_server_that_answers_only_with_a_parameter_of_the_caller_is_found_out_by_the_first_answer() -> None:
+    def reply(path: str, body: dict[str, Any]) -> httpx.Response | None:
+        return refused("use max_completion_tokens") if path == "/chat/completions" and "max_tokens" in body else None
+
+    server = DecisionServer("chat", reply=reply)
+    async with client_of({"a": server}) as client:
+        for _ in range(3):
+            assert read(await client.decide("text", questions(1), model=MODEL, max_completion_tokens=4)) == expected(1)
+    assert server.probes == CHAT
+    assert server.asked == [("/chat/completions", 1)] * 3
+
+
+async def test_a_server_that_is_not_ready_when_it_is_found_out_is_asked_in_the_dialects_with_the_first_decision() -> None:
+    starting = iter([httpx.Response(503, json={"error": {"message": "starting"}})])
+    server = DecisionServer("chat", reply=lambda *_: next(starting, None))
+    async with client_of({"a": server}) as client:
+        assert read(await client.decide("text", questions(1), model=MODEL)) == expected(1)
+        assert read(await client.decide("text", questions(2), model=MODEL)) == expected(2)
+    assert server.probes == ["/decisions"]
+    assert [path for path, _ in server.asked] == [*CHAT, "/chat/completions", "/chat/completions"]
+
+
+async def test_a_server_that_returns_few_log_probabilities_is_asked_for_fewer_by_every_call_that_follows() -> None:
+    def most_five(path: str, body: dict[str, Any]) -> httpx.Response | None:
+        most = body.get("top_logprobs", 0)
+        asked.append(most)
+        return refused(f"Requested sample logprobs of {most}, which is greater than max allowed: 5") if most > 5 else None
+
+    for named in (None, "chat"):
+        asked = list[int]()
+        server = DecisionServer("chat", reply=most_five)
+        async with client_of({"a": server}, decisions=named) as client:
+            assert read(await client.decide("text", questions(2), model=MODEL)) == expected(2)
+            batch = await client.batch_decide(["text"] * 5, questions(1), model=MODEL)
+            assert [read(result.value) for result in batch] == [expected(1)] * 5
+        assert asked[-5:] == [5] * 5, named
+        assert asked.count(20) <= 2, named
+
+
+async def test_a_server_that_returns_no_log_probabilities_at_all_is_an_error_that_says_what_to_set() -> None:
+    server = DecisionServer("chat", reply=lambda path, _: refused("logprobs: max allowed: 0") if "chat" in path else None)
+    async with client_of({"a": server}) as client:
+        with pytest.raises(BadRequest, match=r"let the server return 20 of them \(vLLM: --max-logprobs 20\)"):
             await client.decide("text", questions(1), model=MODEL)
-    assert sorted(path for path, _ in server.asked) == ["/chat/completions", "/decisions"]
 
 
 async def test_the_setting_of_an_endpoint_stands_whatever_its_responses_point_to() -> None:
@@ -153,7 +207,7 @@ async def test_an_endpoint_that_is_added_is_found_out_by_the_next_call() -> None
         client.add_endpoint(endpoint("b", servers["b"]))
         client.mark_unhealthy("a")
         assert read(await client.decide("text", questions(2), model=MODEL)) == expected(2)
-    assert (servers["a"].probes, servers["b"].probes) == (["/decisions"], ["/decisions"])
+    assert (servers["a"].probes, servers["b"].probes) == (["/decisions"], CHAT)
 
 
 async def test_a_reload_that_sets_the_dialect_or_moves_the_endpoint_takes_effect() -> None:
@@ -167,7 +221,7 @@ async def test_a_reload_that_sets_the_dialect_or_moves_the_endpoint_takes_effect
         moved = endpoint("a", second).model_copy(update={"base_url": "http://elsewhere.example/v1"})
         client.reload(client.config.model_copy(update={"endpoints": (moved,)}))
         await client.decide("text", questions(1), model=MODEL)
-    assert second.probes == ["/decisions"]
+    assert second.probes == CHAT
     assert second.asked == [("/chat/completions", 1)]
 
 
@@ -207,7 +261,6 @@ async def test_what_was_found_out_is_in_the_log_and_no_secret_is(caplog: pytest.
         await client.decide("text", questions(1), model=MODEL)
     assert "endpoint 'a', model 'judge-7b': speaks the dialect 'openai' of decisions (answered)" in caplog.text
     assert "endpoint 'b', model 'judge-7b': its dialect of decisions is not known: it answered 401" in caplog.text
-    assert "endpoint 'b', model 'judge-7b': taken to speak the dialect 'openai' of decisions" in caplog.text
     assert secret not in caplog.text
 
 
@@ -227,5 +280,5 @@ async def test_threads_share_the_finding_out() -> None:
     await asyncio.gather(*(asyncio.to_thread(thread.join) for thread in threads))
     await client.aclose()
     assert read_by == [expected(2)] * 4
-    assert server.probes == ["/decisions"]
+    assert server.probes == CHAT
     assert server.asked == [("/chat/completions", 1)] * 8

@@ -7,13 +7,12 @@ from deciding_tools import MODEL, questions
 from qreward import AttemptRecord, BadRequest, Decision, DecisionAnswer, InvalidResponse, QRewardError, RateLimited, Usage
 from qreward.codecs.base import WireRequest
 from qreward.codecs.decisions.base import DecisionInput
-from qreward.codecs.decisions.dialects import DialectTable
 from qreward.codecs.decisions.operation import Decide
 from qreward.deciding.parts import divided, joined, questions_of, smaller
 
 
 def call_of(count: int) -> WireRequest:
-    return WireRequest(Decide(DialectTable()), MODEL, DecisionInput("text", tuple(questions(count))), {"seed": 1}, {"x-a": "b"}, "group")
+    return WireRequest(Decide(), MODEL, DecisionInput("text", tuple(questions(count))), {"seed": 1}, {"x-a": "b"}, "group")
 
 
 def sizes(calls: list[WireRequest]) -> list[int]:

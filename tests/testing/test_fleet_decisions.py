@@ -13,11 +13,11 @@ from fleet_tools import Answer, Client, serving, user
 
 from qreward.codecs.base import WireRequest
 from qreward.codecs.decisions.base import Dialect
-from qreward.codecs.decisions.generative_scoring import GenerativeScoringDialect
+from qreward.codecs.decisions.chat import GenerativeScoringDialect
+from qreward.codecs.decisions.named import SGLANG as SGLANG_DIALECT
+from qreward.codecs.decisions.named import SYSTEMONE, SYSTEMONE_OF_SGLANG
 from qreward.codecs.decisions.openai import OPENAI as OPENAI_DIALECT
 from qreward.codecs.decisions.openai import VLLM
-from qreward.codecs.decisions.sglang import SGLANG as SGLANG_DIALECT
-from qreward.codecs.decisions.systemone import SYSTEMONE, SYSTEMONE_OF_SGLANG
 from qreward.decisions import Choice, Question, Score, YesNo
 from qreward.testing import SyntheticJudge
 
@@ -87,7 +87,7 @@ READERS: list[tuple[str, Dialect, tuple[float | None, ...]]] = [  # server, its 
 async def test_the_answers_are_the_judges_distribution_as_each_dialect_reads_it() -> None:
     async with serving(*fakes()) as client:
         for name, dialect, masses in READERS:
-            asked = tuple(question for question in QUESTIONS if isinstance(question, dialect.kinds))
+            asked = tuple(question for question in QUESTIONS if type(question) in dialect.types)
             call = WireRequest(dialect, "m", dialect.validate((TEXT, asked)), {}, None)
             answer = await post(client, name, ("" if dialect.native else "/v1") + dialect.path, dialect.encode(call, "m"))
             decision = dialect.decode(answer.body, call).build()

@@ -10,15 +10,26 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
-from unicodedata import category
 
 import msgspec
 
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import EmbeddedError, Malformed, WireRequest
 from qreward.codecs.chat import CHARS_PER_TOKEN, CHAT, joined
-from qreward.codecs.error_body import parse_error_body
-from qreward.decisions import AnswerTable, Choice, Decision, DecisionAnswer, FoundAnswer, Question, Score, YesNo, check_questions
+from qreward.codecs.decisions.names import as_text, shown
+from qreward.decisions import (
+    MIN_LABEL_MASS,
+    AnswerTable,
+    Choice,
+    Decision,
+    DecisionAnswer,
+    FoundAnswer,
+    Question,
+    Score,
+    YesNo,
+    check_questions,
+    too_improbable,
+)
 from qreward.errors import BadRequest, InvalidResponse, QRewardError
 from qreward.records import Usage
 from qreward.settings.policies import Endpoint
@@ -31,17 +42,23 @@ ROLES = ("system", "developer", "user", "assistant")
 """Roles of the messages of an input."""
 SUM_TOLERANCE = 0.02
 """Maximum difference between 1 and the sum of the probabilities of an answer. Servers round probabilities, some to two decimals."""
+DECLINED = "the model declined to answer"
 _ROUNDING = 1e-6  # maximum rounding error of one probability
 _MASS_ROUNDING = 1e-3  # maximum rounding error of a sum of exponentials in float32
 _MOST_CACHED_TUPLES = 64
 _MOST_CACHED_QUESTIONS = 4096
+_EXAMPLE = "[{'role': 'user', 'content': '...'}]"
 
 
 class DecisionInput(NamedTuple):
-    """Holds the input of a call and the questions about the input. The input is a text, or a list of messages whose content is text."""
+    """Holds the input of a call and the questions about the input. The input is a text, or a list of messages whose content is text.
+
+    An answer whose label mass is below ``min_label_mass`` (0 to 1) is an error.
+    """
 
     input: str | list[dict[str, str]]
     questions: tuple[Question, ...]
+    min_label_mass: float = MIN_LABEL_MASS
 
 
 class DecisionReply(msgspec.Struct):
@@ -73,9 +90,6 @@ class NoAnswer(Exception):
     """A question has no answer, for example because the model refused. The message says why."""
 
 
-DECLINED = "the model declined to answer"
-
-
 class _EncodedQuestion(NamedTuple):
     question: Question
     json: bytes
@@ -83,10 +97,7 @@ class _EncodedQuestion(NamedTuple):
 
 
 class _EncodedQuestions(msgspec.Struct):
-    """Holds questions, and the JSON of the body's member with the questions.
-
-    ``checked`` is True after ``Dialect.check`` has accepted the questions.
-    """
+    """Holds questions, and the body's member with them. ``checked`` is True after ``Dialect.check`` has accepted the questions."""
 
     questions: tuple[Question, ...]
     member: bytes
@@ -104,7 +115,7 @@ class Dialect(ABC):
         most_questions: maximum number of questions in a request.
         most_options: maximum number of options of a ``Choice``.
         most_levels: maximum number of levels of a ``Score``.
-        kinds: the types of questions that the API takes.
+        types: the types of questions that the API takes, with their names in requests and answers.
         input_member: name of the body's member with the input.
         questions_member: name of the body's member with the questions.
         reserved: names that no parameter of a call may have, because the dialect itself writes members with these names.
@@ -117,7 +128,7 @@ class Dialect(ABC):
     most_questions: int
     most_options: int
     most_levels: int = 10
-    kinds: tuple[Kind, ...] = (YesNo, Score, Choice)
+    types: ClassVar[Mapping[Kind, str]]
     input_member: ClassVar[str] = "input"
     questions_member: ClassVar[str] = "questions"
     reserved: frozenset[str] = frozenset({"model", "input", "questions"})
@@ -161,10 +172,7 @@ class Dialect(ABC):
         return b"".join((body[:-1], asked.member, b"}"))
 
     def _encoded_questions(self, questions: tuple[Question, ...]) -> _EncodedQuestions:
-        """Return questions and the body's member with the questions.
-
-        The result is cached, because the items of a batch share their questions.
-        """
+        """Return questions and the body's member with them. The result is cached, because the items of a batch share their questions."""
         found = self._tuple_cache.get(id(questions))
         if found is None:
             if len(self._tuple_cache) >= _MOST_CACHED_TUPLES:
@@ -204,20 +212,14 @@ class Dialect(ABC):
             raise BadRequest(f"{min(taken)!r} is set by decide() itself for {self.path}; leave it out of the parameters")
         if len(questions) > self.most_questions:
             raise BadRequest(f"{self.path} takes {self.most_questions} questions per request, not {len(questions)}")
+        here = f"an endpoint with decisions={self.name!r} takes"
         for place, question in enumerate(questions):
-            most = self.most_levels if isinstance(question, Score) else self.most_options
-            if not isinstance(question, self.kinds):
-                takes = " and ".join(each.__name__ for each in self.kinds)
-                others = ", ".join(repr(name) for name in ALL_KINDS)
-                raise BadRequest(
-                    f"questions[{place}] is a {type(question).__name__}; an endpoint with decisions={self.name!r} takes {takes} only, "
-                    f"one with {others} takes all"
-                )
+            if type(question) not in self.types:
+                takes, others = " and ".join(each.__name__ for each in self.types), ", ".join(map(repr, ALL_KINDS))
+                raise BadRequest(f"questions[{place}] is a {type(question).__name__}; {here} {takes} only, one with {others} takes all")
+            what, most = ("levels", self.most_levels) if isinstance(question, Score) else ("choices", self.most_options)
             if len(question.options) > most:
-                what = "levels" if isinstance(question, Score) else "choices"
-                raise BadRequest(
-                    f"questions[{place}] has {len(question.options)} {what}; an endpoint with decisions={self.name!r} takes {most}"
-                )
+                raise BadRequest(f"questions[{place}] has {len(question.options)} {what}; {here} {most}")
 
     def decode(self, body: bytes, call: WireRequest) -> DecisionReply:
         """Return the answers. Raises ``EmbeddedError``, or ``Malformed`` if no answer is valid."""
@@ -227,31 +229,39 @@ class Dialect(ABC):
         rows = self.rows(document, len(questions))
         if len(rows) != len(questions):
             raise Malformed(f"the answer has {len(rows)} answers to {len(questions)} question{'s'[: len(questions) != 1]}")
-        faults: list[str] = []
+        faults, least = list[str](), call.inputs.min_label_mass
         found: list[FoundAnswer | QRewardError] = []
         for question, row in zip(questions, rows, strict=True):
             try:
-                found.append(self.read(question, row))
-                continue
+                answer = self.read(question, row)
+                label_mass = answer.label_mass
+                if label_mass is None or label_mass >= least:
+                    found.append(answer)
+                    continue
+                why = too_improbable(label_mass, least)
             except NoAnswer as reason:
-                why = f"no answer to {shown(question)}: {reason}"
+                why = str(reason)
             except InvalidAnswer as fault:
                 faults.append(str(fault))
-                why = f"the answer to {shown(question)} is not valid: {fault}"
-            found.append(InvalidResponse(why, model=call.model))
+                found.append(InvalidResponse(f"the answer to {shown(question)} is not valid: {fault}", model=call.model))
+                continue
+            found.append(InvalidResponse(f"no answer to {shown(question)}: {why}", model=call.model))
         if len(faults) == len(questions):
             raise Malformed(f"the answer has no valid answer to any question: {faults[0]}")
         model = document.get("model")
         named = model if isinstance(model, str) and model else call.model
-        return DecisionReply(AnswerTable.of(questions, found), named, self.usage(document))
+        return DecisionReply(AnswerTable.of(questions, found), named, jsonio.usage_of(document.get("usage")))
 
-    def usage(self, document: dict[str, Any]) -> Usage | None:
-        """Return the usage of a response."""
-        return jsonio.usage_of(document.get("usage"))
+    def type_checked(self, question: Question, answer: object) -> dict[str, Any]:
+        """Return an answer whose member ``type`` is that of the question. Raises ``InvalidAnswer``."""
+        kind = answer.get("type") if type(answer) is dict else member(answer, "type")
+        if kind != self.types[type(question)]:
+            raise InvalidAnswer(f"it has the type {kind!r}")
+        return answer  # type: ignore[return-value]
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
         """Return two estimates: the prompt tokens, from the number of characters; and the output tokens, one for each question."""
-        given, questions = call.inputs
+        given, questions, _ = call.inputs
         size = len(given) if isinstance(given, str) else sum(len(message["content"]) for message in given)
         return (size + len(self._encoded_questions(questions).member)) / CHARS_PER_TOKEN, float(len(questions))
 
@@ -259,19 +269,8 @@ class Dialect(ABC):
         """Return checked input and questions. Raises ``BadRequest`` or ``ConfigError``."""
         return valid_input(inputs)
 
-    def refused_by(self, status: int, body: bytes) -> str | None:
-        """Return the name of the other dialect that an error response shows; None if the response shows no other dialect."""
-        found = refused_by(status, body)
-        return None if found == self.name else found
-
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
-
-
-def shown(question: Question) -> str:
-    """Return a question for an error message: its name, or the beginning of its text."""
-    text = question.name or question.instructions
-    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")
 
 
 def distribution(numbers: Sequence[object], count: int) -> tuple[float, ...]:
@@ -310,7 +309,7 @@ def probability(number: object, rounding: float = _ROUNDING) -> float:
 
 
 def mass(number: object) -> float | None:
-    """Return a number as a label mass, which is the total probability of all labels. Return None for None.
+    """Return a number as a label mass, which is the total probability of all labels; None for None.
 
     Raises ``InvalidAnswer`` if the number is not a probability.
     """
@@ -324,87 +323,20 @@ def member(row: object, name: str) -> Any:
     return row.get(name)
 
 
-def answers_by_id(document: dict[str, Any], count: int) -> list[Any]:
-    """Return the answers in the order of the questions. ``document`` maps the keys ``"0"``, ``"1"``, ... to the answers.
-
-    Raises ``Malformed`` if the keys do not match the questions.
-    """
-    found = document.get("answers")
-    if not isinstance(found, dict):
-        raise Malformed("the answer has no mapping of answers")
-    if len(found) != count or any(str(place) not in found for place in range(count)):
-        raise Malformed(f"the answer has {len(found)} answers, which do not match the {count} questions")
-    return [found[str(place)] for place in range(count)]
-
-
-def named_numbers(raw: object, names: Sequence[str]) -> list[object]:
-    """Return the values of a mapping in the order of ``names``. Raises ``InvalidAnswer`` if the mapping has other keys."""
-    if type(raw) is dict and len(raw) == len(names):
-        try:
-            return [raw[name] for name in names]
-        except KeyError:
-            pass
-    raise InvalidAnswer("its probabilities are not those of the options")
-
-
-def as_text(messages: Sequence[Mapping[str, str]]) -> str:
-    """Return messages as one text, for APIs that take no conversation. A single message is returned without its role.
-
-    Example:
-        >>> as_text([{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}])
-        'user: 2 + 2?\n\nassistant: 4'
-    """
-    if len(messages) == 1:
-        return messages[0]["content"]
-    return "\n\n".join(f"{message['role']}: {message['content']}" for message in messages)
-
-
-def unique_names(options: Sequence[str | bool]) -> list[str]:
-    """Return a name for each option. A name is one line. The names differ by more than upper and lower case, because some APIs require
-    this.
-
-    Example:
-        >>> unique_names([True, "true", "two\nlines"])
-        ['true', 'true (2)', 'two lines']
-    """
-    names: list[str] = []
-    seen: set[str] = set()
-    for option in options:
-        shown = ("false", "true")[option] if isinstance(option, bool) else option
-        name = base = " ".join("".join(" " if category(char) == "Cc" else char for char in shown).split()) or "?"
-        number = 1
-        while name.casefold() in seen:
-            number += 1
-            name = f"{base} ({number})"
-        seen.add(name.casefold())
-        names.append(name)
-    return names
-
-
-def described(name: str, description: str) -> str:
-    """Return the text of an option, with the description if the option has a description.
-
-    Example:
-        >>> described("calm", "factual and polite"), described("rude", "")
-        ('calm: factual and polite', 'rude')
-    """
-    return f"{name}: {description}" if description else name
-
-
 def valid_input(inputs: Any) -> DecisionInput:
     """Return checked input and questions. Raises ``BadRequest`` or ``ConfigError``, which say what to change.
 
     The questions in a ``DecisionInput`` are not checked again.
     """
-    given, questions = inputs
-    checked = questions if type(inputs) is DecisionInput else check_questions(questions)
+    checked = inputs if isinstance(inputs, DecisionInput) else DecisionInput(inputs[0], check_questions(inputs[1]))
+    given: object = checked.input
     if isinstance(given, str):
         if not given.strip():
             raise BadRequest("the input is empty; pass the text that the questions are about")
-        return DecisionInput(given, checked)
+        return checked
     if not isinstance(given, list | tuple):
         raise BadRequest(f"the input is a {type(given).__name__}; give a text, or messages such as {_EXAMPLE}")
-    return DecisionInput([_text_message(message, place) for place, message in enumerate(CHAT.validate(list(given)))], checked)
+    return checked._replace(input=[_text_message(message, place) for place, message in enumerate(CHAT.validate(list(given)))])
 
 
 def _text_message(message: dict[str, Any], place: int) -> dict[str, str]:
@@ -418,51 +350,3 @@ def _text_message(message: dict[str, Any], place: int) -> dict[str, str]:
     if any(not isinstance(part, dict) or not isinstance(part.get("text"), str) for part in parts) or not text.strip():
         raise BadRequest(f"messages[{place}] has no content that is a text; the input of decisions holds texts only")
     return {"role": role, "content": text}
-
-
-def refused_by(status: int, body: bytes) -> str | None:
-    """Return the name of the dialect that the error response to a decision shows; None if the response shows no dialect.
-
-    The function searches the message and the codes of the response for texts of the error messages of vLLM 0.33 and SGLang 0.5.23. If a
-    server repeats the request in its message, the words of the request are searched too.
-
-    Example:
-        >>> refused_by(404, b'{"detail":"Not Found"}'), refused_by(404, b'{"error":{"message":"The model `m` does not exist."}}')
-        ('chat', None)
-    """
-    if status in (405, 501):
-        return "chat"
-    error = parse_error_body(body)
-    text = " ".join([error.text.lower(), *error.names])
-    if status == 404:
-        return None if "model" in text and any(words in text for words in _NO_MODEL) else "chat"
-    if status not in (400, 422):
-        return None
-    return next((name for words, name in _POINTERS if all(word in text for word in words)), None)
-
-
-_EXAMPLE = "[{'role': 'user', 'content': '...'}]"
-_SHOWN = 60  # maximum number of characters of a question in an error message
-_NO_MODEL = ("does not exist", "not found", "model_not_found")
-_POINTERS = (
-    (("use /v1/systemone",), "systemone"),
-    (("/v1/decisions requires a generation model",), "systemone"),  # SGLang, for checkpoints that may have a head for decisions
-    (("/v1/decisions requires",), "chat"),
-    (("/v1/decisions does not support",), "chat"),
-    (("/v1/decisions renders",), "chat"),
-    (("/v1/decisions places",), "chat"),
-    (("/v1/systemone requires",), "chat"),
-    (("/v1/systemone does not support",), "chat"),
-    (("is not one distinct token",), "chat"),
-    (("expected tags: 'choice', 'score', 'yes_no'",), "systemone"),  # SGLang, which serves /v1/systemone for all checkpoints
-    (("expected tags: 'predicate', 'choice', 'score'",), "vllm"),
-    (("extra inputs are not permitted", "'question'", "field required"), "systemone"),
-    (("extra inputs are not permitted",), "vllm"),
-    (("input should be 'user'",), "vllm"),
-    (("questions: at most",), "vllm"),
-    (("list should have at most 200 items",), "vllm"),
-    (("choices per question",), "vllm"),
-    (("not supported", "decisions"), "chat"),
-)
-"""Pairs of texts in lower case and a dialect. If an error response contains all texts of a pair, the response shows the dialect of this
-pair. The first matching pair counts."""

@@ -1,14 +1,15 @@
-"""The dialect ``chat``: a decision of any chat model, from the log probabilities of the first token of its answer.
+"""The dialects that ask about the next token: ``chat`` and ``generative_scoring``.
 
-A request has one question. The question comes after the input, so that the requests about one input have a common prefix.
+``chat`` is a decision of any chat model, from the log probabilities of the first token of its answer. ``generative_scoring`` is vLLM's
+``POST /generative_scoring``, which takes only ``YesNo`` questions.
 """
 
 from __future__ import annotations
 
 import math
-import string
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any, ClassVar
 
 from qreward.codecs import finish_reason
 from qreward.codecs import json as jsonio
@@ -18,55 +19,68 @@ from qreward.codecs.decisions.base import (
     DecisionInput,
     Dialect,
     InvalidAnswer,
+    Kind,
     NoAnswer,
-    as_text,
-    described,
     distribution,
     mass,
     member,
-    unique_names,
+    probability,
 )
+from qreward.codecs.decisions.names import ALL_SPELLINGS, MOST_LETTERS, SPELLINGS, as_text, asked, labels_of
+from qreward.codecs.passthrough import passthrough
 from qreward.decisions import Choice, FoundAnswer, Question, Score, YesNo
+from qreward.errors import BadRequest
 from qreward.settings.policies import Endpoint
 
-TOP = 20
-"""Number of the most probable first tokens whose log probabilities are requested. OpenAI returns at most 20 of them, and so does vLLM
-without ``--max-logprobs``."""
+TOPS = (20, 10, 5)
+"""Numbers of the most probable first tokens whose log probabilities are requested. OpenAI returns at most 20 of them. A server that allows
+fewer (vLLM: ``--max-logprobs``) is asked for the next number."""
 UNSEEN = 0.05
-"""Maximum probability (0 to 1) that a label which is missing from the returned tokens may have. If the label could have a higher
-probability, the question has no answer. The last of 20 tokens has at most this probability, because its probability is at most 1/20."""
+"""Maximum share (0 to 1) that the labels which are missing from the returned tokens may have of the probability of all labels. If their
+share could be higher, the question has no answer."""
 
-_LABELS = {Choice: tuple(string.ascii_uppercase[:TOP]), Score: tuple(string.digits), YesNo: ("yes", "no")}
-_REPLY = {
-    Choice: "Reply with the letter of one option, and nothing else.",
-    Score: "Reply with the number of one level, and nothing else.",
-    YesNo: "Reply with yes or no, and nothing else.",
-}
-_LEADS = {Choice: "Question", Score: "Rate", YesNo: "Is this true"}
 _LEAST = -1e4  # lower log probabilities count as this one; vLLM writes -9999 for minus infinity
 _ROUNDING = 1e-3  # maximum rounding error of a log probability in float32
-_SPACES = string.whitespace + "▁Ġ"  # the last two stand for a space in tokens of SentencePiece and byte-level BPE
 _THINKING = frozenset({"vllm", "sglang"})  # kinds of endpoints whose chat templates take enable_thinking
 
 
 class ChatDialect(Dialect):
     """Asks for decisions with ``POST /chat/completions`` and ``logprobs``.
 
-    The temperature is 1, because SGLang divides the logits by the temperature before it computes log probabilities
+    A request has one question. The question comes after the input, so that the requests about one input have a common prefix. The
+    temperature is 1, because SGLang divides the logits by the temperature before it computes log probabilities
     (``srt/layers/sampler.py``).
+
+    Args:
+        extra: further members of the body.
+        top: number of the most probable tokens whose log probabilities are requested.
+        ids: label -> ids of the tokens that spell it. If all labels of a question have ids, the log probabilities of these tokens are
+            requested instead, with vLLM's parameter ``logprob_token_ids``. Then no label is missing, however improbable it is.
     """
 
     name = "chat"
     path = "/chat/completions"
     most_questions = 1
-    most_options = TOP
+    most_options = MOST_LETTERS
+    types: ClassVar[Mapping[Kind, str]] = {YesNo: "yes_no", Score: "score", Choice: "choice"}
     reserved = frozenset({"model", "messages", "input", "questions", "logprobs", "stream", "n"})
 
-    def __init__(self, extra: dict[str, Any]) -> None:
-        super().__init__({"logprobs": True, "top_logprobs": TOP, "temperature": 1.0, **extra})
+    def __init__(self, extra: Mapping[str, Any], top: int = TOPS[0], ids: Mapping[str, Sequence[int]] | None = None) -> None:
+        super().__init__({"logprobs": True, "top_logprobs": top, "temperature": 1.0, **extra})
+        self._own, self._top, self._ids = extra, top, ids or {}
 
     def at(self, endpoint: Endpoint) -> Dialect:
         return CHAT_WITHOUT_THINKING if endpoint.kind in _THINKING else CHAT_DECISIONS
+
+    def after(self, error: Exception) -> ChatDialect | None:
+        """Return the dialect that asks for fewer log probabilities, if the server refused the number; None after any other error."""
+        if getattr(error, "status_code", None) not in (400, 422) or "logprob" not in str(error).lower():
+            return None
+        return next((ChatDialect(self._own, top) for top in TOPS if top < self._top or self._ids), None)
+
+    def exact(self, ids: Mapping[str, Sequence[int]]) -> ChatDialect:
+        """Return the dialect that asks for the log probabilities of the labels' tokens."""
+        return ChatDialect(self._own, self._top, ids)
 
     def write(self, question: Question) -> str:
         return asked(question)
@@ -75,7 +89,10 @@ class ChatDialect(Dialect):
         inputs: DecisionInput = call.inputs
         self.check(inputs.questions, call.params)
         length = {} if "max_completion_tokens" in call.params else {"max_tokens": 1}
-        return jsonio.write(model, "messages", _messages(inputs), {**length, **self.extra, **call.params}, all_text=True)
+        extra = self.extra
+        if self._ids and (ids := self._ids_for(inputs.questions[0])):
+            extra = {**extra, "top_logprobs": 0, "logprob_token_ids": ids}
+        return jsonio.write(model, "messages", _messages(inputs), {**length, **extra, **call.params}, all_text=True)
 
     def rows(self, document: dict[str, Any], count: int) -> Sequence[Any]:  # noqa: ARG002 - always one
         choices = document.get("choices")
@@ -93,43 +110,50 @@ class ChatDialect(Dialect):
         withheld = finish_reason.ending_of(row.get("finish_reason")) in finish_reason.WITHHELD
         if withheld or (isinstance(message, dict) and message.get("refusal")):
             raise NoAnswer(DECLINED)
-        found, seen, least = _sum_up(_tokens(row), labels_of(question))
+        labels, found = labels_of(question), dict[str, float]()
+        numbers: list[float] = []
+        for token, logprob in _tokens(row):
+            numbers.append(number := math.exp(min(max(logprob, _LEAST), 0.0)))
+            label = SPELLINGS.get(token)
+            if label in labels:
+                found[label] = found.get(label, 0.0) + number
         whole = mass(math.fsum(found.values()))
         if not whole:
             raise NoAnswer("the model's first token is none of the labels (this dialect does not work with a model that thinks first)")
-        unseen = min(least, 1.0 - seen) if len(found) < len(question.options) else 0.0
-        if unseen > UNSEEN:
-            raise NoAnswer(f"the server returned too few tokens: a label that is missing may have a probability of {unseen:.2f}")
-        numbers = [found.get(label, 0.0) / whole for label in labels_of(question)]
-        return FoundAnswer(distribution(numbers, len(numbers)), label_mass=whole)
+        if missing := len(labels) - len(found):
+            unseen = max(1.0 - math.fsum(numbers), 0.0)
+            if not self._ids_for(question):  # no other token is more probable than the least of the most probable ones
+                unseen = min(unseen, missing * min(numbers))
+            if unseen > UNSEEN * (whole + unseen):
+                share = f"{unseen / (whole + unseen):.2f} of the probability of all labels"
+                raise NoAnswer(f"the server returned too few tokens: the labels that are missing may have {share}")
+        shares = [found.get(label, 0.0) / whole for label in labels]
+        return FoundAnswer(distribution(shares, len(shares)), label_mass=whole)
+
+    def _ids_for(self, question: Question) -> list[int]:
+        """Return the ids of the tokens of a question's labels; an empty list if they are unknown."""
+        labels = labels_of(question)
+        return [number for label in labels for number in self._ids[label]] if self._ids.keys() >= set(labels) else []
 
 
-def labels_of(question: Question) -> tuple[str, ...]:
-    """Return the label of each option: yes or no, the number of a level, or a letter.
-
-    Example:
-        >>> labels_of(YesNo("It is right.")), labels_of(Score("Clear?", levels=["no", "fairly", "very"]))
-        (('yes', 'no'), ('0', '1', '2'))
-    """
-    return _LABELS[type(question)][: len(question.options)]
+def tokenize_call(model: str) -> WireRequest:
+    """Return the request for the ids of the tokens of all labels: vLLM's ``POST /tokenize``."""
+    text = {"prompt": ALL_SPELLINGS, "add_special_tokens": False, "return_token_strs": True}
+    return WireRequest(passthrough("/tokenize"), model, None, text, None)
 
 
-def asked(question: Question) -> str:
-    """Return the text of a question for a model: the question, a line per option with its label, and how to reply.
-
-    Example:
-        >>> print(asked(Choice("Tone?", choices={"calm": "factual", "rude": ""})))
-        Question: Tone?
-        A: calm: factual
-        B: rude
-        Reply with the letter of one option, and nothing else.
-    """
-    options = list(zip(labels_of(question), unique_names(question.options), question.descriptions, strict=True))
-    if isinstance(question, YesNo):
-        lines = [f"{label}: {description}" for label, _, description in options if description]
-    else:
-        lines = [f"{label}: {described(name, description)}" for label, name, description in options]
-    return "\n".join((f"{_LEADS[type(question)]}: {question.instructions}", *lines, _REPLY[type(question)]))
+def label_ids(body: bytes) -> dict[str, list[int]]:
+    """Return label -> ids of the tokens that spell it, from vLLM's response to ``tokenize_call``; an empty dict for any other response."""
+    document = jsonio.read_object(body)
+    ids, tokens = document.get("tokens"), document.get("token_strs")
+    if not isinstance(ids, list) or not isinstance(tokens, list) or len(ids) != len(tokens):
+        return {}
+    found: dict[str, list[int]] = {}
+    for number, token in zip(ids, tokens, strict=True):
+        label = SPELLINGS.get(token) if isinstance(token, str) else None
+        if label is not None and type(number) is int and number not in found.setdefault(label, []):
+            found[label].append(number)
+    return found
 
 
 def _messages(inputs: DecisionInput) -> list[dict[str, str]]:
@@ -161,17 +185,57 @@ def _tokens(choice: dict[str, Any]) -> list[tuple[str, float]]:
     return pairs
 
 
-def _sum_up(tokens: list[tuple[str, float]], labels: Sequence[str]) -> tuple[dict[str, float], float, float]:
-    """Return three values: the probability of each label found, the sum over the probabilities of all tokens, and the smallest of them."""
-    found: dict[str, float] = {}
-    numbers = [math.exp(min(max(number, _LEAST), 0.0)) for _, number in tokens]
-    wanted = {label.casefold(): label for label in labels}
-    for (token, _), number in zip(tokens, numbers, strict=True):
-        label = wanted.get(token.strip(_SPACES).casefold())
-        if label is not None:
-            found[label] = found.get(label, 0.0) + number
-    return found, min(math.fsum(numbers), 1.0), min(numbers)
+class GenerativeScoringDialect(Dialect):
+    """Sends ``YesNo`` questions as items of one query. The server compares the probabilities that the next token is yes or no.
+
+    The server applies no chat template: the model continues a text that ends with ``Answer:``. A text that is too long for the model is
+    truncated without an error.
+
+    Args:
+        labels: the ids of the tokens for yes and no, from ``Endpoint(decision_labels=(yes, no))``.
+    """
+
+    name = "generative_scoring"
+    path = "/generative_scoring"
+    native = True
+    most_questions = 64
+    most_options = 2
+    input_member = "query"
+    questions_member = "items"
+    types: ClassVar[Mapping[Kind, str]] = {YesNo: "yes_no"}
+    reserved = frozenset({"model", "query", "items", "label_token_ids", "apply_softmax", "item_first"})
+
+    def __init__(self, labels: tuple[int, int] | None = None) -> None:
+        super().__init__({"label_token_ids": labels, "apply_softmax": True})
+        self.labels = labels
+
+    def at(self, endpoint: Endpoint) -> Dialect:
+        return _with_labels(endpoint.decision_labels)
+
+    def write(self, question: Question) -> str:
+        return f"\n\n{asked(question)}\nAnswer:"
+
+    def check(self, questions: Sequence[Question], params: Mapping[str, Any]) -> None:
+        super().check(questions, params)
+        if self.labels is None:
+            raise BadRequest(f"{self.path} needs the ids of the tokens for yes and no; set Endpoint(decision_labels=(yes, no))")
+
+    def rows(self, document: dict[str, Any], count: int) -> Sequence[Any]:
+        found = document.get("data")
+        if not isinstance(found, list) or [row.get("index") if isinstance(row, dict) else None for row in found] != list(range(count)):
+            raise Malformed(f"the answer has no list of scores of {count} items")
+        return found
+
+    def read(self, question: Question, row: Any) -> FoundAnswer:  # noqa: ARG002 - all questions are alike
+        yes = probability(row.get("score"))
+        return FoundAnswer((yes, 1.0 - yes))
+
+
+@lru_cache(maxsize=256)
+def _with_labels(labels: tuple[int, int] | None) -> GenerativeScoringDialect:
+    return GENERATIVE_SCORING if labels is None else GenerativeScoringDialect(labels)
 
 
 CHAT_DECISIONS = ChatDialect({})
 CHAT_WITHOUT_THINKING = ChatDialect({"chat_template_kwargs": {"enable_thinking": False}})
+GENERATIVE_SCORING = GenerativeScoringDialect()

@@ -6,8 +6,8 @@ vLLM refuses unknown members, takes fewer questions and options than OpenAI, and
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 
@@ -18,6 +18,7 @@ from qreward.codecs.decisions.base import (
     DecisionReply,
     Dialect,
     InvalidAnswer,
+    Kind,
     NoAnswer,
     distribution,
     member,
@@ -25,9 +26,7 @@ from qreward.codecs.decisions.base import (
     probability,
 )
 from qreward.decisions import AnswerTable, Choice, FoundAnswer, Question, Score, YesNo
-
-_TYPES = {YesNo: "predicate", Score: "score", Choice: "choice"}
-
+from qreward.settings.policies import Endpoint
 
 _Probability = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 
@@ -80,13 +79,14 @@ class OpenAIDialect(Dialect):
     path = "/decisions"
     most_questions = 400
     most_options = 255
+    types: ClassVar[Mapping[Kind, str]] = {YesNo: "predicate", Score: "score", Choice: "choice"}
 
     def input_of(self, given: str | list[dict[str, str]]) -> Any:
         return given
 
     def write(self, question: Question) -> dict[str, Any]:
         name = {} if question.name is None else {"name": question.name}
-        asked: dict[str, Any] = {"type": _TYPES[type(question)], **name, "instructions": question.instructions}
+        asked: dict[str, Any] = {"type": self.types[type(question)], **name, "instructions": question.instructions}
         if isinstance(question, YesNo):
             means = [f"{word} means: {text}" for word, text in (("Yes", question.yes), ("No", question.no)) if text]
             return {**asked, "instructions": "\n".join([question.instructions, *means])}
@@ -100,14 +100,17 @@ class OpenAIDialect(Dialect):
         try:
             found = _DECODER.decode(body)
             if not found.error and len(found.answers) == len(questions):
-                table = self._usual(questions, found.answers)
-                return DecisionReply(table, found.model or call.model, self.usage({"usage": found.usage}))
+                table = self._usual(questions, found.answers, call.inputs.min_label_mass)
+                return DecisionReply(table, found.model or call.model, jsonio.usage_of(found.usage))
         except (*jsonio.REFUSED, InvalidAnswer):
             pass
         return super().decode(body, call)
 
-    def _usual(self, questions: tuple[Question, ...], rows: Sequence[_Predicate | _Score | _Choice]) -> AnswerTable:
-        """Return the answers of a response in the documented form. Raises ``InvalidAnswer`` without a message for any other form."""
+    def _usual(self, questions: tuple[Question, ...], rows: Sequence[_Predicate | _Score | _Choice], least: float) -> AnswerTable:
+        """Return the answers of a response in the documented form.
+
+        Raises ``InvalidAnswer`` without a message for any other form, and for a label mass below ``least``.
+        """
         numbers: list[float] = []
         masses: list[float | None] = []
         confidences: list[float] = []
@@ -123,7 +126,10 @@ class OpenAIDialect(Dialect):
             else:
                 own = _numbers_of(question, row)
                 numbers += own
-                masses.append(self.label_mass(row.confidence, max(own)))
+                mass = self.label_mass(row.confidence, max(own))
+                if mass is not None and mass < least:
+                    raise InvalidAnswer
+                masses.append(mass)
                 confidences.append(row.confidence)
         return AnswerTable(questions, tuple(numbers), tuple(masses), tuple(confidences))
 
@@ -139,8 +145,7 @@ class OpenAIDialect(Dialect):
             raise InvalidAnswer(f"it has the name {name!r} of another question")
         if kind == "refusal":
             raise NoAnswer(DECLINED)
-        if kind != _TYPES[type(question)]:
-            raise InvalidAnswer(f"it has the type {kind!r}")
+        self.type_checked(question, row)
         if isinstance(question, YesNo):
             yes = probability(row.get("probability"))
             return FoundAnswer((yes, 1.0 - yes))
@@ -186,18 +191,29 @@ def _numbers_of(question: Question, row: _Score | _Choice) -> Sequence[float]:
 
 
 class VLLMDialect(OpenAIDialect):
-    """Asks for decisions as vLLM 0.33 serves them (``entrypoints/openai/decisions``). vLLM's ``confidence`` is the highest probability
-    times the label mass."""
+    """Asks for decisions as vLLM 0.33 serves them (``entrypoints/openai/decisions``).
+
+    Args:
+        is_vllm: True if the settings of the endpoint say that it is vLLM, whose ``confidence`` is the highest probability times the label
+            mass. Another server that takes the same requests may mean another number, so that the label mass is unknown.
+    """
 
     name = "vllm"
     most_questions = 64
     most_options = 26
 
+    def __init__(self, *, is_vllm: bool) -> None:
+        super().__init__()
+        self._is_vllm = is_vllm
+
+    def at(self, endpoint: Endpoint) -> Dialect:
+        return VLLM if "vllm" in (endpoint.kind, endpoint.decisions) else LIKE_VLLM
+
     def input_of(self, given: str | list[dict[str, str]]) -> Any:
         return Dialect.input_of(self, given)
 
     def label_mass(self, confidence: float, highest: float) -> float | None:
-        return min(confidence / highest, 1.0)
+        return min(confidence / highest, 1.0) if self._is_vllm else None
 
 
-OPENAI, VLLM = OpenAIDialect(), VLLMDialect()
+OPENAI, VLLM, LIKE_VLLM = OpenAIDialect(), VLLMDialect(is_vllm=True), VLLMDialect(is_vllm=False)

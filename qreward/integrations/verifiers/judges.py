@@ -239,7 +239,9 @@ class FleetDecisionJudge(FleetJudge[float, FleetDecisionJudgeConfig], vf.Decisio
         """
         config, question = self.config, Score(self.build_messages(**fields), levels=self.config.levels)
         state = json.dumps(fields, ensure_ascii=False, default=str)  # System One's servers write a state that is not a text in this form
-        found = await self.client.decide(state, [question], model=config.model, timeout=config.deadline, priority=config.priority)
+        found = await self.client.decide(
+            state, [question], model=config.model, min_label_mass=0.0, timeout=config.deadline, priority=config.priority
+        )  # min_label_mass of the settings is compared below, where the answer is recorded on the trace
         (answer,) = found
         if answer.error is not None:
             raise answer.error

@@ -9,11 +9,10 @@ from typing import Any
 
 from qreward.codecs.base import WireRequest
 from qreward.codecs.decisions.base import DecisionInput, Dialect
-from qreward.codecs.decisions.chat import CHAT_DECISIONS, labels_of
-from qreward.codecs.decisions.generative_scoring import GenerativeScoringDialect
+from qreward.codecs.decisions.chat import CHAT_DECISIONS, GenerativeScoringDialect
+from qreward.codecs.decisions.named import SGLANG, SYSTEMONE, SYSTEMONE_OF_SGLANG
+from qreward.codecs.decisions.names import labels_of
 from qreward.codecs.decisions.openai import OPENAI, VLLM
-from qreward.codecs.decisions.sglang import SGLANG
-from qreward.codecs.decisions.systemone import SYSTEMONE, SYSTEMONE_OF_SGLANG
 from qreward.decisions import Choice, Question, Score, YesNo
 
 SCORING = GenerativeScoringDialect((9693, 2201))
@@ -39,7 +38,7 @@ def body_of(dialect: Dialect, questions: Sequence[Question], given: Any = "2 + 2
 
 def in_groups(dialect: Dialect, questions: Sequence[Question] = QUESTIONS) -> list[tuple[Question, ...]]:
     """The questions that a dialect takes, as it takes them: all in one request, or one a request."""
-    taken = tuple(question for question in questions if isinstance(question, dialect.kinds))
+    taken = tuple(question for question in questions if type(question) in dialect.types)
     return [taken] if dialect.most_questions > 1 else [(question,) for question in taken]
 
 

@@ -10,14 +10,13 @@ import pytest
 from decision_tools import ALL, CLEAR, QUESTIONS, RIGHT, SCORING, TONE, TYPED, answer, body_of, call, in_groups
 
 from qreward.codecs.base import EmbeddedError, WireRequest
-from qreward.codecs.decisions.base import DecisionInput, Dialect, as_text, unique_names
-from qreward.codecs.decisions.chat import CHAT_DECISIONS, CHAT_WITHOUT_THINKING
-from qreward.codecs.decisions.dialects import DIALECTS, EXPECTED, PROBE, DialectTable
-from qreward.codecs.decisions.generative_scoring import GENERATIVE_SCORING
+from qreward.codecs.decisions.base import DecisionInput, Dialect
+from qreward.codecs.decisions.chat import CHAT_DECISIONS, CHAT_WITHOUT_THINKING, GENERATIVE_SCORING, label_ids, tokenize_call
+from qreward.codecs.decisions.named import SGLANG, SYSTEMONE, SYSTEMONE_OF_SGLANG
+from qreward.codecs.decisions.names import as_text, unique_names
 from qreward.codecs.decisions.openai import OPENAI, VLLM, OpenAIDialect
-from qreward.codecs.decisions.operation import Decide
-from qreward.codecs.decisions.sglang import SGLANG
-from qreward.codecs.decisions.systemone import SYSTEMONE, SYSTEMONE_OF_SGLANG
+from qreward.codecs.decisions.operation import DIALECTS, ORDER, OTHERS, PROBE, Decide
+from qreward.codecs.passthrough import passthrough
 from qreward.decisions import Choice, Question, Score, YesNo
 from qreward.errors import BadRequest, ConfigError
 from qreward.settings.policies import Endpoint
@@ -31,7 +30,7 @@ NUMBERS = {
 
 
 def test_every_question_comes_back_with_its_distribution_and_label_mass_in_every_dialect() -> None:
-    """OpenAI tells no label mass; vLLM tells it by the confidence of choices and scores; below any threshold it is still told."""
+    """OpenAI tells no label mass; vLLM tells it by the confidence of choices and scores; without a minimum any label mass is told."""
     told: dict[str, tuple[type, ...]] = {"openai": (), "vllm": (Score, Choice), "generative_scoring": ()}
     usages: dict[str, tuple[int, int, int, int | None]] = {
         "openai": (40, 4, 44, 16), "vllm": (40, 4, 44, 16), "sglang": (40, 0, 40, None), "chat": (40, 1, 41, None),
@@ -42,7 +41,9 @@ def test_every_question_comes_back_with_its_distribution_and_label_mass_in_every
         output = 4 if dialect is SYSTEMONE else 0
         for questions, share in itertools.product(in_groups(dialect), (1.0, 0.9, 0.01)):
             numbers = [NUMBERS[question.instructions] for question in questions]
-            decision = dialect.decode(json.dumps(answer(dialect, questions, numbers, share)).encode(), call(dialect, questions)).build()
+            asked = call(dialect, questions)
+            asked.inputs = asked.inputs._replace(min_label_mass=0.0)
+            decision = dialect.decode(json.dumps(answer(dialect, questions, numbers, share)).encode(), asked).build()
             for question, found, wanted in zip(questions, decision, numbers, strict=True):
                 mass = pytest.approx(share) if isinstance(question, told.get(dialect.name, (YesNo, Score, Choice))) else None
                 right = pytest.approx(dict(zip(question.options, wanted, strict=True)))
@@ -136,6 +137,14 @@ def test_thinking_is_switched_off_where_the_kind_of_server_knows_how() -> None:
             assert dialect.at(Endpoint("http://a", kind=kind)) is wanted
     assert body_of(CHAT_WITHOUT_THINKING, [RIGHT])["chat_template_kwargs"] == {"enable_thinking": False}
     assert SYSTEMONE.at(Endpoint("http://a", kind="sglang")).most_options == 255
+
+
+def test_the_label_mass_of_vllm_is_read_only_where_the_settings_say_that_it_is_vllm() -> None:
+    body = json.dumps(answer(VLLM, [TONE], [(0.875, 0.125)], 0.6)).encode()
+    for settings, wanted in (({"kind": "vllm"}, 0.6), ({"decisions": "vllm"}, 0.6), ({}, None)):
+        dialect = VLLM.at(Endpoint("http://a", **settings))  # type: ignore[arg-type]
+        (found,) = dialect.decode(body, call(dialect, [TONE])).answers
+        assert found.label_mass == (None if wanted is None else pytest.approx(wanted)), settings
 
 
 def test_parameters_of_the_caller_are_sent_but_not_those_that_the_call_sets() -> None:
@@ -248,27 +257,91 @@ def test_an_error_in_a_successful_response_is_one() -> None:
             dialect.decode(b'{"error": {"message": "overloaded"}}', call(dialect, [RIGHT]))
 
 
-def test_the_table_remembers_an_endpoint_for_a_model_and_forgets() -> None:
-    table, endpoint, other = DialectTable(), Endpoint("http://a", name="a"), Endpoint("http://b", name="b", kind="sglang")
-    assert (table.known(endpoint, "m"), table.expected(endpoint, "m"), table.expected(other, "m")) == (None, OPENAI, SGLANG)
-    assert [table.expected(Endpoint("http://c", kind=kind), "m") for kind in ("vllm", "tei")] == [VLLM, OPENAI]
-    assert table.remember(endpoint, "m", "chat") is CHAT_DECISIONS
-    assert (table.known(endpoint, "m"), table.known(endpoint, "other"), table.known(other, "m")) == (CHAT_DECISIONS, None, None)
-    assert table.remember(other, "m", "chat") is CHAT_WITHOUT_THINKING
-    assert table.limits([endpoint, Endpoint("http://c", kind="vllm")], "m") == (1, 20)
-    table.forget(endpoint, "m")
-    table.forget(endpoint, "m")
-    assert table.limits([endpoint, Endpoint("http://c", kind="vllm")], "m") == (64, 26)
-    with pytest.raises(ConfigError, match="no dialect 'x' of decisions; known are openai, vllm"):
-        table.remember(endpoint, "m", "x")
+def test_the_dialect_of_an_endpoint_is_remembered_for_a_model() -> None:
+    decide, endpoint, other = Decide(), Endpoint("http://a", name="a"), Endpoint("http://b", name="b", kind="sglang")
+    assert (decide.known(endpoint, "m"), decide.dialect_at(endpoint, "m"), decide.dialect_at(other, "m")) == (None, OPENAI, SGLANG)
+    assert [decide.dialect_at(Endpoint("http://c", kind=kind), "m") for kind in ("vllm", "tei")] == [VLLM, OPENAI]
+    assert decide.most_questions([endpoint, Endpoint("http://c", kind="vllm")], "m") == 64
+    decide.remember(endpoint, "m", SYSTEMONE, known=False)
+    assert (decide.known(endpoint, "m"), decide.dialect_at(endpoint, "m")) == (None, SYSTEMONE)
+    decide.remember(endpoint, "m", CHAT_DECISIONS)
+    assert [decide.known(*at) for at in ((endpoint, "m"), (endpoint, "other"), (other, "m"))] == [CHAT_DECISIONS, None, None]
+    assert decide.most_questions([endpoint, Endpoint("http://c", kind="vllm")], "m") == 1
+    for change in ({"decisions": "vllm"}, {"kind": "vllm"}):
+        assert decide.dialect_at(endpoint.model_copy(update=change), "m") is VLLM, change
+
+
+TOO_MANY = BadRequest("Requested sample logprobs of 20, which is greater than max allowed: 5", status_code=400)
+
+
+def test_a_refused_request_is_sent_in_the_other_dialects_unless_the_settings_name_one_or_it_is_known() -> None:
+    """Kind of the endpoint, the dialects tried with the status of each, and the next one if the first is known, and if it is not."""
+    cases: list[tuple[str, list[tuple[Dialect, int]], str | None, str | None]] = [
+        ("openai", [(OPENAI, 404)], "systemone", "systemone"),
+        ("openai", [(OPENAI, 404), (SYSTEMONE, 404)], "chat", "chat"),
+        ("openai", [(OPENAI, 404), (SYSTEMONE, 404), (CHAT_DECISIONS, 404)], None, None),
+        ("openai", [(OPENAI, 400)], None, "vllm"),
+        ("openai", [(OPENAI, 400), (VLLM, 422)], None, "sglang"),
+        ("openai", [(CHAT_DECISIONS, 400)], None, "openai"),
+        ("openai", [(OPENAI, 503)], None, None),
+        ("vllm", [(VLLM, 501)], "systemone", "systemone"),
+        ("sglang", [(SYSTEMONE_OF_SGLANG, 405)], "chat", "chat"),
+    ]
+    for kind, refusals, if_known, if_not in cases:
+        tried = [(dialect, BadRequest("no", status_code=status)) for dialect, status in refusals]
+        for known, wanted in ((True, if_known), (False, if_not)):
+            decide, endpoint = Decide(), Endpoint("http://a", kind=kind)
+            if known:
+                decide.remember(endpoint, "m", refusals[0][0])
+            named = endpoint.model_copy(update={"decisions": refusals[0][0].name})
+            assert decide.next_dialect(named, "m", tried) is None
+            found = decide.next_dialect(endpoint, "m", tried)
+            assert (None if found is None else found.name) == wanted, (kind, refusals, known)
+            if wanted is not None and refusals[-1][1] in (404, 405, 501):
+                assert (decide.known(endpoint, "m"), decide.dialect_at(endpoint, "m")) == (found if known else None, found)
+    decide, endpoint = Decide(), Endpoint("http://a")
+    decide.remember(endpoint, "m", SYSTEMONE)
+    assert decide.next_dialect(endpoint, "m", [(OPENAI, BadRequest("no", status_code=400))]) is SYSTEMONE, "it became known meanwhile"
+    decide, endpoint = Decide(), Endpoint("http://a")
+    decide.refused(endpoint, "m")
+    assert decide.next_dialect(endpoint, "m", [(OPENAI, BadRequest("no", status_code=404))]) is None, "it refuses every dialect"
+
+
+def test_a_server_that_refuses_twenty_log_probabilities_is_asked_for_fewer_until_none_are_left() -> None:
+    for named in (None, "chat"):
+        decide, endpoint, tops = Decide(), Endpoint("http://a", kind="vllm", decisions=named), list[int]()  # type: ignore[arg-type]
+        dialect: Dialect | None = CHAT_WITHOUT_THINKING.exact({"yes": [1], "no": [2]})
+        while dialect is not None:
+            body, sent = body_of(dialect, [RIGHT]), dialect
+            tops.append(body["top_logprobs"])
+            assert body["chat_template_kwargs"] == {"enable_thinking": False}
+            decide.remember(endpoint, "m", dialect)
+            dialect = decide.next_dialect(endpoint, "m", [(dialect, TOO_MANY)])
+        assert tops == [0, 20, 10, 5]
+        assert "vLLM: --max-logprobs 20" in decide.advice(endpoint, "m", sent, TOO_MANY)
+        assert decide.next_dialect(endpoint, "m", [(sent, BadRequest("the input is too long", status_code=400))]) is None
+
+
+def test_the_tokens_of_the_labels_are_asked_for_where_the_server_has_told_their_ids() -> None:
+    tokens = ["yes", "Ċ", "Ġyes", "Ċ", "Yes", "no", "▁No", "A", "B", "ĠB", "a", "0"]
+    ids = label_ids(json.dumps({"count": 12, "tokens": [*range(100, 112)], "token_strs": tokens}).encode())
+    assert ids == {"yes": [100, 102, 104], "no": [105, 106], "A": [107], "B": [108, 109], "0": [111]}
+    exact = CHAT_DECISIONS.exact(ids)
+    bodies = [body_of(exact, [question]) for question in (RIGHT, TONE, CLEAR)]
+    assert [body.get("logprob_token_ids") for body in bodies] == [[100, 102, 104, 105, 106], [107, 108, 109], None]
+    assert [body["top_logprobs"] for body in bodies] == [0, 0, 20], "a label of the last question has no token"
+    for other in (b'{"tokens": [1]}', b'{"tokens": [1], "token_strs": []}', b'{"tokens": "x", "token_strs": "x"}'):
+        assert label_ids(other) == {}
+    assert json.loads(passthrough("/tokenize").encode(tokenize_call("m"), "served"))["prompt"].count("\n") > 60
 
 
 def test_an_error_that_a_wrong_dialect_may_have_caused_says_how_to_name_the_right_one() -> None:
-    codec = Decide(DialectTable())
+    codec = Decide()
     endpoints = [Endpoint("http://a", name=name, decisions=None if name == "unknown" else "vllm") for name in ("unknown", "set")]
-    codec.table.remember(known := Endpoint("http://b", name="known"), "m", "vllm")
+    codec.remember(known := Endpoint("http://b", name="known"), "judge-7b", VLLM)
     told = {
-        (endpoint.name, status): "set decisions= of endpoint" in codec.advice(endpoint, "m", BadRequest("x", status_code=status))
+        (endpoint.name, status): "set decisions= of endpoint"
+        in codec.advice(endpoint, "judge-7b", VLLM, BadRequest("x", status_code=status))
         for endpoint in (*endpoints, known)
         for status in (400, 404, 413)
     }
@@ -277,5 +350,5 @@ def test_an_error_that_a_wrong_dialect_may_have_caused_says_how_to_name_the_righ
 
 def test_every_dialect_is_listed_by_its_name_and_the_probe_is_valid() -> None:
     assert set(DIALECTS) == {"openai", "vllm", "sglang", "systemone", "generative_scoring", "chat"}
-    assert all(DIALECTS[name].name == name for name in [*DIALECTS, *EXPECTED.values()])
+    assert all(DIALECTS[name].name == name for name in [*DIALECTS, *OTHERS, *(each for row in ORDER.values() for each in row)])
     assert OPENAI.validate(PROBE) == PROBE

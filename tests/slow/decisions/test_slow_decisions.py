@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from decision_tools import CLEAR, QUESTIONS, RIGHT, SCORING, TONE, TYPED, body_of, call, completion
-from fastapi.exceptions import RequestValidationError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types import Decision as OpenAIDecision
@@ -21,11 +18,11 @@ from pydantic import TypeAdapter, ValidationError
 from server_models import module
 
 from qreward.codecs.decisions.base import Dialect
-from qreward.codecs.decisions.chat import CHAT_DECISIONS, labels_of
-from qreward.codecs.decisions.dialects import DIALECTS, PROBE
+from qreward.codecs.decisions.chat import CHAT_DECISIONS
+from qreward.codecs.decisions.named import SGLANG, SYSTEMONE, SYSTEMONE_OF_SGLANG
+from qreward.codecs.decisions.names import labels_of
 from qreward.codecs.decisions.openai import OPENAI, VLLM
-from qreward.codecs.decisions.sglang import SGLANG
-from qreward.codecs.decisions.systemone import SYSTEMONE, SYSTEMONE_OF_SGLANG
+from qreward.codecs.decisions.operation import DIALECTS, PROBE
 from qreward.decisions import Choice, Decision, Question, Score, YesNo
 
 pytestmark = pytest.mark.timeout(900)  # the first test downloads the wheels
@@ -202,61 +199,36 @@ def test_chat_requests_and_answers_are_those_of_openai() -> None:
         check_answers(CHAT_DECISIONS, (question,), model.model_dump_json().encode())
 
 
-# error responses
+# which dialect a server takes
 
 
-def vllm_error(error: ValidationError) -> bytes:
-    """The body of vLLM's response with status 400 to an invalid request."""
-    handler = module("vllm.entrypoints.serve.exception_handling.handlers.validation").validation_exception_handler
-    request = SimpleNamespace(app=SimpleNamespace(state=SimpleNamespace(args=SimpleNamespace(log_error_stack=False))))
-    return bytes(asyncio.run(handler(request, as_fastapi(error))).body)
-
-
-def sglang_error(error: ValidationError) -> bytes:
-    """The body of SGLang's response with status 400, as ``validation_exception_handler`` of its ``http_server.py`` makes it."""
-    invalid = as_fastapi(error)
-    message = f"{invalid} {invalid.errors()}"
-    response = module("sglang.srt.entrypoints.openai.protocol").ErrorResponse(message=message, type="Bad Request", code=400)
-    return json.dumps(response.model_dump()).encode()
-
-
-def as_fastapi(error: ValidationError) -> RequestValidationError:
-    return RequestValidationError([{**each, "loc": ("body", *each["loc"])} for each in error.errors()])
-
-
-def refusal(model: Any, body: dict[str, Any]) -> ValidationError:
-    with pytest.raises(ValidationError) as caught:
+def takes(model: Any, body: dict[str, Any]) -> bool:
+    try:
         model.model_validate(body)
-    return caught.value
+    except ValidationError:
+        return False
+    return True
 
 
-def test_the_probe_tells_the_dialects_apart() -> None:
-    vllm = module("vllm.entrypoints.openai.decisions.protocol").DecisionRequest
-    sglang = module("sglang.srt.entrypoints.openai.protocol").DecisionRequest
-    probe = {name: body_of(DIALECTS[name], PROBE.questions, PROBE.input) for name in ("openai", "vllm", "sglang")}
-    check_openai(probe["openai"])
-    for name in ("openai", "vllm"):  # so that vLLM says of the model whether it gives decisions, and not what is wrong with the request
-        vllm.model_validate(probe[name])
-    sglang.model_validate(probe["sglang"])
-    assert SGLANG.refused_by(400, vllm_error(refusal(vllm, probe["sglang"]))) == "vllm"
-    assert OPENAI.refused_by(400, sglang_error(refusal(sglang, probe["openai"]))) == "systemone"
-    assert VLLM.refused_by(400, sglang_error(refusal(sglang, probe["vllm"]))) == "systemone"
+def test_each_server_takes_the_probe_in_its_own_dialects_only() -> None:
+    servers = {
+        "vllm": module("vllm.entrypoints.openai.decisions.protocol").DecisionRequest,
+        "sglang": module("sglang.srt.entrypoints.openai.protocol").DecisionRequest,
+    }
+    check_openai(body_of(OPENAI, PROBE.questions, PROBE.input))
+    assert takes(module("vllm.entrypoints.generate.structured_decisions.protocol").StructuredDecisionRequest, probe("systemone"))
+    assert takes(module("sglang.srt.entrypoints.systemone.protocol").SystemOneRequest, probe("systemone"))
+    taken = {name: [server for server, model in servers.items() if takes(model, probe(name))] for name in ("openai", "vllm", "sglang")}
+    assert taken == {"openai": [], "vllm": ["vllm"], "sglang": ["sglang"]}
 
 
-def test_the_refusal_of_a_question_in_another_dialect_points_to_the_right_one() -> None:
+def probe(name: str) -> dict[str, Any]:
+    return body_of(DIALECTS[name], PROBE.questions, PROBE.input)
+
+
+def test_no_server_takes_a_question_of_the_other_for_one_of_its_own() -> None:
     vllm = module("vllm.entrypoints.openai.decisions.protocol").DecisionRequest
     sglang = module("sglang.srt.entrypoints.openai.protocol").DecisionRequest
     for question in ALL_QUESTIONS:
-        assert OPENAI.refused_by(400, sglang_error(refusal(sglang, body_of(OPENAI, [question])))) == "systemone", question
-        assert SGLANG.refused_by(400, vllm_error(refusal(vllm, body_of(SGLANG, [question])))) == "vllm", question
-    unknown = body_of(OPENAI, [RIGHT], "2", prompt_cache_key="k")
-    assert OPENAI.refused_by(400, vllm_error(refusal(vllm, unknown))) == "vllm"
-    assert VLLM.refused_by(400, vllm_error(refusal(vllm, unknown))) is None
-    many = body_of(OPENAI, [YesNo(f"It is {at}.") for at in range(201)])
-    assert OPENAI.refused_by(400, vllm_error(refusal(vllm, many))) == "vllm"
-
-
-def test_what_vllm_says_of_models_without_decisions_points_to_chat() -> None:
-    respond = module("vllm.entrypoints.serve.exception_handling.error_response").create_error_response
-    response = respond(NotImplementedError("The model does not support the Decisions API"))
-    assert OPENAI.refused_by(response.error.code, json.dumps(response.model_dump()).encode()) == "chat"
+        assert not takes(sglang, body_of(VLLM, [question])), question
+        assert not takes(vllm, body_of(SGLANG, [question])), question

@@ -9,7 +9,7 @@ import asyncio
 import threading
 import weakref
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence, Sized
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack, cast
 
@@ -27,8 +27,7 @@ from qreward.judge.cache import Cache, CacheEntry
 from qreward.judge.calibrated import Calibrator, identity_of, range_to_calibrate
 from qreward.judge.calibration import Calibration, JudgeIdentity
 from qreward.judge.config import MIN_LABEL_MASS, JudgeConfig, Method, ResponseFormat, Settle
-from qreward.judge.group_ranking import Ranker, RankMethod, Responses, by_list, by_pairs
-from qreward.judge.listwise import ListwiseBuilder
+from qreward.judge.group_ranking import Ranker, Responses
 from qreward.judge.parsing import Form, ScoreVerdict
 from qreward.judge.presets import expanded
 from qreward.judge.prompts import Builder
@@ -329,14 +328,13 @@ class Judge:
         responses: Sequence[Any],
         reference: Any = None,
         *,
-        method: RankMethod = "pairs",
         comparisons: int | None = None,
         timeout: float | None = DEFAULT,
         priority: Priority | int | str = Priority.NORMAL,
         tenant: str | None = None,
         **fields: Any,
     ) -> Ranking:
-        """Rank the responses to one prompt, by comparing pairs of responses in several rounds.
+        """Rank the responses to one prompt, by comparing pairs of responses.
 
         Each pair is compared in both orders, as in :meth:`compare`. Identical responses share a rank and are not compared with each other.
         A comparison that fails is left out, and counted in ``failed``. With fewer than two different responses no request is sent.
@@ -344,9 +342,6 @@ class Judge:
         Args:
             prompt, reference, priority, tenant, fields: as in :meth:`score`.
             responses: the responses, of which at most 64 differ.
-            method: ``pairs`` compares pairs. ``listwise`` shows all responses in one request, and all responses in the opposite order in a
-                second request. A list has at most 26 different responses. Its prompt is built in. A judge with ``method="decide"`` cannot
-                rank lists. If an answer leaves out or repeats a response, the request is sent again up to ``reasks`` times, and then fails.
             comparisons: number of pairs to compare, at least ``n - 1`` for ``n`` different responses. The default is about
                 ``n * log2(n)``, or all pairs if there are fewer.
             timeout: seconds for all rounds together, including queueing. The default is the timeout of the client. None waits for ever.
@@ -359,13 +354,12 @@ class Judge:
             ConfigError: a response is None, ``comparisons`` is too small, or a field is missing or unknown. Nothing was sent.
         """
         item = {**fields, "prompt": prompt, "responses": responses, "reference": reference}
-        return await self._ranker(method, comparisons).one(item, {"timeout": timeout, "priority": priority, "tenant": tenant})
+        return await self._ranker(comparisons).one(item, {"timeout": timeout, "priority": priority, "tenant": tenant})
 
     async def batch_rank(
         self,
         groups: Iterable[Responses] | AsyncIterable[Responses],
         *,
-        method: RankMethod = "pairs",
         comparisons: int | None = None,
         **options: Unpack[JudgeBatchOptions],
     ) -> BatchResult[Ranking]:
@@ -374,7 +368,7 @@ class Judge:
         Args:
             groups: ``(prompt, responses)``, ``(prompt, responses, reference)`` or mappings of fields. ``extra`` of a result has all other
                 fields of a mapping.
-            method, comparisons: as in :meth:`rank`, for each group.
+            comparisons: as in :meth:`rank`, for each group.
             options: as in :meth:`batch_score`. ``timeout`` is the number of seconds for each comparison. A group that is not ranked by the
                 ``deadline`` fails with ``DeadlineExceeded``.
 
@@ -384,7 +378,7 @@ class Judge:
         Raises:
             NoEndpoint, ConfigError, BatchInterrupted: as in :meth:`batch_score`.
         """
-        return await self._ranker(method, comparisons).many(groups, options)
+        return await self._ranker(comparisons).many(groups, options)
 
     async def aclose(self) -> None:
         """Write pending cache entries, and close the client if the judge owns it.
@@ -422,14 +416,12 @@ class Judge:
         options: Mapping[str, Any],
         *,
         pairs: bool = False,
-        builder: RequestBuilder | None = None,
     ) -> BatchResult[Any]:
         check_batch_options(options)
         runtime, began = runtime_of(self._client), runtime_of(self._client).clock()
         items, request_options, pools = batch_items("items", items), self._request_options(options), self._pools()
         collecting = runtime.collecting(options, next(iter(pools.values())), items, ", ".join(self._config.model))
-        if builder is None:
-            builder = await self._builder(pools, seconds("deadline", options.get("deadline")), pairs=pairs)
+        builder = await self._builder(pools, seconds("deadline", options.get("deadline")), pairs=pairs)
         batch = BatchRunner(
             *self._here(),
             items if self._cache is None else self._cache.with_votes(items, builder.read),
@@ -442,18 +434,9 @@ class Judge:
         )
         return await batch.run()
 
-    def _ranker(self, method: RankMethod, comparisons: int | None) -> Ranker:
-        if method == "listwise":
-            compare, read = partial(self._many, builder=self._lists), by_list(self._lists.requests, comparisons)
-            return Ranker(self._client, lambda items, **options: compare(items, options), read, self._config.model)
-        if method != "pairs":
-            raise ConfigError(f"method must be 'pairs' or 'listwise', not {method!r}")
+    def _ranker(self, comparisons: int | None) -> Ranker:
         check = self._builders.get(self._builders.written, pairs=True).requests
-        return Ranker(self._client, self.batch_compare, by_pairs(check, comparisons), self._config.model)
-
-    @cached_property
-    def _lists(self) -> ListwiseBuilder:
-        return ListwiseBuilder(self._config)
+        return Ranker(self._client, self._config.model, self.batch_compare, check, comparisons)
 
     async def _builder(self, pools: Mapping[str, Pool], timeout: float | None, *, pairs: bool) -> RequestBuilder:
         """Return the request builder for the servers of the models.

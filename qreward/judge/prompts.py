@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import lru_cache
 from numbers import Number
 from secrets import token_hex
-from string import ascii_uppercase
 from typing import Any, TypeGuard
 
 from qreward.codecs.chat import is_missing
@@ -363,7 +362,6 @@ def _unasked(fields: Mapping[str, Any], titles: Mapping[str, str]) -> list[dict[
 _POINT = {"prompt": "Task", "reference": "Reference answer", "response": "Candidate answer"}
 _PAIR = {"prompt": "Task", "reference": "Reference answer", "first": "Answer A", "second": "Answer B"}
 POINT_QUESTION = "how good is the candidate answer to the task?"
-LIST_QUESTION = "which answers to the task are better than which? Order all of them. The order in which they stand means nothing."
 PAIR_QUESTION = "which answer to the task is better, A or B? Their order means nothing."
 
 
@@ -375,14 +373,6 @@ def point(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
 def pair(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the messages of the built-in prompt for a pair."""
     return _asked(fields, _PAIR, PAIR_QUESTION)
-
-
-def listed(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the messages of the built-in prompt for a list of responses, which are labelled with the letters of the alphabet."""
-    labelled = {f"Answer {label}": response for label, response in zip(ascii_uppercase, fields["responses"], strict=False)}
-    shown = {name: value for name, value in fields.items() if name in ("prompt", "reference")}
-    titles = {"prompt": "Task", "reference": "Reference answer", **{title: title for title in labelled}}
-    return _asked({**shown, **labelled}, titles, LIST_QUESTION)
 
 
 def point_input(fields: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -86,7 +86,7 @@ class JudgeAnswer:
 
     def text(self) -> str:
         """Return the text of the first vote."""
-        votes = self.value.votes
+        votes = getattr(self.value, "votes", ())
         return votes[0].text if votes else ""
 
 

@@ -75,8 +75,8 @@ class ResponseGroup:
     """
 
     def __init__(self, fields: Mapping[str, Any], comparisons: int | None, check: Check, index: int = 0, born: float = 0.0) -> None:
-        self.index, self.born, self.pending, self.usage = index, born, 0, None
-        self.usage: Usage | None
+        self.index, self.born, self.pending = index, born, 0
+        self.usage: Usage | None = None
         self._fields = {name: value for name, value in fields.items() if name != "responses"}
         self._responses, self._places = unique_responses(fields)
         self._size, self._budget = len(self._responses), budget_of(len(self._responses), comparisons)

@@ -36,6 +36,12 @@ def unblocked(given: Any, what: str, needed: Sequence[str] = ("score", "batch_sc
     return scorer  # type: ignore[no-any-return]
 
 
+def models_of(scorer: Any) -> tuple[str, ...]:
+    """Return the models that a judge or reward model asks; empty for another scorer."""
+    models = getattr(getattr(scorer, "_config", None), "model", None) or getattr(scorer, "_model", None) or ()
+    return (models,) if isinstance(models, str) else tuple(models)
+
+
 def check_finite(verdict: Verdict) -> None:
     """Raise ``InvalidResponse`` if the score or an attribute of a verdict is not a finite number. A scorer of the user may return one."""
     for name, number in {"score": verdict.score, **(verdict.attributes or {})}.items():

@@ -1,6 +1,6 @@
 """Apply a calibration to the scores of a ``Judge``, and check that the calibration was made for this judge.
 
-This module must not send anything, and must not import ``calibration_fit``.
+This module must not send anything.
 """
 
 from __future__ import annotations

@@ -14,8 +14,7 @@ from typing import Any, Literal, NamedTuple, Unpack
 
 from qreward.errors import ConfigError, QRewardError, RequestError
 from qreward.judge.calibrated import range_to_calibrate
-from qreward.judge.calibration import Calibration, check_labels
-from qreward.judge.calibration_fit import Method
+from qreward.judge.calibration import Calibration, Method, check_labels, fitting
 from qreward.judge.judge import Judge
 from qreward.judge.types import Verdict
 from qreward.judge.verdict_parser import bounds
@@ -173,6 +172,7 @@ async def calibrate(
     to_unit = range_to_calibrate(judge.method, judge.score_range).to_unit
     items, labels = labelled(gold, scale)
     check_labels(labels)
+    fitting()  # so that a missing package raises before anything is sent
     batch = await judge.batch_score(items, **options)
     check_failures(batch)
     judged = [(result.value, label) for result, label in zip(batch, labels, strict=True) if result.ok]

@@ -30,8 +30,9 @@ from time import monotonic, sleep
 from typing import Any, NamedTuple
 
 from qreward.engine import background
+from qreward.judge.calls import JudgeCall
 from qreward.judge.codec import ModelReply, Reply
-from qreward.judge.sampling import JudgeRequest, ReadItem
+from qreward.judge.loop import ItemCalls
 from qreward.judge.types import Vote
 
 MOST = 1_000_000
@@ -127,12 +128,12 @@ class Cache:
         found = await asyncio.get_running_loop().run_in_executor(self._thread(), self._store.read, keys)  # runs after pending writes
         return [found.get(key) for key, _ in keys]
 
-    async def votes(self, requests: Sequence[JudgeRequest]) -> list[Vote | None]:
+    async def votes(self, requests: Sequence[JudgeCall]) -> list[Vote | None]:
         """Return the cached vote, or None, for each request."""
         found = await self.look_up([(request.key, request.judge_model.cached_as) for request in requests])
         return [_vote(request, reply) for request, reply in zip(requests, found, strict=True)]
 
-    async def with_votes(self, items: Iterable[Any] | AsyncIterable[Any], read: Callable[[object], ReadItem]) -> AsyncIterator[ReadItem]:
+    async def with_votes(self, items: Iterable[Any] | AsyncIterable[Any], read: Callable[[object], ItemCalls]) -> AsyncIterator[ItemCalls]:
         """Read the items of a batch, and yield them with their cached votes.
 
         The votes of up to ``CHUNK`` items are looked up together. Items of an asynchronous input are looked up one by one. If the input
@@ -141,10 +142,11 @@ class Cache:
         async with aclosing(_chunks(items)) as chunks:
             async for chunk in chunks:
                 read_items = [read(item) for item in chunk]
-                requests = [request for item in read_items if not isinstance(item.requests, Exception) for request in item.requests]
-                votes = iter(await self.votes(requests))
+                calls: list[Any] = [call for item in read_items if not isinstance(item.calls, Exception) for call in item.calls]
+                votes = iter(await self.votes(calls))
                 for item in read_items:
-                    yield item if isinstance(item.requests, Exception) else item._replace(votes=list(islice(votes, len(item.requests))))
+                    item.outcomes = list(islice(votes, len(item.outcomes)))
+                    yield item
 
     def keep(self, entry: CacheEntry) -> None:
         """Store an answer. A background thread writes it, together with other pending answers."""
@@ -175,7 +177,7 @@ class Cache:
         self._store.write(pending)
 
 
-def _vote(request: JudgeRequest, reply: ModelReply | None) -> Vote | None:
+def _vote(request: JudgeCall, reply: ModelReply | None) -> Vote | None:
     try:
         return None if reply is None else request.judge_model.vote(reply, swapped=request.swapped)
     except Exception:  # the answer could be parsed when it was stored, so the parser or the user's score function has changed

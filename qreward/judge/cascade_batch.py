@@ -15,7 +15,7 @@ from qreward import options as options_of
 from qreward.errors import DeadlineExceeded, InvalidResponse, QRewardError
 from qreward.judge.cascade_stage import EarlierStages, Stage
 from qreward.judge.requests import each_of
-from qreward.judge.runner import JudgeAnswer, ResultCollector
+from qreward.judge.results import JudgeAnswer, ResultCollector
 from qreward.judge.types import Verdict
 from qreward.options import DEFAULT
 from qreward.progress import start_progress

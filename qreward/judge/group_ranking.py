@@ -15,10 +15,11 @@ from typing import Any
 from qreward.client import QRewardClient
 from qreward.errors import ClientClosed, ConfigError, DeadlineExceeded, InvalidResponse, QRewardError, RequestTimeout
 from qreward.judge.aggregation import quorum_error
+from qreward.judge.loop import as_ours
 from qreward.judge.prompts import in_words, is_absent
 from qreward.judge.ranking import MOST_RESPONSES, IndexPair, Ranking, budget_of, fit, is_connected, next_pairs, scored
 from qreward.judge.requests import each_of, extra_of, fields_of
-from qreward.judge.runner import JudgeAnswer, ResultCollector, as_ours
+from qreward.judge.results import JudgeAnswer, ResultCollector
 from qreward.judge.types import Comparison, check_batch_options
 from qreward.options import batch_items
 from qreward.records import added

@@ -1,6 +1,6 @@
 """``Judge`` and ``SyncJudge``, the public classes of this package. A judge asks models about an item, and returns a verdict.
 
-``requests`` builds the requests, ``runner`` sends the requests, and ``verdict_parser`` reads the answers.
+``requests`` makes the calls, ``loop`` sends them, ``calls`` evaluates the answers, and ``verdict_parser`` reads them.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ from qreward.client import QRewardClient
 from qreward.engine import background
 from qreward.engine.driver import LoopDriver
 from qreward.engine.portal import BlockingTwin, blocking
-from qreward.errors import ConfigError
+from qreward.errors import ConfigError, QRewardError
 from qreward.judge import config as settings_of
 from qreward.judge.answers import Answer, forms_of
 from qreward.judge.builders import Builders
 from qreward.judge.cache import Cache, CacheEntry
 from qreward.judge.calibrated import Calibrator, identity_of, range_to_calibrate
 from qreward.judge.calibration import Calibration, JudgeIdentity
+from qreward.judge.calls import evaluate
 from qreward.judge.config import MIN_LABEL_MASS, JudgeConfig, Method, ResponseFormat, Settle
 from qreward.judge.group_ranking import Ranker, Responses
+from qreward.judge.loop import Again, Done, Flights, ItemBatch, ItemCalls, ask_one
 from qreward.judge.parsing import Form, ScoreVerdict
 from qreward.judge.presets import expanded
 from qreward.judge.prompts import Builder
 from qreward.judge.ranking import Ranking
 from qreward.judge.requests import RequestBuilder
+from qreward.judge.results import JudgeAnswer
 from qreward.judge.rubric import Rubric
-from qreward.judge.runner import BatchRunner, SingleCall
-from qreward.judge.singleflight import SingleFlight
 from qreward.judge.types import Comparison, Item, Pair, Verdict, check_batch_options
 from qreward.judge.verdict_parser import VerdictParser, verdict_named
 from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, request_options, seconds
@@ -172,7 +173,7 @@ class Judge:
     def _reset_process_state(self) -> object:
         """Create the state that belongs to one process. In a forked process, returns the state of the parent process."""
         inherited = self.__dict__.get("_flights")
-        self._flights: weakref.WeakKeyDictionary[LoopDriver, SingleFlight] = weakref.WeakKeyDictionary()
+        self._flights: weakref.WeakKeyDictionary[LoopDriver, Flights] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
         return inherited
 
@@ -406,9 +407,11 @@ class Judge:
     async def _one(self, fields: Mapping[str, Any], options: Mapping[str, Any], *, pairs: bool = False) -> Any:
         born, request_options, pools = runtime_of(self._client).clock(), self._request_options(options), self._pools()
         builder = await self._builder(pools, request_options.timeout, pairs=pairs)
-        requests = builder.requests(fields)
-        known = () if self._cache is None else await self._cache.votes(requests)
-        return await SingleCall(*self._here(), request_options, pools, builder, born).run(requests, known)
+        item = ItemCalls(builder.requests(fields), builder.decide)
+        if self._cache is not None:
+            item.outcomes = list(await self._cache.votes(item.calls))  # type: ignore[arg-type]
+        decided = await ask_one(item, *self._here(), request_options, pools, born)
+        return builder.result(decided, item.usage, cached=not item.sent)
 
     async def _many(
         self,
@@ -422,10 +425,12 @@ class Judge:
         items, request_options, pools = batch_items("items", items), self._request_options(options), self._pools()
         collecting = runtime.collecting(options, next(iter(pools.values())), items, ", ".join(self._config.model))
         builder = await self._builder(pools, seconds("deadline", options.get("deadline")), pairs=pairs)
-        batch = BatchRunner(
+        batch = ItemBatch(
             *self._here(),
             items if self._cache is None else self._cache.with_votes(items, builder.read),
-            builder=builder,
+            builder.read,
+            answer_of=lambda item, decided: JudgeAnswer(builder.result(decided, item.usage, cached=not item.sent)),
+            per_model=builder.per_model,
             options=request_options,
             pools=pools,
             size=len(items) if isinstance(items, Sized) else None,
@@ -459,20 +464,24 @@ class Judge:
     def _request_options(self, options: Mapping[str, Any]) -> RequestOptions:
         return runtime_of(self._client).request_options({**options, "hedge": self._hedge})
 
-    def _here(self) -> tuple[LoopDriver, SingleFlight]:
+    def _here(self) -> tuple[LoopDriver, Flights]:
         """Return the driver of the running event loop, and the requests of this judge that are in flight there."""
         driver = runtime_of(self._client).driver()
         flights = self._flights.get(driver)
         if flights is None:
             with self._lock:
-                flights = self._flights.setdefault(driver, SingleFlight(self._keep))
+                flights = self._flights.setdefault(driver, Flights(self._evaluate))
         return driver, flights
 
-    def _keep(self, entry: CacheEntry) -> None:
-        """Record the weights that wrote an answer, and store the answer in the cache, if there is a cache."""
-        self._calibrator.note(entry.reply.fingerprint)
-        if self._cache is not None:
-            self._cache.keep(entry)
+    def _evaluate(self, call: Any, answer: Any, endpoint: str | None) -> Done | Again:
+        """Evaluate an answer, record the weights that wrote it, and store it in the cache, if there is a cache."""
+        step = evaluate(call, answer)
+        if step.reply is not None:
+            self._calibrator.note(step.reply.fingerprint)
+            if self._cache is not None:
+                key = call.key if isinstance(step, Done) and not isinstance(step.value, QRewardError) else None
+                self._cache.keep(CacheEntry(call.judge_model.cached_as, endpoint or "", step.reply, key))
+        return step
 
 
 class SyncJudge(BlockingTwin[Judge]):

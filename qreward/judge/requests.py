@@ -12,9 +12,10 @@ from qreward.errors import ConfigError
 from qreward.judge import prompts
 from qreward.judge.aggregation import Aggregate, Decide, aggregate_comparisons, aggregate_rubrics, aggregate_scores
 from qreward.judge.asking import JudgeModel, encoded
+from qreward.judge.calls import JudgeCall
 from qreward.judge.config import JudgeConfig
+from qreward.judge.loop import ItemCalls
 from qreward.judge.prompts import Messages, Prompt
-from qreward.judge.sampling import JudgeRequest, ReadItem
 from qreward.judge.types import Comparison, Preference, Verdict
 from qreward.judge.writing import noted
 from qreward.results import Usage
@@ -154,19 +155,19 @@ class RequestBuilder:
         self.per_item = sum(self.per_model.values())
         self._grouped = any(len(questions) > 1 for _, questions in models)
 
-    def read(self, item: object) -> ReadItem:
-        """Build the requests for an item of a batch.
+    def read(self, item: object) -> ItemCalls:
+        """Make the calls for an item of a batch.
 
-        If an exception is raised meanwhile, for example by the user's prompt function, the exception is returned in place of the requests.
+        If an exception is raised meanwhile, for example by the user's prompt function, the item has the exception in place of the calls.
         """
         extra = None
         try:
             extra = extra_of(item, self._names)
-            return ReadItem(self.requests(fields_of(item, self._names), extra=True), (), extra)
+            return ItemCalls(self.requests(fields_of(item, self._names), extra=True), self.decide, extra)
         except Exception as error:
-            return ReadItem(error, (), extra)
+            return ItemCalls(error, self.decide, extra)
 
-    def requests(self, fields: Mapping[str, Any], *, extra: bool = False) -> list[JudgeRequest]:
+    def requests(self, fields: Mapping[str, Any], *, extra: bool = False) -> list[JudgeCall]:
         """Build the requests for an item.
 
         Args:
@@ -178,13 +179,13 @@ class RequestBuilder:
             BadRequest: a message is invalid.
         """
         group = tuple(map(_digest, (fields.get("prompt"), fields))) if self._grouped else None
-        found: list[JudgeRequest] = []
+        found: list[JudgeCall] = []
         orders: dict[ItemPrompt, list[ItemInOrder]] = {}
         for prompt, questions in self._models:
             if prompt not in orders:
                 orders[prompt] = self._orders(prompt, fields, extra)
             found += [
-                JudgeRequest(question, *order.input_and_key(question, sample), sample, order.swapped, group)
+                JudgeCall(question, *order.input_and_key(question, sample), sample, order.swapped, question.format, question.reasks, group)
                 for sample in range(self._samples)
                 for question in questions
                 for order in orders[prompt]

@@ -144,7 +144,7 @@ def parse_reply(answer: ChatAnswer) -> ModelReply:
     except (Malformed, LookupError, TypeError, AttributeError):
         pass
     message = message if isinstance(message, dict) else {}
-    fingerprint = fingerprint_of(*(document.get(name) for name in ("model", "system_fingerprint", "metadata")))
+    fingerprint = fingerprint_of(document.get("model"), document.get("system_fingerprint"), document.get("metadata"))
     refusal, reasoning = message.get("refusal"), message.get("reasoning_content") or message.get("reasoning")
     return ModelReply(answer.text(), joined(reasoning), joined(refusal), answer.finish_reason, fingerprint)
 

@@ -130,7 +130,8 @@ def _whole_object(text: str) -> dict[str, Any] | None:
 
     A fence, tag or quotes around the object are allowed.
     """
-    for inside in (text.strip(), _inside(text)):
+    stripped = text.strip()
+    for inside in (stripped,) if stripped.startswith("{") else (_inside(text),):
         if inside.startswith("{") and len(inside) <= LONGEST:
             try:
                 members, end = object_at(inside, 0)

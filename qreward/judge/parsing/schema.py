@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum
@@ -167,11 +167,14 @@ class VerdictSchema(Generic[M]):
     @property
     def key(self) -> str:
         """The name of the deciding field in JSON. This property must not be read if no field decides."""
-        assert self.name
-        return self._keys(self.name)[0]
+        return self._deciding_keys[0]
 
     def _keys(self, name: str) -> list[str]:
         return _aliases(name, self.model.model_fields[name])
+
+    @cached_property
+    def _deciding_keys(self) -> list[str]:
+        return self._keys(self.name) if self.name else []
 
     @cached_property
     def _known(self) -> Mapping[str, str]:
@@ -191,28 +194,35 @@ class VerdictSchema(Generic[M]):
     def _decides(self, members: Mapping[str, Any]) -> bool:
         return not self._deciding.isdisjoint(map(_folded, members))
 
-    def of_members(self, members: Mapping[str, Any]) -> M:
-        """Return the verdict that the members of a JSON object state. Raises :class:`Unreadable`."""
-        known, given = self._known, dict[str, Any]()
+    def _named(self, members: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
+        """Return the members by the keys of the model, and those that the model does not have. Raises :class:`Unreadable`."""
+        known, given, others = self._known, dict[str, Any](), list[tuple[str, Any]]()
         for key, value in members.items():
-            own = known.get(_folded(key), key)
+            own = known.get(name := _folded(key))
+            if own is None:
+                others.append((name, value))
+                own = key
             if own in given and given[own] != value:
                 raise Unreadable("The JSON object gives a member twice.")
             given[own] = value
-        for key, value in given.items():
-            other = known.get(_REVISED.sub("", _folded(key)))
-            if _folded(key) not in known and other in given and given[other] != value:
+        for name, value in others:
+            other = known.get(_REVISED.sub("", name))
+            if other in given and given[other] != value:
                 raise Unreadable("The JSON object gives a verdict and a revised one.")
-        if self.name and not self._decides(given):
+        return given, others
+
+    def of_members(self, members: Mapping[str, Any]) -> M:
+        """Return the verdict that the members of a JSON object state. Raises :class:`Unreadable`."""
+        given, others = self._named(members)
+        deciding = next((key for key in self._deciding_keys if key in given), None)
+        if deciding is not None and self.kind.number:
+            number = number_of(given[deciding], self.scale)
+            self._check_others(others, number)
+            given[deciding] = self._as_field(number, given[deciding])
+        elif deciding is not None and self.kind.options:
+            given[deciding] = self._as_option(given[deciding])
+        elif deciding is None and self.name:
             raise Unreadable(f'The JSON object has no "{self.key}".')
-        if self.name and self.kind.number:
-            key = next(key for key in self._keys(self.name) if key in given)
-            number = number_of(given[key], self.scale)
-            self._check_others(given, number)
-            given[key] = self._as_field(number, given[key])
-        elif self.name and self.kind.options:
-            key = next(key for key in self._keys(self.name) if key in given)
-            given[key] = self._as_option(given[key])
         try:
             verdict = self.model.model_validate(given)
         except ValidationError as error:
@@ -222,12 +232,9 @@ class VerdictSchema(Generic[M]):
             number_of(float(made) if isinstance(made, Decimal) else made, None)
         return verdict
 
-    def _check_others(self, members: Mapping[str, Any], score: float) -> None:
+    def _check_others(self, others: Sequence[tuple[str, Any]], score: float) -> None:
         """Raise :class:`Unreadable` if a member that the model does not have states another score, or another scale."""
-        for key, value in members.items():
-            name = _folded(key)
-            if name in self._known:
-                continue
+        for name, value in others:
             if _REVISED.sub("", name) in _RIVALS and isinstance(value, int | float) and value != score:
                 raise Unreadable("The JSON object gives two scores.")
             ends = [*map(float, _SCALE_NUMBER.findall(str(value)))] if self.scale and _SCALE.fullmatch(name) else []

@@ -107,17 +107,10 @@ _SAYS = (
     r"\u5199\u9053|\u5199\u7740|\u58f0\u79f0|\u81ea\u79f0|\u5f15\u7528|\u8bf4\u9053|\u8981\u6c42|\u63d0\u5230|\u8bf4|"
     r"\u66f8|\u8ff0\u3079|\u4e3b\u5f35|\u8a00|\uc37c|\uc8fc\uc7a5|\ub9d0)"
 )
-_FOLLOWS = (
-    r"follows|the following|lautet|wie folgt|folgende[rs]?|suivante?|siguiente|следую\w+|\u5982\u4e0b|\u4ee5\u4e0b\w*|"
-    r"\u6b21\u306e\w*|\ub2e4\uc74c\uacfc \uac19\w*"
-)
-_ABOUT = re.compile(rf"\b(?:of|for|on|in|with|to|about|regarding) (?:(?:the|this|that|both|each) )?{_OTHERS}", re.IGNORECASE)
 SAYS = re.compile(_SAYS, re.IGNORECASE)
 _NAMES_ANOTHER = re.compile(_OTHERS, re.IGNORECASE)
-_SPEECH = re.compile(rf"(?:{_SAYS}(?: (?:this|that|the following|as follows))?|{_OTHERS}) ?[:\uff1a](?![ .,{GAP}]*$)", re.IGNORECASE)
-_LEADS_TO_SPEECH = re.compile(rf"(?:{_SAYS}|{_OTHERS}|{_FOLLOWS})[^\w{GAP}]*$", re.IGNORECASE)
 _OWN = re.compile(
-    r"\b(?:my|mine|i|verdict|evaluation|assessment|judge?ment|rating|grading|score|final|analysis|review|feedback|critique)\b",
+    r"\b(?:my|mine|i|verdict|evaluation|assessment|judge?ment|rating|grading|score|final|analysis|review|feedback|critique|notes)\b",
     re.IGNORECASE,
 )
 
@@ -175,7 +168,7 @@ def sentences(words: str, *, marked: bool = False) -> Iterator[Sentence]:
                 report = ""  # what the title announces is quoted, or the judge speaks of the response again
             yield Sentence(part, not report and (marked or gaps in (0, all_gaps)), not place)
             gaps += part.count(GAP)
-            report = report or (_introduces if marked else _report)(part, titled=titled)
+            report = report or _introduces(part, titled=titled)
 
 
 def _line(raw: str) -> str:
@@ -191,7 +184,9 @@ def _line(raw: str) -> str:
 
 
 def _introduces(part: str, *, titled: bool) -> str:
-    """Return how far the reported speech reaches that a sentence introduces in an answer with a marked verdict. See :func:`_report`."""
+    """Return how far the reported speech reaches that a sentence introduces: the ``paragraph``, the ``next`` one, the text below a
+    ``title``, or the rest of the ``answer``; ``""`` for none.
+    """
     names = bool(_NAMES_ANOTHER.search(part))
     if names and _SPEAKS.search(part):
         return "answer"
@@ -203,23 +198,6 @@ def _introduces(part: str, *, titled: bool) -> str:
         return ""
     own = _OWN.search(part) or PERSON.search(part) or _RATES.search(part)
     return "next" if SHOWS.search(part) or ((names or SAYS.search(part)) and not own) else ""
-
-
-def _report(part: str, *, titled: bool) -> str:
-    """Return how far reported speech may reach after a sentence: to the end of the ``paragraph``, the ``next`` paragraph or the ``answer``.
-
-    Returns ``""`` if no reported speech follows.
-    """
-    part = _ABOUT.sub(" ", part)
-    reports = bool(SAYS.search(part))
-    names = bool(_NAMES_ANOTHER.search(part)) and not _OWN.search(part)
-    if part[-1] in ":\uff1a" or titled:
-        return "answer" if reports or (names and _LEADS_TO_SPEECH.search(part)) else "next" if names else ""
-    if _SPEECH.search(part):
-        return "paragraph"
-    if reports and part[-1] not in f".!?;{GAP}":
-        return "answer" if _LEADS_TO_SPEECH.search(part) else "paragraph"
-    return ""
 
 
 # Verdicts.

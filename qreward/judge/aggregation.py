@@ -80,12 +80,6 @@ def confidence_of(score: float, votes: Sequence[Vote], how: Settle, width: float
         how: ``majority``, ``mean`` or ``median``.
         width: the difference between the highest and the lowest score. None if these scores are not known, as with a ``score`` function.
             With None, a vote agrees only if its score equals the aggregated score.
-
-    Example:
-        >>> confidence_of(1.0, [Vote(1.0), Vote(0.0), Vote(1.0), Vote(1.0)], "majority", 1.0)
-        0.75
-        >>> confidence_of(0.8, [Vote(0.9, confidence=0.9), Vote(0.7, confidence=0.7)], "mean", 1.0)
-        0.8
     """
     if len(votes) == 1:
         return votes[0].confidence

@@ -142,12 +142,6 @@ def krippendorff_alpha(ratings: Sequence[Sequence[float | None]]) -> float | Non
 
     Returns:
         The alpha; None if no item has two ratings, or all ratings are equal.
-
-    Example:
-        >>> krippendorff_alpha([[1, 2, 3, 4], [1, 2, 3, 4]])
-        1.0
-        >>> krippendorff_alpha([[1, 1, 1], [1, 1, None]]) is None
-        True
     """
     items = [[rating for rating in column if rating is not None] for column in zip(*ratings, strict=True)]
     items = [column for column in items if len(column) > 1]
@@ -169,10 +163,6 @@ def spearman(ones: Sequence[float], others: Sequence[float]) -> float | None:
     """Return the Spearman rank correlation. Equal numbers share their mean rank.
 
     Returns None for fewer than three pairs, or if all numbers of ``ones`` or of ``others`` are equal.
-
-    Example:
-        >>> spearman([1, 2, 3, 4], [1, 4, 9, 16])
-        1.0
     """
     if len(ones) < LEAST_ITEMS or len(set(ones)) < 2 or len(set(others)) < 2:
         return None

@@ -42,12 +42,7 @@ _SHOWN = (
 
 
 def declared(answer: object) -> Form | None:
-    """Return the form that is declared; None if none is. Raises ``ConfigError``.
-
-    Example:
-        >>> declared("[[5]]").name
-        '[[5]]'
-    """
+    """Return the form that is declared; None if none is. Raises ``ConfigError``."""
     if answer is None or isinstance(answer, Form):
         return answer
     if answer == JSON.name:
@@ -91,10 +86,6 @@ def _of_settings(answer: Mapping[str, Any]) -> Form | None:
 def shown_in(prompt: object, *, pairs: bool = False) -> Form | None:
     """Return the form that the text of a prompt shows; None if it shows none, or asks for JSON. Only the verdict on pairs may be a letter
     after a label.
-
-    Example:
-        >>> shown_in("Rate {response}. End with [[rating]], such as [[5]].").name
-        '[[rating]]'
     """
     turns = [prompt] if isinstance(prompt, str) else [turn.get("content") for turn in prompt] if isinstance(prompt, Sequence) else []
     text = "\n".join(turn for turn in turns if isinstance(turn, str)).replace("{{", "{").replace("}}", "}")

@@ -78,12 +78,6 @@ def record_fingerprint(sent: Sent, endpoint: str, fingerprint: str) -> None:
     """Record the fingerprint that an endpoint sent.
 
     If the endpoint sends a new fingerprint, the fingerprint of each other endpoint becomes invalid until that endpoint sends it again.
-
-    Example:
-        >>> sent = {"a": ("v1", True), "b": ("v1", True)}
-        >>> record_fingerprint(sent, "a", "v2")
-        >>> sent
-        {'a': ('v2', True), 'b': ('v1', False)}
     """
     if sent.get(endpoint, ("", False))[0] != fingerprint:
         for other, (last, _) in sent.items():

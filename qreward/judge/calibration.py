@@ -45,12 +45,6 @@ class Curve(NamedTuple):
     Attributes:
         slope, intercept: without points, the probability is ``sigmoid(slope * logit(score) + intercept)``.
         points: pairs of score and probability, by rising score. The curve is a line between two points, and constant outside of all points.
-
-    Example:
-        >>> Curve(slope=1.0)(0.25)
-        0.25
-        >>> Curve(points=((0.2, 0.4), (0.4, 0.8)))(0.3)
-        0.6
     """
 
     slope: float = 1.0

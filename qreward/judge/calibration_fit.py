@@ -136,10 +136,6 @@ def ece(probabilities: Sequence[float], labels: Sequence[float], bins: int | Non
 
     Args:
         bins: number of bins; see :func:`bins_of`.
-
-    Example:
-        >>> ece([0.9] * 10, [1] * 7 + [0] * 3)
-        0.2
     """
     gaps = (abs(sum(probability - label for probability, label in pairs)) for pairs in bins_of(probabilities, labels, bins))
     return round(sum(gaps) / len(labels), 12)

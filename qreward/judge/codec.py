@@ -124,10 +124,6 @@ def fingerprint_of(model: object, system_fingerprint: object, metadata: object) 
 
     Every API returns the ``model`` that answered. OpenAI also returns ``system_fingerprint``, and SGLang returns
     ``metadata.weight_version``.
-
-    Example:
-        >>> fingerprint_of("judge-7b", None, {"weight_version": "step-200"})
-        "('judge-7b', None, 'step-200')"
     """
     version = metadata.get("weight_version") if isinstance(metadata, dict) else None
     return repr(tuple([value if type(value) is str else None for value in (model, system_fingerprint, version)]))

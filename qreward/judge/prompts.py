@@ -46,10 +46,6 @@ class Template:
 
     Raises:
         ConfigError: the text has a single brace, or a placeholder that is not a plain name.
-
-    Example:
-        >>> Template("{{{response}}}", "prompt").render({"response": "{prompt}"})
-        '{{prompt}}'
     """
 
     __slots__ = ("_pieces", "names")
@@ -81,12 +77,7 @@ class Template:
 
 
 def is_absent(name: str, value: object) -> bool:
-    """Return whether a field has no value: it is None or NaN, or it is a blank reference. Tables hold NaN or ``""`` where a cell is empty.
-
-    Example:
-        >>> [is_absent("reference", value) for value in (None, float("nan"), " ", 0)], is_absent("response", "")
-        ([True, True, True, False], False)
-    """
+    """Return whether a field has no value: it is None or NaN, or it is a blank reference. Tables hold NaN or ``""`` where a cell is empty."""
     if isinstance(value, str):
         return name == "reference" and not value.strip()
     return value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, Number) and value != value)  # noqa: PLR0124
@@ -285,14 +276,7 @@ class Prompt:
 
 
 def check_extra(extra: Set[str], missing: Set[str]) -> None:
-    """Raise ``ConfigError`` for an extra field whose name is close to the name of a missing field, because the name is probably mistyped.
-
-    Example:
-        >>> check_extra({"id", "source"}, {"reference"})
-        >>> check_extra({"refrence"}, {"reference"})
-        Traceback (most recent call last):
-        qreward.errors.ConfigError: the item has a field 'refrence'; did you mean 'reference'?
-    """
+    """Raise ``ConfigError`` for an extra field whose name is close to the name of a missing field, because the name is probably mistyped."""
     for name in sorted(extra) if missing else ():
         if near := _near(name, frozenset(missing)):
             raise ConfigError(f"the item has a field {name!r}; did you mean {near!r}?")
@@ -329,14 +313,7 @@ _AGREEMENT = "Where it differs from the reference answer in what it says, it is 
 
 
 def fenced(text: str) -> str:
-    """Return a text between two lines of backticks that are longer than any run of backticks in the text.
-
-    Example:
-        >>> print(fenced("a ``` b"))
-        ````
-        a ``` b
-        ````
-    """
+    """Return a text between two lines of backticks that are longer than any run of backticks in the text."""
     fence = "```"
     if fence in text:
         fence = "`" * (max(map(len, _BACKTICKS.findall(text))) + 1)

@@ -59,10 +59,6 @@ def fit(size: int, scores: Mapping[IndexPair, float]) -> Fit:
         size: number of responses.
         scores: pair -> 1.0 if the first response was better, 0.0 if the second response was better; a number in between for a tie or for
             several votes that differ.
-
-    Example:
-        >>> [round(strength, 2) for strength in fit(3, {(0, 1): 1.0, (1, 2): 1.0}).strengths]
-        [1.04, 0.0, -1.04]
     """
     strengths = [0.0] * size
     covariance: Matrix = []
@@ -140,10 +136,6 @@ def budget_of(size: int, comparisons: int | None) -> int:
 
     Raises:
         ConfigError: ``comparisons`` is too small to connect all responses.
-
-    Example:
-        >>> [budget_of(size, None) for size in (1, 2, 4, 8, 16)]
-        [0, 1, 6, 24, 64]
     """
     if comparisons is None:
         return min(pairs_of(size), ceil(size * log2(size))) if size > 1 else 0
@@ -169,10 +161,6 @@ def next_pairs(size: int, left: int, asked: Set[IndexPair], scores: Mapping[Inde
         left: number of pairs that may still be compared.
         asked: the pairs of the earlier rounds.
         scores: pair -> score of its first response, for the comparisons that succeeded.
-
-    Example:
-        >>> next_pairs(3, 3, set(), {}), next_pairs(4, 5, set(), {})
-        ([(0, 1), (0, 2), (1, 2)], [(0, 1), (1, 2), (2, 3)])
     """
     if not asked and left >= pairs_of(size):
         return list(combinations(range(size), 2))
@@ -272,10 +260,6 @@ def scored(fitted: Fit, places: Sequence[int]) -> tuple[tuple[float, ...], tuple
     Args:
         fitted: the fit to the different responses.
         places: for each response, its index among the different responses.
-
-    Example:
-        >>> scored(fit(2, {(0, 1): 1.0}), [0, 1])[0][0] > 0.5
-        True
     """
     share = [places.count(place) / len(places) for place in range(len(fitted.strengths))]
     mean = sum(map(mul, share, fitted.strengths))

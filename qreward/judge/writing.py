@@ -206,14 +206,7 @@ def _choice_verdict(count: int) -> type[BaseModel]:
 
 
 def in_words(criterion: Criterion) -> str:
-    """Return the text of the question about a criterion, with a line for each level or choice.
-
-    Example:
-        >>> print(in_words(Criterion("clear", "How clear is it?", levels={"unclear": "", "clear": "at first reading"})))
-        Question: How clear is it?
-        0: unclear
-        1: clear (at first reading)
-    """
+    """Return the text of the question about a criterion, with a line for each level or choice."""
     question = criterion.question
     marks = map(str, range(10)) if criterion.levels is not None else ascii_uppercase if criterion.choices is not None else ()
     lines = [

@@ -69,11 +69,6 @@ def read(
 
     Raises:
         Unreadable: the answer has no verdict, or more than one verdict; or the verdict may be a quotation or is outside the scale.
-
-    Example:
-        >>> from qreward.judge.parsing import ScoreVerdict
-        >>> read("<think>Hm.</think>It is right.\\n**Score: 7/10**", ScoreVerdict, scale=(0, 10)).score
-        7.0
     """
     shape: VerdictSchema[M]
     shape, reader, declared = _prepared(model, scale, form)

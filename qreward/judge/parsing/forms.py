@@ -44,12 +44,7 @@ class Form(NamedTuple):
         return self.marked is not None and self.example is None
 
     def mark(self, text: str) -> str:
-        """Return the text with :data:`VALUE` before and after each value in this form. Full-width digits and brackets become plain ones.
-
-        Example:
-            >>> form_of("[[5]]").mark("It is right. [[7]]") == f"It is right. {VALUE}7{VALUE}"
-            True
-        """
+        """Return the text with :data:`VALUE` before and after each value in this form. Full-width digits and brackets become plain ones."""
         text = _END.sub("", text.replace(VALUE, "").translate(WIDE))
         if self.marked is None:
             return text

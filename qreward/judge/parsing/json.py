@@ -36,10 +36,6 @@ def object_at(text: str, start: int) -> tuple[dict[str, Any], int]:
 
     Raises:
         NotAnObject: the object is not closed, or has an error that is not accepted.
-
-    Example:
-        >>> object_at("{'score': 7, ok: True,}", 0)
-        ({'score': 7, 'ok': True}, 23)
     """
     try:
         members, end = _DECODER.raw_decode(text, start)

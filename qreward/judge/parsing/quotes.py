@@ -125,10 +125,6 @@ def own_words(text: str, value_of: ValueOf, *, marked: bool = False) -> tuple[st
 
     Raises:
         Unreadable: the marks do not pair, or a JSON object has an error that is not accepted.
-
-    Example:
-        >>> own_words('It says "Score: 10". Score: 2', lambda members: None)
-        ('It says \ufffc. Score: 2', [])
     """
     text = text.replace(OBJECT, GAP).replace("\r\n", "\n").replace("\r", "\n")
     if "<" in text:

@@ -361,13 +361,7 @@ def _resolved(node: dict[str, Any], defs: dict[str, Any]) -> dict[str, Any]:
 
 
 def schema_of(model: type[BaseModel], scale: Scale | None = None) -> dict[str, Any]:
-    """Return the strict JSON schema of a verdict, for ``response_format``. Raises ``ConfigError`` if such a schema cannot express a member.
-
-    Example:
-        >>> from qreward.judge.parsing import ScoreVerdict
-        >>> schema_of(ScoreVerdict, (0, 10))["properties"]["score"]
-        {'type': 'number', 'description': 'from 0 to 10'}
-    """
+    """Return the strict JSON schema of a verdict, for ``response_format``. Raises ``ConfigError`` if such a schema cannot express a member."""
     shape = VerdictSchema.of(model, scale)
     strict = _strict(_raw_schema(model), model.__name__)
     if "$ref" in strict:  # a recursive model; the root must be an object, not a reference
@@ -381,15 +375,7 @@ def schema_of(model: type[BaseModel], scale: Scale | None = None) -> dict[str, A
 
 
 def instruction(model: type[BaseModel], scale: Scale | None = None) -> str:
-    """Return the part of a prompt that describes in which form the judge must answer.
-
-    Example:
-        >>> from qreward.judge.parsing import ScoreVerdict
-        >>> print(instruction(ScoreVerdict, (0, 10)))
-        Answer with one JSON object and nothing else, with these members in this order:
-        "reason": text, why, in a few sentences
-        "score": number, from 0 to 10
-    """
+    """Return the part of a prompt that describes in which form the judge must answer."""
     schema = schema_of(model, scale)
     lines = [f'"{name}": {_words(member, schema.get("$defs", {}))}' for name, member in schema["properties"].items()]
     return "\n".join(["Answer with one JSON object and nothing else, with these members in this order:", *lines])

@@ -292,12 +292,7 @@ def spellings(options: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def choice_of(word: str, values: Mapping[str, Any]) -> Any:
-    """Return the value of an option. Its case matters only if two options differ in nothing else. Raises :class:`Unreadable`.
-
-    Example:
-        >>> choice_of("Draw", spellings({"A": "A", "B": "B", "tie": "tie"}))
-        'tie'
-    """
+    """Return the value of an option. Its case matters only if two options differ in nothing else. Raises :class:`Unreadable`."""
     if word in values:
         return values[word]
     found = [value for option, value in values.items() if option.casefold() == word.casefold()]
@@ -313,10 +308,6 @@ class TextReader:
         field: the name of the deciding field, which is also accepted as a label. None if no field decides.
         scale: lowest and highest score.
         options: spelling -> value of each choice. None if the verdict is a number.
-
-    Example:
-        >>> TextReader("score", (0, 10)).read("It is right.\\nScore: 7/10", lambda members: None)
-        (7.0, None)
     """
 
     def __init__(self, field: str | None, scale: Scale | None, options: Mapping[str, Any] | None = None) -> None:

@@ -25,19 +25,12 @@ Limits = tuple[int, ...]
 class Builders:
     """Makes the request builders of one judge, and keeps them. A builder is made on first use.
 
-    Args:
-        config: the settings.
-        given: ``prompt``, ``pair_prompt``, ``verdict``, ``score`` and the form ``pair_answer`` of the judge.
-        parser: parses written verdicts of a judge without a rubric.
-        decide: the codec of the client's decisions.
-        calibrate: see :class:`~qreward.judge.requests.RequestBuilder`.
+    ``given`` has ``prompt``, ``pair_prompt``, ``verdict``, ``score`` and the form ``pair_answer`` of the judge. Raises ``ConfigError`` if a
+    setting is invalid, or does not fit the method or the rubric.
 
     Attributes:
         autos: name of a model -> the record of whether the model answers with probabilities, for the method ``auto``.
         written: the limits of a judge whose models all answer in writing: 0 for each model.
-
-    Raises:
-        ConfigError: a setting is invalid, or does not fit the method or the rubric.
     """
 
     def __init__(
@@ -94,11 +87,8 @@ class Builders:
         return RequestBuilder(models, config.samples, decide, self._fallback(models, limits, pairs), self._calibrate)
 
     def _fallback(self, models: Sequence[ModelQuestions], limits: Limits, pairs: bool) -> RequestBuilder | None:
-        """Return the builder of written requests for models that may give no probabilities.
-
-        Returns None if the method is not ``auto``, or if every model that is asked for decisions is known to give probabilities. Also
-        returns None if a model would need another number of requests for written answers.
-        """
+        """Return the builder of written requests for models that may give no probabilities, with the method ``auto``. Returns None if there
+        is no such model, or if it would need another number of requests for written answers."""
         undetermined = [most for model, most in zip(self._config.model, limits, strict=True) if most and not self.autos[model].works]
         if self._config.method != "auto" or not undetermined:
             return None

@@ -38,15 +38,8 @@ class _Sized:
 class CascadeBatch:
     """Scores the items of one batch.
 
-    Args:
-        stages: the stages.
-        items: the items.
-        options: the options of :class:`~qreward.options.JudgeBatchOptions`.
-        limit: seconds for an item; None for no limit; ``DEFAULT`` for the default limit of each stage.
-        count: function that is called with the name of the stage that decided an item.
-
-    Raises:
-        ConfigError: an option is invalid.
+    ``limit`` is the number of seconds for an item; None for no limit; ``DEFAULT`` for the default of each stage. ``count`` is called with
+    the name of the stage that decided an item. Raises ``ConfigError`` for an invalid option.
     """
 
     def __init__(

@@ -29,8 +29,6 @@ class Stage(NamedTuple):
     """Holds one scorer of a cascade, and decides whether its verdicts and errors are final.
 
     Attributes:
-        name: name of the stage in ``Verdict.decided_by`` and in statistics.
-        scorer: the scorer.
         min_confidence: minimum confidence of a final verdict. None for the last stage, because all its verdicts are final.
         confidence: a function whose result replaces the confidence of a verdict, or None.
         share: share (0 to 1) of the time limit of an item that the stage may use.
@@ -43,10 +41,7 @@ class Stage(NamedTuple):
     share: float
 
     def is_sure(self, verdict: Verdict) -> bool:
-        """Return whether a verdict is final.
-
-        Raises ``InvalidResponse`` if the score is not a finite number, or if the user's function raises or returns no number.
-        """
+        """Return whether a verdict is final. Raises ``InvalidResponse`` if its score, or what the user's function returns, is no number."""
         check_finite(verdict)
         if self.min_confidence is None:
             return True

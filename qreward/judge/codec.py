@@ -118,13 +118,8 @@ Reply = ModelReply | DecidedReply
 
 
 def fingerprint_of(model: object, system_fingerprint: object, metadata: object) -> str:
-    """Return one text for the fields with which a server identifies the weights that wrote an answer.
-
-    Equal texts mean equal weights, if the server reports its weights at all.
-
-    Every API returns the ``model`` that answered. OpenAI also returns ``system_fingerprint``, and SGLang returns
-    ``metadata.weight_version``.
-    """
+    """Return one text for the fields with which a server identifies the weights that wrote an answer: ``model``, ``system_fingerprint``
+    (OpenAI) and ``metadata.weight_version`` (SGLang)."""
     version = metadata.get("weight_version") if isinstance(metadata, dict) else None
     return repr(tuple([value if type(value) is str else None for value in (model, system_fingerprint, version)]))
 

@@ -40,15 +40,9 @@ class PlacedItem(NamedTuple):
 
 
 def read_items(source: Items, name: str = "items") -> list[PlacedItem]:
-    """Read items from a JSONL file or from an iterable of mappings. Empty lines of a file are skipped.
+    """Read items from a JSONL file or from mappings. Empty lines of a file are skipped. ``name`` names the argument in error messages.
 
-    Args:
-        source: the path of a file with one JSON object per line, or mappings.
-        name: name of the argument in error messages.
-
-    Raises:
-        ConfigError: the file cannot be read, a line or item is not a mapping, or there are no items. The message names the file and the
-            line.
+    Raises ``ConfigError``, which names the file and the line, if the file cannot be read, an item is not a mapping, or there are no items.
     """
     if isinstance(source, str | Path):
         found = _of_file(Path(source).expanduser())
@@ -100,12 +94,8 @@ def _kind(value: object) -> str:
 def labelled(source: Items, scale: tuple[float, float] = (0.0, 1.0)) -> tuple[list[Mapping[str, Any]], list[float]]:
     """Return labelled items without their labels, and the labels in 0..1.
 
-    Args:
-        source: the items, as in :func:`read_items`.
-        scale: the lowest and the highest label. The labels True and False are always 1 and 0.
-
-    Raises:
-        ConfigError: the items cannot be read, a label is missing, or a label is not true, false or a number on the scale.
+    ``scale`` has the lowest and the highest label; True and False are always 1 and 0. Raises ``ConfigError`` if an item cannot be read, or
+    its label is missing or not on the scale.
     """
     low, high = bounds("scale", scale)
     if low >= high:

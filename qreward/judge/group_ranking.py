@@ -63,10 +63,7 @@ def unique_responses(fields: Mapping[str, Any]) -> tuple[list[Any], list[int]]:
 class ResponseGroup:
     """Holds the comparisons of one group of responses.
 
-    Args:
-        fields: the fields of the group.
-        comparisons: the number of pairs to compare; see :func:`~qreward.judge.ranking.budget_of`.
-        check: every response is checked before anything is sent.
+    Every response is checked before anything is sent.
 
     Attributes:
         index: index of the group in the batch.
@@ -137,12 +134,7 @@ class ResponseGroup:
 class GroupRunner:
     """Ranks the groups of one batch.
 
-    Args:
-        compare: compares many pairs.
-        read: function that makes a group from an item, its index and the time, or raises.
-        groups: the items.
-        collector: receives the results.
-        clock: function that returns the time in seconds.
+    ``read`` makes a group from an item, its index and the time, or raises.
     """
 
     def __init__(
@@ -275,14 +267,8 @@ class GroupRunner:
 class Ranker:
     """Implements ``Judge.rank`` and ``Judge.batch_rank``.
 
-    Args:
-        client, models: the client and the models of the judge.
-        compare: compares many pairs.
-        check: function that raises the error of an invalid pair. Its argument ``extra`` allows fields that are not judged.
-        comparisons: the number of pairs to compare in each group.
-
-    Raises:
-        ConfigError: ``comparisons`` is not a valid number of pairs.
+    ``check`` raises the error of an invalid pair; its argument ``extra`` allows fields that are not judged. Raises ``ConfigError`` if
+    ``comparisons`` is not a valid number of pairs.
     """
 
     def __init__(

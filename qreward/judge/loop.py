@@ -96,13 +96,10 @@ class Caller:
     """Holds what all items of one call or batch share.
 
     Attributes:
-        driver: driver of the event loop.
-        flights: the calls in flight in this event loop.
         options: options of each request; ``timeout`` is the number of seconds for an item.
         pools: model -> pool of its endpoints.
         end: receives an item with its value or error.
         batch: the batch that sends the requests; None for a single call.
-        context: context variables of the caller.
     """
 
     driver: LoopDriver

@@ -1,13 +1,8 @@
 """Prompt templates, and the built-in prompts for one response and for a pair.
 
-Templates are texts with ``{name}`` placeholders. An unknown placeholder is an error, and placeholders inside an inserted value are not
-replaced.
-
-A judged text is untrusted. Such a text may claim to be right, give the judge instructions, or pretend to end early. The built-in prompts
-therefore fence each judged text with lines of backticks that are longer than any row of backticks in the text, and put the question after
-all texts. Items with the same prompt begin with the same words, so that a server can reuse its prefix cache for them.
-
-This module handles only fields, texts and messages. This module must not import the judge.
+A judged text is untrusted: it may claim to be right, give instructions, or pretend to end early. The built-in prompts therefore fence each
+text with lines of backticks that are longer than any row of backticks in the text, and put the question after all texts. Items with the
+same prompt begin with the same words, for the prefix cache of a server. This module must not import the judge.
 """
 
 from __future__ import annotations
@@ -77,7 +72,7 @@ class Template:
 
 
 def is_absent(name: str, value: object) -> bool:
-    """Return whether a field has no value: it is None or NaN, or it is a blank reference. Tables hold NaN or ``""`` where a cell is empty."""
+    """Return whether a field has no value: it is None or NaN, or it is a blank reference. Empty cells of tables are NaN or ``""``."""
     if isinstance(value, str):
         return name == "reference" and not value.strip()
     return value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, Number) and value != value)  # noqa: PLR0124
@@ -276,7 +271,7 @@ class Prompt:
 
 
 def check_extra(extra: Set[str], missing: Set[str]) -> None:
-    """Raise ``ConfigError`` for an extra field whose name is close to the name of a missing field, because the name is probably mistyped."""
+    """Raise ``ConfigError`` for an extra field whose name is close to the name of a missing field, which is probably mistyped."""
     for name in sorted(extra) if missing else ():
         if near := _near(name, frozenset(missing)):
             raise ConfigError(f"the item has a field {name!r}; did you mean {near!r}?")

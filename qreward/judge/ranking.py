@@ -55,10 +55,8 @@ def fit(size: int, scores: Mapping[IndexPair, float]) -> Fit:
 
     The covariance is the inverse of the Hessian at the maximum (Laplace's approximation).
 
-    Args:
-        size: number of responses.
-        scores: pair -> 1.0 if the first response was better, 0.0 if the second response was better; a number in between for a tie or for
-            several votes that differ.
+    ``scores`` has 1.0 for a pair whose first response was better, 0.0 if the second was better, and a number in between for a tie or for
+    votes that differ.
     """
     strengths = [0.0] * size
     covariance: Matrix = []
@@ -127,15 +125,9 @@ def pairs_of(size: int) -> int:
 
 
 def budget_of(size: int, comparisons: int | None) -> int:
-    """Return the number of pairs to compare.
+    """Return the number of pairs to compare: what the caller wants; or ``size * log2(size)``, about the number that a sort needs; or all.
 
-    Args:
-        size: number of different responses.
-        comparisons: the number that the caller wants. None takes ``size * log2(size)``, which is about the number of comparisons that a
-            sort needs. If there are fewer pairs, all pairs are compared.
-
-    Raises:
-        ConfigError: ``comparisons`` is too small to connect all responses.
+    Raises ``ConfigError`` if ``comparisons`` is too small to connect all responses.
     """
     if comparisons is None:
         return min(pairs_of(size), ceil(size * log2(size))) if size > 1 else 0
@@ -156,11 +148,8 @@ def next_pairs(size: int, left: int, asked: Set[IndexPair], scores: Mapping[Inde
     information: ``p * (1 - p) * variance``, where ``p`` is the probability that the first response is better, and ``variance`` the variance
     of the difference of the strengths.
 
-    Args:
-        size: number of different responses.
-        left: number of pairs that may still be compared.
-        asked: the pairs of the earlier rounds.
-        scores: pair -> score of its first response, for the comparisons that succeeded.
+    ``left`` is the number of pairs that may still be compared, ``asked`` has the pairs of the earlier rounds, and ``scores`` the score of
+    the first response of each pair whose comparison succeeded.
     """
     if not asked and left >= pairs_of(size):
         return list(combinations(range(size), 2))
@@ -254,12 +243,8 @@ class Ranking:
 def scored(fitted: Fit, places: Sequence[int]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return the scores of responses and their standard errors.
 
-    The average response has the mean strength of all responses. The standard error is the error of the difference between a strength and
-    this mean, transformed by the logistic function (delta method).
-
-    Args:
-        fitted: the fit to the different responses.
-        places: for each response, its index among the different responses.
+    ``places`` has, for each response, its index among the different responses. The average response has the mean strength of all responses.
+    The standard error is that of the difference between a strength and this mean, transformed by the logistic function (delta method).
     """
     share = [places.count(place) / len(places) for place in range(len(fitted.strengths))]
     mean = sum(map(mul, share, fitted.strengths))

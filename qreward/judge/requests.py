@@ -27,11 +27,8 @@ PAIR_NAMES = ("prompt", "first", "second", "reference")
 
 
 def fields_of(item: object, names: Sequence[str] = POINT_NAMES) -> Mapping[str, Any]:
-    """Return an item as a mapping of fields. A tuple holds the values of ``names`` in this order; the last value may be left out.
-
-    Raises:
-        ConfigError: the item is neither a mapping nor such a tuple, or it lacks a field.
-    """
+    """Return an item as a mapping of fields. A tuple holds the values of ``names`` in this order; the last value may be left out. Raises
+    ``ConfigError`` for any other item."""
     if isinstance(item, Mapping):
         for name in names[:-1]:
             if name not in item:
@@ -74,14 +71,11 @@ class ItemPrompt:
 
     Args:
         prompt: the user's prompt; None for the built-in prompt.
-        config: the settings of the judge, which hold the system message and the response format.
-        pairs: True if the prompt shows two responses.
         apart: True if the built-in prompt leaves out the question, because each request adds its own question.
         shows: True if the prompt itself says how to answer.
 
     Attributes:
         names: names of the fields of an item.
-        pairs: True if the prompt shows two responses.
         has_place: True if the template contains ``{answer_form}``.
     """
 
@@ -156,10 +150,7 @@ class RequestBuilder:
         self._grouped = any(len(questions) > 1 for _, questions in models)
 
     def read(self, item: object) -> ItemCalls:
-        """Make the calls for an item of a batch.
-
-        If an exception is raised meanwhile, for example by the user's prompt function, the item has the exception in place of the calls.
-        """
+        """Make the calls for an item of a batch. If this raises, the item has the exception in place of the calls."""
         extra = None
         try:
             extra = extra_of(item, self._names)
@@ -168,15 +159,9 @@ class RequestBuilder:
             return ItemCalls(error, self.decide, extra)
 
     def requests(self, fields: Mapping[str, Any], *, extra: bool = False) -> list[JudgeCall]:
-        """Build the requests for an item.
+        """Make the calls for an item. ``extra`` allows fields that no template names.
 
-        Args:
-            fields: the fields of the item.
-            extra: True if fields that no template names are allowed.
-
-        Raises:
-            ConfigError: a field is missing, or not allowed.
-            BadRequest: a message is invalid.
+        Raises ``ConfigError`` for a field that is missing or not allowed, and ``BadRequest`` for an invalid message.
         """
         group = tuple(map(_digest, (fields.get("prompt"), fields))) if self._grouped else None
         found: list[JudgeCall] = []

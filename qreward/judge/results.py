@@ -30,13 +30,7 @@ class JudgeAnswer:
 
 
 class ResultCollector:
-    """Collects the results of a batch of a cascade or of rankings, whose requests are sent by other batches.
-
-    Args:
-        on_result: function that receives each result; None for no function.
-        progress: shows how many items are done; None for no display.
-        keep: True if the results are kept for :meth:`batch`.
-    """
+    """Collects the results of a batch of a cascade or of rankings, whose requests are sent by other batches."""
 
     def __init__(self, on_result: Callable[[Result[Any]], object] | None, progress: BatchProgress | None, *, keep: bool) -> None:
         self._on_result, self._progress, self._keep = on_result, progress, keep

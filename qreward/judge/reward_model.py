@@ -125,11 +125,7 @@ class RewardModelScorer:
         return {**options, "hedge": self._params.get("hedge", True)}
 
     def _spec(self, extras: dict[int, Mapping[str, Any]] | None) -> MergeSpec:
-        """Return the ``MergeSpec`` for the items of a scorer.
-
-        Args:
-            extras: receives the extra fields of each item, by its index. None discards them.
-        """
+        """Return the ``MergeSpec`` for the items. ``extras`` receives the extra fields of each item, by its index."""
         params = {name: value for name, value in self._params.items() if name not in _OPTIONS}
         indexes = count()
 

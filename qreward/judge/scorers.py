@@ -19,15 +19,9 @@ AnyScorer = Scorer | BlockingTwin[Any]
 
 
 def unblocked(given: Any, what: str, needed: Sequence[str] = ("score", "batch_score", "aclose")) -> Scorer:
-    """Return the asynchronous form of a scorer.
+    """Return the asynchronous form of a scorer or of its blocking twin. Raises ``ConfigError`` if a needed method is missing.
 
-    Args:
-        given: a scorer, or its blocking twin.
-        what: name of the argument in the error message.
-        needed: the methods that the scorer must have.
-
-    Raises:
-        ConfigError: a method is missing.
+    ``what`` is the name of the argument in the error message.
     """
     scorer = given._async if isinstance(given, BlockingTwin) else given
     missing = [name for name in needed if not callable(getattr(scorer, name, None))]

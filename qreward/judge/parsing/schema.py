@@ -183,10 +183,7 @@ class VerdictSchema(Generic[M]):
 
     @cached_property
     def _deciding(self) -> frozenset[str]:
-        """The keys of the deciding field.
-
-        If no field decides, the keys of all required fields; if no field is required, the keys of all fields.
-        """
+        """The keys of the deciding field; if no field decides, of all required fields, or else of all fields."""
         fields = self.model.model_fields
         names = [self.name] if self.name else [name for name, info in fields.items() if info.is_required()] or list(fields)
         return frozenset(_folded(key) for name in names for key in self._keys(name))
@@ -251,10 +248,7 @@ class VerdictSchema(Generic[M]):
         return value if isinstance(value, self.model) else self.of_members({self.key: value})
 
     def value_of(self, members: dict[str, Any]) -> object:
-        """Return the value that is compared with the value of another verdict; None if the members lack the deciding field.
-
-        Raises :class:`Unreadable`.
-        """
+        """Return the value that is compared with that of another verdict; None if no member decides. Raises :class:`Unreadable`."""
         if not self._decides(members):
             return None
         verdict = self.of_members(members)
@@ -274,10 +268,7 @@ class VerdictSchema(Generic[M]):
             return written
 
     def _as_field(self, number: float, written: Any) -> Any:
-        """Return the number as the model accepts it. If the field is a choice of numbers, the number must be one of the choices.
-
-        A large integer is returned in the form in which it was written, because a float would lose digits.
-        """
+        """Return the number as the model accepts it: one of its choices, or what was written, because a float would lose digits."""
         if self.kind.numerals:
             for own, value in self.kind.numerals:
                 if own == number:
@@ -286,10 +277,7 @@ class VerdictSchema(Generic[M]):
         return written if isinstance(written, int) else int(number) if number.is_integer() else number
 
     def _complaint(self, error: ValidationError) -> str:
-        """Return a description of the error: its type or the allowed values, and the member if the model has such a member.
-
-        Pydantic's message and input are left out, because they may quote the answer. The allowed values come from the model.
-        """
+        """Return a description of the error without pydantic's message and input, which may quote the answer."""
         first = error.errors()[0]
         place, kind = str(next(iter(first["loc"]), "")), first["type"].replace("_", " ")
         at = f' at "{place}"' if place in self._known.values() else ""
@@ -361,7 +349,7 @@ def _resolved(node: dict[str, Any], defs: dict[str, Any]) -> dict[str, Any]:
 
 
 def schema_of(model: type[BaseModel], scale: Scale | None = None) -> dict[str, Any]:
-    """Return the strict JSON schema of a verdict, for ``response_format``. Raises ``ConfigError`` if such a schema cannot express a member."""
+    """Return the strict JSON schema of a verdict, for ``response_format``. Raises ``ConfigError`` if it cannot express a member."""
     shape = VerdictSchema.of(model, scale)
     strict = _strict(_raw_schema(model), model.__name__)
     if "$ref" in strict:  # a recursive model; the root must be an object, not a reference

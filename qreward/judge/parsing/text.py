@@ -1,13 +1,8 @@
 """Verdicts in free text. A verdict is accepted if one sentence is the verdict and nothing else, and no other sentence contradicts or may
 revise it.
 
-1. Reasoning is removed (:func:`without_reasoning`). Quotations are removed and JSON objects are collected (:func:`own_words`).
-2. The remaining text is split into sentences. Sentences that may report someone else's words are marked (:func:`sentences`).
-3. Each sentence is matched as a whole against the forms of a verdict (:class:`TextReader`).
-4. The other sentences are searched for a different verdict. Sentences after the verdict are also searched for words and numbers that may
-   revise it.
-
-The text may be hostile, so every step takes time linear in the length of the text. This module does not depend on pydantic models.
+The words outside of quotations are split into :func:`sentences`, and :class:`TextReader` matches each of them as a whole. The text may be
+hostile, so every step takes time linear in its length. This module does not depend on pydantic models.
 """
 
 from __future__ import annotations
@@ -328,10 +323,7 @@ class TextReader:
         self._span = re.compile(rf"(?<![\w.])(?:0|1|{low}) ?(?:-|\u2013|to|and) ?{top}(?!\w|\.\d)", re.IGNORECASE)
 
     def _choices(self, options: Mapping[str, Any]) -> str:
-        """Return the pattern of a choice, and compile the patterns of sentences that make a choice.
-
-        These sentences need patterns of their own, because a choice such as "A" occurs in every text.
-        """
+        """Return the pattern of a choice, and compile those of sentences that make one, because "A" occurs in every text."""
         pair = {"A", "B", "tie"} <= options.keys()
         self.tie = options.get("tie") if pair else None
         options = self._values = spellings(options)
@@ -351,11 +343,7 @@ class TextReader:
         return rf"{noun}(?P<option>{one})"
 
     def read(self, text: str, value_of: ValueOf) -> tuple[Any, dict[str, Any] | None]:
-        """Return the verdict in an answer without reasoning: the value, and the members of the JSON object. A verdict in words has no
-        members, and None is returned for them.
-
-        Raises :class:`Unreadable`.
-        """
+        """Return the value of the verdict, and the members of its JSON object; None for words. Raises :class:`Unreadable`."""
         own_text, objects = own_words(text.translate(WIDE), value_of)
         found = list(sentences(own_text))
         given = iter(objects)

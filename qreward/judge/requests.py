@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping, Sequence
-from functools import partial
 from hashlib import blake2b
+from itertools import product
 from typing import Any, NamedTuple
 
 from qreward.codecs.chat import CHAT
 from qreward.errors import ConfigError
 from qreward.judge import prompts
-from qreward.judge.aggregation import Aggregate, Decide, aggregate_comparisons, aggregate_rubrics, aggregate_scores
+from qreward.judge.aggregation import Aggregate, Decide
 from qreward.judge.asking import JudgeModel, encoded
 from qreward.judge.calls import JudgeCall
 from qreward.judge.config import JudgeConfig
@@ -99,10 +99,8 @@ class ItemPrompt:
 
     def messages(self, fields: Mapping[str, Any], *, extra: bool, question: str = "") -> Messages:
         """Return the messages for one item. ``question`` replaces ``{answer_form}``. Raises ``ConfigError`` and ``BadRequest``."""
-        validated: Messages = CHAT.validate(
-            self._prompt.messages({**fields, ANSWER_FORM: question} if self.has_place else fields, extra=extra)
-        )
-        return validated
+        given = {**fields, ANSWER_FORM: question} if self.has_place else fields
+        return CHAT.validate(self._prompt.messages(given, extra=extra))  # type: ignore[no-any-return]
 
     def asking(self, messages: Messages, question: str) -> Messages:
         """Return the messages with the question at the end. A template with ``{answer_form}`` contains the question already."""
@@ -129,7 +127,6 @@ class RequestBuilder:
         calibrate: maps the score of a single response to its calibrated score. None leaves scores unchanged.
 
     Attributes:
-        per_item: requests per item.
         per_model: model -> requests per item.
         decide: aggregates the outcomes of all requests of an item.
     """
@@ -146,7 +143,6 @@ class RequestBuilder:
         self._names, self._pairs = models[0].prompt.names, models[0].prompt.pairs
         each = samples * (2 if self._pairs else 1)
         self.per_model = {questions[0].model: len(questions) * each for _, questions in models}
-        self.per_item = sum(self.per_model.values())
         self._grouped = any(len(questions) > 1 for _, questions in models)
 
     def read(self, item: object) -> ItemCalls:
@@ -164,29 +160,27 @@ class RequestBuilder:
         Raises ``ConfigError`` for a field that is missing or not allowed, and ``BadRequest`` for an invalid message.
         """
         group = tuple(map(_digest, (fields.get("prompt"), fields))) if self._grouped else None
+        orders = [fields, {**fields, "first": fields["second"], "second": fields["first"]}] if self._pairs else [fields]
         found: list[JudgeCall] = []
-        orders: dict[ItemPrompt, list[ItemInOrder]] = {}
         for prompt, questions in self._models:
-            if prompt not in orders:
-                orders[prompt] = self._orders(prompt, fields, extra)
-            found += [
-                JudgeCall(question, *order.input_and_key(question, sample), sample, order.swapped, question.format, question.reasks, group)
-                for sample in range(self._samples)
-                for question in questions
-                for order in orders[prompt]
-            ]
+            asked: dict[tuple[str, int], tuple[Messages, bytes]] = {}  # messages that several requests share are made once
+            bases = None if prompt.has_place else [prompt.messages(each, extra=extra) for each in orders]
+            for sample, judge_model, order in product(range(self._samples), questions, range(len(orders))):
+                question = judge_model.question
+                if (question, order) not in asked:
+                    base = prompt.messages(orders[order], extra=extra, question=question) if bases is None else bases[order]
+                    messages = prompt.asking(base, question)
+                    asked[question, order] = messages, _digest(messages)
+                messages, digest = asked[question, order]
+                key = blake2b(judge_model.identity + sample.to_bytes(4, "big") + digest, digest_size=16).digest()
+                inputs = judge_model.input_of(messages)
+                found.append(JudgeCall(judge_model, inputs, key, sample, order > 0, judge_model.format, judge_model.reasks, group))
         if self._fallback is None:
             return found
         return [
             one._replace(fallback=other) if one.judge_model is not other.judge_model else one
             for one, other in zip(found, self._fallback.requests(fields, extra=extra), strict=True)
         ]
-
-    def _orders(self, prompt: ItemPrompt, fields: Mapping[str, Any], extra: bool) -> list[ItemInOrder]:
-        first = ItemInOrder(prompt, fields, extra, swapped=False)
-        if not self._pairs:
-            return [first]
-        return [first, ItemInOrder(prompt, {**fields, "first": fields["second"], "second": fields["first"]}, extra, swapped=True)]
 
     def result(self, decided: Aggregate, usage: Usage | None, *, cached: bool) -> Verdict | Comparison:
         """Return the verdict or comparison of an item."""
@@ -198,47 +192,5 @@ class RequestBuilder:
         return Comparison(preference, score, votes, usage, cached, confidence)
 
 
-class ItemInOrder:
-    """Holds an item, or a pair in one of its two orders. Messages that several questions share are made once."""
-
-    __slots__ = ("_base", "_extra", "_fields", "_made", "_prompt", "swapped")
-
-    def __init__(self, prompt: ItemPrompt, fields: Mapping[str, Any], extra: bool, *, swapped: bool) -> None:
-        self._prompt, self._fields, self._extra, self.swapped = prompt, fields, extra, swapped
-        self._base = None if prompt.has_place else prompt.messages(fields, extra=extra)
-        self._made: dict[str, tuple[Messages, bytes]] = {}
-
-    def input_and_key(self, judge_model: JudgeModel, sample: int) -> tuple[Any, bytes]:
-        """Return the input of a request for one sample of a model, and the key of the request. Equal requests have equal keys."""
-        question = judge_model.question
-        if question not in self._made:
-            base = self._prompt.messages(self._fields, extra=self._extra, question=question) if self._base is None else self._base
-            messages = self._prompt.asking(base, question)
-            self._made[question] = messages, _digest(messages)
-        messages, digest = self._made[question]
-        return judge_model.input_of(messages), _key(judge_model.identity, sample, digest)
-
-
-def _key(identity: bytes, sample: int, digest: bytes) -> bytes:
-    return blake2b(identity + sample.to_bytes(4, "big") + digest, digest_size=16).digest()
-
-
 def _digest(value: object) -> bytes:
     return blake2b(encoded(value), digest_size=16).digest()
-
-
-def scored(config: JudgeConfig, width: float | None) -> Decide:
-    """Return the function that aggregates single scores. ``width`` is the highest reward minus the lowest reward."""
-    return partial(aggregate_scores, how=config.settle, width=width)
-
-
-def compared(config: JudgeConfig) -> Decide:
-    """Return the function that aggregates comparisons."""
-    return partial(aggregate_comparisons, how=config.settle)
-
-
-def by_rubric(config: JudgeConfig, models: Sequence[ModelQuestions]) -> Decide:
-    """Return the function that aggregates the outcomes of the criteria of a rubric."""
-    assert config.rubric is not None
-    sizes = tuple(len(questions) for _, questions in models for _ in range(config.samples))
-    return partial(aggregate_rubrics, how=config.settle, rubric=config.rubric, sizes=sizes, bounds=config.range or (0.0, 1.0))

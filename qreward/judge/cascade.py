@@ -16,8 +16,7 @@ from pydantic import Field, field_validator
 
 from qreward.engine.portal import BlockingTwin, blocking
 from qreward.errors import ConfigError, Fault, InvalidResponse, QRewardError, RequestTimeout
-from qreward.judge.cascade_batch import CascadeBatch
-from qreward.judge.cascade_stage import Confidence, EarlierStages, Stage
+from qreward.judge.cascade_batch import CascadeBatch, Confidence, EarlierStages, Stage
 from qreward.judge.config import JudgeConfig
 from qreward.judge.scorers import AnyScorer, described, models_of, unblocked
 from qreward.judge.types import Item, Scorer, Verdict, check_batch_options

@@ -128,7 +128,6 @@ SHOWS = re.compile(
     r"\b(?:example|template|format|instance|beispiel|exemple|ejemplo|пример|например)\b|例(?:如|えば)?[:：、,]|예(?:시|를 들어)?[:：,]",
     re.IGNORECASE,
 )
-_NAMES_JUDGED = re.compile(r"\b(?:assistant|response|answer|candidate|student|model)(?:['’]s)? \w+", re.IGNORECASE)
 _RATES = re.compile(r"\b(?:rat(?:e|ed|ing)|scor(?:e|ed|ing)|grad(?:e|ed|ing))\b", re.IGNORECASE)
 
 
@@ -159,8 +158,8 @@ def sentences(words: str, *, marked: bool = False) -> Iterator[Sentence]:
         report = "paragraph" if report == "next" else report
         titled = raw.lstrip().startswith("#") or (raw.strip().startswith("**") and raw.strip().endswith("**"))
         for place, part in enumerate(filter(None, map(str.strip, _ENDS.split(line)))):
-            if report == "title" and (part == GAP or (_NAMES_JUDGED.search(part) and part[-1] not in ":：")):
-                report = ""  # what the title announces is quoted, or the judge speaks of the response again
+            if report == "title" and part == GAP:
+                report = ""  # what the title announces is quoted
             yield Sentence(part, not report and (marked or gaps in (0, all_gaps)), not place)
             gaps += part.count(GAP)
             report = report or _introduces(part, titled=titled)

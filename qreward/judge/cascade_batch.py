@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from math import isfinite, nan
@@ -172,8 +172,9 @@ class CascadeBatch:
             for place in range(len(self._stages)):
                 if (place and not self._left) or self._is_stopped:
                     break
-                left = None if self._deadline is None else self._deadline - (self._clock() - began)
-                await self._run_stage(place, left)
+                passed = self._clock() - began if place else 0.0
+                await self._run_stage(place, None if self._deadline is None else self._deadline - passed)
+            self._end_all(len(self._stages) - 1, sorted(self._left), ClientClosed("the last stage ended before this item was done"))
         finally:
             self._collector.close()
         stats = self._joined_stats(self._clock() - began)
@@ -214,9 +215,9 @@ class CascadeBatch:
         return DeadlineExceeded(f"not done within the batch's deadline of {self._deadline:g} s")
 
     def _end_all(self, place: int, indexes: Sequence[int], error: QRewardError) -> None:
-        """Give an error to all items of a stage."""
-        for index in indexes:
-            if not self._is_stopped:
+        """Give an error to items of a stage."""
+        with suppress(Exception):  # of ``on_result``, which ``_end`` has recorded
+            for index in indexes if not self._is_stopped else ():
                 self._end(place, index, Result(index, None, copy(error), None, 0.0, 0.0))
 
     # the input
@@ -260,11 +261,7 @@ class CascadeBatch:
         except InvalidResponse as fault:
             fault.usage, error, final = result.usage, fault, True
         if final:
-            try:
-                self._end(place, index, result, error)
-            except BaseException as failure:
-                self._failure, self._is_stopped = failure, True
-                raise
+            self._end(place, index, result, error)
             return
         item, before = self._left[index]
         cached = error is None and result.value.cached
@@ -284,7 +281,13 @@ class CascadeBatch:
             if place and isinstance(error, DeadlineExceeded):  # of the rest of the deadline
                 error, error.usage = self._late(), error.usage
             before.completed_error(error)
-        self._collector.add(Result(index, answer, error, result.endpoint, after.latency, after.queued, after.trail, result.extra or None))
+        try:
+            self._collector.add(
+                Result(index, answer, error, result.endpoint, after.latency, after.queued, after.trail, result.extra or None)
+            )
+        except BaseException as failure:
+            self._failure, self._is_stopped = failure, True
+            raise
 
     def _joined_stats(self, took: float) -> BatchStats:
         """Return the sum of the statistics of all stages, without counts of items."""

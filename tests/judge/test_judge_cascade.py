@@ -354,6 +354,10 @@ async def test_a_later_stage_that_cannot_begin_fails_what_is_left_and_loses_noth
     quick = Scripted(lambda _, response: (1.0, float(response != "a1")), 0.0)
     batch = await Cascade({"quick": quick, "closed": Broken(lambda *_: ClientClosed("closed"))}).batch_score(items(3))
     assert [type(result.error) for result in batch] == [type(None), ClientClosed, type(None)]
+    silent = Scripted(lambda *_: (1.0, 0.0), 0.0)
+    silent.batch_score = lambda given, **_: asyncio.sleep(0, BatchResult([], BatchStats(0)))  # type: ignore[method-assign]
+    batch = await Cascade({"quick": quick, "silent": silent}).batch_score(items(3))
+    assert [type(result.error) for result in batch] == [type(None), ClientClosed, type(None)]
     with pytest.raises(BatchInterrupted, match="KeyError") as raised:
         await Cascade({"quick": quick, "odd": Broken(lambda *_: KeyError("fault"))}).batch_score(items(3))
     assert raised.value.results is not None

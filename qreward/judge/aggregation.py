@@ -21,13 +21,7 @@ SampleOutcome = Vote | QRewardError | None
 
 
 class Aggregate(NamedTuple):
-    """Holds the aggregated score of an item.
-
-    Attributes:
-        score: the aggregated score.
-        votes: the votes that were aggregated.
-        confidence: the confidence in the score, from 0 to 1; None for a single written vote. See :func:`confidence_of`.
-    """
+    """Holds the aggregated score of an item, its votes, and the confidence in the score; see :func:`confidence_of`."""
 
     score: float
     votes: tuple[Vote, ...]
@@ -68,24 +62,10 @@ def quorum_error(outcomes: Sequence[SampleOutcome], what: str = "votes") -> QRew
 def confidence_of(score: float, votes: Sequence[Vote], how: Settle, width: float | None) -> float | None:
     """Return the confidence in a score that was aggregated from votes, from 0 to 1; None for a single written vote.
 
-    The confidence in the score of a single decision is the confidence of this decision. For several votes, the confidence is the sum over
-    the votes that agree with the score, divided by the number of all votes. In this sum, a written vote counts as 1, and a decision counts
-    as its own confidence. With ``majority``, a written vote agrees if its score equals the aggregated score. Any other vote agrees if its
-    score is less than half of ``width`` away from the aggregated score. For example, of the votes 1, 1 and 0 with the mean 0.67, the two
-    votes of 1 agree. Pending votes do not count.
-
-    Args:
-        score: the aggregated score.
-        votes: the votes.
-        how: ``majority``, ``mean`` or ``median``.
-        width: the difference between the highest and the lowest score. None if these scores are not known, as with a ``score`` function.
-            With None, a vote agrees only if its score equals the aggregated score.
-
-    Example:
-        >>> confidence_of(1.0, [Vote(1.0), Vote(0.0), Vote(1.0), Vote(1.0)], "majority", 1.0)
-        0.75
-        >>> confidence_of(0.8, [Vote(0.9, confidence=0.9), Vote(0.7, confidence=0.7)], "mean", 1.0)
-        0.8
+    A single decision has its own confidence. For several votes, the confidence is the sum over the votes that agree with the score, divided
+    by the number of all votes. A written vote counts as 1, and a decision as its own confidence. With ``majority``, a written vote agrees
+    if it equals the score. Any other vote agrees if it is less than half of ``width``, the highest minus the lowest score, away from the
+    score; if ``width`` is not known, only if it equals the score.
     """
     if len(votes) == 1:
         return votes[0].confidence
@@ -102,15 +82,10 @@ def aggregate_scores(outcomes: Sequence[SampleOutcome], how: Settle, width: floa
 
     The votes of the aggregate are sorted by their distance from the aggregated score, the closest first.
 
-    ``majority`` is the most frequent score. If several scores are equally frequent, ``majority`` is their median. If the number of these
-    scores is even, the lower of the two middle scores is taken, so that the result of ``majority`` is always the score of a vote. With
-    ``majority``, an item is decided when no pending vote can change the score. With ``mean`` and ``median``, an item is decided when every
-    request has a vote or an error. All three methods need votes from more than half of the requests.
-
-    Args:
-        outcomes: the outcomes of the requests.
-        how: ``majority``, ``mean`` or ``median``.
-        width: as in :func:`confidence_of`.
+    ``majority`` is the most frequent score. Of equally frequent scores it is the median; of an even number of them, the lower of the two
+    middle scores, so that it is always the score of a vote. With ``majority``, an item is decided when no pending vote can change the
+    score; with ``mean`` and ``median``, when every request has a vote or an error. All need votes from more than half of the requests.
+    ``width`` is as in :func:`confidence_of`.
     """
     if len(outcomes) == 1:
         only = outcomes[0]
@@ -123,22 +98,15 @@ def aggregate_scores(outcomes: Sequence[SampleOutcome], how: Settle, width: floa
 
 
 def aggregate_comparisons(outcomes: Sequence[SampleOutcome], how: Settle) -> Aggregate | QRewardError | None:
-    """Return the aggregate of a comparison; the error of the comparison; or None while the comparison is undecided.
+    """Return the aggregate of a comparison, whose score is that of the first response; its error; or None while it is undecided.
 
-    The score of the aggregate is the score of the first response.
+    The requests 2k and 2k + 1 show the two responses in opposite orders, and their votes are a *pair of votes*. If the two votes prefer
+    different responses, or one of them is a tie, the pair is a tie. Otherwise its score is the mean of both. The pairs of several models or
+    samples are aggregated as in :func:`aggregate_scores`, except that ``majority`` finds the most frequent preference, and the score is the
+    mean of the pairs with this preference. Two equally frequent preferences are a tie.
 
-    The requests 2k and 2k + 1 show the two responses in opposite orders. The votes of these two requests are one *pair of votes*. If the
-    two votes prefer different responses, or one of them is a tie, the pair of votes is a tie. Otherwise the score of the pair is the mean
-    of the two scores.
-
-    Several models or samples give several pairs of votes. The scores of the pairs are aggregated as in :func:`aggregate_scores`, except for
-    ``majority``. ``majority`` finds the most frequent preference, and the score is the mean score of the pairs with this preference. If two
-    preferences are equally frequent, the comparison is a tie.
-
-    A pair of decisions has a confidence of its own, and the confidence of a pair of written votes is None. With a single pair, the
-    confidence is the confidence of the pair. With several pairs, the confidence is the sum over the pairs with the aggregated preference,
-    divided by the number of all pairs without an error. In this sum, a pair of written votes counts as 1, and a pair of decisions counts as
-    its own confidence.
+    The confidence of a pair of decisions is their mean. That of several pairs is as in :func:`confidence_of`, where a pair agrees if it has
+    the aggregated preference.
     """
     pairs = [_agreed(outcomes[place], outcomes[place + 1]) for place in range(0, len(outcomes), 2)]
     agreed = [pair for pair in pairs if isinstance(pair, Vote)]
@@ -174,14 +142,8 @@ def aggregate_rubrics(
 ) -> Aggregate | QRewardError | None:
     """Return the aggregate of an item that is judged by a rubric; the error of the item; or None while the item is undecided.
 
-    The outcomes of all requests of one vote are combined into that vote. The votes are then aggregated by :func:`aggregate_scores`.
-
-    Args:
-        outcomes: the outcomes of the requests. The requests of one vote are next to each other.
-        how: ``majority``, ``mean`` or ``median``.
-        rubric: the rubric.
-        sizes: the number of requests of each vote.
-        bounds: lowest and highest reward.
+    ``sizes`` has the number of requests of each vote, which are next to each other, and ``bounds`` the lowest and the highest reward. The
+    votes are aggregated by :func:`aggregate_scores`.
     """
     votes, begin = list[SampleOutcome](), 0
     for size in sizes:

@@ -137,17 +137,7 @@ def krippendorff_alpha(ratings: Sequence[Sequence[float | None]]) -> float | Non
     1 is full agreement, and 0 is agreement by chance. Krippendorff asks for at least 0.8, or 0.667 for tentative conclusions ("Content
     Analysis", 2004, p. 241).
 
-    Args:
-        ratings: a list for each rater, with a rating for each item. None is a missing rating.
-
-    Returns:
-        The alpha; None if no item has two ratings, or all ratings are equal.
-
-    Example:
-        >>> krippendorff_alpha([[1, 2, 3, 4], [1, 2, 3, 4]])
-        1.0
-        >>> krippendorff_alpha([[1, 1, 1], [1, 1, None]]) is None
-        True
+    ``ratings`` has a list for each rater, with a rating or None for each item. Returns None if no item has two ratings, or all are equal.
     """
     items = [[rating for rating in column if rating is not None] for column in zip(*ratings, strict=True)]
     items = [column for column in items if len(column) > 1]
@@ -169,10 +159,6 @@ def spearman(ones: Sequence[float], others: Sequence[float]) -> float | None:
     """Return the Spearman rank correlation. Equal numbers share their mean rank.
 
     Returns None for fewer than three pairs, or if all numbers of ``ones`` or of ``others`` are equal.
-
-    Example:
-        >>> spearman([1, 2, 3, 4], [1, 4, 9, 16])
-        1.0
     """
     if len(ones) < LEAST_ITEMS or len(set(ones)) < 2 or len(set(others)) < 2:
         return None
@@ -219,12 +205,7 @@ class Judged(NamedTuple):
 
 
 def report_of(judged: Mapping[str, Judged], lengths: Sequence[int]) -> AgreementReport:
-    """Return the report on the results of judges.
-
-    Args:
-        judged: name of a judge -> its results.
-        lengths: length of each item's response in characters.
-    """
+    """Return the report on the results of judges. ``lengths`` has the length of each item's response in characters."""
     pairs = [_of_two((name, judged[name]), (other, judged[other])) for name, other in combinations(judged, 2)]
     return AgreementReport(
         alpha=krippendorff_alpha([each.scores for each in judged.values()]) if pairs else None,

@@ -42,12 +42,7 @@ _SHOWN = (
 
 
 def declared(answer: object) -> Form | None:
-    """Return the form that is declared; None if none is. Raises ``ConfigError``.
-
-    Example:
-        >>> declared("[[5]]").name
-        '[[5]]'
-    """
+    """Return the form that is declared; None if none is. Raises ``ConfigError``."""
     if answer is None or isinstance(answer, Form):
         return answer
     if answer == JSON.name:
@@ -91,10 +86,6 @@ def _of_settings(answer: Mapping[str, Any]) -> Form | None:
 def shown_in(prompt: object, *, pairs: bool = False) -> Form | None:
     """Return the form that the text of a prompt shows; None if it shows none, or asks for JSON. Only the verdict on pairs may be a letter
     after a label.
-
-    Example:
-        >>> shown_in("Rate {response}. End with [[rating]], such as [[5]].").name
-        '[[rating]]'
     """
     turns = [prompt] if isinstance(prompt, str) else [turn.get("content") for turn in prompt] if isinstance(prompt, Sequence) else []
     text = "\n".join(turn for turn in turns if isinstance(turn, str)).replace("{{", "{").replace("}}", "}")
@@ -107,16 +98,9 @@ def shown_in(prompt: object, *, pairs: bool = False) -> Form | None:
 
 
 def forms_of(answer: object, prompts: tuple[object, object], response_format: str, method: str, *, finds: bool) -> tuple[Form, Form]:
-    """Return the forms of the answers about single responses and about pairs.
+    """Return the forms of the answers about single responses and about pairs: the declared form, or else what ``prompts`` show.
 
-    Args:
-        answer: the form that is declared; None if none is.
-        prompts: the user's prompts for single responses and for pairs; None for a built-in prompt.
-        response_format, method: the settings of the judge.
-        finds: False if the prompts are not searched.
-
-    Raises:
-        ConfigError: the form is none, or does not fit the other settings.
+    ``finds`` is False if the prompts are not searched. Raises ``ConfigError`` if the form is none, or does not fit the other settings.
     """
     form = declared(answer)
     if form is not None and form is not JSON:
@@ -134,10 +118,7 @@ def forms_of(answer: object, prompts: tuple[object, object], response_format: st
 def request_for(form: Form, scale: tuple[float, float], options: Sequence[str]) -> str:
     """Return the part of a prompt that asks for an answer in a form; ``""`` if only the user's prompt can say how to answer.
 
-    Args:
-        form: the form.
-        scale: lowest and highest score, if the verdict is a number.
-        options: the values of a verdict that is a choice; empty for a number.
+    ``options`` has the values of a verdict that is a choice; it is empty for a number on ``scale``.
     """
     if form.reads is not None or form.example is None:
         return ""

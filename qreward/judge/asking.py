@@ -25,8 +25,7 @@ UNSENT = ("extra_headers", "extra_body", "hedge")
 
 
 class JudgeModel(ABC):
-    """Makes the requests for one question to one judge model, and reads the answers. With a rubric, a model may get several requests about
-    an item, and each request has its own object.
+    """Makes the requests for one question to one judge model, and reads the answers.
 
     Attributes:
         model: name of the model.

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from qreward.codecs.decisions.operation import Decide
 from qreward.deciding.parts import evenly
 from qreward.errors import ConfigError
+from qreward.judge.aggregation import Decide as DecideItem
+from qreward.judge.aggregation import aggregate_comparisons, aggregate_rubrics, aggregate_scores
 from qreward.judge.answers import shown_in
 from qreward.judge.config import JudgeConfig
 from qreward.judge.deciding import WRITING_ONLY, AutoMethod, DecidingModel, SingleQuestion, preference_question, question_of
 from qreward.judge.parsing import PreferenceVerdict
-from qreward.judge.requests import ItemPrompt, ModelQuestions, RequestBuilder, by_rubric, compared, scored
+from qreward.judge.requests import ItemPrompt, ModelQuestions, RequestBuilder
 from qreward.judge.rubric import Criterion
 from qreward.judge.verdict_parser import VerdictParser
 from qreward.judge.writing import AnswerFormat, WritingModel, criterion_models
@@ -25,19 +28,12 @@ Limits = tuple[int, ...]
 class Builders:
     """Makes the request builders of one judge, and keeps them. A builder is made on first use.
 
-    Args:
-        config: the settings.
-        given: ``prompt``, ``pair_prompt``, ``verdict``, ``score`` and the form ``pair_answer`` of the judge.
-        parser: parses written verdicts of a judge without a rubric.
-        decide: the codec of the client's decisions.
-        calibrate: see :class:`~qreward.judge.requests.RequestBuilder`.
+    ``given`` has ``prompt``, ``pair_prompt``, ``verdict``, ``score`` and the form ``pair_answer`` of the judge. Raises ``ConfigError`` if a
+    setting is invalid, or does not fit the method or the rubric.
 
     Attributes:
         autos: name of a model -> the record of whether the model answers with probabilities, for the method ``auto``.
         written: the limits of a judge whose models all answer in writing: 0 for each model.
-
-    Raises:
-        ConfigError: a setting is invalid, or does not fit the method or the rubric.
     """
 
     def __init__(
@@ -90,15 +86,23 @@ class Builders:
             self._deciding(model, most, pairs) if most else self._writing(model, pairs)
             for model, most in zip(config.model, limits, strict=True)
         ]
-        decide = compared(config) if pairs else scored(config, self._width) if config.rubric is None else by_rubric(config, models)
-        return RequestBuilder(models, config.samples, decide, self._fallback(models, limits, pairs), self._calibrate)
+        return RequestBuilder(
+            models, config.samples, self._decide_by(models, pairs), self._fallback(models, limits, pairs), self._calibrate
+        )
+
+    def _decide_by(self, models: Sequence[ModelQuestions], pairs: bool) -> DecideItem:
+        config = self._config
+        if pairs:
+            return partial(aggregate_comparisons, how=config.settle)
+        if config.rubric is None:
+            ends = self._parser.ends
+            return partial(aggregate_scores, how=config.settle, width=None if ends is None else ends[1] - ends[0])
+        sizes = tuple(len(questions) for _, questions in models for _ in range(config.samples))
+        return partial(aggregate_rubrics, how=config.settle, rubric=config.rubric, sizes=sizes, bounds=config.range or (0.0, 1.0))
 
     def _fallback(self, models: Sequence[ModelQuestions], limits: Limits, pairs: bool) -> RequestBuilder | None:
-        """Return the builder of written requests for models that may give no probabilities.
-
-        Returns None if the method is not ``auto``, or if every model that is asked for decisions is known to give probabilities. Also
-        returns None if a model would need another number of requests for written answers.
-        """
+        """Return the builder of written requests for models that may give no probabilities, with the method ``auto``. Returns None if there
+        is no such model, or if it would need another number of requests for written answers."""
         undetermined = [most for model, most in zip(self._config.model, limits, strict=True) if most and not self.autos[model].works]
         if self._config.method != "auto" or not undetermined:
             return None
@@ -108,13 +112,7 @@ class Builders:
         ]
         if any(len(one.questions) != len(other.questions) for one, other in zip(models, others, strict=True)):
             return None
-        return RequestBuilder(others, self._config.samples, compared(self._config))
-
-    @property
-    def _width(self) -> float | None:
-        """The highest reward minus the lowest reward; None if these rewards are not known."""
-        ends = self._parser.ends
-        return None if ends is None else ends[1] - ends[0]
+        return RequestBuilder(others, self._config.samples, self._decide_by(others, pairs))
 
     def _prompt(self, pairs: bool, *, apart: bool) -> ItemPrompt:
         if (pairs, apart) not in self._prompts:

@@ -1,16 +1,8 @@
 """A persistent cache of models' answers in a SQLite file. Any number of processes may share one file.
 
-The cache stores the text of an answer under a digest of its request. It stores no verdicts, and a cached answer is parsed again. The text
-of a decision is JSON: the confidence, the label mass and the probabilities for each question.
-
-Each answer is stored with a fingerprint of the weights that wrote it, as far as servers report them (see ``codec.fingerprint_of``). The
-file also stores the latest fingerprint of each endpoint. When an endpoint sends a new fingerprint, the model may have changed. Answers with
-other fingerprints are then no longer returned, until an endpoint sends the fingerprint of these answers again. If endpoints have different
-weights at the same time, each endpoint soon sends its fingerprint again, and the answers of all endpoints are returned. If the weights were
-replaced, no endpoint sends the old fingerprint again, and the answers of the old weights are not returned.
-
-SQLite runs in a thread of its own, with a write-ahead log and short transactions. If a process dies during a transaction, the file keeps
-its earlier content. If the file cannot be used, the log says so once, and judging continues without the cache.
+The cache stores the text of an answer, which is parsed again, and the fingerprint of the weights that wrote it. Answers are returned if an
+endpoint has sent their fingerprint last. The text of a decision is JSON: the confidence, the label mass and the probabilities for each
+question. SQLite runs in a thread of its own. docs/design/judging.md has the reasons.
 """
 
 from __future__ import annotations
@@ -30,8 +22,9 @@ from time import monotonic, sleep
 from typing import Any, NamedTuple
 
 from qreward.engine import background
+from qreward.judge.calls import JudgeCall
 from qreward.judge.codec import ModelReply, Reply
-from qreward.judge.sampling import JudgeRequest, ReadItem
+from qreward.judge.loop import ItemCalls
 from qreward.judge.types import Vote
 
 MOST = 1_000_000
@@ -74,16 +67,7 @@ Sent = dict[str, tuple[str, bool]]
 
 
 def record_fingerprint(sent: Sent, endpoint: str, fingerprint: str) -> None:
-    """Record the fingerprint that an endpoint sent.
-
-    If the endpoint sends a new fingerprint, the fingerprint of each other endpoint becomes invalid until that endpoint sends it again.
-
-    Example:
-        >>> sent = {"a": ("v1", True), "b": ("v1", True)}
-        >>> record_fingerprint(sent, "a", "v2")
-        >>> sent
-        {'a': ('v2', True), 'b': ('v1', False)}
-    """
+    """Record the fingerprint that an endpoint sent. If it is new, those of other endpoints are invalid until they are sent again."""
     if sent.get(endpoint, ("", False))[0] != fingerprint:
         for other, (last, _) in sent.items():
             sent[other] = last, False
@@ -108,10 +92,7 @@ class Cache:
         background.watch(self, Cache._begin)
 
     def _begin(self) -> object:
-        """Create the state that belongs to one process. Returns the earlier state, which a forked child must keep alive.
-
-        After a fork, only the parent process writes the answers that were pending.
-        """
+        """Create the state that belongs to one process. Returns the earlier state, which a forked child must keep alive."""
         inherited = self.__dict__.get("_store"), self.__dict__.get("_worker")
         self._lock = threading.Lock()
         self._pending: list[CacheEntry] = []
@@ -127,24 +108,22 @@ class Cache:
         found = await asyncio.get_running_loop().run_in_executor(self._thread(), self._store.read, keys)  # runs after pending writes
         return [found.get(key) for key, _ in keys]
 
-    async def votes(self, requests: Sequence[JudgeRequest]) -> list[Vote | None]:
+    async def votes(self, requests: Sequence[JudgeCall]) -> list[Vote | None]:
         """Return the cached vote, or None, for each request."""
         found = await self.look_up([(request.key, request.judge_model.cached_as) for request in requests])
         return [_vote(request, reply) for request, reply in zip(requests, found, strict=True)]
 
-    async def with_votes(self, items: Iterable[Any] | AsyncIterable[Any], read: Callable[[object], ReadItem]) -> AsyncIterator[ReadItem]:
-        """Read the items of a batch, and yield them with their cached votes.
-
-        The votes of up to ``CHUNK`` items are looked up together. Items of an asynchronous input are looked up one by one. If the input
-        raises an exception, the items before the exception are yielded first, and then the exception is raised.
-        """
+    async def with_votes(self, items: Iterable[Any] | AsyncIterable[Any], read: Callable[[object], ItemCalls]) -> AsyncIterator[ItemCalls]:
+        """Read the items of a batch, and yield them with their cached votes, which are looked up for up to ``CHUNK`` items together, or one
+        by one for an asynchronous input. If the input raises, the items before the exception are yielded first."""
         async with aclosing(_chunks(items)) as chunks:
             async for chunk in chunks:
                 read_items = [read(item) for item in chunk]
-                requests = [request for item in read_items if not isinstance(item.requests, Exception) for request in item.requests]
-                votes = iter(await self.votes(requests))
+                calls: list[Any] = [call for item in read_items if not isinstance(item.calls, Exception) for call in item.calls]
+                votes = iter(await self.votes(calls))
                 for item in read_items:
-                    yield item if isinstance(item.requests, Exception) else item._replace(votes=list(islice(votes, len(item.requests))))
+                    item.outcomes = list(islice(votes, len(item.outcomes)))
+                    yield item
 
     def keep(self, entry: CacheEntry) -> None:
         """Store an answer. A background thread writes it, together with other pending answers."""
@@ -175,7 +154,7 @@ class Cache:
         self._store.write(pending)
 
 
-def _vote(request: JudgeRequest, reply: ModelReply | None) -> Vote | None:
+def _vote(request: JudgeCall, reply: ModelReply | None) -> Vote | None:
     try:
         return None if reply is None else request.judge_model.vote(reply, swapped=request.swapped)
     except Exception:  # the answer could be parsed when it was stored, so the parser or the user's score function has changed
@@ -227,10 +206,8 @@ if hasattr(os, "register_at_fork"):
 
 
 class _Store:
-    """Reads and writes the SQLite file. The methods log errors and do not raise them.
-
-    The file is closed before a fork, because a process must not use a SQLite file that its parent has opened.
-    """
+    """Reads and writes the SQLite file. Errors are logged. The file is closed before a fork, because a process must not use a SQLite file
+    that its parent has opened."""
 
     def __init__(self, path: str, most: int) -> None:
         self._path, self._most = path, most

@@ -1,6 +1,6 @@
 """Apply a calibration to the scores of a ``Judge``, and check that the calibration was made for this judge.
 
-This module must not send anything, and must not import ``calibration_fit``.
+This module must not send anything.
 """
 
 from __future__ import annotations
@@ -30,11 +30,8 @@ separately."""
 def identity_of(config: JudgeConfig, others: Mapping[str, Any], weights: Iterable[str] = ()) -> JudgeIdentity:
     """Return the identity of a judge. Settings at their default are left out, so that a new setting does not change saved identities.
 
-    Args:
-        config: the settings of the judge.
-        others: name -> value, for the prompt, the JSON schema of the verdict and other values outside ``config``. A value that is None is
-            left out.
-        weights: fingerprints of the weights that answered.
+    ``others`` has values outside ``config``, such as the prompt and the JSON schema of the verdict; None is left out. ``weights`` are the
+    fingerprints of the weights that answered.
     """
     values = {name: getattr(config, name) for name in JudgeConfig.model_fields if name not in (*_IRRELEVANT, "params")}
     values = {name: value for name, value in values.items() if value != JudgeConfig.model_fields[name].default}
@@ -60,15 +57,10 @@ class ScoreRange(NamedTuple):
 
 
 def range_to_calibrate(method: str, ends: tuple[float, float] | None) -> ScoreRange:
-    """Return the range of the scores of a judge, for a calibration.
+    """Return the range of the scores of a judge with this method and these lowest and highest scores.
 
-    Args:
-        method: the method of the judge.
-        ends: lowest and highest score of the judge; None if these scores are not known.
-
-    Raises:
-        ConfigError: the judge cannot be calibrated, because the ends of its scores are not known or are equal, or because its method is
-            ``auto``. With ``auto`` a judge has two kinds of scores, and a calibration fits only one kind.
+    Raises ``ConfigError`` if the judge cannot be calibrated, because ``ends`` are not known or equal, or because its method is ``auto``,
+    which has two kinds of scores.
     """
     if method == "auto":
         raise ConfigError("calibration: method='auto' may decide or write, which gives different scores; set method to 'decide' or 'write'")

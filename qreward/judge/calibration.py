@@ -1,26 +1,33 @@
 """``Calibration``: turns the scores of a judge into probabilities, and can be saved to a file.
 
-``calibration_fit`` fits the curve and computes the measures. This module must not send anything, and must not import ``Judge``.
+``calibration_fit`` fits the curve and computes the measures, with scipy. Applying a calibration needs no scipy. This module must not send
+anything, and must not import ``Judge``.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from bisect import bisect
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
-from math import isfinite
+from math import exp, isfinite, log
+from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 from pydantic import Field, model_validator
 
 from qreward.errors import ConfigError
-from qreward.judge import calibration_fit as fits
-from qreward.judge.calibration_fit import Curve, Method
 from qreward.settings.base import Many, Policy
 
+Method = Literal["temperature", "platt", "isotonic"]
+METHODS: tuple[Method, ...] = ("temperature", "platt", "isotonic")
+"""The methods, from the simplest to the most flexible."""
+EDGE = 1e-6
+"""Minimum distance of a score from 0 and from 1. A score that is closer is moved to this distance, because the logit of 0 and of 1 is
+infinite."""
 LEAST_LABELS = 50
 """Minimum number of labels for a calibration. Even with 300 labels, calibrated scores have a calibration error (ECE) of about 0.02; see
 docs/how-to/calibration.md."""
@@ -30,6 +37,52 @@ LEAST_OF_EACH = 10
 
 _Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Curve(NamedTuple):
+    """Maps a score in 0..1 to a probability. The function never falls.
+
+    Attributes:
+        slope, intercept: without points, the probability is ``sigmoid(slope * logit(score) + intercept)``.
+        points: pairs of score and probability, by rising score. The curve is a line between two points, and constant outside of all points.
+    """
+
+    slope: float = 1.0
+    intercept: float = 0.0
+    points: tuple[tuple[float, float], ...] = ()
+
+    def __call__(self, score: float) -> float:
+        """Return the probability for a score. A score outside 0..1 counts as the nearer end."""
+        if not self.points:
+            return sigmoid(self.slope * logit(score) + self.intercept)
+        place = bisect(self.points, score, key=itemgetter(0))
+        if place in (0, len(self.points)):
+            return self.points[max(place - 1, 0)][1]
+        (left, low), (right, high) = self.points[place - 1], self.points[place]
+        return min(low + (high - low) * ((score - left) / (right - left)), high)
+
+    @property
+    def rises(self) -> bool:
+        """True if a higher score can have a higher probability. False for a curve that is constant or falls."""
+        return self.points[0][1] < self.points[-1][1] if self.points else self.slope > 0
+
+
+def logit(score: float) -> float:
+    score = min(max(score, EDGE), 1 - EDGE)
+    return log(score / (1 - score))
+
+
+def sigmoid(value: float) -> float:
+    return 1 / (1 + exp(-value)) if value >= 0 else (small := exp(value)) / (1 + small)
+
+
+def fitting() -> Any:
+    """Return the module ``calibration_fit``. Raises ``ConfigError`` if scipy is not installed."""
+    try:
+        from qreward.judge import calibration_fit  # noqa: PLC0415 - needs the extra qreward[calibration]
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"a calibration is fitted with {error.name}; install it: pip install 'qreward[calibration]'") from None
+    return calibration_fit
 
 
 class JudgeIdentity(Policy):
@@ -105,6 +158,7 @@ class CalibrationQuality(Policy):
     @classmethod
     def of(cls, probabilities: Sequence[float], labels: Sequence[float]) -> CalibrationQuality:
         """Return the measures of probabilities whose labels are known."""
+        fits = fitting()
         losses = fits.log_losses(probabilities, labels)
         return cls(
             ece=fits.ece(probabilities, labels),
@@ -127,7 +181,7 @@ class Calibration(Policy):
     Attributes:
         method: ``temperature``, ``platt`` or ``isotonic``; see :func:`~qreward.judge.calibration_fit.fit`.
         slope, intercept: parameters of ``temperature`` and ``platt``. The temperature is ``1 / slope``.
-        points: parameters of ``isotonic``; see :class:`~qreward.judge.calibration_fit.Curve`.
+        points: parameters of ``isotonic``; see :class:`Curve`.
         labels: number of labels to which the curve was fitted.
         failed: number of labelled items that could not be judged, and were left out.
         before: quality of the scores.
@@ -206,12 +260,12 @@ class Calibration(Policy):
         Raises:
             ConfigError: there are too few labels, almost all labels are equal, or the labels do not rise with the scores.
         """
-        scores, numbers = _in_unit("scores", scores), _in_unit("labels", labels)
+        fits, scores, numbers = fitting(), _in_unit("scores", scores), _in_unit("labels", labels)
         check_labels(numbers)
         if len(scores) != len(numbers):
             raise ConfigError(f"there are {len(scores)} scores and {len(numbers)} labels; give one label for each score")
-        if method not in ("auto", *fits.METHODS):
-            raise ConfigError(f"method must be 'auto', {', '.join(map(repr, fits.METHODS))}, not {method!r}")
+        if method not in ("auto", *METHODS):
+            raise ConfigError(f"method must be 'auto', {', '.join(map(repr, METHODS))}, not {method!r}")
         if min(scores) == max(scores):
             raise ConfigError(f"the judge gave the score {scores[0]:g} to all {len(scores)} items, which says nothing about their labels")
         chosen = fits.choose(scores, numbers) if method == "auto" else method

@@ -1,25 +1,22 @@
 """Fit calibration curves to scores and labels, and measure how far scores are from probabilities. All functions are pure.
 
-A calibration has a few hundred labels, so a fit in plain Python takes milliseconds and needs no extra package. This module must not import
-judges, and must not use files.
+This module needs numpy and scipy, the extra ``qreward[calibration]``. ``calibration`` applies a curve without them.
 """
 
 from __future__ import annotations
 
-from bisect import bisect
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from math import exp, log, log1p, pi, sqrt
+from math import log, pi, sqrt
 from random import Random
-from typing import Literal, NamedTuple
+from statistics import fmean, pstdev
 
-Method = Literal["temperature", "platt", "isotonic"]
-METHODS: tuple[Method, ...] = ("temperature", "platt", "isotonic")
-"""The methods, from the simplest to the most flexible."""
+import numpy as np
+from scipy.optimize import isotonic_regression, minimize
+from scipy.special import expit
 
-EDGE = 1e-6
-"""Minimum distance of a score from 0 and from 1. A score that is closer is moved to this distance, because the logit of 0 and of 1 is
-infinite."""
+from qreward.judge.calibration import EDGE, METHODS, Curve, Method, logit
+
 FOLDS = 10
 """Number of parts in cross-validation. Ten is usual (Kohavi 1995)."""
 MARGIN: Mapping[Method, float] = {"platt": 0.0, "isotonic": 2.0}
@@ -30,175 +27,36 @@ MOST_BINS = 15
 """Maximum number of bins of the calibration error, as in Guo et al. 2017."""
 LABELS_PER_BIN = 30
 """Number of labels for each bin. With fewer labels, the share of yes in a bin would mostly depend on chance."""
-MOST_STEPS = 100
-"""Maximum number of steps of Newton's method. A fit usually takes about 10 steps."""
-
-
-class Curve(NamedTuple):
-    """Maps a score in 0..1 to a probability. The function never falls.
-
-    Attributes:
-        slope, intercept: without points, the probability is ``sigmoid(slope * logit(score) + intercept)``.
-        points: pairs of score and probability, by rising score. The curve is a line between two points, and constant outside of all points.
-
-    Example:
-        >>> Curve(slope=1.0)(0.25)
-        0.25
-        >>> Curve(points=((0.2, 0.4), (0.4, 0.8)))(0.3)
-        0.6
-    """
-
-    slope: float = 1.0
-    intercept: float = 0.0
-    points: tuple[tuple[float, float], ...] = ()
-
-    def __call__(self, score: float) -> float:
-        """Return the probability for a score. A score outside 0..1 counts as the nearer end."""
-        if not self.points:
-            return sigmoid(self.slope * logit(score) + self.intercept)
-        place = bisect(self.points, score, key=_score)
-        if place in (0, len(self.points)):
-            return self.points[max(place - 1, 0)][1]
-        (left, low), (right, high) = self.points[place - 1], self.points[place]
-        return min(low + (high - low) * ((score - left) / (right - left)), high)
-
-    @property
-    def rises(self) -> bool:
-        """True if a higher score can have a higher probability. False for a curve that is constant or falls."""
-        return self.points[0][1] < self.points[-1][1] if self.points else self.slope > 0
-
-
-def _score(point: tuple[float, float]) -> float:
-    return point[0]
-
-
-def logit(score: float) -> float:
-    score = min(max(score, EDGE), 1 - EDGE)
-    return log(score / (1 - score))
-
-
-def sigmoid(value: float) -> float:
-    return 1 / (1 + exp(-value)) if value >= 0 else (small := exp(value)) / (1 + small)
-
-
-# fits
 
 
 def fit(method: Method, scores: Sequence[float], labels: Sequence[float]) -> Curve:
     """Return the curve of a method that fits the labels best.
 
     ``temperature`` multiplies the logit of the score by one number (Guo et al. 2017). ``platt`` also adds a number to the logit (Platt
-    1999). ``isotonic`` takes the best function that never falls (Zadrozny and Elkan 2002).
+    1999). ``isotonic`` takes the best function that never falls (Zadrozny and Elkan 2002), constant over each block of scores, and a
+    straight line between two blocks. Labels are moved away from 0 and 1 as if there were one more label of each kind (Platt 1999), because
+    the slope would otherwise be infinite for scores that separate the labels without an error.
 
     Args:
         scores, labels: numbers in 0..1, one label per score. A label between 0 and 1 is the probability of yes.
     """
-    targets = _targets(labels)
-    return _isotonic(scores, targets) if method == "isotonic" else _logistic(scores, targets, shifts=method == "platt")
-
-
-def _targets(labels: Sequence[float]) -> list[float]:
-    """Return the labels, moved away from 0 and 1 as if there were one more label of each kind (Platt 1999).
-
-    Otherwise the slope would be infinite for scores that separate the labels without an error.
-    """
     yes = sum(labels)
     high, low = (yes + 1) / (yes + 2), 1 / (len(labels) - yes + 2)
-    return [low + (high - low) * label for label in labels]
+    targets = low + (high - low) * np.asarray(labels, float)
+    if method == "isotonic":
+        levels, place, counts = np.unique(np.asarray(scores, float), return_inverse=True, return_counts=True)
+        means = np.bincount(place, targets) / counts
+        found = isotonic_regression(means, weights=counts)
+        ends = [end for begin, after in pairwise(found.blocks.tolist()) for end in dict.fromkeys((begin, after - 1))]
+        return Curve(points=tuple((float(levels[end]), min(1.0, float(found.x[end]))) for end in ends))
+    logits = np.array([[logit(score), 1.0] for score in scores])[:, : 2 if method == "platt" else 1]
 
+    def loss(weights: np.ndarray) -> tuple[float, np.ndarray]:
+        at = logits @ weights
+        return float(np.mean(np.logaddexp(0, at) - targets * at)), logits.T @ (expit(at) - targets) / len(targets)
 
-def _logistic(scores: Sequence[float], targets: Sequence[float], *, shifts: bool) -> Curve:
-    """Return the curve with the lowest log loss, found by Newton's method with a line search (Lin, Lin and Weng 2007).
-
-    The loss is convex. ``shifts`` is True if the intercept is fitted too.
-    """
-    points = list(zip(map(logit, scores), targets, strict=True))
-    slope, intercept = 1.0, 0.0
-    loss = _loss(points, slope, intercept)
-    for _ in range(MOST_STEPS):
-        step, descent = _newton_step(points, slope, intercept, shifts=shifts)
-        size = 1.0
-        while (new := _loss(points, slope - size * step[0], intercept - size * step[1])) > loss - 1e-4 * size * descent:
-            size /= 2
-            if size < 1e-10:
-                return Curve(slope, intercept)
-        slope, intercept = slope - size * step[0], intercept - size * step[1]
-        if loss - new < 1e-12 * len(points):
-            break
-        loss = new
-    return Curve(slope, intercept)
-
-
-def _newton_step(
-    points: Sequence[tuple[float, float]], slope: float, intercept: float, *, shifts: bool
-) -> tuple[tuple[float, float], float]:
-    """Return the Newton step for slope and intercept, and the derivative of the loss along this step."""
-    down_slope = down_intercept = bend_both = 0.0
-    bend_slope = bend_intercept = 1e-12  # keeps the matrix invertible where all probabilities are almost 0 or 1
-    for value, target in points:
-        probability = sigmoid(slope * value + intercept)
-        error, weight = probability - target, probability * (1 - probability)
-        down_slope += error * value
-        down_intercept += error
-        bend_slope += weight * value * value
-        bend_both += weight * value
-        bend_intercept += weight
-    if not shifts:
-        step = down_slope / bend_slope, 0.0
-    else:
-        area = bend_slope * bend_intercept - bend_both * bend_both
-        step = (
-            (bend_intercept * down_slope - bend_both * down_intercept) / area,
-            (bend_slope * down_intercept - bend_both * down_slope) / area,
-        )
-    return step, step[0] * down_slope + step[1] * down_intercept
-
-
-def _loss(points: Sequence[tuple[float, float]], slope: float, intercept: float) -> float:
-    total = 0.0
-    for value, target in points:
-        at = slope * value + intercept
-        total += max(at, 0.0) + log1p(exp(-abs(at))) - target * at
-    return total
-
-
-class _Pool(NamedTuple):
-    """Holds a range of scores with one probability. The probability is the sum of the targets of these scores (``targets``), divided by the
-    number of the scores (``size``)."""
-
-    lowest: float
-    highest: float
-    targets: float
-    size: int
-
-    @property
-    def mean(self) -> float:
-        return self.targets / self.size
-
-    def __add__(self, other: object) -> _Pool:
-        assert isinstance(other, _Pool)
-        return _Pool(self.lowest, other.highest, self.targets + other.targets, self.size + other.size)
-
-
-def _isotonic(scores: Sequence[float], targets: Sequence[float]) -> Curve:
-    """Return the isotonic curve, fitted by pooling adjacent violators (Ayer et al. 1955).
-
-    The curve is constant over a pool, and a straight line between two pools.
-    """
-    groups: dict[float, _Pool] = {}
-    for score, target in zip(scores, targets, strict=True):
-        group = _Pool(score, score, target, 1)
-        groups[score] = groups[score] + group if score in groups else group
-    pools: list[_Pool] = []
-    for score in sorted(groups):
-        pools.append(groups[score])
-        while len(pools) > 1 and pools[-2].mean >= pools[-1].mean:
-            last = pools.pop()
-            pools[-1] += last
-    return Curve(points=tuple((end, pool.mean) for pool in pools for end in dict.fromkeys((pool.lowest, pool.highest))))
-
-
-# choice
+    slope, *intercept = minimize(loss, [1.0, 0.0][: logits.shape[1]], jac=True, options={"gtol": 1e-9}).x.tolist()
+    return Curve(slope, *intercept)
 
 
 def held_out(method: Method, scores: Sequence[float], labels: Sequence[float]) -> list[float]:
@@ -224,14 +82,9 @@ def choose(scores: Sequence[float], labels: Sequence[float]) -> Method:
     for method in METHODS[1:]:
         others = log_losses(held_out(method, scores, labels), labels)
         gains = [one - other for one, other in zip(losses, others, strict=True)]
-        mean = sum(gains) / len(gains)
-        error = sqrt(sum((gain - mean) ** 2 for gain in gains)) / len(gains)
-        if mean > MARGIN[method] * error:
+        if fmean(gains) > MARGIN[method] * pstdev(gains) / sqrt(len(gains)):
             best, losses = method, others
     return best
-
-
-# measures
 
 
 def log_losses(probabilities: Sequence[float], labels: Sequence[float]) -> list[float]:
@@ -242,7 +95,7 @@ def log_losses(probabilities: Sequence[float], labels: Sequence[float]) -> list[
 
 def brier(probabilities: Sequence[float], labels: Sequence[float]) -> float:
     """Return the mean squared difference between probability and label (Brier 1950)."""
-    return sum((probability - label) ** 2 for probability, label in zip(probabilities, labels, strict=True)) / len(labels)
+    return fmean((probability - label) ** 2 for probability, label in zip(probabilities, labels, strict=True))
 
 
 def accuracy(probabilities: Sequence[float], labels: Sequence[float]) -> float | None:
@@ -255,7 +108,7 @@ def accuracy(probabilities: Sequence[float], labels: Sequence[float]) -> float |
         for probability, label in zip(probabilities, labels, strict=True)
         if label != 0.5
     ]
-    return sum(found) / len(found) if found else None
+    return fmean(found) if found else None
 
 
 def bins_of(probabilities: Sequence[float], labels: Sequence[float], most: int | None = None) -> list[list[tuple[float, float]]]:
@@ -275,20 +128,14 @@ def bins_of(probabilities: Sequence[float], labels: Sequence[float], most: int |
 
 
 def ece(probabilities: Sequence[float], labels: Sequence[float], bins: int | None = None) -> float:
-    """Return the expected calibration error.
-
-    The items are divided into bins. The error of a bin is the distance between the mean probability and the mean label of its items. The
-    result is the mean error of all bins, weighted by the number of items in each bin.
+    """Return the expected calibration error: the mean distance between the mean probability and the mean label of the items of a bin,
+    weighted by the number of items in each bin.
 
     Bins with equal numbers of items are used, because they have less bias than bins of equal widths (Nguyen and O'Connor 2015; Roelofs et
     al. 2022).
 
     Args:
         bins: number of bins; see :func:`bins_of`.
-
-    Example:
-        >>> ece([0.9] * 10, [1] * 7 + [0] * 3)
-        0.2
     """
     gaps = (abs(sum(probability - label for probability, label in pairs)) for pairs in bins_of(probabilities, labels, bins))
     return round(sum(gaps) / len(labels), 12)

@@ -16,10 +16,9 @@ from pydantic import Field, field_validator
 
 from qreward.engine.portal import BlockingTwin, blocking
 from qreward.errors import ConfigError, Fault, InvalidResponse, QRewardError, RequestTimeout
-from qreward.judge.cascade_batch import CascadeBatch
-from qreward.judge.cascade_stage import Confidence, EarlierStages, Stage
+from qreward.judge.cascade_batch import CascadeBatch, Confidence, EarlierStages, Stage
 from qreward.judge.config import JudgeConfig
-from qreward.judge.scorers import AnyScorer, described, unblocked
+from qreward.judge.scorers import AnyScorer, described, models_of, unblocked
 from qreward.judge.types import Item, Scorer, Verdict, check_batch_options
 from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, seconds
 from qreward.results import BatchResult
@@ -240,7 +239,7 @@ class Cascade:
         return DEFAULT if client is None else runtime_of(client).request_options({}).timeout
 
     async def batch_score(self, items: Iterable[Item] | AsyncIterable[Item], **options: Unpack[JudgeBatchOptions]) -> BatchResult[Verdict]:
-        """Score many responses. As soon as a stage is not sure of an item, the next stage scores it.
+        """Score many responses. When a stage has scored all its items, the next stage scores those of which it is not sure.
 
         Args:
             items: as in :meth:`Judge.batch_score`.
@@ -256,8 +255,18 @@ class Cascade:
         """
         check_batch_options(options)
         limit = self._limit(options.get("timeout", DEFAULT))
+        self._check_routes()
         batch = CascadeBatch(self._stages, batch_items("items", items), options, limit=limit, count=self._count)
         return await batch.run()
+
+    def _check_routes(self) -> None:
+        """Raise ``NoEndpoint`` if no endpoint serves a model of a stage."""
+        for stage in self._stages:
+            if isinstance(stage.scorer, Cascade):
+                stage.scorer._check_routes()
+            elif (client := getattr(stage.scorer, "_client", None)) is not None:
+                for model in models_of(stage.scorer):
+                    runtime_of(client).pool(model)
 
     async def aclose(self) -> None:
         """Close all stages."""
@@ -319,8 +328,7 @@ def _names(scorers: Sequence[Any]) -> list[str]:
     names: list[str] = []
     for scorer in scorers:
         inner = getattr(scorer, "_async", scorer)
-        models = getattr(getattr(inner, "_config", None), "model", None) or getattr(inner, "_model", None) or type(inner).__name__
-        name = models if isinstance(models, str) else "+".join(models)
+        name = "+".join(models_of(inner)) or type(inner).__name__
         number = 1 + sum(other == name or other.startswith(f"{name} #") for other in names)
         names.append(name if number == 1 else f"{name} #{number}")
     return names

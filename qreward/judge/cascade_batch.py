@@ -1,26 +1,123 @@
-"""Run one batch of a ``Cascade``. ``CascadeBatch`` runs one batch for each stage, and all these batches run at the same time. If a stage is
-not sure of an item, the item is put into the batch of the next stage.
-
-This module uses only the interface of the stages.
-"""
+"""The stages of a ``Cascade``, and a batch of it: one stage after the other, each with the items of which no earlier stage is sure."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from typing import Any
+from contextlib import aclosing, suppress
+from copy import copy
+from dataclasses import dataclass, replace
+from math import isfinite, nan
+from typing import Any, NamedTuple
 
 from qreward import options as options_of
-from qreward.errors import ClientClosed, DeadlineExceeded, InvalidResponse, QRewardError
-from qreward.judge.cascade_stage import EarlierStages, Stage
-from qreward.judge.runner import JudgeAnswer, ResultCollector
-from qreward.judge.types import Verdict
+from qreward.errors import ClientClosed, ConfigError, DeadlineExceeded, InvalidResponse, NoEndpoint, QRewardError
+from qreward.judge.requests import each_of
+from qreward.judge.results import JudgeAnswer, ResultCollector
+from qreward.judge.scorers import check_finite
+from qreward.judge.types import Scorer, Verdict
 from qreward.options import DEFAULT
 from qreward.progress import start_progress
+from qreward.records import AttemptRecord, Usage, added
 from qreward.results import BatchInterrupted, BatchResult, BatchStats, EndpointStats, Result, merged_stats
 
-_PASSED_ON = ("priority", "tenant", "deadline")
+Confidence = Callable[[Verdict], float | None]
+"""A function from a verdict to its confidence. None means that the stage is not sure."""
+
+_FINAL = (ConfigError, NoEndpoint, ClientClosed, DeadlineExceeded)
+"""Types of errors that end an item at any stage, because the next stage cannot help: the settings, the item or the program is the cause, or
+the time of the batch is over."""
+
+
+class Stage(NamedTuple):
+    """Holds one scorer of a cascade, and decides whether its verdicts and errors are final.
+
+    Attributes:
+        min_confidence: minimum confidence of a final verdict. None for the last stage, because all its verdicts are final.
+        confidence: a function whose result replaces the confidence of a verdict, or None.
+        share: share (0 to 1) of the time limit of an item that the stage may use.
+    """
+
+    name: str
+    scorer: Scorer
+    min_confidence: float | None
+    confidence: Confidence | None
+    share: float
+
+    def is_sure(self, verdict: Verdict) -> bool:
+        """Return whether a verdict is final. Raises ``InvalidResponse`` if its score, or what the user's function returns, is no number."""
+        check_finite(verdict)
+        if self.min_confidence is None:
+            return True
+        confidence = verdict.confidence if self.confidence is None else self._users_confidence(self.confidence, verdict)
+        return confidence is not None and confidence >= self.min_confidence
+
+    def is_final(self, error: QRewardError) -> bool:
+        """Return whether an error of this stage ends the item."""
+        return self.min_confidence is None or isinstance(error, _FINAL)
+
+    def _users_confidence(self, function: Confidence, verdict: Verdict) -> float | None:
+        where = f"the confidence function of stage {self.name!r}"
+        try:
+            confidence = function(verdict)
+        except Exception as error:
+            raise InvalidResponse(f"{where} raised {type(error).__name__}: {error}; the fault is in your code (see __cause__)") from error
+        if confidence is None:
+            return None
+        try:
+            number = nan if isinstance(confidence, str | bytes) else float(confidence)  # accepts numbers of numpy too
+        except (TypeError, ValueError, OverflowError):
+            number = nan
+        if not isfinite(number):
+            raise InvalidResponse(f"{where} returned {confidence!r}, which is not a finite number; return None where it is not sure")
+        return number
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierStages:
+    """Holds the data of one item from the earlier stages. Each of these stages has failed, or has judged the item and was not sure.
+
+    Attributes:
+        usage: tokens of these stages.
+        cached: True if these stages sent no request for the item.
+        notes: a line for each stage that failed.
+        latency, queued: seconds, added up over the results of these stages.
+        trail: the attempts of these results.
+        estimated: True if a part of ``usage`` is estimated.
+    """
+
+    usage: Usage | None = None
+    cached: bool = True
+    notes: tuple[str, ...] = ()
+    latency: float = 0.0
+    queued: float = 0.0
+    trail: tuple[AttemptRecord, ...] = ()
+    estimated: bool = False
+
+    def with_stage(self, stage: str, error: QRewardError | None, usage: Usage | None, *, cached: bool = False) -> EarlierStages:
+        """Return the data with one more stage, which failed or was not sure."""
+        notes = self.notes if error is None else (*self.notes, f"stage {stage!r} failed before: {type(error).__name__}: {error}")
+        return replace(self, usage=added(self.usage, usage), cached=self.cached and cached, notes=notes)
+
+    def with_result(self, result: Result[Verdict]) -> EarlierStages:
+        """Return the data with the times and attempts of one more result."""
+        latency, queued = self.latency + result.latency, self.queued + result.queued
+        return replace(
+            self, latency=latency, queued=queued, trail=self.trail + result.attempts, estimated=self.estimated or result.usage_is_estimated
+        )
+
+    def completed(self, stage: str, verdict: Verdict) -> Verdict:
+        """Return the verdict of the cascade: the final verdict of a stage, with the tokens of the earlier stages."""
+        inner = f"{stage}/{verdict.decided_by}" if verdict.decided_by else stage
+        usage, cached = added(self.usage, verdict.usage), self.cached and verdict.cached
+        return replace(verdict, usage=usage, cached=cached, decided_by=inner)
+
+    def completed_error(self, error: QRewardError) -> QRewardError:
+        """Return the error of the cascade: the final error of a stage, with the tokens and errors of the earlier stages."""
+        error.usage = added(self.usage, error.usage)
+        for note in self.notes:
+            error.add_note(note)
+        return error
 
 
 class _Sized:
@@ -39,15 +136,8 @@ class _Sized:
 class CascadeBatch:
     """Scores the items of one batch.
 
-    Args:
-        stages: the stages.
-        items: the items.
-        options: the options of :class:`~qreward.options.JudgeBatchOptions`.
-        limit: seconds for an item; None for no limit; ``DEFAULT`` for the default limit of each stage.
-        count: function that is called with the name of the stage that decided an item.
-
-    Raises:
-        ConfigError: an option is invalid.
+    ``limit`` is the number of seconds for an item; None for no limit; ``DEFAULT`` for the default of each stage. ``count`` is called with
+    the name of the stage that decided an item. Raises ``ConfigError`` for an invalid option.
     """
 
     def __init__(
@@ -60,16 +150,15 @@ class CascadeBatch:
         count: Callable[[str], object],
     ) -> None:
         self._stages, self._items, self._limit, self._count = stages, items, limit, count
-        self._given = {name: options[name] for name in _PASSED_ON if name in options}
-        options_of.seconds("deadline", options.get("deadline"))
+        self._given = {name: options[name] for name in ("priority", "tenant") if name in options}
+        self._deadline = options_of.seconds("deadline", options.get("deadline"))
         on_result = options_of.callback("on_result", options.get("on_result"))
         self._clock = asyncio.get_running_loop().time
         self._size = len(items) if isinstance(items, Sized) else None
         title = ", ".join(stage.name for stage in stages)
         progress = start_progress(options.get("progress"), self._size, title=title, clock=self._clock)
         self._collector = ResultCollector(on_result, progress, keep=options.get("keep_results", True))
-        self._queues = [_Queue() for _ in stages]
-        self._open: dict[int, tuple[Any, EarlierStages]] = {}
+        self._left: dict[int, tuple[Any, EarlierStages]] = {}  # the items without a final result
         self._decided_by = dict.fromkeys((stage.name for stage in stages), 0)
         self._read = 0
         self._stats: list[BatchStats] = []
@@ -77,19 +166,15 @@ class CascadeBatch:
         self._is_stopped = False
 
     async def run(self) -> BatchResult[Verdict]:
-        """Score all items.
-
-        The method raises the errors of ``Judge.batch_score``. If the batch of one stage raises, the batches of the other stages are
-        cancelled.
-        """
+        """Score all items. The method raises the errors of ``Judge.batch_score``."""
         began = self._clock()
         try:
-            await self._run_stages()
-            if not self._is_stopped:
-                self._end_rest()
-        except BaseExceptionGroup as errors:
-            first = errors.exceptions[0]
-            raise first from first.__cause__
+            for place in range(len(self._stages)):
+                if (place and not self._left) or self._is_stopped:
+                    break
+                passed = self._clock() - began if place else 0.0
+                await self._run_stage(place, None if self._deadline is None else self._deadline - passed)
+            self._end_all(len(self._stages) - 1, sorted(self._left), ClientClosed("the last stage ended before this item was done"))
         finally:
             self._collector.close()
         stats = self._joined_stats(self._clock() - began)
@@ -97,30 +182,43 @@ class CascadeBatch:
             raise self._collector.interrupted(self._failure, f"{self._read} items", stats) from self._failure
         return self._collector.batch(stats)
 
-    async def _run_stages(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            later = [group.create_task(self._run_stage(place)) for place in range(1, len(self._stages))]
-            await asyncio.sleep(0)  # so that a stage whose model has no endpoint raises before anything is sent
-            for task in later:
-                if task.done():
-                    task.result()
-            group.create_task(self._run_stage(0))
+    async def _run_stage(self, place: int, left: float | None) -> None:
+        """Run the batch of one stage. ``left`` is the number of seconds until the deadline."""
+        indexes = sorted(self._left)
+        if left is not None and left <= 0:
+            self._end_all(place, indexes, self._late())
+            return
+        limit = {} if self._limit is DEFAULT else {"timeout": None if self._limit is None else self._limit * self._stages[place].share}
+        deadline = {} if left is None else {"deadline": left}
+        given: Any = {**self._given, **limit, **deadline, "progress": False, "keep_results": False}
 
-    async def _run_stage(self, place: int) -> None:
-        stage, queue = self._stages[place], self._queues[place]
-        timeout = {} if self._limit is DEFAULT else {"timeout": None if self._limit is None else self._limit * stage.share}
-        given: Any = {**self._given, **timeout, "progress": False, "keep_results": False}
+        def record(result: Result[Verdict]) -> None:
+            self._record(place, indexes[result.index] if place else result.index, result)
+
+        items = [self._left[index][0] for index in indexes] if place else self._input()
         try:
-            batch = await stage.scorer.batch_score(
-                queue.items() if place else self._input(), on_result=lambda result: self._record(place, result), **given
-            )
+            batch = await self._stages[place].scorer.batch_score(items, on_result=record, **given)
             self._stats.append(batch.stats)
-        except BatchInterrupted as error:  # if the input raised the exception, the other stages go on
+        except BatchInterrupted as error:  # if the input raised the exception, the later stages score what was read
             self._failure = self._failure or error.__cause__ or error
-            if error.results is not None:
-                self._stats.append(error.results.stats)
-        if place + 1 < len(self._stages):
-            self._queues[place + 1].end()
+            self._stats += [] if error.results is None else [error.results.stats]
+        except QRewardError as error:
+            if not place:
+                raise
+            self._end_all(place, [index for index in indexes if index in self._left], error)
+        except Exception as error:
+            if not place:
+                raise
+            self._failure, self._is_stopped = self._failure or error, True
+
+    def _late(self) -> DeadlineExceeded:
+        return DeadlineExceeded(f"not done within the batch's deadline of {self._deadline:g} s")
+
+    def _end_all(self, place: int, indexes: Sequence[int], error: QRewardError) -> None:
+        """Give an error to items of a stage."""
+        with suppress(Exception):  # of ``on_result``, which ``_end`` has recorded
+            for index in indexes if not self._is_stopped else ():
+                self._end(place, index, Result(index, None, copy(error), None, 0.0, 0.0))
 
     # the input
 
@@ -131,13 +229,9 @@ class CascadeBatch:
         return read if self._size is None else _Sized(self._size, read)
 
     async def _read_async(self, items: AsyncIterable[Any]) -> AsyncIterator[Any]:
-        iterator = aiter(items)
-        try:
-            async for item in iterator:
+        async with aclosing(each_of(items)) as given:
+            async for item in given:
                 yield self._noted(item)
-        finally:
-            if (aclose := getattr(iterator, "aclose", None)) is not None:
-                await aclose()
 
     def _read_now(self, items: Iterable[Any]) -> Iterator[Any]:
         iterator = iter(items)
@@ -149,60 +243,51 @@ class CascadeBatch:
                 close()
 
     def _noted(self, item: Any) -> Any:
-        self._open[self._read] = item, EarlierStages()
-        self._queues[0].sent[self._read] = self._read
+        self._left[self._read] = item, EarlierStages()
         self._read += 1
         return item
 
     # results
 
-    def _record(self, place: int, result: Result[Verdict]) -> None:
-        """Record a result of the stage at ``place``. If the result is not final, the item is put into the queue of the next stage."""
+    def _record(self, place: int, index: int, result: Result[Verdict]) -> None:
+        """Record a result of the stage at ``place``. If the result is not final, the next stage scores the item."""
         if self._is_stopped:
             assert self._failure is not None
             raise self._failure
-        index = self._queues[place].sent.pop(result.index, result.index)  # an item that the stage never read is not in ``sent``
-        item, before = self._open.pop(index, (None, EarlierStages()))
         self._read = max(self._read, index + 1)
         stage, error, final = self._stages[place], result.error, False
         try:
             final = stage.is_sure(result.value) if error is None else stage.is_final(error)
         except InvalidResponse as fault:
             fault.usage, error, final = result.usage, fault, True
-        after = before.with_result(result)
-        if not final:
-            cached = error is None and result.value.cached
-            self._open[index] = item, after.with_stage(stage.name, error, result.usage, cached=cached)
-            self._queues[place + 1].put(index, item)
+        if final:
+            self._end(place, index, result, error)
             return
+        item, before = self._left[index]
+        cached = error is None and result.value.cached
+        self._left[index] = item, before.with_result(result).with_stage(stage.name, error, result.usage, cached=cached)
+
+    def _end(self, place: int, index: int, result: Result[Verdict], error: QRewardError | None = None) -> None:
+        """End an item with the result of a stage; ``error`` replaces the error of the result."""
+        stage, error = self._stages[place], error or result.error
+        _, before = self._left.pop(index, (None, EarlierStages()))  # an item that was never read is not there
+        after = before.with_result(result)
         self._count(stage.name)
         self._decided_by[stage.name] += 1
         answer = None
         if error is None:
             answer = JudgeAnswer(before.completed(stage.name, result.value), estimated=after.estimated)
         else:
+            if place and isinstance(error, DeadlineExceeded):  # of the rest of the deadline
+                error, error.usage = self._late(), error.usage
             before.completed_error(error)
-        self._settle(Result(index, answer, error, result.endpoint, after.latency, after.queued, after.trail, result.extra or None))
-
-    def _settle(self, result: Result[Verdict]) -> None:
         try:
-            self._collector.add(result)
-        except BaseException as error:
-            self._failure, self._is_stopped = error, True
+            self._collector.add(
+                Result(index, answer, error, result.endpoint, after.latency, after.queued, after.trail, result.extra or None)
+            )
+        except BaseException as failure:
+            self._failure, self._is_stopped = failure, True
             raise
-
-    def _end_rest(self) -> None:
-        """Give an error to each item that still waits for a stage, because the deadline has passed or a client was closed."""
-        for index, (_, before) in sorted(self._open.items()):
-            if "deadline" in self._given:
-                error: QRewardError = DeadlineExceeded(f"not done within the batch's deadline of {self._given['deadline']:g} s")
-            else:
-                error = ClientClosed("the batch of the next stage ended before this item was done")
-            result = Result[Verdict](index, None, before.completed_error(error), None, 0.0, before.queued, before.trail)
-            try:
-                self._settle(result)
-            except Exception:
-                return
 
     def _joined_stats(self, took: float) -> BatchStats:
         """Return the sum of the statistics of all stages, without counts of items."""
@@ -212,38 +297,3 @@ class CascadeBatch:
             for name, more in stats.endpoints.items():
                 endpoints[name] = merged_stats(endpoints[name], more) if name in endpoints else more
         return BatchStats(seconds=took, endpoints=endpoints, cost=sum(costs) if costs else None, decided_by=self._decided_by)
-
-
-class _Queue:
-    """Yields the items of one stage. The earlier stage is not sure of these items.
-
-    Attributes:
-        sent: index of an item in the batch of the stage -> its index in the batch of the cascade.
-    """
-
-    def __init__(self) -> None:
-        self.sent: dict[int, int] = {}
-        self._read = 0
-        self._waiting: deque[tuple[int, Any]] = deque()
-        self._ended = False
-        self._wake = asyncio.Event()
-
-    def put(self, index: int, item: Any) -> None:
-        self._waiting.append((index, item))
-        self._wake.set()
-
-    def end(self) -> None:
-        """Record that no more items will come."""
-        self._ended = True
-        self._wake.set()
-
-    async def items(self) -> AsyncIterator[Any]:
-        while self._waiting or not self._ended:
-            if not self._waiting:
-                self._wake.clear()
-                await self._wake.wait()
-                continue
-            index, item = self._waiting.popleft()
-            self.sent[self._read] = index
-            self._read += 1
-            yield item

@@ -118,17 +118,8 @@ Reply = ModelReply | DecidedReply
 
 
 def fingerprint_of(model: object, system_fingerprint: object, metadata: object) -> str:
-    """Return one text for the fields with which a server identifies the weights that wrote an answer.
-
-    Equal texts mean equal weights, if the server reports its weights at all.
-
-    Every API returns the ``model`` that answered. OpenAI also returns ``system_fingerprint``, and SGLang returns
-    ``metadata.weight_version``.
-
-    Example:
-        >>> fingerprint_of("judge-7b", None, {"weight_version": "step-200"})
-        "('judge-7b', None, 'step-200')"
-    """
+    """Return one text for the fields with which a server identifies the weights that wrote an answer: ``model``, ``system_fingerprint``
+    (OpenAI) and ``metadata.weight_version`` (SGLang)."""
     version = metadata.get("weight_version") if isinstance(metadata, dict) else None
     return repr(tuple([value if type(value) is str else None for value in (model, system_fingerprint, version)]))
 
@@ -144,7 +135,7 @@ def parse_reply(answer: ChatAnswer) -> ModelReply:
     except (Malformed, LookupError, TypeError, AttributeError):
         pass
     message = message if isinstance(message, dict) else {}
-    fingerprint = fingerprint_of(*(document.get(name) for name in ("model", "system_fingerprint", "metadata")))
+    fingerprint = fingerprint_of(document.get("model"), document.get("system_fingerprint"), document.get("metadata"))
     refusal, reasoning = message.get("refusal"), message.get("reasoning_content") or message.get("reasoning")
     return ModelReply(answer.text(), joined(reasoning), joined(refusal), answer.finish_reason, fingerprint)
 

@@ -14,8 +14,7 @@ from typing import Any, Literal, NamedTuple, Unpack
 
 from qreward.errors import ConfigError, QRewardError, RequestError
 from qreward.judge.calibrated import range_to_calibrate
-from qreward.judge.calibration import Calibration, check_labels
-from qreward.judge.calibration_fit import Method
+from qreward.judge.calibration import Calibration, Method, check_labels, fitting
 from qreward.judge.judge import Judge
 from qreward.judge.types import Verdict
 from qreward.judge.verdict_parser import bounds
@@ -41,15 +40,9 @@ class PlacedItem(NamedTuple):
 
 
 def read_items(source: Items, name: str = "items") -> list[PlacedItem]:
-    """Read items from a JSONL file or from an iterable of mappings. Empty lines of a file are skipped.
+    """Read items from a JSONL file or from mappings. Empty lines of a file are skipped. ``name`` names the argument in error messages.
 
-    Args:
-        source: the path of a file with one JSON object per line, or mappings.
-        name: name of the argument in error messages.
-
-    Raises:
-        ConfigError: the file cannot be read, a line or item is not a mapping, or there are no items. The message names the file and the
-            line.
+    Raises ``ConfigError``, which names the file and the line, if the file cannot be read, an item is not a mapping, or there are no items.
     """
     if isinstance(source, str | Path):
         found = _of_file(Path(source).expanduser())
@@ -101,12 +94,8 @@ def _kind(value: object) -> str:
 def labelled(source: Items, scale: tuple[float, float] = (0.0, 1.0)) -> tuple[list[Mapping[str, Any]], list[float]]:
     """Return labelled items without their labels, and the labels in 0..1.
 
-    Args:
-        source: the items, as in :func:`read_items`.
-        scale: the lowest and the highest label. The labels True and False are always 1 and 0.
-
-    Raises:
-        ConfigError: the items cannot be read, a label is missing, or a label is not true, false or a number on the scale.
+    ``scale`` has the lowest and the highest label; True and False are always 1 and 0. Raises ``ConfigError`` if an item cannot be read, or
+    its label is missing or not on the scale.
     """
     low, high = bounds("scale", scale)
     if low >= high:
@@ -173,6 +162,7 @@ async def calibrate(
     to_unit = range_to_calibrate(judge.method, judge.score_range).to_unit
     items, labels = labelled(gold, scale)
     check_labels(labels)
+    fitting()  # so that a missing package raises before anything is sent
     batch = await judge.batch_score(items, **options)
     check_failures(batch)
     judged = [(result.value, label) for result, label in zip(batch, labels, strict=True) if result.ok]

@@ -1,40 +1,39 @@
-"""Rank many groups of responses at once. Each group has its own rounds, in which pairs of its responses are compared.
+"""Rank many groups of responses at once, by comparing pairs of the responses of each group.
 
-One batch of comparisons gets the pairs of all groups, from an async iterator. The iterator yields the pairs of groups in progress first. It
-reads another group when no pair of a group in progress is waiting. When the last pair of a round has its result, the next round of its
-group begins.
-
-This module receives the batch of comparisons as a function. It does not build prompts or requests.
+One batch of comparisons gets the pairs of all groups. Another group is read when no pair of a group in progress waits. When the last pair
+of a round has its result, the next round of its group begins. This module receives the batch of comparisons as a function.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import replace
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence, Sized
+from contextlib import aclosing
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from qreward.client import QRewardClient
-from qreward.engine.batch import BatchProgress
 from qreward.errors import ClientClosed, ConfigError, DeadlineExceeded, InvalidResponse, QRewardError, RequestTimeout
 from qreward.judge.aggregation import quorum_error
-from qreward.judge.listwise import GROUP_NAMES
+from qreward.judge.loop import as_ours
 from qreward.judge.prompts import in_words, is_absent
-from qreward.judge.ranking import MOST_RESPONSES, IndexPair, PairChooser, Ranking, budget_of, scored
-from qreward.judge.requests import extra_of, fields_of
-from qreward.judge.runner import JudgeAnswer, ResultCollector, as_ours
+from qreward.judge.ranking import MOST_RESPONSES, IndexPair, Ranking, budget_of, fit, is_connected, next_pairs, scored
+from qreward.judge.requests import each_of, extra_of, fields_of
+from qreward.judge.results import JudgeAnswer, ResultCollector
 from qreward.judge.types import Comparison, check_batch_options
 from qreward.options import batch_items
 from qreward.records import added
 from qreward.results import BatchInterrupted, BatchResult, BatchStats, Result, Usage
 from qreward.runtime import runtime_of
 
-RankMethod = Literal["pairs", "listwise"]
+GROUP_NAMES = ("prompt", "responses", "reference")
 Responses = tuple[Any, Sequence[Any]] | tuple[Any, Sequence[Any], Any] | Mapping[str, Any]
 """The responses to one prompt: ``(prompt, responses)``, ``(prompt, responses, reference)``, or a mapping with these fields and the other
 fields that a prompt template names."""
+Compare = Callable[..., Awaitable[BatchResult[Comparison]]]
+"""``Judge.batch_compare``."""
+Check = Callable[[Mapping[str, Any]], object]
+"""A function that raises the error of an invalid pair."""
 
 
 def unique_responses(fields: Mapping[str, Any]) -> tuple[list[Any], list[int]]:
@@ -46,49 +45,44 @@ def unique_responses(fields: Mapping[str, Any]) -> tuple[list[Any], list[int]]:
     responses = fields["responses"]
     if isinstance(responses, str | bytes | Mapping) or not isinstance(responses, Sequence):
         raise ConfigError(f"responses must be a list of responses to one prompt, not a {type(responses).__name__}")
-    different: list[Any] = []
-    found: dict[str, int] = {}
-    places = []
+    different: dict[str, Any] = {}
+    words = []
     for index, response in enumerate(responses):
         if is_absent("response", response):
             raise ConfigError(f"responses[{index}] is None, so there is nothing to judge; leave it out")
-        words = in_words(response, f"responses[{index}]")
-        if words not in found:
-            found[words] = len(different)
-            different.append(response)
-        places.append(found[words])
+        words.append(in_words(response, f"responses[{index}]"))
+        different.setdefault(words[-1], response)
     if len(different) > MOST_RESPONSES:
         raise ConfigError(
             f"a group may have at most {MOST_RESPONSES} different responses, not {len(different)}; divide it into smaller groups"
         )
-    return different, places
+    places = {each: place for place, each in enumerate(different)}
+    return list(different.values()), [places[each] for each in words]
 
 
 class ResponseGroup:
-    """Ranks one group of responses by comparing pairs.
+    """Holds the comparisons of one group of responses.
 
-    Args:
-        fields: the fields of the group.
-        comparisons: the number of pairs to compare; see :func:`~qreward.judge.ranking.budget_of`.
-        check: function that raises the error of an invalid pair. Every response is checked before anything is sent.
+    Every response is checked before anything is sent.
 
     Attributes:
         index: index of the group in the batch.
         born: when the group was read, in seconds of the caller's clock.
         pending: number of pairs of the current round that have no result.
+        usage: the tokens that the group has used.
     """
 
-    def __init__(self, fields: Mapping[str, Any], comparisons: int | None, check: Callable[[Mapping[str, Any]], object]) -> None:
-        self.index, self.born, self.pending = 0, 0.0, 0
-        self._fields = fields
+    def __init__(self, fields: Mapping[str, Any], comparisons: int | None, check: Check, index: int = 0, born: float = 0.0) -> None:
+        self.index, self.born, self.pending = index, born, 0
+        self.usage: Usage | None = None
+        self._fields = {name: value for name, value in fields.items() if name != "responses"}
         self._responses, self._places = unique_responses(fields)
-        self._chooser = PairChooser(len(self._responses), budget_of(len(self._responses), comparisons))
+        self._size, self._budget = len(self._responses), budget_of(len(self._responses), comparisons)
+        self._asked: set[IndexPair] = set()
         self._done: dict[IndexPair, Comparison] = {}
         self._errors: list[QRewardError] = []
-        self._usage: Usage | None = None
-        self._round_failed = False
-        for first in range(0, len(self._responses), 2):
-            check(self._pair((first, min(first + 1, len(self._responses) - 1))))
+        for first in range(0, self._size, 2):
+            check(self._pair((first, min(first + 1, self._size - 1))))
 
     @property
     def extra(self) -> Mapping[str, Any] | None:
@@ -96,151 +90,72 @@ class ResponseGroup:
         return extra_of(self._fields, GROUP_NAMES)
 
     def _pair(self, pair: IndexPair) -> dict[str, Any]:
-        """Return the fields of a pair: the fields of its group, with ``first`` and ``second`` in place of ``responses``."""
-        first, second = (self._responses[index] for index in pair)
-        return {**{name: value for name, value in self._fields.items() if name != "responses"}, "first": first, "second": second}
+        return {**self._fields, "first": self._responses[pair[0]], "second": self._responses[pair[1]]}
 
     def next_round(self) -> list[tuple[IndexPair, dict[str, Any]]]:
-        """Return the next pairs to compare, with their fields.
-
-        The list is empty if the budget is spent, or if all comparisons of the last round failed.
-        """
-        pairs = [] if self._round_failed else self._chooser.next_round()
-        self.pending, self._round_failed = len(pairs), bool(pairs)
+        """Return the next pairs to compare, with their fields; empty if the budget is spent, or if no comparison succeeded so far."""
+        left = self._budget - len(self._asked)
+        scores = {pair: comparison.score for pair, comparison in self._done.items()}
+        pairs = [] if left <= 0 or (self._errors and not scores) else next_pairs(self._size, left, self._asked, scores)
+        self._asked.update(pairs)
+        self.pending = len(pairs)
         return [(pair, self._pair(pair)) for pair in pairs]
 
     def record(self, pair: IndexPair, result: Result[Comparison]) -> None:
         """Record the result of a pair."""
         self.pending -= 1
-        self._usage = added(self._usage, result.usage)
+        self.usage = added(self.usage, result.usage)
         if result.error is not None:
             self._errors.append(result.error)
-            self._chooser.record(pair, None)
-            return
-        comparison = result.value
-        self._round_failed = False
-        self._done[pair] = comparison
-        self._chooser.record(pair, comparison.score)
+        else:
+            self._done[pair] = result.value
 
     def outcome(self) -> Ranking | QRewardError:
         """Return the ranking; an error if too many comparisons failed."""
-        error = self._error()
+        error = quorum_error([*[None] * len(self._done), *self._errors], "comparisons")
+        if error is None and self._errors and not is_connected(self._size, self._done):
+            reasons = "; ".join(dict.fromkeys(f"{type(error).__name__}: {error}" for error in self._errors))
+            error = InvalidResponse(
+                f"{len(self._errors)} of {len(self._asked)} comparisons failed, and the others do not connect all {self._size} "
+                f"responses: {reasons}"
+            )
+            error.__cause__ = self._errors[0]
         if error is not None:
-            return self.with_usage(error)
-        scores, errors = scored(self._chooser.fitted(), self._places) if self._places else ((), ())
-        shown = [self._places.index(place) for place in range(len(self._responses))]  # of identical responses, the first is shown
+            error.usage = self.usage
+            return error
+        fitted = fit(self._size, {pair: comparison.score for pair, comparison in self._done.items()})
+        scores, errors = scored(fitted, self._places) if self._places else ((), ())
+        shown = [self._places.index(place) for place in range(self._size)]  # of identical responses, the first is shown
         comparisons = {(shown[first], shown[second]): comparison for (first, second), comparison in self._done.items()}
         cached = bool(comparisons) and all(comparison.cached for comparison in comparisons.values())
-        return Ranking(scores, errors, comparisons, self._chooser.failed, (), self._usage, cached)
-
-    def with_usage(self, error: QRewardError) -> QRewardError:
-        """Return the error with the tokens that the group has used."""
-        error.usage = self._usage
-        return error
-
-    def _error(self) -> QRewardError | None:
-        if not self._errors:
-            return None
-        if (error := quorum_error([*[None] * len(self._done), *self._errors], "comparisons")) is not None:
-            return error
-        if self._chooser.is_connected():
-            return None
-        reasons = "; ".join(dict.fromkeys(f"{type(error).__name__}: {error}" for error in self._errors))
-        asked, size = self._chooser.asked, len(self._responses)
-        unconnected = InvalidResponse(
-            f"{len(self._errors)} of {asked} comparisons failed, and the others do not connect all {size} responses: {reasons}"
-        )
-        unconnected.__cause__ = self._errors[0]
-        return unconnected
-
-
-class ListGroup:
-    """Ranks one group of responses as a list. A ``ListGroup`` has the methods and attributes of :class:`ResponseGroup`.
-
-    Args:
-        fields: the fields of the group.
-        check: function that raises the error of an invalid list.
-    """
-
-    def __init__(self, fields: Mapping[str, Any], check: Callable[[Mapping[str, Any]], object]) -> None:
-        self.index, self.born, self.pending = 0, 0.0, 0
-        different, self._places = unique_responses(fields)
-        self._fields = {**fields, "responses": different}
-        self._result: Result[Ranking] | None = None
-        self._is_due = len(different) > 1
-        check(self._fields)
-
-    @property
-    def extra(self) -> Mapping[str, Any] | None:
-        """The fields of the group that are not judged."""
-        return extra_of(self._fields, GROUP_NAMES)
-
-    def next_round(self) -> list[tuple[IndexPair, dict[str, Any]]]:
-        """Return the one list to rank. After the first call, and for fewer than two different responses, return an empty list."""
-        due, self._is_due = self._is_due, False
-        self.pending = int(due)
-        return [((0, 0), self._fields)] if due else []
-
-    def record(self, pair: IndexPair, result: Result[Any]) -> None:  # noqa: ARG002 - there is one list
-        """Record the result of the list."""
-        self.pending -= 1
-        self._result = result
-
-    def outcome(self) -> Ranking | QRewardError:
-        """Return the ranking or the error."""
-        if self._result is None:
-            return Ranking((0.5,) * len(self._places), (0.0,) * len(self._places))
-        if self._result.error is not None:
-            return self._result.error
-        ranking = self._result.value
-        scores, errors = (tuple(values[place] for place in self._places) for values in (ranking.scores, ranking.errors))
-        return replace(ranking, scores=scores, errors=errors)
-
-    def with_usage(self, error: QRewardError) -> QRewardError:
-        """Return the error with the tokens that the group has used."""
-        error.usage = None if self._result is None else self._result.usage
-        return error
-
-
-Compare = Callable[..., Awaitable[BatchResult[Any]]]
-"""``Judge.batch_compare``, or a function that ranks lists with the same options."""
+        return Ranking(scores, errors, comparisons, len(self._errors), self.usage, cached)
 
 
 class GroupRunner:
     """Ranks the groups of one batch.
 
-    Args:
-        compare: function that compares many pairs, or ranks many lists.
-        read: function that makes a group from an item, or raises.
-        groups: the items.
-        on_result, progress, keep: as in :class:`~qreward.judge.runner.ResultCollector`.
-        clock: function that returns the time in seconds.
+    ``read`` makes a group from an item, its index and the time, or raises.
     """
 
     def __init__(
         self,
         compare: Compare,
-        read: Callable[[Any], ResponseGroup | ListGroup],
+        read: Callable[[Any, int, float], ResponseGroup],
         groups: Iterable[Any] | AsyncIterable[Any],
-        *,
-        on_result: Callable[[Result[Any]], object] | None,
-        progress: BatchProgress | None,
-        keep: bool,
+        collector: ResultCollector,
         clock: Callable[[], float],
     ) -> None:
-        self._compare, self._read, self._clock = compare, read, clock
-        self._collector = ResultCollector(on_result, progress, keep=keep)
+        self._compare, self._read, self._groups, self._clock, self._collector = compare, read, groups, clock, collector
         self._size = len(groups) if isinstance(groups, Sized) else None
-        self._input: Iterator[Any] | AsyncIterator[Any] = aiter(groups) if isinstance(groups, AsyncIterable) else iter(groups)
         self._count = 0
-        self._ready: deque[tuple[ResponseGroup | ListGroup, IndexPair, dict[str, Any]]] = deque()
-        self._sent: dict[int, tuple[ResponseGroup | ListGroup, IndexPair]] = {}
+        self._ready: asyncio.Queue[tuple[ResponseGroup, IndexPair, dict[str, Any]] | None] = asyncio.Queue()
+        self._low = asyncio.Event()  # set when no pair waits
+        self._sent: dict[int, tuple[ResponseGroup, IndexPair]] = {}
         self._pairs_read = 0
-        self._open: dict[ResponseGroup | ListGroup, None] = {}
+        self._open: dict[ResponseGroup, None] = {}
         self._ended = False
         self._failure: Exception | None = None
         self._stopped: QRewardError | None = None
-        self._wake = asyncio.Event()
 
     async def run(self, options: Mapping[str, Any]) -> BatchResult[Ranking]:
         """Rank all groups.
@@ -248,112 +163,92 @@ class GroupRunner:
         Raises:
             BatchInterrupted: the input or ``on_result`` raised an exception. The error holds the rankings so far.
         """
+        stats = BatchStats()
         try:
             batch = await self._compare(self._pairs(), **options, on_result=self._on_comparison, progress=False, keep_results=False)
+            stats = batch.stats
+            self._end_rest()
         except BatchInterrupted as error:
             stats = BatchStats() if error.results is None else error.results.stats
             raise self._collector.interrupted(error.__cause__ or error, f"{self._count} groups", stats) from error.__cause__
+        except QRewardError:
+            raise
+        except Exception as error:
+            raise self._collector.interrupted(error, f"{self._count} groups", stats) from error
         finally:
             self._collector.close()
-        try:
-            self._end_rest()
-        except Exception as error:
-            raise self._collector.interrupted(error, f"{self._count} groups", batch.stats) from error
-        return self._collector.batch(batch.stats)
-
-    # the input of the batch of comparisons
+        return self._collector.batch(stats)
 
     async def _pairs(self) -> AsyncIterator[dict[str, Any]]:
         """Yield the pairs to compare. If the input raises, the groups that were read before are still ranked."""
-        reading: asyncio.Task[None] | None = None
+        reading = asyncio.create_task(self._read_groups())
         try:
-            while self._ready or self._open or not self._ended:
-                if self._ready:
-                    group, place, fields = self._ready.popleft()
-                    self._sent[self._pairs_read] = group, place
-                    self._pairs_read += 1
-                    yield fields
-                    continue
-                if not self._ended:
-                    reading = reading or asyncio.create_task(self._read_group())
-                await self._woken(reading)
-                if reading is not None and reading.done():
-                    done, reading = reading, None
-                    done.result()
+            while True:
+                if self._ready.empty():
+                    self._low.set()
+                if (pair := await self._ready.get()) is None:
+                    break
+                self._sent[self._pairs_read] = pair[:2]
+                self._pairs_read += 1
+                yield pair[2]
         finally:
-            if reading is not None:
-                reading.cancel()
-                await asyncio.wait([reading])
-            await self._close_input()
+            reading.cancel()
+            await asyncio.wait([reading])
         if self._failure is not None:
             raise self._failure
 
-    async def _woken(self, reading: asyncio.Task[None] | None) -> None:
-        """Wait until a pair is ready, the last group has ended, or ``reading`` is done."""
-        self._wake.clear()
-        if reading is None:
-            await self._wake.wait()
-            return
-        reading.add_done_callback(lambda _: self._wake.set())
-        if not reading.done():
-            await self._wake.wait()
-
-    async def _read_group(self) -> None:
+    async def _read_groups(self) -> None:
         try:
-            item = await anext(self._input) if isinstance(self._input, AsyncIterator) else next(self._input, _END)
-        except StopAsyncIteration:
-            item = _END
+            async with aclosing(each_of(self._groups)) as groups:
+                async for item in groups:
+                    self._begin(item)
+                    while not self._ready.empty():
+                        self._low.clear()
+                        await self._low.wait()
         except Exception as error:
-            self._failure, item = error, _END
-        if item is _END:
-            self._ended = True
-        else:
-            self._begin(item)
-
-    async def _close_input(self) -> None:
-        if isinstance(self._input, AsyncIterator):
-            if (aclose := getattr(self._input, "aclose", None)) is not None:
-                await aclose()
-        elif (close := getattr(self._input, "close", None)) is not None:
-            close()
+            self._failure = error
+        self._ended = True
+        self._end_if_done()
 
     def _begin(self, item: Any) -> None:
         index, self._count = self._count, self._count + 1
         extra = None
         try:
             extra = extra_of(item, GROUP_NAMES)
-            group = self._read(item)
+            group = self._read(item, index, self._clock())
         except Exception as error:
             self._collector.add(Result(index, None, as_ours(error, f"group {index}", "ranked"), None, 0.0, 0.0, extra=extra))
             return
-        group.index, group.born = index, self._clock()
         self._open[group] = None
         self._advance(group)
 
-    # results
-
-    def _on_comparison(self, result: Result[Any]) -> None:
-        group, place = self._sent.pop(result.index)
-        group.record(place, result)
+    def _on_comparison(self, result: Result[Comparison]) -> None:
+        group, pair = self._sent.pop(result.index)
+        group.record(pair, result)
         if isinstance(result.error, ClientClosed | DeadlineExceeded):
             self._stopped = result.error
         self._collector.refresh()
         if not group.pending and self._stopped is None:
             self._advance(group)
 
-    def _advance(self, group: ResponseGroup | ListGroup) -> None:
+    def _advance(self, group: ResponseGroup) -> None:
         """Begin the next round of a group, or end the group if there is no further round."""
         pairs = group.next_round()
-        self._ready.extend((group, place, fields) for place, fields in pairs)
+        for pair, fields in pairs:
+            self._ready.put_nowait((group, pair, fields))
         if not pairs:
             self._end(group, group.outcome())
-        self._wake.set()
 
-    def _end(self, group: ResponseGroup | ListGroup, outcome: Ranking | QRewardError) -> None:
+    def _end(self, group: ResponseGroup, outcome: Ranking | QRewardError) -> None:
         del self._open[group]
         error = outcome if isinstance(outcome, QRewardError) else None
         answer = JudgeAnswer(outcome) if isinstance(outcome, Ranking) else None
+        self._end_if_done()
         self._collector.add(Result(group.index, answer, error, None, self._clock() - group.born, 0.0, (), group.extra))
+
+    def _end_if_done(self) -> None:
+        if self._ended and not self._open:
+            self._ready.put_nowait(None)
 
     def _end_rest(self) -> None:
         """Give an error to each group that is not ranked, because the deadline has passed or the client was closed."""
@@ -361,74 +256,53 @@ class GroupRunner:
         what = "before this group was ranked"
         message = f"the client was closed {what}" if kind is ClientClosed else f"the deadline of the batch passed {what}"
         for group in list(self._open):
-            self._end(group, group.with_usage(kind(message)))
+            error = kind(message)
+            error.usage = group.usage
+            self._end(group, error)
         for index in range(self._count, self._size or 0):
             self._count += 1
             self._collector.add(Result(index, None, kind(message), None, 0.0, 0.0))
 
 
-_END: Any = object()
-
-
 class Ranker:
     """Implements ``Judge.rank`` and ``Judge.batch_rank``.
 
-    Args:
-        client: the client of the judge.
-        compare: function that compares many pairs, or ranks many lists.
-        read: function that makes a group from the fields of an item, or raises. Its argument ``extra`` allows fields that are not judged.
-        models: the judge models.
+    ``check`` raises the error of an invalid pair; its argument ``extra`` allows fields that are not judged. Raises ``ConfigError`` if
+    ``comparisons`` is not a valid number of pairs.
     """
 
     def __init__(
-        self, client: QRewardClient, compare: Compare, read: Callable[..., ResponseGroup | ListGroup], models: Sequence[str]
+        self, client: QRewardClient, models: Sequence[str], compare: Compare, check: Callable[..., object], comparisons: int | None
     ) -> None:
-        self._client, self._compare, self._read, self._models = client, compare, read, models
-        self._title = ", ".join(models)
+        budget_of(1, comparisons)
+        self._runtime, self._models, self._compare = runtime_of(client), models, compare
+        self._check, self._comparisons = check, comparisons
+
+    def _group(self, fields: Mapping[str, Any], extra: bool, index: int = 0, born: float = 0.0) -> ResponseGroup:
+        return ResponseGroup(fields, self._comparisons, partial(self._check, extra=extra), index, born)
 
     async def one(self, fields: Mapping[str, Any], options: Mapping[str, Any]) -> Ranking:
         """Return the ranking of one group, or raise the error of the group."""
-        runtime = runtime_of(self._client)
-        group, timeout = self._read(fields, extra=False), runtime.request_options(options).timeout
-        runner = GroupRunner(self._compare, lambda group: group, [group], on_result=None, progress=None, keep=True, clock=runtime.clock)
-        batch = await runner.run({**options, "deadline": timeout})
-        error = batch[0].error
-        if isinstance(error, DeadlineExceeded):
-            late = RequestTimeout(f"no ranking within {timeout:g} s; model {self._title!r}")
-            late.usage = error.usage
+        group, timeout = self._group(fields, False), self._runtime.request_options(options).timeout
+        collector = ResultCollector(None, None, keep=True)
+        runner = GroupRunner(self._compare, lambda *_: group, [fields], collector, self._runtime.clock)
+        (result,) = await runner.run({**options, "deadline": timeout})
+        if isinstance(result.error, DeadlineExceeded):
+            late = RequestTimeout(f"no ranking within {timeout:g} s; model {', '.join(self._models)!r}")
+            late.usage = result.error.usage
             raise late
-        return batch[0].value
+        return result.value
 
     async def many(self, groups: Iterable[Any] | AsyncIterable[Any], options: Mapping[str, Any]) -> BatchResult[Ranking]:
         """Return a ranking or an error for each of many groups."""
         check_batch_options(options)
-        groups, runtime = batch_items("groups", groups), runtime_of(self._client)
-        pool = runtime.pool(self._models[0])
-        collecting = runtime.collecting(options, pool, groups, self._title)
-        given = {name: collecting[name] for name in ("on_result", "progress", "keep")}
-        runner = GroupRunner(
-            self._compare, lambda item: self._read(fields_of(item, GROUP_NAMES), extra=True), groups, **given, clock=runtime.clock
-        )
+        groups = batch_items("groups", groups)
+        given = self._runtime.collecting(options, self._runtime.pool(self._models[0]), groups, ", ".join(self._models))
+        collector = ResultCollector(given["on_result"], given["progress"], keep=given["keep"])
+
+        def read(item: Any, index: int, born: float) -> ResponseGroup:
+            return self._group(fields_of(item, GROUP_NAMES), True, index, born)
+
+        runner = GroupRunner(self._compare, read, groups, collector, self._runtime.clock)
         ours = ("on_result", "progress", "keep_results")
         return await runner.run({name: value for name, value in options.items() if name not in ours})
-
-
-def by_pairs(check: Callable[..., object], comparisons: int | None) -> Callable[..., ResponseGroup]:
-    """Return a function that makes a :class:`ResponseGroup` from the fields of an item.
-
-    Args:
-        check: function that raises the error of an invalid pair.
-        comparisons: the number of pairs to compare in each group.
-
-    Raises:
-        ConfigError: ``comparisons`` is not a valid number of pairs.
-    """
-    budget_of(1, comparisons)
-    return lambda fields, *, extra: ResponseGroup(fields, comparisons, partial(check, extra=extra))
-
-
-def by_list(check: Callable[..., object], comparisons: int | None) -> Callable[..., ListGroup]:
-    """Return a function that makes a :class:`ListGroup` from the fields of an item. Raises ``ConfigError`` if ``comparisons`` is set."""
-    if comparisons is not None:
-        raise ConfigError("comparisons is a number of pairs, and method='listwise' compares none; leave it out")
-    return lambda fields, *, extra: ListGroup(fields, partial(check, extra=extra))

@@ -1,6 +1,6 @@
 """``Judge`` and ``SyncJudge``, the public classes of this package. A judge asks models about an item, and returns a verdict.
 
-``requests`` builds the requests, ``runner`` sends the requests, and ``verdict_parser`` reads the answers.
+``requests`` makes the calls, ``loop`` sends them, ``calls`` evaluates the answers, and ``verdict_parser`` reads them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import asyncio
 import threading
 import weakref
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence, Sized
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack, cast
 
@@ -19,24 +19,24 @@ from qreward.client import QRewardClient
 from qreward.engine import background
 from qreward.engine.driver import LoopDriver
 from qreward.engine.portal import BlockingTwin, blocking
-from qreward.errors import ConfigError
+from qreward.errors import ConfigError, QRewardError
 from qreward.judge import config as settings_of
 from qreward.judge.answers import Answer, forms_of
 from qreward.judge.builders import Builders
 from qreward.judge.cache import Cache, CacheEntry
 from qreward.judge.calibrated import Calibrator, identity_of, range_to_calibrate
 from qreward.judge.calibration import Calibration, JudgeIdentity
+from qreward.judge.calls import evaluate
 from qreward.judge.config import MIN_LABEL_MASS, JudgeConfig, Method, ResponseFormat, Settle
-from qreward.judge.group_ranking import Ranker, RankMethod, Responses, by_list, by_pairs
-from qreward.judge.listwise import ListwiseBuilder
+from qreward.judge.group_ranking import Ranker, Responses
+from qreward.judge.loop import Again, Done, Flights, ItemBatch, ItemCalls, ask_one
 from qreward.judge.parsing import Form, ScoreVerdict
 from qreward.judge.presets import expanded
 from qreward.judge.prompts import Builder
 from qreward.judge.ranking import Ranking
 from qreward.judge.requests import RequestBuilder
+from qreward.judge.results import JudgeAnswer
 from qreward.judge.rubric import Rubric
-from qreward.judge.runner import BatchRunner, SingleCall
-from qreward.judge.singleflight import SingleFlight
 from qreward.judge.types import Comparison, Item, Pair, Verdict, check_batch_options
 from qreward.judge.verdict_parser import VerdictParser, verdict_named
 from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, request_options, seconds
@@ -173,7 +173,7 @@ class Judge:
     def _reset_process_state(self) -> object:
         """Create the state that belongs to one process. In a forked process, returns the state of the parent process."""
         inherited = self.__dict__.get("_flights")
-        self._flights: weakref.WeakKeyDictionary[LoopDriver, SingleFlight] = weakref.WeakKeyDictionary()
+        self._flights: weakref.WeakKeyDictionary[LoopDriver, Flights] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
         return inherited
 
@@ -329,14 +329,13 @@ class Judge:
         responses: Sequence[Any],
         reference: Any = None,
         *,
-        method: RankMethod = "pairs",
         comparisons: int | None = None,
         timeout: float | None = DEFAULT,
         priority: Priority | int | str = Priority.NORMAL,
         tenant: str | None = None,
         **fields: Any,
     ) -> Ranking:
-        """Rank the responses to one prompt, by comparing pairs of responses in several rounds.
+        """Rank the responses to one prompt, by comparing pairs of responses.
 
         Each pair is compared in both orders, as in :meth:`compare`. Identical responses share a rank and are not compared with each other.
         A comparison that fails is left out, and counted in ``failed``. With fewer than two different responses no request is sent.
@@ -344,9 +343,6 @@ class Judge:
         Args:
             prompt, reference, priority, tenant, fields: as in :meth:`score`.
             responses: the responses, of which at most 64 differ.
-            method: ``pairs`` compares pairs. ``listwise`` shows all responses in one request, and all responses in the opposite order in a
-                second request. A list has at most 26 different responses. Its prompt is built in. A judge with ``method="decide"`` cannot
-                rank lists. If an answer leaves out or repeats a response, the request is sent again up to ``reasks`` times, and then fails.
             comparisons: number of pairs to compare, at least ``n - 1`` for ``n`` different responses. The default is about
                 ``n * log2(n)``, or all pairs if there are fewer.
             timeout: seconds for all rounds together, including queueing. The default is the timeout of the client. None waits for ever.
@@ -359,13 +355,12 @@ class Judge:
             ConfigError: a response is None, ``comparisons`` is too small, or a field is missing or unknown. Nothing was sent.
         """
         item = {**fields, "prompt": prompt, "responses": responses, "reference": reference}
-        return await self._ranker(method, comparisons).one(item, {"timeout": timeout, "priority": priority, "tenant": tenant})
+        return await self._ranker(comparisons).one(item, {"timeout": timeout, "priority": priority, "tenant": tenant})
 
     async def batch_rank(
         self,
         groups: Iterable[Responses] | AsyncIterable[Responses],
         *,
-        method: RankMethod = "pairs",
         comparisons: int | None = None,
         **options: Unpack[JudgeBatchOptions],
     ) -> BatchResult[Ranking]:
@@ -374,7 +369,7 @@ class Judge:
         Args:
             groups: ``(prompt, responses)``, ``(prompt, responses, reference)`` or mappings of fields. ``extra`` of a result has all other
                 fields of a mapping.
-            method, comparisons: as in :meth:`rank`, for each group.
+            comparisons: as in :meth:`rank`, for each group.
             options: as in :meth:`batch_score`. ``timeout`` is the number of seconds for each comparison. A group that is not ranked by the
                 ``deadline`` fails with ``DeadlineExceeded``.
 
@@ -384,7 +379,7 @@ class Judge:
         Raises:
             NoEndpoint, ConfigError, BatchInterrupted: as in :meth:`batch_score`.
         """
-        return await self._ranker(method, comparisons).many(groups, options)
+        return await self._ranker(comparisons).many(groups, options)
 
     async def aclose(self) -> None:
         """Write pending cache entries, and close the client if the judge owns it.
@@ -412,9 +407,11 @@ class Judge:
     async def _one(self, fields: Mapping[str, Any], options: Mapping[str, Any], *, pairs: bool = False) -> Any:
         born, request_options, pools = runtime_of(self._client).clock(), self._request_options(options), self._pools()
         builder = await self._builder(pools, request_options.timeout, pairs=pairs)
-        requests = builder.requests(fields)
-        known = () if self._cache is None else await self._cache.votes(requests)
-        return await SingleCall(*self._here(), request_options, pools, builder, born).run(requests, known)
+        item = ItemCalls(builder.requests(fields), builder.decide)
+        if self._cache is not None:
+            item.outcomes = list(await self._cache.votes(item.calls))  # type: ignore[arg-type]
+        decided = await ask_one(item, *self._here(), request_options, pools, born)
+        return builder.result(decided, item.usage, cached=not item.sent)
 
     async def _many(
         self,
@@ -422,18 +419,18 @@ class Judge:
         options: Mapping[str, Any],
         *,
         pairs: bool = False,
-        builder: RequestBuilder | None = None,
     ) -> BatchResult[Any]:
         check_batch_options(options)
         runtime, began = runtime_of(self._client), runtime_of(self._client).clock()
         items, request_options, pools = batch_items("items", items), self._request_options(options), self._pools()
         collecting = runtime.collecting(options, next(iter(pools.values())), items, ", ".join(self._config.model))
-        if builder is None:
-            builder = await self._builder(pools, seconds("deadline", options.get("deadline")), pairs=pairs)
-        batch = BatchRunner(
+        builder = await self._builder(pools, seconds("deadline", options.get("deadline")), pairs=pairs)
+        batch = ItemBatch(
             *self._here(),
             items if self._cache is None else self._cache.with_votes(items, builder.read),
-            builder=builder,
+            builder.read,
+            answer_of=lambda item, decided: JudgeAnswer(builder.result(decided, item.usage, cached=not item.sent)),
+            per_model=builder.per_model,
             options=request_options,
             pools=pools,
             size=len(items) if isinstance(items, Sized) else None,
@@ -442,18 +439,9 @@ class Judge:
         )
         return await batch.run()
 
-    def _ranker(self, method: RankMethod, comparisons: int | None) -> Ranker:
-        if method == "listwise":
-            compare, read = partial(self._many, builder=self._lists), by_list(self._lists.requests, comparisons)
-            return Ranker(self._client, lambda items, **options: compare(items, options), read, self._config.model)
-        if method != "pairs":
-            raise ConfigError(f"method must be 'pairs' or 'listwise', not {method!r}")
+    def _ranker(self, comparisons: int | None) -> Ranker:
         check = self._builders.get(self._builders.written, pairs=True).requests
-        return Ranker(self._client, self.batch_compare, by_pairs(check, comparisons), self._config.model)
-
-    @cached_property
-    def _lists(self) -> ListwiseBuilder:
-        return ListwiseBuilder(self._config)
+        return Ranker(self._client, self._config.model, self.batch_compare, check, comparisons)
 
     async def _builder(self, pools: Mapping[str, Pool], timeout: float | None, *, pairs: bool) -> RequestBuilder:
         """Return the request builder for the servers of the models.
@@ -476,20 +464,24 @@ class Judge:
     def _request_options(self, options: Mapping[str, Any]) -> RequestOptions:
         return runtime_of(self._client).request_options({**options, "hedge": self._hedge})
 
-    def _here(self) -> tuple[LoopDriver, SingleFlight]:
+    def _here(self) -> tuple[LoopDriver, Flights]:
         """Return the driver of the running event loop, and the requests of this judge that are in flight there."""
         driver = runtime_of(self._client).driver()
         flights = self._flights.get(driver)
         if flights is None:
             with self._lock:
-                flights = self._flights.setdefault(driver, SingleFlight(self._keep))
+                flights = self._flights.setdefault(driver, Flights(self._evaluate))
         return driver, flights
 
-    def _keep(self, entry: CacheEntry) -> None:
-        """Record the weights that wrote an answer, and store the answer in the cache, if there is a cache."""
-        self._calibrator.note(entry.reply.fingerprint)
-        if self._cache is not None:
-            self._cache.keep(entry)
+    def _evaluate(self, call: Any, answer: Any, endpoint: str | None) -> Done | Again:
+        """Evaluate an answer, record the weights that wrote it, and store it in the cache, if there is a cache."""
+        step = evaluate(call, answer)
+        if step.reply is not None:
+            self._calibrator.note(step.reply.fingerprint)
+            if self._cache is not None:
+                key = call.key if isinstance(step, Done) and not isinstance(step.value, QRewardError) else None
+                self._cache.keep(CacheEntry(call.judge_model.cached_as, endpoint or "", step.reply, key))
+        return step
 
 
 class SyncJudge(BlockingTwin[Judge]):

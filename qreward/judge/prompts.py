@@ -1,13 +1,8 @@
 """Prompt templates, and the built-in prompts for one response and for a pair.
 
-Templates are texts with ``{name}`` placeholders. An unknown placeholder is an error, and placeholders inside an inserted value are not
-replaced.
-
-A judged text is untrusted. Such a text may claim to be right, give the judge instructions, or pretend to end early. The built-in prompts
-therefore fence each judged text with lines of backticks that are longer than any row of backticks in the text, and put the question after
-all texts. Items with the same prompt begin with the same words, so that a server can reuse its prefix cache for them.
-
-This module handles only fields, texts and messages. This module must not import the judge.
+A judged text is untrusted: it may claim to be right, give instructions, or pretend to end early. The built-in prompts therefore fence each
+text with lines of backticks that are longer than any row of backticks in the text, and put the question after all texts. Items with the
+same prompt begin with the same words, for the prefix cache of a server. This module must not import the judge.
 """
 
 from __future__ import annotations
@@ -18,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import lru_cache
 from numbers import Number
 from secrets import token_hex
-from string import ascii_uppercase
 from typing import Any, TypeGuard
 
 from qreward.codecs.chat import is_missing
@@ -47,10 +41,6 @@ class Template:
 
     Raises:
         ConfigError: the text has a single brace, or a placeholder that is not a plain name.
-
-    Example:
-        >>> Template("{{{response}}}", "prompt").render({"response": "{prompt}"})
-        '{{prompt}}'
     """
 
     __slots__ = ("_pieces", "names")
@@ -82,12 +72,7 @@ class Template:
 
 
 def is_absent(name: str, value: object) -> bool:
-    """Return whether a field has no value: it is None or NaN, or it is a blank reference. Tables hold NaN or ``""`` where a cell is empty.
-
-    Example:
-        >>> [is_absent("reference", value) for value in (None, float("nan"), " ", 0)], is_absent("response", "")
-        ([True, True, True, False], False)
-    """
+    """Return whether a field has no value: it is None or NaN, or it is a blank reference. Empty cells of tables are NaN or ``""``."""
     if isinstance(value, str):
         return name == "reference" and not value.strip()
     return value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, Number) and value != value)  # noqa: PLR0124
@@ -286,14 +271,7 @@ class Prompt:
 
 
 def check_extra(extra: Set[str], missing: Set[str]) -> None:
-    """Raise ``ConfigError`` for an extra field whose name is close to the name of a missing field, because the name is probably mistyped.
-
-    Example:
-        >>> check_extra({"id", "source"}, {"reference"})
-        >>> check_extra({"refrence"}, {"reference"})
-        Traceback (most recent call last):
-        qreward.errors.ConfigError: the item has a field 'refrence'; did you mean 'reference'?
-    """
+    """Raise ``ConfigError`` for an extra field whose name is close to the name of a missing field, which is probably mistyped."""
     for name in sorted(extra) if missing else ():
         if near := _near(name, frozenset(missing)):
             raise ConfigError(f"the item has a field {name!r}; did you mean {near!r}?")
@@ -330,14 +308,7 @@ _AGREEMENT = "Where it differs from the reference answer in what it says, it is 
 
 
 def fenced(text: str) -> str:
-    """Return a text between two lines of backticks that are longer than any run of backticks in the text.
-
-    Example:
-        >>> print(fenced("a ``` b"))
-        ````
-        a ``` b
-        ````
-    """
+    """Return a text between two lines of backticks that are longer than any run of backticks in the text."""
     fence = "```"
     if fence in text:
         fence = "`" * (max(map(len, _BACKTICKS.findall(text))) + 1)
@@ -363,7 +334,6 @@ def _unasked(fields: Mapping[str, Any], titles: Mapping[str, str]) -> list[dict[
 _POINT = {"prompt": "Task", "reference": "Reference answer", "response": "Candidate answer"}
 _PAIR = {"prompt": "Task", "reference": "Reference answer", "first": "Answer A", "second": "Answer B"}
 POINT_QUESTION = "how good is the candidate answer to the task?"
-LIST_QUESTION = "which answers to the task are better than which? Order all of them. The order in which they stand means nothing."
 PAIR_QUESTION = "which answer to the task is better, A or B? Their order means nothing."
 
 
@@ -375,14 +345,6 @@ def point(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
 def pair(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the messages of the built-in prompt for a pair."""
     return _asked(fields, _PAIR, PAIR_QUESTION)
-
-
-def listed(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the messages of the built-in prompt for a list of responses, which are labelled with the letters of the alphabet."""
-    labelled = {f"Answer {label}": response for label, response in zip(ascii_uppercase, fields["responses"], strict=False)}
-    shown = {name: value for name, value in fields.items() if name in ("prompt", "reference")}
-    titles = {"prompt": "Task", "reference": "Reference answer", **{title: title for title in labelled}}
-    return _asked({**shown, **labelled}, titles, LIST_QUESTION)
 
 
 def point_input(fields: Mapping[str, Any]) -> list[dict[str, Any]]:

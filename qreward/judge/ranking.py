@@ -1,4 +1,4 @@
-"""Rank responses by paired comparisons: choose the pairs to compare, fit a Bradley-Terry model, and make the ``Ranking``.
+"""Rank responses by comparing pairs: choose the pairs, fit a Bradley-Terry model, and make the ``Ranking``.
 
 A Bradley-Terry model (Bradley and Terry 1952) gives each response a strength. The first response of a pair is better with probability
 ``1 / (1 + exp(second - first))``, where ``first`` and ``second`` are the strengths. The fit is Newton's method on a few dozen unknowns.
@@ -9,9 +9,10 @@ This module must not import judges or requests, and must not use the clock.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import combinations, pairwise
 from math import ceil, exp, log2, sqrt
 from operator import mul
 from statistics import fmean, pstdev
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from qreward.errors import ConfigError
 
 if TYPE_CHECKING:
-    from qreward.judge.types import Comparison, Vote
+    from qreward.judge.types import Comparison
     from qreward.results import Usage
 
 IndexPair = tuple[int, int]
@@ -48,29 +49,16 @@ class Fit(NamedTuple):
     strengths: list[float]
     covariance: Matrix
 
-    def variance(self, first: int, second: int) -> float:
-        """Return the variance of the difference of two strengths."""
-        covariance = self.covariance
-        return covariance[first][first] + covariance[second][second] - 2 * covariance[first][second]
 
-
-def fit(size: int, scores: Mapping[IndexPair, float], start: Sequence[float] | None = None) -> Fit:
+def fit(size: int, scores: Mapping[IndexPair, float]) -> Fit:
     """Return the strengths that fit the comparisons best: the maximum of the posterior.
 
     The covariance is the inverse of the Hessian at the maximum (Laplace's approximation).
 
-    Args:
-        size: number of responses.
-        scores: pair -> 1.0 if the first response was better, 0.0 if the second response was better; a number in between for a tie or for
-            several votes that differ.
-        start: the strengths with which the search starts. These strengths only change the speed of the search, because the posterior has
-            one maximum.
-
-    Example:
-        >>> [round(strength, 2) for strength in fit(3, {(0, 1): 1.0, (1, 2): 1.0}).strengths]
-        [1.04, 0.0, -1.04]
+    ``scores`` has 1.0 for a pair whose first response was better, 0.0 if the second was better, and a number in between for a tie or for
+    votes that differ.
     """
-    strengths = [0.0] * size if start is None else list(start)
+    strengths = [0.0] * size
     covariance: Matrix = []
     precision = 1 / PRIOR_DEVIATION**2
     for _ in range(_STEPS):
@@ -137,19 +125,9 @@ def pairs_of(size: int) -> int:
 
 
 def budget_of(size: int, comparisons: int | None) -> int:
-    """Return the number of pairs to compare.
+    """Return the number of pairs to compare: what the caller wants; or ``size * log2(size)``, about the number that a sort needs; or all.
 
-    Args:
-        size: number of different responses.
-        comparisons: the number that the caller wants. None takes ``size * log2(size)``, which is about the number of comparisons that a
-            sort needs. If there are fewer pairs, all pairs are compared.
-
-    Raises:
-        ConfigError: ``comparisons`` is too small to connect all responses.
-
-    Example:
-        >>> [budget_of(size, None) for size in (1, 2, 4, 8, 16)]
-        [0, 1, 6, 24, 64]
+    Raises ``ConfigError`` if ``comparisons`` is too small to connect all responses.
     """
     if comparisons is None:
         return min(pairs_of(size), ceil(size * log2(size))) if size > 1 else 0
@@ -162,126 +140,49 @@ def budget_of(size: int, comparisons: int | None) -> int:
     return min(pairs_of(size), comparisons)
 
 
-class PairChooser:
-    """Chooses the pairs to compare in each round, and records their scores.
+def next_pairs(size: int, left: int, asked: Set[IndexPair], scores: Mapping[IndexPair, float]) -> list[IndexPair]:
+    """Return the pairs to compare in the next round; empty if the budget is spent.
 
-    If the budget is enough for all pairs, one round compares all pairs. Otherwise a round has each response at most once. Two responses are
-    connected if a chain of comparisons leads from one to the other. Pairs that connect responses are chosen first. When all responses are
-    connected, the pairs whose comparison gives the most information are chosen. The information is measured as ``p * (1 - p) * variance``,
-    the first term of the expected information. ``p`` is the probability that the first response is better, and ``variance`` is the variance
+    If the budget is enough for all pairs, one round compares all pairs. Otherwise the first round compares each response with the next
+    response, which connects all responses. A later round has each response at most once, and the pairs whose comparison gives the most
+    information: ``p * (1 - p) * variance``, where ``p`` is the probability that the first response is better, and ``variance`` the variance
     of the difference of the strengths.
 
-    For ``n`` responses, a round has ``n / 2`` pairs until all responses are connected, and ``n / 4`` pairs afterwards. Small rounds let the
-    results of earlier pairs guide the choice of later pairs.
-
-    Args:
-        size: number of different responses.
-        budget: number of pairs to compare.
-
-    Attributes:
-        scores: pair -> score of its first response, for each comparison that succeeded.
-        failed: number of comparisons that failed.
-
-    Example:
-        >>> chooser = PairChooser(3, budget=3)
-        >>> for pair in chooser.next_round():
-        ...     chooser.record(pair, 1.0)
-        >>> chooser.next_round(), chooser.fitted().strengths[0] > 0
-        ([], True)
+    ``left`` is the number of pairs that may still be compared, ``asked`` has the pairs of the earlier rounds, and ``scores`` the score of
+    the first response of each pair whose comparison succeeded.
     """
+    if not asked and left >= pairs_of(size):
+        return list(combinations(range(size), 2))
+    if not asked:
+        return list(pairwise(range(size)))
+    strengths, covariance = fit(size, scores)
 
-    def __init__(self, size: int, budget: int) -> None:
-        self.size, self._budget = size, budget
-        self.scores: dict[IndexPair, float] = {}
-        self.failed = 0
-        self._asked: set[IndexPair] = set()
-        self._fit: Fit | None = None
-        self._fitted_to = 0
+    def information(pair: IndexPair) -> float:
+        first, second = pair
+        better = _better(strengths[first], strengths[second])
+        return better * (1 - better) * (covariance[first][first] + covariance[second][second] - 2 * covariance[first][second])
 
-    def record(self, pair: IndexPair, score: float | None) -> None:
-        """Record the score of the first response of a pair; None if the comparison failed. A failed pair is not chosen again."""
-        if score is None:
-            self.failed += 1
-        else:
-            self.scores[pair] = score
-
-    def fitted(self) -> Fit:
-        """Return the fit to the comparisons so far."""
-        if self._fit is None or self._fitted_to != len(self.scores):
-            start = None if self._fit is None else self._fit.strengths
-            self._fit, self._fitted_to = fit(self.size, self.scores, start), len(self.scores)
-        return self._fit
-
-    @property
-    def asked(self) -> int:
-        """The number of pairs that were chosen."""
-        return len(self._asked)
-
-    def is_connected(self) -> bool:
-        """Return whether successful comparisons connect all responses."""
-        return self._components().parts <= 1
-
-    def _components(self) -> _Components:
-        components = _Components(self.size)
-        for first, second in self.scores:
-            components.join(first, second)
-        return components
-
-    def next_round(self) -> list[IndexPair]:
-        """Return the next pairs to compare; empty if the budget is spent."""
-        left = self._budget - len(self._asked)
-        if left <= 0:
-            return []
-        chosen = self._all_pairs() if self._budget >= pairs_of(self.size) else self._best(left)
-        self._asked.update(chosen)
-        return chosen
-
-    def _all_pairs(self) -> list[IndexPair]:
-        return [(first, second) for first in range(self.size) for second in range(first + 1, self.size)]
-
-    def _best(self, left: int) -> list[IndexPair]:
-        components = self._components()
-        width = min(left, max(1, self.size // (2 if components.parts > 1 else 4)))
-        chosen: list[IndexPair] = []
-        taken: set[int] = set()
-        candidates = self._by_information()
-        for connecting in (True, False):
-            for pair in candidates:
-                if len(chosen) < width and taken.isdisjoint(pair) and (not connecting or components.join(*pair)):
-                    chosen.append(pair)
-                    taken.update(pair)
-        return chosen
-
-    def _by_information(self) -> list[IndexPair]:
-        """Return the pairs that were not chosen before, the most informative first."""
-        fitted = self.fitted()
-        found = []
-        for pair in self._all_pairs():
-            if pair not in self._asked:
-                first, second = pair
-                probability = _better(fitted.strengths[first], fitted.strengths[second])
-                found.append((-probability * (1 - probability) * fitted.variance(first, second), pair))
-        return [pair for _, pair in sorted(found)]
+    chosen: list[IndexPair] = []
+    taken: set[int] = set()
+    for pair in sorted(set(combinations(range(size), 2)) - asked, key=lambda pair: (-information(pair), pair)):
+        if len(chosen) < min(left, max(1, size // 4)) and taken.isdisjoint(pair):
+            chosen.append(pair)
+            taken.update(pair)
+    return chosen
 
 
-class _Components:
-    """Stores groups of connected responses in a union-find structure. ``parts`` is the number of groups."""
+def is_connected(size: int, pairs: Iterable[IndexPair]) -> bool:
+    """Return whether chains of pairs connect all responses."""
+    above = list(range(size))
 
-    def __init__(self, size: int) -> None:
-        self.parts = size
-        self._above = list(range(size))
-
-    def _root(self, index: int) -> int:
-        while self._above[index] != index:
-            index = self._above[index]
+    def root(index: int) -> int:
+        while above[index] != index:
+            index = above[index]
         return index
 
-    def join(self, first: int, second: int) -> bool:
-        """Connect two responses. Returns False if they were connected already."""
-        one, other = self._root(first), self._root(second)
-        self._above[one] = other
-        self.parts -= one != other
-        return one != other
+    for first, second in pairs:
+        above[root(first)] = root(second)
+    return len({root(index) for index in range(size)}) <= 1
 
 
 @dataclass(frozen=True, repr=False)
@@ -289,14 +190,11 @@ class Ranking:
     """Holds the ranking of the responses to one prompt.
 
     Attributes:
-        scores: for each response, the probability that this response is better than the average response of the group, from 0 to 1. In a
-            listwise ranking, the score of a response is instead the mean share of the other responses that are ranked below it. Identical
-            responses have the same score.
-        errors: the standard error of each score. For pairs, the error comes from the fit. For a listwise ranking, the error is computed
-            from the differences between the orders that the judge gave.
-        comparisons: indexes of two responses -> the comparison of these responses, if it succeeded; empty for a listwise ranking.
-        failed: number of comparisons, or of votes of a listwise ranking, that failed and were left out.
-        votes: the votes of a listwise ranking; empty for comparisons of pairs.
+        scores: for each response, the probability that this response is better than the average response of the group, from 0 to 1.
+            Identical responses have the same score.
+        errors: the standard error of each score.
+        comparisons: indexes of two responses -> the comparison of these responses, if it succeeded.
+        failed: number of comparisons that failed and were left out.
         usage: tokens of all answers. None if no server reported usage.
         cached: True if no request was sent for this group.
 
@@ -312,7 +210,6 @@ class Ranking:
     errors: tuple[float, ...]
     comparisons: Mapping[IndexPair, Comparison] = field(default_factory=dict)
     failed: int = 0
-    votes: tuple[Vote, ...] = ()
     usage: Usage | None = None
     cached: bool = False
 
@@ -340,22 +237,14 @@ class Ranking:
     def __repr__(self) -> str:
         best = f", best {self.order[0]}" if self.scores else ""
         failed = f", {self.failed} failed" if self.failed else ""
-        return f"<Ranking of {len(self.scores)} responses{best}, {len(self.comparisons) or len(self.votes)} answers{failed}>"
+        return f"<Ranking of {len(self.scores)} responses{best}, {len(self.comparisons)} answers{failed}>"
 
 
 def scored(fitted: Fit, places: Sequence[int]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return the scores of responses and their standard errors.
 
-    The average response has the mean strength of all responses. The standard error is the error of the difference between a strength and
-    this mean, transformed by the logistic function (delta method).
-
-    Args:
-        fitted: the fit to the different responses.
-        places: for each response, its index among the different responses.
-
-    Example:
-        >>> scored(fit(2, {(0, 1): 1.0}), [0, 1])[0][0] > 0.5
-        True
+    ``places`` has, for each response, its index among the different responses. The average response has the mean strength of all responses.
+    The standard error is that of the difference between a strength and this mean, transformed by the logistic function (delta method).
     """
     share = [places.count(place) / len(places) for place in range(len(fitted.strengths))]
     mean = sum(map(mul, share, fitted.strengths))

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
+from itertools import product
 from typing import Any, NamedTuple
 
 from qreward.codecs.chat import CHAT
 from qreward.errors import ConfigError
 from qreward.judge import prompts
-from qreward.judge.aggregation import Aggregate, Decide, aggregate_comparisons, aggregate_rubrics, aggregate_scores
+from qreward.judge.aggregation import Aggregate, Decide
 from qreward.judge.asking import JudgeModel, encoded
+from qreward.judge.calls import JudgeCall
 from qreward.judge.config import JudgeConfig
+from qreward.judge.loop import ItemCalls
 from qreward.judge.prompts import Messages, Prompt
-from qreward.judge.sampling import JudgeRequest, ReadItem
 from qreward.judge.types import Comparison, Preference, Verdict
 from qreward.judge.writing import noted
 from qreward.results import Usage
@@ -26,11 +27,8 @@ PAIR_NAMES = ("prompt", "first", "second", "reference")
 
 
 def fields_of(item: object, names: Sequence[str] = POINT_NAMES) -> Mapping[str, Any]:
-    """Return an item as a mapping of fields. A tuple holds the values of ``names`` in this order; the last value may be left out.
-
-    Raises:
-        ConfigError: the item is neither a mapping nor such a tuple, or it lacks a field.
-    """
+    """Return an item as a mapping of fields. A tuple holds the values of ``names`` in this order; the last value may be left out. Raises
+    ``ConfigError`` for any other item."""
     if isinstance(item, Mapping):
         for name in names[:-1]:
             if name not in item:
@@ -51,19 +49,33 @@ def extra_of(item: object, names: Sequence[str] = POINT_NAMES) -> Mapping[str, A
     return {name: value for name, value in item.items() if name not in names} or None
 
 
+async def each_of(items: Iterable[Any] | AsyncIterable[Any]) -> AsyncGenerator[Any, None]:
+    """Yield the items of an input, and close its iterator at the end."""
+    iterator: Any = aiter(items) if isinstance(items, AsyncIterable) else iter(items)
+    try:
+        if isinstance(items, AsyncIterable):
+            async for item in iterator:
+                yield item
+        else:
+            for item in iterator:
+                yield item
+    finally:
+        if (aclose := getattr(iterator, "aclose", None)) is not None:
+            await aclose()
+        elif (close := getattr(iterator, "close", None)) is not None:
+            close()
+
+
 class ItemPrompt:
     """Makes the messages for an item from the prompt of a judge, and adds questions to the messages.
 
     Args:
         prompt: the user's prompt; None for the built-in prompt.
-        config: the settings of the judge, which hold the system message and the response format.
-        pairs: True if the prompt shows two responses.
         apart: True if the built-in prompt leaves out the question, because each request adds its own question.
         shows: True if the prompt itself says how to answer.
 
     Attributes:
         names: names of the fields of an item.
-        pairs: True if the prompt shows two responses.
         has_place: True if the template contains ``{answer_form}``.
     """
 
@@ -87,10 +99,8 @@ class ItemPrompt:
 
     def messages(self, fields: Mapping[str, Any], *, extra: bool, question: str = "") -> Messages:
         """Return the messages for one item. ``question`` replaces ``{answer_form}``. Raises ``ConfigError`` and ``BadRequest``."""
-        validated: Messages = CHAT.validate(
-            self._prompt.messages({**fields, ANSWER_FORM: question} if self.has_place else fields, extra=extra)
-        )
-        return validated
+        given = {**fields, ANSWER_FORM: question} if self.has_place else fields
+        return CHAT.validate(self._prompt.messages(given, extra=extra))  # type: ignore[no-any-return]
 
     def asking(self, messages: Messages, question: str) -> Messages:
         """Return the messages with the question at the end. A template with ``{answer_form}`` contains the question already."""
@@ -117,7 +127,6 @@ class RequestBuilder:
         calibrate: maps the score of a single response to its calibrated score. None leaves scores unchanged.
 
     Attributes:
-        per_item: requests per item.
         per_model: model -> requests per item.
         decide: aggregates the outcomes of all requests of an item.
     """
@@ -134,56 +143,44 @@ class RequestBuilder:
         self._names, self._pairs = models[0].prompt.names, models[0].prompt.pairs
         each = samples * (2 if self._pairs else 1)
         self.per_model = {questions[0].model: len(questions) * each for _, questions in models}
-        self.per_item = sum(self.per_model.values())
         self._grouped = any(len(questions) > 1 for _, questions in models)
 
-    def read(self, item: object) -> ReadItem:
-        """Build the requests for an item of a batch.
-
-        If an exception is raised meanwhile, for example by the user's prompt function, the exception is returned in place of the requests.
-        """
+    def read(self, item: object) -> ItemCalls:
+        """Make the calls for an item of a batch. If this raises, the item has the exception in place of the calls."""
         extra = None
         try:
             extra = extra_of(item, self._names)
-            return ReadItem(self.requests(fields_of(item, self._names), extra=True), (), extra)
+            return ItemCalls(self.requests(fields_of(item, self._names), extra=True), self.decide, extra)
         except Exception as error:
-            return ReadItem(error, (), extra)
+            return ItemCalls(error, self.decide, extra)
 
-    def requests(self, fields: Mapping[str, Any], *, extra: bool = False) -> list[JudgeRequest]:
-        """Build the requests for an item.
+    def requests(self, fields: Mapping[str, Any], *, extra: bool = False) -> list[JudgeCall]:
+        """Make the calls for an item. ``extra`` allows fields that no template names.
 
-        Args:
-            fields: the fields of the item.
-            extra: True if fields that no template names are allowed.
-
-        Raises:
-            ConfigError: a field is missing, or not allowed.
-            BadRequest: a message is invalid.
+        Raises ``ConfigError`` for a field that is missing or not allowed, and ``BadRequest`` for an invalid message.
         """
         group = tuple(map(_digest, (fields.get("prompt"), fields))) if self._grouped else None
-        found: list[JudgeRequest] = []
-        orders: dict[ItemPrompt, list[ItemInOrder]] = {}
+        orders = [fields, {**fields, "first": fields["second"], "second": fields["first"]}] if self._pairs else [fields]
+        found: list[JudgeCall] = []
         for prompt, questions in self._models:
-            if prompt not in orders:
-                orders[prompt] = self._orders(prompt, fields, extra)
-            found += [
-                JudgeRequest(question, *order.input_and_key(question, sample), sample, order.swapped, group)
-                for sample in range(self._samples)
-                for question in questions
-                for order in orders[prompt]
-            ]
+            asked: dict[tuple[str, int], tuple[Messages, bytes]] = {}  # messages that several requests share are made once
+            bases = None if prompt.has_place else [prompt.messages(each, extra=extra) for each in orders]
+            for sample, judge_model, order in product(range(self._samples), questions, range(len(orders))):
+                question = judge_model.question
+                if (question, order) not in asked:
+                    base = prompt.messages(orders[order], extra=extra, question=question) if bases is None else bases[order]
+                    messages = prompt.asking(base, question)
+                    asked[question, order] = messages, _digest(messages)
+                messages, digest = asked[question, order]
+                key = blake2b(judge_model.identity + sample.to_bytes(4, "big") + digest, digest_size=16).digest()
+                inputs = judge_model.input_of(messages)
+                found.append(JudgeCall(judge_model, inputs, key, sample, order > 0, judge_model.format, judge_model.reasks, group))
         if self._fallback is None:
             return found
         return [
             one._replace(fallback=other) if one.judge_model is not other.judge_model else one
             for one, other in zip(found, self._fallback.requests(fields, extra=extra), strict=True)
         ]
-
-    def _orders(self, prompt: ItemPrompt, fields: Mapping[str, Any], extra: bool) -> list[ItemInOrder]:
-        first = ItemInOrder(prompt, fields, extra, swapped=False)
-        if not self._pairs:
-            return [first]
-        return [first, ItemInOrder(prompt, {**fields, "first": fields["second"], "second": fields["first"]}, extra, swapped=True)]
 
     def result(self, decided: Aggregate, usage: Usage | None, *, cached: bool) -> Verdict | Comparison:
         """Return the verdict or comparison of an item."""
@@ -195,47 +192,5 @@ class RequestBuilder:
         return Comparison(preference, score, votes, usage, cached, confidence)
 
 
-class ItemInOrder:
-    """Holds an item, or a pair in one of its two orders. Messages that several questions share are made once."""
-
-    __slots__ = ("_base", "_extra", "_fields", "_made", "_prompt", "swapped")
-
-    def __init__(self, prompt: ItemPrompt, fields: Mapping[str, Any], extra: bool, *, swapped: bool) -> None:
-        self._prompt, self._fields, self._extra, self.swapped = prompt, fields, extra, swapped
-        self._base = None if prompt.has_place else prompt.messages(fields, extra=extra)
-        self._made: dict[str, tuple[Messages, bytes]] = {}
-
-    def input_and_key(self, judge_model: JudgeModel, sample: int) -> tuple[Any, bytes]:
-        """Return the input of a request for one sample of a model, and the key of the request. Equal requests have equal keys."""
-        question = judge_model.question
-        if question not in self._made:
-            base = self._prompt.messages(self._fields, extra=self._extra, question=question) if self._base is None else self._base
-            messages = self._prompt.asking(base, question)
-            self._made[question] = messages, _digest(messages)
-        messages, digest = self._made[question]
-        return judge_model.input_of(messages), _key(judge_model.identity, sample, digest)
-
-
-def _key(identity: bytes, sample: int, digest: bytes) -> bytes:
-    return blake2b(identity + sample.to_bytes(4, "big") + digest, digest_size=16).digest()
-
-
 def _digest(value: object) -> bytes:
     return blake2b(encoded(value), digest_size=16).digest()
-
-
-def scored(config: JudgeConfig, width: float | None) -> Decide:
-    """Return the function that aggregates single scores. ``width`` is the highest reward minus the lowest reward."""
-    return partial(aggregate_scores, how=config.settle, width=width)
-
-
-def compared(config: JudgeConfig) -> Decide:
-    """Return the function that aggregates comparisons."""
-    return partial(aggregate_comparisons, how=config.settle)
-
-
-def by_rubric(config: JudgeConfig, models: Sequence[ModelQuestions]) -> Decide:
-    """Return the function that aggregates the outcomes of the criteria of a rubric."""
-    assert config.rubric is not None
-    sizes = tuple(len(questions) for _, questions in models for _ in range(config.samples))
-    return partial(aggregate_rubrics, how=config.settle, rubric=config.rubric, sizes=sizes, bounds=config.range or (0.0, 1.0))

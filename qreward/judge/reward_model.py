@@ -16,7 +16,7 @@ from qreward.judge.config import JudgeConfig
 from qreward.judge.judge import Judge
 from qreward.judge.prompts import check_extra, present
 from qreward.judge.requests import POINT_NAMES, extra_of, fields_of
-from qreward.judge.runner import JudgeAnswer
+from qreward.judge.results import JudgeAnswer
 from qreward.judge.types import Item, Scorer, Verdict, Vote, check_batch_options
 from qreward.judge.verdict_parser import bounds
 from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, callback, check_params
@@ -125,11 +125,7 @@ class RewardModelScorer:
         return {**options, "hedge": self._params.get("hedge", True)}
 
     def _spec(self, extras: dict[int, Mapping[str, Any]] | None) -> MergeSpec:
-        """Return the ``MergeSpec`` for the items of a scorer.
-
-        Args:
-            extras: receives the extra fields of each item, by its index. None discards them.
-        """
+        """Return the ``MergeSpec`` for the items. ``extras`` receives the extra fields of each item, by its index."""
         params = {name: value for name, value in self._params.items() if name not in _OPTIONS}
         indexes = count()
 

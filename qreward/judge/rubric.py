@@ -144,11 +144,7 @@ class Criterion(Policy):
 
 
 class CriterionGroup:
-    """Holds the criteria that are asked in one request.
-
-    Attributes:
-        criteria: the criteria, in the order of the questions.
-    """
+    """Holds the criteria that are asked in one request, in the order of the questions."""
 
     def __init__(self, criteria: Sequence[Criterion]) -> None:
         self.criteria = criteria
@@ -166,14 +162,7 @@ class CriterionGroup:
 
 
 class DecidedCriteria(Mapping[str, CriterionResult]):
-    """Maps the name of each criterion to its outcome, which is made from the answers of one request.
-
-    All outcomes are made when the first outcome is read.
-
-    Args:
-        group: the criteria.
-        table: the answers to the criteria. No answer has an error.
-    """
+    """Maps the name of each criterion to its outcome, made from the answers of one request when the first outcome is read."""
 
     def __init__(self, group: CriterionGroup, table: AnswerTable) -> None:
         self._group, self.table = group, table

@@ -19,21 +19,21 @@ AnyScorer = Scorer | BlockingTwin[Any]
 
 
 def unblocked(given: Any, what: str, needed: Sequence[str] = ("score", "batch_score", "aclose")) -> Scorer:
-    """Return the asynchronous form of a scorer.
+    """Return the asynchronous form of a scorer or of its blocking twin. Raises ``ConfigError`` if a needed method is missing.
 
-    Args:
-        given: a scorer, or its blocking twin.
-        what: name of the argument in the error message.
-        needed: the methods that the scorer must have.
-
-    Raises:
-        ConfigError: a method is missing.
+    ``what`` is the name of the argument in the error message.
     """
     scorer = given._async if isinstance(given, BlockingTwin) else given
     missing = [name for name in needed if not callable(getattr(scorer, name, None))]
     if missing:
         raise ConfigError(f"{what} must be a scorer, such as a Judge; {given!r} has no method {missing[0]!r}")
     return scorer  # type: ignore[no-any-return]
+
+
+def models_of(scorer: Any) -> tuple[str, ...]:
+    """Return the models that a judge or reward model asks; empty for another scorer."""
+    models = getattr(getattr(scorer, "_config", None), "model", None) or getattr(scorer, "_model", None) or ()
+    return (models,) if isinstance(models, str) else tuple(models)
 
 
 def check_finite(verdict: Verdict) -> None:

@@ -111,12 +111,7 @@ class VerdictParser:
         return self._range or (self.scale if self._is_number else (0.0, 1.0))
 
     def read(self, reply: ModelReply) -> tuple[float, BaseModel]:
-        """Return the reward and the verdict of an answer.
-
-        Raises:
-            Unreadable: the model declined, the answer is incomplete or has no verdict, or its score is outside the scale.
-            ScoreFunctionError: the user's ``score`` function or verdict model failed.
-        """
+        """Return the reward and the verdict of an answer. Raises ``Unreadable``; ``ScoreFunctionError`` if the user's code failed."""
         if reply.refusal:
             raise Unreadable("The model declined to answer.")
         if not reply.whole:
@@ -149,10 +144,7 @@ class VerdictParser:
 
 
 def _called(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call the user's code.
-
-    Its exceptions become ``ScoreFunctionError``, except ``Unreadable``, ``KeyboardInterrupt`` and ``SystemExit``.
-    """
+    """Call the user's code. Its exceptions become ``ScoreFunctionError``, except those that must not be caught."""
     try:
         return function(*arguments)
     except (Unreadable, KeyboardInterrupt, SystemExit):
@@ -205,11 +197,7 @@ def bounds(name: str, value: object) -> tuple[float, float]:
 
 
 def verdict_named(name: str) -> type[BaseModel]:
-    """Return the verdict model that a setting names: ``score``, ``yes_no``, or ``module:Class``. The working directory is searched too.
-
-    Raises:
-        ConfigError: there is no such model.
-    """
+    """Return the verdict model that a setting names: ``score``, ``yes_no``, or ``module:Class``. Raises ``ConfigError``."""
     if name in NAMED:
         return NAMED[name]
     if ":" not in name:

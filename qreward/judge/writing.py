@@ -37,10 +37,8 @@ FORMATS: tuple[ResponseFormat, ...] = ("json_schema", "json_object", "none")
 
 
 class AnswerFormat:
-    """Holds the response format that the servers of a model accept. All questions to the model share this object.
-
-    With ``auto``, requests begin with the first of ``FORMATS``. When a server rejects a format, new requests use the next format. In the
-    end, all endpoints of a route get a format that each of them accepts.
+    """Holds the response format that the servers of a model accept, for all questions to the model. With ``auto``, new requests use the
+    next of ``FORMATS`` when a server rejects a format.
 
     Attributes:
         format: the format of new requests.
@@ -163,9 +161,8 @@ class WritingModel(JudgeModel):
     def repeated(self, inputs: Messages, reply: Reply, reason: str) -> Messages:
         """Return the messages of the next request, after an answer that could not be read.
 
-        The conversation continues with the answer and the reason for the rejection, so that the model corrects the form of its answer. A
-        correction succeeds more often than a new sample, also at temperature 0, and the server can reuse its prefix cache. If the answer is
-        empty, refused or incomplete, there is nothing to correct. The original messages are then sent again with a note.
+        The conversation continues with the answer and the reason for the rejection. If the answer is empty, refused or incomplete, there is
+        nothing to correct, and the original messages are sent again with a note.
         """
         reason, form = reason.rstrip("."), self._again
         if reply.whole and not reply.refusal and reply.text.strip():
@@ -196,24 +193,14 @@ def parser_of(criterion: Criterion) -> VerdictParser:
 
 @lru_cache(maxsize=32)
 def _choice_verdict(count: int) -> type[BaseModel]:
-    """Return the pydantic model of a written choice.
-
-    The judge answers with a letter, because labels may be long, or may differ only in upper and lower case.
-    """
+    """Return the model of a choice that is written as a letter, because labels may be long, or differ only in upper and lower case."""
     letters: Any = Literal[tuple(ascii_uppercase[:count])]
     fields: Any = {"reason": (str, Field(default="", description="why, in a few sentences")), "choice": (letters, ...)}
     return create_model(f"ChoiceOf{count}", __doc__="One of the options, and why.", **fields)
 
 
 def in_words(criterion: Criterion) -> str:
-    """Return the text of the question about a criterion, with a line for each level or choice.
-
-    Example:
-        >>> print(in_words(Criterion("clear", "How clear is it?", levels={"unclear": "", "clear": "at first reading"})))
-        Question: How clear is it?
-        0: unclear
-        1: clear (at first reading)
-    """
+    """Return the text of the question about a criterion, with a line for each level or choice."""
     question = criterion.question
     marks = map(str, range(10)) if criterion.levels is not None else ascii_uppercase if criterion.choices is not None else ()
     lines = [

@@ -16,7 +16,7 @@ from qreward.bulk.inputs import digest_of
 from qreward.errors import ConfigError
 from qreward.judge import Judge, RewardModelScorer
 from qreward.judge.config import JudgeConfig
-from qreward.judge.runner import JudgeAnswer
+from qreward.judge.results import JudgeAnswer
 from qreward.judge.types import Verdict
 from qreward.results import BatchResult, BatchStats, Result
 
@@ -199,7 +199,7 @@ class Lengths:
     """A scorer of one's own."""
 
     async def batch_score(self, entries: Iterable[Any] | AsyncIterable[Any], *, on_result: Any, **_: Any) -> BatchResult[Verdict]:
-        from qreward.judge.runner import JudgeAnswer
+        from qreward.judge.results import JudgeAnswer
         from qreward.judge.types import Vote
         from qreward.results import BatchStats, Result
 

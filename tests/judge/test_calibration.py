@@ -15,8 +15,8 @@ import pytest
 from scale import seeds
 
 from qreward.errors import ConfigError
-from qreward.judge.calibration import Calibration, CalibrationQuality, JudgeIdentity, digest
-from qreward.judge.calibration_fit import METHODS, ece, sigmoid
+from qreward.judge.calibration import METHODS, Calibration, CalibrationQuality, JudgeIdentity, digest, sigmoid
+from qreward.judge.calibration_fit import ece
 
 IDENTITY = JudgeIdentity(models=("judge-7b",), settings={"prompt": "aa", "temperature": "bb"}, weights=("step-1", "step-2"))
 

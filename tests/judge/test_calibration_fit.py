@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from scale import seeds
 
 from qreward.judge import calibration_fit as fits
-from qreward.judge.calibration_fit import METHODS, Curve, fit, logit, sigmoid
+from qreward.judge.calibration import METHODS, Curve, logit, sigmoid
+from qreward.judge.calibration_fit import fit
 
 SHARES = st.floats(0, 1)
 LABELLED = st.lists(st.tuples(SHARES, st.sampled_from([0.0, 1.0]) | SHARES), min_size=2, max_size=60)

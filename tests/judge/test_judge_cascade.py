@@ -27,7 +27,7 @@ from qreward.errors import (
     RequestTimeout,
 )
 from qreward.judge import Cascade, CascadeConfig, Judge, JudgeConfig, RewardModelScorer, SyncJudge, SyncScorer, Verdict, Vote, make_scorer
-from qreward.judge.runner import JudgeAnswer
+from qreward.judge.results import JudgeAnswer
 from qreward.results import BatchInterrupted, BatchResult, BatchStats, Result, Usage
 
 USAGE = Usage(10, 5, 15)
@@ -231,12 +231,12 @@ def items(count: int) -> list[tuple[str, str]]:
     return [("q", f"a{number}") for number in range(count)]
 
 
-async def test_items_enter_the_next_stage_while_the_first_still_runs() -> None:
+async def test_one_stage_follows_the_other_on_what_is_left() -> None:
     backend = JudgeBackend(graded())
     ends = [endpoint("s", slots=2, models=[SMALL]), endpoint("t", slots=2, models=[STRONG])]
     async with client_of(backend, *ends) as client:
         batch = await cascade_over(client).batch_score([{"prompt": "q", "response": f"a{n}", "id": n} for n in range(20)])
-        assert now() < 12
+        assert now() == 10 + 5
         assert leftovers(client) == {}
     assert [result.index for result in batch] == list(range(20))
     assert [round(10 * number) for number in batch.scores()] == [number % 10 for number in range(20)]
@@ -250,7 +250,7 @@ async def test_items_enter_the_next_stage_while_the_first_still_runs() -> None:
     stats = batch.stats
     assert (stats.items, stats.ok, stats.failed, stats.decided_by, stats.escalated) == (20, 20, 0, {SMALL: 10, STRONG: 10}, 0.5)
     assert {name: (end.won, end.prompt_tokens) for name, end in stats.endpoints.items()} == {"s": (20, 200), "t": (10, 100)}
-    assert min(sent.at for sent in backend.sent if sent.model == STRONG) == 1
+    assert min(sent.at for sent in backend.sent if sent.model == STRONG) == 10
     assert max(sent.at for sent in backend.sent if sent.model == SMALL) == 9
 
 
@@ -309,8 +309,8 @@ async def test_an_exception_of_on_result_stops_all_stages() -> None:
             await cascade_over(client).batch_score(items(200), on_result=stop)
         assert leftovers(client) == {}
     assert raised.value.results is not None
-    assert 1 <= len(raised.value.results) < 20
-    assert len(backend.sent) < 40
+    assert 101 <= len(raised.value.results) < 110
+    assert len(backend.sent) < 220
 
 
 async def test_a_cancelled_batch_cancels_the_requests_of_all_stages() -> None:
@@ -344,6 +344,24 @@ async def test_a_stage_that_closes_its_client_fails_what_waits_for_it() -> None:
         await asyncio.sleep(5)
         await strong.aclose()
         assert [type(result.error) for result in await batch] == [type(None), ClientClosed] * 2
+
+
+async def test_a_later_stage_that_cannot_begin_fails_what_is_left_and_loses_nothing() -> None:
+    class Broken(Scripted):
+        async def batch_score(self, items: Iterable[Any] | AsyncIterable[Any], **options: Any) -> BatchResult[Verdict]:
+            raise self.answer(None, None)
+
+    quick = Scripted(lambda _, response: (1.0, float(response != "a1")), 0.0)
+    batch = await Cascade({"quick": quick, "closed": Broken(lambda *_: ClientClosed("closed"))}).batch_score(items(3))
+    assert [type(result.error) for result in batch] == [type(None), ClientClosed, type(None)]
+    silent = Scripted(lambda *_: (1.0, 0.0), 0.0)
+    silent.batch_score = lambda given, **_: asyncio.sleep(0, BatchResult([], BatchStats(0)))  # type: ignore[method-assign]
+    batch = await Cascade({"quick": quick, "silent": silent}).batch_score(items(3))
+    assert [type(result.error) for result in batch] == [type(None), ClientClosed, type(None)]
+    with pytest.raises(BatchInterrupted, match="KeyError") as raised:
+        await Cascade({"quick": quick, "odd": Broken(lambda *_: KeyError("fault"))}).batch_score(items(3))
+    assert raised.value.results is not None
+    assert [result.index for result in raised.value.results] == [0, 2]
 
 
 async def test_a_cascade_in_a_cascade_names_both() -> None:

@@ -52,28 +52,14 @@ _OTHER_MARKS = re.compile(r"[\n\"'`<\u201c\u201d]")
 def read(
     text: str, model: type[M], *, scale: tuple[float, float] | None = None, reasoning: str | None = None, form: Form | None = None
 ) -> M:
-    """Parse a judge's answer into a verdict, or reject it.
+    """Return the verdict that a judge's answer states, as an instance of ``model``. Raises ``Unreadable`` unless it is one clear verdict.
 
-    The deciding field of the model is ``score``. If the model has no such field, the deciding field is its only required field that is a
-    number, a bool or a choice.
+    The deciding field of the model is ``score``, or else its only required field that is a number, a bool or a choice.
 
     Args:
-        text: the content of the answer.
-        model: the pydantic model of the verdict.
         scale: lowest and highest score. If None, the limits of the deciding field apply: ``ge`` and ``le`` if the field has both, and
             otherwise the lowest and the highest choice of the field.
-        reasoning: the reasoning that the server returned separately. The reasoning is never searched for a verdict.
-
-    Returns:
-        The verdict as an instance of ``model``.
-
-    Raises:
-        Unreadable: the answer has no verdict, or more than one verdict; or the verdict may be a quotation or is outside the scale.
-
-    Example:
-        >>> from qreward.judge.parsing import ScoreVerdict
-        >>> read("<think>Hm.</think>It is right.\\n**Score: 7/10**", ScoreVerdict, scale=(0, 10)).score
-        7.0
+        reasoning: the reasoning that the server returned separately. It is never searched for a verdict.
     """
     shape: VerdictSchema[M]
     shape, reader, declared = _prepared(model, scale, form)
@@ -120,17 +106,15 @@ def _inside(text: str) -> str:
 
 
 def _unwrapped(answer: str) -> str:
-    """Remove a fence, tag or quotes around the whole answer, if the content is one line without other marks."""
+    """Remove what is around the whole answer, if the content is one line without other marks."""
     inside = _inside(answer)
     return inside if inside and not _OTHER_MARKS.search(inside) else answer
 
 
 def _whole_object(text: str) -> dict[str, Any] | None:
-    """Return the members of a JSON object if the whole text is the object. Otherwise return None.
-
-    A fence, tag or quotes around the object are allowed.
-    """
-    for inside in (text.strip(), _inside(text)):
+    """Return the members of a JSON object if the whole text is the object, perhaps in a fence, tag or quotes; otherwise None."""
+    stripped = text.strip()
+    for inside in (stripped,) if stripped.startswith("{") else (_inside(text),):
         if inside.startswith("{") and len(inside) <= LONGEST:
             try:
                 members, end = object_at(inside, 0)
@@ -142,10 +126,8 @@ def _whole_object(text: str) -> dict[str, Any] | None:
 
 
 def _may_be_a_verdict(before: str, value: object, reader: TextReader) -> bool:
-    """Return whether the text before a closing reasoning tag without an opening tag may contain a verdict of the judge.
-
-    The judge may have quoted the tag from the judged text. Then the text before the tag is not reasoning.
-    """
+    """Return whether the text before a closing reasoning tag without an opening tag may contain a verdict of the judge, because the judge
+    may have quoted the tag from the judged text."""
     if len(before) > LONGEST or before.rstrip()[-1] not in ".!?)" or "<" in before:
         return True
     *found, end = sentences(f"{before.rstrip()}\n.")

@@ -44,12 +44,7 @@ class Form(NamedTuple):
         return self.marked is not None and self.example is None
 
     def mark(self, text: str) -> str:
-        """Return the text with :data:`VALUE` before and after each value in this form. Full-width digits and brackets become plain ones.
-
-        Example:
-            >>> form_of("[[5]]").mark("It is right. [[7]]") == f"It is right. {VALUE}7{VALUE}"
-            True
-        """
+        """Return the text with :data:`VALUE` before and after each value in this form. Full-width digits and brackets become plain ones."""
         text = _END.sub("", text.replace(VALUE, "").translate(WIDE))
         if self.marked is None:
             return text
@@ -76,11 +71,6 @@ def form_of(example: str) -> Form:
 
 # Words in eight languages. They never make a verdict; they only keep a text from being one.
 
-_OWN = re.compile(
-    rf"{PERSON.pattern}|\b(?:final|overall|verdict|therefore|endgültig\w*|abschließend\w*|insgesamt|fazit|urteil|finale?|globale?|donc|"
-    r"veredicto|итог\w*|окончательн\w*|вердикт\w*)\b|最终|综上|最終|総合|최종|종합",
-    re.IGNORECASE,
-)
 _RATING = r"(?:rat(?:e|ed|ing)|scored?|grade|verdict|decision|評価|评分|평가|оцен|bewert|not(?:e|er)|calific|puntu)"
 _UNQUOTED = re.compile(
     rf"((?:\b(?:my|final|overall) [^\"“「`:：\n]{{0,30}}?{_RATING}\w*|{_RATING}[^\"“「`:：\n]{{0,60}}(?:follow(?:s|ing)|"
@@ -132,7 +122,6 @@ _COPULA = (
     r"採点します)|입니다|이다|(?:을|를) (?:주|부여|드리)\w*|(?:으?로) (?:평가|매기)\w*|bewerten|bewertet|geben|vergeben)?"
 )
 _AFTER = re.compile(rf"(?: ?(?:/|out of) ?(?P<top>[0-9]+)| points?)?{_COPULA}[)\]*.!。…]*", re.IGNORECASE)
-_BECAUSE = re.compile(r" ?(?:[:–—]| - |,? (?:because|since|as|due to|weil|da|car|parce qu|porque|так как)\b|，?因为)", re.IGNORECASE)
 _TIE_GLOSS = re.compile(
     r"[ ,(:–—-]*(?:for|as|=|is|für|pour|para|за|表示|代表)? ?(?:an? |ein |une |un )?(?:tie|draw|unentschieden|gleichstand|égalité|empate|"
     r"ничь\w+|平局|引き分け|무승부)\b[^.!?。\d]{0,200}[.!。)]*",
@@ -174,7 +163,7 @@ class FormReader:
         plain = _AFTER.fullmatch(_after(match))
         if plain and plain["top"]:
             number_of(f"{value}/{plain['top']}", self._reader.scale)
-        if not plain and not self._is_explained(_after(match), value):
+        if not plain and not (self._reader.tie is not None and value == self._reader.tie and _TIE_GLOSS.fullmatch(_after(match))):
             raise Unreadable("The last verdict in the form that was asked for does not stand at the end of its line.")
         rivals = [hit for hit in hits if self._value(hit[1]) != value]
         ends_line = plain and (place + 1 == len(found) or found[place + 1].first)
@@ -193,15 +182,6 @@ class FormReader:
             raise Unreadable("What follows the verdict may revise it.")
         return value
 
-    def _is_explained(self, after: str, value: Any) -> bool:
-        """Return whether the words after a verdict on a pair, in its sentence, say what it means or why it is given."""
-        if self._reader.tie is None:
-            return False
-        if value == self._reader.tie and _TIE_GLOSS.fullmatch(after):
-            return True
-        doubtful = _CONDITION.search(after) or SAYS.search(after) or _NEGATION.search(after[:12])
-        return bool(_BECAUSE.match(after)) and not doubtful and self._reader.explains([after], value)
-
     def _value(self, match: re.Match[str]) -> Any:
         """Return the value of an occurrence, or the reason why it has none."""
         if match.groupdict().get("unclear"):
@@ -213,9 +193,7 @@ class FormReader:
 
     def _is_own(self, sentence: Sentence, before: str) -> bool:
         """Return False for a verdict that the judge may report, deny or suppose, or that may be the result of the task."""
-        if self._form.label and not LEAD.fullmatch(before):
-            return False
-        if not sentence.own and not _OWN.search(before):
+        if not sentence.own or (self._form.label and not LEAD.fullmatch(before)):
             return False
         says = [*SAYS.finditer(before)]
         if says and (not PERSON.search(before) or re.search(r"[:：]", before[says[-1].end() :][:40])):

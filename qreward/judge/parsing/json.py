@@ -36,11 +36,13 @@ def object_at(text: str, start: int) -> tuple[dict[str, Any], int]:
 
     Raises:
         NotAnObject: the object is not closed, or has an error that is not accepted.
-
-    Example:
-        >>> object_at("{'score': 7, ok: True,}", 0)
-        ({'score': 7, 'ok': True}, 23)
     """
+    try:
+        members, end = _DECODER.raw_decode(text, start)
+        if text.count("{", start, end) + text.count("[", start, end) <= DEEPEST:
+            return members, end
+    except (ValueError, RecursionError):  # not strict JSON
+        pass
     strict, end = _rewritten(text, start)
     try:
         return json.loads(" ".join(strict), strict=False, object_pairs_hook=_members), end
@@ -94,3 +96,6 @@ def _whole(value: Any) -> Any:
     if not isinstance(value, str) or not _SURROGATES.search(value):
         return value
     return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+_DECODER = json.JSONDecoder(strict=False, object_pairs_hook=_members)

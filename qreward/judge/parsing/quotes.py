@@ -36,17 +36,11 @@ _THOUGHT = re.compile(r"</?(?:(?:seed:)?think|thinking|reasoning|thought)>|\[/?T
 
 
 def without_reasoning(text: str) -> tuple[str, str]:
-    """Remove the reasoning blocks of an answer.
+    """Return the text before a closing tag that has no opening tag, or ``""``; and the answer without reasoning blocks.
 
-    A chat template may put the opening tag into the prompt, so that the answer contains only the closing tag. But a closing tag without an
-    opening tag may also come from a judged text that the judge quotes. The caller must then check the text before the tag.
-
-    Returns:
-        Two texts: the text before a closing tag that has no opening tag, or ``""`` if there is no such tag; and the answer without
-        reasoning.
-
-    Raises:
-        Unreadable: two closing tags have no opening tag, a block is not closed, or the answer ends with reasoning.
+    A chat template may put the opening tag into the prompt. But such a closing tag may also come from a judged text that the judge quotes,
+    so the caller must check the text before it. Raises ``Unreadable`` if two closing tags have no opening tag, a block is not closed, or
+    the answer ends with reasoning.
     """
     kept: list[str] = []
     start, opened, before = 0, "", ""
@@ -125,10 +119,6 @@ def own_words(text: str, value_of: ValueOf, *, marked: bool = False) -> tuple[st
 
     Raises:
         Unreadable: the marks do not pair, or a JSON object has an error that is not accepted.
-
-    Example:
-        >>> own_words('It says "Score: 10". Score: 2', lambda members: None)
-        ('It says \ufffc. Score: 2', [])
     """
     text = text.replace(OBJECT, GAP).replace("\r\n", "\n").replace("\r", "\n")
     if "<" in text:

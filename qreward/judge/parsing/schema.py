@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum
@@ -167,11 +167,14 @@ class VerdictSchema(Generic[M]):
     @property
     def key(self) -> str:
         """The name of the deciding field in JSON. This property must not be read if no field decides."""
-        assert self.name
-        return self._keys(self.name)[0]
+        return self._deciding_keys[0]
 
     def _keys(self, name: str) -> list[str]:
         return _aliases(name, self.model.model_fields[name])
+
+    @cached_property
+    def _deciding_keys(self) -> list[str]:
+        return self._keys(self.name) if self.name else []
 
     @cached_property
     def _known(self) -> Mapping[str, str]:
@@ -180,10 +183,7 @@ class VerdictSchema(Generic[M]):
 
     @cached_property
     def _deciding(self) -> frozenset[str]:
-        """The keys of the deciding field.
-
-        If no field decides, the keys of all required fields; if no field is required, the keys of all fields.
-        """
+        """The keys of the deciding field; if no field decides, of all required fields, or else of all fields."""
         fields = self.model.model_fields
         names = [self.name] if self.name else [name for name, info in fields.items() if info.is_required()] or list(fields)
         return frozenset(_folded(key) for name in names for key in self._keys(name))
@@ -191,28 +191,35 @@ class VerdictSchema(Generic[M]):
     def _decides(self, members: Mapping[str, Any]) -> bool:
         return not self._deciding.isdisjoint(map(_folded, members))
 
-    def of_members(self, members: Mapping[str, Any]) -> M:
-        """Return the verdict that the members of a JSON object state. Raises :class:`Unreadable`."""
-        known, given = self._known, dict[str, Any]()
+    def _named(self, members: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
+        """Return the members by the keys of the model, and those that the model does not have. Raises :class:`Unreadable`."""
+        known, given, others = self._known, dict[str, Any](), list[tuple[str, Any]]()
         for key, value in members.items():
-            own = known.get(_folded(key), key)
+            own = known.get(name := _folded(key))
+            if own is None:
+                others.append((name, value))
+                own = key
             if own in given and given[own] != value:
                 raise Unreadable("The JSON object gives a member twice.")
             given[own] = value
-        for key, value in given.items():
-            other = known.get(_REVISED.sub("", _folded(key)))
-            if _folded(key) not in known and other in given and given[other] != value:
+        for name, value in others:
+            other = known.get(_REVISED.sub("", name))
+            if other in given and given[other] != value:
                 raise Unreadable("The JSON object gives a verdict and a revised one.")
-        if self.name and not self._decides(given):
+        return given, others
+
+    def of_members(self, members: Mapping[str, Any]) -> M:
+        """Return the verdict that the members of a JSON object state. Raises :class:`Unreadable`."""
+        given, others = self._named(members)
+        deciding = next((key for key in self._deciding_keys if key in given), None)
+        if deciding is not None and self.kind.number:
+            number = number_of(given[deciding], self.scale)
+            self._check_others(others, number)
+            given[deciding] = self._as_field(number, given[deciding])
+        elif deciding is not None and self.kind.options:
+            given[deciding] = self._as_option(given[deciding])
+        elif deciding is None and self.name:
             raise Unreadable(f'The JSON object has no "{self.key}".')
-        if self.name and self.kind.number:
-            key = next(key for key in self._keys(self.name) if key in given)
-            number = number_of(given[key], self.scale)
-            self._check_others(given, number)
-            given[key] = self._as_field(number, given[key])
-        elif self.name and self.kind.options:
-            key = next(key for key in self._keys(self.name) if key in given)
-            given[key] = self._as_option(given[key])
         try:
             verdict = self.model.model_validate(given)
         except ValidationError as error:
@@ -222,12 +229,9 @@ class VerdictSchema(Generic[M]):
             number_of(float(made) if isinstance(made, Decimal) else made, None)
         return verdict
 
-    def _check_others(self, members: Mapping[str, Any], score: float) -> None:
+    def _check_others(self, others: Sequence[tuple[str, Any]], score: float) -> None:
         """Raise :class:`Unreadable` if a member that the model does not have states another score, or another scale."""
-        for key, value in members.items():
-            name = _folded(key)
-            if name in self._known:
-                continue
+        for name, value in others:
             if _REVISED.sub("", name) in _RIVALS and isinstance(value, int | float) and value != score:
                 raise Unreadable("The JSON object gives two scores.")
             ends = [*map(float, _SCALE_NUMBER.findall(str(value)))] if self.scale and _SCALE.fullmatch(name) else []
@@ -244,10 +248,7 @@ class VerdictSchema(Generic[M]):
         return value if isinstance(value, self.model) else self.of_members({self.key: value})
 
     def value_of(self, members: dict[str, Any]) -> object:
-        """Return the value that is compared with the value of another verdict; None if the members lack the deciding field.
-
-        Raises :class:`Unreadable`.
-        """
+        """Return the value that is compared with that of another verdict; None if no member decides. Raises :class:`Unreadable`."""
         if not self._decides(members):
             return None
         verdict = self.of_members(members)
@@ -267,10 +268,7 @@ class VerdictSchema(Generic[M]):
             return written
 
     def _as_field(self, number: float, written: Any) -> Any:
-        """Return the number as the model accepts it. If the field is a choice of numbers, the number must be one of the choices.
-
-        A large integer is returned in the form in which it was written, because a float would lose digits.
-        """
+        """Return the number as the model accepts it: one of its choices, or what was written, because a float would lose digits."""
         if self.kind.numerals:
             for own, value in self.kind.numerals:
                 if own == number:
@@ -279,10 +277,7 @@ class VerdictSchema(Generic[M]):
         return written if isinstance(written, int) else int(number) if number.is_integer() else number
 
     def _complaint(self, error: ValidationError) -> str:
-        """Return a description of the error: its type or the allowed values, and the member if the model has such a member.
-
-        Pydantic's message and input are left out, because they may quote the answer. The allowed values come from the model.
-        """
+        """Return a description of the error without pydantic's message and input, which may quote the answer."""
         first = error.errors()[0]
         place, kind = str(next(iter(first["loc"]), "")), first["type"].replace("_", " ")
         at = f' at "{place}"' if place in self._known.values() else ""
@@ -354,13 +349,7 @@ def _resolved(node: dict[str, Any], defs: dict[str, Any]) -> dict[str, Any]:
 
 
 def schema_of(model: type[BaseModel], scale: Scale | None = None) -> dict[str, Any]:
-    """Return the strict JSON schema of a verdict, for ``response_format``. Raises ``ConfigError`` if such a schema cannot express a member.
-
-    Example:
-        >>> from qreward.judge.parsing import ScoreVerdict
-        >>> schema_of(ScoreVerdict, (0, 10))["properties"]["score"]
-        {'type': 'number', 'description': 'from 0 to 10'}
-    """
+    """Return the strict JSON schema of a verdict, for ``response_format``. Raises ``ConfigError`` if it cannot express a member."""
     shape = VerdictSchema.of(model, scale)
     strict = _strict(_raw_schema(model), model.__name__)
     if "$ref" in strict:  # a recursive model; the root must be an object, not a reference
@@ -374,15 +363,7 @@ def schema_of(model: type[BaseModel], scale: Scale | None = None) -> dict[str, A
 
 
 def instruction(model: type[BaseModel], scale: Scale | None = None) -> str:
-    """Return the part of a prompt that describes in which form the judge must answer.
-
-    Example:
-        >>> from qreward.judge.parsing import ScoreVerdict
-        >>> print(instruction(ScoreVerdict, (0, 10)))
-        Answer with one JSON object and nothing else, with these members in this order:
-        "reason": text, why, in a few sentences
-        "score": number, from 0 to 10
-    """
+    """Return the part of a prompt that describes in which form the judge must answer."""
     schema = schema_of(model, scale)
     lines = [f'"{name}": {_words(member, schema.get("$defs", {}))}' for name, member in schema["properties"].items()]
     return "\n".join(["Answer with one JSON object and nothing else, with these members in this order:", *lines])

@@ -1,13 +1,8 @@
 """Verdicts in free text. A verdict is accepted if one sentence is the verdict and nothing else, and no other sentence contradicts or may
 revise it.
 
-1. Reasoning is removed (:func:`without_reasoning`). Quotations are removed and JSON objects are collected (:func:`own_words`).
-2. The remaining text is split into sentences. Sentences that may report someone else's words are marked (:func:`sentences`).
-3. Each sentence is matched as a whole against the forms of a verdict (:class:`TextReader`).
-4. The other sentences are searched for a different verdict. Sentences after the verdict are also searched for words and numbers that may
-   revise it.
-
-The text may be hostile, so every step takes time linear in the length of the text. This module does not depend on pydantic models.
+The words outside of quotations are split into :func:`sentences`, and :class:`TextReader` matches each of them as a whole. The text may be
+hostile, so every step takes time linear in its length. This module does not depend on pydantic models.
 """
 
 from __future__ import annotations
@@ -107,17 +102,10 @@ _SAYS = (
     r"\u5199\u9053|\u5199\u7740|\u58f0\u79f0|\u81ea\u79f0|\u5f15\u7528|\u8bf4\u9053|\u8981\u6c42|\u63d0\u5230|\u8bf4|"
     r"\u66f8|\u8ff0\u3079|\u4e3b\u5f35|\u8a00|\uc37c|\uc8fc\uc7a5|\ub9d0)"
 )
-_FOLLOWS = (
-    r"follows|the following|lautet|wie folgt|folgende[rs]?|suivante?|siguiente|следую\w+|\u5982\u4e0b|\u4ee5\u4e0b\w*|"
-    r"\u6b21\u306e\w*|\ub2e4\uc74c\uacfc \uac19\w*"
-)
-_ABOUT = re.compile(rf"\b(?:of|for|on|in|with|to|about|regarding) (?:(?:the|this|that|both|each) )?{_OTHERS}", re.IGNORECASE)
 SAYS = re.compile(_SAYS, re.IGNORECASE)
 _NAMES_ANOTHER = re.compile(_OTHERS, re.IGNORECASE)
-_SPEECH = re.compile(rf"(?:{_SAYS}(?: (?:this|that|the following|as follows))?|{_OTHERS}) ?[:\uff1a](?![ .,{GAP}]*$)", re.IGNORECASE)
-_LEADS_TO_SPEECH = re.compile(rf"(?:{_SAYS}|{_OTHERS}|{_FOLLOWS})[^\w{GAP}]*$", re.IGNORECASE)
 _OWN = re.compile(
-    r"\b(?:my|mine|i|verdict|evaluation|assessment|judge?ment|rating|grading|score|final|analysis|review|feedback|critique)\b",
+    r"\b(?:my|mine|i|verdict|evaluation|assessment|judge?ment|rating|grading|score|final|analysis|review|feedback|critique|notes)\b",
     re.IGNORECASE,
 )
 
@@ -140,7 +128,6 @@ SHOWS = re.compile(
     r"\b(?:example|template|format|instance|beispiel|exemple|ejemplo|пример|например)\b|例(?:如|えば)?[:：、,]|예(?:시|를 들어)?[:：,]",
     re.IGNORECASE,
 )
-_NAMES_JUDGED = re.compile(r"\b(?:assistant|response|answer|candidate|student|model)(?:['’]s)? \w+", re.IGNORECASE)
 _RATES = re.compile(r"\b(?:rat(?:e|ed|ing)|scor(?:e|ed|ing)|grad(?:e|ed|ing))\b", re.IGNORECASE)
 
 
@@ -171,11 +158,11 @@ def sentences(words: str, *, marked: bool = False) -> Iterator[Sentence]:
         report = "paragraph" if report == "next" else report
         titled = raw.lstrip().startswith("#") or (raw.strip().startswith("**") and raw.strip().endswith("**"))
         for place, part in enumerate(filter(None, map(str.strip, _ENDS.split(line)))):
-            if report == "title" and (part == GAP or (_NAMES_JUDGED.search(part) and part[-1] not in ":：")):
-                report = ""  # what the title announces is quoted, or the judge speaks of the response again
+            if report == "title" and part == GAP:
+                report = ""  # what the title announces is quoted
             yield Sentence(part, not report and (marked or gaps in (0, all_gaps)), not place)
             gaps += part.count(GAP)
-            report = report or (_introduces if marked else _report)(part, titled=titled)
+            report = report or _introduces(part, titled=titled)
 
 
 def _line(raw: str) -> str:
@@ -191,7 +178,9 @@ def _line(raw: str) -> str:
 
 
 def _introduces(part: str, *, titled: bool) -> str:
-    """Return how far the reported speech reaches that a sentence introduces in an answer with a marked verdict. See :func:`_report`."""
+    """Return how far the reported speech reaches that a sentence introduces: the ``paragraph``, the ``next`` one, the text below a
+    ``title``, or the rest of the ``answer``; ``""`` for none.
+    """
     names = bool(_NAMES_ANOTHER.search(part))
     if names and _SPEAKS.search(part):
         return "answer"
@@ -203,23 +192,6 @@ def _introduces(part: str, *, titled: bool) -> str:
         return ""
     own = _OWN.search(part) or PERSON.search(part) or _RATES.search(part)
     return "next" if SHOWS.search(part) or ((names or SAYS.search(part)) and not own) else ""
-
-
-def _report(part: str, *, titled: bool) -> str:
-    """Return how far reported speech may reach after a sentence: to the end of the ``paragraph``, the ``next`` paragraph or the ``answer``.
-
-    Returns ``""`` if no reported speech follows.
-    """
-    part = _ABOUT.sub(" ", part)
-    reports = bool(SAYS.search(part))
-    names = bool(_NAMES_ANOTHER.search(part)) and not _OWN.search(part)
-    if part[-1] in ":\uff1a" or titled:
-        return "answer" if reports or (names and _LEADS_TO_SPEECH.search(part)) else "next" if names else ""
-    if _SPEECH.search(part):
-        return "paragraph"
-    if reports and part[-1] not in f".!?;{GAP}":
-        return "answer" if _LEADS_TO_SPEECH.search(part) else "paragraph"
-    return ""
 
 
 # Verdicts.
@@ -314,12 +286,7 @@ def spellings(options: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def choice_of(word: str, values: Mapping[str, Any]) -> Any:
-    """Return the value of an option. Its case matters only if two options differ in nothing else. Raises :class:`Unreadable`.
-
-    Example:
-        >>> choice_of("Draw", spellings({"A": "A", "B": "B", "tie": "tie"}))
-        'tie'
-    """
+    """Return the value of an option. Its case matters only if two options differ in nothing else. Raises :class:`Unreadable`."""
     if word in values:
         return values[word]
     found = [value for option, value in values.items() if option.casefold() == word.casefold()]
@@ -335,10 +302,6 @@ class TextReader:
         field: the name of the deciding field, which is also accepted as a label. None if no field decides.
         scale: lowest and highest score.
         options: spelling -> value of each choice. None if the verdict is a number.
-
-    Example:
-        >>> TextReader("score", (0, 10)).read("It is right.\\nScore: 7/10", lambda members: None)
-        (7.0, None)
     """
 
     def __init__(self, field: str | None, scale: Scale | None, options: Mapping[str, Any] | None = None) -> None:
@@ -359,10 +322,7 @@ class TextReader:
         self._span = re.compile(rf"(?<![\w.])(?:0|1|{low}) ?(?:-|\u2013|to|and) ?{top}(?!\w|\.\d)", re.IGNORECASE)
 
     def _choices(self, options: Mapping[str, Any]) -> str:
-        """Return the pattern of a choice, and compile the patterns of sentences that make a choice.
-
-        These sentences need patterns of their own, because a choice such as "A" occurs in every text.
-        """
+        """Return the pattern of a choice, and compile those of sentences that make one, because "A" occurs in every text."""
         pair = {"A", "B", "tie"} <= options.keys()
         self.tie = options.get("tie") if pair else None
         options = self._values = spellings(options)
@@ -382,11 +342,7 @@ class TextReader:
         return rf"{noun}(?P<option>{one})"
 
     def read(self, text: str, value_of: ValueOf) -> tuple[Any, dict[str, Any] | None]:
-        """Return the verdict in an answer without reasoning: the value, and the members of the JSON object. A verdict in words has no
-        members, and None is returned for them.
-
-        Raises :class:`Unreadable`.
-        """
+        """Return the value of the verdict, and the members of its JSON object; None for words. Raises :class:`Unreadable`."""
         own_text, objects = own_words(text.translate(WIDE), value_of)
         found = list(sentences(own_text))
         given = iter(objects)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from qreward.batching.backlog import OVER, Item
+from qreward.batching.collector import OVER, Item
 from qreward.batching.settings import BatchSettings
 from qreward.batching.stats import BatchCounters
 from qreward.callables import FunctionKind, kind_of, name_of
@@ -34,13 +34,11 @@ class PendingItem(Item):
     Attributes:
         future: future that receives the result for the caller. It is cancelled when the caller leaves.
         batch: the batch of the item; not set while the item waits.
-        context: the context in which the item was submitted; set only with ``carry_contexts``.
     """
 
-    __slots__ = ("batch", "context", "future")
+    __slots__ = ("batch", "future")
     future: asyncio.Future[Any]
     batch: InFlightBatch
-    context: Context
 
     def fail(self, error: BaseException) -> None:
         """Raise an error for the caller, unless the item has been answered or the caller has left."""
@@ -62,7 +60,7 @@ class BatchFunction:
     Attributes:
         context: the context in which batches run. It is a copy of the context in which this object was created.
         plain: True if items can be added in a faster way. This is so if the queue is open, the function is no async generator, and none of
-            ``batch_size_fn``, ``batch_key_fn``, ``max_queue_size`` and ``carry_contexts`` is set.
+            ``batch_size_fn``, ``batch_key_fn`` and ``max_queue_size`` is set.
     """
 
     __slots__ = ("_first_of", "call", "closed", "context", "counters", "function", "kind", "name", "plain", "settings")
@@ -139,7 +137,7 @@ class BatchFunction:
 
     def _update(self) -> None:
         its = self.settings
-        needs_more = its.batch_size_fn or its.batch_key_fn or its.max_queue_size or its.carry_contexts
+        needs_more = its.batch_size_fn or its.batch_key_fn or its.max_queue_size
         self.plain = not needs_more and not self.closed and self.kind is not FunctionKind.STREAMED
 
     def _warn(self) -> None:
@@ -230,17 +228,7 @@ def _bare_copy(error: BaseException) -> BaseException:
     return made
 
 
-_CONTEXTS: ContextVar[tuple[Context, ...]] = ContextVar("qreward_batch_contexts", default=())
 _BATCH: ContextVar[InFlightBatch | None] = ContextVar("qreward_batch", default=None)
-
-
-def batch_contexts() -> tuple[Context, ...]:
-    """Return the contexts in which the items of the running batch were submitted, in the order of the items.
-
-    This function is called inside a batch function. The result is empty unless the queue was created with ``carry_contexts=True``.
-    ``contexts[0].get(variable)`` reads a variable, for example to link a span of the batch to the spans of its items.
-    """
-    return _CONTEXTS.get()
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -251,7 +239,6 @@ class InFlightBatch:
         function: the batch function.
         items: the items, at least one.
         limit: the maximum size of the batch.
-        full: True if items with the same key were left in the queue when the batch was taken.
         sent_at: time at which the batch was sent, in seconds of the queue's clock.
 
     Attributes:
@@ -265,7 +252,6 @@ class InFlightBatch:
     function: BatchFunction
     items: list[Any]
     limit: float
-    full: bool
     sent_at: float
     alive: int = 0
     failed: int = 0
@@ -285,8 +271,6 @@ class InFlightBatch:
         """
         function, values = self.function, [item.value for item in self.items]
         _BATCH.set(self)
-        if function.settings.carry_contexts:
-            self.enter_contexts()
         try:
             results = await (function.call(values) if function.kind is FunctionKind.AWAITED else in_thread(partial(function.call, values)))
             self._answer(results_of(results, len(values)))
@@ -294,13 +278,6 @@ class InFlightBatch:
             self.fail(error)
             if not isinstance(error, Exception):
                 raise
-
-    def enter_contexts(self) -> None:
-        _CONTEXTS.set(self.contexts())
-
-    def contexts(self) -> tuple[Context, ...]:
-        """Return the contexts of the items; empty without ``carry_contexts``."""
-        return tuple(item.context for item in self.items if hasattr(item, "context"))
 
     def _answer(self, results: Iterable[Any]) -> None:
         raised: list[BaseException] = []

@@ -12,9 +12,8 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Hash
 from concurrent.futures import Future
 from typing import Any, Generic, Self, TypeVar, Unpack
 
-from qreward.batching.backlog import OVER
+from qreward.batching.collector import OVER
 from qreward.batching.in_flight import BatchFunction, PendingItem
-from qreward.batching.policy import BatchPolicy
 from qreward.batching.settings import BatchSettings, Options, check_seconds, checked
 from qreward.batching.stats import QueueStats
 from qreward.batching.streaming import BatchStreamReader
@@ -200,14 +199,12 @@ class BatchQueue(Generic[T, R]):
 
     def stats(self) -> QueueStats:
         """Return the state of the queue and its counters, over all event loops."""
-        function, workers = self._function, self.loop_workers()
-        limit = max((worker.policy.limit(function.settings) for worker in workers), default=BatchPolicy().limit(function.settings))
-        return function.counters.snapshot(*self.load(), limit)
+        return self._function.counters.snapshot(*self.load(), self.settings.max_batch_size)
 
     def load(self) -> tuple[int, int]:
         """Return the number of waiting items and the number of running batches, over all event loops."""
         workers = self.loop_workers()
-        return sum(worker.backlog.waiting for worker in workers), sum(len(worker.batches) for worker in workers)
+        return sum(worker.collector.waiting for worker in workers), sum(len(worker.batches) for worker in workers)
 
     def set_max_batch_size(self, size: int) -> None:
         """Set the maximum batch size. The batch that fills now may keep the old value. All setters behave in this way.

@@ -22,7 +22,7 @@ class QueueStats:
         batches: number of batches sent.
         items: number of items sent.
         mean_size: mean number of items per batch.
-        limit: current maximum batch size; ``adaptive_batch_size`` adjusts it.
+        limit: the maximum batch size.
         failed: number of items that received an error from the function.
         rejected: number of items that were rejected because the queue was full.
         expired: number of items whose timeout passed.

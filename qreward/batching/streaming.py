@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from qreward.batching.backlog import OVER, TAKEN
+from qreward.batching.collector import OVER, TAKEN
 from qreward.batching.in_flight import InFlightBatch, PendingItem, results_of
 from qreward.errors import RequestTimeout
 
@@ -87,7 +87,6 @@ class StreamBatch(InFlightBatch):
 
     async def carry_out(self) -> None:
         """Run the generator until it ends or all readers have left."""
-        self.enter_contexts()
         try:
             produced = self.function.call([item.value for item in self.items])
             try:

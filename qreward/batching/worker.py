@@ -1,6 +1,6 @@
 """The part of a batch queue that belongs to one event loop: it accepts items, starts batches and runs the timer.
 
-An item has no task and no timer. Instead, all submissions share one callback, and one timer is set for the earliest due time. ``policy``
+An item has no task and no timer. Instead, all submissions share one callback, and one timer is set for the earliest due time. ``SlotRule``
 decides when a batch is sent and which items are in it.
 """
 
@@ -11,13 +11,11 @@ import logging
 import os
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from contextvars import copy_context
 from math import inf
 from typing import Any
 
-from qreward.batching.backlog import OVER, TAKEN, WAITING
+from qreward.batching.collector import OVER, TAKEN, WAITING, Collector, SlotRule
 from qreward.batching.in_flight import BatchFunction, InFlightBatch, PendingItem, too_large
-from qreward.batching.policy import BatchPolicy, says_too_large
 from qreward.batching.settings import BatchRecord
 from qreward.batching.streaming import BatchStreamReader, StreamBatch
 from qreward.callables import FunctionKind
@@ -34,8 +32,8 @@ class LoopWorker:
         self.loop = loop
         self.pid = os.getpid()
         self.clock = function.settings.clock or loop.time
-        self.policy = BatchPolicy()
-        self.backlog = self.policy.backlog
+        self.collector = Collector()
+        self.rule = SlotRule(self.collector)
         self.batches: set[InFlightBatch] = set()
         self._context = function.context.copy()  # a copy, because two event loops cannot run in the same context at once
         self._settings = function.settings  # the settings of the next batch
@@ -78,10 +76,10 @@ class LoopWorker:
         function, most = self.function, self.function.settings.max_queue_size
         if function.closed:
             raise ClientClosed(f"the queue of {function.name} is closed; create a new one to submit further items")
-        if most is None or self.backlog.waiting + count <= most:
+        if most is None or self.collector.waiting + count <= most:
             return
         self.pump()
-        waiting = self.backlog.waiting
+        waiting = self.collector.waiting
         if waiting + count > most:
             function.counters.count("rejected", count)
             message = f"{waiting} items are already waiting for {function.name}"
@@ -94,22 +92,19 @@ class LoopWorker:
         key = function.key_of(value, signature_key)
         cost = 1 if settings.batch_size_fn is None else function.size_of(value)
         kind = BatchStreamReader if function.kind is FunctionKind.STREAMED else PendingItem
-        item = kind(value, self.clock(), key, cost, level)
-        if settings.carry_contexts:
-            item.context = copy_context()
-        return item
+        return kind(value, self.clock(), key, cost, level)
 
     def _put(self, item: Any, timeout: float | None) -> Any:
-        backlog, settings = self.backlog, self.function.settings
+        collector, settings = self.collector, self.function.settings
         item.future = self.loop.create_future()
         seconds = timeout or settings.timeout
         if seconds is not None:
             item.deadline = item.arrived + seconds
             if item.deadline < self._timer_at:
                 self._set_timer(item.deadline, item.arrived)
-        if not backlog.waiting:
+        if not collector.waiting:
             self._settings = settings
-        backlog.put(item)
+        collector.put(item)
         if not self._woken and len(self.batches) < settings.max_concurrent_batches:
             self._woken = True
             self.loop.call_soon(self.pump, context=self._context)
@@ -125,8 +120,8 @@ class LoopWorker:
         item.future.cancel()
         self.function.counters.count("cancelled")
         if item.place is WAITING:
-            self.backlog.remove(item)
-            if not self.backlog.waiting:
+            self.collector.remove(item)
+            if not self.collector.waiting:
                 self.pump()  # the timer may no longer be needed, and a waiting ``close`` may now return
         else:
             item.batch.abandon(item)
@@ -139,19 +134,19 @@ class LoopWorker:
     def pump(self) -> None:
         """Start all batches that may start now, and set the timer for the next due time."""
         self._woken = False
-        if not self.backlog.waiting and self._timer is None and not self._closing:
+        if not self.collector.waiting and self._timer is None and not self._closing:
             return
         now, at = self.clock(), inf
         if self._timer is not None:  # a timer is set while any item has a deadline
-            self._expire(self.backlog.due(now))
-        while self.backlog.waiting and len(self.batches) < self.function.settings.max_concurrent_batches:
+            self._expire(self.collector.due(now))
+        while self.collector.waiting and len(self.batches) < self.function.settings.max_concurrent_batches:
             items, at = self._next(now)
             if not items:
                 break
             self._start(items, now)
             at = inf
         if self._timer is not None or at != inf:
-            self._set_timer(min(at, self.backlog.next_deadline()), now)
+            self._set_timer(min(at, self.collector.deadlines.next()), now)
         self._report_idle()
 
     def _report_idle(self) -> None:
@@ -169,7 +164,7 @@ class LoopWorker:
             if not self._settings.batch_wait_timeout_s:  # a batch that waits for more items keeps the settings with which it began
                 self._settings = settings
             slots = settings.max_concurrent_batches
-            items, at = self.policy.next(now, self._settings, len(self.batches), slots, measure, self._closing)
+            items, at = self.rule.next(now, self._settings, len(self.batches), slots, measure, self._closing)
             if measure is not None and len(items) == 1 and items[0].cost > self._settings.max_batch_size:
                 items[0].fail(too_large())  # the limit was lowered after the item was submitted
             present = [item for item in items if not item.future.done()]
@@ -179,14 +174,13 @@ class LoopWorker:
                 if item.future.done() and item.place is TAKEN:  # the caller was cancelled, but has not called ``abandon`` yet
                     item.place = OVER
                     function.counters.count("cancelled")
-            self.backlog.put_back(present)  # the batch may not be full any more
+            self.collector.put_back(present)  # the batch may not be full any more
 
     def _start(self, items: list[Any], now: float) -> None:
         kind = StreamBatch if self.function.kind is FunctionKind.STREAMED else InFlightBatch
-        full = self._settings.adaptive_batch_size and self.backlog.has(items[0].key)
-        batch = kind(self.function, items, self.policy.limit(self._settings), full, now)
+        batch = kind(self.function, items, self._settings.max_batch_size, now)
         self.batches.add(batch)
-        self.policy.sent(now)
+        self.rule.sent(now)
         self._settings = self.function.settings
         self.function.counters.sent([now - item.arrived for item in items])
         batch.task = self.loop.create_task(batch.carry_out(), context=self._context.copy())
@@ -212,21 +206,12 @@ class LoopWorker:
         seconds = self.clock() - batch.sent_at
         self.function.counters.ended(seconds, batch.failed)
         if batch.alive or batch.error is None:
-            self.policy.done(seconds)
-        if self.function.settings.adaptive_batch_size:
-            self._adapt(batch, seconds)
+            self.rule.done(seconds)
         if self.function.settings.on_batch is not None:
             self._report_batch(batch, seconds)
         batch.items = []  # break the reference cycle, so that reference counting frees the items
         del batch.task
         self.pump()
-
-    def _adapt(self, batch: InFlightBatch, seconds: float) -> None:
-        size = sum(item.cost for item in batch.items)
-        if batch.error is not None and says_too_large(batch.error):
-            self.policy.adaptive.failed(size)
-        elif batch.error is None and (batch.full or size >= batch.limit):
-            self.policy.adaptive.done(batch.limit, size, seconds)
 
     def _report_batch(self, batch: InFlightBatch, seconds: float) -> None:
         items, on_batch = batch.items, self.function.settings.on_batch
@@ -238,9 +223,8 @@ class LoopWorker:
             limit=batch.limit,
             waits=tuple(batch.sent_at - item.arrived for item in items),
             seconds=seconds,
-            waiting=self.backlog.waiting,
+            waiting=self.collector.waiting,
             error=batch.error,
-            contexts=batch.contexts(),
         )
         try:
             on_batch(record)
@@ -286,11 +270,11 @@ class LoopWorker:
             await self._idle.wait()
 
     def _busy(self) -> bool:
-        return self.backlog.waiting > 0 or not all(batch.task.done() for batch in self.batches)
+        return self.collector.waiting > 0 or not all(batch.task.done() for batch in self.batches)
 
     def _fail_all(self, message: str) -> None:
-        for item in self.backlog.items():
-            self.backlog.remove(item)
+        for item in self.collector.items():
+            self.collector.remove(item)
             item.fail(ClientClosed(message))
         for batch in list(self.batches):
             for item in batch.items:

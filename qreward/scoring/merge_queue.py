@@ -6,11 +6,11 @@ takes it. This module does not depend on HTTP, and must not use an event loop or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import inf
 from typing import Any
 
-from qreward.batching.backlog import ALL, OVER, Backlog, Deadlines, ItemState
+from qreward.batching.collector import ALL, OVER, Collector, ItemState
 from qreward.codecs.rewards.base import MergeLimits
 from qreward.engine.instrumentation import REPORTED
 from qreward.scheduler.failure_policy import unanswered
@@ -45,15 +45,15 @@ class MergedItem(Task):
     """One item, as a task. The caller receives the outcome of this task. The scheduler sends another task: the ``MergedRequest`` that
     contains the item.
 
-    An item has the attributes that ``Backlog`` needs. All items have equal keys and the cost 1. ``MergeQueue`` keeps their deadlines.
+    An item has the attributes that ``Collector`` needs. All items have equal keys and the cost 1. ``MergeQueue`` adds their deadlines.
 
     Attributes:
         payload: the request with this item alone.
         until: the deadline in seconds; inf while the time limit has not started, for example for an item that a batch has read ahead.
-        place: ``WAITING`` in the backlog, ``TAKEN`` by a merged request, or ``OVER``. A new item is ``OVER`` until it is added.
+        place: ``WAITING`` in the collector, ``TAKEN`` by a merged request, or ``OVER``. A new item is ``OVER`` until it is added.
     """
 
-    __slots__ = ("_since", "lane", "place", "request", "until")
+    __slots__ = ("_since", "lane", "place", "rank", "request", "until")
     key = None
     cost = 1
 
@@ -68,7 +68,7 @@ class MergedItem(Task):
 
     @property
     def arrived(self) -> float:
-        """The time in seconds at which the item was added. ``Backlog`` needs the attribute under this name."""
+        """The time in seconds at which the item was added. ``Collector`` needs the attribute under this name."""
         return self.born
 
     def attach(self, request: MergedRequest) -> None:
@@ -97,20 +97,6 @@ class MergedItem(Task):
         if overdue_at is not None and request is not None:
             self.trail = [*(self.trail or ()), *unanswered(request, overdue_at)]
         self.place, self.state = OVER, TaskState.DONE
-
-
-class ItemGroup:
-    """Items with the same deadline. ``Deadlines`` stores the group as if it were one item."""
-
-    __slots__ = ("items", "number")
-
-    def __init__(self, items: list[MergedItem]) -> None:
-        self.items = items
-        self.number = items[0].number
-
-    @property
-    def place(self) -> ItemState:
-        return next((item.place for item in self.items if item.place is not OVER), OVER)
 
 
 class Split:
@@ -216,11 +202,11 @@ class MergeQueue:
 
     def __init__(self, pool: Pool, spec: MergeSpec, known: LearnedLimits) -> None:
         self._pool, self._spec, self._known = pool, spec, known
-        self._backlog: Any = Backlog()  # contains MergedItem, which has the attributes of backlog.Item
+        self._collector = Collector()
         self._services: dict[Source, sizing.ServiceTimeModel] = {}
         self._limits: dict[Source, EndpointLimits] = {}  # for the item shape of this queue
         self.lanes: dict[tuple[int, bool], PriorityLane] = {}
-        self.deadlines = Deadlines()
+        self.deadlines = self._collector.deadlines
         self.unread = 0.0
         self.sent_at = -inf
         self.failures = 0
@@ -228,8 +214,7 @@ class MergeQueue:
     @property
     def waiting(self) -> int:
         """The number of items that are not in a merged request."""
-        waiting: int = self._backlog.waiting
-        return waiting
+        return self._collector.waiting
 
     def needs(self, unread: float) -> tuple[bool, float]:
         """Return whether a lane needs a merged request, and the time until which single items should wait for other items.
@@ -269,31 +254,22 @@ class MergeQueue:
             item.state = TaskState.QUEUED
             item.lane = self.lanes.get((item.level, batch)) or self._new_lane(now, item, waiter, batch)
             item.lane.waiting += 1
-            self._backlog.put(item)
-        if not batch:
-            self._start_timeouts(items, lambda _, timeout: now + timeout)
+            self._collector.put(item)
+            if not batch and item.timeout is not None:
+                self._start_timeout(item, now + item.timeout)
 
     def _new_lane(self, now: float, item: MergedItem, waiter: Any, batch: bool) -> PriorityLane:
         lane = PriorityLane(item.level, item.tenant, BatchFeed(self._pool, item.level, waiter, now, item.tenant) if batch else None)
         self.lanes = dict(sorted([*self.lanes.items(), ((item.level, batch), lane)]))
         return lane
 
-    def _start_timeouts(self, items: Sequence[MergedItem], deadline_of: Callable[[MergedItem, float], float]) -> None:
-        groups: dict[float, list[MergedItem]] = {}
-        for item in items:
-            if item.timeout is not None:
-                item.until = deadline_of(item, item.timeout)
-                groups.setdefault(item.until, []).append(item)
-        for until, group in groups.items():
-            self.deadlines.add(ItemGroup(group), until)
-
-    def due(self, now: float) -> list[MergedItem]:
-        """Return the items that are not over although their deadline has passed. Each item is returned once."""
-        return [item for group in self.deadlines.due(now) for item in group.items if item.place is not OVER]
+    def _start_timeout(self, item: MergedItem, until: float) -> None:
+        item.until = until
+        self.deadlines.add(item, until)
 
     def remove(self, item: MergedItem) -> None:
         """Remove a waiting item."""
-        self._backlog.remove(item)
+        self._collector.remove(item)
         item.lane.waiting -= 1
 
     def record_answer(self, request: MergedRequest, source: Source, seconds: float) -> None:
@@ -349,22 +325,21 @@ class MergeQueue:
         return True
 
     def _take(self, now: float, request: MergedRequest, source: Source, before: list[MergedItem], limits: MergeLimits) -> list[MergedItem]:
-        taken: list[MergedItem] = self._backlog.take(now, self._most(now, source, len(before), limits) - len(before))
+        taken: list[MergedItem] = self._collector.take(self._most(now, source, len(before), limits) - len(before))
         for item in taken:
             item.lane.waiting -= 1
         taken = [item for item in taken if item.until > now]  # the timer of the deadline ends items that are too late
         if taken:
             taken = self._cut([*before, *taken], limits)[len(before) :]
-        read_ahead = []
         for item in taken:
             if item.sent_at is None:
                 item.sent_at = now
                 if item.lane.feed is not None:
                     item.born = now
-                    read_ahead.append(item)
+                    if item.timeout is not None:
+                        self._start_timeout(item, deadline(now, source, self._pool, item.timeout, item.waiter.opened_at))
             item.attach(request)
             item.state = TaskState.SENT
-        self._start_timeouts(read_ahead, lambda item, timeout: deadline(now, source, self._pool, timeout, item.waiter.opened_at))
         return taken
 
     def _most(self, now: float, source: Source, before: int, limits: MergeLimits) -> int:
@@ -383,13 +358,13 @@ class MergeQueue:
                 item.detach()
                 item.state = TaskState.QUEUED
                 item.lane.waiting += 1
-            self._backlog.put_back(items[fits:])
+            self._collector.put_back(items[fits:])
         return items[:fits]
 
     def _limits_at(self, source: Source, items: Sequence[MergedItem]) -> MergeLimits:
         known = self._limits.get(source)
         if known is None:
-            some = items or self._backlog.items()
+            some = items or self._collector.items()
             if not some:
                 return MergeLimits()
             endpoint: Any = source.handle

@@ -8,13 +8,13 @@ the results of a batch.
 from __future__ import annotations
 
 from asyncio import TimerHandle
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextvars import Context, copy_context
 from functools import partial
 from math import ceil, inf
 from typing import Any, cast
 
-from qreward.batching.backlog import OVER, WAITING
+from qreward.batching.collector import OVER, WAITING, halves
 from qreward.batching.in_flight import own_error
 from qreward.codecs.rewards.base import may_have_a_bad_item, splits
 from qreward.engine.batch import BatchWaiter
@@ -153,7 +153,7 @@ class RequestMerger:
     def _tick(self) -> None:
         self._timer = None
         with self.driver.engine.lock:
-            late = self.queue.due(self.driver.engine.clock())
+            late = self.queue.deadlines.due(self.driver.engine.clock())
         self.end(late, endings.timed_out)
         self._continue()
 
@@ -248,12 +248,12 @@ class RequestMerger:
         """
         items = request.left()
         tries = max(0, self._attempts - 2) if request.tries >= self._attempts else 0
-        middle = (len(items) + 1) // 2
-        split = Split(request.refused_by if len(items) > 1 else None, middle, request.is_suspect())
-        for part in filter(None, (items[:middle], items[middle:])):
+        parts = halves(items)
+        split = Split(request.refused_by if len(items) > 1 else None, len(parts[0]), request.is_suspect())
+        for part in filter(None, parts):
             self._send_again(part, tries, split)
 
-    def _send_again(self, items: list[MergedItem], tries: int, split: Split) -> None:
+    def _send_again(self, items: Sequence[MergedItem], tries: int, split: Split) -> None:
         request = MergedRequest(self._pool, items[0].lane, self, items, split)
         request.tries = tries
         for item in items:

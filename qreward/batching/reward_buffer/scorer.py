@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from qreward.batching.backlog import halves
+from qreward.batching.collector import halves
 from qreward.batching.in_flight import in_thread, unstoppable
 from qreward.batching.reward_buffer.schemas import InvalidScores, ScoreResult, described, failed, read_scores
 from qreward.callables import FunctionKind, kind_of, lists_taken

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Self, Unpack
 
 from qreward.batching import BatchQueue
-from qreward.batching.backlog import halves
+from qreward.batching.collector import halves
 from qreward.batching.reward_buffer import RewardBuffer
 from qreward.batching.reward_buffer.schemas import InvalidScores, read_scores
 from qreward.batching.settings import Options

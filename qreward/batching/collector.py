@@ -106,7 +106,8 @@ class KeyQueue:
 
     def take(self, max_items: int, max_cost: float = inf) -> list[Any]:
         """Remove and return the next items. If the first item exceeds ``max_cost``, it is returned alone."""
-        items, taken, cost, seen = self.items, [], 0.0, 0
+        items, cost, seen = self.items, 0.0, 0
+        taken: list[Any] = []
         if not self.dead and len(items) <= max_items and self.cost <= max_cost:  # the usual case: all of them
             self.items, self.cost = [], 0.0
             for item in items:

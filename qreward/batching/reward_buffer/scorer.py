@@ -35,11 +35,14 @@ def scoring_function(scorer: Any) -> ScoringFunction:
 
     Args:
         scorer: callable that is called with ``(completions, metadata)``, or with the completions alone if it takes only one argument. It is
-            an async or blocking function, an object with ``__call__``, or any object with ``remote``, such as the method of a Ray actor.
+            an async or blocking function, an object with ``__call__``, or any object with ``remote``, such as the method of a Ray actor. It
+            may also be an ASGI app whose ``state.reward_model`` is a Ray actor with the method ``get_score``.
 
     Raises:
         TypeError: the scorer cannot be called in this way, or is a class or a generator function.
     """
+    if holds_actor(scorer):
+        return partial(_of_app, scorer)
     remote = getattr(scorer, "remote", None)
     if callable(remote) and not isinstance(scorer, type):
         return partial(_remotely, remote)
@@ -60,8 +63,22 @@ def scoring_function(scorer: Any) -> ScoringFunction:
     return call
 
 
+def holds_actor(scorer: Any) -> bool:
+    """Return True for an app that holds the scorer as ``app.state.reward_model``, perhaps only later, as in MolGenDocking."""
+    state = getattr(scorer, "state", None)
+    return hasattr(state, "reward_model") or (state is not None and (hasattr(scorer, "router") or not callable(scorer)))
+
+
+async def _of_app(app: Any, pairs: Pairs) -> Any:
+    completions, metadata = _arguments(pairs, 2)
+    return await _awaited(app.state.reward_model.get_score.remote(completions=completions, metadata=metadata))
+
+
 async def _remotely(remote: Any, pairs: Pairs) -> Any:
-    reference = remote(*_arguments(pairs, 2))
+    return await _awaited(remote(*_arguments(pairs, 2)))
+
+
+async def _awaited(reference: Any) -> Any:
     if not inspect.isawaitable(reference):
         raise TypeError(f"remote() of the scorer returned a {type(reference).__name__}, which cannot be awaited; pass an actor's method")
     return await unstoppable(asyncio.ensure_future(reference))

@@ -13,11 +13,14 @@ from typing import Any, NamedTuple, Unpack, cast
 
 from qreward.batching.in_flight import BatchFunction
 from qreward.batching.queue import BatchQueue
+from qreward.batching.ray_serve import ACCESSORS, Inspection
 from qreward.batching.settings import BatchSettings, Options, checked
 from qreward.batching.typing import BatchDecorator
 from qreward.batching.worker import LoopWorker
 from qreward.callables import FunctionKind, kind_of, name_of, show_keywords
 
+BY_POSITION = ("max_batch_size", "batch_wait_timeout_s", "max_concurrent_batches", "batch_size_fn")
+"""Settings that may follow the function by position, as in ``batch(None, 16)``."""
 RECEIVERS = ("self", "cls")
 """Names that mark a first parameter as the receiver of an instance or a class. All other parameters receive lists."""
 _MISSING: Any = object()
@@ -170,7 +173,7 @@ def _as_decorator(function: Callable[..., Any]) -> BatchDecorator:
 
 
 @_as_decorator
-def batch(function: Any = None, /, **settings: Unpack[Options]) -> Any:
+def batch(function: Any = None, /, *first: Any, **settings: Unpack[Options]) -> Any:
     """Decorate a function of lists, so that callers pass one item and get one result. Their calls are merged into batches.
 
     The function receives a list for each parameter that the callers pass, and returns a list with one result per call. A parameter that a
@@ -202,7 +205,9 @@ def batch(function: Any = None, /, **settings: Unpack[Options]) -> Any:
         >>> asyncio.run(main())
         [3, 5]
     """
-    its = checked(settings)
+    its = checked(cast("Options", dict(zip(BY_POSITION, first, strict=False)) | settings))
+    if len(first) > len(BY_POSITION) or set(BY_POSITION[: len(first)]) & set(settings):
+        raise TypeError(f"by position, @batch takes only {', '.join(BY_POSITION)}, and each setting once")
     if function is None:
         return lambda decorated: _batched(decorated, its)
     if not isinstance(function, staticmethod | classmethod) and kind_of(function) is FunctionKind.THREADED:
@@ -227,5 +232,6 @@ def _batched(function: Any, settings: BatchSettings) -> Any:
         return queue.call_stream(args, kwargs)
 
     wrapper: Any = wraps(function)(stream if kind_of(function) is FunctionKind.STREAMED else result)
-    vars(wrapper).update({name: getattr(queue, name) for name in CONTROLS})
+    inspection = Inspection(queue)
+    vars(wrapper).update({name: getattr(queue, name) for name in CONTROLS} | {name: getattr(inspection, name) for name in ACCESSORS})
     return wrapper

@@ -18,11 +18,12 @@ from functools import partial
 from typing import Any
 
 from qreward.batching.collector import OVER, Item
+from qreward.batching.ray_serve import invalid_length, serve_context, warn_of_ongoing_requests
 from qreward.batching.settings import BatchSettings
 from qreward.batching.stats import BatchCounters
 from qreward.callables import FunctionKind, kind_of, name_of
 from qreward.engine.threads import SHARED
-from qreward.errors import ConfigError, InvalidResponse, QueueFull, RequestError
+from qreward.errors import ConfigError, QueueFull, RequestError
 
 _ENDINGS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit)
 _log = logging.getLogger("qreward")
@@ -47,6 +48,12 @@ class PendingItem(Item):
             self.future.set_exception(error)
 
 
+class ServedItem(PendingItem):
+    """An item of a process with Ray Serve, with the request context of its call."""
+
+    __slots__ = ("request_context",)
+
+
 class BatchFunction:
     """Holds a batch function and its settings. All queues of the function share this object. It does not depend on an event loop.
 
@@ -59,11 +66,12 @@ class BatchFunction:
 
     Attributes:
         context: the context in which batches run. It is a copy of the context in which this object was created.
+        serve: the module ``ray.serve.context`` in a process with Ray Serve; otherwise None.
         plain: True if items can be added in a faster way. This is so if the queue is open, the function is no async generator, and none of
-            ``batch_size_fn``, ``batch_key_fn`` and ``max_queue_size`` is set.
+            ``batch_size_fn``, ``batch_key_fn`` and ``max_queue_size`` is set. In a process with Ray Serve, it is False.
     """
 
-    __slots__ = ("_first_of", "call", "closed", "context", "counters", "function", "kind", "name", "plain", "settings")
+    __slots__ = ("_first_of", "call", "closed", "context", "counters", "function", "kind", "name", "plain", "serve", "settings")
 
     def __init__(
         self,
@@ -86,22 +94,23 @@ class BatchFunction:
         self.context: Context = copy_context()
         self.counters = BatchCounters()
         self.closed = False
-        self._update()
+        self.update()
         self._warn()
 
     def close(self) -> None:
         """Reject new items from now on."""
         self.closed = True
-        self._update()
+        self.update()
 
     def change(self, changes: Any) -> None:
         """Change some settings. If one of them is invalid, nothing is changed."""
         if "clock" in changes:
             raise ConfigError("clock cannot be changed; create a new queue")
         self.settings = replace(self.settings, **changes)
-        self._update()
+        self.update()
         if "max_batch_size" in changes:
             self._warn()
+            self.warn_of_ongoing_requests()
 
     def check_kind(self, *, streamed: bool) -> None:
         """Raise ``TypeError`` if the kind of the function does not fit the request.
@@ -135,10 +144,15 @@ class BatchFunction:
             raise ConfigError(f"batch_size_fn must return a number >= 0, got {size!r}")
         return size
 
-    def _update(self) -> None:
+    def update(self) -> None:
         its = self.settings
-        needs_more = its.batch_size_fn or its.batch_key_fn or its.max_queue_size
+        self.serve = serve_context()
+        needs_more = its.batch_size_fn or its.batch_key_fn or its.max_queue_size or self.serve
         self.plain = not needs_more and not self.closed and self.kind is not FunctionKind.STREAMED
+
+    def warn_of_ongoing_requests(self) -> None:
+        if self.settings.batch_size_fn is None:
+            warn_of_ongoing_requests(self.name, self.settings.max_batch_size, self.settings.max_concurrent_batches)
 
     def _warn(self) -> None:
         size, most = self.settings.max_batch_size, self.settings.max_queue_size
@@ -161,7 +175,7 @@ def results_of(returned: Any, count: int) -> Sequence[Any]:
     if type(returned) is not list and type(returned) is not tuple:
         returned = _in_order(returned)
     if len(returned) != count:
-        raise InvalidResponse(
+        raise invalid_length(
             f"Batched function doesn't preserve batch size. The input list has length {count} but the returned list has "
             f"length {len(returned)}."
         )
@@ -271,6 +285,8 @@ class InFlightBatch:
         """
         function, values = self.function, [item.value for item in self.items]
         _BATCH.set(self)
+        if function.serve is not None:
+            self.enter_request_contexts()
         try:
             results = await (function.call(values) if function.kind is FunctionKind.AWAITED else in_thread(partial(function.call, values)))
             self._answer(results_of(results, len(values)))
@@ -278,6 +294,10 @@ class InFlightBatch:
             self.fail(error)
             if not isinstance(error, Exception):
                 raise
+
+    def enter_request_contexts(self) -> None:
+        """Let Ray Serve's functions, such as ``get_multiplexed_model_id``, find the request contexts of the items."""
+        self.function.serve._set_batch_request_context([item.request_context for item in self.items])
 
     def _answer(self, results: Iterable[Any]) -> None:
         raised: list[BaseException] = []

@@ -89,6 +89,11 @@ class BatchQueue(Generic[T, R]):
     def settings(self) -> BatchSettings:
         return self._function.settings
 
+    @property
+    def closed(self) -> bool:
+        """True after ``close``."""
+        return self._function.closed
+
     async def submit(self, item: T, *, priority: int | str = NORMAL, timeout: float | None = None) -> R:
         """Submit one item and return its result.
 

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from qreward.batching.collector import OVER, TAKEN
-from qreward.batching.in_flight import InFlightBatch, PendingItem, results_of
+from qreward.batching.in_flight import InFlightBatch, ServedItem, results_of
 from qreward.errors import RequestTimeout
 
 AHEAD = 16
@@ -23,7 +23,7 @@ KEPT = 1024
 _ENDS = (StopIteration, StopAsyncIteration)
 
 
-class BatchStreamReader(PendingItem):
+class BatchStreamReader(ServedItem):
     """An item whose caller reads a stream. Its ``future`` never gets a result, and is cancelled at the end of the stream."""
 
     __slots__ = ("_error", "_waiter", "buffer")
@@ -87,6 +87,8 @@ class StreamBatch(InFlightBatch):
 
     async def carry_out(self) -> None:
         """Run the generator until it ends or all readers have left."""
+        if self.function.serve is not None:
+            self.enter_request_contexts()
         try:
             produced = self.function.call([item.value for item in self.items])
             try:

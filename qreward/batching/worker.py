@@ -14,8 +14,9 @@ from contextlib import suppress
 from math import inf
 from typing import Any
 
+from qreward.batching import metrics
 from qreward.batching.collector import OVER, TAKEN, WAITING, Collector, SlotRule
-from qreward.batching.in_flight import BatchFunction, InFlightBatch, PendingItem, too_large
+from qreward.batching.in_flight import BatchFunction, InFlightBatch, PendingItem, ServedItem, too_large
 from qreward.batching.settings import BatchRecord
 from qreward.batching.streaming import BatchStreamReader, StreamBatch
 from qreward.callables import FunctionKind
@@ -42,6 +43,8 @@ class LoopWorker:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = inf
         self._idle = asyncio.Event()  # set while the queue is closing and has nothing to do
+        function.update()
+        function.warn_of_ongoing_requests()
 
     def add(self, value: Any, signature_key: Hashable, level: int, timeout: float | None) -> Any:
         """Add an item and return it. A caller that stops waiting for the item must call ``abandon``."""
@@ -91,8 +94,13 @@ class LoopWorker:
         function, settings = self.function, self.function.settings
         key = function.key_of(value, signature_key)
         cost = 1 if settings.batch_size_fn is None else function.size_of(value)
-        kind = BatchStreamReader if function.kind is FunctionKind.STREAMED else PendingItem
-        return kind(value, self.clock(), key, cost, level)
+        kind = BatchStreamReader if function.kind is FunctionKind.STREAMED else PendingItem if function.serve is None else ServedItem
+        if function.serve is None:
+            return kind(value, self.clock(), key, cost, level)
+        context = function.serve._get_serve_request_context()
+        item = kind(value, self.clock(), (key, context.multiplexed_model_id), cost, level)
+        item.request_context = context
+        return item
 
     def _put(self, item: Any, timeout: float | None) -> Any:
         collector, settings = self.collector, self.function.settings
@@ -207,29 +215,23 @@ class LoopWorker:
         self.function.counters.ended(seconds, batch.failed)
         if batch.alive or batch.error is None:
             self.rule.done(seconds)
-        if self.function.settings.on_batch is not None:
+        if self.function.settings.on_batch is not None or metrics.are_recorded():
             self._report_batch(batch, seconds)
         batch.items = []  # break the reference cycle, so that reference counting frees the items
         del batch.task
         self.pump()
 
     def _report_batch(self, batch: InFlightBatch, seconds: float) -> None:
-        items, on_batch = batch.items, self.function.settings.on_batch
-        assert on_batch is not None
-        record = BatchRecord(
-            name=self.function.name,
-            items=len(items),
-            size=sum(item.cost for item in items),
-            limit=batch.limit,
-            waits=tuple(batch.sent_at - item.arrived for item in items),
-            seconds=seconds,
-            waiting=self.collector.waiting,
-            error=batch.error,
-        )
+        items, on_batch, name = batch.items, self.function.settings.on_batch, self.function.name
+        size, waiting = sum(item.cost for item in items), self.collector.waiting
+        metrics.record(name.rpartition(".")[2], size, batch.limit, batch.sent_at - items[0].arrived, seconds, waiting)
+        if on_batch is None:
+            return
+        waits = tuple(batch.sent_at - item.arrived for item in items)
         try:
-            on_batch(record)
+            on_batch(BatchRecord(name, len(items), size, batch.limit, waits, seconds, waiting, batch.error))
         except Exception:
-            _log.exception("on_batch of %s raised", self.function.name)
+            _log.exception("on_batch of %s raised", name)
 
     def _expire(self, late: list[Any]) -> None:
         for item in late:

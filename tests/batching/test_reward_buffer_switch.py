@@ -1,4 +1,4 @@
-"""RewardBuffer in the place of MolGenDocking's, with nothing but the import changed: an app, an actor, models of its own, typed endpoints."""
+"""RewardBuffer in the place of MolGenDocking's, with only the import changed: an app, an actor, models of its own, typed endpoints."""
 
 from __future__ import annotations
 

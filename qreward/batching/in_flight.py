@@ -30,19 +30,13 @@ _log = logging.getLogger("qreward")
 
 
 class PendingItem(Item):
-    """An item whose caller waits for one result.
-
-    Attributes:
-        future: future that receives the result for the caller. It is cancelled when the caller leaves.
-        batch: the batch of the item; not set while the item waits.
-    """
+    """An item whose caller waits for one result. The caller's ``future`` is cancelled when it leaves."""
 
     __slots__ = ("batch", "future")
     future: asyncio.Future[Any]
     batch: InFlightBatch
 
     def fail(self, error: BaseException) -> None:
-        """Raise an error for the caller, unless the item has been answered or the caller has left."""
         self.place = OVER
         if not self.future.done():
             self.future.set_exception(error)
@@ -55,20 +49,16 @@ class ServedItem(PendingItem):
 
 
 class BatchFunction:
-    """Holds a batch function and its settings. All queues of the function share this object. It does not depend on an event loop.
+    """A batch function and its settings, which all queues of the function share. It does not depend on an event loop.
 
     Args:
-        function: the batch function.
-        settings: see :class:`BatchSettings`.
         call: callable that calls the function with the values of the items. The default is the function itself.
-        first_of: callable that receives the value of an item and returns the first argument of the call that submitted the item.
-            ``batch_size_fn`` and ``batch_key_fn`` receive this argument. By default they receive the value itself.
+        first_of: callable that returns the first argument of a call, from the value of its item.
 
     Attributes:
         context: the context in which batches run. It is a copy of the context in which this object was created.
         serve: the module ``ray.serve.context`` in a process with Ray Serve; otherwise None.
-        plain: True if items can be added in a faster way. This is so if the queue is open, the function is no async generator, and none of
-            ``batch_size_fn``, ``batch_key_fn`` and ``max_queue_size`` is set. In a process with Ray Serve, it is False.
+        plain: True if items can be added in a faster way, because the queue is open and no setting or Ray Serve needs more than the value.
     """
 
     __slots__ = ("_first_of", "call", "closed", "context", "counters", "function", "kind", "name", "plain", "serve", "settings")
@@ -98,12 +88,10 @@ class BatchFunction:
         self._warn()
 
     def close(self) -> None:
-        """Reject new items from now on."""
         self.closed = True
         self.update()
 
     def change(self, changes: Any) -> None:
-        """Change some settings. If one of them is invalid, nothing is changed."""
         if "clock" in changes:
             raise ConfigError("clock cannot be changed; create a new queue")
         self.settings = replace(self.settings, **changes)
@@ -113,10 +101,7 @@ class BatchFunction:
             self.warn_of_ongoing_requests()
 
     def check_kind(self, *, streamed: bool) -> None:
-        """Raise ``TypeError`` if the kind of the function does not fit the request.
-
-        A stream needs an async generator. A single result needs a function that is not an async generator.
-        """
+        """Raise ``TypeError`` if the function is an async generator and no stream was asked for, or the other way round."""
         if streamed and self.kind is not FunctionKind.STREAMED:
             raise TypeError(f"{self.name} is no async generator; await submit(item)")
         if not streamed and self.kind is FunctionKind.STREAMED:
@@ -133,7 +118,6 @@ class BatchFunction:
         return self._size([item.value for item in items])
 
     def key_of(self, value: Any, signature_key: Hashable) -> Hashable:
-        """Return the batch key of an item: its signature key, together with the result of ``batch_key_fn`` if this setting is set."""
         key_fn = self.settings.batch_key_fn
         return signature_key if key_fn is None else (signature_key, key_fn(self._first_of(value)))
 
@@ -197,11 +181,7 @@ def _in_order(returned: Any) -> Sequence[Any]:
 
 
 def caller_error(error: BaseException, name: str) -> BaseException:
-    """Return the exception that a caller receives for ``error``.
-
-    The result is ``error`` itself, unless ``error`` would end the caller's task, event loop or iteration. In that case, the result is
-    another exception with ``error`` as its cause.
-    """
+    """Return the error that a caller receives: not one that would end the caller's task, event loop or iteration."""
     shown: Exception
     if isinstance(error, StopIteration | StopAsyncIteration):
         shown = RuntimeError(f"{name} raised {type(error).__name__}")
@@ -214,7 +194,7 @@ def caller_error(error: BaseException, name: str) -> BaseException:
 
 
 def own_error(error: BaseException) -> BaseException:
-    """Return a copy of an exception for one caller, with the original as the cause. If copying fails, return a ``RequestError`` instead."""
+    """Return a copy of an exception for one caller, with the original as the cause; a ``RequestError`` if copying fails."""
     for copied in (copy.copy, _bare_copy):
         try:
             made = copied(error)
@@ -247,15 +227,10 @@ _BATCH: ContextVar[InFlightBatch | None] = ContextVar("qreward_batch", default=N
 
 @dataclass(slots=True, eq=False, repr=False)
 class InFlightBatch:
-    """A batch that has been sent. This object makes one call of the batch function, in a separate task.
-
-    Args:
-        function: the batch function.
-        items: the items, at least one.
-        limit: the maximum size of the batch.
-        sent_at: time at which the batch was sent, in seconds of the queue's clock.
+    """A batch that has been sent. It makes one call of the batch function, in a separate task.
 
     Attributes:
+        limit: the maximum size of the batch.
         alive: number of callers that have not left.
         error: the error of the whole batch; None without such an error.
         failed: number of callers that received an error from the function.
@@ -279,10 +254,7 @@ class InFlightBatch:
             item.batch = self
 
     async def carry_out(self) -> None:
-        """Run the function. Each caller receives the result or the error of its item.
-
-        This method never raises an ``Exception``. It can only raise a ``BaseException`` of another kind, such as ``KeyboardInterrupt``.
-        """
+        """Run the function. Each caller receives its result or error. Only a ``BaseException`` that ends the program is raised."""
         function, values = self.function, [item.value for item in self.items]
         _BATCH.set(self)
         if function.serve is not None:
@@ -340,10 +312,9 @@ class InFlightBatch:
 
 
 async def in_thread(function: Callable[[], Any]) -> Any:
-    """Run a function in a daemon thread and return its result. The thread blocks neither the event loop nor the exit of the process.
+    """Run a function in a daemon thread, which blocks neither the event loop nor the exit of the process, and return its result.
 
-    If the caller is cancelled, this coroutine ends at once, but the thread continues. The slot of the batch stays occupied until the
-    function has returned. Raises ``QueueFull`` if no worker thread is available.
+    If the caller is cancelled, the thread continues, and the slot of the batch stays occupied. Raises ``QueueFull`` if no thread is free.
     """
     loop, context = asyncio.get_running_loop(), copy_context()
     done: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
@@ -364,10 +335,7 @@ async def in_thread(function: Callable[[], Any]) -> Any:
 
 
 async def unstoppable(future: asyncio.Future[Any]) -> Any:
-    """Await a future inside a batch function. The future is not cancelled when the batch is cancelled.
-
-    The slot of the batch stays occupied until the future is done.
-    """
+    """Await a future that is not cancelled with the batch. The slot of the batch stays occupied until the future is done."""
     batch = _BATCH.get()
     if batch is not None:
         batch.unstoppable = future

@@ -37,7 +37,6 @@ class BatchStreamReader(ServedItem):
 
     @property
     def busy(self) -> bool:
-        """True if a task is waiting for the next piece."""
         return self._waiter is not None
 
     async def next(self) -> Any:
@@ -60,7 +59,6 @@ class BatchStreamReader(ServedItem):
         self.wake()
 
     def end(self) -> None:
-        """End the stream. Buffered pieces can still be read."""
         self.place = OVER
         self.future.cancel()
         self.wake()
@@ -70,7 +68,6 @@ class BatchStreamReader(ServedItem):
         self.end()
 
     def wake(self) -> None:
-        """Let the waiting task check the buffer and the state again."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -101,7 +98,7 @@ class StreamBatch(InFlightBatch):
                 raise
 
     def reader_moved(self) -> None:
-        """Let the generator continue if no reader blocks it. This method is called after a reader has read or left."""
+        """Let the generator continue if no reader blocks it."""
         unblocked = self._unblocked
         if unblocked is None or unblocked.done():
             return

@@ -56,9 +56,8 @@ class LoopWorker:
         return self._put(item, timeout)
 
     def add_many(self, values: Sequence[Any], level: int, timeout: float | None) -> list[Any]:
-        """Add all items. If the queue does not have room for all of them, add no item and raise ``QueueFull``.
-
-        Return a list with one element per value: the item, or the exception that ``batch_size_fn`` or ``batch_key_fn`` raised for it.
+        """Add all items, or none if the queue has no room for all. Return for each value its item, or the error of ``batch_size_fn`` or
+        ``batch_key_fn``.
         """
         self._admit(len(values))
         added: list[Any] = []
@@ -72,10 +71,7 @@ class LoopWorker:
         return added
 
     def _admit(self, count: int) -> None:
-        """Raise ``ClientClosed`` or ``QueueFull`` if ``count`` items cannot be added.
-
-        If the queue is full, all batches that may start are started first.
-        """
+        """Raise ``ClientClosed`` or ``QueueFull`` if ``count`` items cannot be added, even after starting what may start."""
         function, most = self.function, self.function.settings.max_queue_size
         if function.closed:
             raise ClientClosed(f"the queue of {function.name} is closed; create a new one to submit further items")
@@ -90,7 +86,6 @@ class LoopWorker:
             raise QueueFull(f"{message}; submit fewer at once, or set a larger max_queue_size")
 
     def _made(self, value: Any, signature_key: Hashable, level: int) -> Any:
-        """Create an item. The settings determine its size and key, and whether the item has a context."""
         function, settings = self.function, self.function.settings
         key = function.key_of(value, signature_key)
         cost = 1 if settings.batch_size_fn is None else function.size_of(value)
@@ -162,10 +157,7 @@ class LoopWorker:
             self._idle.set()
 
     def _next(self, now: float) -> tuple[list[Any], float]:
-        """Return the items of the next batch, and the time at which to try again.
-
-        Items whose callers have left are not returned. If no batch may be sent now, the list of items is empty.
-        """
+        """Return the items of the next batch whose callers have not left, and the time at which to try again if there are none."""
         function, settings = self.function, self.function.settings
         measure = None if settings.batch_size_fn is None else function.measure
         while True:
@@ -258,11 +250,7 @@ class LoopWorker:
         self.pump()
 
     async def close(self, drain: bool) -> None:
-        """Wait until no item is waiting and no batch is running.
-
-        Without ``drain``, waiting items fail and running batches are cancelled. ``close`` does not wait for work in a thread or an actor if
-        all callers of this work have left.
-        """
+        """Wait until no item waits and no batch runs. Do not wait for work in a thread or an actor whose callers have all left."""
         self._closing = True
         if not drain:
             self._fail_all(f"the queue of {self.function.name} was closed before the item was done")

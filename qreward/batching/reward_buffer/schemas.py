@@ -50,7 +50,6 @@ class ScoreResult:
 
 
 def failed(error: BaseException) -> ScoreResult:
-    """Return the outcome of a completion for which an exception was raised."""
     return ScoreResult(None, described(error), cause=error)
 
 
@@ -124,7 +123,6 @@ def _number(raw: Any) -> tuple[float | None, str | None]:
 
 
 def _rows_of_columns(given: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-    """Convert columns to rows. A value that is not a list applies to every completion."""
     name = next((name for name in ("rewards", "scores", "reward", "score") if name in given), None)
     errors = given.get("errors", given.get("error"))
     if name is None and not errors:
@@ -141,7 +139,6 @@ def _rows_of_columns(given: Mapping[str, Any], count: int) -> list[dict[str, Any
 
 
 def _row(reward: Any, error: Any, feedback: Any, meta: Any, columns: dict[str, Any]) -> dict[str, Any]:
-    """Return one row, built from columns. If the reward is a mapping, its members are added to the row."""
     if isinstance(reward, BaseException):
         reward, error = None, error or reward
     row = dict(reward) if isinstance(reward, Mapping) else {"reward": reward}
@@ -278,7 +275,6 @@ def with_prompts(metas: Sequence[Mapping[str, Any]], prompts: Sequence[str] | No
 
 
 def check_mode(query: Query, mode: Mode) -> None:
-    """Raise ``BadRequest`` if the mode does not allow the query."""
     if mode == "singleton" and len(query.completions) != 1:
         raise BadRequest(f"in singleton mode a query holds one completion, not {len(query.completions)}; use the mode 'batch' for lists")
 

@@ -85,7 +85,6 @@ async def _awaited(reference: Any) -> Any:
 
 
 def _arguments(pairs: Pairs, count: int) -> tuple[Any, ...]:
-    """Return the arguments of one call. The metadata are copied, so changes that the scorer makes do not affect other calls."""
     completions = [completion for completion, _ in pairs]
     return (completions, [own_copy(metadata) for _, metadata in pairs]) if count == 2 else (completions,)
 
@@ -115,7 +114,6 @@ def own_copy(value: Any) -> Any:
 
 
 def _refilled(value: Any, parts: Mapping[Any, Any]) -> Any:
-    """Return a copy of an instance of a dict or list subclass, with new values."""
     made = copy(value)
     for key, part in parts.items():
         made[key] = part
@@ -123,12 +121,7 @@ def _refilled(value: Any, parts: Mapping[Any, Any]) -> Any:
 
 
 class BisectingScorer:
-    """Calls a scorer with batches, and isolates the completions that fail.
-
-    Args:
-        call: the scoring function.
-        isolate: True splits a list for which the scorer raises.
-    """
+    """Calls a scorer with batches, and isolates the completions that fail, if ``isolate`` is True."""
 
     def __init__(self, call: ScoringFunction, isolate: bool) -> None:
         self._call = call
@@ -138,13 +131,10 @@ class BisectingScorer:
     async def score_each(self, pairs: Pairs) -> list[ScoreResult]:
         """Return the outcome of each completion. The list must not be empty.
 
-        A list for which the scorer raises is split in halves until the bad completions are found. For ``k`` bad completions among ``n``,
-        this takes about ``2 k log2(n)`` calls, and at most ``2 n - 1``. The calls are made one after the other. A list is not split if no
-        completion can be the cause of the error, for example after a broken connection, a timeout or the death of an actor.
-
-        If the scorer does not return one outcome for each completion of a list or of a half, the whole list fails. ``own`` of a failed
-        completion is True if two conditions hold. The scorer scored another completion of this list or of the previous list, and the error
-        is of a kind that a completion can cause.
+        A list for which the scorer raises is split in halves until the bad completions are found: for ``k`` bad ones among ``n``, about
+        ``2 k log2(n)`` calls, one after the other. A list is not split if no completion can be the cause, for example after a timeout.
+        If the scorer does not return one outcome for each completion, the whole list fails. ``own`` of a failed completion is True if the
+        scorer scored another completion of this or the previous list, and the error is of a kind that a completion can cause.
         """
         try:
             scored = await _split(self._call, pairs, self._isolate)

@@ -1,4 +1,4 @@
-"""``@batch`` in a deployment, where ``@serve.batch`` was: request contexts, models, accessors, setters, metrics, warnings, streams, cancels."""
+"""``@batch`` in a deployment, where ``@serve.batch`` was: contexts, models, accessors, setters, metrics, warnings, streams, cancels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from qreward import batch
 pytestmark = [pytest.mark.timeout(300), pytest.mark.real_time(240), pytest.mark.filterwarnings("ignore")]  # what Ray warns of is not ours
 
 
-def model_class() -> type[Any]:
+def model_class() -> type[Any]:  # noqa: C901 - one class with all that is tried
     """A class that no other process can import."""
 
     class Model:

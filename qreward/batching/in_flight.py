@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from qreward.batching.collector import OVER, Item
+from qreward.batching.collector import OVER, Item, halves
 from qreward.batching.ray_serve import invalid_length, serve_context, warn_of_ongoing_requests
 from qreward.batching.settings import BatchSettings
 from qreward.batching.stats import BatchCounters
@@ -332,6 +332,20 @@ async def in_thread(function: Callable[[], Any]) -> Any:
     if error is not None:
         raise error
     return await results if inspect.isawaitable(results) else results  # a plain function may return a coroutine
+
+
+async def isolate(call: Callable[[Any], Any], items: Any, outcomes_of: Callable[[BaseException, Any], list[Any] | None]) -> list[Any]:
+    """Return the outcome of each item. A list for which ``await call(items)`` raises is split in halves, one after the other.
+
+    ``outcomes_of(error, items)`` returns the outcomes of a list that is not split, or None.
+    """
+    try:
+        return await call(items)  # type: ignore[no-any-return]
+    except BaseException as error:
+        outcomes = outcomes_of(error, items)
+        if outcomes is not None:
+            return outcomes
+    return [outcome for half in halves(items) for outcome in await isolate(call, half, outcomes_of)]
 
 
 async def unstoppable(future: asyncio.Future[Any]) -> Any:

@@ -14,8 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from qreward.batching.collector import halves
-from qreward.batching.in_flight import in_thread, unstoppable
+from qreward.batching.in_flight import in_thread, isolate, unstoppable
 from qreward.batching.reward_buffer.schemas import InvalidScores, ScoreResult, described, failed, read_scores
 from qreward.callables import FunctionKind, kind_of, lists_taken
 from qreward.errors import QueueFull
@@ -137,7 +136,7 @@ class BisectingScorer:
         scorer scored another completion of this or the previous list, and the error is of a kind that a completion can cause.
         """
         try:
-            scored = await _split(self._call, pairs, self._isolate)
+            scored = await isolate(self._scored, pairs, partial(self._outcomes_of, len(pairs)))
         except InvalidScores as error:
             _log.warning("the scorer is wrong on a batch of %d: %s", len(pairs), error)
             self._scored_before = False
@@ -148,23 +147,20 @@ class BisectingScorer:
             return scored
         return [replace(one, own=one.reward is None and _may_be_the_items_fault(one.cause)) for one in scored]
 
+    async def _scored(self, pairs: Pairs) -> list[ScoreResult]:
+        return read_scores(await self._call(pairs), len(pairs))
 
-async def _split(call: ScoringFunction, pairs: Pairs, isolate: bool, *, part: bool = False) -> list[ScoreResult]:
-    try:
-        returned = await call(pairs)
-    except (KeyboardInterrupt, InvalidScores):
-        raise
-    except BaseException as error:  # an exit in the scorer ends neither the task nor the program
+    def _outcomes_of(self, count: int, error: BaseException, pairs: Pairs) -> list[ScoreResult] | None:
+        """Return the outcomes of a list for which the scorer raised, or None if it is to be split. ``count`` completions are scored."""
         task = asyncio.current_task()
-        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-            raise
-        if not part:
-            _log.warning("the scorer failed on a batch of %d: %s", len(pairs), described(error), exc_info=error)
-        if len(pairs) == 1 or not isolate or not _may_be_the_items_fault(error):
+        cancelled = isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling()
+        if cancelled or isinstance(error, KeyboardInterrupt | InvalidScores):  # other exits of the scorer do not end the program
+            raise error
+        if len(pairs) == count:
+            _log.warning("the scorer failed on a batch of %d: %s", count, described(error), exc_info=error)
+        if len(pairs) == 1 or not self._isolate or not _may_be_the_items_fault(error):
             return [failed(error) for _ in pairs]
-    else:
-        return read_scores(returned, len(pairs))
-    return [one for half in halves(pairs) for one in await _split(call, half, isolate, part=True)]
+        return None
 
 
 def _may_be_the_items_fault(error: BaseException | None) -> bool:

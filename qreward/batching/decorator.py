@@ -13,11 +13,14 @@ from typing import Any, NamedTuple, Unpack, cast
 
 from qreward.batching.in_flight import BatchFunction
 from qreward.batching.queue import BatchQueue
+from qreward.batching.ray_serve import ACCESSORS, Inspection
 from qreward.batching.settings import BatchSettings, Options, checked
 from qreward.batching.typing import BatchDecorator
 from qreward.batching.worker import LoopWorker
 from qreward.callables import FunctionKind, kind_of, name_of, show_keywords
 
+BY_POSITION = ("max_batch_size", "batch_wait_timeout_s", "max_concurrent_batches", "batch_size_fn")
+"""Settings that may follow the function by position, as in ``batch(None, 16)``."""
 RECEIVERS = ("self", "cls")
 """Names that mark a first parameter as the receiver of an instance or a class. All other parameters receive lists."""
 _MISSING: Any = object()
@@ -25,12 +28,7 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 class CallSignature(NamedTuple):
-    """The parameters that a call passed. This object is made only for a call that left some parameters out.
-
-    Attributes:
-        positional: number of arguments that are passed to the function by position.
-        names: names of the arguments that are passed by name.
-    """
+    """What a call passed that left some parameters out: the number of arguments by position, and the names of the others."""
 
     positional: int
     names: tuple[str, ...]
@@ -39,11 +37,7 @@ class CallSignature(NamedTuple):
 class Binder:
     """Converts the arguments of one call to a tuple of values, and the tuples of many calls to the arguments of a batch.
 
-    It makes no difference whether a call passes an argument by position or by name. A parameter that a call leaves out is not passed to
-    the function. Therefore, the parameter has its declared default instead of a list.
-
-    Attributes:
-        bound: True if the first parameter is one of ``RECEIVERS``.
+    A parameter that a call leaves out is not passed to the function, so it has its declared default. ``bound`` is True for a method.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -62,10 +56,9 @@ class Binder:
         self._lone = self._whole == (1 + bound, ()) and not variadic
 
     def values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], CallSignature | None]:
-        """Return the values of a call in the order of the parameters, and the ``CallSignature`` of the call.
+        """Return the values of a call in the order of the parameters, and its ``CallSignature``; None if it passed every parameter.
 
-        Only calls with equal signatures share a batch. If the call passed every parameter, the signature is None. If the call left
-        parameters out, the signature is also appended to the values, because ``spread`` needs it.
+        Only calls with equal signatures share a batch. A signature that is not None is appended to the values, because ``spread`` needs it.
         """
         count, given = self._count, len(args)
         if given + len(kwargs) == count and given <= self._whole.positional:
@@ -82,7 +75,6 @@ class Binder:
         return self._some_values(args, kwargs)
 
     def spread(self, rows: list[Any]) -> Any:
-        """Call the function with the values of many calls. Each parameter that these calls passed gets a list."""
         if self._lone:
             column = [row[-1] for row in rows]
             return self._function(rows[0][0], column) if self.bound else self._function(column)
@@ -109,11 +101,7 @@ class Binder:
 
 
 class DecoratedQueue(BatchQueue[Any, Any]):
-    """The queue of a batched function. For a method, it holds one queue per instance.
-
-    Instances are referenced weakly. The queue of an instance is freed together with the instance. Settings, ``stats`` and ``close`` of this
-    queue apply to the queues of all instances.
-    """
+    """The queue of a batched function. For a method, it holds one queue per instance, which is freed with the instance."""
 
     def __setstate__(self, state: tuple[Callable[..., Any], BatchSettings]) -> None:
         self._binder: Binder | None = None  # made by the first call, because an unpickled function may be incomplete before it
@@ -121,17 +109,14 @@ class DecoratedQueue(BatchQueue[Any, Any]):
         self._begin(BatchFunction(*state, call=lambda rows: self._bound().spread(rows), first_of=lambda row: self._bound().first(row)))
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Coroutine[Any, Any, Any]:
-        """Return the coroutine that submits a call and waits for its result."""
         queue, values, key = self._queue_of(args, kwargs)
         return queue.result_of(values, key)
 
     def call_stream(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AsyncGenerator[Any, None]:
-        """Submit a call and return its stream."""
         queue, values, key = self._queue_of(args, kwargs)
         return queue.stream_of(values, key)
 
     def loop_workers(self) -> list[LoopWorker]:
-        """Return the workers of all queues."""
         return super().loop_workers() + [worker for _, queue in list(self._queues.values()) for worker in queue.loop_workers()]
 
     def _queue_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[BatchQueue[Any, Any], Any, Hashable]:
@@ -165,12 +150,11 @@ class DecoratedQueue(BatchQueue[Any, Any]):
 
 
 def _as_decorator(function: Callable[..., Any]) -> BatchDecorator:
-    """Give ``batch`` the overloads of :class:`BatchDecorator`."""
     return cast("BatchDecorator", function)
 
 
 @_as_decorator
-def batch(function: Any = None, /, **settings: Unpack[Options]) -> Any:
+def batch(function: Any = None, /, *first: Any, **settings: Unpack[Options]) -> Any:
     """Decorate a function of lists, so that callers pass one item and get one result. Their calls are merged into batches.
 
     The function receives a list for each parameter that the callers pass, and returns a list with one result per call. A parameter that a
@@ -202,7 +186,9 @@ def batch(function: Any = None, /, **settings: Unpack[Options]) -> Any:
         >>> asyncio.run(main())
         [3, 5]
     """
-    its = checked(settings)
+    its = checked(cast("Options", dict(zip(BY_POSITION, first, strict=False)) | settings))
+    if len(first) > len(BY_POSITION) or set(BY_POSITION[: len(first)]) & set(settings):
+        raise TypeError(f"by position, @batch takes only {', '.join(BY_POSITION)}, and each setting once")
     if function is None:
         return lambda decorated: _batched(decorated, its)
     if not isinstance(function, staticmethod | classmethod) and kind_of(function) is FunctionKind.THREADED:
@@ -227,5 +213,6 @@ def _batched(function: Any, settings: BatchSettings) -> Any:
         return queue.call_stream(args, kwargs)
 
     wrapper: Any = wraps(function)(stream if kind_of(function) is FunctionKind.STREAMED else result)
-    vars(wrapper).update({name: getattr(queue, name) for name in CONTROLS})
+    inspection = Inspection(queue)
+    vars(wrapper).update({name: getattr(queue, name) for name in CONTROLS} | {name: getattr(inspection, name) for name in ACCESSORS})
     return wrapper

@@ -17,55 +17,51 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from qreward.batching.backlog import OVER, Item
+from qreward.batching.collector import OVER, Item, halves
+from qreward.batching.ray_serve import invalid_length, serve_context, warn_of_ongoing_requests
 from qreward.batching.settings import BatchSettings
 from qreward.batching.stats import BatchCounters
 from qreward.callables import FunctionKind, kind_of, name_of
 from qreward.engine.threads import SHARED
-from qreward.errors import ConfigError, InvalidResponse, QueueFull, RequestError
+from qreward.errors import ConfigError, QueueFull, RequestError
 
 _ENDINGS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit)
 _log = logging.getLogger("qreward")
 
 
 class PendingItem(Item):
-    """An item whose caller waits for one result.
+    """An item whose caller waits for one result. The caller's ``future`` is cancelled when it leaves."""
 
-    Attributes:
-        future: future that receives the result for the caller. It is cancelled when the caller leaves.
-        batch: the batch of the item; not set while the item waits.
-        context: the context in which the item was submitted; set only with ``carry_contexts``.
-    """
-
-    __slots__ = ("batch", "context", "future")
+    __slots__ = ("batch", "future")
     future: asyncio.Future[Any]
     batch: InFlightBatch
-    context: Context
 
     def fail(self, error: BaseException) -> None:
-        """Raise an error for the caller, unless the item has been answered or the caller has left."""
         self.place = OVER
         if not self.future.done():
             self.future.set_exception(error)
 
 
+class ServedItem(PendingItem):
+    """An item of a process with Ray Serve, with the request context of its call."""
+
+    __slots__ = ("request_context",)
+
+
 class BatchFunction:
-    """Holds a batch function and its settings. All queues of the function share this object. It does not depend on an event loop.
+    """A batch function and its settings, which all queues of the function share. It does not depend on an event loop.
 
     Args:
-        function: the batch function.
-        settings: see :class:`BatchSettings`.
         call: callable that calls the function with the values of the items. The default is the function itself.
-        first_of: callable that receives the value of an item and returns the first argument of the call that submitted the item.
-            ``batch_size_fn`` and ``batch_key_fn`` receive this argument. By default they receive the value itself.
+        first_of: callable that returns the first argument of a call, from the value of its item.
 
     Attributes:
         context: the context in which batches run. It is a copy of the context in which this object was created.
-        plain: True if items can be added in a faster way. This is so if the queue is open, the function is no async generator, and none of
-            ``batch_size_fn``, ``batch_key_fn``, ``max_queue_size`` and ``carry_contexts`` is set.
+        serve: the module ``ray.serve.context`` in a process with Ray Serve; otherwise None.
+        plain: True if items can be added in a faster way, because the queue is open and no setting or Ray Serve needs more than the value.
     """
 
-    __slots__ = ("_first_of", "call", "closed", "context", "counters", "function", "kind", "name", "plain", "settings")
+    __slots__ = ("_first_of", "call", "closed", "context", "counters", "function", "kind", "name", "plain", "serve", "settings")
 
     def __init__(
         self,
@@ -88,28 +84,24 @@ class BatchFunction:
         self.context: Context = copy_context()
         self.counters = BatchCounters()
         self.closed = False
-        self._update()
+        self.update()
         self._warn()
 
     def close(self) -> None:
-        """Reject new items from now on."""
         self.closed = True
-        self._update()
+        self.update()
 
     def change(self, changes: Any) -> None:
-        """Change some settings. If one of them is invalid, nothing is changed."""
         if "clock" in changes:
             raise ConfigError("clock cannot be changed; create a new queue")
         self.settings = replace(self.settings, **changes)
-        self._update()
+        self.update()
         if "max_batch_size" in changes:
             self._warn()
+            self.warn_of_ongoing_requests()
 
     def check_kind(self, *, streamed: bool) -> None:
-        """Raise ``TypeError`` if the kind of the function does not fit the request.
-
-        A stream needs an async generator. A single result needs a function that is not an async generator.
-        """
+        """Raise ``TypeError`` if the function is an async generator and no stream was asked for, or the other way round."""
         if streamed and self.kind is not FunctionKind.STREAMED:
             raise TypeError(f"{self.name} is no async generator; await submit(item)")
         if not streamed and self.kind is FunctionKind.STREAMED:
@@ -126,7 +118,6 @@ class BatchFunction:
         return self._size([item.value for item in items])
 
     def key_of(self, value: Any, signature_key: Hashable) -> Hashable:
-        """Return the batch key of an item: its signature key, together with the result of ``batch_key_fn`` if this setting is set."""
         key_fn = self.settings.batch_key_fn
         return signature_key if key_fn is None else (signature_key, key_fn(self._first_of(value)))
 
@@ -137,10 +128,15 @@ class BatchFunction:
             raise ConfigError(f"batch_size_fn must return a number >= 0, got {size!r}")
         return size
 
-    def _update(self) -> None:
+    def update(self) -> None:
         its = self.settings
-        needs_more = its.batch_size_fn or its.batch_key_fn or its.max_queue_size or its.carry_contexts
+        self.serve = serve_context()
+        needs_more = its.batch_size_fn or its.batch_key_fn or its.max_queue_size or self.serve
         self.plain = not needs_more and not self.closed and self.kind is not FunctionKind.STREAMED
+
+    def warn_of_ongoing_requests(self) -> None:
+        if self.settings.batch_size_fn is None:
+            warn_of_ongoing_requests(self.name, self.settings.max_batch_size, self.settings.max_concurrent_batches)
 
     def _warn(self) -> None:
         size, most = self.settings.max_batch_size, self.settings.max_queue_size
@@ -163,7 +159,7 @@ def results_of(returned: Any, count: int) -> Sequence[Any]:
     if type(returned) is not list and type(returned) is not tuple:
         returned = _in_order(returned)
     if len(returned) != count:
-        raise InvalidResponse(
+        raise invalid_length(
             f"Batched function doesn't preserve batch size. The input list has length {count} but the returned list has "
             f"length {len(returned)}."
         )
@@ -185,11 +181,7 @@ def _in_order(returned: Any) -> Sequence[Any]:
 
 
 def caller_error(error: BaseException, name: str) -> BaseException:
-    """Return the exception that a caller receives for ``error``.
-
-    The result is ``error`` itself, unless ``error`` would end the caller's task, event loop or iteration. In that case, the result is
-    another exception with ``error`` as its cause.
-    """
+    """Return the error that a caller receives: not one that would end the caller's task, event loop or iteration."""
     shown: Exception
     if isinstance(error, StopIteration | StopAsyncIteration):
         shown = RuntimeError(f"{name} raised {type(error).__name__}")
@@ -202,7 +194,7 @@ def caller_error(error: BaseException, name: str) -> BaseException:
 
 
 def own_error(error: BaseException) -> BaseException:
-    """Return a copy of an exception for one caller, with the original as the cause. If copying fails, return a ``RequestError`` instead."""
+    """Return a copy of an exception for one caller, with the original as the cause; a ``RequestError`` if copying fails."""
     for copied in (copy.copy, _bare_copy):
         try:
             made = copied(error)
@@ -230,31 +222,15 @@ def _bare_copy(error: BaseException) -> BaseException:
     return made
 
 
-_CONTEXTS: ContextVar[tuple[Context, ...]] = ContextVar("qreward_batch_contexts", default=())
 _BATCH: ContextVar[InFlightBatch | None] = ContextVar("qreward_batch", default=None)
-
-
-def batch_contexts() -> tuple[Context, ...]:
-    """Return the contexts in which the items of the running batch were submitted, in the order of the items.
-
-    This function is called inside a batch function. The result is empty unless the queue was created with ``carry_contexts=True``.
-    ``contexts[0].get(variable)`` reads a variable, for example to link a span of the batch to the spans of its items.
-    """
-    return _CONTEXTS.get()
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class InFlightBatch:
-    """A batch that has been sent. This object makes one call of the batch function, in a separate task.
-
-    Args:
-        function: the batch function.
-        items: the items, at least one.
-        limit: the maximum size of the batch.
-        full: True if items with the same key were left in the queue when the batch was taken.
-        sent_at: time at which the batch was sent, in seconds of the queue's clock.
+    """A batch that has been sent. It makes one call of the batch function, in a separate task.
 
     Attributes:
+        limit: the maximum size of the batch.
         alive: number of callers that have not left.
         error: the error of the whole batch; None without such an error.
         failed: number of callers that received an error from the function.
@@ -265,7 +241,6 @@ class InFlightBatch:
     function: BatchFunction
     items: list[Any]
     limit: float
-    full: bool
     sent_at: float
     alive: int = 0
     failed: int = 0
@@ -279,14 +254,11 @@ class InFlightBatch:
             item.batch = self
 
     async def carry_out(self) -> None:
-        """Run the function. Each caller receives the result or the error of its item.
-
-        This method never raises an ``Exception``. It can only raise a ``BaseException`` of another kind, such as ``KeyboardInterrupt``.
-        """
+        """Run the function. Each caller receives its result or error. Only a ``BaseException`` that ends the program is raised."""
         function, values = self.function, [item.value for item in self.items]
         _BATCH.set(self)
-        if function.settings.carry_contexts:
-            self.enter_contexts()
+        if function.serve is not None:
+            self.enter_request_contexts()
         try:
             results = await (function.call(values) if function.kind is FunctionKind.AWAITED else in_thread(partial(function.call, values)))
             self._answer(results_of(results, len(values)))
@@ -295,12 +267,9 @@ class InFlightBatch:
             if not isinstance(error, Exception):
                 raise
 
-    def enter_contexts(self) -> None:
-        _CONTEXTS.set(self.contexts())
-
-    def contexts(self) -> tuple[Context, ...]:
-        """Return the contexts of the items; empty without ``carry_contexts``."""
-        return tuple(item.context for item in self.items if hasattr(item, "context"))
+    def enter_request_contexts(self) -> None:
+        """Let Ray Serve's functions, such as ``get_multiplexed_model_id``, find the request contexts of the items."""
+        self.function.serve._set_batch_request_context([item.request_context for item in self.items])
 
     def _answer(self, results: Iterable[Any]) -> None:
         raised: list[BaseException] = []
@@ -343,10 +312,9 @@ class InFlightBatch:
 
 
 async def in_thread(function: Callable[[], Any]) -> Any:
-    """Run a function in a daemon thread and return its result. The thread blocks neither the event loop nor the exit of the process.
+    """Run a function in a daemon thread, which blocks neither the event loop nor the exit of the process, and return its result.
 
-    If the caller is cancelled, this coroutine ends at once, but the thread continues. The slot of the batch stays occupied until the
-    function has returned. Raises ``QueueFull`` if no worker thread is available.
+    If the caller is cancelled, the thread continues, and the slot of the batch stays occupied. Raises ``QueueFull`` if no thread is free.
     """
     loop, context = asyncio.get_running_loop(), copy_context()
     done: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
@@ -366,11 +334,22 @@ async def in_thread(function: Callable[[], Any]) -> Any:
     return await results if inspect.isawaitable(results) else results  # a plain function may return a coroutine
 
 
-async def unstoppable(future: asyncio.Future[Any]) -> Any:
-    """Await a future inside a batch function. The future is not cancelled when the batch is cancelled.
+async def isolate(call: Callable[[Any], Any], items: Any, outcomes_of: Callable[[BaseException, Any], list[Any] | None]) -> list[Any]:
+    """Return the outcome of each item. A list for which ``await call(items)`` raises is split in halves, one after the other.
 
-    The slot of the batch stays occupied until the future is done.
+    ``outcomes_of(error, items)`` returns the outcomes of a list that is not split, or None.
     """
+    try:
+        return await call(items)  # type: ignore[no-any-return]
+    except BaseException as error:
+        outcomes = outcomes_of(error, items)
+        if outcomes is not None:
+            return outcomes
+    return [outcome for half in halves(items) for outcome in await isolate(call, half, outcomes_of)]
+
+
+async def unstoppable(future: asyncio.Future[Any]) -> Any:
+    """Await a future that is not cancelled with the batch. The slot of the batch stays occupied until the future is done."""
     batch = _BATCH.get()
     if batch is not None:
         batch.unstoppable = future

@@ -12,9 +12,8 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Hash
 from concurrent.futures import Future
 from typing import Any, Generic, Self, TypeVar, Unpack
 
-from qreward.batching.backlog import OVER
+from qreward.batching.collector import OVER
 from qreward.batching.in_flight import BatchFunction, PendingItem
-from qreward.batching.policy import BatchPolicy
 from qreward.batching.settings import BatchSettings, Options, check_seconds, checked
 from qreward.batching.stats import QueueStats
 from qreward.batching.streaming import BatchStreamReader
@@ -65,7 +64,6 @@ class BatchQueue(Generic[T, R]):
 
     @classmethod
     def sharing(cls, function: BatchFunction) -> BatchQueue[Any, Any]:
-        """Create a queue that shares a batch function, its settings and its counters with other queues."""
         queue: BatchQueue[Any, Any] = cls.__new__(cls)
         queue._begin(function)
         return queue
@@ -89,6 +87,11 @@ class BatchQueue(Generic[T, R]):
     @property
     def settings(self) -> BatchSettings:
         return self._function.settings
+
+    @property
+    def closed(self) -> bool:
+        """True after ``close``."""
+        return self._function.closed
 
     async def submit(self, item: T, *, priority: int | str = NORMAL, timeout: float | None = None) -> R:
         """Submit one item and return its result.
@@ -156,7 +159,7 @@ class BatchQueue(Generic[T, R]):
         return self.stream_of(item, None, *_checked(priority, timeout))
 
     async def result_of(self, value: Any, signature_key: Hashable, level: int = NORMAL, timeout: float | None = None) -> Any:
-        """Submit an item and return its result, without a check of the arguments. Only items with equal ``signature_key`` share a batch."""
+        """Submit an item, and return its result. Only items with equal ``signature_key`` share a batch."""
         if self._function.kind is FunctionKind.STREAMED:
             self._function.check_kind(streamed=False)
         worker = self._here()
@@ -170,7 +173,7 @@ class BatchQueue(Generic[T, R]):
     def stream_of(
         self, value: Any, signature_key: Hashable, level: int = NORMAL, timeout: float | None = None
     ) -> AsyncGenerator[Any, None]:
-        """Submit an item and return its stream, without a check of the arguments. Only items with equal ``signature_key`` share a batch."""
+        """Submit an item, and return its stream. Only items with equal ``signature_key`` share a batch."""
         self._function.check_kind(streamed=True)
         worker = self._here()
         return CallerStream(worker, worker.add(value, signature_key, level, timeout))
@@ -200,14 +203,12 @@ class BatchQueue(Generic[T, R]):
 
     def stats(self) -> QueueStats:
         """Return the state of the queue and its counters, over all event loops."""
-        function, workers = self._function, self.loop_workers()
-        limit = max((worker.policy.limit(function.settings) for worker in workers), default=BatchPolicy().limit(function.settings))
-        return function.counters.snapshot(*self.load(), limit)
+        return self._function.counters.snapshot(*self.load(), self.settings.max_batch_size)
 
     def load(self) -> tuple[int, int]:
-        """Return the number of waiting items and the number of running batches, over all event loops."""
+        """Return the numbers of waiting items and of running batches, over all event loops."""
         workers = self.loop_workers()
-        return sum(worker.backlog.waiting for worker in workers), sum(len(worker.batches) for worker in workers)
+        return sum(worker.collector.waiting for worker in workers), sum(len(worker.batches) for worker in workers)
 
     def set_max_batch_size(self, size: int) -> None:
         """Set the maximum batch size. The batch that fills now may keep the old value. All setters behave in this way.
@@ -236,7 +237,7 @@ class BatchQueue(Generic[T, R]):
             worker.post(worker.pump)
 
     def loop_workers(self) -> list[LoopWorker]:
-        """Return one worker for each event loop that has used the queue and is not closed."""
+        """Return the workers of all event loops that are not closed."""
         return [worker for worker in list(self._loop_workers.values()) if not _dead(worker)]
 
     def _here(self) -> LoopWorker:
@@ -256,7 +257,7 @@ class BatchQueue(Generic[T, R]):
 
 
 async def _close_elsewhere(worker: LoopWorker, drain: bool) -> None:
-    """Close a worker in the event loop of the worker. Wait until the worker is closed or its event loop no longer runs."""
+    """Close a worker in its event loop, and wait until it is closed or its event loop no longer runs."""
     closed: Future[None] = Future()
 
     def begin() -> None:

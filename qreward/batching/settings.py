@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from contextvars import Context
 from dataclasses import dataclass, fields
 from math import isfinite
 from typing import Any, SupportsIndex, TypedDict
@@ -28,7 +27,6 @@ class BatchRecord:
         seconds: run time of the function in seconds.
         waiting: number of items that were waiting when the batch ended.
         error: the exception that the function raised, or the error of its invalid return value; None on success.
-        contexts: the context in which each item was submitted; empty without ``carry_contexts``.
     """
 
     name: str
@@ -39,7 +37,6 @@ class BatchRecord:
     seconds: float
     waiting: int
     error: BaseException | None
-    contexts: tuple[Context, ...]
 
 
 class Options(TypedDict, total=False):
@@ -51,11 +48,9 @@ class Options(TypedDict, total=False):
     batch_size_fn: Callable[[list[Any]], float] | None
     batch_key_fn: Callable[[Any], Hashable] | None
     max_queue_size: int | None
-    adaptive_batch_size: bool
     timeout: float | None
     stream_timeout: float | None
     clock: Callable[[], float] | None
-    carry_contexts: bool
     on_batch: Callable[[BatchRecord], object] | None
 
 
@@ -75,15 +70,11 @@ class BatchSettings:
             batch. For example, the key may be the model of the item.
         max_queue_size: maximum number of waiting items, in each event loop. Further items are rejected with ``QueueFull``. None means no
             limit.
-        adaptive_batch_size: True to find the best batch size, up to ``max_batch_size``. The size grows as long as larger batches process
-            more items per second. It shrinks by a tenth when a batch fails because of its size (``MemoryError``, out of memory on a GPU,
-            ``TimeoutError``, status 413).
         timeout: maximum number of seconds from the submission of an item to its result. Afterwards, ``RequestTimeout`` is raised. None
             means no limit.
         stream_timeout: maximum number of seconds for which a stream that is not read may delay the other streams of its batch. Afterwards,
             the stream ends with ``RequestTimeout``. None means no limit.
         clock: function that returns the time in seconds. The default is the event loop's clock.
-        carry_contexts: True to keep the context of each submission, for :func:`~qreward.batching.batch_contexts`.
         on_batch: function that is called with a :class:`BatchRecord` when a batch has ended.
 
     Raises:
@@ -97,11 +88,9 @@ class BatchSettings:
     batch_size_fn: Callable[[list[Any]], float] | None = None
     batch_key_fn: Callable[[Any], Hashable] | None = None
     max_queue_size: int | None = None
-    adaptive_batch_size: bool = False
     timeout: float | None = None
     stream_timeout: float | None = 60.0
     clock: Callable[[], float] | None = None
-    carry_contexts: bool = False
     on_batch: Callable[[BatchRecord], object] | None = None
 
     def __post_init__(self) -> None:
@@ -124,9 +113,6 @@ class BatchSettings:
             value = getattr(self, name)
             if value is not None and not callable(value):
                 raise TypeError(f"{name} must be a callable or None, got {type(value)}")
-        for name in ("adaptive_batch_size", "carry_contexts"):
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
 
 
 def checked(options: Options) -> BatchSettings:

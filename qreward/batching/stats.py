@@ -22,7 +22,7 @@ class QueueStats:
         batches: number of batches sent.
         items: number of items sent.
         mean_size: mean number of items per batch.
-        limit: current maximum batch size; ``adaptive_batch_size`` adjusts it.
+        limit: the maximum batch size.
         failed: number of items that received an error from the function.
         rejected: number of items that were rejected because the queue was full.
         expired: number of items whose timeout passed.
@@ -69,20 +69,17 @@ class BatchCounters:
             self._counts[name] += items
 
     def sent(self, waits: list[float]) -> None:
-        """Record a batch that was sent. ``waits`` contains the seconds that each of its items waited."""
         with self._lock:
             self._counts["batches"] += 1
             self._counts["items"] += len(waits)
             self._waits.extend(waits)
 
     def ended(self, seconds: float, failed: int) -> None:
-        """Record a batch that ended after ``seconds``. ``failed`` is the number of items that received an error from the function."""
         with self._lock:
             self._counts["failed"] += failed
             self._runs.append(seconds)
 
     def snapshot(self, waiting: int, in_flight: int, limit: float) -> QueueStats:
-        """Return the counters together with the current state of the queue."""
         with self._lock:
             sums, waits, runs = dict(self._counts), sorted(self._waits), sorted(self._runs)
         return QueueStats(

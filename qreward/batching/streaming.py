@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from qreward.batching.backlog import OVER, TAKEN
-from qreward.batching.in_flight import InFlightBatch, PendingItem, results_of
+from qreward.batching.collector import OVER, TAKEN
+from qreward.batching.in_flight import InFlightBatch, ServedItem, results_of
 from qreward.errors import RequestTimeout
 
 AHEAD = 16
@@ -23,7 +23,7 @@ KEPT = 1024
 _ENDS = (StopIteration, StopAsyncIteration)
 
 
-class BatchStreamReader(PendingItem):
+class BatchStreamReader(ServedItem):
     """An item whose caller reads a stream. Its ``future`` never gets a result, and is cancelled at the end of the stream."""
 
     __slots__ = ("_error", "_waiter", "buffer")
@@ -37,7 +37,6 @@ class BatchStreamReader(PendingItem):
 
     @property
     def busy(self) -> bool:
-        """True if a task is waiting for the next piece."""
         return self._waiter is not None
 
     async def next(self) -> Any:
@@ -60,7 +59,6 @@ class BatchStreamReader(PendingItem):
         self.wake()
 
     def end(self) -> None:
-        """End the stream. Buffered pieces can still be read."""
         self.place = OVER
         self.future.cancel()
         self.wake()
@@ -70,7 +68,6 @@ class BatchStreamReader(PendingItem):
         self.end()
 
     def wake(self) -> None:
-        """Let the waiting task check the buffer and the state again."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
@@ -87,7 +84,8 @@ class StreamBatch(InFlightBatch):
 
     async def carry_out(self) -> None:
         """Run the generator until it ends or all readers have left."""
-        self.enter_contexts()
+        if self.function.serve is not None:
+            self.enter_request_contexts()
         try:
             produced = self.function.call([item.value for item in self.items])
             try:
@@ -100,7 +98,7 @@ class StreamBatch(InFlightBatch):
                 raise
 
     def reader_moved(self) -> None:
-        """Let the generator continue if no reader blocks it. This method is called after a reader has read or left."""
+        """Let the generator continue if no reader blocks it."""
         unblocked = self._unblocked
         if unblocked is None or unblocked.done():
             return

@@ -1,6 +1,6 @@
 """The part of a batch queue that belongs to one event loop: it accepts items, starts batches and runs the timer.
 
-An item has no task and no timer. Instead, all submissions share one callback, and one timer is set for the earliest due time. ``policy``
+An item has no task and no timer. Instead, all submissions share one callback, and one timer is set for the earliest due time. ``SlotRule``
 decides when a batch is sent and which items are in it.
 """
 
@@ -11,13 +11,12 @@ import logging
 import os
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from contextvars import copy_context
 from math import inf
 from typing import Any
 
-from qreward.batching.backlog import OVER, TAKEN, WAITING
-from qreward.batching.in_flight import BatchFunction, InFlightBatch, PendingItem, too_large
-from qreward.batching.policy import BatchPolicy, says_too_large
+from qreward.batching import metrics
+from qreward.batching.collector import OVER, TAKEN, WAITING, Collector, SlotRule
+from qreward.batching.in_flight import BatchFunction, InFlightBatch, PendingItem, ServedItem, too_large
 from qreward.batching.settings import BatchRecord
 from qreward.batching.streaming import BatchStreamReader, StreamBatch
 from qreward.callables import FunctionKind
@@ -34,8 +33,8 @@ class LoopWorker:
         self.loop = loop
         self.pid = os.getpid()
         self.clock = function.settings.clock or loop.time
-        self.policy = BatchPolicy()
-        self.backlog = self.policy.backlog
+        self.collector = Collector()
+        self.rule = SlotRule(self.collector)
         self.batches: set[InFlightBatch] = set()
         self._context = function.context.copy()  # a copy, because two event loops cannot run in the same context at once
         self._settings = function.settings  # the settings of the next batch
@@ -44,6 +43,8 @@ class LoopWorker:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = inf
         self._idle = asyncio.Event()  # set while the queue is closing and has nothing to do
+        function.update()
+        function.warn_of_ongoing_requests()
 
     def add(self, value: Any, signature_key: Hashable, level: int, timeout: float | None) -> Any:
         """Add an item and return it. A caller that stops waiting for the item must call ``abandon``."""
@@ -55,9 +56,8 @@ class LoopWorker:
         return self._put(item, timeout)
 
     def add_many(self, values: Sequence[Any], level: int, timeout: float | None) -> list[Any]:
-        """Add all items. If the queue does not have room for all of them, add no item and raise ``QueueFull``.
-
-        Return a list with one element per value: the item, or the exception that ``batch_size_fn`` or ``batch_key_fn`` raised for it.
+        """Add all items, or none if the queue has no room for all. Return for each value its item, or the error of ``batch_size_fn`` or
+        ``batch_key_fn``.
         """
         self._admit(len(values))
         added: list[Any] = []
@@ -71,17 +71,14 @@ class LoopWorker:
         return added
 
     def _admit(self, count: int) -> None:
-        """Raise ``ClientClosed`` or ``QueueFull`` if ``count`` items cannot be added.
-
-        If the queue is full, all batches that may start are started first.
-        """
+        """Raise ``ClientClosed`` or ``QueueFull`` if ``count`` items cannot be added, even after starting what may start."""
         function, most = self.function, self.function.settings.max_queue_size
         if function.closed:
             raise ClientClosed(f"the queue of {function.name} is closed; create a new one to submit further items")
-        if most is None or self.backlog.waiting + count <= most:
+        if most is None or self.collector.waiting + count <= most:
             return
         self.pump()
-        waiting = self.backlog.waiting
+        waiting = self.collector.waiting
         if waiting + count > most:
             function.counters.count("rejected", count)
             message = f"{waiting} items are already waiting for {function.name}"
@@ -89,27 +86,28 @@ class LoopWorker:
             raise QueueFull(f"{message}; submit fewer at once, or set a larger max_queue_size")
 
     def _made(self, value: Any, signature_key: Hashable, level: int) -> Any:
-        """Create an item. The settings determine its size and key, and whether the item has a context."""
         function, settings = self.function, self.function.settings
         key = function.key_of(value, signature_key)
         cost = 1 if settings.batch_size_fn is None else function.size_of(value)
-        kind = BatchStreamReader if function.kind is FunctionKind.STREAMED else PendingItem
-        item = kind(value, self.clock(), key, cost, level)
-        if settings.carry_contexts:
-            item.context = copy_context()
+        kind = BatchStreamReader if function.kind is FunctionKind.STREAMED else PendingItem if function.serve is None else ServedItem
+        if function.serve is None:
+            return kind(value, self.clock(), key, cost, level)
+        context = function.serve._get_serve_request_context()
+        item = kind(value, self.clock(), (key, context.multiplexed_model_id), cost, level)
+        item.request_context = context
         return item
 
     def _put(self, item: Any, timeout: float | None) -> Any:
-        backlog, settings = self.backlog, self.function.settings
+        collector, settings = self.collector, self.function.settings
         item.future = self.loop.create_future()
         seconds = timeout or settings.timeout
         if seconds is not None:
             item.deadline = item.arrived + seconds
             if item.deadline < self._timer_at:
                 self._set_timer(item.deadline, item.arrived)
-        if not backlog.waiting:
+        if not collector.waiting:
             self._settings = settings
-        backlog.put(item)
+        collector.put(item)
         if not self._woken and len(self.batches) < settings.max_concurrent_batches:
             self._woken = True
             self.loop.call_soon(self.pump, context=self._context)
@@ -125,8 +123,8 @@ class LoopWorker:
         item.future.cancel()
         self.function.counters.count("cancelled")
         if item.place is WAITING:
-            self.backlog.remove(item)
-            if not self.backlog.waiting:
+            self.collector.remove(item)
+            if not self.collector.waiting:
                 self.pump()  # the timer may no longer be needed, and a waiting ``close`` may now return
         else:
             item.batch.abandon(item)
@@ -139,19 +137,19 @@ class LoopWorker:
     def pump(self) -> None:
         """Start all batches that may start now, and set the timer for the next due time."""
         self._woken = False
-        if not self.backlog.waiting and self._timer is None and not self._closing:
+        if not self.collector.waiting and self._timer is None and not self._closing:
             return
         now, at = self.clock(), inf
         if self._timer is not None:  # a timer is set while any item has a deadline
-            self._expire(self.backlog.due(now))
-        while self.backlog.waiting and len(self.batches) < self.function.settings.max_concurrent_batches:
+            self._expire(self.collector.due(now))
+        while self.collector.waiting and len(self.batches) < self.function.settings.max_concurrent_batches:
             items, at = self._next(now)
             if not items:
                 break
             self._start(items, now)
             at = inf
         if self._timer is not None or at != inf:
-            self._set_timer(min(at, self.backlog.next_deadline()), now)
+            self._set_timer(min(at, self.collector.deadlines.next()), now)
         self._report_idle()
 
     def _report_idle(self) -> None:
@@ -159,17 +157,14 @@ class LoopWorker:
             self._idle.set()
 
     def _next(self, now: float) -> tuple[list[Any], float]:
-        """Return the items of the next batch, and the time at which to try again.
-
-        Items whose callers have left are not returned. If no batch may be sent now, the list of items is empty.
-        """
+        """Return the items of the next batch whose callers have not left, and the time at which to try again if there are none."""
         function, settings = self.function, self.function.settings
         measure = None if settings.batch_size_fn is None else function.measure
         while True:
             if not self._settings.batch_wait_timeout_s:  # a batch that waits for more items keeps the settings with which it began
                 self._settings = settings
             slots = settings.max_concurrent_batches
-            items, at = self.policy.next(now, self._settings, len(self.batches), slots, measure, self._closing)
+            items, at = self.rule.next(now, self._settings, len(self.batches), slots, measure, self._closing)
             if measure is not None and len(items) == 1 and items[0].cost > self._settings.max_batch_size:
                 items[0].fail(too_large())  # the limit was lowered after the item was submitted
             present = [item for item in items if not item.future.done()]
@@ -179,14 +174,13 @@ class LoopWorker:
                 if item.future.done() and item.place is TAKEN:  # the caller was cancelled, but has not called ``abandon`` yet
                     item.place = OVER
                     function.counters.count("cancelled")
-            self.backlog.put_back(present)  # the batch may not be full any more
+            self.collector.put_back(present)  # the batch may not be full any more
 
     def _start(self, items: list[Any], now: float) -> None:
         kind = StreamBatch if self.function.kind is FunctionKind.STREAMED else InFlightBatch
-        full = self._settings.adaptive_batch_size and self.backlog.has(items[0].key)
-        batch = kind(self.function, items, self.policy.limit(self._settings), full, now)
+        batch = kind(self.function, items, self._settings.max_batch_size, now)
         self.batches.add(batch)
-        self.policy.sent(now)
+        self.rule.sent(now)
         self._settings = self.function.settings
         self.function.counters.sent([now - item.arrived for item in items])
         batch.task = self.loop.create_task(batch.carry_out(), context=self._context.copy())
@@ -212,40 +206,24 @@ class LoopWorker:
         seconds = self.clock() - batch.sent_at
         self.function.counters.ended(seconds, batch.failed)
         if batch.alive or batch.error is None:
-            self.policy.done(seconds)
-        if self.function.settings.adaptive_batch_size:
-            self._adapt(batch, seconds)
-        if self.function.settings.on_batch is not None:
+            self.rule.done(seconds)
+        if self.function.settings.on_batch is not None or metrics.are_recorded():
             self._report_batch(batch, seconds)
         batch.items = []  # break the reference cycle, so that reference counting frees the items
         del batch.task
         self.pump()
 
-    def _adapt(self, batch: InFlightBatch, seconds: float) -> None:
-        size = sum(item.cost for item in batch.items)
-        if batch.error is not None and says_too_large(batch.error):
-            self.policy.adaptive.failed(size)
-        elif batch.error is None and (batch.full or size >= batch.limit):
-            self.policy.adaptive.done(batch.limit, size, seconds)
-
     def _report_batch(self, batch: InFlightBatch, seconds: float) -> None:
-        items, on_batch = batch.items, self.function.settings.on_batch
-        assert on_batch is not None
-        record = BatchRecord(
-            name=self.function.name,
-            items=len(items),
-            size=sum(item.cost for item in items),
-            limit=batch.limit,
-            waits=tuple(batch.sent_at - item.arrived for item in items),
-            seconds=seconds,
-            waiting=self.backlog.waiting,
-            error=batch.error,
-            contexts=batch.contexts(),
-        )
+        items, on_batch, name = batch.items, self.function.settings.on_batch, self.function.name
+        size, waiting = sum(item.cost for item in items), self.collector.waiting
+        metrics.record(name.rpartition(".")[2], size, batch.limit, batch.sent_at - items[0].arrived, seconds, waiting)
+        if on_batch is None:
+            return
+        waits = tuple(batch.sent_at - item.arrived for item in items)
         try:
-            on_batch(record)
+            on_batch(BatchRecord(name, len(items), size, batch.limit, waits, seconds, waiting, batch.error))
         except Exception:
-            _log.exception("on_batch of %s raised", self.function.name)
+            _log.exception("on_batch of %s raised", name)
 
     def _expire(self, late: list[Any]) -> None:
         for item in late:
@@ -272,11 +250,7 @@ class LoopWorker:
         self.pump()
 
     async def close(self, drain: bool) -> None:
-        """Wait until no item is waiting and no batch is running.
-
-        Without ``drain``, waiting items fail and running batches are cancelled. ``close`` does not wait for work in a thread or an actor if
-        all callers of this work have left.
-        """
+        """Wait until no item waits and no batch runs. Do not wait for work in a thread or an actor whose callers have all left."""
         self._closing = True
         if not drain:
             self._fail_all(f"the queue of {self.function.name} was closed before the item was done")
@@ -286,11 +260,11 @@ class LoopWorker:
             await self._idle.wait()
 
     def _busy(self) -> bool:
-        return self.backlog.waiting > 0 or not all(batch.task.done() for batch in self.batches)
+        return self.collector.waiting > 0 or not all(batch.task.done() for batch in self.batches)
 
     def _fail_all(self, message: str) -> None:
-        for item in self.backlog.items():
-            self.backlog.remove(item)
+        for item in self.collector.items():
+            self.collector.remove(item)
             item.fail(ClientClosed(message))
         for batch in list(self.batches):
             for item in batch.items:

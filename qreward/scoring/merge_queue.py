@@ -6,11 +6,11 @@ takes it. This module does not depend on HTTP, and must not use an event loop or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import inf
 from typing import Any
 
-from qreward.batching.backlog import ALL, OVER, Backlog, Deadlines, ItemState
+from qreward.batching.collector import ALL, OVER, Collector, ItemState
 from qreward.codecs.rewards.base import MergeLimits
 from qreward.engine.instrumentation import REPORTED
 from qreward.scheduler.failure_policy import unanswered
@@ -22,13 +22,11 @@ from qreward.scoring.sizing import EndpointLimits, LearnedLimits
 
 
 class PriorityLane:
-    """Holds the waiting items of one priority. A lane holds either single items or items of batches.
+    """The waiting items of one priority: either single items or items of batches.
 
     Attributes:
-        waiting: number of waiting items.
         request: the unfilled merged request in the scheduler, or None.
-        feed: the feed through which the scheduler takes the merged requests of a lane of batches. The scheduler keeps capacity free for
-            single calls while it takes requests from a feed. None for a lane of single items.
+        feed: the feed of the merged requests of batches; None for single items, for which the scheduler keeps capacity free.
     """
 
     __slots__ = ("feed", "level", "request", "tenant", "waiting")
@@ -42,18 +40,15 @@ class PriorityLane:
 
 
 class MergedItem(Task):
-    """One item, as a task. The caller receives the outcome of this task. The scheduler sends another task: the ``MergedRequest`` that
-    contains the item.
-
-    An item has the attributes that ``Backlog`` needs. All items have equal keys and the cost 1. ``MergeQueue`` keeps their deadlines.
+    """One item, as a task whose outcome its caller receives. The scheduler sends another task, the ``MergedRequest`` with the item.
 
     Attributes:
         payload: the request with this item alone.
         until: the deadline in seconds; inf while the time limit has not started, for example for an item that a batch has read ahead.
-        place: ``WAITING`` in the backlog, ``TAKEN`` by a merged request, or ``OVER``. A new item is ``OVER`` until it is added.
+        place: as for ``collector.Item``. A new item is ``OVER`` until it is added.
     """
 
-    __slots__ = ("_since", "lane", "place", "request", "until")
+    __slots__ = ("_since", "lane", "place", "rank", "request", "until")
     key = None
     cost = 1
 
@@ -68,17 +63,15 @@ class MergedItem(Task):
 
     @property
     def arrived(self) -> float:
-        """The time in seconds at which the item was added. ``Backlog`` needs the attribute under this name."""
         return self.born
 
     def attach(self, request: MergedRequest) -> None:
-        """Move the item to a merged request."""
         self.detach()
         self.request = request
         self._since = 0 if request.trail is None else len(request.trail), request.sends
 
     def detach(self) -> None:
-        """Remove the item from its merged request. Add the attempts that the request made with this item to the item's own attempts."""
+        """Remove the item from its merged request, and add the attempts that it made with the request to its own."""
         request = self.request
         if request is None:
             return
@@ -91,7 +84,7 @@ class MergedItem(Task):
             self.trail = [*(self.trail or ()), *request.trail[tried:]]
 
     def end(self, overdue_at: float | None = None) -> None:
-        """Mark the item as over, because it has an outcome, its caller was cancelled, or its timeout has passed at ``overdue_at``."""
+        """Mark the item as over. ``overdue_at`` is the time at which its timeout has passed, if that is the reason."""
         request = self.request
         self.detach()
         if overdue_at is not None and request is not None:
@@ -99,24 +92,8 @@ class MergedItem(Task):
         self.place, self.state = OVER, TaskState.DONE
 
 
-class ItemGroup:
-    """Items with the same deadline. ``Deadlines`` stores the group as if it were one item."""
-
-    __slots__ = ("items", "number")
-
-    def __init__(self, items: list[MergedItem]) -> None:
-        self.items = items
-        self.number = items[0].number
-
-    @property
-    def place(self) -> ItemState:
-        return next((item.place for item in self.items if item.place is not OVER), OVER)
-
-
 class Split:
-    """Describes the split of a failed merged request into two parts.
-
-    If an endpoint refused the request and both parts are answered, the request had too many items.
+    """The split of a failed merged request into two parts. If both are answered, the request had too many items for ``source``.
 
     Attributes:
         source: the endpoint that refused the request; None if no endpoint refused it.
@@ -133,10 +110,7 @@ class Split:
         self._open = 2
 
     def record_answer(self) -> Source | None:
-        """Record that a part was answered. Return None after the first part.
-
-        After the second part, return the endpoint that refused the undivided request; None if no endpoint refused it.
-        """
+        """Record that a part was answered. After the second part, return the endpoint that refused the undivided request, if one did."""
         self.others_served = True
         self._open -= 1
         return None if self._open else self.source
@@ -146,11 +120,11 @@ class MergedRequest(Task):
     """One request with the items of several calls.
 
     Attributes:
-        lane: the lane for which the request was made. The request may contain items of all lanes.
+        lane: the lane for which the request was made. It may contain items of all lanes.
         members: the items of the request, including items that are over.
-        split: the split that made this request; None if this request is not a part of a split request. A part gets no further items.
+        split: the split of which this request is a part, or None. A part gets no further items.
         refused_by: the endpoint that refused the request; None if no endpoint refused it.
-        misconfigured: True if the last failed attempt showed that its endpoint is configured wrongly. Parts of the request would fail too.
+        misconfigured: True if the last attempt showed that its endpoint is configured wrongly. Parts of the request would fail too.
     """
 
     __slots__ = ("_live", "lane", "members", "misconfigured", "refused_by", "split")
@@ -169,23 +143,19 @@ class MergedRequest(Task):
         return filled
 
     def left(self) -> list[MergedItem]:
-        """Return the items that are not over."""
         return [item for item in self.members if item.place is not OVER]
 
     def is_suspect(self) -> bool:
-        """Return whether other items of the same split request were answered. If this request fails, one of its items is then the cause."""
+        """Return True if other items of the same split request were answered, so one of these items is the cause of a failure."""
         return self.split is not None and self.split.others_served
 
     def lost_one(self) -> bool:
-        """Record that an item of the request is over. Return True if all items of the request are over."""
+        """Record that an item is over. Return True if all items of the request are over."""
         self._live -= 1
         return not self._live
 
     def hold(self, items: list[MergedItem]) -> None:
-        """Set the items of the next attempt.
-
-        Observers see a request with one item as the call of this item, and a request with several items as a batch.
-        """
+        """Set the items of the next attempt. Observers see a request with one item as its call, and any other as a batch."""
         self.members, self._live, self.items = items, len(items), tuple(items)
         if not self.serial and len(items) == 1 and items[0].serial > 0:
             alone = items[0]
@@ -201,10 +171,10 @@ The maximum of ``MergeQueue.failures`` is twice this value."""
 
 
 class MergeQueue:
-    """Holds the waiting items of one ``RequestMerger``.
+    """The waiting items of one ``RequestMerger``.
 
     The caller of a method must hold the engine's lock, because the thread of another event loop may fill a merged request. Only ``waiting``
-    may be read without the lock. Its value may then be out of date.
+    may be read without the lock.
 
     Attributes:
         lanes: (priority, whether the items belong to batches) -> lane. The most urgent lane is first.
@@ -216,88 +186,69 @@ class MergeQueue:
 
     def __init__(self, pool: Pool, spec: MergeSpec, known: LearnedLimits) -> None:
         self._pool, self._spec, self._known = pool, spec, known
-        self._backlog: Any = Backlog()  # contains MergedItem, which has the attributes of backlog.Item
+        self._collector = Collector()
         self._services: dict[Source, sizing.ServiceTimeModel] = {}
         self._limits: dict[Source, EndpointLimits] = {}  # for the item shape of this queue
         self.lanes: dict[tuple[int, bool], PriorityLane] = {}
-        self.deadlines = Deadlines()
+        self.deadlines = self._collector.deadlines
         self.unread = 0.0
         self.sent_at = -inf
         self.failures = 0
 
     @property
     def waiting(self) -> int:
-        """The number of items that are not in a merged request."""
-        waiting: int = self._backlog.waiting
-        return waiting
+        return self._collector.waiting
 
     def needs(self, unread: float) -> tuple[bool, float]:
-        """Return whether a lane needs a merged request, and the time until which single items should wait for other items.
-
-        Args:
-            unread: new value of the attribute ``unread``.
-        """
+        """Set ``unread``. Return whether a lane needs a merged request, and until when single items should wait for other items."""
         self.unread = unread
         wanted = any(lane.waiting and lane.request is None for lane in self.lanes.values())
         full = min((known.limits.items or sizing.MOST for known in self._limits.values()), default=sizing.MOST)
         return wanted, self.sent_at + sizing.pause(self._pool) if wanted and self.waiting < full else -inf
 
     def waiting_in_pool(self) -> int:
-        """Return the number of tasks in the queue of the pool, plus the number of waiting single items.
+        """Return the number of tasks that wait for the pool, plus the number of waiting single items.
 
-        The queue of the pool already contains the unfilled merged requests. Therefore, one item of each lane with such a request is not
-        counted again.
+        One item of each lane stands for the unfilled merged request, which the queue of the pool contains.
         """
         single = sum(lane.waiting - (lane.request is not None) for lane in self.lanes.values() if lane.feed is None)
         return single + self._pool.queue.waiting
 
     def unfilled(self) -> list[Task]:
-        """Return the unfilled merged requests in the scheduler."""
         return [lane.request for lane in self.lanes.values() if lane.request is not None]
 
     def unqueue(self, request: MergedRequest) -> None:
-        """Record that a merged request is filled or has ended, so it is no longer the unfilled request of its lane."""
+        """Record that a merged request is filled or has ended."""
         if request.lane.request is request:
             request.lane.request = None
 
     # adding and removing items, and recording outcomes
 
     def put(self, now: float, items: Sequence[MergedItem], waiter: Any, *, batch: bool) -> None:
-        """Add items at the end. The time limit of a single item starts now. The time limit of a batch item starts when the item is sent."""
+        """Add items at the end. The time limit of a single item starts now, that of a batch item when it is sent."""
         for item in items:
             item.born = now
             item.state = TaskState.QUEUED
             item.lane = self.lanes.get((item.level, batch)) or self._new_lane(now, item, waiter, batch)
             item.lane.waiting += 1
-            self._backlog.put(item)
-        if not batch:
-            self._start_timeouts(items, lambda _, timeout: now + timeout)
+            self._collector.put(item)
+            if not batch and item.timeout is not None:
+                self._start_timeout(item, now + item.timeout)
 
     def _new_lane(self, now: float, item: MergedItem, waiter: Any, batch: bool) -> PriorityLane:
         lane = PriorityLane(item.level, item.tenant, BatchFeed(self._pool, item.level, waiter, now, item.tenant) if batch else None)
         self.lanes = dict(sorted([*self.lanes.items(), ((item.level, batch), lane)]))
         return lane
 
-    def _start_timeouts(self, items: Sequence[MergedItem], deadline_of: Callable[[MergedItem, float], float]) -> None:
-        groups: dict[float, list[MergedItem]] = {}
-        for item in items:
-            if item.timeout is not None:
-                item.until = deadline_of(item, item.timeout)
-                groups.setdefault(item.until, []).append(item)
-        for until, group in groups.items():
-            self.deadlines.add(ItemGroup(group), until)
-
-    def due(self, now: float) -> list[MergedItem]:
-        """Return the items that are not over although their deadline has passed. Each item is returned once."""
-        return [item for group in self.deadlines.due(now) for item in group.items if item.place is not OVER]
+    def _start_timeout(self, item: MergedItem, until: float) -> None:
+        item.until = until
+        self.deadlines.add(item, until)
 
     def remove(self, item: MergedItem) -> None:
-        """Remove a waiting item."""
-        self._backlog.remove(item)
+        self._collector.remove(item)
         item.lane.waiting -= 1
 
     def record_answer(self, request: MergedRequest, source: Source, seconds: float) -> None:
-        """Record that a merged request was answered. ``seconds`` is its response time."""
         self._services.setdefault(source, sizing.ServiceTimeModel()).add(len(request.members), seconds)
         if source in self._limits:
             self._limits[source].record_answer()
@@ -309,16 +260,12 @@ class MergeQueue:
             self._limits[refused_by].record_refusal(split.length)
 
     def record_rejection(self, source: Source, items: int) -> None:
-        """Record that an endpoint rejected a request for lack of capacity, although the endpoint had no other request of this client."""
+        """Record that an endpoint without another request of this client rejected a request for lack of capacity."""
         if source in self._limits:
             self._limits[source].record_rejection(items)
 
     def record_failure(self, request: MergedRequest) -> bool:
-        """Record that a server responded to a merged request with a failure.
-
-        Returns:
-            True if an item may have caused the failure: the request is part of a split request, or too many requests have failed.
-        """
+        """Record a failure of a server. Return True if an item may be the cause: it is part of a split, or too many failed."""
         if request.split is not None:
             return True
         if not request.tries:
@@ -328,10 +275,10 @@ class MergeQueue:
     # filling a merged request
 
     def fill(self, now: float, request: MergedRequest, source: Source) -> bool:
-        """Choose the items of a merged request just before it is sent. Return False if there are no items.
+        """Choose the items of a merged request just before it is sent. Return False if there are none.
 
-        A request also takes items that were added after its last attempt, if no attempt has been counted so far. For example, a 429 is not
-        counted. Items that exceed the limits of the endpoint return to the head of the queue.
+        A request takes further items until an attempt has been counted; a 429 is not counted. Items that exceed the limits go back to the
+        head of the queue.
         """
         self.unqueue(request)
         items = request.left()
@@ -349,26 +296,24 @@ class MergeQueue:
         return True
 
     def _take(self, now: float, request: MergedRequest, source: Source, before: list[MergedItem], limits: MergeLimits) -> list[MergedItem]:
-        taken: list[MergedItem] = self._backlog.take(now, self._most(now, source, len(before), limits) - len(before))
+        taken: list[MergedItem] = self._collector.take(self._most(now, source, len(before), limits) - len(before))
         for item in taken:
             item.lane.waiting -= 1
         taken = [item for item in taken if item.until > now]  # the timer of the deadline ends items that are too late
         if taken:
             taken = self._cut([*before, *taken], limits)[len(before) :]
-        read_ahead = []
         for item in taken:
             if item.sent_at is None:
                 item.sent_at = now
                 if item.lane.feed is not None:
                     item.born = now
-                    read_ahead.append(item)
+                    if item.timeout is not None:
+                        self._start_timeout(item, deadline(now, source, self._pool, item.timeout, item.waiter.opened_at))
             item.attach(request)
             item.state = TaskState.SENT
-        self._start_timeouts(read_ahead, lambda item, timeout: deadline(now, source, self._pool, timeout, item.waiter.opened_at))
         return taken
 
     def _most(self, now: float, source: Source, before: int, limits: MergeLimits) -> int:
-        """Return the maximum number of items for a request that already has ``before`` items."""
         most = ALL if limits.items is None else limits.items
         if self._spec.divides:
             service = self._services.get(source) or sizing.ServiceTimeModel()
@@ -376,20 +321,20 @@ class MergeQueue:
         return max(before, most)
 
     def _cut(self, items: list[MergedItem], limits: MergeLimits) -> list[MergedItem]:
-        """Return the first items, as many as fit into one request. Put the remaining items back at the head of the queue."""
+        """Return the first items, as many as fit into one request. Put the others back."""
         fits = self._spec.fitting(limits, [item.payload for item in items])
         if fits < len(items):
             for item in items[fits:]:
                 item.detach()
                 item.state = TaskState.QUEUED
                 item.lane.waiting += 1
-            self._backlog.put_back(items[fits:])
+            self._collector.put_back(items[fits:])
         return items[:fits]
 
     def _limits_at(self, source: Source, items: Sequence[MergedItem]) -> MergeLimits:
         known = self._limits.get(source)
         if known is None:
-            some = items or self._backlog.items()
+            some = items or self._collector.items()
             if not some:
                 return MergeLimits()
             endpoint: Any = source.handle
@@ -398,10 +343,7 @@ class MergeQueue:
         return known.limits
 
     def _fits_anywhere(self, items: list[MergedItem], limits: MergeLimits) -> bool:
-        """Return whether every endpoint of the pool accepts a request with all items.
-
-        If not, the request is not hedged, because the copy that hedging sends has the same items.
-        """
+        """Return whether every endpoint accepts all items. If not, the request is not hedged, because a hedge has the same items."""
         others = {self._limits_at(source, items) for source in self._pool.sources} - {limits}
         calls = [item.payload for item in items]
         return all(self._spec.fitting(other, calls) == len(calls) for other in others)

@@ -73,16 +73,13 @@ class MergeSpec:
         return calls
 
     def key(self, call: WireRequest) -> Hashable:
-        """Return the merge key of a request. Only requests with equal keys may be merged."""
         return self._key, shape_of(self.inputs(call)[0])
 
     def inputs(self, call: WireRequest) -> list[Any]:
-        """Return the inputs of a request. The limits of a request count these inputs."""
         inputs: list[Any] = call.inputs
         return inputs
 
     def limits(self, endpoint: Endpoint, call: WireRequest) -> MergeLimits:
-        """Return the limits of one request to an endpoint, for items of the same shape as the item of ``call``."""
         try:
             codec = codec_of(endpoint.kind, self._operation, settings_of(endpoint))
             return codec.limits if codec.mergeable(self.inputs(call)[0]) else ALONE
@@ -90,17 +87,15 @@ class MergeSpec:
             return ALONE
 
     def fitting(self, limits: MergeLimits, calls: Sequence[WireRequest]) -> int:
-        """Return how many requests, counted from the first, fit into one merged request. The result is at least 1."""
+        """Return how many requests, counted from the first, fit into one merged request; at least 1."""
         if limits.tokens is None and limits.bytes is None:
             return len(calls) if limits.items is None else min(len(calls), limits.items)
         return limits.fitting(call.inputs[0] for call in calls)
 
     def merged(self, calls: Sequence[WireRequest]) -> WireRequest:
-        """Merge requests. A single request is returned unchanged."""
         return calls[0] if len(calls) == 1 else self._request(list(chain.from_iterable(map(self.inputs, calls))))
 
     def shares(self, answer: Any, _calls: Sequence[WireRequest]) -> Sequence[Answered | InvalidResponse]:
-        """Split the response to merged requests into one answer or error per request."""
         shares: Sequence[Answered | InvalidResponse] = answer.shares()
         return shares
 
@@ -125,7 +120,6 @@ class EmbeddingsSpec(MergeSpec):
         return self._request(EMBEDDINGS.validate(item))
 
     def inputs(self, call: WireRequest) -> list[Any]:
-        """Return the inputs of a call. A text or a list of token ids is one input."""
         inputs = call.inputs
         many = [inputs] if isinstance(inputs, str) or isinstance(inputs[0], int) else inputs
         return [list(each) if isinstance(each, tuple) else each for each in many]
@@ -189,7 +183,7 @@ def parts_of(answer: EmbeddingsAnswer, counts: Sequence[int], sizes: Sequence[fl
 
 
 def _in_order(rows: list[_Document]) -> list[_Document]:
-    """Return the rows sorted by ``index`` if the indexes are 0 to n-1 in any order. Otherwise return the rows in the given order."""
+    """Return the rows in the order of ``index`` if the indexes are 0 to n-1, otherwise as they are."""
     try:
         by_index = {_INDEX.decode(row["index"]): row for row in rows}
         return [by_index[index] for index in range(len(rows))]

@@ -8,13 +8,13 @@ the results of a batch.
 from __future__ import annotations
 
 from asyncio import TimerHandle
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextvars import Context, copy_context
 from functools import partial
 from math import ceil, inf
 from typing import Any, cast
 
-from qreward.batching.backlog import OVER, WAITING
+from qreward.batching.collector import OVER, WAITING, halves
 from qreward.batching.in_flight import own_error
 from qreward.codecs.rewards.base import may_have_a_bad_item, splits
 from qreward.engine.batch import BatchWaiter
@@ -96,7 +96,7 @@ class RequestMerger:
             self.driver.loop.call_soon(self._continue)
 
     def _continue(self) -> None:
-        """Let batches read ahead. Submit a merged request for each lane that has waiting items, but no unfilled request."""
+        """Let batches read ahead, and submit a merged request for each lane that needs one."""
         self._soon = False
         if not self._live and not self.batches:
             return
@@ -114,11 +114,7 @@ class RequestMerger:
         self._wake_at(min(wake, pause_end) if paused else wake)
 
     def _submit(self, now: float, paused: bool) -> None:
-        """Submit one unfilled merged request for each lane with waiting items. If the scheduler sends this request at once, submit the
-        next request.
-
-        If ``paused`` is True, do nothing for lanes of single items.
-        """
+        """Submit an unfilled merged request for each lane with waiting items, and the next one if it is sent at once."""
         for lane in self.queue.lanes.values():
             if paused and lane.feed is None:
                 continue
@@ -127,7 +123,7 @@ class RequestMerger:
                 self._hand_in(now, lane.request)
 
     def _hand_in(self, now: float, request: MergedRequest) -> None:
-        """Submit a merged request to the scheduler. In a lane of batches, a request with items is placed before unfilled requests."""
+        """Submit a merged request. In a lane of batches, a request with items goes before unfilled ones."""
         scheduler, feed, queue = self.driver.engine.scheduler, request.lane.feed, self.queue
         if feed is None:
             request.state = TaskState.WAITING  # the state NEW is not used, because the queue limit counts items, not merged requests
@@ -142,7 +138,6 @@ class RequestMerger:
         scheduler.refill(now, feed)
 
     def _wake_at(self, wake: float) -> None:
-        """Set the timer for the time ``wake``, unless it is already set for this time or an earlier time."""
         if wake == inf or (self._timer is not None and wake >= self._timer_at):
             return
         if self._timer is not None:
@@ -153,7 +148,7 @@ class RequestMerger:
     def _tick(self) -> None:
         self._timer = None
         with self.driver.engine.lock:
-            late = self.queue.due(self.driver.engine.clock())
+            late = self.queue.deadlines.due(self.driver.engine.clock())
         self.end(late, endings.timed_out)
         self._continue()
 
@@ -163,10 +158,7 @@ class RequestMerger:
         self.driver.spawn(attempt, self.context.copy(), self)
 
     async def execute(self, attempt: Attempt) -> Outcome:
-        """Make one attempt.
-
-        A failure that one item may have caused gets the kind ``REFUSED``. The request is then split and not retried as a whole.
-        """
+        """Make one attempt. A failure that one item may have caused becomes ``REFUSED``: the request is split, not retried as a whole."""
         self._continue()
         request, source, lock = cast("MergedRequest", attempt.task), attempt.source, self.driver.engine.lock
         count = len(request.members)
@@ -248,12 +240,12 @@ class RequestMerger:
         """
         items = request.left()
         tries = max(0, self._attempts - 2) if request.tries >= self._attempts else 0
-        middle = (len(items) + 1) // 2
-        split = Split(request.refused_by if len(items) > 1 else None, middle, request.is_suspect())
-        for part in filter(None, (items[:middle], items[middle:])):
+        parts = halves(items)
+        split = Split(request.refused_by if len(items) > 1 else None, len(parts[0]), request.is_suspect())
+        for part in filter(None, parts):
             self._send_again(part, tries, split)
 
-    def _send_again(self, items: list[MergedItem], tries: int, split: Split) -> None:
+    def _send_again(self, items: Sequence[MergedItem], tries: int, split: Split) -> None:
         request = MergedRequest(self._pool, items[0].lane, self, items, split)
         request.tries = tries
         for item in items:
@@ -269,11 +261,9 @@ class RequestMerger:
     # ending early
 
     def end(self, items: Iterable[MergedItem], error_of: Callable[[MergedItem], QRewardError] | None = None) -> None:
-        """End items that wait or were sent. If all items of a merged request are then over, withdraw the request.
+        """End items that wait or were sent. Withdraw merged requests whose items are then all over.
 
-        Args:
-            items: the items. Items that are already over are ignored.
-            error_of: function that returns the error of an item; None if the caller no longer waits.
+        ``error_of`` returns the error of an item. It is None if the callers no longer wait.
         """
         items = [item for item in items if item.place is not OVER]
         if not items:
@@ -308,7 +298,7 @@ class RequestMerger:
             self.driver.withdraw(requests, error)
 
     def _rest_if_idle(self) -> None:
-        """Stop if neither items nor batches are left: cancel the timer, withdraw unfilled requests, and unregister from the loop driver."""
+        """If neither items nor batches are left, cancel the timer, withdraw unfilled requests, and leave the loop driver."""
         if self._live or self.batches:
             return
         if self._timer is not None:
@@ -325,13 +315,12 @@ class RequestMerger:
         self._idle()
 
     def detach(self, batch: MergedBatchWaiter) -> None:
-        """Unregister a batch that has ended."""
         self.batches.pop(batch, None)
         self._rest_if_idle()
 
 
 class ItemWaiter:
-    """Receives the results of the items of one call. The ``RequestMerger`` sends the items and ends them."""
+    """Receives the results of the items of one call."""
 
     __slots__ = ("_left", "_results", "_waiter", "context", "driver")
 
@@ -340,10 +329,7 @@ class ItemWaiter:
         self.context = copy_context()
 
     async def results(self, merger: RequestMerger, items: list[MergedItem]) -> list[Result[Any]]:
-        """Send the items, wait for all of them, and return their results. Raises the first error.
-
-        If the caller is cancelled, unfinished items are dropped.
-        """
+        """Send the items, and return their results. Raises the first error. If the caller is cancelled, unfinished items are dropped."""
         self._results: list[Any] = [None] * len(items)
         self._left = len(items)
         self._waiter = self.driver.loop.create_future()
@@ -372,8 +358,6 @@ class ItemWaiter:
 
 
 class _ItemOptions(RequestOptions):
-    """Options whose method ``task`` creates a ``MergedItem``."""
-
     __slots__ = ()
 
     def task(self, payload: Any, pool: Pool, waiter: Any, index: int) -> MergedItem:
@@ -381,10 +365,9 @@ class _ItemOptions(RequestOptions):
 
 
 class MergedBatchWaiter(BatchWaiter):
-    """A batch whose items share requests.
+    """A batch whose items share requests. They wait in the ``RequestMerger`` of their merge key, which ``find`` returns.
 
-    ``find`` returns the ``RequestMerger`` of a merge key. The batch puts each item into the merger of the item's key, and the item waits
-    there. The scheduler uses the feed of the batch only to detect outages.
+    The scheduler uses the feed of the batch only to detect outages.
     """
 
     def __init__(
@@ -411,16 +394,13 @@ class MergedBatchWaiter(BatchWaiter):
 
     @property
     def opened_at(self) -> float:
-        """The time at which reading of the input began, in seconds on the engine's clock."""
         return self._feed.opened_at
 
     def more(self) -> None:
-        """Read items and put them into the mergers, until ``AHEAD`` items wait."""
         if self._feed.failing is None and self._room(self._feed) > 0:
             self.read(self._feed)
 
     def unread(self) -> float:
-        """Return the number of items that have not been read yet; inf if unknown."""
         if self._feed.ended:
             return 0
         return inf if self._size is None else max(0, self._size - self._read)
@@ -456,7 +436,6 @@ class MergedBatchWaiter(BatchWaiter):
             self._hand_over(feed)
 
     def _hand_over(self, feed: BatchFeed) -> None:
-        """Move items from the feed to their mergers."""
         fresh = self._by_key(feed.incoming)
         feed.incoming.clear()
         for key, items in fresh.items():
@@ -478,10 +457,7 @@ class MergedBatchWaiter(BatchWaiter):
         return bool(feed.incoming or self._waiting())
 
     def _end_trying(self, feed: BatchFeed) -> None:
-        """Fail the items that wait in the mergers if no endpoint is alive.
-
-        One item is kept until the input has ended. Its attempts show when an endpoint is alive again.
-        """
+        """Fail the items that wait in the mergers if no endpoint is alive, but one, whose attempts show when an endpoint is back."""
         failing = feed.failing
         if failing is not None:
             self._end(self._waiting()[not feed.ended :], lambda _: failing())

@@ -54,7 +54,6 @@ class ServiceTimeModel:
         self._w = self._n = self._t = self._nn = self._nt = 0.0
 
     def add(self, items: int, seconds: float) -> None:
-        """Record the response time of a request."""
         self._w = WEIGHT * self._w + 1
         self._n = WEIGHT * self._n + items
         self._t = WEIGHT * self._t + seconds
@@ -62,10 +61,7 @@ class ServiceTimeModel:
         self._nt = WEIGHT * self._nt + items * seconds
 
     def least(self) -> int:
-        """Return the number of items for which a request takes twice as long as an empty request.
-
-        With fewer items, the fixed time ``a`` would be more than half of the response time.
-        """
+        """Return the number of items for which a request takes twice as long as an empty request."""
         spread = self._w * self._nn - self._n * self._n
         if self._w < 3 or spread <= 0.01 * self._n * self._n:  # too few requests, or lengths that are too similar, to determine the slope
             return LEAST
@@ -75,16 +71,14 @@ class ServiceTimeModel:
 
 
 def places(now: float, pool: Pool) -> int:
-    """Return the number of requests that the pool has in flight or could send now, at least 1."""
     found = sum(source.inflight for source in pool.sources)
     found += sum(max(0, _capacity(source) - source.inflight) for source in pool.sources if source.ready_at(now) <= now)
     return max(1, found)
 
 
 def _capacity(source: Source) -> int:
-    """Return the number of concurrent requests that the limits of an endpoint allow.
-
-    By Little's law, a rate limit allows its rate times the mean response time.
+    """Return the number of concurrent requests that the limits allow. A rate limit allows its rate times the mean response time
+    (Little's law).
     """
     rates = [pace.rate for pace in (source.requests, source.learned) if pace is not None]
     rate = min((rate for rate in rates if rate is not None), default=inf)
@@ -92,14 +86,7 @@ def _capacity(source: Source) -> int:
 
 
 def length(now: float, pool: Pool, waiting: float, service: ServiceTimeModel) -> int:
-    """Return the maximum number of items for the next request.
-
-    Args:
-        now: the present time in seconds.
-        pool: the endpoints.
-        waiting: number of items that wait or have not been read yet; inf if unknown.
-        service: the response times of the endpoint that takes the request.
-    """
+    """Return the maximum number of items for the next request, if ``waiting`` items wait or have not been read; inf if unknown."""
     if waiting == inf:
         return MOST
     among = places(now, pool)
@@ -152,7 +139,6 @@ class EndpointLimits:
         self._rejections = self._answers_below_limits = self._answers_below_usual = 0
 
     def report(self, items: int) -> None:
-        """Apply the maximum number of items that the server reports. This number replaces any limit of this kind of server."""
         if self._reported is not None and self._usual != ALONE and items != self._reported:
             self._reported = items
             self._begin(self._usual.of_items(items))
@@ -178,7 +164,6 @@ class EndpointLimits:
             self.limits, self._rejections = self._most, 0
 
     def record_answer(self) -> None:
-        """Record an answered request."""
         self._rejections = 0
         if self.limits is not self._most:
             self._answers_below_limits += 1
@@ -220,7 +205,6 @@ class LearnedLimits:
         return known
 
     def apply_probe(self, source: Source, result: ProbeResult) -> None:
-        """Apply the number of items that the server reports in a probe."""
         if result.items is not None:
             self._reported[source] = result.items
             for known in self._known.get(source, {}).values():

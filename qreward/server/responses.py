@@ -28,7 +28,7 @@ LABEL = "LABEL_0"
 def answer(request: ScoreRequest, scored: Sequence[ScoreResult], model: str, mode: Mode) -> bytes:
     """Return the response body. Raises ``HTTPError`` if no completion has a reward, or if the form cannot express missing rewards."""
     if request.form == "buffer":
-        return write(answer_of(request.query, [_encodable(one) for one in scored], mode))
+        return write(dict(answer_of(request.query, [_encodable(one) for one in scored], mode)))
     if any(isinstance(one.cause, InvalidScores) for one in scored):  # clients must not send parts of this list; see InvalidScores
         raise _error(500, INVALID_SCORES, scored)
     if scored and all(one.reward is None for one in scored):

@@ -43,7 +43,6 @@ class World:
     body: float
     breaks: bool
     sized: bool
-    adaptive: bool
     closes: float | None
 
 
@@ -71,7 +70,6 @@ WORLDS = st.builds(
     body=st.sampled_from([0.0, 0.1, 0.3, 1.0]),
     breaks=st.booleans(),
     sized=st.booleans(),
-    adaptive=st.booleans(),
     closes=st.none() | TIMES,
 )
 
@@ -114,7 +112,6 @@ async def play(world: World) -> None:
         max_queue_size=world.room,
         batch_size_fn=(lambda callers: sum(c.cost for c in callers)) if world.sized else None,
         batch_key_fn=(lambda caller: caller.number % world.keys) if world.keys > 1 else None,
-        adaptive_batch_size=world.adaptive,
     )
     order: list[int] = []
 

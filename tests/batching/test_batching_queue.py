@@ -163,43 +163,6 @@ def test_loops_one_after_the_other_are_served_and_what_they_did_is_still_counted
     assert (queue.stats().items, queue.stats().batches) == (8, 2)
 
 
-async def test_the_largest_batch_can_be_found_out() -> None:
-    async def function(items: list[int]) -> list[int]:
-        await asyncio.sleep(0.02 + 0.001 * len(items))
-        return items
-
-    queue = BatchQueue(function, max_batch_size=10_000, adaptive_batch_size=True)
-    loop = asyncio.get_running_loop()
-    ends = loop.time() + 20
-
-    async def caller() -> None:
-        while loop.time() < ends:
-            await queue.submit(1)
-
-    assert queue.stats().limit == 8
-    await asyncio.gather(*(caller() for _ in range(600)))
-    assert 80 <= queue.stats().limit <= 300
-
-
-async def test_a_batch_that_fails_for_its_size_makes_the_next_ones_smaller_only_if_sizes_adapt() -> None:
-    async def function(items: list[int]) -> list[int]:
-        await asyncio.sleep(0.1)
-        if len(items) > 30:
-            raise MemoryError
-        return items
-
-    async def caller(queue: BatchQueue[int, int]) -> list[Any]:
-        return [outcome for _ in range(100) for outcome in await outcomes([queue.submit(1)])]
-
-    adaptive = BatchQueue(function, max_batch_size=200, adaptive_batch_size=True)
-    found = [outcome for each in await asyncio.gather(*(caller(adaptive) for _ in range(100))) for outcome in each]
-    assert 0 < kinds(found).count(MemoryError) < len(found) / 20
-    assert adaptive.stats().limit <= 36
-    fixed = BatchQueue(function, max_batch_size=200)
-    assert kinds(await outcomes(start(fixed.submit, *range(200)))) == [MemoryError] * 200
-    assert fixed.stats().limit == 200
-
-
 async def test_several_slots_are_paced_so_that_a_call_waits_little() -> None:
     """300 ms and 5 ms an item, eight slots, Poisson arrivals at a fifth of the capacity: the median is 0.35 s, without a pace 0.4."""
     queue = BatchQueue(Noted(seconds=0.3, each=0.005), max_batch_size=32, max_concurrent_batches=8)

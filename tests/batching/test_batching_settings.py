@@ -35,8 +35,6 @@ def test_a_wrong_setting_is_refused_by_its_name() -> None:
         ("batch_size_fn", 3, TypeError, "must be a callable or None, got <class 'int'>"),
         *(("timeout", wrong, (TypeError, ConfigError), "") for wrong in (0, INF, "1", True)),
         *(("max_queue_size", wrong, (TypeError, ConfigError), "") for wrong in (0, 1.5)),
-        ("adaptive_batch_size", 1, (TypeError, ConfigError), ""),
-        ("carry_contexts", None, (TypeError, ConfigError), ""),
         ("on_batch", 3, (TypeError, ConfigError), ""),
         ("clock", 1.0, (TypeError, ConfigError), ""),
         ("batch_key_fn", "k", (TypeError, ConfigError), ""),

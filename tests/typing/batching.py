@@ -14,7 +14,7 @@ async def upper(texts: list[str]) -> list[bytes]:
     return [text.encode() for text in texts]
 
 
-@batch(max_batch_size=32, batch_wait_timeout_s=0.01, max_queue_size=None, adaptive_batch_size=True, timeout=30)
+@batch(max_batch_size=32, batch_wait_timeout_s=0.01, max_queue_size=None, timeout=30)
 async def pair(prompts: list[str], lengths: list[int]) -> Sequence[float]:
     return [float(length) for _, length in zip(prompts, lengths, strict=True)]
 

@@ -7,6 +7,7 @@ applies to a single completion.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import Any, Self, get_args
 
 from qreward.batching.queue import BatchQueue
@@ -20,7 +21,7 @@ from qreward.batching.reward_buffer.schemas import (
     failed,
     read_query,
 )
-from qreward.batching.reward_buffer.scorer import BisectingScorer, own_copy, scoring_function
+from qreward.batching.reward_buffer.scorer import BisectingScorer, holds_actor, own_copy, scoring_function
 from qreward.batching.settings import BatchRecord
 from qreward.batching.stats import QueueStats
 from qreward.callables import name_of
@@ -28,6 +29,7 @@ from qreward.errors import BadRequest, ConfigError
 
 _SMOOTHING = 0.2
 """Weight (0 to 1) of the latest batch in the moving average of the seconds per completion."""
+MAX_QUEUE_SIZE = 4096
 _UNKNOWN = 1.0
 """Seconds that ``room_in`` returns for a full queue before the first batch has ended."""
 
@@ -45,16 +47,22 @@ class RewardBuffer:
             (``actor.method``). The scorer returns a list, or a mapping with ``rewards`` and other lists. A list has one element for each
             completion: a number, a mapping with ``reward`` or ``score``, or an exception. If the element is None or NaN, or has an
             ``error``, the completion has an error and never the reward 0. Each call receives copies of the metadata. Mappings, lists and
-            sets inside the metadata are also copied, and all other objects are shared.
+            sets inside the metadata are also copied, and all other objects are shared. As in MolGenDocking, the scorer may be an app, whose
+            ``app.state.reward_model.get_score.remote(completions=, metadata=)`` is called.
+        buffer_time: MolGenDocking's name of ``batch_wait_timeout_s``. None means ``batch_wait_timeout_s``.
+        max_batch_size: as in :class:`~qreward.batching.BatchSettings`, for completions. The default is 64, or 1,024 for an app.
         server_mode: shape of an answer. ``singleton`` and ``batch`` are the modes of MolGenDocking. In mode ``auto``, the query determines
-            the shape.
-        max_batch_size, batch_wait_timeout_s, max_concurrent_batches: as in :class:`~qreward.batching.BatchSettings`, for completions.
+            the shape. The default is ``auto``, or ``singleton`` for an app.
+        batch_wait_timeout_s, max_concurrent_batches: as in :class:`~qreward.batching.BatchSettings`, for completions.
         max_queue_size: maximum number of waiting completions, in each event loop. A query is rejected if not all of its completions fit.
+            The default is 4,096, or no limit for an app.
         timeout: maximum number of seconds for one completion, including its time in the queue. Afterwards, the completion has an error.
             None means no limit.
         isolate_errors: True splits a batch for which the scorer raises. The scorer is then called again with each half of the batch. Halves
             are split again, so in the end only the completions that fail alone have an error.
         on_batch: function that is called with a :class:`~qreward.batching.BatchRecord` when a batch has ended.
+        default_reward: the reward that an answer of ``add_query`` shows for a completion with an error. The default None keeps such a
+            completion apart from a reward of 0.
 
     Raises:
         TypeError: the scorer cannot be called in this way, or a setting has the wrong type.
@@ -74,16 +82,21 @@ class RewardBuffer:
     def __init__(
         self,
         scorer: Any,
+        buffer_time: float | None = None,
+        max_batch_size: int | None = None,
+        server_mode: Mode | None = None,
         *,
-        server_mode: Mode = "auto",
-        max_batch_size: int = 64,
         batch_wait_timeout_s: float = 0.0,
         max_concurrent_batches: int = 1,
-        max_queue_size: int = 4096,
+        max_queue_size: int | None = None,
         timeout: float | None = None,
         isolate_errors: bool = True,
         on_batch: Callable[[BatchRecord], object] | None = None,
+        default_reward: float | None = None,
     ) -> None:
+        is_app = holds_actor(scorer)
+        server_mode = server_mode or ("singleton" if is_app else "auto")
+        max_queue_size = max_queue_size if is_app or max_queue_size is not None else MAX_QUEUE_SIZE
         if server_mode not in get_args(Mode):
             raise ConfigError(f"server_mode must be one of {', '.join(map(repr, get_args(Mode)))}, not {server_mode!r}")
         bisecting = BisectingScorer(scoring_function(scorer), isolate_errors)
@@ -93,13 +106,15 @@ class RewardBuffer:
 
         score.__qualname__ = f"the scorer {name_of(scorer)}"  # its name in error messages
         self.server_mode = server_mode
-        self._max_queue_size = max_queue_size
+        self.default_reward = default_reward
+        self._max_queue_size = inf if max_queue_size is None else max_queue_size
+        self._adds_prompts = not is_app  # a verifier of MolGenDocking checks its metadata
         self._seconds_each: float | None = None
         self._on_batch = on_batch
         self._queue: BatchQueue[tuple[str, dict[str, Any]], ScoreResult] = BatchQueue(
             score,
-            max_batch_size=max_batch_size,
-            batch_wait_timeout_s=batch_wait_timeout_s,
+            max_batch_size=(1024 if is_app else 64) if max_batch_size is None else max_batch_size,
+            batch_wait_timeout_s=batch_wait_timeout_s if buffer_time is None else buffer_time,
             max_concurrent_batches=max_concurrent_batches,
             max_queue_size=max_queue_size,
             timeout=timeout,
@@ -118,9 +133,10 @@ class RewardBuffer:
             QueueFull: the queue has no room for all completions of the query; see ``room_in``.
             ClientClosed: the buffer is closed.
         """
-        parsed = read_query(query)
+        parsed = read_query(query, self._adds_prompts)
         check_mode(parsed, self.server_mode)
-        return answer_of(parsed, await self.score(parsed.completions, parsed.metadata), self.server_mode)
+        scored = await self.score(parsed.completions, parsed.metadata)
+        return answer_of(parsed, scored, self.server_mode, self.default_reward)
 
     async def score(self, completions: Sequence[str], metadata: Sequence[Mapping[str, Any]] | None = None) -> list[ScoreResult]:
         """Score completions. Return the outcome of each completion, in order. Raises the same errors as ``add_query``."""

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from pydantic import BaseModel
+
 from qreward.codecs.error_body import one_line
 from qreward.errors import BadRequest, InvalidResponse
 
@@ -48,7 +50,6 @@ class ScoreResult:
 
 
 def failed(error: BaseException) -> ScoreResult:
-    """Return the outcome of a completion for which an exception was raised."""
     return ScoreResult(None, described(error), cause=error)
 
 
@@ -67,7 +68,8 @@ def read_scores(given: Any, count: int) -> list[ScoreResult]:
         given: the value that a scorer returned: a list (tuple, array, tensor) or a mapping. A list has one element for each completion: a
             number, a mapping with ``reward`` or ``score``, or an exception. A mapping has the list ``rewards`` (or ``scores``), and
             optionally the lists ``errors``, ``metas`` and ``next_turn_feedback``. All other lists of the mapping are added to ``meta``.
-            The lists in the mapping's member ``extra_logs`` are added to ``meta`` too.
+            The lists in the mapping's member ``extra_logs`` are added to ``meta`` too. The result object of MolGenDocking's verifier, with
+            the lists ``rewards``, ``parsed_answers`` and ``verifier_metadatas``, is read too.
         count: number of completions.
 
     Example:
@@ -75,6 +77,11 @@ def read_scores(given: Any, count: int) -> list[ScoreResult]:
         [1.0, 0.5]
     """
     try:
+        if hasattr(given, "verifier_metadatas"):
+            metas = [{**vars(meta), "parsed_answer": None} for meta in _listed(given.verifier_metadatas, "metadata", count)]
+            for meta, parsed in zip(metas, _listed(given.parsed_answers, "parsed answers", count), strict=True):
+                meta["parsed_answer"] = parsed
+            given = {"rewards": given.rewards, "metas": metas}
         rows = _rows_of_columns(given, count) if isinstance(given, Mapping) else _listed(given, "rewards", count)
         return [_scored(row) for row in rows]
     except InvalidScores:
@@ -116,7 +123,6 @@ def _number(raw: Any) -> tuple[float | None, str | None]:
 
 
 def _rows_of_columns(given: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-    """Convert columns to rows. A value that is not a list applies to every completion."""
     name = next((name for name in ("rewards", "scores", "reward", "score") if name in given), None)
     errors = given.get("errors", given.get("error"))
     if name is None and not errors:
@@ -133,7 +139,6 @@ def _rows_of_columns(given: Mapping[str, Any], count: int) -> list[dict[str, Any
 
 
 def _row(reward: Any, error: Any, feedback: Any, meta: Any, columns: dict[str, Any]) -> dict[str, Any]:
-    """Return one row, built from columns. If the reward is a mapping, its members are added to the row."""
     if isinstance(reward, BaseException):
         reward, error = None, error or reward
     row = dict(reward) if isinstance(reward, Mapping) else {"reward": reward}
@@ -176,22 +181,49 @@ class Query:
     single: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SingletonAnswer:
-    """The answer for one completion. Either ``reward`` or ``error`` is None."""
+class Meta(dict[str, Any]):
+    """The metadata of one completion: a mapping whose members are attributes too, as in ``answer.meta.parsed_answer``.
+
+    If there are no metadata, for example after an error, all attributes are None.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self:
+            return self[name]
+        if self or name.startswith("_"):
+            raise AttributeError(f"the scorer returned no {name!r} for this completion; it returned {', '.join(self)}")
+        return None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+
+class _Answer(BaseModel):
+    def __init__(self, *values: Any, **fields: Any) -> None:
+        super().__init__(**dict(zip(type(self).model_fields, values, strict=False)), **fields)
+
+
+class SingletonAnswer(_Answer):
+    """The answer for one completion.
+
+    Attributes:
+        reward: the reward; None if there is an error, or the ``default_reward`` of the buffer.
+        error: the error; None if the completion has a reward.
+        meta: other data that the scorer returned, such as ``meta.parsed_answer``.
+        next_turn_feedback: the feedback of the scorer, or None.
+    """
 
     reward: float | None
-    error: str | None
-    meta: Mapping[str, Any]
-    next_turn_feedback: Any
+    error: str | None = None
+    meta: Any = None
+    next_turn_feedback: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class BatchAnswer:
+class BatchAnswer(_Answer):
     """The answer for a list of completions. All lists are in the order of the completions.
 
     Attributes:
-        rewards: the reward of each completion, or None if it has an error.
+        rewards: the reward of each completion; None if it has an error, or the ``default_reward`` of the buffer.
         error: a summary with the number of errors and the first error; None if there is no error.
         errors: the error of each completion, or None if it has a reward.
         metas: other data that the scorer returned for each completion.
@@ -199,17 +231,17 @@ class BatchAnswer:
     """
 
     rewards: list[float | None]
-    error: str | None
-    errors: list[str | None]
-    metas: list[Mapping[str, Any]]
-    next_turn_feedback: list[Any] | None
+    error: str | None = None
+    errors: list[str | None] = []
+    metas: list[Any] = []
+    next_turn_feedback: Any = None
 
 
-def read_query(raw: Any) -> Query:
+def read_query(raw: Any, adds_prompts: bool = True) -> Query:
     """Parse a query: a mapping or an object with ``query``, ``metadata`` and optionally ``prompts``.
 
     Each of these members is a single value or a list, and all lists must have the same length. A prompt is added to the metadata of its
-    completion as ``prompt``, unless the metadata already has a member with this name.
+    completion as ``prompt``, unless the metadata already has a member with this name, or ``adds_prompts`` is False.
 
     Raises:
         BadRequest: a member has the wrong type, or the lists have different lengths.
@@ -232,7 +264,7 @@ def read_query(raw: Any) -> Query:
     for name, listed in (("metadata", metas), ("prompts", prompts)):
         if listed is not None and len(listed) != count:
             raise BadRequest(f"query holds {count} completion{'s'[: count != 1]}, but {name} {len(listed)}; there must be one for each")
-    return Query(completions, with_prompts(metas, prompts), isinstance(texts, str))
+    return Query(completions, with_prompts(metas, prompts if adds_prompts else None), isinstance(texts, str))
 
 
 def with_prompts(metas: Sequence[Mapping[str, Any]], prompts: Sequence[str] | None) -> list[dict[str, Any]]:
@@ -243,26 +275,27 @@ def with_prompts(metas: Sequence[Mapping[str, Any]], prompts: Sequence[str] | No
 
 
 def check_mode(query: Query, mode: Mode) -> None:
-    """Raise ``BadRequest`` if the mode does not allow the query."""
     if mode == "singleton" and len(query.completions) != 1:
         raise BadRequest(f"in singleton mode a query holds one completion, not {len(query.completions)}; use the mode 'batch' for lists")
 
 
-def answer_of(query: Query, scored: Sequence[ScoreResult], mode: Mode) -> SingletonAnswer | BatchAnswer:
+def answer_of(query: Query, scored: Sequence[ScoreResult], mode: Mode, default: float | None = None) -> SingletonAnswer | BatchAnswer:
     """Return the answer to a query.
 
     In mode ``singleton``, the answer is a ``SingletonAnswer``. In mode ``batch``, the answer is a ``BatchAnswer``. In mode ``auto``, the
-    answer is a ``SingletonAnswer`` if the query had a single completion, and a ``BatchAnswer`` if the query had a list.
+    answer is a ``SingletonAnswer`` if the query had a single completion, and a ``BatchAnswer`` if the query had a list. ``default`` is the
+    reward of a completion that has an error.
     """
-    if mode == "singleton" or (mode == "auto" and query.single):
-        (one,) = scored
-        return SingletonAnswer(one.reward, one.error, one.meta, one.feedback)
+    rewards = [default if one.reward is None else one.reward for one in scored]
+    metas = [Meta(one.meta) if isinstance(one.meta, Mapping) else one.meta for one in scored]
     feedback = [one.feedback for one in scored]
+    if mode == "singleton" or (mode == "auto" and query.single):
+        return SingletonAnswer(reward=rewards[0], error=scored[0].error, meta=metas[0], next_turn_feedback=feedback[0])
     return BatchAnswer(
-        rewards=[one.reward for one in scored],
+        rewards=rewards,
         error=summary(scored),
         errors=[one.error for one in scored],
-        metas=[one.meta for one in scored],
+        metas=metas,
         next_turn_feedback=feedback if any(one is not None for one in feedback) else None,
     )
 

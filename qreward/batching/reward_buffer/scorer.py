@@ -14,8 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from qreward.batching.backlog import halves
-from qreward.batching.in_flight import in_thread, unstoppable
+from qreward.batching.in_flight import in_thread, isolate, unstoppable
 from qreward.batching.reward_buffer.schemas import InvalidScores, ScoreResult, described, failed, read_scores
 from qreward.callables import FunctionKind, kind_of, lists_taken
 from qreward.errors import QueueFull
@@ -35,11 +34,14 @@ def scoring_function(scorer: Any) -> ScoringFunction:
 
     Args:
         scorer: callable that is called with ``(completions, metadata)``, or with the completions alone if it takes only one argument. It is
-            an async or blocking function, an object with ``__call__``, or any object with ``remote``, such as the method of a Ray actor.
+            an async or blocking function, an object with ``__call__``, or any object with ``remote``, such as the method of a Ray actor. It
+            may also be an ASGI app whose ``state.reward_model`` is a Ray actor with the method ``get_score``.
 
     Raises:
         TypeError: the scorer cannot be called in this way, or is a class or a generator function.
     """
+    if holds_actor(scorer):
+        return partial(_of_app, scorer)
     remote = getattr(scorer, "remote", None)
     if callable(remote) and not isinstance(scorer, type):
         return partial(_remotely, remote)
@@ -60,15 +62,28 @@ def scoring_function(scorer: Any) -> ScoringFunction:
     return call
 
 
+def holds_actor(scorer: Any) -> bool:
+    """Return True for an app that holds the scorer as ``app.state.reward_model``, perhaps only later, as in MolGenDocking."""
+    state = getattr(scorer, "state", None)
+    return hasattr(state, "reward_model") or (state is not None and (hasattr(scorer, "router") or not callable(scorer)))
+
+
+async def _of_app(app: Any, pairs: Pairs) -> Any:
+    completions, metadata = _arguments(pairs, 2)
+    return await _awaited(app.state.reward_model.get_score.remote(completions=completions, metadata=metadata))
+
+
 async def _remotely(remote: Any, pairs: Pairs) -> Any:
-    reference = remote(*_arguments(pairs, 2))
+    return await _awaited(remote(*_arguments(pairs, 2)))
+
+
+async def _awaited(reference: Any) -> Any:
     if not inspect.isawaitable(reference):
         raise TypeError(f"remote() of the scorer returned a {type(reference).__name__}, which cannot be awaited; pass an actor's method")
     return await unstoppable(asyncio.ensure_future(reference))
 
 
 def _arguments(pairs: Pairs, count: int) -> tuple[Any, ...]:
-    """Return the arguments of one call. The metadata are copied, so changes that the scorer makes do not affect other calls."""
     completions = [completion for completion, _ in pairs]
     return (completions, [own_copy(metadata) for _, metadata in pairs]) if count == 2 else (completions,)
 
@@ -98,7 +113,6 @@ def own_copy(value: Any) -> Any:
 
 
 def _refilled(value: Any, parts: Mapping[Any, Any]) -> Any:
-    """Return a copy of an instance of a dict or list subclass, with new values."""
     made = copy(value)
     for key, part in parts.items():
         made[key] = part
@@ -106,12 +120,7 @@ def _refilled(value: Any, parts: Mapping[Any, Any]) -> Any:
 
 
 class BisectingScorer:
-    """Calls a scorer with batches, and isolates the completions that fail.
-
-    Args:
-        call: the scoring function.
-        isolate: True splits a list for which the scorer raises.
-    """
+    """Calls a scorer with batches, and isolates the completions that fail, if ``isolate`` is True."""
 
     def __init__(self, call: ScoringFunction, isolate: bool) -> None:
         self._call = call
@@ -121,16 +130,13 @@ class BisectingScorer:
     async def score_each(self, pairs: Pairs) -> list[ScoreResult]:
         """Return the outcome of each completion. The list must not be empty.
 
-        A list for which the scorer raises is split in halves until the bad completions are found. For ``k`` bad completions among ``n``,
-        this takes about ``2 k log2(n)`` calls, and at most ``2 n - 1``. The calls are made one after the other. A list is not split if no
-        completion can be the cause of the error, for example after a broken connection, a timeout or the death of an actor.
-
-        If the scorer does not return one outcome for each completion of a list or of a half, the whole list fails. ``own`` of a failed
-        completion is True if two conditions hold. The scorer scored another completion of this list or of the previous list, and the error
-        is of a kind that a completion can cause.
+        A list for which the scorer raises is split in halves until the bad completions are found: for ``k`` bad ones among ``n``, about
+        ``2 k log2(n)`` calls, one after the other. A list is not split if no completion can be the cause, for example after a timeout.
+        If the scorer does not return one outcome for each completion, the whole list fails. ``own`` of a failed completion is True if the
+        scorer scored another completion of this or the previous list, and the error is of a kind that a completion can cause.
         """
         try:
-            scored = await _split(self._call, pairs, self._isolate)
+            scored = await isolate(self._scored, pairs, partial(self._outcomes_of, len(pairs)))
         except InvalidScores as error:
             _log.warning("the scorer is wrong on a batch of %d: %s", len(pairs), error)
             self._scored_before = False
@@ -141,23 +147,20 @@ class BisectingScorer:
             return scored
         return [replace(one, own=one.reward is None and _may_be_the_items_fault(one.cause)) for one in scored]
 
+    async def _scored(self, pairs: Pairs) -> list[ScoreResult]:
+        return read_scores(await self._call(pairs), len(pairs))
 
-async def _split(call: ScoringFunction, pairs: Pairs, isolate: bool, *, part: bool = False) -> list[ScoreResult]:
-    try:
-        returned = await call(pairs)
-    except (KeyboardInterrupt, InvalidScores):
-        raise
-    except BaseException as error:  # an exit in the scorer ends neither the task nor the program
+    def _outcomes_of(self, count: int, error: BaseException, pairs: Pairs) -> list[ScoreResult] | None:
+        """Return the outcomes of a list for which the scorer raised, or None if it is to be split. ``count`` completions are scored."""
         task = asyncio.current_task()
-        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-            raise
-        if not part:
-            _log.warning("the scorer failed on a batch of %d: %s", len(pairs), described(error), exc_info=error)
-        if len(pairs) == 1 or not isolate or not _may_be_the_items_fault(error):
+        cancelled = isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling()
+        if cancelled or isinstance(error, KeyboardInterrupt | InvalidScores):  # other exits of the scorer do not end the program
+            raise error
+        if len(pairs) == count:
+            _log.warning("the scorer failed on a batch of %d: %s", count, described(error), exc_info=error)
+        if len(pairs) == 1 or not self._isolate or not _may_be_the_items_fault(error):
             return [failed(error) for _ in pairs]
-    else:
-        return read_scores(returned, len(pairs))
-    return [one for half in halves(pairs) for one in await _split(call, half, isolate, part=True)]
+        return None
 
 
 def _may_be_the_items_fault(error: BaseException | None) -> bool:

@@ -16,7 +16,8 @@ from functools import partial
 from typing import Any, Self, Unpack
 
 from qreward.batching import BatchQueue
-from qreward.batching.backlog import halves
+from qreward.batching.collector import halves
+from qreward.batching.in_flight import isolate
 from qreward.batching.reward_buffer import RewardBuffer
 from qreward.batching.reward_buffer.schemas import InvalidScores, read_scores
 from qreward.batching.settings import Options
@@ -27,12 +28,6 @@ from qreward.integrations.ray.supervisor import Supervisor, closed
 
 Columns = tuple[Sequence[Any], ...]
 """One list for each parameter of the scorer. All lists have the same length."""
-
-
-def parts_of(columns: Columns) -> tuple[Columns, Columns]:
-    """Split a batch into its first and its second half."""
-    first, second = zip(*(halves(column) for column in columns), strict=True)
-    return tuple(first), tuple(second)
 
 
 def rows_of(results: Any, count: int) -> list[Any]:
@@ -302,23 +297,20 @@ class ScorerPool:
         if len(columns[0]) == 1:
             supervisor.counts["poisonous"] += 1
             return [ActorDied(f"each actor that scored this item died, the last one with no other item; it is not sent again: {died}")]
-        first, second = parts_of(columns)
-        return [*await self._score_part(supervisor, caller, first), *await self._score_part(supervisor, caller, second)]
 
-    async def _score_part(self, supervisor: Supervisor, caller: asyncio.AbstractEventLoop, columns: Columns) -> list[Any]:
-        """Return one result for each item. If the scorer raises, the part is split to find the item that causes the exception.
+        async def part(rows: list[Any]) -> list[Any]:
+            return rows_of(await self._score(supervisor, caller, tuple(map(list, zip(*rows, strict=True))), ALONE_AFTER), len(rows))
 
-        The exception becomes the result of this item, so no caller sends the item again.
+        rows = list(zip(*columns, strict=True))
+        return [result for half in halves(rows) for result in await isolate(part, half, _results_of)]
 
-        If the scorer does not return one result for each item of a part, the whole batch fails with ``InvalidScores``.
-        """
-        count = len(columns[0])
-        try:
-            return rows_of(await self._score(supervisor, caller, columns, ALONE_AFTER), count)
-        except InvalidScores:
-            raise
-        except Exception as error:
-            if count == 1 or isinstance(error, ActorDied | RequestTimeout | Rejected):
-                return [error] * count
-        first, second = parts_of(columns)
-        return [*await self._score_part(supervisor, caller, first), *await self._score_part(supervisor, caller, second)]
+
+def _results_of(error: BaseException, rows: list[Any]) -> list[Any] | None:
+    """Return the results of a part for which the scorer raised, or None if it is to be split.
+
+    The exception becomes the result of the item at fault, so no caller sends the item again. If the scorer does not return one result for
+    each item of a part, the whole batch fails with ``InvalidScores``.
+    """
+    if isinstance(error, InvalidScores) or not isinstance(error, Exception):
+        raise error
+    return [error] * len(rows) if len(rows) == 1 or isinstance(error, ActorDied | RequestTimeout | Rejected) else None

@@ -30,9 +30,9 @@ def model_class() -> type[Any]:
             return [((item + self.plus) * scale, len(items)) for item in items]
 
         @batch(max_batch_size=4)
-        async def pieces(this, items: list[int]) -> Any:  # noqa: N805
+        async def pieces(self, items: list[int]) -> Any:
             for number in range(3):
-                yield [(item + this.plus, number) for item in items]
+                yield [(item + self.plus, number) for item in items]
 
         async def __call__(self, item: int) -> tuple[int, int]:
             return await self.score(item)

@@ -1,4 +1,4 @@
-"""The rules by themselves: when a batch goes, how the size cap moves, what percentiles say, how exceptions are copied."""
+"""The rules by themselves: when a batch goes, what percentiles say, how exceptions are copied."""
 
 from __future__ import annotations
 
@@ -7,23 +7,21 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward.batching import BatchSettings, Item
+from qreward.batching import BatchSettings
+from qreward.batching.collector import Collector, Item, SlotRule
 from qreward.batching.in_flight import own_error
-from qreward.batching.policy import BACKOFF, GROUP, REST, START, AdaptiveBatchSize, BatchPolicy, says_too_large
 from qreward.batching.stats import BatchCounters
-from qreward.errors import BadRequest, RequestError, RequestTimeout, ServerError
-
-SETTINGS = BatchSettings()
+from qreward.errors import RequestError, ServerError
 
 
-def forming(count: int, settings: BatchSettings = SETTINGS) -> BatchPolicy:
-    made = BatchPolicy()
+def forming(count: int) -> tuple[Collector, SlotRule]:
+    collector = Collector()
     for number in range(count):
-        made.backlog.put(Item(number, float(number)))
-    return made
+        collector.put(Item(number, float(number)))
+    return collector, SlotRule(collector)
 
 
-def asks(rules: BatchPolicy, now: float, settings: BatchSettings, in_flight: int, *, flush: bool = False) -> tuple[int, float]:
+def asks(rules: SlotRule, now: float, settings: BatchSettings, in_flight: int, *, flush: bool = False) -> tuple[int, float]:
     """How many go, and when to ask again if none."""
     items, at = rules.next(now, settings, in_flight, settings.max_concurrent_batches, None, flush)
     return len(items), at if not items else now
@@ -31,12 +29,12 @@ def asks(rules: BatchPolicy, now: float, settings: BatchSettings, in_flight: int
 
 def test_with_several_slots_a_batch_that_is_not_full_is_paced() -> None:
     settings = BatchSettings(max_concurrent_batches=4)
-    rules = forming(3)
+    _, rules = forming(3)
     rules.done(2.0)
     rules.sent(10.0)
     assert asks(rules, 10.1, settings, 1) == (0, 10.5)  # a batch takes 2 s, four slots: one every half second
     assert asks(rules, 10.5, settings, 1) == (3, 10.5)
-    full = forming(12)
+    _, full = forming(12)
     full.done(2.0)
     full.sent(10.0)
     assert asks(full, 10.0, settings, 3) == (10, 10.0)
@@ -45,79 +43,16 @@ def test_with_several_slots_a_batch_that_is_not_full_is_paced() -> None:
 
 def test_before_any_batch_has_ended_the_pause_doubles_so_that_single_items_do_not_take_all_slots() -> None:
     settings = BatchSettings(max_concurrent_batches=8)
-    rules = forming(1)
+    collector, rules = forming(1)
     gone: list[tuple[float, int]] = []
     for now in (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0):
         if now:
-            rules.backlog.put(Item(now, now))
+            collector.put(Item(now, now))
         count, _ = asks(rules, now, settings, len(gone))
         if count:
             rules.sent(now)
             gone.append((now, count))
     assert gone == [(0.0, 1), (1.0, 1), (2.0, 1), (4.0, 2), (8.0, 4)]
-
-
-def limits(cap: AdaptiveBatchSize, seconds: Any, groups: int) -> list[int]:
-    """The limits that a cap goes through with full batches that take ``seconds(size)``."""
-    seen = []
-    for _ in range(groups):
-        for _ in range(GROUP):
-            cap.done(cap.limit, cap.limit, seconds(cap.limit))
-        seen.append(cap.limit)
-    return seen
-
-
-def test_the_cap_stays_where_larger_batches_bring_nothing() -> None:
-    seen = limits(AdaptiveBatchSize(), lambda size: 0.02 + 0.001 * size, 30)
-    assert 80 <= seen[-1] <= 300  # at 200 items, 91 % of the most there is
-    linear = limits(AdaptiveBatchSize(), lambda size: 0.01 * size, REST)
-    assert max(linear) == START + START // 4
-    assert linear[-1] == START
-
-
-def test_the_cap_tries_again_after_a_rest() -> None:
-    cap = AdaptiveBatchSize()
-    limits(cap, lambda size: 0.01 * size, 10)
-    assert limits(cap, lambda size: 0.1, REST + 20)[-1] > 2 * START
-
-
-def test_a_failure_takes_a_tenth_off_and_the_cap_rests() -> None:
-    cap = AdaptiveBatchSize()
-    limits(cap, lambda size: 0.1, 12)
-    before = cap.limit
-    cap.failed(before)
-    assert cap.limit == int(before * BACKOFF)
-    assert set(limits(cap, lambda size: 0.1, REST)) == {cap.limit}
-    assert limits(cap, lambda size: 0.1, 2)[-1] > cap.limit - 1
-    for _ in range(100):
-        cap.failed(cap.limit)
-    assert cap.limit == 1
-
-
-def test_batches_that_were_not_full_under_this_cap_do_not_move_it() -> None:
-    cap = AdaptiveBatchSize()
-    for more in range(1, 20):
-        cap.done(START + 1, more * START, 0.1)
-        cap.done(START, START, 0.0)
-    assert cap.limit == START
-
-
-class OutOfMemoryError(RuntimeError):
-    pass
-
-
-def test_failures_are_of_the_size_if_they_speak_of_memory_time_or_too_much_content() -> None:
-    table: list[tuple[Exception, bool]] = [
-        (MemoryError(), True),
-        (TimeoutError(), True),
-        (RequestTimeout("x"), True),
-        (BadRequest("x", status_code=413), True),
-        (OutOfMemoryError(), True),
-        (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), True),
-        (BadRequest("x", status_code=400), False),
-        (RuntimeError("x"), False),
-    ]
-    assert [(error, says_too_large(error)) for error, _ in table] == table
 
 
 class WantsOther(Exception):
@@ -197,10 +132,10 @@ def test_counters_add_up_and_times_are_given_as_percentiles() -> None:
     st.lists(st.integers(1, 12), max_size=40), st.integers(12, 40), st.sampled_from([sum, lambda c: max(c) * len(c), lambda c: len(set(c))])
 )
 def test_whatever_the_measure_a_batch_never_exceeds_the_limit_and_no_item_fits_in_addition(costs: list[int], limit: int, size: Any) -> None:
-    rules = BatchPolicy()
+    collector, rules = forming(0)
     settings = BatchSettings(max_batch_size=limit)
     for cost in costs:
-        rules.backlog.put(Item(cost, cost=size([cost])))
+        collector.put(Item(cost, cost=size([cost])))
     while costs:
         items, _ = rules.next(0.0, settings, 0, 1, lambda items: size([item.value for item in items]), False)
         taken = [item.value for item in items]

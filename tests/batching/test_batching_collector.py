@@ -1,4 +1,4 @@
-"""The backlog by itself: what is taken, what stays, what goes back, which items are too late; and that the modules that decide are pure."""
+"""The collector by itself: what is taken, what stays, what goes back, and which items are too late."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ from math import inf
 from random import Random
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward.batching import Backlog, Item, halves
-from qreward.batching.backlog import OVER, TAKEN, WAITING
+from qreward.batching.collector import OVER, TAKEN, WAITING, Collector, Item, halves
 from qreward.scheduler.queue import AGEING, SWEEP
 
 
-def backlog(*items: Item) -> Backlog:
-    made = Backlog()
+def backlog(*items: Item) -> Collector:
+    made = Collector()
     for item in items:
         made.put(item)
     return made
@@ -29,26 +27,26 @@ def values(items: list[Any]) -> list[Any]:
 def test_costs_that_are_fractions_add_up_to_zero_when_all_are_taken() -> None:
     waiting = backlog(*(Item(cost, cost=cost) for cost in (0.1, 0.7, 0.3)))
     (line,) = waiting.queues()
-    waiting.take(0.0, 1)
-    waiting.take(0.0, max_cost=0.9)
-    waiting.take(0.0, max_cost=0.2)
+    waiting.take(1)
+    waiting.take(limit=0.9)
+    waiting.take(limit=0.2)
     assert (line.count, line.cost) == (0, 0.0)
 
 
 def test_a_batch_is_of_one_key_that_of_the_item_which_is_next() -> None:
     waiting = backlog(Item(1, 0.0, "a"), Item(2, 1.0, "b"), Item(3, 2.0, "a"), Item(4, 3.0, ("b",)))
-    assert [values(waiting.take(9.0)) for _ in range(4)] == [[1, 3], [2], [4], []]
+    assert [values(waiting.take()) for _ in range(4)] == [[1, 3], [2], [4], []]
     assert len(waiting.queues()) == 0
 
 
 def test_items_that_are_put_back_keep_their_place() -> None:
     waiting = backlog(*(Item(number, level=number % 2) for number in range(9)))
-    first, second = waiting.take(0.0, 3), waiting.take(0.0, 3)
+    first, second = waiting.take(3), waiting.take(3)
     second[1].place = OVER  # answered in the meantime
     waiting.put_back(first)
     waiting.put_back(second)
     assert waiting.waiting == 8
-    assert values(waiting.take(0.0)) == [0, 2, 4, 6, 1, 3, 5, 7]
+    assert values(waiting.take()) == [0, 2, 4, 6, 1, 3, 5, 7]
 
 
 def test_an_item_is_removed_at_once_from_any_place_and_swept_later() -> None:
@@ -58,38 +56,36 @@ def test_an_item_is_removed_at_once_from_any_place_and_swept_later() -> None:
         waiting.remove(item)
     (line,) = waiting.queues()
     assert (waiting.waiting, line.count, line.cost) == (2, 2, 4)
-    assert sum(map(len, line.levels.values())) <= 2 * SWEEP + 2
-    assert values(waiting.take(0.0)) == [0, 10 * SWEEP - 1]
+    assert len(line.items) <= 2 * SWEEP + 2
+    assert values(waiting.take()) == [0, 10 * SWEEP - 1]
 
 
 def test_a_list_is_halved_until_one_item_is_left() -> None:
     assert (halves([1, 2, 3]), halves("ab")) == (([1, 2], [3]), ("a", "b"))
-    with pytest.raises(ValueError, match="cannot be split"):
-        halves([1])
 
 
-def test_items_past_their_deadline_are_not_taken_and_are_reported_once() -> None:
+def test_items_past_their_deadline_are_removed_and_are_reported_once() -> None:
     items = [Item(number, deadline=float(number)) for number in range(1, 6)]
     waiting = backlog(*items, Item("for ever"))
-    assert waiting.next_deadline() == 1.0
-    assert values(waiting.take(2.0, 2)) == [3, 4]
+    assert waiting.deadlines.next() == 1.0
     assert values(waiting.due(2.0)) == [1, 2]
+    assert values(waiting.take(2)) == [3, 4]
     items[2].place = OVER  # 3 was answered in time
     assert values(waiting.due(4.0)) == [4]
     assert (items[0].place, items[3].place) == (OVER, TAKEN)
     assert waiting.due(4.0) == []
-    assert waiting.next_deadline() == 5.0
+    assert waiting.deadlines.next() == 5.0
     assert values(waiting.due(inf)) == [5]
-    assert values(waiting.take(9.0)) == ["for ever"]
-    assert waiting.next_deadline() == inf
+    assert values(waiting.take()) == ["for ever"]
+    assert waiting.deadlines.next() == inf
 
 
 def test_no_deadline_is_reported_late_however_many_were_met() -> None:
-    waiting, random, live = Backlog(), Random(1), list[float]()
+    waiting, random, live = Collector(), Random(1), list[float]()
     for number in range(20 * SWEEP):
         deadline = random.uniform(1.0, 1e6)
         waiting.put(Item(number, deadline=deadline))
-        (item,) = waiting.take(0.0)
+        (item,) = waiting.take()
         if random.random() < 0.7:
             item.place = OVER
         else:
@@ -101,12 +97,12 @@ def test_no_deadline_is_reported_late_however_many_were_met() -> None:
 
 
 def test_deadlines_that_were_met_are_forgotten() -> None:
-    waiting = Backlog()
+    waiting = Collector()
     for number in range(20 * SWEEP):
         waiting.put(Item(number, deadline=1e9))
-        for item in waiting.take(0.0):
+        for item in waiting.take():
             item.place = OVER
-    assert len(waiting._deadlines._entries) <= 3 * SWEEP
+    assert len(waiting.deadlines._entries) <= 3 * SWEEP
 
 
 class Model:
@@ -135,8 +131,8 @@ OPERATIONS = st.lists(
 
 
 @given(OPERATIONS)
-def test_a_backlog_does_what_an_obvious_model_does(operations: list[tuple[str, int, int]]) -> None:
-    waiting, model = Backlog(), Model()
+def test_a_collector_does_what_an_obvious_model_does(operations: list[tuple[str, int, int]]) -> None:
+    waiting, model = Collector(), Model()
     held: list[list[Item]] = []
     for now, (what, number, other) in enumerate(operations):
         if what == "put":
@@ -144,7 +140,7 @@ def test_a_backlog_does_what_an_obvious_model_does(operations: list[tuple[str, i
             waiting.put(item)
             model.items.append(item)
         elif what == "take":
-            taken = waiting.take(float(now), number, other)
+            taken = waiting.take(number, limit=other)
             assert taken == model.take(number, other)
             assert all(item.place is TAKEN for item in taken)
             held.append(taken)
@@ -158,4 +154,4 @@ def test_a_backlog_does_what_an_obvious_model_does(operations: list[tuple[str, i
         assert all(item.place is WAITING for item in model.items)
         assert sum(line.count for line in waiting.queues()) == len(model.items)
         assert sum(line.cost for line in waiting.queues()) == sum(item.cost for item in model.items)
-    assert waiting.take(99.0) == model.take(10**6, inf)
+    assert waiting.take() == model.take(10**6, inf)

@@ -1,0 +1,349 @@
+"""The collector: items wait here until several of them can be sent together. ``@batch``, ``RewardBuffer`` and merged endpoints use it.
+
+Items of one key wait in one queue, in the order of priority and submission. An item is assigned to a batch only when the batch is sent.
+This module uses no clock (``now`` is an argument), no asyncio and no HTTP, and does not inspect the value of an item.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import Enum
+from heapq import heapify, heappop, heappush
+from itertools import count
+from math import inf
+from typing import Any, TypeVar
+
+from qreward.batching.settings import BatchSettings
+from qreward.scheduler.queue import AGEING, SWEEP
+from qreward.settings.policies import Priority
+
+T = TypeVar("T")
+Measure = Callable[[list[Any]], float]
+"""A function that returns the total size of a list of items. It calls ``batch_size_fn``."""
+ALL = 2**62
+"""Number of items that stands for "no limit"."""
+WEIGHT = 0.2
+"""Weight (0 to 1) of the latest batch in the moving average of batch durations."""
+
+
+class ItemState(Enum):
+    """State of an item: ``WAITING`` in the collector, ``TAKEN`` for a batch, or ``OVER`` (answered, cancelled or expired)."""
+
+    WAITING = 0
+    TAKEN = 1
+    OVER = 2
+
+
+WAITING, TAKEN, OVER = ItemState.WAITING, ItemState.TAKEN, ItemState.OVER
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Item:
+    """One item that waits for a batch.
+
+    Args:
+        value: any object.
+        arrived: time of submission, in seconds.
+        key: only items with equal keys share a batch.
+        cost: size of the item alone, in items or in the unit of ``batch_size_fn``.
+        level: priority, 0 (most urgent) to 9.
+        deadline: time in seconds after which the item is no longer sent.
+
+    Attributes:
+        rank: the items of a key are sent in the order of their ranks. One priority level counts as much as ``AGEING`` seconds of waiting.
+        number: position of the item in the order of submission.
+        place: state of the item. Code that answers a taken item sets ``place`` to ``OVER``. The item can then neither expire nor be put
+            back.
+    """
+
+    value: Any
+    arrived: float = 0.0
+    key: Hashable = None
+    cost: float = 1
+    level: int = Priority.NORMAL
+    deadline: float = inf
+    rank: float = field(init=False)
+    number: int = field(init=False)
+    place: ItemState = field(init=False)
+
+
+class KeyQueue:
+    """The waiting items of one key, in the order of their ranks. A removed item stays in the list until an item behind it is taken.
+
+    Attributes:
+        cost: total cost of the waiting items.
+        dead: number of removed items that are still in the list.
+    """
+
+    __slots__ = ("cost", "dead", "items", "key")
+
+    def __init__(self, key: Hashable) -> None:
+        self.key = key
+        self.items: list[Any] = []
+        self.dead, self.cost = 0, 0.0
+
+    @property
+    def count(self) -> int:
+        """The number of the waiting items."""
+        return len(self.items) - self.dead
+
+    def first(self) -> Any:
+        """Return the item that is next. At least one item must wait."""
+        items, at = self.items, 0
+        while items[at].place is not WAITING:  # cancelled or expired
+            at += 1
+        if at:
+            del items[:at]
+            self.dead -= at
+        return items[0]
+
+    def order(self) -> tuple[float, int]:
+        """Return the rank of the next item. Of several queues, the one with the lowest rank comes first."""
+        return _order(self.first())
+
+    def take(self, max_items: int, max_cost: float = inf) -> list[Any]:
+        """Remove and return the next items. If the first item exceeds ``max_cost``, it is returned alone."""
+        items, cost, seen = self.items, 0.0, 0
+        taken: list[Any] = []
+        if not self.dead and len(items) <= max_items and self.cost <= max_cost:  # the usual case: all of them
+            self.items, self.cost = [], 0.0
+            for item in items:
+                item.place = TAKEN
+            return items
+        for item in items:
+            if item.place is WAITING:
+                if len(taken) == max_items or (cost + item.cost > max_cost and taken):
+                    break
+                item.place = TAKEN
+                cost += item.cost
+                taken.append(item)
+            seen += 1
+        del items[:seen]
+        self.dead -= seen - len(taken)
+        self.cost -= cost
+        return taken
+
+
+def _order(item: Any) -> tuple[float, int]:
+    return item.rank, item.number
+
+
+class Deadlines:
+    """Holds the deadlines of waiting and taken items in a heap. Entries of items in the state ``OVER`` are removed from time to time."""
+
+    __slots__ = ("_entries", "_most")
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[float, int, Any]] = []
+        self._most = SWEEP
+
+    def add(self, item: Any, deadline: float) -> None:
+        heappush(self._entries, (deadline, item.number, item))
+        if len(self._entries) > self._most:
+            self._entries = [entry for entry in self._entries if entry[2].place is not OVER]
+            heapify(self._entries)
+            self._most = 2 * len(self._entries) + SWEEP
+
+    def next(self) -> float:
+        """Return the earliest deadline of an item that is not over, or inf."""
+        entries = self._entries
+        while entries and entries[0][2].place is OVER:
+            heappop(entries)
+        return entries[0][0] if entries else inf
+
+    def due(self, now: float) -> list[Any]:
+        """Remove all items whose deadline has passed. Return the removed items that are not over."""
+        late: list[Any] = []
+        while self._entries and self._entries[0][0] <= now:
+            item = heappop(self._entries)[2]
+            if item.place is not OVER:
+                late.append(item)
+        return late
+
+
+class Collector:
+    """Holds the items that wait, one :class:`KeyQueue` for each key, and the deadlines of waiting and taken items.
+
+    Attributes:
+        waiting: number of waiting items.
+        deadlines: the deadlines. ``put`` adds the deadline of an item that has one.
+    """
+
+    __slots__ = ("_keys", "_numbers", "deadlines", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting = 0
+        self.deadlines = Deadlines()
+        self._keys: dict[Hashable, KeyQueue] = {}
+        self._numbers = count()
+
+    def put(self, item: Any) -> None:
+        """Add an item at the end of its priority level."""
+        item.rank, item.number, item.place = item.arrived + item.level * AGEING, next(self._numbers), WAITING
+        queue = self._keys.get(item.key) or self._open(item.key)
+        items = queue.items
+        if items and items[-1].rank > item.rank:
+            insort(items, item, key=_order)
+        else:
+            items.append(item)
+        queue.cost += item.cost
+        self.waiting += 1
+        if item.deadline != inf:
+            self.deadlines.add(item, item.deadline)
+
+    def put_back(self, taken: Iterable[Any]) -> None:
+        """Put taken items back to their original positions. Items that are over are skipped."""
+        for item in taken:
+            if item.place is TAKEN:
+                item.place = WAITING
+                queue = self._keys.get(item.key) or self._open(item.key)
+                insort(queue.items, item, key=_order)
+                queue.cost += item.cost
+                self.waiting += 1
+
+    def take(self, max_items: int = ALL, *, queue: KeyQueue | None = None, limit: float = inf, measure: Measure | None = None) -> list[Any]:
+        """Remove and return the next items. All of them have the same key.
+
+        Args:
+            max_items: maximum number of items.
+            queue: one of ``queues()``. The default is the queue whose first item is next.
+            limit: maximum size of the list that ``measure`` returns. A single item may exceed it.
+            measure: function that measures a list of items. If it raises, the sum of the sizes of the single items decides.
+        """
+        queue = queue or self.first()
+        if queue is None:
+            return []
+        taken = queue.take(max_items, limit)
+        self.waiting -= len(taken)
+        if measure is not None:  # the size of a list may differ from this sum: for example, if items are padded to the longest
+            with suppress(Exception):
+                while len(taken) > 1 and measure(taken) > limit:
+                    self.put_back([taken.pop()])
+                while queue.count and measure([*taken, queue.first()]) <= limit:
+                    taken += queue.take(1)
+                    self.waiting -= 1
+        self._close_if_empty(queue)
+        return taken
+
+    def remove(self, item: Any) -> None:
+        """Remove a waiting item, wherever it is."""
+        item.place = OVER
+        queue = self._keys[item.key]
+        queue.dead += 1
+        queue.cost -= item.cost
+        self.waiting -= 1
+        if queue.dead > queue.count + SWEEP:
+            queue.items = [item for item in queue.items if item.place is WAITING]
+            queue.dead = 0
+        self._close_if_empty(queue)
+
+    def due(self, now: float) -> list[Any]:
+        """Return each item whose deadline has passed, once. Waiting items are removed. Taken items keep their state."""
+        late = self.deadlines.due(now)
+        for item in late:
+            if item.place is WAITING:
+                self.remove(item)
+        return late
+
+    def queues(self) -> list[KeyQueue]:
+        """Return the queues of all keys with waiting items."""
+        return [queue for queue in self._keys.values() if queue.count]
+
+    def first(self) -> KeyQueue | None:
+        """Return the queue whose first item is next, or None if no item waits."""
+        if len(self._keys) > 1:
+            return min(self.queues(), key=KeyQueue.order, default=None)
+        for queue in self._keys.values():
+            return queue if queue.count else None
+        return None
+
+    def items(self) -> list[Any]:
+        """Return all waiting items, in no particular order."""
+        return [item for queue in self._keys.values() for item in queue.items if item.place is WAITING]
+
+    def _open(self, key: Hashable) -> KeyQueue:
+        queue = self._keys[key] = KeyQueue(key)
+        return queue
+
+    def _close_if_empty(self, queue: KeyQueue) -> None:
+        if not queue.count:
+            queue.items.clear()
+            queue.dead, queue.cost = 0, 0.0
+            if len(self._keys) > 1:  # the last queue is kept, because most collectors only ever have one key
+                self._keys.pop(queue.key, None)
+
+
+class SlotRule:
+    """Decides when the next batch is sent and which items are in it.
+
+    A slot is free if fewer than ``max_concurrent_batches`` batches run. Items that arrive while all slots are busy form the next batch.
+    Therefore, batches grow with load, and no item waits for a timer. With several slots, a minimum time passes between the starts of two
+    batches that are not full. Without this time, most slots would run batches of one item.
+
+    Attributes:
+        seconds: moving average of batch durations in seconds; None before the first batch has ended.
+    """
+
+    __slots__ = ("_collector", "_first_sent", "_last_sent", "seconds")
+
+    def __init__(self, collector: Collector) -> None:
+        self._collector = collector
+        self.seconds: float | None = None
+        self._first_sent: float | None = None
+        self._last_sent = -inf
+
+    def next(
+        self, now: float, settings: BatchSettings, running: int, slots: int, measure: Measure | None, flush: bool
+    ) -> tuple[list[Any], float]:
+        """Return the items of the next batch, and the time at which this method must be called again.
+
+        If no batch may be sent now, the items are an empty list. This method may only be called while a slot is free.
+
+        Args:
+            now: current time in seconds.
+            settings: settings of the queue.
+            running: number of running batches.
+            slots: maximum number of running batches.
+            measure: function that measures a list of items; None if each item counts as one.
+            flush: True if a batch may be sent at once, even if it is not full.
+        """
+        size, linger, collector = settings.max_batch_size, settings.batch_wait_timeout_s, self._collector
+        if not linger and not running:  # fast path for the usual case
+            queue, at = collector.first(), inf
+        else:
+            ready, at = [], inf
+            paced = self._last_sent + self._pause(slots) if running else -inf
+            for each in collector.queues():
+                soonest = each.first().arrived + linger if linger else paced
+                if soonest <= now or flush or each.cost >= size:
+                    ready.append(each)
+                else:
+                    at = min(at, soonest)
+            queue = min(ready, key=KeyQueue.order) if len(ready) > 1 else ready[0] if ready else None
+        if queue is None:
+            return [], at
+        return (collector.take(size, queue=queue) if measure is None else collector.take(queue=queue, limit=size, measure=measure)), now
+
+    def sent(self, now: float) -> None:
+        self._last_sent = now
+        if self._first_sent is None:
+            self._first_sent = now
+
+    def done(self, seconds: float) -> None:
+        self.seconds = seconds if self.seconds is None else self.seconds + WEIGHT * (seconds - self.seconds)
+
+    def _pause(self, slots: int) -> float:
+        if self.seconds is not None:
+            return self.seconds / slots
+        # Before the first batch has ended, each pause is as long as the time from the first to the latest start of a batch. Without a
+        # pause, the first slots would run batches of one item.
+        return 0.0 if self._first_sent is None or slots == 1 else self._last_sent - self._first_sent
+
+
+def halves(items: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
+    """Split a list of at least two items that failed as a whole. Repeated splitting isolates the item that fails."""
+    middle = (len(items) + 1) // 2
+    return items[:middle], items[middle:]

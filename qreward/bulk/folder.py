@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from qreward.bulk.inputs import InputLine
-from qreward.bulk.journal import Journal, JournalInUse, Line, read_records
+from qreward.bulk.journal import Journal, JournalInUse, Line, check_header, read_header, read_records
 from qreward.bulk.outputs import OutputFile
-from qreward.bulk.records import DONE, FAILED, STARTED, WITHDRAWN, digest_of, result_of
+from qreward.bulk.records import BATCH, DONE, FAILED, STARTED, Record, decode
 from qreward.bulk.requests import IDS
 from qreward.errors import ConfigError
 
@@ -107,24 +107,24 @@ class JournalFolder:
 
     def _read(self, part: int, path: Path) -> None:
         end = self._ends.get(part, 0)
-        for place, record in read_records(path, end):
-            if not place:
-                Journal.check_header(path, record, self._settings, force=self._force)
-            else:
-                self._take(part, place, record)
-            end = place + len(record) + 1
+        if not end:
+            header = read_header(path)
+            if not header.endswith(b"\n"):
+                return  # another process is writing it
+            check_header(path, header, self._settings, force=self._force)
+            end = len(header)
+        for place, behind, record in read_records(path, end):
+            self._take(part, place, record)
+            end = behind
         self._ends[part] = end
 
-    def _take(self, part: int, place: int, record: bytes) -> None:
-        kind = record[9]
-        if kind not in (STARTED, DONE, FAILED, WITHDRAWN):
+    def _take(self, part: int, place: int, record: Record) -> None:
+        kind, digest = record.kind, record.digest
+        if kind == BATCH:
             return
-        digest = digest_of(record)
         if kind != STARTED:
             self._started.discard(digest)
-            if kind == WITHDRAWN:
-                return
-            if kind == DONE or not self._skips_failed:
+            if kind == DONE or (kind == FAILED and not self._skips_failed):
                 self.put(digest, part, place, ok=kind == DONE)
             return
         self.sent += 1
@@ -147,7 +147,8 @@ class JournalFolder:
             return None
         with self._part(entry >> 48).open("rb") as file:
             file.seek((entry & (1 << 48) - 1) >> 1)
-            result = result_of(file.readline()[:-1])
+            record = decode(file.readline())
+        result = b"" if record is None else bytes(record.content)
         # the 128-bit identifier is compared, because two rows may have the same 64-bit digest, although this is unlikely
         return Line(bool(entry & 1), result) if result.startswith(b'{"id":"%b"' % row.identifier.encode()) else None
 
@@ -200,9 +201,9 @@ class JournalFolder:
         return files
 
     def _lines(self, part: int, *, ok: bool) -> Iterator[bytes]:
-        for place, record in read_records(self._part(part)):
-            if place and record[9] in (DONE, FAILED) and self._answers.get(digest_of(record)) == (part << 48 | place << 1 | ok):
-                yield result_of(record)
+        for place, _, record in read_records(self._part(part)):
+            if record.kind in (DONE, FAILED) and self._answers.get(record.digest) == (part << 48 | place << 1 | ok):
+                yield bytes(record.content)
 
     def _part(self, part: int) -> Path:
         return self.path / f"part-{part:05}.jsonl.journal"

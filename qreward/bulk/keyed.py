@@ -124,8 +124,7 @@ class KeyedRun(LineRun):
             return
         self._batch_of(entry, pool).queue.add(entry)
 
-    def finish(self, entry: Entry, result: Result[Any]) -> None:
-        """Record the result of a row."""
+    def finish(self, entry: Entry, result: Result[Any], _text: bytes | None = None, _spent: Spent | None = None) -> None:
         name, error = self._name(entry), result.error
         if error is not None:
             is_kept = not self._leave_to_next_run(entry, result)

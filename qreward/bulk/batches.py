@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
 from typing import Any
 
@@ -73,48 +72,31 @@ def _was_processed(error: QRewardError, attempts: Iterable[AttemptRecord]) -> bo
     return not unreachable and (error.usage is not None or not isinstance(error, RequestTimeout | NoEndpoint))
 
 
-class LineQueue:
-    """Holds the lines that wait for one batch. The batch iterates over the queue. ``read_on`` is set whenever a line is taken."""
+class LineQueue(asyncio.Queue["Entry | None"]):
+    """The lines that wait for one batch, which iterates over the queue. ``read_on`` is set whenever a line is taken."""
 
     def __init__(self, read_on: asyncio.Event) -> None:
+        super().__init__()
         self._read_on = read_on
-        self._waiting: deque[Entry] = deque()
-        self._changed = asyncio.Event()
-        self._is_complete = False
 
     @property
     def is_full(self) -> bool:
-        return len(self._waiting) >= WAITING
-
-    def add(self, entry: Entry) -> None:
-        self._waiting.append(entry)
-        self._changed.set()
-
-    @property
-    def is_complete(self) -> bool:
-        """True if no further lines will be added and all lines were taken."""
-        return self._is_complete and not self._waiting
+        return self.qsize() >= WAITING
 
     def complete(self) -> None:
         """Declare that no further lines will be added."""
-        self._is_complete = True
-        self._changed.set()
+        self.put_nowait(None)
 
     def close(self) -> None:
         """Drop the waiting lines, and declare that no further lines will be added."""
-        self._waiting.clear()
+        while not self.empty():
+            self.get_nowait()
         self.complete()
 
     async def __aiter__(self) -> AsyncIterator[Entry]:
-        while True:
-            while self._waiting:
-                entry = self._waiting.popleft()
-                self._read_on.set()
-                yield entry
-            if self._is_complete:
-                return
-            self._changed.clear()
-            await self._changed.wait()
+        while (entry := await self.get()) is not None:
+            self._read_on.set()
+            yield entry
 
 
 class ModelBatch(BatchWaiter):

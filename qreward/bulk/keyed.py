@@ -122,7 +122,7 @@ class KeyedRun(LineRun):
         except QRewardError as error:
             self._end(entry, failure_line(entry.custom_id, row.identifier, error), error, is_kept=self._error is None)
             return
-        self._batch_of(entry, pool).queue.add(entry)
+        self._batch_of(entry, pool).queue.put_nowait(entry)
 
     def finish(self, entry: Entry, result: Result[Any], _text: bytes | None = None, _spent: Spent | None = None) -> None:
         name, error = self._name(entry), result.error

@@ -143,6 +143,7 @@ class ProviderBatches:
         self._files: set[Batch] = set()  # batches with an open file
         self._timer: asyncio.TimerHandle | None = None
         self._last_line = 0.0
+        self._has_all = False  # all lines of the queue are in files
         self._open: dict[int, Batch] = {}  # number -> batch, for the batches in the journal that have not ended
         self._tasks: set[asyncio.Task[None]] = set()
         self._following = self._waiting = 0  # number of batches with a task; number of these tasks that wait for another batch to end
@@ -249,6 +250,7 @@ class ProviderBatches:
             while self._ready and not self._bulk.is_stopping:
                 self._room.clear()
                 await self._room.wait()
+        self._has_all = True
         self._complete_all()
         for batch in tuple(self._open.values()):
             if batch.missing:  # the missing lines were removed from the input, or this run does not read them
@@ -459,7 +461,7 @@ class ProviderBatches:
             if number % AT_ONCE == 0:
                 await asyncio.sleep(0)
             self._put(batch.api, batch.url, batch.model, line, batch.request(line), line.content.inputs)
-        if self.queue.is_complete:
+        if self._has_all:
             self._complete_all()
 
     async def _handle_refusal(self, batch: Batch, found: BatchObject) -> None:

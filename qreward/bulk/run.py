@@ -217,7 +217,7 @@ class BulkRun(LineRun):
             self.read_on.clear()
             await self.read_on.wait()
         self._taken += 1
-        batch.queue.add(entry)
+        batch.queue.put_nowait(entry)
 
     def _start_provider(self) -> ProviderBatches:
         self._provider = ProviderBatches(self, self._journal, self._journal.path.parent)

@@ -222,16 +222,23 @@ class LineRun(ABC):
         self._tasks: set[asyncio.Task[Any]] = set()
         self._done_before, self._ok, self._failed = done_before, 0, 0
         self.errors: dict[str, tuple[int, str]] = {}
+        self._reason: str | None = None
         self._is_flushing = False
 
     @property
-    @abstractmethod
     def is_stopping(self) -> bool:
         """True if no further lines may be sent."""
+        return self._reason is not None
 
-    @abstractmethod
     def stop(self, reason: QRewardError | str) -> None:
-        """Send no further lines. Lines in flight are finished."""
+        """Send no further lines. Lines in flight are finished and recorded."""
+        if self._reason is None:
+            self._reason = str(reason)
+            for batch in self._all_batches():
+                batch.stop()
+
+    def _all_batches(self) -> list[Any]:
+        return list(self._batches.values())
 
     @abstractmethod
     def finish(self, entry: Entry, result: Result[Any], text: bytes | None = None, spent: Spent | None = None) -> None:

@@ -62,58 +62,6 @@ class Line(NamedTuple):
     result: bytes
 
 
-class Index:
-    """Where the result of each line is. A line takes 16 bytes of memory, whether it has a result or not."""
-
-    def __init__(self) -> None:
-        self._places = array("Q")  # twice the offset of the record, plus 1 if the line succeeded; 0 if the line has no result
-        self._digests = array("Q")
-        self._again = 0  # failures whose records begin before this offset do not count as done
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def put(self, ordinal: int, place: int, digest: int, *, ok: bool) -> None:
-        """Set the result of a line. It replaces an earlier result."""
-        if (more := ordinal + 1 - len(self._places)) > 0:
-            self._places.frombytes(bytes(8 * more))
-            self._digests.frombytes(bytes(8 * more))
-        self._places[ordinal], self._digests[ordinal] = 2 * place + ok, digest
-
-    def drop(self, ordinal: int) -> None:
-        self._places[ordinal] = 0
-
-    def cut(self, size: int) -> None:
-        """Remove the results of all lines after the first ``size``."""
-        del self._places[size:], self._digests[size:]
-
-    def send_failed_again(self, end: int) -> None:
-        """Do not count the failures before the offset ``end`` as done."""
-        self._again = 2 * end
-
-    def is_done(self, ordinal: int) -> bool:
-        place = self._places[ordinal] if ordinal < len(self._places) else 0
-        return bool(place & 1) or place > self._again
-
-    def digest(self, ordinal: int) -> int | None:
-        """Return the digest of a line that is done; None for any other line."""
-        return self._digests[ordinal] if self.is_done(ordinal) else None
-
-    def places(self) -> Iterator[int]:
-        """Yield the offsets of the results, in the order of the input."""
-        return (place >> 1 for place in self._places if place)
-
-    def has(self, ordinal: int, place: int) -> bool:
-        """Return whether the result of a line is at this offset."""
-        return ordinal < len(self._places) and self._places[ordinal] >> 1 == place
-
-    def count(self) -> tuple[int, int]:
-        """Return the number of lines that are done, and how many of them failed."""
-        ok = sum(place & 1 for place in self._places)
-        failed = sum(place > self._again and not place & 1 for place in self._places)
-        return ok + failed, failed
-
-
 class Journal:
     """The journal of one output file. Opening a journal locks the file, drops an incomplete record, and builds an index of the results.
 
@@ -149,7 +97,10 @@ class Journal:
         except OSError as error:
             raise ConfigError(f"the journal {str(path)!r} cannot be written: {error.strerror}") from None
         self._lock()
-        self._index = Index()
+        # for each line of the input, 16 bytes whether it has a result or not:
+        self._places = array("Q")  # twice the offset of its result, plus 1 if the line succeeded; 0 if it has no result
+        self._digests = array("Q")
+        self._sent_again = 0  # failures with a smaller number in ``_places`` do not count as done
         self._started: dict[int, Spent] = {}  # ordinal of a line that this run sent and that has no result yet -> its maximum cost
         self._left_before: dict[int, Spent] = {}  # ordinal of a line that an earlier run sent and that has no result -> its maximum cost
         self._spent = NOTHING  # tokens and cost of all lines that are in neither of these two mappings
@@ -169,7 +120,7 @@ class Journal:
             os.close(self._file)
             raise (self._error_of(error) if isinstance(error, OSError) else error) from None
         if retry_failed:
-            self._index.send_failed_again(self._end)
+            self._sent_again = 2 * self._end
         self.unfinished = frozenset(self._left_before)
         self.spent_before = sum(self._left_before.values(), self._spent)
         self._sync_error: OSError | None = None
@@ -232,24 +183,30 @@ class Journal:
             return
         self._spent += record.spent
         if kind != WITHDRAWN:
-            self._index.put(number, place, record.digest, ok=kind == DONE)
+            self._put_result(number, 2 * place + (kind == DONE), record.digest)
+
+    def _put_result(self, ordinal: int, place: int, digest: int) -> None:
+        if (more := ordinal + 1 - len(self._places)) > 0:
+            self._places.frombytes(bytes(8 * more))
+            self._digests.frombytes(bytes(8 * more))
+        self._places[ordinal], self._digests[ordinal] = place, digest
 
     # what is done
 
     @property
     def done(self) -> int:
         """The number of lines with a result. With ``retry_failed``, lines that failed in an earlier run do not count."""
-        return self._index.count()[0]
+        return sum(place & 1 for place in self._places) + self.failed
 
     @property
     def failed(self) -> int:
         """The number of lines in ``done`` that failed."""
-        return self._index.count()[1]
+        return sum(place > self._sent_again and not place & 1 for place in self._places)
 
     @property
     def size(self) -> int:
         """The highest ordinal with a result, plus 1."""
-        return len(self._index)
+        return len(self._places)
 
     @property
     def started(self) -> int:
@@ -258,13 +215,14 @@ class Journal:
 
     def digest(self, ordinal: int) -> int | None:
         """Return the digest of a line that is done; None for any other line."""
-        return self._index.digest(ordinal)
+        place = self._places[ordinal] if ordinal < len(self._places) else 0
+        return self._digests[ordinal] if place & 1 or place > self._sent_again else None
 
     def in_order(self) -> Iterator[Line]:
         """Yield the results in the order of the input. A line with several results yields the last one."""
         with self.path.open("rb") as file:
-            for place in self._index.places():
-                file.seek(place)
+            for place in filter(None, self._places):
+                file.seek(place >> 1)
                 if (record := decode(file.readline())) is None:
                     raise QRewardError(f"{str(self.path)!r} was changed by another program while it was in use")
                 yield Line(record.kind == DONE, bytes(record.content))
@@ -272,12 +230,13 @@ class Journal:
     def as_done(self) -> Iterator[Line]:
         """Yield the results in the order in which they were received. A line with several results yields the last one."""
         for place, _, record in read_records(self.path):
-            if record.kind in (DONE, FAILED) and self._index.has(record.number, place):
+            ordinal = record.number
+            if record.kind in (DONE, FAILED) and ordinal < len(self._places) and self._places[ordinal] >> 1 == place:
                 yield Line(record.kind == DONE, bytes(record.content))
 
     def cut(self, lines: int) -> None:
         """Drop the results of all lines after the first ``lines``, because the input has become shorter."""
-        self._index.cut(lines)
+        del self._places[lines:], self._digests[lines:]
 
     # while running
 
@@ -323,7 +282,7 @@ class Journal:
             The offset of the record in the file.
         """
         place, size = self._end + self._unwritten_size, self._end_of_line(DONE if ok else FAILED, ordinal, digest, spent, result)
-        self._index.put(ordinal, place, digest, ok=ok)
+        self._put_result(ordinal, 2 * place + ok, digest)
         self._unwritten_results.append(ordinal)
         self._largest = max(self._largest, size)
         return place
@@ -431,7 +390,7 @@ class Journal:
         os.close(self._file)
         self.lost = len(self._unwritten_results)
         for ordinal in self._unwritten_results:
-            self._index.drop(ordinal)
+            self._places[ordinal] = 0
         if trouble is not None:
             raise self._error_of(trouble)
 

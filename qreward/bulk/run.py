@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from qreward.bulk.batches import Entry, LineRun, ModelBatch, ScorerBatch
+from qreward.bulk.batches import Entry, LineRun
 from qreward.bulk.budget import NOTHING, Spent, cost_of, highest, upper_bound
 from qreward.bulk.inputs import Input, InputLine
 from qreward.bulk.journal import CONTINUE, Journal, JournalFull
@@ -61,7 +61,6 @@ class BulkRun(LineRun):
         self._provider: ProviderBatches | None = None  # created for the first line that goes to a provider batch
         self._reading: asyncio.Task[Any] | None = None
         self._over = asyncio.Event()
-        self._reason: str | None = None
         self._error: BaseException | None = None
         self._read = self._taken = 0
         self._meter: ProgressMeter | None = None
@@ -69,13 +68,10 @@ class BulkRun(LineRun):
     # stopping
 
     def stop(self, reason: QRewardError | str) -> None:
-        """Send no further requests. The run ends when the requests in flight are done."""
-        if self._reason is None and not self._over.is_set():
-            self._reason = str(reason)
-            if self._reading is not None:
+        if not self._over.is_set():
+            if self._reason is None and self._reading is not None:
                 self._reading.cancel()
-            for batch in self._all_batches():
-                batch.stop()
+            super().stop(reason)
 
     def stop_now(self) -> None:
         """End the run and cancel the requests in flight, which may still be charged."""
@@ -92,10 +88,6 @@ class BulkRun(LineRun):
             self._over.set()
 
     # lines
-
-    @property
-    def is_stopping(self) -> bool:
-        return self._reason is not None
 
     def finish(self, entry: Entry, result: Result[Any], text: bytes | None = None, spent: Spent | None = None) -> None:
         error = result.error
@@ -224,8 +216,8 @@ class BulkRun(LineRun):
         self._begin(self._provider.run())
         return self._provider
 
-    def _all_batches(self) -> list[ModelBatch | ScorerBatch | ProviderBatches]:
-        return [*self._batches.values(), *([] if self._provider is None else [self._provider])]
+    def _all_batches(self) -> list[Any]:
+        return [*super()._all_batches(), *([] if self._provider is None else [self._provider])]
 
     async def _reserve(self, call: WireRequest, names: Iterable[str], attempts: int) -> Spent | None:
         """Reserve and return the maximum cost of ``attempts`` attempts of a request. The highest price of the named endpoints is used.

@@ -54,7 +54,7 @@ def filled(path: Path, results: dict[int, str], started: tuple[int, ...] = ()) -
 def found(journal: Journal) -> dict[int, str]:
     """The results by ordinal, as far as they count as done."""
     lines = iter(journal.in_order())
-    texts = {ordinal: next(lines).result.decode().strip('"') for ordinal in range(journal.size) if journal._index._places[ordinal]}
+    texts = {ordinal: next(lines).result.decode().strip('"') for ordinal in range(journal.size) if journal._places[ordinal]}
     return {ordinal: text for ordinal, text in texts.items() if journal.digest(ordinal) is not None}
 
 
@@ -234,7 +234,7 @@ def test_a_journal_cut_at_any_byte_gives_back_exactly_what_was_completely_writte
         known = [each for each in history if each[0] <= end][-1]
         with opened(path) as journal:
             lines = iter(journal.in_order())
-            back = {ordinal: next(lines) for ordinal in range(journal.size) if journal._index._places[ordinal]}
+            back = {ordinal: next(lines) for ordinal in range(journal.size) if journal._places[ordinal]}
             assert {ordinal: (line.ok, line.result) for ordinal, line in back.items()} == known[1]
             assert journal.unfinished == known[2]
             assert (journal.done, journal.failed) == (len(known[1]), sum(not ok for ok, _ in known[1].values()))

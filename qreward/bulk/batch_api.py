@@ -5,18 +5,20 @@ Files are sent and read in pieces, through the endpoint's transport. This module
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncGenerator, AsyncIterator
 from secrets import token_hex
 
 import msgspec
 
 from qreward.bulk.provider import METADATA, WINDOW, BatchObject, BatchPage, FileObject, T, partial_request, read
-from qreward.bulk.spool import Spool
 from qreward.codecs.base import Malformed, Reply, TransportError
 from qreward.scheduler.outcome import Failure
 from qreward.settings.policies import Endpoint
 from qreward.transport.connection import EndpointConnection, failure_of
 
+PIECE = 1 << 20
+"""Number of bytes of a file that are read at once."""
 PAGE = 100
 """Number of batches on a page of the provider's list. OpenAI allows no more."""
 PAGES = 20
@@ -43,8 +45,8 @@ class BatchApi:
         self.endpoint = endpoint
         self.connection = EndpointConnection(endpoint)
 
-    async def upload(self, spool: Spool, model: str) -> str:
-        """Upload the requests of a batch. Returns the identifier of the file."""
+    async def upload(self, file: int, size: int, model: str) -> str:
+        """Upload the first ``size`` bytes of a file, which is open as ``file``. Returns the provider's identifier of the file."""
         boundary = token_hex(16)
         part = f'--{boundary}\r\nContent-Disposition: form-data; name="'
         head = f'{part}purpose"\r\n\r\nbatch\r\n{part}file"; filename="requests.jsonl"\r\nContent-Type: application/jsonl\r\n\r\n'.encode()
@@ -52,13 +54,13 @@ class BatchApi:
 
         async def pieces() -> AsyncIterator[bytes]:
             yield head
-            async for piece in spool.pieces():
-                yield piece
+            for offset in range(0, size, PIECE):
+                yield os.pread(file, min(PIECE, size - offset), offset)
             yield tail
 
         headers = {
             "Content-Type": f"multipart/form-data; boundary={boundary}",
-            "Content-Length": str(len(head) + spool.size + len(tail)),
+            "Content-Length": str(len(head) + size + len(tail)),
         }
         body = await self._call("POST", "/files", model, pieces(), headers)
         return self._read(FileObject, body, model).id

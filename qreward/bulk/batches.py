@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
 from typing import Any
 
-from qreward.bulk.budget import NOTHING, Spent
-from qreward.bulk.index import JournalFull
+from qreward.bulk.budget import NOTHING, SpendingLimit, Spent
 from qreward.bulk.inputs import InputLine
-from qreward.bulk.journal import Journal
+from qreward.bulk.journal import Journal, JournalFull
 from qreward.bulk.report import kind_of_error
 from qreward.bulk.requests import RequestReader
 from qreward.bulk.settings import BulkSettings
@@ -48,14 +46,16 @@ class Entry:
         content: the request, or the item for a scorer.
         reserved: maximum cost of all attempts of the line together.
         started: True if the journal has recorded the line as sent.
+        attempts: the failed attempts of the line in provider batches.
     """
 
-    __slots__ = ("content", "custom_id", "digest", "ordinal", "place", "reserved", "started")
+    __slots__ = ("attempts", "content", "custom_id", "digest", "ordinal", "place", "reserved", "started")
 
     def __init__(self, ordinal: int, line: InputLine, custom_id: str, content: Any, reserved: Spent) -> None:
         self.ordinal, self.digest, self.place = ordinal, line.digest, line.place
         self.custom_id, self.content = custom_id, content
         self.reserved, self.started = reserved, False
+        self.attempts: tuple[AttemptRecord, ...] = ()
 
 
 def _was_processed(error: QRewardError, attempts: Iterable[AttemptRecord]) -> bool:
@@ -72,48 +72,31 @@ def _was_processed(error: QRewardError, attempts: Iterable[AttemptRecord]) -> bo
     return not unreachable and (error.usage is not None or not isinstance(error, RequestTimeout | NoEndpoint))
 
 
-class LineQueue:
-    """Holds the lines that wait for one batch. The batch iterates over the queue. ``read_on`` is set whenever a line is taken."""
+class LineQueue(asyncio.Queue["Entry | None"]):
+    """The lines that wait for one batch, which iterates over the queue. ``read_on`` is set whenever a line is taken."""
 
     def __init__(self, read_on: asyncio.Event) -> None:
+        super().__init__()
         self._read_on = read_on
-        self._waiting: deque[Entry] = deque()
-        self._changed = asyncio.Event()
-        self._is_complete = False
 
     @property
     def is_full(self) -> bool:
-        return len(self._waiting) >= WAITING
-
-    def add(self, entry: Entry) -> None:
-        self._waiting.append(entry)
-        self._changed.set()
-
-    @property
-    def is_complete(self) -> bool:
-        """True if no further lines will be added and all lines were taken."""
-        return self._is_complete and not self._waiting
+        return self.qsize() >= WAITING
 
     def complete(self) -> None:
         """Declare that no further lines will be added."""
-        self._is_complete = True
-        self._changed.set()
+        self.put_nowait(None)
 
     def close(self) -> None:
         """Drop the waiting lines, and declare that no further lines will be added."""
-        self._waiting.clear()
+        while not self.empty():
+            self.get_nowait()
         self.complete()
 
     async def __aiter__(self) -> AsyncIterator[Entry]:
-        while True:
-            while self._waiting:
-                entry = self._waiting.popleft()
-                self._read_on.set()
-                yield entry
-            if self._is_complete:
-                return
-            self._changed.clear()
-            await self._changed.wait()
+        while (entry := await self.get()) is not None:
+            self._read_on.set()
+            yield entry
 
 
 class ModelBatch(BatchWaiter):
@@ -214,6 +197,10 @@ class LineRun(ABC):
         runtime: runtime of the client.
         scheduling: options of each request, as keyword arguments of a call.
         request_options: the same options, for the scheduler.
+        budget: the limits of the run, and what is spent and reserved.
+        attempts: maximum number of attempts per line.
+        force: True if the run continues although its input or settings have changed, or results of an earlier batch are lost.
+        has_read_all: True if the input was read to its end.
         read_on: event that is set when a line was taken from a queue or is done, so that the run may read more lines.
         errors: kind of error -> number of lines of this run that failed with it, and the message of the first of these errors.
     """
@@ -226,25 +213,43 @@ class LineRun(ABC):
         self.scheduling: Mapping[str, Any] = settings.scheduling()
         hedge = {"hedge": False} if settings.is_limited else {}  # no hedges with a budget, because the cost of a hedge is not reserved
         self.request_options = runtime.request_options({**self.scheduling, **hedge})
+        self.budget = SpendingLimit(settings.max_cost, settings.max_tokens, journal.spent_before)
+        self.attempts, self.force = runtime.config.retry.attempts, settings.resume == "force"
+        self.has_read_all = False
         self.read_on = asyncio.Event()
+        self._sent = self._sent_again = 0
         self._batches: dict[Pool | None, ModelBatch | ScorerBatch] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._done_before, self._ok, self._failed = done_before, 0, 0
         self.errors: dict[str, tuple[int, str]] = {}
+        self._reason: str | None = None
         self._is_flushing = False
 
     @property
-    @abstractmethod
     def is_stopping(self) -> bool:
         """True if no further lines may be sent."""
+        return self._reason is not None
 
-    @abstractmethod
     def stop(self, reason: QRewardError | str) -> None:
-        """Send no further lines. Lines in flight are finished."""
+        """Send no further lines. Lines in flight are finished and recorded."""
+        if self._reason is None:
+            self._reason = str(reason)
+            for batch in self._all_batches():
+                batch.stop()
+
+    def _all_batches(self) -> list[Any]:
+        return list(self._batches.values())
 
     @abstractmethod
-    def finish(self, entry: Entry, result: Result[Any]) -> None:
-        """Record the result of a line."""
+    def finish(self, entry: Entry, result: Result[Any], text: bytes | None = None, spent: Spent | None = None) -> None:
+        """Record the result of a line.
+
+        Args:
+            entry: the line.
+            result: result of the line.
+            text: the result as a line of the output, without line break. If ``text`` is None, the line is made from ``result``.
+            spent: cost of the line. If ``spent`` is None, the cost is computed from the usage and the attempts of the result.
+        """
 
     @abstractmethod
     def _ended(self, task: asyncio.Task[Any]) -> None:
@@ -271,7 +276,14 @@ class LineRun(ABC):
             self._journal.withdraw(entry.ordinal, entry.digest)
             self.stop(error)
             return False
+        self.submitted((entry.ordinal,))
         return True
+
+    def submitted(self, ordinals: Iterable[int]) -> None:
+        """Count these lines as sent."""
+        for ordinal in ordinals:
+            self._sent += 1
+            self._sent_again += ordinal in self._journal.unfinished
 
     def _batch_of(self, entry: Entry, pool: Pool | None) -> ModelBatch | ScorerBatch:
         """Return the batch of a pool. If ``pool`` is None, return the batch of the scorer. If there is no batch yet, create it.

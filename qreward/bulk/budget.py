@@ -14,7 +14,7 @@ from qreward.codecs.base import WireRequest
 from qreward.codecs.embeddings import EMBEDDINGS
 from qreward.codecs.passthrough import PassthroughCodec
 from qreward.errors import ConfigError
-from qreward.results import Usage, dollars
+from qreward.results import Result, Usage, dollars
 
 MESSAGE_TOKENS = 16
 """Maximum number of tokens that a chat template is assumed to add to a message. The template of OpenAI adds 3 and the template of Llama 3
@@ -27,6 +27,9 @@ can use more tokens."""
 TEXTS = ("text", "input_text", "function")
 WITHOUT_OUTPUT = ("score", "rerank", "classify", "pooling", "embed", "embeddings", "moderations", "reward", "similarity", "tokenize")
 """Last parts of the URL paths of requests that generate no text."""
+FREE = ("ok", "overloaded", "unreachable", "cancelled", "quota", "unsuitable", "unsendable", "local")
+"""Outcomes of attempts that add nothing to the cost of a line: the server did not process the attempt, or the usage of the line's answer
+includes its cost."""
 LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "max_new_tokens")
 
 Price = tuple[float, float]
@@ -161,3 +164,16 @@ def spent_by(usage: Usage | None, price: Price | None) -> Spent | None:
         return None
     prompt, completion = usage.prompt_tokens, usage.completion_tokens or 0
     return Spent(prompt + completion, 0.0 if price is None else dollars(price, prompt, completion))
+
+
+def cost_of(result: Result[Any], usage: Usage | None, price: Price | None, reserved: Spent, attempts: int) -> Spent:
+    """Return the cost of a line that was sent. An attempt without an answer counts with its maximum cost.
+
+    Args:
+        result, usage: the result of the line, and its usage.
+        price: price of the endpoint that answered.
+        reserved: maximum cost of ``attempts`` attempts.
+    """
+    answer = spent_by(usage, price) if result.ok else NOTHING
+    unknown = sum(attempt.outcome not in FREE for attempt in result.attempts) + (answer is None)
+    return (answer or NOTHING) + Spent(reserved.tokens // attempts, reserved.cost / attempts) * unknown

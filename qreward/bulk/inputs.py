@@ -24,7 +24,6 @@ from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
-from qreward.bulk.records import BlockMark
 from qreward.errors import ConfigError
 
 STANDARD_INPUT = "-"
@@ -67,21 +66,6 @@ class InputLine(NamedTuple):
         return fields
 
 
-class Block(NamedTuple):
-    """Consecutive lines that are read together.
-
-    Attributes:
-        length: number of lines.
-        lines: the lines; None if they were not parsed because all of them are done.
-        mark: position and hash of the block. A later run does not parse the lines of the block if all of them are done, and the position
-            and hash are unchanged. None for blocks that every run must parse.
-    """
-
-    length: int
-    lines: list[InputLine] | None
-    mark: BlockMark | None = None
-
-
 def digest_of(content: bytes) -> int:
     return int.from_bytes(blake2b(content, digest_size=8).digest())
 
@@ -122,30 +106,16 @@ class Input:
         Raises:
             ConfigError: a file cannot be read to its end. The message names the file and the line.
         """
-        for block in self.blocks():
-            yield from block.lines or ()
+        for chunk in self.chunks():
+            yield from chunk
 
-    def blocks(self, marks: Iterable[BlockMark] = (), are_done: Callable[[range], bool] = lambda _: False) -> Iterator[Block]:
-        """Yield the lines in blocks.
-
-        A block is not parsed if it has not changed since an earlier run and all of its lines are done. Rows of tables are always parsed.
-
-        Args:
-            marks: the marks of the blocks that an earlier run has read, from the beginning of the input.
-            are_done: function of a range of ordinals. It returns True if all of these lines are done.
-
-        Raises:
-            ConfigError: a file cannot be read to its end.
-        """
+    def chunks(self) -> Iterator[list[InputLine]]:
+        """Yield the lines in lists of consecutive lines that are read together. Raises ``ConfigError`` as ``lines`` does."""
         if self._rows is not None:
-            yield from _in_blocks(_rows_of("item", self._rows))
-        known = _KnownBlocks(marks, are_done)
+            yield from _in_chunks(_rows_of("item", self._rows))
         for name in self.names:
-            if (read := _reader(name)) is None:
-                yield from _text_blocks(name, known)
-            else:
-                known.forget()
-                yield from _in_blocks(read(name))
+            read = _reader(name)
+            yield from _text_chunks(name) if read is None else _in_chunks(read(name))
 
     def count(self) -> int | None:
         """Return the number of lines. None for standard input, compressed files, tables and iterables without a length."""
@@ -224,81 +194,26 @@ class _Unpacked(io.RawIOBase):
         return size
 
 
-class _KnownBlocks:
-    """Compares the input with the blocks of an earlier run, in order.
-
-    Attributes:
-        next: the mark that the next block should have; None after the first difference.
-        ordinal: ordinal of the next line of the input.
-    """
-
-    def __init__(self, marks: Iterable[BlockMark], are_done: Callable[[range], bool]) -> None:
-        self._marks, self._are_done = iter(marks), are_done
-        self.next, self.ordinal = next(self._marks, None), 0
-
-    def forget(self) -> None:
-        self.next = None
-
-    def take(self, data: bytes) -> BlockMark | None:
-        """Return the mark of the earlier run's next block if that block had the current position and consisted of the bytes ``data``.
-
-        Otherwise, return None, because the input has changed. All later blocks of the input then count as changed too.
-        """
-        mark, self.next = self.next, None
-        if mark is not None and (mark.first, mark.size, mark.digest) == (self.ordinal, len(data), _hash(data)):
-            self.next = next(self._marks, None)
-            return mark
-        return None
-
-    def block(self, mark: BlockMark) -> Block | None:
-        """Return a block without parsed lines if all of its lines are done; otherwise None."""
-        if not self._are_done(range(mark.first, mark.first + mark.lines)):
-            return None
-        self.ordinal += mark.lines
-        return Block(mark.lines, None, mark)
-
-    def new(self, lines: list[InputLine], rows: int, data: bytes) -> Block:
-        """Return a parsed block.
-
-        The block gets no mark if it does not end with a line break, because text may still be appended to its last line.
-        """
-        first, self.ordinal = self.ordinal, self.ordinal + len(lines)
-        is_whole = lines and data.endswith(b"\n")
-        return Block(len(lines), lines, BlockMark(first, len(lines), rows, len(data), _hash(data)) if is_whole else None)
-
-
-def _hash(data: bytes) -> str:
-    return blake2b(data, digest_size=16).hexdigest()
-
-
-def _text_blocks(name: str, known: _KnownBlocks) -> Iterator[Block]:
+def _text_chunks(name: str) -> Iterator[list[InputLine]]:
     label = "standard input" if name == STANDARD_INPUT else name
     number, rest = 0, b""
     try:
         with _opened(name) as file:
-            while data := file.read(known.next.size) if known.next is not None and not rest else file.read1(CHUNK):  # type: ignore[attr-defined]
-                if not rest and (mark := known.take(data)) is not None and (block := known.block(mark)) is not None:
-                    number += mark.rows
-                    yield block
-                    continue
-                data, rest = _whole_lines(rest + data)
+            while data := file.read1(CHUNK):  # type: ignore[attr-defined]
+                data = rest + data
+                end = data.rfind(NEWLINE) + 1
+                data, rest = data[:end], data[end:]
                 if len(rest) >= LONGEST_LINE:
                     raise ConfigError(
                         f"{label}:{number + data.count(NEWLINE) + 1} is longer than {LONGEST_LINE >> 20} MB; each line must be one request"
                     )
                 if data:
-                    yield known.new(_lines(label, number, data), rows := data.count(NEWLINE), data)
-                    number += rows
+                    yield _lines(label, number, data)
+                    number += data.count(NEWLINE)
         if rest:
-            yield known.new(_lines(label, number, rest), 1, rest)
+            yield _lines(label, number, rest)
     except _unreadable() as error:
         raise ConfigError(f"{label} cannot be read after line {number}: {error}") from None
-
-
-def _whole_lines(data: bytes) -> tuple[bytes, bytes]:
-    """Return the complete lines of ``data``, and the part after the last line break."""
-    end = data.rfind(NEWLINE) + 1
-    return data[:end], data[end:]
 
 
 def _lines(label: str, number: int, data: bytes) -> list[InputLine]:
@@ -332,9 +247,9 @@ def _check_begin(label: str, data: bytes) -> None:
             raise ConfigError(f"{label} is {what}")
 
 
-def _in_blocks(lines: Iterator[InputLine]) -> Iterator[Block]:
+def _in_chunks(lines: Iterator[InputLine]) -> Iterator[list[InputLine]]:
     while chunk := list(islice(lines, ROWS)):
-        yield Block(len(chunk), chunk)
+        yield chunk
 
 
 def _unreadable() -> tuple[type[Exception], ...]:

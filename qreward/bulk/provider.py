@@ -1,22 +1,18 @@
 """Provider batches: files of requests that a provider processes within a day, at a lower price.
 
-The lines of a batch are collected in a file and uploaded. The batch is recorded in the journal, created at the provider and polled until
-it has ended. Then its results are read. This module does no I/O. It contains the limits, the JSON of OpenAI's Batch API
-(https://platform.openai.com/docs/api-reference/batch) and the journal records. ``batch_api`` makes the calls, and ``provider_batches`` runs
-the batches.
+This module does no I/O. It contains the limits, the JSON of OpenAI's Batch API
+(https://platform.openai.com/docs/api-reference/batch) and the events in the journal. ``batch_api`` makes the calls, and
+``provider_batches`` runs the batches.
 """
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
 
-from qreward.bulk.budget import NOTHING, Spent
-from qreward.bulk.spool import Spool
+from qreward.bulk.budget import Spent
 from qreward.codecs.base import Malformed, WireRequest
 from qreward.codecs.chat import CHAT
 from qreward.codecs.embeddings import EMBEDDINGS
@@ -192,70 +188,45 @@ def request_line(ordinal: int, url: str, body: bytes) -> bytes:
     return b'{"custom_id":"%d","method":"POST","url":%b,"body":%b}\n' % (ordinal, msgspec.json.encode(url), body)
 
 
-class HeldBatch:
+class HeldBatch(msgspec.Struct):
     """A provider batch in the journal that has not ended.
 
     Attributes:
-        number: number of the batch in the journal, counted from 0.
         endpoint: name of the endpoint where the batch runs.
         url, model: route and model of the lines.
         tag: the tag in the batch's metadata.
-        written: ordinals of the lines, in the order of the uploaded file.
+        lines: ordinal -> digest, and maximum tokens and cost of a line, in the order of the uploaded file.
         id: the provider's identifier of the batch; None if the run ended before it received the identifier.
     """
 
-    def __init__(self, number: int, fields: Mapping[str, Any]) -> None:
-        self.number = number
-        self.endpoint, self.url, self.model, self.tag = (str(fields[name]) for name in ("endpoint", "url", "model", "tag"))
-        self.id: str | None = None
-        self.written = array("Q", fields["ordinals"])
-        digests = (int(digest, 16) for digest in fields["digests"].split())
-        lines = sorted(zip(self.written, digests, fields["tokens"], fields["costs"], strict=True))
-        self._ordinals, self._digests, self._tokens, self._costs = (
-            array(kind, column) for kind, column in zip("QQQd", zip(*lines, strict=True), strict=True)
-        )
-
-    def __len__(self) -> int:
-        return len(self._ordinals)
-
-    def __iter__(self) -> Iterator[int]:
-        """Yield the ordinals of the batch's lines, in increasing order."""
-        return iter(self._ordinals)
+    endpoint: str
+    url: str
+    model: str
+    tag: str
+    lines: dict[int, tuple[int, int, float]]
+    id: str | None = None
 
     def digest(self, ordinal: int) -> int | None:
         """Return the digest of a line; None if the line is not in the batch."""
-        place = bisect_left(self._ordinals, ordinal)
-        return self._digests[place] if place < len(self) and self._ordinals[place] == ordinal else None
+        return self.lines[ordinal][0] if ordinal in self.lines else None
 
     def reserved(self, ordinal: int) -> Spent:
         """Return the maximum cost of a line in the batch. It is zero if the line had no ``max_tokens``."""
-        place = bisect_left(self._ordinals, ordinal)
-        return Spent(self._tokens[place], self._costs[place])
+        return Spent(*self.lines[ordinal][1:])
 
 
-def begin_record(batch: Mapping[str, str], spool: Spool) -> bytes:
-    """Return the record of a batch that is about to be created."""
-    digests = " ".join(f"{digest:x}" for digest in spool.digests)
-    lines = {"ordinals": list(spool.ordinals), "digests": digests, "tokens": list(spool.tokens), "costs": list(spool.costs)}
-    return msgspec.json.encode({**batch, **lines})
+END = b"null"
+"""The event of a batch that has ended."""
 
 
-def end_record(spent: Spent = NOTHING) -> bytes:
-    """Return the record of a batch that has ended. ``spent`` is its cost in addition to the cost of the recorded results."""
-    return msgspec.json.encode({"end": True, "tokens": spent.tokens, "cost": spent.cost})
-
-
-def apply_record(held: dict[int, HeldBatch], number: int, content: bytes) -> Spent:
-    """Update ``held`` with a journal record of a batch. Return the batch's cost in addition to the cost of its recorded results."""
-    fields = msgspec.json.decode(content)
-    if "ordinals" in fields:
-        held[number] = HeldBatch(number, fields)
-    elif "end" in fields:
+def apply_event(held: dict[int, HeldBatch], number: int, event: bytes) -> None:
+    """Update ``held`` with an event of a batch: a ``HeldBatch`` before the batch is created, then its identifier, then ``END``."""
+    if event == END:
         held.pop(number, None)
-        return Spent(fields["tokens"], fields["cost"])
+    elif event.startswith(b"{"):
+        held[number] = msgspec.json.decode(event, type=HeldBatch)
     elif number in held:
-        held[number].id = fields["id"]
-    return NOTHING
+        held[number].id = msgspec.json.decode(event)
 
 
 def provider_line(found: ResultLine, custom_id: str) -> bytes:

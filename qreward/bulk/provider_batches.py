@@ -2,42 +2,121 @@
 
 No line is paid twice. Before a batch is created, the journal records the lines and the tag of the batch. The provider stores the tag with
 the batch. A later run therefore finds the batch, even if the process was killed while it created the batch. ``batch_api`` calls the Batch
-API, and ``provider_results`` interprets the results.
+API. The requests of a batch are in a temporary file; about 500 bytes a line are kept in memory until the line has its result.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import tempfile
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from contextlib import aclosing
+from copy import copy
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from qreward.bulk import provider
 from qreward.bulk.batch_api import BatchApi, CallFailed
-from qreward.bulk.batches import Entry, LineQueue
-from qreward.bulk.budget import NOTHING, Spent
+from qreward.bulk.batches import Entry, LineQueue, LineRun
+from qreward.bulk.budget import NOTHING, Spent, spent_by
 from qreward.bulk.journal import CONTINUE, Journal
-from qreward.bulk.provider import BatchObject, HeldBatch
-from qreward.bulk.provider_files import Batch, Files
-from qreward.bulk.provider_results import AT_ONCE, Again, ProviderRun, Results, without_result
-from qreward.bulk.spool import SpooledLine
+from qreward.bulk.provider import BatchObject, HeldBatch, ResultLine
+from qreward.codecs.base import EmbeddedError, Malformed, Reply
+from qreward.engine.snapshots import Tallies
 from qreward.errors import BadRequest, ConfigError, QRewardError, RequestError
-from qreward.results import EndpointStats, Result
-from qreward.scheduler.outcome import FailureKind
+from qreward.records import AttemptRecord
+from qreward.results import EndpointStats, Result, with_trail
+from qreward.scheduler.outcome import Answer, Failure, FailureKind
 from qreward.settings.policies import Endpoint
 
 IN_FLIGHT = 32
 """Maximum number of batches that are uploaded, polled or read at once. Each batch holds at most 50,000 lines."""
+IDLE = 5.0
+"""Seconds without a new line after which files that are not full are sent. The files are then sent, because further lines
+may have to wait for the budget or for the input."""
+AT_ONCE = 256
+"""Number of lines that are processed before other tasks of the event loop run."""
 REPEAT_FOR = 3600.0
 """Seconds for which a failing call is repeated. After this time, the run stops. The batches of the run keep running at the provider."""
 TEMPORARY = provider.SENT_AGAIN | {FailureKind.UNREACHABLE, FailureKind.LOCAL}
 """Kinds of failures after which a call is repeated."""
 
 T = TypeVar("T")
+Again = list[tuple[Entry, Failure]]
+"""Lines that must be sent again, each with the failure that is the reason."""
+
+
+class Request(NamedTuple):
+    """Where the request of a line is in the file of its batch: offset, number of bytes, and number of inputs (1 unless embeddings)."""
+
+    begin: int
+    size: int
+    inputs: int
+
+
+class Batch:
+    """A file of lines that have one model, one ``url`` and one endpoint, and the provider batch that is created from it.
+
+    Attributes:
+        lines: ordinal -> line without a result. The ``content`` of each is a :class:`Request`.
+        written: ordinals of the lines, in the order of the uploaded file.
+        size, inputs: total bytes of the requests, and total inputs of the lines.
+        held: the journal's entry, if an earlier run created the batch; otherwise None.
+        number: number of the batch in the journal; None until the batch is recorded there.
+        tag: tag of the batch in the provider's metadata; ``""`` until the batch is recorded in the journal.
+        id: the provider's identifier of the batch; None until it is received.
+        missing: for a batch of an earlier run, the number of its lines that this run still has to read from the input.
+        reserved: maximum cost of the missing lines.
+        spent: cost of failed attempts whose lines are sent again.
+        since: time when the batch was created or found again, in seconds of the event loop's clock.
+    """
+
+    def __init__(self, api: BatchApi, url: str, model: str, folder: Path, number: int | None = None, held: HeldBatch | None = None) -> None:
+        self.api, self.url, self.model, self.held, self.number = api, url, model, held, number
+        self.tag, self.id = ("", None) if held is None else (held.tag, held.id)
+        self.written: list[int] = [] if held is None else list(held.lines)
+        self.lines: dict[int, Entry] = {}
+        self.file = tempfile.TemporaryFile(dir=folder, buffering=1 << 18)  # noqa: SIM115 - closed with the batch
+        self.size = self.inputs = self.missing = 0
+        self.reserved = self.spent = NOTHING
+        self.since = 0.0
+
+    @property
+    def first_poll(self) -> float:
+        """Seconds before the first poll, and before a failed call is repeated."""
+        return min(provider.FIRST_POLL, self.longest)
+
+    @property
+    def longest(self) -> float:
+        """Maximum number of seconds between two polls."""
+        return self.api.endpoint.probe or provider.LONGEST_POLL
+
+    def add(self, line: Entry, request: bytes, inputs: int) -> None:
+        """Add a line and write its request. Raises ``OSError`` if the disk is full."""
+        self.file.write(request)
+        line.content = Request(self.size, len(request), inputs)
+        self.lines[line.ordinal] = line
+        self.size += len(request)
+        self.inputs += inputs
+        if self.held is None:
+            self.written.append(line.ordinal)
+
+    def request(self, line: Entry) -> bytes:
+        """Return the request of a line."""
+        self.file.flush()
+        return os.pread(self.file.fileno(), line.content.size, line.content.begin)
+
+    def take_rest(self) -> list[Entry]:
+        """Return the lines without a result, and forget them."""
+        rest = list(self.lines.values())
+        self.lines = {}
+        return rest
 
 
 class ProviderBatches:
@@ -52,29 +131,36 @@ class ProviderBatches:
         ConfigError: a batch of an earlier run is at an endpoint that the client does not have.
     """
 
-    def __init__(self, run: ProviderRun, journal: Journal, folder: Path) -> None:
-        self._bulk, self._journal, self._loop = run, journal, asyncio.get_running_loop()
+    def __init__(self, run: LineRun, journal: Journal, folder: Path) -> None:
+        self._bulk, self._journal, self._folder, self._loop = run, journal, folder, asyncio.get_running_loop()
         self.queue = LineQueue(run.read_on)
+        self._tallies = Tallies()
         self._apis: dict[str, BatchApi] = {}
+        self._collecting: dict[tuple[str, str, str], Batch] = {}  # endpoint, url and model -> the file that is being filled
+        self._ready: deque[Batch] = deque()  # complete files that wait to be sent, oldest first
+        self._turns: Counter[tuple[str, str]] = Counter()  # url and model -> number of complete files
+        self._most_lines: dict[str, int] = {}  # endpoint -> maximum number of lines in a file, if its queue was too small for a full file
+        self._files: set[Batch] = set()  # batches with an open file
+        self._timer: asyncio.TimerHandle | None = None
+        self._last_line = 0.0
+        self._has_all = False  # all lines of the queue are in files
         self._open: dict[int, Batch] = {}  # number -> batch, for the batches in the journal that have not ended
         self._tasks: set[asyncio.Task[None]] = set()
         self._following = self._waiting = 0  # number of batches with a task; number of these tasks that wait for another batch to end
         self._changed, self._room, self._ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self._files, self._results = Files(folder, self._loop, self._changed), Results(run)
         try:
-            for held in journal.held.values():
-                self._continue_held(held)
+            for number, held in list(journal.held.items()):
+                self._continue_held(number, held)
         except BaseException:
-            self._files.close()
+            self._close_files()
             raise
 
     def endpoints(self) -> Mapping[str, EndpointStats]:
-        return self._results.endpoints()
+        return self._tallies.stats()
 
     def still_running(self) -> tuple[int, int]:
         """Return the number of lines in the batches that keep running at the provider, and the number of these batches."""
-        lines = [batch.missing + batch.spool.left for batch in self._open.values()]
-        return sum(lines), len(lines)
+        return sum(batch.missing + len(batch.lines) for batch in self._open.values()), len(self._open)
 
     def reserved(self, ordinal: int, digest: int) -> Spent | None:
         """Return the maximum cost of a line in a batch of an earlier run; None if no batch of an earlier run has the line."""
@@ -84,11 +170,11 @@ class ProviderBatches:
     def _holder(self, ordinal: int, digest: int) -> Batch | None:
         return next((batch for batch in self._open.values() if batch.held and batch.held.digest(ordinal) == digest), None)
 
-    def _continue_held(self, held: HeldBatch) -> None:
+    def _continue_held(self, number: int, held: HeldBatch) -> None:
         """Continue a batch of an earlier run. End the batch if the journal has all of its results."""
-        missing = [ordinal for ordinal in held if self._journal.digest(ordinal) is None]
+        missing = [ordinal for ordinal in held.lines if self._journal.digest(ordinal) is None]
         reserved = sum(map(held.reserved, missing), NOTHING)
-        self._bulk.hold(reserved)
+        self._bulk.budget.hold(reserved)
         source = next((each for each in self._bulk.runtime.fleet.sources() if each.name == held.endpoint), None)
         if source is None and missing and not self._bulk.force:
             raise ConfigError(
@@ -96,11 +182,11 @@ class ProviderBatches:
                 f"settings; add it again, or {CONTINUE}, which sends its lines again and pays for them twice"
             )
         if source is None or not missing:
-            self._bulk.settle(reserved, reserved)
-            self._journal.record_batch(held.number, provider.end_record(reserved), reserved)
+            self._settle(reserved, reserved)
+            self._journal.record_batch(number, provider.END, reserved)
             return
         endpoint: Any = source.handle
-        batch = self._open[held.number] = self._files.new(self._api(endpoint), held.url, held.model, held)
+        batch = self._open[number] = self._new(self._api(endpoint), held.url, held.model, number, held)
         batch.missing, batch.reserved = len(missing), reserved
 
     def _api(self, endpoint: Endpoint) -> BatchApi:
@@ -108,6 +194,10 @@ class ProviderBatches:
         if found is None:
             found = self._apis[endpoint.name] = BatchApi(endpoint)
         return found
+
+    def _settle(self, reserved: Spent, spent: Spent) -> None:
+        self._bulk.budget.settle(reserved, spent)
+        self._bulk.read_on.set()
 
     # the run
 
@@ -132,7 +222,9 @@ class ProviderBatches:
         try:
             await asyncio.gather(*self._tasks, return_exceptions=True)
         finally:
-            self._files.close()
+            if self._timer is not None:
+                self._timer.cancel()
+            self._close_files()
             for api in self._apis.values():
                 await api.aclose()
 
@@ -155,10 +247,11 @@ class ProviderBatches:
                 self._bulk.finish(entry, Result(entry.ordinal, None, error, None, 0.0, 0.0))
             except OSError as error:
                 self._bulk.stop(_disk(error))
-            while self._files.ready and not self._bulk.is_stopping:
+            while self._ready and not self._bulk.is_stopping:
                 self._room.clear()
                 await self._room.wait()
-        self._files.complete_all()
+        self._has_all = True
+        self._complete_all()
         for batch in tuple(self._open.values()):
             if batch.missing:  # the missing lines were removed from the input, or this run does not read them
                 self._follow_soon(batch)
@@ -170,9 +263,8 @@ class ProviderBatches:
             BadRequest: the line is too large for a batch, or cannot be written as JSON.
             ConfigError: the model of the line has no endpoint of kind ``openai_batch`` any more.
         """
-        call, reserved = entry.content, entry.reserved
+        call = entry.content
         url, inputs = provider.url_of(call), provider.inputs_in(call)
-        line = SpooledLine(entry.ordinal, entry.digest, entry.custom_id, entry.place, reserved.tokens, reserved.cost, inputs)
         holder = self._holder(entry.ordinal, entry.digest)
         api = self._next_api(url, call.model) if holder is None else holder.api
         request = provider.request_line(entry.ordinal, url, call.codec.encode(call, api.connection.renamed.get(call.model, call.model)))
@@ -181,11 +273,12 @@ class ProviderBatches:
                 f"it has {len(request)} bytes and {inputs} inputs; a provider batch takes {provider.FILE_BYTES} and {provider.INPUTS}, "
                 "split it"
             )
+        entry.started = True
         if holder is None:
-            self._files.put(api, url, call.model, line, request)
+            self._put(api, url, call.model, entry, request, inputs)
             return
         assert holder.held is not None
-        holder.spool.add(line, request)
+        holder.add(entry, request, inputs)
         holder.missing -= 1
         holder.reserved -= holder.held.reserved(entry.ordinal)
         if not holder.missing:
@@ -196,16 +289,57 @@ class ProviderBatches:
         endpoints = self._bulk.runtime.fleet.batch_endpoints(model)
         if not endpoints:
             raise ConfigError(f"model {model!r} has no endpoint of kind 'openai_batch' any more")
-        return self._api(endpoints[self._files.turn(url, model) % len(endpoints)])
+        return self._api(endpoints[self._turns[url, model] % len(endpoints)])
+
+    def _new(self, api: BatchApi, url: str, model: str, number: int | None = None, held: HeldBatch | None = None) -> Batch:
+        batch = Batch(api, url, model, self._folder, number, held)
+        self._files.add(batch)
+        return batch
+
+    def _put(self, api: BatchApi, url: str, model: str, line: Entry, request: bytes, inputs: int) -> None:
+        """Add a line to the file of its endpoint, url and model. Raises ``OSError`` if the disk is full."""
+        key, most = (api.endpoint.name, url, model), self._most_lines.get(api.endpoint.name, provider.LINES)
+        batch = self._collecting.get(key)
+        if batch is not None and (batch.size + len(request) > provider.FILE_BYTES or batch.inputs + inputs > provider.INPUTS):
+            self._complete(key)
+            batch = None
+        if batch is None:
+            batch = self._collecting[key] = self._new(api, url, model)
+        batch.add(line, request, inputs)
+        if len(batch.lines) >= most:
+            self._complete(key)
+        self._last_line = self._loop.time()
+        if self._timer is None:
+            self._timer = self._loop.call_later(IDLE, self._complete_if_idle)
+
+    def _complete_if_idle(self) -> None:
+        self._timer = None
+        if (left := self._last_line + IDLE - self._loop.time()) > 0.001:
+            self._timer = self._loop.call_later(left, self._complete_if_idle)
+        else:
+            self._complete_all()
+
+    def _complete_all(self) -> None:
+        """Complete all files, although they are not full."""
+        for key in tuple(self._collecting):
+            self._complete(key)
+
+    def _complete(self, key: tuple[str, str, str]) -> None:
+        self._ready.append(self._collecting.pop(key))
+        self._turns[key[1:]] += 1
+        self._changed.set()
 
     def _dispatch(self) -> None:
         """Submit complete files, until ``IN_FLIGHT`` batches are running."""
-        ready = self._files.ready
-        while ready and self._following < IN_FLIGHT and not self._bulk.is_stopping:
+        while self._ready and self._following < IN_FLIGHT and not self._bulk.is_stopping:
             self._following += 1
-            self._begin(self._run_batch(ready.popleft(), self._submit))
-        if not ready:
+            self._begin(self._run_batch(self._ready.popleft(), self._submit))
+        if not self._ready:
             self._room.set()
+
+    def _close_files(self) -> None:
+        for batch in self._files:
+            batch.file.close()
 
     # one batch
 
@@ -225,21 +359,23 @@ class ProviderBatches:
             self._following -= 1
             self._ended.set()
             if batch.number not in self._open:
-                self._files.drop(batch)
+                batch.file.close()
+                self._files.discard(batch)
 
     async def _submit(self, batch: Batch) -> None:
         """Upload a file, create its batch, and poll the batch until it has ended."""
-        spool, api, model = batch.spool, batch.api, batch.model
-        file = await self._repeat(batch, lambda: api.upload(spool, model))
+        api, model = batch.api, batch.model
+        batch.file.flush()
+        file = await self._repeat(batch, lambda: api.upload(batch.file.fileno(), batch.size, model))
         if self._bulk.is_stopping:
             return
         number = batch.number = self._journal.batches
         self._journal.batches += 1
         batch.tag = f"{token_hex(8)}:{number}"
-        about = {"endpoint": api.endpoint.name, "url": batch.url, "model": model, "tag": batch.tag}
-        self._journal.record_batch(number, provider.begin_record(about, spool))
+        lines = {ordinal: (line.digest, line.reserved.tokens, line.reserved.cost) for ordinal, line in batch.lines.items()}
+        self._journal.record_batch(number, msgspec.json.encode(HeldBatch(api.endpoint.name, batch.url, model, batch.tag, lines)))
         self._open[number] = batch
-        self._bulk.submitted(spool.ordinals)
+        self._bulk.submitted(lines)
         created = await self._create(batch, file)
         self._name(batch, created)
         await self._follow(batch, batch.first_poll)
@@ -268,7 +404,7 @@ class ProviderBatches:
                 await asyncio.sleep(batch.first_poll)  # the provider may still be creating the batch
                 found = await self._repeat(batch, lambda: batch.api.find(batch.tag, batch.model))
             if found is None:
-                await self._send_rest(batch, batch.spool.take_rest())
+                await self._send_rest(batch, batch.take_rest())
                 return
             self._name(batch, found)
         await self._follow(batch, 0.0)
@@ -276,7 +412,7 @@ class ProviderBatches:
     def _name(self, batch: Batch, found: BatchObject) -> None:
         assert batch.number is not None
         batch.id = found.id
-        self._journal.record_batch(batch.number, msgspec.json.encode({"id": found.id}))
+        self._journal.record_batch(batch.number, msgspec.json.encode(found.id))
 
     async def _follow(self, batch: Batch, wait: float) -> None:
         """Poll a batch until it has ended, and take its results."""
@@ -298,7 +434,7 @@ class ProviderBatches:
         again: Again = []
         for file, least in found.files:
             for _ in range(self._bulk.attempts):
-                if await self._repeat(batch, partial(self._results.take, batch, file, again)) >= least:
+                if await self._repeat(batch, partial(self._take_results, batch, file, again)) >= least:
                     break
                 await asyncio.sleep(batch.first_poll)  # read the file again, because the missing results were paid
         await self._send_again(batch, again, found.status)
@@ -310,23 +446,23 @@ class ProviderBatches:
         """
         if self._bulk.is_stopping or (batch.missing and not self._bulk.has_read_all):
             return  # the batch stays in the journal, and the next run takes the results that are missing there
-        nothing, left = without_result(batch, status), []
-        for line, failure in (*again, *((line, nothing) for line in batch.spool.take_rest())):
+        nothing, left = _without_result(batch, status), []
+        for line, failure in (*again, *((line, nothing) for line in batch.take_rest())):
             if len(line.attempts) + 1 >= self._bulk.attempts:
-                self._results.fail(batch, line, failure)
-            elif self._results.try_again(batch, line, failure):
+                self._fail_line(batch, line, failure)
+            elif self._try_again(batch, line, failure):
                 left.append(line)
         await self._send_rest(batch, left)
 
-    async def _send_rest(self, batch: Batch, lines: Iterable[SpooledLine]) -> None:
+    async def _send_rest(self, batch: Batch, lines: Iterable[Entry]) -> None:
         """End a batch, and put ``lines``, which are lines of the batch, into new files. The batch's results are already in the journal."""
         self._end(batch)
         for number, line in enumerate(lines, 1):
             if number % AT_ONCE == 0:
                 await asyncio.sleep(0)
-            self._files.put(batch.api, batch.url, batch.model, line, batch.spool.request(line.ordinal))
-        if self.queue.is_complete:
-            self._files.complete_all()
+            self._put(batch.api, batch.url, batch.model, line, batch.request(line), line.content.inputs)
+        if self._has_all:
+            self._complete_all()
 
     async def _handle_refusal(self, batch: Batch, found: BatchObject) -> None:
         """Handle a refused file. If the provider names faulty lines, these lines fail, and all other lines are sent again.
@@ -339,15 +475,18 @@ class ProviderBatches:
         secrets = batch.api.connection.secrets
         named = [fault for fault in faults if fault.line is not None]
         for fault in named:
-            if (line := batch.take_by_line_number(fault.line or 0)) is not None:
-                text = f"endpoint {batch.api.endpoint.name!r} refused the line: {fault.code}: {fault.message}"
-                self._results.refuse(batch, line, secrets.hide(text))
+            number = fault.line or 0
+            line = batch.lines.pop(batch.written[number - 1], None) if 0 < number <= len(batch.written) else None
+            if line is not None:
+                text = secrets.hide(f"endpoint {batch.api.endpoint.name!r} refused the line: {fault.code}: {fault.message}")
+                error = BadRequest(text, endpoint=batch.api.endpoint.name, model=batch.model)
+                self._fail_line(batch, line, Failure(FailureKind.REFUSED, error))
         if not named and provider.TOO_MANY_TOKENS not in {fault.code for fault in faults}:
             self._end(batch)
             raise QRewardError(secrets.hide(f"endpoint {batch.api.endpoint.name!r} refused the file: {words}"))
         if not named:
             await self._wait_for_room(batch)
-        await self._send_rest(batch, batch.spool.take_rest())
+        await self._send_rest(batch, batch.take_rest())
 
     async def _wait_for_room(self, batch: Batch) -> None:
         """Wait until another batch has ended and left room in the provider's queue. If no other batch runs, halve the size of files."""
@@ -357,9 +496,10 @@ class ProviderBatches:
             await self._ended.wait()
             self._waiting -= 1
             return
-        if len(batch.spool) == 1:
+        lines = len(batch.written)
+        if lines == 1:
             await asyncio.sleep(batch.longest)
-        self._files.limit(batch.api.endpoint.name, len(batch.spool) // 2)
+        self._most_lines[batch.api.endpoint.name] = max(1, lines // 2)
 
     def _end(self, batch: Batch) -> None:
         """Record the end of a batch, and its cost in addition to the cost of the recorded results.
@@ -367,9 +507,8 @@ class ProviderBatches:
         Lines of the batch that were not read from the input count as paid.
         """
         if batch.number is not None and self._open.pop(batch.number, None) is not None:
-            self._bulk.settle(batch.reserved, batch.reserved)
-            spent = batch.spent + batch.reserved
-            self._journal.record_batch(batch.number, provider.end_record(spent), spent)
+            self._settle(batch.reserved, batch.reserved)
+            self._journal.record_batch(batch.number, provider.END, batch.spent + batch.reserved)
 
     async def _repeat(self, batch: Batch, call: Callable[[], Awaitable[T]]) -> T:
         """Make a call, and repeat it after temporary failures, for up to an hour. If no call succeeds, raise the error of the last call."""
@@ -384,6 +523,93 @@ class ProviderBatches:
             pause = max(wait, failure.retry_after or 0.0)
             await asyncio.sleep(pause)
             waited, wait = waited + pause, provider.next_poll(wait, batch.longest)
+
+    # results
+
+    async def _take_results(self, batch: Batch, file: str, again: Again) -> int:
+        """Download a file of results, and return the number of valid results. Lines that must be sent again are added to ``again``.
+
+        A repeated download skips results that were taken before. Raises ``CallFailed`` if the download fails.
+        """
+        number = good = 0
+        async with aclosing(batch.api.lines(file, batch.model)) as lines:
+            async for content in lines:
+                number += 1
+                if number % AT_ONCE == 0:
+                    await asyncio.sleep(0)
+                try:
+                    found = provider.read(ResultLine, content)
+                except Malformed:
+                    continue
+                good += 1
+                line = None if found.ordinal is None else batch.lines.pop(found.ordinal, None)
+                if line is not None:  # it is None if an earlier download took the line, or if the line is not of this run
+                    self._take_result(batch, line, found, again)
+        return good
+
+    def _take_result(self, batch: Batch, line: Entry, found: ResultLine, again: Again) -> None:
+        outcome = _outcome(batch, line, found)
+        if isinstance(outcome, Answer):
+            name = batch.api.endpoint.name
+            result: Result[Any] = Result(line.ordinal, outcome.value, None, name, self._loop.time() - batch.since, 0.0, line.attempts)
+            self._tallies.add(result)
+            spent = spent_by(result.usage, self._bulk.runtime.prices.get(name)) or line.reserved
+            self._bulk.finish(line, result, provider.provider_line(found, line.custom_id), spent)
+        elif outcome.kind in provider.SENT_AGAIN:
+            again.append((line, outcome))
+        else:
+            self._fail_line(batch, line, outcome)
+
+    def _fail_line(self, batch: Batch, line: Entry, failure: Failure) -> None:
+        """Fail a line for good."""
+        spent = self._note(batch, line, failure)
+        error = with_trail(copy(failure.error), line.attempts)  # a copy, because several lines may share the error
+        result: Result[Any] = Result(line.ordinal, None, error, batch.api.endpoint.name, 0.0, 0.0, line.attempts)
+        self._tallies.add(result)
+        self._bulk.finish(line, result, spent=spent)
+
+    def _try_again(self, batch: Batch, line: Entry, failure: Failure) -> bool:
+        """Settle the cost of a failed attempt, and reserve the cost of the next attempt.
+
+        Return True if the line can be sent again. If the budget is too small, stop the run and return False.
+        """
+        spent = self._note(batch, line, failure)
+        self._settle(line.reserved, spent)
+        batch.spent += spent
+        if self._bulk.budget.reserve(line.reserved):
+            return True
+        self._bulk.stop("sending a line again could pass max_cost or max_tokens")
+        return False
+
+    def _note(self, batch: Batch, line: Entry, failure: Failure) -> Spent:
+        """Add a failed attempt to a line. Return the attempt's maximum cost, which is zero if the provider did not process the line."""
+        status, seconds = getattr(failure.error, "status_code", None), self._loop.time() - batch.since
+        line.attempts += (AttemptRecord(batch.api.endpoint.name, failure.kind.name.lower(), seconds, status, str(failure.error)),)
+        return line.reserved if failure.kind is FailureKind.TRANSIENT else NOTHING
+
+
+def _without_result(batch: Batch, status: str) -> Failure:
+    """Return the failure for lines without a result in an ended batch. Such lines count as paid only if ``status`` is ``completed``."""
+    name = batch.api.endpoint.name
+    words = f"endpoint {name!r}: provider batch {batch.id} is {status}, without a result for this line"
+    kind = FailureKind.TRANSIENT if status == "completed" else FailureKind.TIMEOUT
+    return Failure(kind, RequestError(words, endpoint=name, model=batch.model))
+
+
+def _outcome(batch: Batch, line: Entry, found: ResultLine) -> Answer | Failure:
+    """Interpret a result like a response that was received from the endpoint directly."""
+    call, response = provider.partial_request(batch.url, batch.model, line.content.inputs), found.response
+    connection = batch.api.connection
+    status = 200 if response is None else response.status_code
+    body = b"" if response is None else bytes(response.body)
+    reply = Reply(status, {} if response is None or response.request_id is None else {"x-request-id": response.request_id}, body)
+    if found.error is None and response is not None:
+        return connection.outcome_of(reply, call)
+    if not 200 <= status < 300:
+        return connection.failure_from_reply(reply, call)
+    failure = connection.failure_from_body(EmbeddedError(found.error or "no response"), reply, call)
+    failure.kind = provider.NOT_DONE.get(found.code or "", failure.kind)
+    return failure
 
 
 def _disk(error: OSError) -> str:

@@ -9,15 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from qreward.bulk.batches import Entry, LineRun, ModelBatch, ScorerBatch
-from qreward.bulk.budget import NOTHING, SpendingLimit, Spent, highest, spent_by, upper_bound
-from qreward.bulk.index import JournalFull
-from qreward.bulk.inputs import Block, Input, InputLine
-from qreward.bulk.journal import CONTINUE, Journal
+from qreward.bulk.batches import Entry, LineRun
+from qreward.bulk.budget import NOTHING, Spent, cost_of, highest, upper_bound
+from qreward.bulk.inputs import Input, InputLine
+from qreward.bulk.journal import CONTINUE, Journal, JournalFull
 from qreward.bulk.outputs import OutputFile, answer_line, failure_line
 from qreward.bulk.provider import URLS, url_of
 from qreward.bulk.provider_batches import ProviderBatches
@@ -36,21 +34,7 @@ from qreward.settings.policies import Endpoint
 
 REFRESH_INTERVAL = 0.25
 """Seconds between two refreshes of the progress."""
-FREE = ("ok", "overloaded", "unreachable", "cancelled", "quota", "unsuitable", "unsendable", "local")
-"""Outcomes of attempts that add nothing to the cost of a line: the server did not process the attempt, or the usage of the line's answer
-includes its cost."""
-
-
 _COLUMNS = "if a column has another name than its field, map the field to the column with the setting columns"
-
-
-class LineState(Enum):
-    """The state of a line in the journal.
-
-    ``CHANGED`` means that the line has changed since the journal recorded a result or a provider batch for it.
-    """
-
-    OPEN, DONE, CHANGED = range(3)
 
 
 class BulkRun(LineRun):
@@ -74,27 +58,20 @@ class BulkRun(LineRun):
     ) -> None:
         super().__init__(runtime, journal, settings, reader, scorer, journal.done)
         self._source, (self._output, self._failures) = source, outputs
-        self._budget = SpendingLimit(settings.max_cost, settings.max_tokens, journal.spent_before)
         self._provider: ProviderBatches | None = None  # created for the first line that goes to a provider batch
         self._reading: asyncio.Task[Any] | None = None
         self._over = asyncio.Event()
-        self._reason: str | None = None
         self._error: BaseException | None = None
-        self._read = self._taken = self._sent = self._sent_again = 0
-        self.has_read_all = False
-        self.attempts, self.force = runtime.config.retry.attempts, settings.resume == "force"
+        self._read = self._taken = 0
         self._meter: ProgressMeter | None = None
 
     # stopping
 
     def stop(self, reason: QRewardError | str) -> None:
-        """Send no further requests. The run ends when the requests in flight are done."""
-        if self._reason is None and not self._over.is_set():
-            self._reason = str(reason)
-            if self._reading is not None:
+        if not self._over.is_set():
+            if self._reason is None and self._reading is not None:
                 self._reading.cancel()
-            for batch in self._all_batches():
-                batch.stop()
+            super().stop(reason)
 
     def stop_now(self) -> None:
         """End the run and cancel the requests in flight, which may still be charged."""
@@ -112,50 +89,15 @@ class BulkRun(LineRun):
 
     # lines
 
-    @property
-    def is_stopping(self) -> bool:
-        return self._reason is not None
-
-    def submitted(self, ordinals: Iterable[int]) -> None:
-        """Count these lines as sent."""
-        for ordinal in ordinals:
-            self._sent += 1
-            self._sent_again += ordinal in self._journal.unfinished
-
-    def hold(self, most: Spent) -> None:
-        """Reserve the cost of lines that an earlier run has already sent, even if this exceeds the budget."""
-        self._budget.hold(most)
-
-    def settle(self, reserved: Spent, spent: Spent) -> None:
-        """Replace the reservation for an attempt with its real cost."""
-        self._budget.settle(reserved, spent)
-        self.read_on.set()
-
-    def reserve_again(self, reserved: Spent) -> bool:
-        """Reserve the cost of another attempt of a line, and return True. If the budget is too small, stop the run and return False."""
-        if self._budget.reserve(reserved):
-            return True
-        self.stop("sending a line again could pass max_cost or max_tokens")
-        return False
-
-    def write(self, entry: Entry) -> bool:
-        if is_written := super().write(entry):
-            self.submitted((entry.ordinal,))
-        return is_written
-
     def finish(self, entry: Entry, result: Result[Any], text: bytes | None = None, spent: Spent | None = None) -> None:
-        """Record the result of a line.
-
-        Args:
-            entry: the line.
-            result: result of the line.
-            text: the result as a line of the output, without line break. If ``text`` is None, the line is made from ``result``.
-            spent: cost of the line. If ``spent`` is None, the cost is computed from the usage and the attempts of the result.
-        """
         error = result.error
-        if spent is None:
-            spent = self._cost_of(entry, result)
-        self._budget.settle(entry.reserved, spent)
+        if isinstance(error, ClientClosed) and entry.started:
+            spent = entry.reserved  # as in the journal, where the line stays without a result
+        elif spent is None:
+            usage = result.usage if self._scorer is None or not result.ok else result.value.usage
+            price = self.runtime.prices.get(result.endpoint or "")
+            spent = cost_of(result, usage, price, entry.reserved, self.attempts) if entry.started else NOTHING
+        self.budget.settle(entry.reserved, spent)
         if self._leave_to_next_run(entry, result, spent):
             return
         if self._meter is not None:
@@ -168,52 +110,31 @@ class BulkRun(LineRun):
             text = answer_line(entry.custom_id, _identifier(entry.ordinal), result, is_verdict=self._scorer is not None)
         self._record(entry.ordinal, entry.digest, text, error, spent)
 
-    def _cost_of(self, entry: Entry, result: Result[Any]) -> Spent:
-        """Return the cost of a line. An attempt without an answer counts with its maximum cost."""
-        if not entry.started:
-            return NOTHING
-        if isinstance(result.error, ClientClosed):
-            return entry.reserved  # as in the journal, where the line stays without a result
-        usage = result.usage if self._scorer is None or not result.ok else result.value.usage
-        answer = spent_by(usage, self.runtime.prices.get(result.endpoint or "")) if result.ok else NOTHING
-        unknown = sum(attempt.outcome not in FREE for attempt in result.attempts) + (answer is None)
-        most = Spent(entry.reserved.tokens // self.attempts, entry.reserved.cost / self.attempts)
-        return (answer or NOTHING) + most * unknown
-
     # reading
 
     async def _read_all(self) -> None:
         """Read the input, and give each line that is not done to the batch of its model."""
-        blocks = self._source.blocks(tuple(self._journal.blocks.values()), self._are_done)
+        chunks = self._source.chunks()
         try:
             if self._journal.held:
                 self._start_provider()
-            while block := await asyncio.to_thread(next, blocks, None):
+            while chunk := await asyncio.to_thread(next, chunks, None):
                 first = self._read
-                for ordinal, line in self._lines_to_send(first, block):
+                for ordinal in self._settings.in_shard(range(first, first + len(chunk))):
+                    line = chunk[ordinal - first]
+                    if self._is_done(ordinal, line):
+                        continue
                     self._read = ordinal
                     if self._reason is not None or self._taken == self._settings.sample:
                         return
                     await self._take_line(ordinal, line)
-                self._read = first + block.length
+                self._read = first + len(chunk)
             if self._journal.size > self._read:
                 self._shorten(self._read)
             self.has_read_all = True
         finally:
             for batch in self._all_batches():
                 batch.queue.complete()
-
-    def _are_done(self, ordinals: range) -> bool:
-        return self._journal.are_done(self._settings.in_shard(ordinals))
-
-    def _lines_to_send(self, first: int, block: Block) -> list[tuple[int, InputLine]]:
-        """Return the lines of a block that are not done. Raises ``ConfigError`` if a line has changed since it was sent."""
-        if block.lines is None:
-            return []
-        ours = self._settings.in_shard(range(first, first + block.length))
-        states = {ordinal: self._state(ordinal, block.lines[ordinal - first]) for ordinal in ours}
-        self._journal.set_block(first, None if LineState.CHANGED in states.values() else block.mark)
-        return [(ordinal, block.lines[ordinal - first]) for ordinal, state in states.items() if state is not LineState.DONE]
 
     def _shorten(self, lines: int) -> None:
         if self._settings.resume != "force":
@@ -223,19 +144,17 @@ class BulkRun(LineRun):
             )
         self._journal.cut(lines)
 
-    def _state(self, ordinal: int, line: InputLine) -> LineState:
-        """Return the state of a line. Raises ``ConfigError`` if the line has changed, unless ``resume`` is ``force``."""
+    def _is_done(self, ordinal: int, line: InputLine) -> bool:
+        """Return whether a line has a result. Raises ``ConfigError`` if the line has changed, unless ``resume`` is ``force``."""
         known, since = self._journal.digest(ordinal), "its result was received"
         if known == line.digest:
-            return LineState.DONE
+            return True
         if known is None:
             holders = (found for batch in self._journal.held.values() if (found := batch.digest(ordinal)) is not None)
             known, since = next(holders, line.digest), "it was sent in a provider batch"
-            if known == line.digest:  # the content of a line that failed may have been corrected after its failure
-                return LineState.CHANGED if self._journal.has_other_content(ordinal, known) else LineState.OPEN
-        if not self.force:
+        if known != line.digest and not self.force:
             raise ConfigError(f"{line.place} has changed since {since}; name another output, or {CONTINUE}")
-        return LineState.CHANGED
+        return False
 
     async def _take_line(self, ordinal: int, line: InputLine) -> None:
         try:
@@ -290,15 +209,15 @@ class BulkRun(LineRun):
             self.read_on.clear()
             await self.read_on.wait()
         self._taken += 1
-        batch.queue.add(entry)
+        batch.queue.put_nowait(entry)
 
     def _start_provider(self) -> ProviderBatches:
         self._provider = ProviderBatches(self, self._journal, self._journal.path.parent)
         self._begin(self._provider.run())
         return self._provider
 
-    def _all_batches(self) -> list[ModelBatch | ScorerBatch | ProviderBatches]:
-        return [*self._batches.values(), *([] if self._provider is None else [self._provider])]
+    def _all_batches(self) -> list[Any]:
+        return [*super()._all_batches(), *([] if self._provider is None else [self._provider])]
 
     async def _reserve(self, call: WireRequest, names: Iterable[str], attempts: int) -> Spent | None:
         """Reserve and return the maximum cost of ``attempts`` attempts of a request. The highest price of the named endpoints is used.
@@ -314,8 +233,8 @@ class BulkRun(LineRun):
                 raise
             one = NOTHING
         most = one * attempts
-        while not self._budget.reserve(most):
-            if self._budget.is_idle:
+        while not self.budget.reserve(most):
+            if self.budget.is_idle:
                 self.stop("the next line could pass max_cost or max_tokens")
             if self._reason is not None:
                 return None
@@ -440,7 +359,7 @@ class BulkRun(LineRun):
     def _cost(self, endpoints: Mapping[str, EndpointStats]) -> float:
         """Return the cost of this run in US dollars. With a scorer, the cost is computed from the tokens of all answers."""
         if self._scorer is None:
-            return (self._budget.spent - self._journal.spent_before).cost
+            return (self.budget.spent - self._journal.spent_before).cost
         priced = [(self.runtime.prices[name], stats) for name, stats in endpoints.items() if name in self.runtime.prices]
         return sum(dollars(price, stats.prompt_tokens, stats.completion_tokens) for price, stats in priced)
 

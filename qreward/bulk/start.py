@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from qreward.bulk.index import JournalFull
 from qreward.bulk.inputs import Input, Inputs
-from qreward.bulk.journal import Journal
+from qreward.bulk.journal import Journal, JournalFull
 from qreward.bulk.outputs import OutputFile
 from qreward.bulk.report import BulkReport
 from qreward.bulk.requests import RequestReader

@@ -16,9 +16,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 from aiohttp import web
+
+from qreward.bulk.records import decode
 
 MODEL = "judge-7b"
 
@@ -167,11 +168,12 @@ def kill_after(process: subprocess.Popen[str], records: int, journal: Path, numb
 def in_flight(journal: Path) -> set[int]:
     """The lines that were sent and have no result, by a journal that was left behind."""
     sent: set[int] = set()
-    for record in journal.read_bytes().split(b"\n")[1:]:
-        if record[:8] != b"%08x" % crc32(record[9:]):
+    for line in journal.read_bytes().splitlines(keepends=True)[1:]:
+        record = decode(line)
+        if record is None:
             continue  # the process was killed while it wrote this record
-        if record[9:10] == b"S":
-            sent.add(int(record[10:22]))
-        elif record[9:10] in (b"D", b"F"):
-            sent.discard(int(record[10:22]))
+        if record.kind == "S":
+            sent.add(record.number)
+        elif record.kind in ("D", "F"):
+            sent.discard(record.number)
     return sent

@@ -103,7 +103,7 @@ def test_options_make_the_requests(bulk: Bulk) -> None:
     assert (status, err) == (0, "")
     assert read_lines(bulk.output)[0]["custom_id"] == "7"
     assert [[message["content"] for message in messages] for messages in seen] == [["be brief", "Q: why, oh why?"]]
-    header = json.loads(Path(f"{bulk.output}.journal").read_bytes().split(b"\n")[0][9:])
+    header = json.loads(Path(f"{bulk.output}.journal").read_bytes().split(b"\n")[0])
     assert header["params"] == {"max_tokens": 9, "stop": "x", "response_format": {"type": "text"}}
 
 

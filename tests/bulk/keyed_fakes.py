@@ -11,8 +11,7 @@ from typing import Any
 from bulk_fakes import MODEL, Backend, Sent, endpoint, refused
 
 from qreward import QRewardClient
-from qreward.bulk.folder import JournalFolder
-from qreward.bulk.keyed import KeyedRun, keyed_settings
+from qreward.bulk.keyed import JournalFolder, KeyedRun, keyed_settings
 from qreward.runtime import runtime_of
 
 

@@ -12,8 +12,7 @@ from bulk_fakes import MODEL, Backend, Sent, unreachable
 from keyed_fakes import counting, worker
 
 from qreward.bulk.batches import ALL_FAILED, _was_processed
-from qreward.bulk.folder import JournalFolder, keyed_line
-from qreward.bulk.keyed import keyed_settings
+from qreward.bulk.keyed import JournalFolder, keyed_line, keyed_settings
 from qreward.errors import ConfigError, NoEndpoint, QRewardError, RequestTimeout, ServerError
 from qreward.results import AttemptRecord, Usage
 

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from bulk_fakes import MODEL
-from scale import SCALE
 
 from qreward.bulk import provider
 from qreward.bulk.budget import NOTHING, Spent
 from qreward.bulk.inputs import InputLine
 from qreward.bulk.journal import Journal
 from qreward.bulk.provider import (
+    END,
     BatchObject,
     HeldBatch,
     ResultLine,
-    apply_record,
-    begin_record,
-    end_record,
+    apply_event,
     inputs_in,
     partial_request,
     read,
@@ -29,11 +27,8 @@ from qreward.bulk.provider import (
 )
 from qreward.bulk.requests import RequestReader
 from qreward.bulk.settings import BulkSettings
-from qreward.bulk.spool import Spool, SpooledLine
 from qreward.codecs.base import Malformed
 from qreward.codecs.embeddings import EMBEDDINGS, inputs_of
-
-ABOUT = {"endpoint": "p", "url": "/v1/chat/completions", "model": MODEL, "tag": "t:0"}
 
 
 def test_only_these_states_are_the_end_of_a_batch() -> None:
@@ -81,27 +76,21 @@ def test_the_request_of_a_line_says_where_it_goes_and_how_its_response_is_checke
     assert inputs_in(tokens.call) == 1
 
 
-def begun(folder: Path, *lines: SpooledLine) -> bytes:
-    """The record of a batch of these lines."""
-    spool = Spool(folder)
-    for each in lines:
-        spool.add(each, b"{}")
-    spool.close()
-    return begin_record(ABOUT, spool)
+def begun(lines: dict[int, tuple[int, int, float]]) -> bytes:
+    """The event of a batch of these lines."""
+    return msgspec.json.encode(HeldBatch("p", "/v1/chat/completions", MODEL, "t:0", lines))
 
 
-def test_a_batch_is_held_from_its_record_to_its_end(tmp_path: Path) -> None:
+def test_a_batch_is_held_from_its_record_to_its_end() -> None:
     held: dict[int, HeldBatch] = {}
-    lines = [SpooledLine(5, 50, "", "", 70, 0.5), SpooledLine(2, 2**64 - 1, "", ""), SpooledLine(9, 0, "", "", 30, 0.25)]
-    assert apply_record(held, 4, begun(tmp_path, *lines)) == NOTHING
-    assert [held[4].reserved(ordinal) for ordinal in held[4]] == [NOTHING, Spent(70, 0.5), Spent(30, 0.25)]
-    assert list(held[4].written) == [5, 2, 9]
-    assert (held[4].endpoint, held[4].tag, held[4].id, list(held[4])) == ("p", "t:0", None, [2, 5, 9])
+    apply_event(held, 4, begun({5: (50, 70, 0.5), 2: (2**64 - 1, 0, 0.0), 9: (0, 30, 0.25)}))
+    assert [held[4].reserved(ordinal) for ordinal in (2, 5, 9)] == [NOTHING, Spent(70, 0.5), Spent(30, 0.25)]
+    assert (held[4].endpoint, held[4].tag, held[4].id, list(held[4].lines)) == ("p", "t:0", None, [5, 2, 9])
     assert [held[4].digest(ordinal) for ordinal in (2, 5, 9, 3, 100)] == [2**64 - 1, 50, 0, None, None]
-    apply_record(held, 4, b'{"id":"batch_1"}')
+    apply_event(held, 4, b'"batch_1"')
     assert held[4].id == "batch_1"
-    assert apply_record(held, 4, end_record(Spent(12, 0.5))) == Spent(12, 0.5)
-    apply_record(held, 4, b'{"id":"late"}')
+    apply_event(held, 4, END)
+    apply_event(held, 4, b'"late"')
     assert held == {}
 
 
@@ -109,13 +98,13 @@ def test_the_journal_returns_the_batches_that_have_not_ended(tmp_path: Path) -> 
     path = tmp_path / "journal"
     journal = Journal(path, {})
     for number in range(3):
-        journal.record_batch(number, begun(tmp_path, SpooledLine(number, 7, "", "")))
+        journal.record_batch(number, begun({number: (7, 0, 0.0)}))
     journal.finish(0, 7, b'{"a":1}', ok=True)
-    journal.record_batch(0, end_record())
-    journal.record_batch(1, b'{"id":"batch_1"}')
+    journal.record_batch(0, END)
+    journal.record_batch(1, b'"batch_1"')
     content = path.read_bytes()  # as a killed run leaves it
     journal.close()
-    for whole in (content, path.read_bytes(), content.rstrip(b"\0") + b'0badc0de B000000000001 {"end"'):
+    for whole in (content, path.read_bytes(), content.rstrip(b"\0") + b'["B",1,0,0,0.0,nu'):
         path.write_bytes(whole)
         journal = Journal(path, {})
         assert (journal.done, journal.batches, {number: held.id for number, held in journal.held.items()}) == (
@@ -125,37 +114,6 @@ def test_the_journal_returns_the_batches_that_have_not_ended(tmp_path: Path) -> 
         )
         assert [line.result for line in journal.in_order()] == [line.result for line in journal.as_done()] == [b'{"a":1}']
         journal.close()
-
-
-def test_a_spool_returns_each_line_once_and_its_requests_in_order(tmp_path: Path) -> None:
-    for seed in range(5 * SCALE):
-        dice = random.Random(seed)
-        ordinals = dice.sample(range(1000), 60)
-        spool = Spool(tmp_path)
-        requests = {ordinal: b"%d" % ordinal * dice.randrange(1, 9) + b"\n" for ordinal in ordinals}
-        for ordinal in ordinals:
-            spool.add(SpooledLine(ordinal, ordinal + 1, f"id-{ordinal}", "place", inputs=2), requests[ordinal])
-        assert (len(spool), spool.inputs, spool.size) == (60, 120, sum(map(len, requests.values()))), seed
-        taken = dice.sample(ordinals, 30)
-        for ordinal in taken:
-            line = spool.take(ordinal)
-            assert line is not None, seed
-            assert (line.ordinal, line.digest, line.custom_id) == (ordinal, ordinal + 1, f"id-{ordinal}"), seed
-            assert spool.take(ordinal) is None, seed
-            assert spool.request(ordinal) == requests[ordinal], seed
-        assert (spool.take(1000), spool.left) == (None, 30), seed
-        assert [line.ordinal for line in spool.take_rest()] == [ordinal for ordinal in ordinals if ordinal not in taken], seed
-        assert spool.left == 0, seed
-        spool.close()
-
-
-async def test_a_spool_is_read_in_pieces_without_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qreward.bulk.spool.PIECE", 7)
-    spool = Spool(tmp_path)
-    for number in range(10):
-        spool.add(SpooledLine(number, 0, "", ""), b"%d\n" % (number * 1000))
-    assert b"".join([piece async for piece in spool.pieces()]) == b"".join(b"%d\n" % (number * 1000) for number in range(10))
-    spool.close()
 
 
 def test_the_line_of_a_request_is_that_of_the_batch_api() -> None:

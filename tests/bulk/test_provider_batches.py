@@ -354,10 +354,10 @@ async def test_a_batch_whose_results_do_not_fit_on_the_disk_is_read_again_by_the
 ) -> None:
     fake, output, put = FakeProvider(service()), tmp_path / "out.jsonl", Journal._put
 
-    def full(self: Journal, record: bytes = b"") -> None:
-        if any(b" D" in result[:12] for result in self._unwritten):
+    def full(self: Journal) -> None:
+        if any(record.startswith(b'["D"') for record in self._unwritten):
             raise OSError(errno.ENOSPC, "No space left on device")
-        put(self, record)
+        put(self)
 
     monkeypatch.setattr(Journal, "_put", full)
     with suppress(QRewardError):
@@ -408,10 +408,11 @@ async def test_a_run_that_is_killed_at_any_step_goes_on_without_loss_and_pays_on
 
     put = Journal._put
 
-    def noted(self: Journal, record: bytes = b"") -> None:
-        kill(f"before the record {record[9:40]!r}")
-        put(self, record)
-        kill(f"after the record {record[9:40]!r}")
+    def noted(self: Journal) -> None:
+        records = [record[:40] for record in self._unwritten]
+        kill(f"before {records}")
+        put(self)
+        kill(f"after {records}")
 
     monkeypatch.setattr(Journal, "_put", noted)
     fake.on_call = lambda: kill(f"{fake.calls[-1]}")

@@ -18,8 +18,7 @@ from typing import Any
 
 import msgspec
 
-from qreward.bulk.folder import JournalFolder, make_folder
-from qreward.bulk.keyed import KeyedRun, RowResult, keyed_settings
+from qreward.bulk.keyed import JournalFolder, KeyedRun, RowResult, keyed_settings, make_folder
 from qreward.bulk.report import BulkReport
 from qreward.client import QRewardClient
 from qreward.engine.portal import portal

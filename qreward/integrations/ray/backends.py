@@ -26,6 +26,7 @@ from qreward.batching.settings import check_seconds, check_whole
 from qreward.callables import FunctionKind, kind_of, lists_taken, name_of
 from qreward.engine.threads import SHARED
 from qreward.errors import ConfigError, ConnectionFailed, QueueFull, RequestError
+from qreward.transport.local import DEATHS
 
 CALL = "__call__"
 
@@ -223,8 +224,6 @@ class PoolConfig:
 
 CLOSE_TIMEOUT = 5.0
 """Maximum number of seconds for a scorer's ``close``."""
-DEATHS = ("RayActorError", "NodeDiedError", "WorkerCrashedError", "OutOfMemoryError", "ObjectLostError", "LocalRayletDiedError")
-"""Exceptions of ``ray.exceptions`` that mean that an actor is gone, or that a result of an actor is gone."""
 NEVER_STARTED = ("RuntimeEnvSetupError", "ActorUnschedulableError")
 """Exceptions of ``ray.exceptions`` that mean that an actor cannot be started."""
 SHOWN = 240

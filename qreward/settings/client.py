@@ -204,7 +204,8 @@ def without_effect(config: ClientConfig) -> Iterator[tuple[str, str]]:
                 yield endpoint.name, "no route names it, so it gets only models that match no route; add it to a route, or set its models"
         if endpoint.weight != 1 and endpoint.name not in weighted:
             yield endpoint.name, "weight has no effect without a route whose strategy is weighted_round_robin or least_connections"
-        key = (endpoint.base_url, endpoint.api_key, tuple(endpoint.headers.items()), endpoint.proxy, id(endpoint.http_client))
+        ours = id(endpoint.http_client), id(endpoint.compute)
+        key = (endpoint.base_url, endpoint.api_key, tuple(endpoint.headers.items()), endpoint.proxy, ours)
         other = seen.setdefault(key, endpoint)
         if other is not endpoint and _overlap(other, endpoint, config):
             yield (

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -23,10 +24,12 @@ class Slots:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._taken = 0
+        self._taken, self._process = 0, os.getpid()
 
     def take(self, most: int | None) -> bool:
         """Count one more call. Returns False, and counts nothing, if ``most`` calls run."""
+        if self._process != os.getpid():  # after a fork, the calls of the parent process do not run here
+            self.__init__()  # type: ignore[misc]
         with self._lock:
             free = most is None or self._taken < most
             self._taken += free
@@ -42,17 +45,7 @@ class Slots:
 
 @dataclass(frozen=True)
 class LocalFunction:
-    """A function in this process, or the method of an actor.
-
-    Args:
-        function: the function; for an actor, the method whose ``remote`` makes a call.
-        max_batch_size: maximum number of items of one call. The function then takes a list, and returns a list. None passes one item.
-        executor: where a blocking function runs. None runs it in a thread.
-        remote: whether the function is the method of an actor.
-
-    Raises:
-        ConfigError: the function cannot be called, or yields its results.
-    """
+    """A function in this process, or the method of an actor (``remote``); see ``Endpoint.local``. Raises ``ConfigError``."""
 
     function: Any
     max_batch_size: int | None = None
@@ -100,10 +93,7 @@ class LocalFunction:
 
 
 def http_package_of(given: object) -> ModuleType | None:
-    """Return ``httpx`` or ``httpx2`` if ``given`` is an ``AsyncClient`` or ``AsyncBaseTransport`` of it, otherwise None.
-
-    Neither package is imported, because whoever has such an object has imported its package.
-    """
+    """Return ``httpx`` or ``httpx2`` if ``given`` is an async client or transport of it, otherwise None. Neither package is imported."""
     packages: list[Any] = [sys.modules[name] for name in ("httpx", "httpx2") if name in sys.modules]
     return next((package for package in packages if isinstance(given, package.AsyncClient | package.AsyncBaseTransport)), None)
 
@@ -123,11 +113,7 @@ class AsgiApp:
 
 
 def actor_function(pool_or_actor: Any, method: str | None, max_batch_size: int) -> tuple[LocalFunction, int]:
-    """Return the function of a ``ScorerPool`` or of the handle of a Ray actor, and the number of calls that it takes at once.
-
-    Raises:
-        ConfigError: the object is neither, or the actor has no such method.
-    """
+    """Return the function of a ``ScorerPool`` or a Ray actor, and the number of calls that it takes at once. Raises ``ConfigError``."""
     slots = getattr(pool_or_actor, "slots", None)
     if callable(pool_or_actor) and isinstance(slots, int):
         if method is not None:

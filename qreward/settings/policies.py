@@ -485,27 +485,22 @@ class Endpoint(Policy):
         executor: Executor | None = None,
         **settings: Any,
     ) -> Self:
-        """Make an endpoint of a function in this process.
+        """Make an endpoint of a function in this process, for chat completions and scores.
 
-        The function serves chat completions (``function(messages)`` returns a text or a completion) and scores. For scores, it receives
-        an item: a text, a mapping with ``prompt``, ``response`` and, if given, ``label``, or a list of messages; it returns a number, or a
-        mapping of numbers that has ``reward``. A function of two or three arguments receives prompt, response and label. Parameters of the
-        call, such as ``temperature`` or ``model``, are passed if the function has a keyword of that name. A function that is not async
-        runs in a thread.
-
-        An exception of the function is a :class:`~qreward.errors.ServerError`, which is tried again, also at other endpoints. If the
-        function raises ``BadRequest``, the request fails at once; after ``RateLimited`` it waits or goes to another endpoint. After a
-        timeout, a call in a thread keeps its place among ``max_concurrency`` until it returns.
+        For a chat completion, the function receives the messages, and returns a text or a completion. For a score, it receives an item (a
+        text, a mapping with ``prompt`` and ``response``, or messages), or two or three arguments (prompt, response, label). It returns a
+        number, or a mapping of numbers with ``reward``. Its keywords receive parameters of the call, such as ``temperature`` or ``model``.
+        An exception is a :class:`~qreward.errors.ServerError`, which is tried again; ``BadRequest`` and ``RateLimited`` keep their meaning.
 
         Args:
-            function: the function, sync or async.
+            function: the function. A function that is not async runs in a thread. A call that is given up keeps its place among
+                ``max_concurrency`` until it returns.
             models: glob patterns of the models that the function serves.
             name: name of the endpoint; by default the name of the function.
-            max_concurrency: maximum number of calls at once. The default is 1 for a function that is not async. For an async function, the
-                default adapts to what the function can take.
-            max_batch_size: maximum number of items of one call that scores. The function then takes a list (or lists of prompts, responses
-                and labels), and returns a list with one result or exception for each item. None passes one item.
-            executor: a ``ProcessPoolExecutor`` or other executor that runs the function in place of a thread.
+            max_concurrency: maximum number of calls at once: by default 1, or learned for an async function.
+            max_batch_size: maximum number of items of one call that scores. The function then takes a list (or a list of each argument),
+                and returns a list with one result or exception for each item. None passes one item.
+            executor: for example a ``ProcessPoolExecutor``, which runs the function in place of a thread.
             settings: other settings of an endpoint, such as ``weight``, ``price``, ``timeouts`` and ``reward``.
 
         Raises:
@@ -533,17 +528,16 @@ class Endpoint(Policy):
     ) -> Self:
         """Make an endpoint of a :class:`~qreward.integrations.ray.ScorerPool`, or of one Ray actor.
 
-        The method of an actor takes a list of items (see :meth:`local`) and returns a list. If the actor dies, its requests are sent to
-        other endpoints of the route; a pool first sends them to its other actors. With one endpoint for each actor, each has its own
-        health, statistics and limits.
+        The scorer takes a list of items (see :meth:`local`) and returns a list. The requests of a dead actor are tried again, first at
+        other endpoints of the route; a pool first uses its other actors.
 
         Args:
             pool_or_actor: the pool, or the handle of an actor.
             models: glob patterns of the models.
-            name: name of the endpoint; by default the name of the pool's scorer or of the actor's class.
+            name: name of the endpoint; by default the name of the pool's scorer. Give each actor a name of its own.
             method: name of the method of an actor, which is called with ``remote``.
             max_batch_size: maximum number of items of one call.
-            settings: as for :meth:`local`; ``max_concurrency`` is 1 for an actor, and ``pool.slots`` for a pool, by default.
+            settings: as for :meth:`local`. By default, ``max_concurrency`` is 1 for an actor, and ``slots`` of a pool.
 
         Raises:
             ConfigError: a setting is invalid, or the object is neither a pool nor an actor with this method.

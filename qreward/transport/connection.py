@@ -149,14 +149,9 @@ class EndpointConnection:
 
 
 def open_transport(endpoint: Endpoint, transport: Any = "aiohttp") -> HttpTransport:
-    """Return the transport for an endpoint.
+    """Return the transport for an endpoint: for its ``compute`` or ``http_client``, or else the client's ``transport``.
 
-    Args:
-        endpoint: the endpoint. What it has of its own, ``compute`` or ``http_client``, comes first.
-        transport: ``aiohttp``, ``httpx``, or an httpx client for all endpoints; see :class:`~qreward.settings.client.ClientConfig`.
-
-    Raises:
-        ConfigError: a setting of the endpoint cannot be applied.
+    Raises ``ConfigError`` if a setting of the endpoint cannot be applied.
     """
     if isinstance(endpoint.compute, LocalFunction):
         return LocalTransport(endpoint, endpoint.compute)

@@ -31,8 +31,8 @@ from qreward.transport.base import Body, ByteStream, HttpTransport, closed
 
 DEATHS = ("RayActorError", "NodeDiedError", "WorkerCrashedError", "OutOfMemoryError", "ObjectLostError", "LocalRayletDiedError")
 """Exceptions of ``ray.exceptions`` that mean that an actor is gone, or that a result of an actor is gone."""
-_LOST = (BrokenExecutor, ConnectionError, ConnectionFailed)
-_STATUSES: dict[type[Exception], int] = {BadRequest: 400, RateLimited: 429, QueueFull: 429}
+_LOST = (BrokenExecutor, ConnectionError, ConnectionFailed, ClientClosed)
+_STATUSES: dict[type[Exception], int] = {BadRequest: 400, RateLimited: 429, QueueFull: 429, NotImplementedError: 501}
 """Exceptions of a function -> the status of the response. Any other exception is a 500."""
 
 
@@ -72,7 +72,7 @@ class LocalTransport(HttpTransport):
             value = await self._call((request.pop("messages"),), {"model": model, **request})
             return value if not isinstance(value, str) else {"model": model, "choices": [_choice(value)]}
         if path != LocalScore.path:
-            raise _NotOffered(f"a function in this process answers chat completions and scores, but not {path}")
+            raise NotImplementedError(f"a function in this process answers chat completions and scores, but not {path}")
         items, params = request["items"], {"model": model, **request["params"]}
         if self._local.max_batch_size is not None:
             rows = await self._call(self._arguments(items), params)
@@ -96,30 +96,31 @@ class LocalTransport(HttpTransport):
             return _plain(await call())
         if not local.slots.take(self._most):  # an attempt was given up, but a thread cannot be stopped
             raise QueueFull("calls that were given up still run; the function takes no further call until one of them returns")
-        future = self._started(partial(_called, call))
+        run, executor = partial(_called, call), local.executor
+        try:
+            future = in_thread(partial(copy_context().run, run)) if executor is None else executor.submit(run)
+        except BaseException:  # the executor is broken, or was shut down
+            local.slots.release()
+            raise
         future.add_done_callback(local.slots.release)
         value = await asyncio.wrap_future(future)
         return _plain(await value) if inspect.isawaitable(value) else value  # such as a lambda that calls an async function
 
-    def _started(self, call: Callable[[], Any]) -> Future[Any]:
-        future: Future[Any] = Future()
-        if self._local.executor is not None:
-            try:
-                return self._local.executor.submit(call)
-            except RuntimeError as error:  # it is broken, or was shut down
-                future.set_exception(error)
-                return future
-        future.set_running_or_notify_cancel()  # from now on the future is done when the function has returned, and not before
 
-        def job() -> None:
-            try:
-                future.set_result(call())
-            except BaseException as error:
-                future.set_exception(_not_exiting(error))
+def in_thread(call: Callable[[], Any], what: str = "function") -> Future[Any]:
+    """Run a function in a worker thread, which cannot be stopped. The future cannot be cancelled. ``what`` names the function in errors."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()  # otherwise a cancelled future would count as done while the function still runs
 
-        if not SHARED.run(partial(copy_context().run, job)):
-            future.set_exception(QueueFull("all worker threads are busy"))
-        return future
+    def job() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:
+            future.set_exception(not_exiting(error, what))
+
+    if not SHARED.run(job):
+        future.set_exception(QueueFull("all worker threads are busy, perhaps with calls that hang; submit fewer at once"))
+    return future
 
 
 class _Whole(ByteStream):
@@ -136,10 +137,6 @@ class _Whole(ByteStream):
 
     async def aclose(self) -> None:
         self._left = b""
-
-
-class _NotOffered(Exception):
-    pass
 
 
 async def _remote(method: Any, arguments: tuple[Any, ...]) -> Any:
@@ -165,10 +162,10 @@ def _plain(value: Any) -> Any:
         return {"error": _described(value)}
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
-    for name in ("tolist", "model_dump"):
-        if callable(convert := getattr(value, name, None)):
-            return convert()
-    return value
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    convert = getattr(value, "tolist", None) or getattr(value, "model_dump", None)
+    return value if convert is None else convert()
 
 
 def _written(document: Any) -> bytes:
@@ -188,12 +185,8 @@ def _outcome_of(error: Exception) -> ByteStream:
     error = cause if isinstance(cause, Exception) else error
     if isinstance(error, _LOST) or is_death(error):
         raise TransportError(f"its process or connection is gone ({_described(error)})") from None
-    if isinstance(error, ClientClosed):
-        raise TransportError(str(error), sent=False) from None
     if isinstance(error, RequestTimeout):
         raise TransportError(str(error), timeout=True) from None
-    if isinstance(error, _NotOffered):
-        return _refusal(501, str(error))
     status = next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), 500)
     return _refusal(status, _described(error) if status == 500 else str(error))
 
@@ -213,8 +206,8 @@ def _described(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}{place}"
 
 
-def _not_exiting(error: BaseException) -> Exception:
+def not_exiting(error: BaseException, what: str) -> Exception:
     """Return the exception, or a ``RuntimeError`` if the exception would end the caller's iteration, event loop or program."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
-    return RuntimeError(f"the function raised {type(error).__name__}: {error}")
+    return RuntimeError(f"the {what} raised {type(error).__name__}: {error}")

@@ -194,7 +194,7 @@ async def test_a_score_is_right_or_an_error() -> None:
         ((0.1, -0.0), [0.1, -0.0]),
         (Array([0.1, 0.25]), [0.1, 0.25]),
         ([Array(0.5), Array(1)], [0.5, 1.0]),
-        ([{"reward": 0.5, "helpfulness": 3}, {"score": 0.25}], [0.5, 0.25]),
+        ([{"reward": Array(0.5), "helpfulness": 3}, {"score": 0.25}], [0.5, 0.25]),
         ([0.5, ValueError("odd")], [0.5, "the function returned an error for it: ValueError: odd"]),
         ([0.5, nan], [0.5, "not a finite number"]),
         ([0.5, True], [0.5, "not a finite number"]),

@@ -46,6 +46,7 @@ class ClientSettings(Watching, total=False):
     prefix_affinity: PrefixAffinity | None
     max_queued: int | None
     timeout: float | None
+    transport: Any
     backend_factory: Callable[[], Backend]
     clock: Callable[[], float]
 

@@ -71,7 +71,7 @@ class Runtime:
         *,
         telemetry: Any = DEFAULT,
         observers: Iterable[object] = (),
-        backend_factory: Callable[[], Backend] = HttpBackend,
+        backend_factory: Callable[[], Backend] | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.clock = clock
@@ -87,6 +87,7 @@ class Runtime:
         rng = Random()  # noqa: S311 - jitter, not secrets
         scheduler = Scheduler(config.retry, rng, estimated, config.hedge, config.max_queued)
         watch = watch_for(watcher, listeners, self.clock)
+        backend_factory = backend_factory or partial(HttpBackend, config.transport)
         self.engine: ProbingEngine = ProbingEngine(scheduler, backend_factory, clock=self.clock, watch=watch)
         self.fleet = Fleet(self.engine, config.endpoints, config.routes, config.prefix_affinity)
         self._mergers: dict[Hashable, RequestMerger] = {}
@@ -144,7 +145,9 @@ class Runtime:
             self.dialects.changed()
 
     def reload(self, wanted: ClientConfig) -> frozenset[str]:
-        """Replace the settings. Returns the names of the endpoints and settings that changed."""
+        """Replace the settings. Returns the names of the endpoints and settings that changed. Raises ``ConfigError`` for ``transport``."""
+        if wanted.transport != self._config.transport:
+            raise ConfigError("transport cannot change while the client is in use; make a new client")
         with self._changing:
             changed = self.fleet.reload(self.config, wanted)
             self._set_config(wanted)

@@ -17,7 +17,7 @@ LAYERS: list[tuple[str, ...]] = [
     ("callables", "documentation", "records", "errors", "results", "decisions", "observers", "settings", "spelling", "tuning"),
     ("scheduler", "quota.ledger", "quota.lease", "quota.messages"),
     ("codecs",),
-    ("transport",),
+    ("transport", "engine.background", "engine.threads"),
     ("engine", "quota"),
     (
         "options",

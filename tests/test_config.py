@@ -12,7 +12,6 @@ import pytest
 
 from qreward import ConfigError, Endpoint, LoadBalanceStrategy, Retry, Route
 from qreward.settings.client import OPENAI_BASE_URL, ClientConfig, config_from_env, load_config
-from qreward.settings.files import _toml_line_of
 
 SECRET = "sk-hush-7f3a"
 GPU_0 = {"base_url": "http://gpu-0:8000/v1", "name": "gpu-0"}
@@ -214,41 +213,6 @@ JSON_WITH_FAULTS = """{
   "judge-*": {"endpoints": ["gpu-0"],
    "strategy": "round-robin"}}
 }"""
-
-
-def test_the_line_of_a_setting_is_found_in_toml() -> None:
-    text = """# a comment
-timeout = 3
-[retry]
-attempts = 2
-[[endpoints]]
-base_url = "http://a"
-name = '''
-kind = 3
-'''
-[endpoints.limits]
-"rpm" = 3
-timeouts.read = 4
-[[endpoints]]
-limits = {rpm = 3}
-models = [
-  "a",
-]
-[routes."judge-*"]
-endpoints = ["a"]
-[[cascade.stages]]
-model = "a"
-[[cascade.stages]]
-model = "b"
-"""
-    expected: dict[tuple[str | int, ...], int | None] = {
-        ("timeout",): 2, ("retry", "attempts"): 4, ("retry", "cap"): 3, ("endpoints",): 5, ("endpoints", 0): 5,
-        ("endpoints", 0, "base_url"): 6, ("endpoints", 0, "kind"): 5, ("endpoints", 0, "limits", "rpm"): 11,
-        ("endpoints", 0, "limits", "timeouts", "read"): 12, ("endpoints", 1): 13, ("endpoints", 1, "limits", "rpm"): 14,
-        ("endpoints", 1, "models", 0): 15, ("routes", "judge-*", "strategy"): 18, ("routes", "judge-*", "endpoints"): 19, ("x",): None,
-        ("cascade", "stages", 0, "model"): 21, ("cascade", "stages", 1, "model"): 23,
-    }  # fmt: skip
-    assert {path: _toml_line_of(text, path) for path in expected} == expected
 
 
 def places(name: str, text: str) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from qreward.settings.base import check_glob, expand_variables
 from qreward.settings.policies import priority_level
 
 URL = "http://gpu-0:8000/v1"
+TRANSPORT = httpx.MockTransport(lambda _: httpx.Response(200))
 SECRET = "sk-hush-7f3a"  # looks like a key, so that a leak is seen
 
 
@@ -82,8 +84,8 @@ REFUSED: list[tuple[Callable[[], object], tuple[str, ...]]] = [
     (endpoint(limits=[1]), ("limits: must be a mapping of settings, not a list",)),
     (endpoint(rpm=600), ("unknown setting 'rpm'; it is part of limits: limits=Limits(rpm=...)",)),
     (endpoint(max_parallel_requests=8), ("limits=Limits(max_concurrency=...), in a file limits.max_concurrency",)),  # LiteLLM's name
-    (endpoint(http_client=object(), verify=False), ("verify cannot be set together with http_client",)),
-    (endpoint(http_client=object(), limits={"connects_per_second": 1}), ("connects_per_second cannot be set",)),
+    (endpoint(http_client=TRANSPORT, verify=False), ("verify cannot be set together with http_client",)),
+    (endpoint(http_client=TRANSPORT, limits={"connects_per_second": 1}), ("connects_per_second cannot be set",)),
     (endpoint(decisions="generative_scoring"), ("needs decision_labels", "[9693, 2201]")),
     (endpoint(decision_labels=(1, 2)), ("decision_labels", "generative_scoring")),
     (endpoint(decision_labels=(1,), decisions="generative_scoring"), ("decision_labels: ", "[9693, 2201]")),
@@ -232,7 +234,7 @@ def test_pickling_keeps_every_setting_and_the_secrets_and_a_client_of_ones_own_c
     copy = pickle.loads(pickle.dumps(secretive()))
     assert [copy.api_key.get_secret_value(), copy.headers["X-Key"].get_secret_value()] == [SECRET, SECRET]
     with pytest.raises(ConfigError, match=r"'gpu-0:8000' cannot be pickled.*http_client.*in each process"):
-        pickle.dumps(Endpoint(URL, http_client=object()))
+        pickle.dumps(Endpoint(URL, http_client=TRANSPORT))
 
 
 @given(st.text(max_size=20))

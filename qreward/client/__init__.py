@@ -72,6 +72,7 @@ class QRewardClient:
             limit.
         timeout: total seconds of a request, including the time in the queue; default 600. None sets no limit. For the items of a batch, see
             :class:`~qreward.options.ChatBatchOptions`.
+        transport: ``aiohttp``, ``httpx``, or an httpx client of your own; see :class:`~qreward.settings.client.ClientConfig`.
         telemetry: selects the OpenTelemetry data to record. By default, all data is recorded. Nothing is exported until an OpenTelemetry
             SDK is set up. None records nothing.
         observers: objects that receive an event for each step of a call; see :class:`~qreward.observers.Observer`.

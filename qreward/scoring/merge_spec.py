@@ -13,7 +13,7 @@ from qreward.codecs.base import WireRequest
 from qreward.codecs.embeddings import EMBEDDINGS, EmbeddingsAnswer
 from qreward.codecs.rewards.answers import share
 from qreward.codecs.rewards.base import ALONE, MergeLimits, Operation, shape_of, tokens_in
-from qreward.codecs.rewards.registry import EMBED, RERANK, codec_of, settings_of
+from qreward.codecs.rewards.registry import EMBED, RERANK, codec_at
 from qreward.errors import BadRequest, ConfigError, InvalidResponse
 from qreward.options import preparer
 from qreward.results import Answered, Usage
@@ -81,7 +81,7 @@ class MergeSpec:
 
     def limits(self, endpoint: Endpoint, call: WireRequest) -> MergeLimits:
         try:
-            codec = codec_of(endpoint.kind, self._operation, settings_of(endpoint))
+            codec = codec_at(endpoint, self._operation)
             return codec.limits if codec.mergeable(self.inputs(call)[0]) else ALONE
         except (ConfigError, BadRequest):  # the endpoint does not support the operation; sending a request raises this error again
             return ALONE

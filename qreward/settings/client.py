@@ -8,22 +8,34 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, TypeAdapter, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, field_validator, model_validator
 
 from qreward.errors import ConfigError
-from qreward.settings.base import Accepting, Many, Policy, Seconds, repeated, with_faults, wrong
+from qreward.settings.base import Accepting, Many, Policy, Seconds, repeated, shown, with_faults, wrong
 from qreward.settings.files import SettingsLocation, read_settings
+from qreward.settings.local import http_package_of
 from qreward.settings.policies import WEIGHTED, Endpoint, Hedge, PrefixAffinity, Retry, Route
-from qreward.spelling import did_you_mean
+from qreward.spelling import closest, did_you_mean
 
 _log = logging.getLogger("qreward")
 OPENAI_BASE_URL = "https://api.openai.com/v1"
 CONFIG_VARIABLE = "QREWARD_CONFIG"
 """Environment variable that names a configuration file. A client that is made without settings reads this file."""
+TRANSPORT_VARIABLE = "QREWARD_TRANSPORT"
+TRANSPORTS = ("aiohttp", "httpx")
 
 
 def _is_body(value: object) -> bool:
     return isinstance(value, Mapping) and "pattern" not in value
+
+
+def _transport(value: object) -> object:
+    if value in TRANSPORTS if isinstance(value, str) else http_package_of(value) is not None:
+        return value
+    near = closest(value, TRANSPORTS) if isinstance(value, str) else []
+    origin = f" ({TRANSPORT_VARIABLE} of the environment)" if value == os.environ.get(TRANSPORT_VARIABLE) else ""
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"must be 'aiohttp', 'httpx' or an httpx.AsyncClient, not {shown(value)}{origin}{hint}")
 
 
 def _not_none(value: object) -> object:
@@ -48,6 +60,12 @@ class ClientConfig(Policy):
         prefix_affinity: see :class:`~qreward.settings.policies.PrefixAffinity`; ``None`` disables prefix affinity.
         max_queued: maximum number of single calls that wait for a route. A further call fails with ``QueueFull``. ``None`` sets no limit.
         timeout: total seconds of one call, including the time in the queue. ``None`` sets no limit.
+        transport: what sends the requests of endpoints without an ``http_client``: ``aiohttp``; ``httpx``, for respx and other tools that
+            know httpx; or, in code, an ``httpx.AsyncClient`` with its own proxy and event hooks. The default is the environment variable
+            ``QREWARD_TRANSPORT``, or ``aiohttp``.
+        transport: the HTTP client of endpoints without an ``http_client``: ``aiohttp``, ``httpx`` (for respx and other tools that know
+            httpx), or an ``httpx.AsyncClient`` of your own for all of them, with its proxy and event hooks. The default is the environment
+            variable ``QREWARD_TRANSPORT``, or ``aiohttp``. It cannot change while a client is in use.
 
     Raises:
         ConfigError: a setting is unknown or invalid. The message says where, and never contains the value of a secret.
@@ -64,6 +82,9 @@ class ClientConfig(Policy):
     prefix_affinity: PrefixAffinity | None = PrefixAffinity()
     max_queued: Many | None = None
     timeout: Seconds | None = 600.0
+    transport: Annotated[Any, AfterValidator(_transport)] = Field(
+        default_factory=lambda: os.environ.get(TRANSPORT_VARIABLE) or "aiohttp", validate_default=True
+    )
 
     @field_validator("routes", mode="before")
     @classmethod
@@ -81,6 +102,11 @@ class ClientConfig(Policy):
         if double := repeated(endpoint.name for endpoint in value):
             raise ValueError(f"more than one is called {double!r}; give each a name of its own, such as {double + '-b'!r}")
         return value
+
+    def __getstate__(self) -> dict[Any, Any]:
+        if not isinstance(self.transport, str):
+            raise ConfigError("these settings cannot be pickled: transport is an HTTP client; make the client in each process")
+        return super().__getstate__()
 
     @model_validator(mode="after")
     def _routes_fit(self) -> ClientConfig:
@@ -178,7 +204,8 @@ def without_effect(config: ClientConfig) -> Iterator[tuple[str, str]]:
                 yield endpoint.name, "no route names it, so it gets only models that match no route; add it to a route, or set its models"
         if endpoint.weight != 1 and endpoint.name not in weighted:
             yield endpoint.name, "weight has no effect without a route whose strategy is weighted_round_robin or least_connections"
-        key = (endpoint.base_url, endpoint.api_key, tuple(endpoint.headers.items()), endpoint.proxy, id(endpoint.http_client))
+        ours = id(endpoint.http_client), id(endpoint.compute)
+        key = (endpoint.base_url, endpoint.api_key, tuple(endpoint.headers.items()), endpoint.proxy, ours)
         other = seen.setdefault(key, endpoint)
         if other is not endpoint and _overlap(other, endpoint, config):
             yield (

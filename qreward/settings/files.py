@@ -250,45 +250,10 @@ def _children(node: Any) -> Iterator[tuple[str | int, tuple[int, Any]]]:
                     yield from _children(merged)
 
 
-_KEY = r"""(?:[A-Za-z0-9_-]+|"[^"\\]*"|'[^']*')"""
-_TOML_LINE = re.compile(rf"\s*(\[\[?)?\s*({_KEY}(?:\s*\.\s*{_KEY})*)\s*(?:=|\]\]?)")
-
-
-def _toml_line_of(text: str, path: Path_) -> int | None:
-    """Return the line of a setting in a TOML text, which must be valid. Return None if the line is not known.
-
-    If neither the setting nor its table has a line of its own, return the line of the deepest part of the path that has a line of
-    its own. This function searches the text, because ``tomllib`` reports no lines.
-    """
-    lines: dict[Path_, int] = {}
-    last: dict[Path_, int] = {}  # path of an array of tables -> index of its last table
-    table: Path_ = ()
-    in_text = False
-    for number, line in enumerate(text.splitlines(), 1):
-        was_in_text, in_text = in_text, in_text ^ (sum(map(line.count, ('"""', "'''"))) % 2 == 1)
-        match = None if was_in_text else _TOML_LINE.match(line)
-        if match is None:
-            continue
-        bracket, names = match[1], [name.strip("\"'") for name in re.findall(_KEY, match[2])]
-        found: Path_ = () if bracket else table
-        for position, name in enumerate(names, 1):
-            found = (*found, name)
-            if bracket == "[[" and position == len(names):
-                last[found] = last.get(found, -1) + 1
-                lines.setdefault(found, number)
-            if found in last:
-                found = (*found, last[found])
-            lines.setdefault(found, number)
-        if bracket:
-            table = found
-    prefixes = (path[:length] for length in range(len(path), 0, -1))
-    return next((lines[prefix] for prefix in prefixes if prefix in lines), None)
-
-
 _FORMATS: dict[str, tuple[Callable[[str], object], Callable[[str, Path_], int | None]]] = {
     ".yaml": (_parse_yaml, _line_of),
     ".yml": (_parse_yaml, _line_of),
     ".json": (_parse_json, _line_of),
-    ".toml": (_parse_toml, _toml_line_of),
+    ".toml": (_parse_toml, lambda _text, _path: None),  # ``tomllib`` reports no lines
 }
 """Ending of a file's name -> its parser, and the function that returns the line of a setting."""

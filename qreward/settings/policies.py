@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
 from enum import IntEnum, StrEnum
-from typing import Annotated, Any, ClassVar, Literal
-from urllib.parse import urlsplit
+from typing import Annotated, Any, ClassVar, Literal, Self
+from urllib.parse import quote, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationInfo, model_validator
 
+from qreward.callables import name_of
 from qreward.errors import ConfigError
 from qreward.settings.base import (
     Accepting,
@@ -33,6 +35,7 @@ from qreward.settings.base import (
     shown,
     wrong,
 )
+from qreward.settings.local import AsgiApp, LocalFunction, actor_function, http_package_of
 from qreward.spelling import ELSEWHERE, closest, did_you_mean
 
 _PLACE = re.compile(r"\{(prompt|response)\}")
@@ -369,12 +372,25 @@ def _known_kind(value: str) -> str:
     return value
 
 
+def _http_client(value: object) -> object:
+    if value is not None and http_package_of(value) is None:
+        hint = "; a synchronous client cannot be used" if type(value).__name__ == "Client" else ""
+        raise ValueError(f"must be an httpx.AsyncClient or httpx.AsyncBaseTransport (httpx2's will do), not a {type(value).__name__}{hint}")
+    return value
+
+
+def _compute(value: object) -> object:
+    if not isinstance(value, LocalFunction | AsgiApp | None):
+        raise ValueError("is set in code, by Endpoint.local, Endpoint.actors or Endpoint.app")
+    return value
+
+
 DecisionDialect = Literal["openai", "vllm", "sglang", "systemone", "generative_scoring", "chat"]
 """The APIs of decisions. Each API has a codec with the name of the API in ``qreward.codecs.decisions``."""
 
 
 class Endpoint(Policy):
-    """One server that serves requests.
+    """One server that serves requests. :meth:`local`, :meth:`actors` and :meth:`app` make endpoints without a server.
 
     Args:
         base_url: root of the API, such as ``https://api.example.com/v1``. ``${VAR}`` and ``${VAR:-default}`` are replaced from the
@@ -401,6 +417,7 @@ class Endpoint(Policy):
         group_header: name of a header that carries a hash of a call's ``group``, such as ``X-Session-ID`` or ``X-SMG-Routing-Key``, for a
             router in front of several servers.
         http_client: your own ``httpx.AsyncClient`` or ``httpx.AsyncBaseTransport``, used instead of the built-in HTTP client.
+        compute: what runs the requests in place of a server; set by :meth:`local`, :meth:`actors` and :meth:`app`.
         verify: False disables TLS verification; a string is the path of a CA bundle.
         proxy: URL of a proxy. By default, the proxy comes from environment variables such as ``HTTPS_PROXY`` and ``NO_PROXY``. ``""`` uses
             no proxy.
@@ -436,7 +453,8 @@ class Endpoint(Policy):
     price: Annotated[tuple[Dollars, Dollars] | None, BeforeValidator(_two_prices)] = None
     headers: Annotated[dict[str, SecretStr], BeforeValidator(_expand_headers)] = Field(default_factory=dict)
     group_header: Annotated[str | None, AfterValidator(_header_name)] = None
-    http_client: Any = Field(default=None, repr=False, exclude=True)
+    http_client: Annotated[Any, AfterValidator(_http_client)] = Field(default=None, repr=False, exclude=True)
+    compute: Annotated[Any, AfterValidator(_compute)] = Field(default=None, repr=False, exclude=True)
     verify: bool | str = True
     proxy: Annotated[SecretStr | None, _EXPANDED] = None
     max_response_bytes: Count = 16 * 1024 * 1024
@@ -450,13 +468,110 @@ class Endpoint(Policy):
 
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
+    @classmethod
+    def local(
+        cls,
+        function: Any,
+        *,
+        models: Any = ("*",),
+        name: str = "",
+        max_concurrency: int | None = None,
+        max_batch_size: int | None = None,
+        executor: Executor | None = None,
+        **settings: Any,
+    ) -> Self:
+        """Make an endpoint of a function in this process, for chat completions and scores.
+
+        For a chat completion, the function receives the messages, and returns a text or a completion. For a score, it receives an item (a
+        text, a mapping with ``prompt`` and ``response``, or messages), or two or three arguments (prompt, response, label). It returns a
+        number, or a mapping of numbers with ``reward``. Its keywords receive parameters of the call, such as ``temperature`` or ``model``.
+        An exception is a :class:`~qreward.errors.ServerError`, which is tried again; ``BadRequest`` and ``RateLimited`` keep their meaning.
+
+        Args:
+            function: the function. A function that is not async runs in a thread. A call that is given up keeps its place among
+                ``max_concurrency`` until it returns.
+            models: glob patterns of the models that the function serves.
+            name: name of the endpoint; by default the name of the function.
+            max_concurrency: maximum number of calls at once: by default 1, or learned for an async function.
+            max_batch_size: maximum number of items of one call that scores. The function then takes a list (or a list of each argument),
+                and returns a list with one result or exception for each item. None passes one item.
+            executor: for example a ``ProcessPoolExecutor``, which runs the function in place of a thread.
+            settings: other settings of an endpoint, such as ``weight``, ``price``, ``timeouts`` and ``reward``.
+
+        Raises:
+            ConfigError: a setting is invalid, or the function cannot be used.
+
+        Example:
+            >>> Endpoint.local(lambda prompt, response: float(len(response)), models=["length"], name="length").limits.max_concurrency
+            1
+        """
+        compute = LocalFunction(function, max_batch_size, executor)
+        if max_concurrency is None and compute.blocks:
+            max_concurrency = 1
+        return cls._computed(compute, name or name_of(function), models, max_concurrency, settings)
+
+    @classmethod
+    def actors(
+        cls,
+        pool_or_actor: Any,
+        *,
+        models: Any = ("*",),
+        name: str = "",
+        method: str | None = None,
+        max_batch_size: int = 32,
+        **settings: Any,
+    ) -> Self:
+        """Make an endpoint of a :class:`~qreward.integrations.ray.ScorerPool`, or of one Ray actor.
+
+        The scorer takes a list of items (see :meth:`local`) and returns a list. The requests of a dead actor are tried again, first at
+        other endpoints of the route; a pool first uses its other actors.
+
+        Args:
+            pool_or_actor: the pool, or the handle of an actor.
+            models: glob patterns of the models.
+            name: name of the endpoint; by default the name of the pool's scorer. Give each actor a name of its own.
+            method: name of the method of an actor, which is called with ``remote``.
+            max_batch_size: maximum number of items of one call.
+            settings: as for :meth:`local`. By default, ``max_concurrency`` is 1 for an actor, and ``slots`` of a pool.
+
+        Raises:
+            ConfigError: a setting is invalid, or the object is neither a pool nor an actor with this method.
+        """
+        compute, slots = actor_function(pool_or_actor, method, max_batch_size)
+        most = settings.pop("max_concurrency", slots)
+        return cls._computed(compute, name or name_of(pool_or_actor), models, most, settings)
+
+    @classmethod
+    def app(cls, asgi_app: Any, base_url: str = "http://app/v1", **settings: Any) -> Self:
+        """Make an endpoint of an ASGI application in this process, such as a FastAPI app. Its requests need no socket.
+
+        The application's lifespan is not started, and a streamed response arrives as a whole.
+
+        Args:
+            asgi_app: the application.
+            base_url: root of the API, as the application's routes and the header ``Host`` see it.
+            settings: other settings of an endpoint, such as ``kind``, ``models``, ``limits`` and ``name``.
+
+        Raises:
+            ConfigError: a setting is invalid.
+        """
+        return cls(base_url, compute=AsgiApp(asgi_app), **settings)
+
+    @classmethod
+    def _computed(cls, compute: LocalFunction, name: str, models: Any, most: int | None, settings: dict[str, Any]) -> Self:
+        settings.setdefault("limits", Limits(max_concurrency=most, adaptive=most is None))
+        return cls(f"http://localhost/{quote(name, safe='')}", name=name, models=models, compute=compute, **settings)
+
+    def set_for_connections(self) -> str:
+        """Return the names of the settings that only a built-in HTTP client can apply; ``""`` if all of them have their defaults."""
+        ours = [name for name in ("verify", "keepalive") if getattr(self, name) != type(self).model_fields[name].default]
+        return ", ".join(ours) or "limits.connects_per_second" * (self.limits.connects_per_second is not None)
+
     @model_validator(mode="after")
     def _one_master(self) -> Endpoint:
-        if self.http_client is None:
-            return self
-        ours = [name for name in ("verify", "keepalive") if getattr(self, name) != type(self).model_fields[name].default]
-        if ours or self.limits.connects_per_second is not None:
-            names = ", ".join(ours) or "limits.connects_per_second"
+        if self.http_client is not None and self.compute is not None:
+            raise ValueError("http_client has no effect on an endpoint without a server; leave it out")
+        if self.http_client is not None and (names := self.set_for_connections()):
             raise ValueError(f"{names} cannot be set together with http_client; set it in the client you pass")
         return self
 
@@ -476,8 +591,9 @@ class Endpoint(Policy):
         return self
 
     def __getstate__(self) -> dict[Any, Any]:
-        if self.http_client is not None:
-            raise ConfigError(f"endpoint {self.name!r} cannot be pickled: it holds an http_client; make it in each process")
+        if self.http_client is not None or isinstance(self.compute, AsgiApp):
+            held = "an application" if self.http_client is None else "an http_client"
+            raise ConfigError(f"endpoint {self.name!r} cannot be pickled: it holds {held}; make it in each process")
         return super().__getstate__()
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 from qreward.codecs.base import WireRequest
 from qreward.codecs.decisions.base import Dialect
@@ -26,7 +26,7 @@ from qreward.transport.stream import ChatStream, open_stream
 
 
 class HttpBackend:
-    """Sends requests to endpoints, from one event loop.
+    """Sends requests to endpoints, from one event loop. ``transport`` is the setting of :class:`~qreward.settings.client.ClientConfig`.
 
     Example:
         backend = HttpBackend()
@@ -34,7 +34,8 @@ class HttpBackend:
         await backend.aclose()
     """
 
-    def __init__(self) -> None:
+    def __init__(self, transport: Any = "aiohttp") -> None:
+        self._transport = transport
         self._connections: dict[int, EndpointConnection] = {}
         self._dismissed: dict[EndpointConnection, asyncio.Task[None] | None] = {}  # connection -> the task that closes it
         self._kept: dict[int, Endpoint] | None = None  # endpoints whose connections are kept; None keeps the connections of all endpoints
@@ -139,7 +140,7 @@ class HttpBackend:
         if connection is None:
             if self._closed:
                 raise ClientClosed("the client was closed before the request was sent; make a new one")
-            connection = EndpointConnection(endpoint)
+            connection = EndpointConnection(endpoint, self._transport)
             if self._kept is None or id(endpoint) in self._kept:
                 self._connections[id(endpoint)] = connection
             else:

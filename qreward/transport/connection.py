@@ -6,6 +6,8 @@ A probe asks a server whether it is ready and how loaded it is. The record of th
 
 from __future__ import annotations
 
+from typing import Any
+
 from qreward.codecs import rate_limit_headers
 from qreward.codecs.base import EmbeddedError, Malformed, Reply, TransportError, Unfinished, WireRequest
 from qreward.codecs.decisions.base import DecisionReply, Dialect
@@ -13,11 +15,13 @@ from qreward.codecs.rewards.registry import kind_of, server_root
 from qreward.codecs.rewards.server_info import MODELS, Load, read_load
 from qreward.errors import BadRequest, ClientClosed, ConfigError, RequestError
 from qreward.scheduler.outcome import Answer, Failure, FailureKind, ProbeResult
+from qreward.settings.local import LocalFunction
 from qreward.settings.policies import BATCH_KIND, Endpoint
 from qreward.transport.aiohttp_backend import AiohttpTransport
 from qreward.transport.base import HttpTransport
 from qreward.transport.error_mapping import failure_from_body, failure_from_reply, failure_from_transport, shorten
 from qreward.transport.httpx_backend import HttpxTransport
+from qreward.transport.local import LocalTransport
 from qreward.transport.redaction import secrets_of
 
 SHAREABLE = frozenset({"weight", "price", "models", "probe", "limits", "timeouts", "decisions", "decision_labels"})
@@ -36,13 +40,16 @@ class EndpointConnection:
         retired: True if the connection accepts no new requests and is closed when the last request has ended.
     """
 
-    __slots__ = ("_root", "endpoint", "in_flight", "info", "name", "renamed", "retired", "secrets", "takes_stream_options", "transport")
+    __slots__ = (
+        "_carrier", "_root", "endpoint", "in_flight", "info", "name", "renamed", "retired", "secrets", "takes_stream_options", "transport",
+    )  # fmt: skip
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, transport: Any = "aiohttp") -> None:
         self.endpoint = endpoint  # this reference keeps the object alive, so that no other object gets the same id
         self.name = endpoint.name
         self.renamed = endpoint.model_names
-        self.transport = open_transport(endpoint)
+        self.transport = open_transport(endpoint, transport)
+        self._carrier = transport
         self.secrets = secrets_of(endpoint)
         self.takes_stream_options = True  # False after the server has rejected stream_options
         self.info: Load | None = None
@@ -59,7 +66,7 @@ class EndpointConnection:
         if self._root is None:
             root = server_root(self.endpoint.base_url)
             rooted = self.endpoint.model_copy(update={"base_url": root})
-            self._root = self.transport if root == self.endpoint.base_url else open_transport(rooted)
+            self._root = self.transport if root == self.endpoint.base_url else open_transport(rooted, self._carrier)
         return self._root
 
     async def aclose(self) -> None:
@@ -138,13 +145,16 @@ class EndpointConnection:
         return await self.root_transport().get(path)
 
 
-def open_transport(endpoint: Endpoint) -> HttpTransport:
-    """Return the transport for an endpoint. The transport uses the user's ``http_client`` if there is one, and otherwise
-    aiohttp.
+def open_transport(endpoint: Endpoint, transport: Any = "aiohttp") -> HttpTransport:
+    """Return the transport for an endpoint: for its ``compute`` or ``http_client``, or else the client's ``transport``.
 
-    Raises ``ConfigError``.
+    Raises ``ConfigError`` if a setting of the endpoint cannot be applied.
     """
-    return AiohttpTransport(endpoint) if endpoint.http_client is None else HttpxTransport(endpoint)
+    if isinstance(endpoint.compute, LocalFunction):
+        return LocalTransport(endpoint, endpoint.compute)
+    if endpoint.compute is None and endpoint.http_client is None and transport == "aiohttp":
+        return AiohttpTransport(endpoint)
+    return HttpxTransport(endpoint, transport)
 
 
 def failure_of(error: Exception, endpoint: Endpoint, call: WireRequest, connection: EndpointConnection | None) -> Failure:
@@ -175,7 +185,8 @@ def failure_of(error: Exception, endpoint: Endpoint, call: WireRequest, connecti
 def _of_connections(endpoint: Endpoint) -> list[object]:
     timeouts, limits = endpoint.timeouts, endpoint.limits
     rest = [getattr(endpoint, name) for name in Endpoint.model_fields if name not in SHAREABLE]
-    return [timeouts.connect, timeouts.read, limits.connects_per_second, *rest]
+    threads = limits.max_concurrency if endpoint.compute is not None else None
+    return [timeouts.connect, timeouts.read, limits.connects_per_second, threads, *rest]
 
 
 def _trouble(kind: str, load: Load, statuses: dict[str, int]) -> str | None:

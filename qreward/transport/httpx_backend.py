@@ -1,7 +1,8 @@
-"""The backend for a user's own HTTP client: a client or a transport of ``httpx`` or ``httpx2``.
+"""The backend over ``httpx``: for a user's own client or transport of ``httpx`` or ``httpx2``, for applications in this process, and for
+``transport="httpx"``.
 
-No other module of ``qreward.transport`` uses these packages. This module imports neither package, because a user who passes
-an object of one of these packages has already imported the package.
+No other module of ``qreward.transport`` uses these packages. ``httpx`` is imported only for the last two, because a user who passes an
+object of one of these packages has already imported the package.
 
 These clients have two weaknesses that the default backend does not have. First, if a server sends an unrequested response together with a
 requested one, these clients deliver the former to the next request on the connection. Second, above a few hundred connections, each
@@ -12,14 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import re
 import sys
 from collections.abc import AsyncGenerator, Mapping
-from types import ModuleType
 from typing import Any
 
 from qreward.codecs.base import TransportError
 from qreward.errors import ConfigError
+from qreward.settings.local import http_package_of
 from qreward.settings.policies import Endpoint
 from qreward.transport import base, connection_settings
 from qreward.transport.base import Body, ByteStream, HttpTransport
@@ -30,13 +32,13 @@ _WAIT = 1.0  # seconds in which a server refuses a request by its headers
 
 
 class HttpxTransport(HttpTransport):
-    """Sends requests through ``endpoint.http_client``, which belongs to the user and is never closed here.
+    """Sends requests through ``endpoint.http_client``, an application in this process, or the client's ``transport``.
 
-    Raises ``ConfigError`` if ``http_client`` is neither an ``AsyncClient`` nor an ``AsyncBaseTransport``.
+    A client of the user is never closed here. Raises ``ConfigError`` if a setting of the endpoint cannot be applied.
     """
 
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._package, self._client = _client_of(endpoint)
+    def __init__(self, endpoint: Endpoint, transport: Any = "httpx") -> None:
+        self._package, self._client, self._owned = _client_of(endpoint, transport)
         self._headers = connection_settings.request_headers(endpoint)
         self._base_url = endpoint.base_url
         self.cap = endpoint.max_response_bytes
@@ -86,6 +88,8 @@ class HttpxTransport(HttpTransport):
     async def aclose(self) -> None:
         """Refuse further requests. The user's client stays open."""
         self._closed = True
+        if self._owned:
+            await self._client.aclose()
 
 
 class HttpxStream(ByteStream):
@@ -161,19 +165,25 @@ async def _given(body: bytes) -> AsyncGenerator[bytes, None]:
     yield body
 
 
-def _client_of(endpoint: Endpoint) -> tuple[ModuleType, Any]:
-    given = endpoint.http_client
-    for name in _CORE:
-        package: Any = sys.modules.get(name)
-        if package is None:
-            continue
-        if isinstance(given, package.AsyncClient):
-            return package, given
-        if isinstance(given, package.AsyncBaseTransport):
-            return package, package.AsyncClient(transport=given, trust_env=False)
-    kinds = "an httpx.AsyncClient or httpx.AsyncBaseTransport (httpx2's will do)"
-    hint = "; a synchronous client cannot be used" if type(given).__name__ == "Client" else ""
-    raise ConfigError(f"endpoint {endpoint.name!r}: http_client must be {kinds}, not a {type(given).__name__}{hint}")
+def _client_of(endpoint: Endpoint, transport: Any) -> tuple[Any, Any, bool]:
+    """Return the package, the client for an endpoint, and whether the client was made here and must be closed."""
+    given = transport if endpoint.http_client is None else endpoint.http_client
+    package: Any = http_package_of(given)
+    names = endpoint.set_for_connections() if endpoint.http_client is None and endpoint.compute is None else ""
+    if names and (package is not None or names.startswith("limits")):
+        raise ConfigError(
+            f"endpoint {endpoint.name!r}: {names} has no effect with this transport; leave it out, or set transport='aiohttp'"
+        )
+    if endpoint.compute is None and package is not None:
+        is_client = isinstance(given, package.AsyncClient)
+        return package, given if is_client else package.AsyncClient(transport=given, trust_env=False), False
+    package = importlib.import_module("httpx")
+    if endpoint.compute is not None:
+        app = package.ASGITransport(endpoint.compute.app, raise_app_exceptions=False)  # an exception of the application is a 500
+        return package, package.AsyncClient(transport=app, trust_env=False), True
+    limits = package.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=endpoint.keepalive)
+    tls, proxy = connection_settings.tls_of(endpoint), connection_settings.proxy_of(endpoint)
+    return package, package.AsyncClient(verify=tls, proxy=proxy, limits=limits, trust_env=False), True
 
 
 def _body_if_read(package: Any, response: Any) -> bytes:

@@ -149,7 +149,7 @@ async def test_timeouts_come_from_the_endpoint_and_not_from_the_client(package: 
 
 
 @each("given", [httpx.Client(), object(), "http://proxy", httpx.AsyncClient])
-def test_anything_else_is_a_configuration_error(given: Any) -> None:
-    with pytest.raises(ConfigError, match="http_client must be an httpx") as caught:
-        HttpxTransport(Endpoint(URL, http_client=given))
+def test_anything_else_is_refused_when_the_endpoint_is_made(given: Any) -> None:
+    with pytest.raises(ConfigError, match="http_client: must be an httpx") as caught:
+        Endpoint(URL, http_client=given)
     assert ("synchronous" in str(caught.value)) is isinstance(given, httpx.Client)

@@ -12,6 +12,7 @@ from qreward.codecs.decisions.operation import Decide
 from qreward.codecs.embeddings import EMBEDDINGS
 from qreward.codecs.passthrough import PassthroughCodec
 from qreward.codecs.rewards.base import ListCodec, Operation, ServerKind, pair_item, parts_item, text_item, token_item
+from qreward.codecs.rewards.local import local_codec
 from qreward.codecs.rewards.nim import NIM
 from qreward.codecs.rewards.openai import OPENAI, OPENAI_BATCH, EmbeddingList
 from qreward.codecs.rewards.openrlhf import OPENRLHF
@@ -19,6 +20,7 @@ from qreward.codecs.rewards.sglang import SGLANG
 from qreward.codecs.rewards.tei import TEI
 from qreward.codecs.rewards.vllm import VLLM
 from qreward.errors import BadRequest, ConfigError
+from qreward.settings.local import LocalFunction
 from qreward.settings.policies import SERVER_KINDS, Endpoint, RewardModel
 from qreward.spelling import did_you_mean
 
@@ -127,6 +129,13 @@ def _codec_of(kind: str, operation: Operation, settings: RewardModel) -> ListCod
     return routes[route](operation, settings)
 
 
+def codec_at(endpoint: Endpoint, operation: Operation) -> ListCodec:
+    """Return the codec of an operation at an endpoint. Raises ``ConfigError`` as :func:`codec_of` does."""
+    if isinstance(endpoint.compute, LocalFunction):
+        return local_codec(operation, settings_of(endpoint), endpoint.compute.max_batch_size)
+    return codec_of(endpoint.kind, operation, settings_of(endpoint))
+
+
 def settings_of(endpoint: Endpoint) -> RewardModel:
     """Return the endpoint's ``reward`` settings, or the defaults if the endpoint has no such settings."""
     return _USUAL if endpoint.reward is None else endpoint.reward
@@ -148,7 +157,7 @@ def bound(call: WireRequest, endpoint: Endpoint) -> tuple[WireRequest, str, bool
     """
     codec = call.codec
     if isinstance(codec, Operation):
-        found = codec_of(endpoint.kind, codec, settings_of(endpoint))
+        found = codec_at(endpoint, codec)
         return WireRequest(found, call.model, call.inputs, call.params, call.headers), found.path, found.native
     if codec is EMBEDDINGS:
         place = kind_of(endpoint.kind).routes(EMBED.name).get("", EmbeddingList)

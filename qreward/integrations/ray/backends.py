@@ -24,8 +24,8 @@ from typing import Any, Literal, get_args
 
 from qreward.batching.settings import check_seconds, check_whole
 from qreward.callables import FunctionKind, kind_of, lists_taken, name_of
-from qreward.engine.threads import SHARED
-from qreward.errors import ConfigError, ConnectionFailed, QueueFull, RequestError
+from qreward.errors import ConfigError, ConnectionFailed, RequestError
+from qreward.transport.local import DEATHS, in_thread, not_exiting
 
 CALL = "__call__"
 
@@ -159,16 +159,9 @@ def error_reply(error: BaseException) -> Reply:
     return False, shown
 
 
-def not_exiting(error: BaseException) -> Exception:
-    """Return the exception, or a ``RuntimeError`` if the exception would end the caller's iteration, event loop or program."""
-    if isinstance(error, Exception) and not isinstance(error, StopIteration):
-        return error
-    return RuntimeError(f"the scorer raised {type(error).__name__}: {error}")
-
-
 def portable(error: BaseException) -> BaseException:
     """Return the exception, or a ``RuntimeError`` with the text of the exception if it cannot be pickled and unpickled."""
-    error = not_exiting(error)
+    error = not_exiting(error, "scorer")
     try:
         again = pickle.loads(importlib.import_module("ray.cloudpickle").dumps(error))  # noqa: S301
         same = type(again) is type(error) and str(again) == str(error)
@@ -223,8 +216,6 @@ class PoolConfig:
 
 CLOSE_TIMEOUT = 5.0
 """Maximum number of seconds for a scorer's ``close``."""
-DEATHS = ("RayActorError", "NodeDiedError", "WorkerCrashedError", "OutOfMemoryError", "ObjectLostError", "LocalRayletDiedError")
-"""Exceptions of ``ray.exceptions`` that mean that an actor is gone, or that a result of an actor is gone."""
 NEVER_STARTED = ("RuntimeEnvSetupError", "ActorUnschedulableError")
 """Exceptions of ``ray.exceptions`` that mean that an actor cannot be started."""
 SHOWN = 240
@@ -301,7 +292,7 @@ class LocalBackend:
         self._spec = spec
 
     async def start(self) -> Any:
-        made = await _result_of(_in_thread(self._spec.make))
+        made = await _result_of(in_thread(self._spec.make, "scorer"))
         self._spec.function(made)
         return made
 
@@ -311,7 +302,7 @@ class LocalBackend:
         if is_async(score):
             future = asyncio.run_coroutine_threadsafe(_awaited(call), caller)
             return _result_of(future), future.cancel
-        return _result_of(_in_thread(lambda: (True, call()))), lambda: None  # a thread cannot be stopped
+        return _result_of(in_thread(lambda: (True, call()), "scorer")), lambda: None  # a thread cannot be stopped
 
     def read(self, error: BaseException) -> BaseException:
         return error
@@ -320,7 +311,7 @@ class LocalBackend:
         async def closed(closing: Awaitable[Any]) -> None:
             await closing
 
-        if (closing := await _result_of(_in_thread(partial(close_scorer, made)))) is not None:
+        if (closing := await _result_of(in_thread(partial(close_scorer, made), "scorer"))) is not None:
             await _result_of(asyncio.run_coroutine_threadsafe(closed(closing), caller))
 
     def kill(self, made: Any) -> None:
@@ -369,22 +360,7 @@ async def _awaited(call: Callable[[], Any]) -> Reply:
     try:
         return True, await call()
     except (Exception, SystemExit) as error:
-        return False, not_exiting(error)
-
-
-def _in_thread(call: Callable[[], Any]) -> Future[Any]:
-    """Run a function in a worker thread, which cannot be stopped."""
-    future: Future[Any] = Future()
-
-    def job() -> None:
-        try:
-            future.set_result(call())
-        except BaseException as error:
-            future.set_exception(not_exiting(error))
-
-    if not SHARED.run(job):
-        future.set_exception(QueueFull("all worker threads are busy, perhaps with calls that hang; submit fewer batches at once"))
-    return future
+        return False, not_exiting(error, "scorer")
 
 
 def _result_of(source: Future[Any]) -> asyncio.Future[Any]:

@@ -13,9 +13,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from qreward.integrations.ray.backends import DEATHS, is_connected, require_ray
+from qreward.integrations.ray.backends import is_connected, require_ray
 from qreward.quota.ledger import Ledger
 from qreward.quota.messages import RenewReply, RenewRequest
+from qreward.transport.local import is_death
 
 NAMESPACE = "qreward"
 REPLY_TIMEOUT = 1.0
@@ -76,7 +77,7 @@ class RayLedgerTransport:
         except TimeoutError:
             raise TimeoutError(f"the ledger actor did not answer within {timeout:g} s") from None
         except Exception as error:
-            if any(kind.__name__ in DEATHS for kind in type(error).__mro__):
+            if is_death(error):
                 self._actors.pop(key, None)
                 raise ConnectionError("the ledger actor died; a new one is being started") from None
             raise

@@ -1,0 +1,92 @@
+"""What is recorded of vLLM is what it says: the fast tests hold the fake servers against these recordings.
+
+    RECORD=1 make slow-vllm     # writes the recordings again, after a change of the version or of the questions
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from _vllm import KEY, Replica
+from recording import CHAT, FOLDER, HELLO, VERSION, exchange, record, response, store
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.mark.parametrize("kind", ["judge", "reward", "classes", "embedder", "judge-drain"])
+def test_the_server_says_what_is_recorded(kind: str, request: pytest.FixtureRequest) -> None:
+    if kind == "judge-drain":
+        now = drained(request.getfixturevalue("folder"))
+    else:
+        replica: Replica = request.getfixturevalue("pair")[0] if kind == "judge" else request.getfixturevalue(kind)
+        now = record(replica.root, kind, replica.command, kind == "judge")
+    if os.environ.get("RECORD"):
+        store(kind, now)
+        return
+    recorded = json.loads((FOLDER / f"vllm-{VERSION}" / f"{kind}.json").read_text(encoding="utf-8"))
+    assert recorded["command"] == now["command"]
+    old, new = ({each["name"]: shape(each["response"]) for each in recording["exchanges"]} for recording in (recorded, now))
+    assert {name: said for name, said in new.items() if said != old.get(name)} == {}
+
+
+def shape(said: Any) -> Any:
+    """Return the members, types and statuses of a response, without its values."""
+    if isinstance(said, dict):
+        if "events" in said:  # how many depends on the length of the reply
+            return shape({name: value for name, value in said.items() if name != "events"}) | {"events": shape(said["events"][0])}
+        return {name: value if name in ("status", "type", "param") else shape(value) for name, value in said.items()}
+    if isinstance(said, list):
+        return shape(said[0]) if said else []
+    return type(said).__name__ if not isinstance(said, float) else "int"
+
+
+def drained(folder: Path) -> dict[str, Any]:
+    """Record what a server says from the moment that it is asked to end (SIGTERM)."""
+    said: list[dict[str, Any]] = []
+    with Replica("judge", 1, folder) as replica, httpx.Client(base_url=replica.root, timeout=60, trust_env=False) as client:
+
+        def ask(name: str, **body: Any) -> None:
+            body = {"model": "judge", "messages": HELLO, "max_tokens": 3000, "ignore_eos": True} | body
+            try:
+                said.append(exchange(client, name, "POST", CHAT, body))
+            except httpx.HTTPError as error:
+                said.append({"name": name, "request": {"path": CHAT, "body": body}, "response": {"error": type(error).__name__}})
+
+        flights = [
+            threading.Thread(target=ask, args=("chat in flight",)),
+            threading.Thread(target=ask, args=("stream in flight",), kwargs={"stream": True}),
+        ]
+        for flight in flights:
+            flight.start()
+        while replica.metrics()["num_requests_running"] < len(flights):
+            time.sleep(0.05)
+        replica.signal(signal.SIGTERM)
+        time.sleep(0.3)
+        ask("new chat", max_tokens=2)
+        for path in ("/health", "/v1/models"):
+            try:
+                answer = client.get(path, headers={"Authorization": f"Bearer {KEY}"})
+                said.append({"name": f"GET {path}", "request": {"path": path}, "response": response(path, answer)})
+            except httpx.HTTPError as error:
+                said.append({"name": f"GET {path}", "request": {"path": path}, "response": {"error": type(error).__name__}})
+        for flight in flights:
+            flight.join()
+        replica.ended()
+    for each in said:
+        if events := each["response"].get("events"):
+            each["response"]["events"] = [*events[:2], *events[-3:]]  # a stream of some thousand tokens
+    exchanges = sorted(said, key=lambda each: str(each["name"]))
+    return {
+        "server": f"vllm {VERSION}",
+        "command": f"{replica.command}, then kill -TERM",
+        "recorded": time.strftime("%Y-%m-%d"),
+        "exchanges": exchanges,
+    }

@@ -50,10 +50,10 @@ CLIENTS: dict[str, tuple[str, dict[str, Any]]] = {
 TITLES = {
     "equal": "1 long answer, then 6 x 24 short calls",
     "mixed": "160 calls with answers of 8 to 400 tokens, 24 in flight",
-    "documents": "12 documents of about 1,500 tokens, 20 questions on each",
-    "rubrics": "6 rubrics of about 1,200 tokens, 40 answers of about 200 tokens to each",
+    "documents": "12 documents of about 2,400 tokens, 20 questions on each",
+    "rubrics": "12 rubrics of about 2,400 tokens, 20 answers of about 60 tokens to each",
     "votes": "one rubric of about 600 tokens, 40 answers of about 900 tokens, 5 votes on each",
-    "groups": "20 questions of about 900 tokens, 12 answers of about 300 tokens to each",
+    "groups": "20 questions of about 1,500 tokens, 8 answers of about 100 tokens to each",
 }
 PREFIXES = ("documents", "rubrics", "votes", "groups")
 WORDS = sorted({word for word in PAGE.read_text(encoding="utf-8").split() if word.isalpha() and len(word) > 2})
@@ -64,7 +64,7 @@ def rounds(world: str, seed: int, run: str) -> list[list[Call]]:
     draw = random.Random(f"{world} {seed}")
 
     def words(tokens: int) -> str:
-        return " ".join(draw.choice(WORDS) for _ in range(round(tokens / 2.2)))  # our tokenizer has few words
+        return " ".join(draw.choice(WORDS) for _ in range(round(tokens / 1.1)))  # tokens of a word of this page, by our tokenizer
 
     def chat(*parts: str) -> list[dict[str, str]]:
         return [{"role": "user", "content": " ".join((run, *parts))}]
@@ -74,18 +74,14 @@ def rounds(world: str, seed: int, run: str) -> list[list[Call]]:
     if world == "mixed":
         return [[(chat(words(40)), draw.choice((8, 8, 16, 32, 64, 128, 400))) for _ in range(160)]]
     if world == "documents":
-        heads = [[words(1500)] for _ in range(12)]
-        calls = [(chat(*head, words(20)), 2) for head in heads for _ in range(20)]
+        calls = [(chat(document, words(20)), 2) for document in [words(2400) for _ in range(12)] for _ in range(20)]
     elif world == "rubrics":
-        heads = [[words(1200)] for _ in range(6)]
-        calls = [(chat(*head, words(200)), 2) for head in heads for _ in range(40)]
+        calls = [(chat(rubric, words(60)), 2) for rubric in [words(2400) for _ in range(12)] for _ in range(20)]
     elif world == "votes":
         rubric = words(600)
-        answers = [words(900) for _ in range(40)]
-        calls = [(chat(rubric, answer), SHORT) for answer in answers for _ in range(5)]
+        calls = [(chat(rubric, answer), SHORT) for answer in [words(900) for _ in range(40)] for _ in range(5)]
     else:
-        questions = [words(900) for _ in range(20)]
-        calls = [(chat(question, words(300)), 2) for question in questions for _ in range(12)]
+        calls = [(chat(question, words(100)), 2) for question in [words(1500) for _ in range(20)] for _ in range(8)]
     draw.shuffle(calls)
     return [calls]
 

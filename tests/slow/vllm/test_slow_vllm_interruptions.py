@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from _vllm import Replica
-from vllm_tools import GOES_ON, MODEL, PATIENCE, client_of, endpoint, idle, settled, user
+from vllm_tools import GOES_ON, MODEL, client_of, endpoint, idle, settled, user
 
 from qreward import Hedge, QRewardClient, RequestTimeout
 
@@ -21,6 +21,8 @@ Pair = tuple[Replica, Replica]
 MOST = 3500
 """Tokens of a reply that nobody waits for; it would take the server half a minute."""
 WIDTH = 16  # --max-num-seqs
+Busy = Callable[[int], Awaitable[None]]
+"""Waits until the server runs this many requests."""
 
 
 @pytest.fixture(scope="module")
@@ -41,63 +43,68 @@ def mortal(folder: Path) -> Iterator[tuple[Replica, Replica]]:
 # what the client gives up
 
 
-async def _cancelled(client: QRewardClient) -> None:
+async def _cancelled(client: QRewardClient, busy: Busy) -> None:
     call = asyncio.create_task(client.chat_completion(user("long"), model=MODEL, max_tokens=MOST, extra_body=GOES_ON))
-    await asyncio.sleep(0.7)
+    await busy(1)
     call.cancel()
     with suppress(asyncio.CancelledError):
         await call
 
 
-async def _timed_out(client: QRewardClient) -> None:
+async def _timed_out(client: QRewardClient, _: Busy) -> None:
     with pytest.raises(RequestTimeout):
-        await client.chat_completion(user("long"), model=MODEL, max_tokens=MOST, extra_body=GOES_ON, timeout=0.7)
+        await client.chat_completion(user("long"), model=MODEL, max_tokens=MOST, extra_body=GOES_ON, timeout=2)
 
 
-async def _closed_stream(client: QRewardClient) -> None:
+async def _closed_stream(client: QRewardClient, _: Busy) -> None:
     stream = client.stream_chat_completion(user("long"), model=MODEL, max_tokens=MOST, extra_body=GOES_ON)
     async for _ in stream:
         break
     await stream.aclose()
 
 
-async def _cancelled_batch(client: QRewardClient) -> None:
+async def _cancelled_batch(client: QRewardClient, busy: Busy) -> None:
     chats = [user(f"long {number}") for number in range(40)]
     batch = asyncio.create_task(client.batch_chat_completion(chats, model=MODEL, max_tokens=MOST, extra_body=GOES_ON))
-    await asyncio.sleep(1.5)
+    await busy(4)
     batch.cancel()
     with suppress(asyncio.CancelledError):
         await batch
 
 
-async def _cancelled_list(client: QRewardClient) -> None:
+async def _cancelled_list(client: QRewardClient, busy: Busy) -> None:
     prompts = [f"long {number}" for number in range(40)]
     batch = asyncio.create_task(client.batch_text_completion(prompts, model=MODEL, max_tokens=MOST, extra_body=GOES_ON))
-    await asyncio.sleep(1.5)
+    await busy(4)
     batch.cancel()
     with suppress(asyncio.CancelledError):
         await batch
 
 
 @pytest.mark.parametrize("work", [_cancelled, _timed_out, _closed_stream, _cancelled_batch, _cancelled_list], ids=lambda work: work.__name__)
-def test_the_server_stops_what_the_client_gives_up(pair: Pair, work: Callable[[QRewardClient], Awaitable[None]]) -> None:
+def test_the_server_stops_what_the_client_gives_up(pair: Pair, work: Callable[[QRewardClient, Busy], Awaitable[None]]) -> None:
+    """vLLM counts what was aborted nowhere: nothing runs any more, and nothing came to its end."""
     replica = pair[0]
+
+    async def busy(count: int) -> None:
+        await settled(replica, lambda now: now["num_requests_running"] >= count)
 
     async def main() -> tuple[Any, float]:
         await idle(replica)
         before = replica.metrics()
         async with client_of(replica, hedge=None) as client:
-            await work(client)
+            await work(client, busy)
             begin = time.perf_counter()
-            now = await settled(replica, lambda now: now["finished:abort"] > before["finished:abort"] and not now["num_requests_running"])
+            await idle(replica)
             took = time.perf_counter() - begin
+        now = replica.metrics()
         now.subtract(before)
         return now, took
 
     more, took = asyncio.run(main())
-    print(f"{work.__name__}: the server has stopped after {took:.2f} s")
-    assert more["finished:length"] == more["finished:stop"] == 0  # nothing came to its end
-    assert took < PATIENCE
+    print(f"{work.__name__}: the server has stopped after {took:.2f} s and {more['generation_tokens_total']:.0f} tokens")
+    assert more["finished:length"] == more["finished:stop"] == 0
+    assert more["generation_tokens_total"] > 0  # it had begun
 
 
 def test_the_copy_that_loses_is_stopped_at_its_server(pair: Pair) -> None:
@@ -225,4 +232,4 @@ def test_a_server_of_sixteen_places_is_not_overrun(pair: Pair) -> None:
     (batch, state), held = asyncio.run(main())
     print(f"in flight at the server: {held}; window {state.window}: {state.why_window}")
     assert not batch.errors
-    assert WIDTH <= state.window <= 8 * WIDTH
+    assert WIDTH / 4 <= state.window <= 4 * WIDTH

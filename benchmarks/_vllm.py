@@ -30,7 +30,15 @@ UNWANTED = ("torchvision", "torchaudio", "torchcodec")  # built for another torc
 SCRIPT = Path(__file__).with_name("_vllm_models.py")
 KEY = "key-of-the-tests"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-OPTIONS = ("--enforce-eager", "--enable-prompt-tokens-details", "--enable-prefix-caching", "--max-num-seqs", "16", "--max-model-len", "4096")
+OPTIONS = (
+    "--enforce-eager",
+    "--enable-prompt-tokens-details",
+    "--enable-prefix-caching",
+    "--max-num-seqs",
+    "16",
+    "--max-model-len",
+    "4096",
+)
 START = 300.0  # seconds that a replica may take until it is ready
 BLOCK = 128  # tokens of a block of the prefix cache on CPUs
 
@@ -113,11 +121,12 @@ class Replica:
         path = models() / self.model
         command = [str(python()), "-m", "vllm.entrypoints.openai.api_server", "--model", str(path), "--host", "127.0.0.1"]
         settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": str(self.core)}
+        self._close()
         self._said = self.output.open("ab")
-        self._process = subprocess.Popen(
-            [*command, "--port", str(self.port), *self.options],
-            env=clean_environment() | OFFLINE | settings, stdout=self._said, stderr=self._said, cwd=self.output.parent, start_new_session=True,
-        )  # fmt: skip
+        command += ["--port", str(self.port), *self.options]
+        streams = {"stdout": self._said, "stderr": self._said}
+        folder, whole = self.output.parent, clean_environment() | OFFLINE | settings
+        self._process = subprocess.Popen(command, env=whole, cwd=folder, start_new_session=True, **streams)
 
     def wait(self) -> None:
         """Wait until the server is ready."""
@@ -126,9 +135,10 @@ class Replica:
         while time.monotonic() < until and self._process.poll() is None:
             try:
                 urllib.request.urlopen(f"{self.root}/health", timeout=5).close()
-                return
             except OSError:
                 time.sleep(0.2)
+            else:
+                return
         raise RuntimeError(f"vLLM is not ready, or has ended ({self._process.poll()}): {self.output.read_text()[-3000:]}")
 
     def signal(self, number: int) -> None:
@@ -148,6 +158,9 @@ class Replica:
         if self._process is not None and self._process.poll() is None:
             self.signal(signal.SIGKILL)
             self.ended()
+        self._close()
+
+    def _close(self) -> None:
         if self._said is not None:
             self._said.close()
 

@@ -231,7 +231,9 @@ def section(run: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--worlds", nargs="+", choices=list(TITLES), default=list(TITLES), metavar="NAME", help=f"of {', '.join(TITLES)}")
-    parser.add_argument("--clients", nargs="+", choices=list(CLIENTS), default=list(CLIENTS), metavar="NAME", help=f"of {', '.join(CLIENTS)}")
+    parser.add_argument(
+        "--clients", nargs="+", choices=list(CLIENTS), default=list(CLIENTS), metavar="NAME", help=f"of {', '.join(CLIENTS)}"
+    )
     parser.add_argument("--runs", type=int, default=3, metavar="N", help="runs of each (default %(default)s)")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the raw records there")
     parser.add_argument("--markdown", action="store_true", help="measure nothing; write docs/benchmarks.md from the file of --json")

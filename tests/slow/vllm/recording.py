@@ -43,7 +43,10 @@ def exchange(client: httpx.Client, name: str, method: str, path: str, body: Any 
 
 
 def response(path: str, answer: httpx.Response) -> dict[str, Any]:
-    said: dict[str, Any] = {"status": answer.status_code, "headers": {name: answer.headers[name] for name in HEADERS if name in answer.headers}}
+    said: dict[str, Any] = {
+        "status": answer.status_code,
+        "headers": {name: answer.headers[name] for name in HEADERS if name in answer.headers},
+    }
     kind = answer.headers.get("content-type", "")
     if path == "/metrics" and answer.status_code == 200:
         return said | {"metrics": metrics(answer.text)}
@@ -55,7 +58,9 @@ def response(path: str, answer: httpx.Response) -> dict[str, Any]:
 
 def metrics(text: str) -> dict[str, Any]:
     """Return the type and the labels of each of the server's own metrics by name."""
-    found: dict[str, Any] = {name: {"type": kind, "labels": []} for name, kind in re.findall(r"^# TYPE (vllm:\S+) (\w+)", text, re.MULTILINE)}
+    found: dict[str, Any] = {
+        name: {"type": kind, "labels": []} for name, kind in re.findall(r"^# TYPE (vllm:\S+) (\w+)", text, re.MULTILINE)
+    }
     for name, labels in re.findall(r"^(vllm:[\w:]+)\{(.*?)\} ", text, re.MULTILINE):
         base = name if name in found else re.sub("_(total|sum|count|bucket|created)$", "", name)
         found.setdefault(base, {"labels": []})["labels"] = re.findall(r'(\w+)="', labels)
@@ -73,7 +78,9 @@ def everywhere(client: httpx.Client, model: str) -> Iterator[Exchange]:
     yield exchange(client, "chat", "POST", CHAT, body)
     yield exchange(client, "chat with a wrong key", "POST", CHAT, body, key="wrong")
     yield exchange(client, "chat without a key", "POST", CHAT, body, key=None)
-    yield exchange(client, "text completion", "POST", COMPLETIONS, {"model": model, "prompt": "The sky is", "max_tokens": 2, "temperature": 0})
+    yield exchange(
+        client, "text completion", "POST", COMPLETIONS, {"model": model, "prompt": "The sky is", "max_tokens": 2, "temperature": 0}
+    )
     yield exchange(client, "embeddings", "POST", "/v1/embeddings", {"model": model, "input": ["a", "b c"]})
     yield exchange(client, "embeddings of an unknown model", "POST", "/v1/embeddings", {"model": "nope", "input": ["a"]})
     yield exchange(client, "embeddings of an overlong text", "POST", "/v1/embeddings", {"model": model, "input": [OVERLONG]})

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from _vllm import BLOCK, KEY, Replica
 from recording import SCHEMA, schema
-from vllm_tools import GOES_ON, MODEL, check, client_of, counted, endpoint, said, token, user
+from vllm_tools import GOES_ON, MODEL, check, client_of, counted, endpoint, said, settled, token, user
 
 from qreward import AuthenticationFailed, BadRequest, Choice, Judge, QRewardClient, Score, YesNo
 from qreward.codecs.decisions.chat import asked, labels_of
@@ -225,8 +225,7 @@ def test_a_priority_of_the_body_reaches_the_server(folder: Path) -> None:
             async with asyncio.TaskGroup() as group:
                 for _ in range(16):
                     group.create_task(call("first", 0, 400))
-                while replica.metrics()["num_requests_running"] < 16:
-                    await asyncio.sleep(0.05)
+                await settled(replica, lambda now: now["num_requests_running"] == 16)
                 for number in range(32):
                     group.create_task(call("urgent" if number % 2 else "patient", 1 if number % 2 else 9, 100))
         return ended

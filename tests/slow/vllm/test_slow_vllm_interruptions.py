@@ -1,11 +1,11 @@
-"""Work that ends early, at two replicas of vLLM: what the client gives up, the server stops; what a replica loses, the client does again."""
+"""Work that ends early, at two replicas of vLLM: the server stops what the client gives up; what a replica loses is done again."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,9 @@ async def _cancelled_list(client: QRewardClient, busy: Busy) -> None:
         await batch
 
 
-@pytest.mark.parametrize("work", [_cancelled, _timed_out, _closed_stream, _cancelled_batch, _cancelled_list], ids=lambda work: work.__name__)
+@pytest.mark.parametrize(
+    "work", [_cancelled, _timed_out, _closed_stream, _cancelled_batch, _cancelled_list], ids=lambda work: work.__name__
+)
 def test_the_server_stops_what_the_client_gives_up(pair: Pair, work: Callable[[QRewardClient, Busy], Awaitable[None]]) -> None:
     """vLLM counts what was aborted nowhere: nothing runs any more, and nothing came to its end."""
     replica = pair[0]
@@ -145,59 +147,61 @@ def test_the_copy_that_loses_is_stopped_at_its_server(pair: Pair) -> None:
 # what a replica loses
 
 
+class Served:
+    """Counts the answers of the second replica; ``enough`` is set after 50, ``again`` at the first after ``back`` is set."""
+
+    def __init__(self) -> None:
+        self.ended = self.answers = 0
+        self.enough, self.back, self.again = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    def __call__(self, result: Any) -> None:
+        self.ended += 1
+        self.answers += result.endpoint == "b"
+        if self.answers >= 50:
+            self.enough.set()
+        if result.endpoint == "b" and self.back.is_set():
+            self.again.set()
+
+
 def test_a_replica_that_is_killed_loses_nothing_and_comes_back(mortal: Pair) -> None:
-    count = 1500
+    dying = mortal[1]
 
-    async def main() -> Any:
-        living, dying = mortal
-        ended: list[tuple[str | None, bool]] = []
-        back = asyncio.Event()
-        since: list[str | None] = []
+    async def main() -> tuple[Any, Served]:
+        served = Served()
 
-        def on_result(result: Any) -> None:
-            ended.append((result.endpoint, result.ok))
-            if back.is_set():
-                since.append(result.endpoint)
+        async def chats() -> AsyncIterator[Any]:
+            number = 0
+            while number < 1500 or not served.again.is_set():  # until the replica has served again
+                yield user(f"q {number}")
+                number += 1
 
-        async with QRewardClient([endpoint(replica, probe=1) for replica in (living, dying)]) as client:
-
-            async def chats() -> Any:
-                number = 0
-                while number < count or (not since.count("b") and number < 100 * count):  # until the replica has served again
-                    yield user(f"q {number}")
-                    number += 1
-
+        async with QRewardClient([endpoint(replica, probe=1) for replica in mortal]) as client:
             batch = asyncio.create_task(
-                client.batch_chat_completion(chats(), model=MODEL, max_tokens=24, extra_body=GOES_ON, on_result=on_result)
+                client.batch_chat_completion(chats(), model=MODEL, max_tokens=24, extra_body=GOES_ON, on_result=served)
             )
-            while sum(name == "b" for name, _ in ended) < 50:
-                await asyncio.sleep(0.05)
+            await served.enough.wait()
             dying.signal(signal.SIGKILL)
             await asyncio.to_thread(dying.ended)
             dying.start()
             await asyncio.to_thread(dying.wait)
-            back.set()
-            return await batch, ended, since.count("b")
+            served.back.set()
+            return await batch, served
 
-    batch, ended, again = asyncio.run(main())
+    batch, served = asyncio.run(main())
     assert not batch.errors, next(iter(batch.errors.values()))
     assert [result.index for result in batch] == list(range(len(batch)))
-    assert len(ended) == len(batch) >= count
-    assert again > 0
+    assert served.ended == len(batch) >= 1500
 
 
 def test_a_replica_that_is_asked_to_end_loses_nothing(mortal: Pair) -> None:
     async def main() -> Any:
-        ended: list[str | None] = []
+        served = Served()
         async with QRewardClient([endpoint(replica, probe=1) for replica in mortal]) as client:
             chats = [user(f"q {number}") for number in range(800)]
             batch = asyncio.create_task(
-                client.batch_chat_completion(
-                    chats, model=MODEL, max_tokens=24, extra_body=GOES_ON, on_result=lambda result: ended.append(result.endpoint)
-                )
+                client.batch_chat_completion(chats, model=MODEL, max_tokens=24, extra_body=GOES_ON, on_result=served)
             )
-            while ended.count("b") < 50:
-                await asyncio.sleep(0.05)
+            await served.enough.wait()
             mortal[1].signal(signal.SIGTERM)
             await asyncio.to_thread(mortal[1].ended)
             return await batch

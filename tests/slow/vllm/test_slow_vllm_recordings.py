@@ -1,6 +1,6 @@
 """What is recorded of vLLM is what it says: the fast tests hold the fake servers against these recordings.
 
-    RECORD=1 make slow-vllm     # writes the recordings again, after a change of the version or of the questions
+RECORD=1 make slow-vllm     # writes the recordings again, after a change of the version or of the questions
 """
 
 from __future__ import annotations

@@ -51,9 +51,7 @@ def test_rewards_of_joined_texts_are_those_of_the_model_whether_merged_or_not(re
 
 
 def test_rewards_of_conversations_are_those_of_the_model(reward: Replica) -> None:
-    chats = [
-        [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}] for prompt, response in ITEMS[:FEW]
-    ]
+    chats = [[{"role": "user", "content": prompt}, {"role": "assistant", "content": response}] for prompt, response in ITEMS[:FEW]]
     wanted = [row[0] for row in forward("reward", chats)]
     batch, _ = asked(reward, lambda client: client.batch_score(ITEMS[:FEW], model="reward"))
     assert not batch.errors
@@ -64,9 +62,7 @@ def test_a_ranking_orders_documents_as_their_scores_do(reward: Replica) -> None:
     documents = [response for _, response in ITEMS[:FEW]]
     ranks, _ = asked(reward, lambda client: client.rerank("What is it?", documents, model="reward"))
     pairs = [("What is it?", document) for document in documents]
-    scores, _ = asked(
-        reward, lambda client: client.batch_score(pairs, model="reward"), reward=RewardModel(route="score", activation=True)
-    )
+    scores, _ = asked(reward, lambda client: client.batch_score(pairs, model="reward"), reward=RewardModel(route="score", activation=True))
     assert not scores.errors
     assert ranks == pytest.approx([float(score) for score in scores.scores()], abs=0.01)
 
@@ -104,9 +100,7 @@ def test_embeddings_are_the_last_hidden_state_of_the_model(embedder: Replica) ->
 
 def test_an_overlong_item_fails_alone(reward: Replica) -> None:
     items = [*ITEMS[:50], ("long", "word " * 5000), *ITEMS[50:60]]
-    batch, _ = asked(
-        reward, lambda client: client.batch_score(items, model="reward", timeout=60), reward=RewardModel(template=JOINED)
-    )
+    batch, _ = asked(reward, lambda client: client.batch_score(items, model="reward", timeout=60), reward=RewardModel(template=JOINED))
     assert list(batch.errors) == [50]
     assert isinstance(batch.errors[50], BadRequest)
 

@@ -39,7 +39,7 @@ OPTIONS = (
     "--max-model-len",
     "4096",
 )
-START = 300.0  # seconds that a replica may take until it is ready
+START = 600.0  # seconds that a replica may take until it is ready; half a minute on an idle machine
 BLOCK = 128  # tokens of a block of the prefix cache on CPUs
 
 

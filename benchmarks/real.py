@@ -64,7 +64,7 @@ def rounds(world: str, seed: int, run: str) -> list[list[Call]]:
     draw = random.Random(f"{world} {seed}")
 
     def words(tokens: int) -> str:
-        return " ".join(draw.choice(WORDS) for _ in range(round(tokens / 1.1)))  # tokens of a word of this page, by our tokenizer
+        return " ".join(draw.choice(WORDS) for _ in range(round(tokens / 2.07)))  # tokens of a word of this page, by our tokenizer
 
     def chat(*parts: str) -> list[dict[str, str]]:
         return [{"role": "user", "content": " ".join((run, *parts))}]

@@ -17,7 +17,7 @@ from vllm_tools import GOES_ON, MODEL, check, client_of, counted, endpoint, said
 from qreward import AuthenticationFailed, BadRequest, Choice, Judge, QRewardClient, Score, YesNo
 from qreward.codecs.decisions.chat import asked, labels_of
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.real_time]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.real_time]
 Pair = tuple[Replica, Replica]
 LONG = "word " * 5000
 QUESTIONS = (

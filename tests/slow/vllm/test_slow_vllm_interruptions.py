@@ -16,7 +16,7 @@ from vllm_tools import GOES_ON, MODEL, client_of, endpoint, idle, settled, user
 
 from qreward import Hedge, QRewardClient, RequestTimeout
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.real_time]
+pytestmark = [pytest.mark.timeout(1200), pytest.mark.real_time]
 Pair = tuple[Replica, Replica]
 MOST = 3500
 """Tokens of a reply that nobody waits for; it would take the server half a minute."""

@@ -13,7 +13,7 @@ from vllm_tools import check, client_of
 
 from qreward import AuthenticationFailed, BadRequest, QRewardClient, RewardModel
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.real_time]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.real_time]
 ITEMS = [(f"What is {number} + 2?", f"It is {number + 2}.") for number in range(120)]
 JOINED = "{prompt} {response}"
 FEW = 12

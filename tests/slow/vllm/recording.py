@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from _vllm import KEY, models
+from _vllm import KEY, Replica, models
 
 FOLDER = Path(__file__).parents[2] / "testing" / "recordings"
 VERSION = "0.32.0"
@@ -99,9 +99,7 @@ def everywhere(client: httpx.Client, model: str) -> Iterator[Exchange]:
         yield exchange(client, f"{path} of an empty text", "POST", path, text | {"input": [""]})
     question = [{"type": "yes_no", "instructions": "right?"}]
     yield exchange(client, "decisions", "POST", "/v1/decisions", {"model": model, "input": "2 + 2 = 4", "questions": question})
-    state = {"model": model, "state": "2 + 2 = 4", "questions": {"0": {"type": "noul", "instructions": "right?"}}}
-    yield exchange(client, "systemone", "POST", "/v1/systemone", state)
-    yield exchange(client, "systemone without a state", "POST", "/v1/systemone", {"model": model})
+    yield exchange(client, "systemone", "POST", "/v1/systemone", {"model": model, "input": "2 + 2 = 4"})
     items = {"query": "Is it right?", "items": [" 2+2=4", " 2+2=5"], "label_token_ids": [5, 6], "apply_softmax": True}
     yield exchange(client, "generative scoring", "POST", "/generative_scoring", {"model": model, **items})
     yield exchange(client, "tokenize", "POST", "/tokenize", {"model": model, "prompt": "yes", "add_special_tokens": False})
@@ -157,18 +155,18 @@ def schema(value: dict[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": value}}
 
 
-def record(root: str, model: str, command: str, generates: bool) -> dict[str, Any]:
+def record(replica: Replica, generates: bool) -> dict[str, Any]:
     """Ask a server everything, and return the recording."""
-    with httpx.Client(base_url=root, timeout=120, trust_env=False) as client:
-        exchanges = [*everywhere(client, model), *(generative(client, model) if generates else ())]
-    return {"server": f"vllm {VERSION}", "command": command, "recorded": time.strftime("%Y-%m-%d"), "exchanges": exchanges}
+    with httpx.Client(base_url=replica.root, timeout=120, trust_env=False) as client:
+        exchanges = [*everywhere(client, replica.model), *(generative(client, replica.model) if generates else ())]
+    return {"server": f"vllm {VERSION}", "command": replica.command, "recorded": time.strftime("%Y-%m-%d"), "exchanges": exchanges}
 
 
 def store(name: str, recording: dict[str, Any]) -> None:
-    folder = FOLDER / f"vllm-{VERSION}"
-    folder.mkdir(parents=True, exist_ok=True)
+    path = FOLDER / f"vllm-{VERSION}" / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     *about, (_, exchanges) = recording.items()
     head = "".join(f"{json.dumps(key)}: {json.dumps(value)},\n" for key, value in about)
     lines = ",\n".join(json.dumps(each, ensure_ascii=False) for each in exchanges)  # a line each
     text = f'{{{head}"exchanges": [\n{lines}\n]}}\n'
-    (folder / f"{name}.json").write_text(text.replace(str(models()), "MODELS"), encoding="utf-8")
+    path.write_text(text.replace(str(models()), "MODELS"), encoding="utf-8")

@@ -10,6 +10,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,14 @@ from recording import CHAT, FOLDER, HELLO, VERSION, exchange, record, response, 
 pytestmark = pytest.mark.timeout(900)
 
 
-@pytest.mark.parametrize("kind", ["judge", "reward", "classes", "embedder", "judge-drain"])
+@pytest.mark.parametrize("kind", ["judge", "pooling/reward", "pooling/classes", "pooling/embedder", "sigterm/judge"])
 def test_the_server_says_what_is_recorded(kind: str, request: pytest.FixtureRequest) -> None:
-    if kind == "judge-drain":
+    if kind == "sigterm/judge":
         now = drained(request.getfixturevalue("folder"))
+    elif kind == "judge":
+        now = record(request.getfixturevalue("pair")[0], generates=True)
     else:
-        replica: Replica = request.getfixturevalue("pair")[0] if kind == "judge" else request.getfixturevalue(kind)
-        now = record(replica.root, kind, replica.command, kind == "judge")
+        now = record(request.getfixturevalue(kind.removeprefix("pooling/")), generates=False)
     if os.environ.get("RECORD"):
         store(kind, now)
         return
@@ -69,7 +71,9 @@ def drained(folder: Path) -> dict[str, Any]:
         while replica.metrics()["num_requests_running"] < len(flights):
             time.sleep(0.05)
         replica.signal(signal.SIGTERM)
-        time.sleep(0.3)
+        with suppress(httpx.HTTPError):
+            while client.get("/health").status_code == 200:
+                time.sleep(0.05)
         ask("new chat", max_tokens=2)
         for path in ("/health", "/v1/models"):
             try:

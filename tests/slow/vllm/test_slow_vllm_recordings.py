@@ -8,16 +8,15 @@ from __future__ import annotations
 import json
 import os
 import signal
-import threading
 import time
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from _vllm import KEY, Replica
-from recording import CHAT, FOLDER, HELLO, VERSION, exchange, record, response, store
+from _vllm import Replica
+from recording import CHAT, FOLDER, HELLO, VERSION, exchange, record, store
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -52,45 +51,29 @@ def shape(said: Any) -> Any:
 
 def drained(folder: Path) -> dict[str, Any]:
     """Record what a server says from the moment that it is asked to end (SIGTERM)."""
-    said: list[dict[str, Any]] = []
     with Replica("judge", 1, folder) as replica, httpx.Client(base_url=replica.root, timeout=60, trust_env=False) as client:
+        chat = {"model": "judge", "messages": HELLO, "max_tokens": 3000, "ignore_eos": True}
 
-        def ask(name: str, **body: Any) -> None:
-            body = {"model": "judge", "messages": HELLO, "max_tokens": 3000, "ignore_eos": True} | body
+        def ask(name: str, method: str, path: str, body: Any = None) -> dict[str, Any]:
             try:
-                said.append(exchange(client, name, "POST", CHAT, body))
+                return exchange(client, name, method, path, body)
             except httpx.HTTPError as error:
-                said.append({"name": name, "request": {"path": CHAT, "body": body}, "response": {"error": type(error).__name__}})
+                return {"name": name, "request": {"path": path, "body": body}, "response": {"error": type(error).__name__}}
 
-        flights = [
-            threading.Thread(target=ask, args=("chat in flight",)),
-            threading.Thread(target=ask, args=("stream in flight",), kwargs={"stream": True}),
-        ]
-        for flight in flights:
-            flight.start()
-        while replica.metrics()["num_requests_running"] < len(flights):
-            time.sleep(0.05)
-        replica.signal(signal.SIGTERM)
-        with suppress(httpx.HTTPError):
-            while client.get("/health").status_code == 200:
+        with ThreadPoolExecutor() as pool:
+            flights = [
+                pool.submit(ask, "chat in flight", "POST", CHAT, chat),
+                pool.submit(ask, "stream in flight", "POST", CHAT, chat | {"stream": True}),
+            ]
+            while replica.metrics()["num_requests_running"] < len(flights):
                 time.sleep(0.05)
-        ask("new chat", max_tokens=2)
-        for path in ("/health", "/v1/models"):
-            try:
-                answer = client.get(path, headers={"Authorization": f"Bearer {KEY}"})
-                said.append({"name": f"GET {path}", "request": {"path": path}, "response": response(path, answer)})
-            except httpx.HTTPError as error:
-                said.append({"name": f"GET {path}", "request": {"path": path}, "response": {"error": type(error).__name__}})
-        for flight in flights:
-            flight.join()
+            replica.signal(signal.SIGTERM)
+            while ask("", "GET", "/health")["response"].get("status") == 200:
+                time.sleep(0.05)
+            said = [ask("new chat", "POST", CHAT, chat), *(ask(f"GET {path}", "GET", path) for path in ("/health", "/v1/models"))]
+            said += [flight.result() for flight in flights]
         replica.ended()
-    for each in said:
-        if events := each["response"].get("events"):
-            each["response"]["events"] = [*events[:2], *events[-3:]]  # a stream of some thousand tokens
-    exchanges = sorted(said, key=lambda each: str(each["name"]))
-    return {
-        "server": f"vllm {VERSION}",
-        "command": f"{replica.command}, then kill -TERM",
-        "recorded": time.strftime("%Y-%m-%d"),
-        "exchanges": exchanges,
-    }
+    events = said[-1]["response"]["events"]
+    said[-1]["response"]["events"] = [*events[:2], *events[-3:]]  # of some thousand
+    about = {"server": f"vllm {VERSION}", "command": f"{replica.command}, then kill -TERM", "recorded": time.strftime("%Y-%m-%d")}
+    return about | {"exchanges": sorted(said, key=lambda each: str(each["name"]))}

@@ -22,9 +22,11 @@ from statistics import median
 from qreward.errors import ConnectionFailed, RateLimited, ServerError
 from qreward.scheduler.load_balancing import make_balancer
 from qreward.scheduler.outcome import CANCELLED, Answer, Failure, FailureKind, Outcome
+from qreward.scheduler.pool import Pool
 from qreward.scheduler.queue import Queue
 from qreward.scheduler.scheduler import CANCEL, MORE, SEND, Scheduler
-from qreward.scheduler.state import Attempt, BatchFeed, Pool, Source, Task, make_source
+from qreward.scheduler.source import Source, make_source
+from qreward.scheduler.task import Attempt, BatchFeed, Task
 from qreward.settings.policies import Hedge, Limits, LoadBalanceStrategy, Retry
 
 HELD = 8

@@ -40,10 +40,12 @@ from qreward.engine.prefixes import PrefixFinder
 from qreward.scheduler.affinity import AffineQueue
 from qreward.scheduler.load_balancing import make_balancer
 from qreward.scheduler.outcome import Answer
+from qreward.scheduler.pool import Pool
 from qreward.scheduler.prefixes import Holders, Prefix
 from qreward.scheduler.queue import Queue
 from qreward.scheduler.scheduler import MORE, SEND, Scheduler
-from qreward.scheduler.state import READ_AHEAD, Attempt, BatchFeed, Pool, Source, Task, make_source
+from qreward.scheduler.source import Source, make_source
+from qreward.scheduler.task import READ_AHEAD, Attempt, BatchFeed, Task
 from qreward.settings.policies import LoadBalanceStrategy, Retry
 
 ENDPOINTS, IN_FLIGHT = 4, 64

@@ -23,9 +23,11 @@ from simulation.world import Bulk, World
 
 from qreward.scheduler.limits.concurrency import AdaptiveLimit, ConcurrencyLimit
 from qreward.scheduler.outcome import Answer, Outcome
+from qreward.scheduler.pool import Pool
 from qreward.scheduler.prefixes import Prefix
 from qreward.scheduler.scheduler import Scheduler
-from qreward.scheduler.state import READ_AHEAD, Attempt, Pool, Source, Task
+from qreward.scheduler.source import Source
+from qreward.scheduler.task import READ_AHEAD, Attempt, Task
 from qreward.settings.policies import Hedge, Retry
 
 WINDOW = 64

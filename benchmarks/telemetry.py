@@ -37,7 +37,7 @@ from qreward import Endpoint, QRewardClient
 from qreward.codecs.base import WireRequest
 from qreward.observers import with_carried
 from qreward.scheduler.outcome import Answer
-from qreward.scheduler.state import Attempt, RequestOptions
+from qreward.scheduler.task import Attempt, RequestOptions
 from qreward.telemetry import Telemetry
 
 MODEL = "judge-7b"

@@ -34,8 +34,9 @@ from qreward.options import DEFAULT
 from qreward.progress import start_progress
 from qreward.quota.renewal import Sharing
 from qreward.results import BatchResult, Result
+from qreward.scheduler.pool import Pool
 from qreward.scheduler.scheduler import Scheduler
-from qreward.scheduler.state import Pool, RequestOptions
+from qreward.scheduler.task import RequestOptions
 from qreward.scoring.merge_queue import MergedItem
 from qreward.scoring.merge_spec import MergeSpec
 from qreward.scoring.merger import ItemWaiter, MergedBatchWaiter, RequestMerger

@@ -1,6 +1,6 @@
 """Counts lines of Python source: all of them, and lines of code, which leaves out docstrings, comments and blank lines.
 
-    python tests/code_size.py qreward qreward/scheduler
+python tests/code_size.py qreward qreward/scheduler
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from qreward import Judge, QRewardClient
-from qreward.scheduler.state import Attempt, Task
+from qreward.scheduler.task import Attempt, Task
 
 
 def leftovers(client: QRewardClient, judge: Judge | None = None) -> dict[str, int]:

@@ -9,7 +9,8 @@ import pytest
 
 from qreward import Endpoint, Limits, QRewardClient
 from qreward.cli import main
-from qreward.scheduler.state import Attempt, Source, Task, make_source, standing
+from qreward.scheduler.source import Source, make_source, standing
+from qreward.scheduler.task import Attempt, Task
 
 CONFIG = """
 {"endpoints": [

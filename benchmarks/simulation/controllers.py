@@ -17,7 +17,8 @@ from typing import Any
 
 from qreward.scheduler.limits.concurrency import ConcurrencyLimit
 from qreward.scheduler.outcome import Answer
-from qreward.scheduler.state import Attempt, Source, make_source
+from qreward.scheduler.source import Source, make_source
+from qreward.scheduler.task import Attempt
 from qreward.settings.policies import Limits
 from simulation.agenda import Agenda
 from simulation.specs import Spec

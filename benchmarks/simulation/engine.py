@@ -11,7 +11,7 @@ from itertools import count
 from math import inf
 from typing import Protocol
 
-from qreward.scheduler.state import Attempt
+from qreward.scheduler.task import Attempt
 from simulation.agenda import Agenda
 from simulation.laws import Alone, Law
 

@@ -16,8 +16,10 @@ from typing import Any
 
 from qreward.errors import RequestTimeout
 from qreward.scheduler.outcome import Answer, Failure, FailureKind, Outcome
+from qreward.scheduler.pool import Pool
 from qreward.scheduler.queue import Queue
-from qreward.scheduler.state import Attempt, Pool, Source, Task
+from qreward.scheduler.source import Source
+from qreward.scheduler.task import Attempt, Task
 from qreward.settings.policies import Priority
 from simulation.doors import Job
 from simulation.server import Server

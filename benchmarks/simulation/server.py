@@ -7,7 +7,7 @@ from random import Random
 
 from qreward.errors import ConnectionFailed, InvalidResponse, RateLimited, ServerError
 from qreward.scheduler.outcome import Answer, Failure, FailureKind, Outcome, RateLimitInfo
-from qreward.scheduler.state import Attempt
+from qreward.scheduler.task import Attempt
 from simulation.agenda import Agenda
 from simulation.doors import Away, Cap, Door, Job, Stray
 from simulation.engine import make_engine

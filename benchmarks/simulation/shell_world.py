@@ -14,7 +14,8 @@ from qreward.engine.fleet import Fleet
 from qreward.engine.single import Single
 from qreward.errors import QRewardError
 from qreward.scheduler.outcome import Answer, Failure, Outcome
-from qreward.scheduler.state import RequestOptions, Source, Task
+from qreward.scheduler.source import Source
+from qreward.scheduler.task import RequestOptions, Task
 from qreward.settings.policies import Endpoint, Limits, Priority
 from qreward.testing.virtual_time import run_in_virtual_time
 from simulation.doors import Job

@@ -8,7 +8,8 @@ from random import Random
 
 from qreward.scheduler.outcome import Answer, Outcome
 from qreward.scheduler.scheduler import SEND, Command, Scheduler
-from qreward.scheduler.state import Attempt, BatchFeed, Source, Task
+from qreward.scheduler.source import Source
+from qreward.scheduler.task import Attempt, BatchFeed, Task
 from qreward.settings.policies import Hedge, Retry
 from simulation.agenda import Agenda
 from simulation.doors import Job

@@ -10,9 +10,11 @@ from random import Random
 
 from qreward.scheduler.load_balancing import make_balancer
 from qreward.scheduler.outcome import CANCELLED, Outcome
+from qreward.scheduler.pool import Pool
 from qreward.scheduler.queue import Queue
 from qreward.scheduler.scheduler import CANCEL, FINISH, SEND
-from qreward.scheduler.state import Attempt, BatchFeed, Pool, Source, Task
+from qreward.scheduler.source import Source
+from qreward.scheduler.task import Attempt, BatchFeed, Task
 from qreward.settings.policies import LoadBalanceStrategy, Priority, Retry
 from simulation.doors import Job
 from simulation.server import Server

@@ -26,7 +26,8 @@ from qreward.records import AttemptRecord
 from qreward.results import EndpointStats, Result
 from qreward.runtime import Runtime
 from qreward.scheduler.outcome import Failure, FailureKind, Outcome
-from qreward.scheduler.state import Attempt, BatchFeed, Pool
+from qreward.scheduler.pool import Pool
+from qreward.scheduler.task import Attempt, BatchFeed
 
 WAITING = 1024
 """Maximum number of lines in a queue. The input is not read further while a line has to wait for room in its queue."""

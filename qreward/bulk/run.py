@@ -29,7 +29,7 @@ from qreward.judge.types import Scorer
 from qreward.progress import ProgressMeter, start_progress
 from qreward.results import EndpointStats, Result, RouteLoad, dollars, merged_stats
 from qreward.runtime import Runtime
-from qreward.scheduler.state import Pool
+from qreward.scheduler.pool import Pool
 from qreward.settings.policies import Endpoint
 
 REFRESH_INTERVAL = 0.25

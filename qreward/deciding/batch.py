@@ -15,7 +15,8 @@ from qreward.errors import QRewardError
 from qreward.records import AttemptRecord
 from qreward.results import Result
 from qreward.scheduler.outcome import Answer
-from qreward.scheduler.state import BatchFeed, Source, Task
+from qreward.scheduler.source import Source
+from qreward.scheduler.task import BatchFeed, Task
 
 
 class DividedItem:

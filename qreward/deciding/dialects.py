@@ -23,7 +23,8 @@ from qreward.engine.driver import LoopDriver
 from qreward.engine.instrumentation import LOG
 from qreward.errors import InvalidResponse
 from qreward.scheduler.outcome import Answer, Failure
-from qreward.scheduler.state import Pool, Task
+from qreward.scheduler.pool import Pool
+from qreward.scheduler.task import Task
 from qreward.settings.policies import Endpoint
 
 MOST_MODELS = 4096

@@ -14,7 +14,7 @@ from qreward.decisions import Decision, check_questions
 from qreward.errors import BadRequest, ConfigError, QRewardError
 from qreward.options import Arguments, preparer
 from qreward.results import Result
-from qreward.scheduler.state import RequestOptions
+from qreward.scheduler.task import RequestOptions
 
 Send = Callable[[WireRequest, RequestOptions], Awaitable[Result[Any]]]
 """A function that sends one request and returns its result. If the request failed, the result has the error."""

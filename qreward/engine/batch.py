@@ -21,7 +21,9 @@ from qreward.engine.snapshots import Tallies, result_of
 from qreward.errors import BadRequest, ClientClosed, DeadlineExceeded, QRewardError
 from qreward.results import BatchInterrupted, BatchResult, BatchStats, Result
 from qreward.scheduler.outcome import Answer, Outcome
-from qreward.scheduler.state import READ_AHEAD, Attempt, BatchFeed, Pool, RequestOptions, Source, Task
+from qreward.scheduler.pool import Pool
+from qreward.scheduler.source import Source
+from qreward.scheduler.task import READ_AHEAD, Attempt, BatchFeed, RequestOptions, Task
 
 MOST_AT_ONCE = 256
 """Maximum number of items that are read, or that fail unread, in one turn of the event loop."""

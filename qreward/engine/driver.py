@@ -25,7 +25,8 @@ from qreward.errors import ClientClosed, InvalidResponse, QRewardError
 from qreward.scheduler.health import HealthChange
 from qreward.scheduler.outcome import CANCELLED, Answer, Failure, FailureKind, Outcome, RateLimitInfo
 from qreward.scheduler.scheduler import CANCEL, FINISH, MORE, SEND, Command
-from qreward.scheduler.state import Attempt, BatchFeed, Source, Task
+from qreward.scheduler.source import Source
+from qreward.scheduler.task import Attempt, BatchFeed, Task
 
 TURNS = 64
 """Number of attempts that one asyncio task makes before it yields to the event loop."""

@@ -28,10 +28,11 @@ from qreward.scheduler.limits.concurrency import AdaptiveLimit, ConcurrencyLimit
 from qreward.scheduler.limits.headers import HeaderRateLimit
 from qreward.scheduler.limits.rate import Gcra
 from qreward.scheduler.load_balancing import Balancer, make_balancer
+from qreward.scheduler.pool import Pool
 from qreward.scheduler.queue import Queue
 from qreward.scheduler.routing import Routes
 from qreward.scheduler.scheduler import Scheduler
-from qreward.scheduler.state import Pool, Source, make_source
+from qreward.scheduler.source import Source, make_source
 from qreward.settings.client import ClientConfig
 from qreward.settings.policies import BATCH_KIND, Endpoint, Limits, LoadBalanceStrategy, PrefixAffinity, Route
 from qreward.spelling import did_you_mean

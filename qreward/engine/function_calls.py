@@ -25,7 +25,7 @@ from qreward.scheduler.functions.scheduler import CallScheduler
 from qreward.scheduler.functions.state import Call, CallFailure
 from qreward.scheduler.outcome import CANCELLED, Answer, Cancelled
 from qreward.scheduler.scheduler import FINISH, SEND, Command
-from qreward.scheduler.state import Attempt, Task
+from qreward.scheduler.task import Attempt, Task
 
 ErrorClassifier = Callable[[Exception], CallFailure]
 """Classifies an exception of the function as a ``CallFailure``."""

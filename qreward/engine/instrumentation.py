@@ -34,7 +34,9 @@ from qreward.observers import (
     Observer,
 )
 from qreward.scheduler.outcome import Answer, Cancelled, Failure, Outcome
-from qreward.scheduler.state import Attempt, CancelReason, Pool, Source, Task
+from qreward.scheduler.pool import Pool
+from qreward.scheduler.source import Source
+from qreward.scheduler.task import Attempt, CancelReason, Task
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from qreward.engine.instrumentation import LOG
 from qreward.scheduler.outcome import ProbeResult
 from qreward.scheduler.probe_state import ProbeEffect, ProbeState
 from qreward.scheduler.scheduler import Scheduler
-from qreward.scheduler.state import Source
+from qreward.scheduler.source import Source
 from qreward.settings.policies import Endpoint
 
 TIMEOUT = 5.0

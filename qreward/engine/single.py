@@ -14,7 +14,8 @@ from qreward.engine.snapshots import result_of
 from qreward.errors import ClientClosed, QRewardError
 from qreward.results import Result
 from qreward.scheduler.outcome import CANCELLED, Answer
-from qreward.scheduler.state import Attempt, Source, Task, TaskState
+from qreward.scheduler.source import Source
+from qreward.scheduler.task import Attempt, Task, TaskState
 
 
 class Single(Waiter):

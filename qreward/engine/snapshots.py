@@ -11,9 +11,11 @@ from qreward.errors import QRewardError
 from qreward.records import AttemptRecord, retries
 from qreward.results import EndpointState, EndpointStats, Result, RouteLoad, with_trail
 from qreward.scheduler.outcome import Answer
+from qreward.scheduler.pool import Pool
 from qreward.scheduler.scheduler import Scheduler
-from qreward.scheduler.state import Attempt, Pool, Source, Task, standing
+from qreward.scheduler.source import Source, standing
 from qreward.scheduler.stats import LatencyStats, Quantiles
+from qreward.scheduler.task import Attempt, Task
 from qreward.settings.policies import Endpoint
 
 

@@ -18,7 +18,8 @@ from qreward.engine.stream_sink import StreamRestarted, StreamWaiter, closed, in
 from qreward.errors import QRewardError, RequestError
 from qreward.results import BatchResult, Result
 from qreward.scheduler.outcome import Answer
-from qreward.scheduler.state import BatchFeed, Source, Task
+from qreward.scheduler.source import Source
+from qreward.scheduler.task import BatchFeed, Task
 
 AHEAD = 256
 """Number of events, of all streams together, that are queued for the consumer before reading pauses."""

@@ -21,7 +21,8 @@ from qreward.engine.snapshots import result_of
 from qreward.errors import ClientClosed, QRewardError, RequestError, RequestTimeout, StreamInterrupted
 from qreward.results import Result
 from qreward.scheduler.outcome import CANCELLED, Answer, Failure, FailureKind, Outcome, RateLimitInfo
-from qreward.scheduler.state import Attempt, Source, Task, TaskState
+from qreward.scheduler.source import Source
+from qreward.scheduler.task import Attempt, Task, TaskState
 
 GAPS_AT_ONCE = 64
 """Number of gaps between tokens that are collected before they are recorded at the source. Recording takes the engine's lock."""

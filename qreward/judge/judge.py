@@ -42,7 +42,8 @@ from qreward.judge.verdict_parser import VerdictParser, verdict_named
 from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, request_options, seconds
 from qreward.results import BatchResult
 from qreward.runtime import runtime_of
-from qreward.scheduler.state import Pool, RequestOptions
+from qreward.scheduler.pool import Pool
+from qreward.scheduler.task import RequestOptions
 from qreward.settings.policies import Priority
 from qreward.sync_client import SyncQRewardClient
 

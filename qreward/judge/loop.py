@@ -26,7 +26,9 @@ from qreward.records import AttemptRecord, Usage, added
 from qreward.results import Result, successful, with_trail
 from qreward.scheduler.failure_policy import unanswered
 from qreward.scheduler.outcome import Answer, Outcome
-from qreward.scheduler.state import Attempt, BatchFeed, Pool, RequestOptions, Source, Task, TaskState
+from qreward.scheduler.pool import Pool
+from qreward.scheduler.source import Source
+from qreward.scheduler.task import Attempt, BatchFeed, RequestOptions, Task, TaskState
 
 MOST_AHEAD = 8192
 """Number of requests in the queue of one model at which a batch with several models reads no more items. Below this number, items are read

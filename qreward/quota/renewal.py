@@ -22,7 +22,8 @@ from qreward.engine.instrumentation import LOG
 from qreward.quota.file_ledger import FileTransport, key_of
 from qreward.quota.lease import Lease
 from qreward.quota.messages import LINGER, MINUTE, RENEW, Demand, Grant, RenewReply, RenewRequest
-from qreward.scheduler.state import LOW, Source
+from qreward.scheduler.source import Source
+from qreward.scheduler.task import LOW
 from qreward.settings.policies import Endpoint, Limits
 
 SOON = 0.05

@@ -17,7 +17,8 @@ from typing import NamedTuple
 from qreward.errors import AuthenticationFailed, ClientClosed, QRewardError, RequestTimeout
 from qreward.results import AttemptRecord
 from qreward.scheduler.outcome import Answer, Cancelled, Failure, FailureKind, Outcome
-from qreward.scheduler.state import Attempt, CancelReason, Source, Task
+from qreward.scheduler.source import Source
+from qreward.scheduler.task import Attempt, CancelReason, Task
 from qreward.settings.policies import Retry
 
 

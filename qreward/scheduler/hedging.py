@@ -27,8 +27,10 @@ from enum import IntEnum
 from math import inf
 from operator import itemgetter
 
-from qreward.scheduler.state import Attempt, Pool, Source, Task, TaskState
+from qreward.scheduler.pool import Pool
+from qreward.scheduler.source import Source
 from qreward.scheduler.stats import LEAST_SECONDS
+from qreward.scheduler.task import Attempt, Task, TaskState
 from qreward.settings.policies import Hedge
 
 KEPT = 10_000

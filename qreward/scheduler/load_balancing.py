@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 from qreward.settings.policies import LoadBalanceStrategy
 
 if TYPE_CHECKING:
-    from qreward.scheduler.state import Pool, Source, Task
+    from qreward.scheduler.pool import Pool
+    from qreward.scheduler.source import Source
+    from qreward.scheduler.task import Task
 
 COMPARED = 16
 """Number of sources with a free slot that are compared for one task. If there are more, the better half of the last comparison is compared

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 from math import inf
 
-from qreward.scheduler.state import Attempt, BatchFeed, Pool, Source
+from qreward.scheduler.pool import Pool
+from qreward.scheduler.source import Source
+from qreward.scheduler.task import Attempt, BatchFeed
 from qreward.scheduler.timer_wheel import TimerWheel
 
 UNKNOWN = 0.25

@@ -23,7 +23,7 @@ from math import inf
 
 from qreward.scheduler.health import OPEN
 from qreward.scheduler.outcome import ProbeResult
-from qreward.scheduler.state import Source
+from qreward.scheduler.source import Source
 
 LONGEST_AWAY = 30.0
 """Maximum number of seconds for which no request is sent to a server that reports "not ready". Then one request is sent anyway."""

@@ -17,7 +17,9 @@ from itertools import chain, islice
 from math import inf
 
 from qreward.scheduler.affinity import AffineQueue
-from qreward.scheduler.state import BatchFeed, Pool, Source, Task, TaskState
+from qreward.scheduler.pool import Pool
+from qreward.scheduler.source import Source
+from qreward.scheduler.task import BatchFeed, Task, TaskState
 
 QUEUED = TaskState.QUEUED
 PATIENCE = 600.0

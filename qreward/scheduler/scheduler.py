@@ -37,8 +37,10 @@ from qreward.scheduler.limits.tokens import TokenEstimator
 from qreward.scheduler.load_balancing import Balancer
 from qreward.scheduler.outages import OutageTracker, deadline
 from qreward.scheduler.outcome import Answer, Cancelled, Failure, FailureKind, Outcome, RateLimitInfo
-from qreward.scheduler.state import LOW, READ_AHEAD, Attempt, BatchFeed, CancelReason, Pool, Source, Task, TaskState
+from qreward.scheduler.pool import Pool
+from qreward.scheduler.source import Source
 from qreward.scheduler.stats import LEAST_INFLIGHT
+from qreward.scheduler.task import LOW, READ_AHEAD, Attempt, BatchFeed, CancelReason, Task, TaskState
 from qreward.scheduler.timer_wheel import PER_SECOND, Timed, TimerWheel
 from qreward.settings.client import ClientConfig
 from qreward.settings.policies import Hedge, Retry

@@ -15,7 +15,9 @@ from qreward.codecs.rewards.base import MergeLimits
 from qreward.engine.instrumentation import REPORTED
 from qreward.scheduler.failure_policy import unanswered
 from qreward.scheduler.outages import deadline
-from qreward.scheduler.state import BatchFeed, Pool, RequestOptions, Source, Task, TaskState
+from qreward.scheduler.pool import Pool
+from qreward.scheduler.source import Source
+from qreward.scheduler.task import BatchFeed, RequestOptions, Task, TaskState
 from qreward.scoring import sizing
 from qreward.scoring.merge_spec import MergeSpec
 from qreward.scoring.sizing import EndpointLimits, LearnedLimits

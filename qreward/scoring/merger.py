@@ -24,7 +24,9 @@ from qreward.errors import ClientClosed, InvalidResponse, QRewardError, RequestE
 from qreward.results import AttemptRecord, BatchResult, Result
 from qreward.scheduler import scheduler as endings
 from qreward.scheduler.outcome import Answer, Failure, FailureKind, Outcome
-from qreward.scheduler.state import Attempt, BatchFeed, Pool, RequestOptions, Source, Task, TaskState
+from qreward.scheduler.pool import Pool
+from qreward.scheduler.source import Source
+from qreward.scheduler.task import Attempt, BatchFeed, RequestOptions, Task, TaskState
 from qreward.scoring import sizing
 from qreward.scoring.merge_queue import MergedItem, MergedRequest, MergeQueue, Split
 from qreward.scoring.merge_spec import MergeSpec

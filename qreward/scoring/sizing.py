@@ -12,7 +12,8 @@ from math import ceil, inf
 
 from qreward.codecs.rewards.base import ALONE, MergeLimits
 from qreward.scheduler.outcome import ProbeResult
-from qreward.scheduler.state import Pool, Source
+from qreward.scheduler.pool import Pool
+from qreward.scheduler.source import Source
 
 MOST = 256
 """Maximum number of items per request, for servers that have no limit."""

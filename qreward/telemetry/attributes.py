@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from qreward import errors
-from qreward.scheduler.state import Source
+from qreward.scheduler.source import Source
 from qreward.telemetry import names
 
 Attributes = dict[str, Any]

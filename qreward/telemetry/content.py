@@ -19,7 +19,7 @@ from opentelemetry.context import Context
 
 from qreward.engine.instrumentation import End
 from qreward.scheduler.outcome import Answer
-from qreward.scheduler.state import Task
+from qreward.scheduler.task import Task
 from qreward.telemetry import names
 from qreward.telemetry.attributes import Attributes, CallKind, ResponseMetadata, error_description, error_type
 from qreward.transport.redaction import Secrets, secrets_of

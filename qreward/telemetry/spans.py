@@ -21,7 +21,8 @@ from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
 from qreward.engine.instrumentation import End, error_of, model_of, operation_of, outcome_of, queued, route_of, type_of
 from qreward.observers import CARRIED
 from qreward.scheduler.outcome import Answer, Failure, FailureKind, Outcome
-from qreward.scheduler.state import Attempt, Source, Task
+from qreward.scheduler.source import Source
+from qreward.scheduler.task import Attempt, Task
 from qreward.telemetry import names
 from qreward.telemetry.attributes import (
     NOTHING,

@@ -188,7 +188,7 @@ def test_a_bulk_that_never_ends_is_given_up_and_what_it_held_is_given_back(sim: 
 
 
 def test_faults_of_an_engine_are_seen(sim: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = importlib.import_module("qreward.scheduler.state").Source
+    source = importlib.import_module("qreward.scheduler.source").Source
     full = source.ready_at
     with monkeypatch.context() as patch:
         patch.setattr(source, "ready_at", lambda self, now: 0.0 if self.inflight >= self.window.limit else full(self, now))

@@ -13,7 +13,7 @@ from engine_tools import MODEL, FakeWire, Said, chats, client_of
 from qreward import Endpoint, Limits, QRewardClient
 from qreward.results import Usage
 from qreward.scheduler.outcome import Answer
-from qreward.scheduler.state import Source
+from qreward.scheduler.source import Source
 from qreward.settings.client import ClientConfig
 
 

@@ -32,7 +32,7 @@ from qreward.engine.driver import LoopDriver
 from qreward.engine.snapshots import Tallies
 from qreward.records import PromptTokensDetails, Usage
 from qreward.scheduler.outcome import Answer
-from qreward.scheduler.state import READ_AHEAD
+from qreward.scheduler.task import READ_AHEAD
 
 
 async def random_seconds(_: str, prompt: str) -> str:

@@ -14,7 +14,7 @@ from qreward.engine.batch import MOST_AT_ONCE
 from qreward.engine.driver import TURNS
 from qreward.errors import ConnectionFailed
 from qreward.scheduler.outcome import Failure, FailureKind
-from qreward.scheduler.state import READ_AHEAD
+from qreward.scheduler.task import READ_AHEAD
 
 MANY = 8_000
 

@@ -22,7 +22,7 @@ from qreward.engine.probing import LATE, LOST_AFTER, TIMEOUT, ProbingEngine
 from qreward.errors import ConnectionFailed
 from qreward.scheduler.outcome import Failure, FailureKind, ProbeResult
 from qreward.scheduler.scheduler import Scheduler
-from qreward.scheduler.state import make_source
+from qreward.scheduler.source import make_source
 from qreward.settings.policies import Retry
 
 CALLER: ContextVar[str] = ContextVar("CALLER", default="none")

@@ -29,8 +29,8 @@ from qreward import (
 )
 from qreward.engine.stream_sink import AHEAD, GRACE
 from qreward.scheduler.outcome import RateLimit, RateLimitInfo
-from qreward.scheduler.state import CancelReason
 from qreward.scheduler.stats import GAP_LEAST, KNOWN
+from qreward.scheduler.task import CancelReason
 
 
 async def heard_from_a_first(client: QRewardClient, stream: Any, seconds: float = 0) -> list[Any]:

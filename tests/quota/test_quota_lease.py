@@ -16,8 +16,10 @@ from qreward.quota.renewal import AHEAD, IDLE, SLOW, DemandTracker
 from qreward.scheduler.limits.concurrency import AdaptiveLimit, FixedLimit
 from qreward.scheduler.load_balancing import ExpectedFinish
 from qreward.scheduler.outcome import Answer
+from qreward.scheduler.pool import Pool
 from qreward.scheduler.queue import Queue
-from qreward.scheduler.state import LOW, Attempt, Pool, Source, Task, make_source, standing
+from qreward.scheduler.source import Source, make_source, standing
+from qreward.scheduler.task import LOW, Attempt, Task
 from qreward.settings.policies import Limits
 
 

@@ -16,9 +16,11 @@ from typing import Any
 from qreward.errors import ConnectionFailed, RateLimited, ServerError
 from qreward.scheduler.load_balancing import make_balancer
 from qreward.scheduler.outcome import CANCELLED, Answer, Failure, FailureKind, Outcome
+from qreward.scheduler.pool import Pool
 from qreward.scheduler.queue import Queue
 from qreward.scheduler.scheduler import CANCEL, FINISH, SEND, Scheduler
-from qreward.scheduler.state import Attempt, BatchFeed, Pool, Source, Task, make_source
+from qreward.scheduler.source import Source, make_source
+from qreward.scheduler.task import Attempt, BatchFeed, Task
 from qreward.settings.policies import Hedge, Limits, LoadBalanceStrategy, Priority, Retry
 
 BROKE = Failure(FailureKind.TRANSIENT, ServerError("it broke", status_code=500))

@@ -23,10 +23,12 @@ from qreward.errors import (
 )
 from qreward.scheduler.load_balancing import make_balancer
 from qreward.scheduler.outcome import CANCELLED, Answer, Failure, FailureKind, Outcome
+from qreward.scheduler.pool import Pool
 from qreward.scheduler.prefixes import Prefix
 from qreward.scheduler.queue import Queue
 from qreward.scheduler.scheduler import Scheduler
-from qreward.scheduler.state import Attempt, BatchFeed, Pool, Source, Task
+from qreward.scheduler.source import Source
+from qreward.scheduler.task import Attempt, BatchFeed, Task
 from qreward.settings.policies import Hedge, Limits, LoadBalanceStrategy, Retry
 
 NORMAL = 5

@@ -6,8 +6,10 @@ from collections.abc import Iterable
 from random import Random
 
 from qreward.scheduler.load_balancing import ExpectedFinish
+from qreward.scheduler.pool import Pool
 from qreward.scheduler.queue import Queue
-from qreward.scheduler.state import BatchFeed, Pool, Source, Task
+from qreward.scheduler.source import Source
+from qreward.scheduler.task import BatchFeed, Task
 
 A, B, C = (Source(name, Random(0)) for name in "abc")
 POOL = Pool("p", [], ExpectedFinish(), Queue())

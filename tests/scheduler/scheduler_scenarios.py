@@ -11,7 +11,7 @@ from simulator import NEVER, Server, Simulation
 
 from qreward.scheduler.limits.concurrency import AdaptiveLimit
 from qreward.scheduler.limits.rate import LearnedRate
-from qreward.scheduler.state import Pool
+from qreward.scheduler.pool import Pool
 from qreward.settings.policies import Hedge, Limits, LoadBalanceStrategy, Retry
 
 HEDGES = [None, Hedge(), Hedge(after=0.5), Hedge(quantile=0.5, budget=0.5), Hedge(budget=0.0, reserve=2)]

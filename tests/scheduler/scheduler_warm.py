@@ -8,7 +8,7 @@ from itertools import cycle
 from scheduler_driver import Driver
 
 from qreward.scheduler.outcome import Answer
-from qreward.scheduler.state import Attempt, Task
+from qreward.scheduler.task import Attempt, Task
 from qreward.settings.policies import Hedge
 
 HANGS_ONLY = Hedge(after=1000.0, tail=False)

@@ -12,9 +12,11 @@ from typing import Any, cast
 from qreward.errors import QRewardError
 from qreward.scheduler.limits.rate import Gcra
 from qreward.scheduler.outcome import Answer, Failure, FailureKind, Outcome
+from qreward.scheduler.pool import Pool
 from qreward.scheduler.queue import Queue, should_take
 from qreward.scheduler.scheduler import CANCEL, FINISH, MORE, SEND, Command, Scheduler
-from qreward.scheduler.state import Attempt, BatchFeed, CancelReason, Pool, Source, Task, TaskState
+from qreward.scheduler.source import Source
+from qreward.scheduler.task import Attempt, BatchFeed, CancelReason, Task, TaskState
 from qreward.scheduler.timer_wheel import PER_SECOND
 
 BUCKET = 1 / PER_SECOND

@@ -16,7 +16,7 @@ from random import Random
 from scheduler_driver import Driver, failure
 
 from qreward.scheduler.outcome import CANCELLED, Answer, FailureKind, Outcome
-from qreward.scheduler.state import Attempt, BatchFeed, Task
+from qreward.scheduler.task import Attempt, BatchFeed, Task
 
 NEVER = (0.0, 0.0)
 MOST_STEPS = 2_000_000

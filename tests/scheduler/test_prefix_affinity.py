@@ -16,8 +16,10 @@ from scheduler_driver import Driver
 from qreward.scheduler import affinity
 from qreward.scheduler.affinity import AffineQueue, Group
 from qreward.scheduler.outcome import Answer
+from qreward.scheduler.pool import EACH, UNSHARED
 from qreward.scheduler.prefixes import Holders, Prefix
-from qreward.scheduler.state import EACH, UNSHARED, BatchFeed, Source, Task, TaskState
+from qreward.scheduler.source import Source
+from qreward.scheduler.task import BatchFeed, Task, TaskState
 
 AHEAD = 16
 

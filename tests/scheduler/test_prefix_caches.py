@@ -13,7 +13,7 @@ from scheduler_driver import failure
 from qreward.scheduler import prefixes
 from qreward.scheduler.outcome import CANCELLED, Answer, Cancelled, Failure, FailureKind
 from qreward.scheduler.prefixes import CAPACITY, COLD, IDLE, MOST_HOLDERS, REMEMBERED, SWEEP, Holders, Prefix, PrefixCache
-from qreward.scheduler.state import Source
+from qreward.scheduler.source import Source
 
 
 def prefix(*keys: int, characters: float = 400.0, rest: float = 0.0) -> Prefix:

@@ -14,7 +14,7 @@ from scheduler_scenarios import random_simulation
 
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.prefixes import Prefix
-from qreward.scheduler.state import READ_AHEAD, Attempt, BatchFeed, Task
+from qreward.scheduler.task import READ_AHEAD, Attempt, BatchFeed, Task
 
 PROMPT, SHARED = 1000, 900
 """Tokens of a prompt, and of the question in it."""

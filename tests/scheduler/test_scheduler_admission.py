@@ -7,7 +7,7 @@ from scheduler_warm import HANGS_ONLY, PACE, live, warm_all
 
 from qreward.errors import NoEndpoint, QueueFull, RequestTimeout
 from qreward.scheduler.outcome import Answer, FailureKind
-from qreward.scheduler.state import TaskState
+from qreward.scheduler.task import TaskState
 from qreward.settings.policies import Limits, Retry
 
 K = FailureKind

@@ -6,7 +6,7 @@ from scheduler_driver import CHUNK, Driver
 from scheduler_warm import PACE, warm, warm_all
 
 from qreward.scheduler.outcome import Answer
-from qreward.scheduler.state import BatchFeed
+from qreward.scheduler.task import BatchFeed
 
 SLOW = 10 * PACE
 

@@ -10,7 +10,7 @@ from scheduler_warm import HANGS_ONLY, copy, live, warm
 
 from qreward.errors import RequestTimeout
 from qreward.scheduler.outcome import Answer, FailureKind
-from qreward.scheduler.state import Attempt, CancelReason, Task, TaskState
+from qreward.scheduler.task import Attempt, CancelReason, Task, TaskState
 from qreward.settings.policies import Hedge, Retry
 
 K = FailureKind

@@ -23,8 +23,9 @@ from qreward.scheduler.estimate import (
     SourceService,
 )
 from qreward.scheduler.load_balancing import ExpectedFinish
+from qreward.scheduler.pool import Pool
 from qreward.scheduler.queue import Queue
-from qreward.scheduler.state import Pool, Source
+from qreward.scheduler.source import Source
 from qreward.settings.policies import Limits
 
 MANY = 400

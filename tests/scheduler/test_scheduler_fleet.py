@@ -9,7 +9,7 @@ from scheduler_warm import live
 from qreward.errors import CircuitOpen, NoEndpoint
 from qreward.scheduler.outcome import Answer, FailureKind
 from qreward.scheduler.prefixes import Prefix
-from qreward.scheduler.state import Task
+from qreward.scheduler.task import Task
 from qreward.settings.policies import Hedge, Limits, LoadBalanceStrategy
 
 K = FailureKind

@@ -13,8 +13,8 @@ from scheduler_warm import PACE, copy, live, warm, warm_all
 
 from qreward.scheduler.hedging import KEPT, HedgingPolicy
 from qreward.scheduler.outcome import CANCELLED, Answer, FailureKind
-from qreward.scheduler.state import BatchFeed, CancelReason, Task
 from qreward.scheduler.stats import AnswerLengths, StreamTiming
+from qreward.scheduler.task import BatchFeed, CancelReason, Task
 from qreward.settings.policies import Hedge, Retry
 
 K = FailureKind

@@ -7,7 +7,7 @@ from scheduler_driver import Driver
 from scheduler_warm import HANGS_ONLY, PACE, TOKENS, copy, live, warm, warm_all
 
 from qreward.scheduler.outcome import Answer, FailureKind
-from qreward.scheduler.state import Task, TaskState
+from qreward.scheduler.task import Task, TaskState
 from qreward.settings.policies import Hedge, Retry
 
 K = FailureKind

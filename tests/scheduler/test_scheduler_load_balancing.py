@@ -21,8 +21,10 @@ from qreward.scheduler.load_balancing import (
     WeightedRoundRobin,
     make_balancer,
 )
+from qreward.scheduler.pool import Pool
 from qreward.scheduler.queue import Queue
-from qreward.scheduler.state import Pool, Source, Task
+from qreward.scheduler.source import Source
+from qreward.scheduler.task import Task
 from qreward.settings.policies import Limits, LoadBalanceStrategy
 
 S = LoadBalanceStrategy

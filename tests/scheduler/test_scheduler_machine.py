@@ -12,7 +12,7 @@ from scheduler_driver import Driver, failure
 
 from qreward.scheduler.outcome import CANCELLED, Answer, FailureKind, Outcome
 from qreward.scheduler.prefixes import Prefix
-from qreward.scheduler.state import Attempt, Task
+from qreward.scheduler.task import Attempt, Task
 from qreward.settings.policies import Hedge, Limits, LoadBalanceStrategy, Retry
 
 NAMES = ("a", "b", "c", "d")

@@ -16,7 +16,8 @@ from simulator import Server, Simulation
 
 from qreward.errors import ServerError
 from qreward.scheduler.outcome import Answer, FailureKind
-from qreward.scheduler.state import Source, Task
+from qreward.scheduler.source import Source
+from qreward.scheduler.task import Task
 from qreward.settings.policies import Hedge, Limits, Retry
 
 K = FailureKind

@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from qreward.scheduler.limits.concurrency import AdaptiveLimit
 from qreward.scheduler.load_balancing import ExpectedFinish
 from qreward.scheduler.outcome import Answer, ProbeResult
+from qreward.scheduler.pool import Pool
 from qreward.scheduler.probe_state import LONGEST_AWAY, VALID, ProbeEffect, ProbeState
 from qreward.scheduler.queue import Queue
-from qreward.scheduler.state import Attempt, Pool, Source, Task, make_source
+from qreward.scheduler.source import Source, make_source
+from qreward.scheduler.task import Attempt, Task
 from qreward.settings.policies import Limits
 
 READY, AWAY, SILENT = ProbeResult(ready=True), ProbeResult(ready=False), ProbeResult()

@@ -13,8 +13,10 @@ from scheduler_queue import A, B, C, feed, order, queue, task
 
 from qreward.scheduler.estimate import CommonService
 from qreward.scheduler.load_balancing import ExpectedFinish
+from qreward.scheduler.pool import Pool
 from qreward.scheduler.queue import AGEING, BULK, LEVELS, PATIENCE, SWEEP, Queue, should_take
-from qreward.scheduler.state import BatchFeed, Pool, Source, Task, TaskState
+from qreward.scheduler.source import Source
+from qreward.scheduler.task import BatchFeed, Task, TaskState
 from qreward.settings.policies import Priority
 
 

@@ -14,7 +14,7 @@ from qreward.scheduler.limits.rate import LearnedRate
 from qreward.scheduler.outcome import Answer, FailureKind, RateLimit, RateLimitInfo
 from qreward.scheduler.prefixes import Prefix
 from qreward.scheduler.scheduler import FINISH, SEND, Scheduler
-from qreward.scheduler.state import LOW, TaskState
+from qreward.scheduler.task import LOW, TaskState
 from qreward.settings.client import ClientConfig
 from qreward.settings.policies import Hedge, Limits, Retry
 

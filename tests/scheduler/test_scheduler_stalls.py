@@ -9,8 +9,8 @@ from scheduler_driver import Driver
 from scheduler_warm import HANGS_ONLY, live, warm_all
 
 from qreward.scheduler.outcome import Answer, FailureKind
-from qreward.scheduler.state import Attempt, Task, TaskState
 from qreward.scheduler.stats import FACTOR, LEAST_ANSWERS, LEAST_DUE, LEAST_SECONDS, StallDetector
+from qreward.scheduler.task import Attempt, Task, TaskState
 from qreward.settings.policies import Hedge, LoadBalanceStrategy, Retry
 
 K = FailureKind

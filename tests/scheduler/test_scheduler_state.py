@@ -13,21 +13,11 @@ from qreward.scheduler.limits.headers import HeaderRateLimit
 from qreward.scheduler.limits.rate import Gcra, LearnedRate
 from qreward.scheduler.load_balancing import ExpectedFinish
 from qreward.scheduler.outcome import Answer, RateLimit, RateLimitInfo
+from qreward.scheduler.pool import Pool
 from qreward.scheduler.prefixes import Prefix
 from qreward.scheduler.queue import Queue
-from qreward.scheduler.state import (
-    ATTEMPT_FIRST,
-    ATTEMPT_LEAST,
-    MOST_SLOWER,
-    READ_AHEAD,
-    Attempt,
-    BatchFeed,
-    Pool,
-    Source,
-    Task,
-    make_source,
-    standing,
-)
+from qreward.scheduler.source import ATTEMPT_FIRST, ATTEMPT_LEAST, MOST_SLOWER, Source, make_source, standing
+from qreward.scheduler.task import READ_AHEAD, Attempt, BatchFeed, Task
 from qreward.settings.policies import Limits
 
 POOL = Pool("p", [], ExpectedFinish(), Queue())

@@ -11,8 +11,8 @@ from scheduler_warm import HANGS_ONLY, copy, live, warm
 from qreward.errors import RequestTimeout, ServerError
 from qreward.scheduler.limits.concurrency import FixedLimit
 from qreward.scheduler.outcome import Answer, FailureKind
-from qreward.scheduler.state import Attempt
 from qreward.scheduler.stats import FIRST_LEAST, FIRST_MOST, GAP_LEAST, GAP_MOST, KNOWN, StreamTiming
+from qreward.scheduler.task import Attempt
 from qreward.settings.policies import Hedge
 
 

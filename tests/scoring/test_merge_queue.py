@@ -17,8 +17,10 @@ from qreward.codecs.embeddings import EMBEDDINGS
 from qreward.codecs.rewards.base import MergeLimits
 from qreward.codecs.rewards.registry import SCORE
 from qreward.scheduler.load_balancing import make_balancer
+from qreward.scheduler.pool import Pool
 from qreward.scheduler.queue import Queue
-from qreward.scheduler.state import Pool, RequestOptions, make_source
+from qreward.scheduler.source import make_source
+from qreward.scheduler.task import RequestOptions
 from qreward.scoring import sizing
 from qreward.scoring.merge_queue import MergedItem, MergedRequest, MergeQueue
 from qreward.scoring.merge_spec import EmbeddingsSpec, MergeSpec

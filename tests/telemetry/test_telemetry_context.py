@@ -20,7 +20,7 @@ from qreward.codecs.base import WireRequest
 from qreward.codecs.embeddings import EMBEDDINGS
 from qreward.engine.single import Single
 from qreward.scheduler.outcome import Answer
-from qreward.scheduler.state import RequestOptions
+from qreward.scheduler.task import RequestOptions
 from qreward.testing.virtual_time import run_in_virtual_time
 
 ONE = Limits(max_concurrency=1, adaptive=False)

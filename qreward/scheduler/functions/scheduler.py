@@ -28,10 +28,10 @@ from qreward.scheduler.heap import IndexedHeap
 from qreward.scheduler.outcome import Answer, Cancelled
 from qreward.scheduler.queue import AGEING
 from qreward.scheduler.scheduler import CANCEL, FINISH, SEND, Command
-from qreward.scheduler.state import Attempt, CancelReason, TaskState
+from qreward.scheduler.task import Attempt, CancelReason, TaskState
 
 if TYPE_CHECKING:
-    from qreward.scheduler.state import Source
+    from qreward.scheduler.source import Source
 
 
 def learn(now: float, attempt: Attempt, call: Call, outcome: Answer | CallFailure) -> bool:

@@ -16,8 +16,8 @@ from weakref import WeakSet
 
 from qreward.scheduler.functions.limits import Adapting, AimdLimit, Breaker, FunctionOptions, Hedging, SlidingWindowLimit, adapted
 from qreward.scheduler.heap import IndexedHeap
-from qreward.scheduler.state import Attempt, Task, TaskState
 from qreward.scheduler.stats import Quantiles
+from qreward.scheduler.task import Attempt, Task, TaskState
 
 ADAPTIVE_START = 32
 """Number of tries in flight that an adaptive limit allows at first if no limit is configured."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from qreward.scheduler.outcome import Answer
-    from qreward.scheduler.state import Attempt
+    from qreward.scheduler.task import Attempt
 
 FIRST_OUTPUT = 256.0
 """Number of output tokens that an answer is expected to have until the first answer has come."""

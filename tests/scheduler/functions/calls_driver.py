@@ -12,7 +12,7 @@ from qreward.scheduler.functions.limits import Adapting, Breaking, FunctionOptio
 from qreward.scheduler.functions.scheduler import CallScheduler
 from qreward.scheduler.functions.state import Call, CallFailure, Function
 from qreward.scheduler.outcome import CANCELLED, Answer
-from qreward.scheduler.state import Attempt
+from qreward.scheduler.task import Attempt
 
 __all__ = ["AT_ONCE", "Adapting", "Breaking", "Broken", "Driver", "FunctionOptions", "Hedging", "Longest", "Pause", "Rate", "Shortest"]
 

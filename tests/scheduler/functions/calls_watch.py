@@ -16,7 +16,7 @@ from qreward.scheduler.functions.state import HEDGES_AT_ONCE, Call, CallFailure,
 from qreward.scheduler.heap import SWEEP, IndexedHeap
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.scheduler import CANCEL, FINISH, SEND, Command
-from qreward.scheduler.state import Attempt, CancelReason
+from qreward.scheduler.task import Attempt, CancelReason
 
 ROUNDING = 1e-9
 

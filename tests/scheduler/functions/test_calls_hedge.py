@@ -6,7 +6,7 @@ import pytest
 from calls_driver import AT_ONCE, Breaking, Driver, Hedging
 
 from qreward.scheduler.functions.state import ENOUGH, HEDGES_AT_ONCE
-from qreward.scheduler.state import CancelReason
+from qreward.scheduler.task import CancelReason
 
 AFTER = Hedging(0.5, 0.0, 1, 1.0)
 

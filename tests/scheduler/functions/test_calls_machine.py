@@ -13,7 +13,7 @@ from scale import SCALE
 
 from qreward.scheduler.functions.state import CallFailure
 from qreward.scheduler.outcome import CANCELLED, Answer
-from qreward.scheduler.state import Attempt
+from qreward.scheduler.task import Attempt
 
 MOST_WAKES = 5_000
 KEYS = ("a", "b", "c")

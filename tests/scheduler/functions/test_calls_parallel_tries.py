@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from calls_driver import AT_ONCE, Breaking, Driver, Pause
 
-from qreward.scheduler.state import CancelReason
+from qreward.scheduler.task import CancelReason
 
 
 def test_after_each_failure_one_more_is_tried_at_once_up_to_the_most_and_being_turned_away_sets_it_back_to_one() -> None:

@@ -16,7 +16,7 @@ from scheduler_warm import live
 from qreward.scheduler.limits.headers import DOUBT, FORGOTTEN, LONGEST_WAIT, HeaderRateLimit, near_usual
 from qreward.scheduler.limits.rate import Gcra
 from qreward.scheduler.outcome import Answer, RateLimit, RateLimitInfo
-from qreward.scheduler.state import make_source, standing
+from qreward.scheduler.source import make_source, standing
 from qreward.settings.policies import Limits
 
 

@@ -13,7 +13,7 @@ from scheduler_driver import Driver
 from qreward.scheduler.limits.rate import Gcra
 from qreward.scheduler.limits.tokens import FIRST_OUTPUT
 from qreward.scheduler.outcome import FailureKind
-from qreward.scheduler.state import Task
+from qreward.scheduler.task import Task
 from qreward.settings.policies import Limits
 
 TPM = 6000.0

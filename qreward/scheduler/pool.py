@@ -1,0 +1,173 @@
+"""A pool is one route at run time: its sources, its queue, and what the answers of all its sources have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import nsmallest
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from qreward.scheduler.estimate import CommonService
+from qreward.scheduler.prefixes import Holders, Prefix
+from qreward.scheduler.source import Source
+from qreward.scheduler.stats import LONG, AnswerLengths
+from qreward.scheduler.task import BatchFeed, Task
+
+if TYPE_CHECKING:
+    from qreward.scheduler.load_balancing import Balancer
+    from qreward.scheduler.queue import Queue
+
+LOOK_AHEAD = 4096
+"""Number of waiting tasks among which prefix affinity chooses. A larger number gains hardly anything (simulated)."""
+MOST_COMPARED, RANKED_FOR = 4, 0.25
+"""``MOST_COMPARED``: number of sources that are compared for a retry. In a larger pool, these are the best ones of a ranking that is made
+again after ``RANKED_FOR`` seconds."""
+UNSHARED, EACH = 256, 8
+"""``UNSHARED``: number of consecutive prompts without a common beginning with other prompts, after which most prompts are no longer
+compared. ``EACH``: from then on, one prompt in ``EACH`` is compared, until a prompt has a common beginning with another prompt."""
+
+
+class Pool:
+    """A pool is one route at run time. A source may be in several pools. The limits of a source apply to all of its pools together."""
+
+    def __init__(self, name: str, sources: list[Source], balancer: Balancer, queue: Queue) -> None:
+        self.name = name
+        self.models: set[str] = set()  # the models that were routed to it; maintained by the fleet
+        self.balancer = balancer
+        self.queue = queue
+        self.lengths = AnswerLengths()  # lengths of its answers
+        self.common = CommonService()
+        self.tail_guard = TailGuard()
+        self.batch_inflight = 0  # started tasks that came from a batch and have not ended
+        self.feeds: dict[BatchFeed, None] = {}  # the open batches
+        self.holders: Holders[Source] = Holders()  # which of its sources hold which prefixes
+        self.compared = 0  # number of oldest tasks of a batch or tenant among which a source chooses by prefix; 0 for a single source
+        self.look_ahead = LOOK_AHEAD
+        self.down_since = inf  # time since which no source is alive; inf while a source is alive, or no batch is open
+        self.due = -1  # belongs to the timer wheel
+        self.prefix_of: Callable[[Any, bool], Prefix | None] | None = None
+        """Function that returns the prefix of a payload's prompt, or None if the prompt has no prefix. If its second argument is True, the
+        function returns a prefix only if the caller has named a group. The attribute is None if there is no prefix affinity."""
+        self._looked = 0  # counts payloads, up to ``EACH``
+        self.sources: list[Source] = []
+        self.in_service = 0  # number of its sources that are ``in_service``; see ``Health``
+        self._ranked: list[Source] = []
+        self._ranked_until = -inf
+        self._alive: Source | None = None  # the source that was found alive last
+        for source in sources:
+            self.join(source)
+
+    def prefix_of_task(self, payload: Any) -> Prefix | None:
+        """Return the prefix of a task's prompt, or None if it is unknown or not needed. A pool of one endpoint needs no prefixes."""
+        if not self.compared or self.prefix_of is None:
+            return None
+        self._looked = (self._looked + 1) % EACH
+        return self.prefix_of(payload, self._looked > 0 and self.holders.unshared >= UNSHARED)
+
+    def join(self, source: Source) -> None:
+        self.sources.append(source)
+        source.pools.append(self)
+        self.in_service += source.health.in_service
+        self.set_look_ahead(self.look_ahead)
+
+    def leave(self, source: Source) -> None:
+        self.sources.remove(source)
+        source.pools.remove(self)
+        self.in_service -= source.health.in_service
+        self.balancer.forget(source)
+        self._ranked_until = -inf
+        self.set_look_ahead(self.look_ahead)
+
+    def set_look_ahead(self, tasks: int) -> None:
+        """Set the number of waiting tasks among which the sources choose by prefix affinity; 0 turns prefix affinity off."""
+        self.look_ahead = tasks
+        self.compared = tasks if len(self.sources) > 1 else 0
+
+    def is_alive(self) -> bool:
+        alive = self._alive
+        if alive is None or self not in alive.pools or not alive.is_alive():
+            alive = self._alive = next((source for source in self.sources if source.is_alive()), None)
+        return alive is not None
+
+    def best(self, now: float, task: Task, besides: Source | None = None) -> tuple[float, Source | None]:
+        """Return the source that is expected to answer a task first, and the seconds in which it is. ``besides`` is left out."""
+        best, found = inf, None
+        for source in self._promising(now):
+            if source is not besides and not source.removed and (seconds := source.finish(now, task, best)) < best:
+                best, found = seconds, source
+        return best, found
+
+    def _promising(self, now: float) -> list[Source]:
+        """Return the sources that are expected to answer first; all of them in a small pool."""
+        if len(self.sources) <= MOST_COMPARED:
+            return self.sources
+        if now >= self._ranked_until:
+            self._ranked_until = now + RANKED_FOR
+            ranked = [
+                (max(0.0, source.ready_at(now) - now) + source.answers_in(now, self), place) for place, source in enumerate(self.sources)
+            ]
+            self._ranked = [self.sources[place] for _, place in nsmallest(MOST_COMPARED, ranked)]
+        return self._ranked
+
+    def allows_batch(self, now: float, source: Source) -> bool:
+        """Return whether a source may take batch items that were never sent."""
+        return not (self.balancer.by_speed and self.tail_guard.holds_back(now, source, self))
+
+    def __repr__(self) -> str:
+        return f"<Pool {self.name!r} {len(self.queue)} waiting, {self.sources}>"
+
+
+MARGIN = 2.0
+"""Factor on the time that the faster sources need for an item. A slower source is used if its own time for the item is at most the product.
+With 1.3, half as many copies are made, but more capacity stays idle (simulated)."""
+SWAY = 1.1
+"""Factor by which the seconds per token of a source may rise between two evaluations of the pool before the source is held back."""
+REFRESH, SHARE = 0.1, 0.1
+"""``REFRESH``: least number of seconds between two evaluations of the pool. ``SHARE``: share (0 to 1) of the remaining time of the pool's
+batches that passes between two evaluations."""
+LONGEST = 5.0
+"""Largest number of seconds between two evaluations of the pool."""
+
+
+class TailGuard:
+    """Keeps a slow source from taking one of the last items of a pool's batches if faster sources will finish that item sooner.
+
+    The rule is earliest completion time, as in list scheduling for unequal machines (HEFT, Topcuoglu et al., IEEE TPDS 2002). The output
+    length of an item is not known beforehand. The comparison assumes a long answer (see ``stats.LONG``), because long answers end last.
+    """
+
+    def __init__(self) -> None:
+        self._look_at = -inf  # time of the next evaluation
+        self._limit = inf  # largest seconds per token of a source that is used; inf if all sources are used
+
+    def holds_back(self, now: float, source: Source, pool: Pool) -> bool:
+        """Return whether the source should leave the remaining batch items to faster sources."""
+        if now >= self._look_at:
+            self._limit, drain = self._slowest(now, pool)
+            self._look_at = now + max(REFRESH, min(SHARE * drain, LONGEST))
+        return self._limit < inf and source.service.recent() > SWAY * self._limit
+
+    @staticmethod
+    def _slowest(now: float, pool: Pool) -> tuple[float, float]:
+        """Compute which sources should take the remaining items, and how long these items will last.
+
+        Returns:
+            The first value is the largest number of seconds per token of a source that should be used. It is inf if all sources should be
+            used, because many items are left or too little is known.
+            The second value is the number of seconds until all items are taken.
+        """
+        left, lengths = pool.queue.left(), pool.lengths
+        long = lengths.at(1 - LONG)
+        if left == inf or not long:
+            return inf, 0.0
+        rates = [(source.service.recent(), source.rate()) for source in pool.sources if source.available_soon(now)]
+        rate = 0.0
+        quickest = slowest = limit = inf
+        for pace, each in sorted((pace, each) for pace, each in rates if pace):
+            if not rate:
+                quickest = pace
+            elif limit == inf and long * pace > MARGIN * (left / rate + long * quickest):
+                limit = slowest
+            slowest = pace
+            rate += each
+        return limit, left / rate if rate else 0.0

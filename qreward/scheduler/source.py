@@ -1,0 +1,389 @@
+"""A source is one endpoint as the scheduler sees it: its limits, its health, its requests in flight, and what it has shown.
+
+Only the scheduler changes this state. ``Source.ready_at`` combines all limits of a source into one time: the earliest time at which the
+source may be sent a request. ``Source.finish`` is the estimate by which sources are chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import inf
+from random import Random
+from typing import TYPE_CHECKING, NamedTuple
+
+from qreward.quota.lease import Lease
+from qreward.scheduler.estimate import CAPACITY, SourceService
+from qreward.scheduler.health import Cooldown, Health
+from qreward.scheduler.limits.concurrency import AdaptiveLimit, ConcurrencyLimit, FixedLimit
+from qreward.scheduler.limits.headers import DOUBT, HeaderRateLimit
+from qreward.scheduler.limits.rate import Gcra, LearnedRate
+from qreward.scheduler.outcome import Answer, RateLimitInfo
+from qreward.scheduler.prefixes import PrefixCache
+from qreward.scheduler.stats import LatencyStats, StallDetector, StreamTiming
+from qreward.scheduler.task import MOST_DOUBLINGS, Attempt, Task
+from qreward.settings.policies import Limits
+
+if TYPE_CHECKING:
+    from qreward.scheduler.pool import Pool
+
+ATTEMPT_FIRST = 120.0
+"""Maximum number of seconds that an attempt may take at a source whose latency is not known yet."""
+ATTEMPT_LEAST = 10.0
+"""Minimum number of seconds of a time limit that is learned from the latency."""
+ATTEMPT_FACTOR = 8.0
+"""Factor on the longer of two times: the 99th percentile of the source's latency, and the time in which the source generates an answer of
+the pool's 99th percentile length. The product is the time limit of an attempt."""
+SLOWER, MOST_SLOWER = 2.0, 60.0
+"""``SLOWER``: factor on the longest time of an answer, or of an attempt that was cut, that a source has shown. The product is a lower
+bound of the time limit, at most ``MOST_SLOWER`` seconds: a request is cut only against what the slow answers of its own source show."""
+UNANSWERED = 5
+"""Number of requests in a row that timed out without a sign of life, after which a source is not alive."""
+SOON = 1.0
+"""A source is *available soon* if it is expected to accept work within this number of seconds."""
+HELD = 0.05
+"""Share (0 to 1) of a stream's time. If a stream waited for its reader for more than this share, the answer does not affect the concurrency
+limit."""
+
+
+@dataclass(slots=True)
+class SourceCounters:
+    """Counts the requests of a source by outcome, and their tokens, since the source was created."""
+
+    sent: int = 0
+    ok: int = 0
+    rejected: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    retried: int = 0
+    hedged: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+
+
+class Source:
+    """A source holds the state of one endpoint: its limits, cooldown, health, latency and requests in flight.
+
+    ``make_source`` creates a source that adapts its limits. Without ``window`` and ``learned``, only the configured limits apply, and
+    ``limits.adaptive`` is ignored.
+    """
+
+    __slots__ = (
+        "answered_at", "attempt_timeout", "attempts", "check_at", "cooldown", "counted_at", "down_since", "due", "handle", "health",
+        "inflight", "inflight_seconds", "latency", "learned", "lease", "look_after", "metered", "name", "pools",
+        "prefix_cache", "proven", "removed", "requests", "reserved", "service", "silence", "stream_timing", "tally", "tokens", "trouble",
+        "unanswered", "weight", "window",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        name: str,
+        rng: Random,
+        limits: Limits | None = None,
+        *,
+        weight: float = 1.0,
+        attempt_timeout: float | None = None,
+        window: ConcurrencyLimit | None = None,
+        learned: LearnedRate | None = None,
+    ) -> None:
+        limits = limits or Limits()
+        self.name = name
+        self.weight = weight
+        self.handle: object = None
+        self.pools: list[Pool] = []
+        self.removed = False
+        # limits
+        self.window: ConcurrencyLimit = window or FixedLimit(limits.max_concurrency)
+        self.learned = learned  # a rate limit learned from rejected requests; None if only the configured limits apply
+        self.requests: Gcra | HeaderRateLimit | None = Gcra(limits.rpm / 60) if limits.rpm else None
+        self.tokens: Gcra | HeaderRateLimit | None = Gcra(limits.tpm / 60) if limits.tpm else None
+        self.reserved = limits.tpm_counts == "reserved"
+        self.metered = False  # its answers have carried rate limit headers
+        self.lease: Lease | None = None  # the lease on limits that are shared with other processes
+        self.cooldown = Cooldown(rng)
+        self.attempt_timeout = attempt_timeout  # configured number of seconds that one attempt may take; None to learn this number
+        # requests in flight
+        self.attempts: dict[Attempt, None] = {}  # oldest first, including those being cancelled
+        self.inflight = 0  # number of requests in flight
+        self.inflight_seconds = self.counted_at = 0.0  # sum of the seconds for which requests were in flight, and the time of that sum
+        self.look_after = ATTEMPT_LEAST  # age in seconds at which an attempt is inspected for the first time
+        self.check_at = inf  # time of the next inspection of the attempts; inf while none is planned
+        self.due = -1  # belongs to the timer wheel
+        # observations
+        self.tally = SourceCounters()
+        self.latency = LatencyStats()
+        self.service = SourceService()
+        self.stream_timing: StreamTiming | None = None  # timing of its streams; None before the first token of its first stream
+        self.silence = StallDetector()
+        self.health = Health(rng, self._service_changed)
+        self.down_since: float | None = None  # when it was found to be out of service; None again when an answer shows that it is back
+        self.answered_at = -inf  # when the latest answer came
+        self.proven = -inf  # latest send time of a request that was answered
+        self.unanswered = 0  # requests that timed out since the last sign of life
+        self.trouble = ""  # message of its last failure other than overload
+        self.prefix_cache = PrefixCache()
+
+    def ready_at(self, now: float) -> float:
+        """Return the earliest time at which this source may be sent a request.
+
+        If the time has passed, a request may be sent now. If the time is inf, an event must come first.
+        """
+        if self.inflight >= self.window.limit or self.inflight >= self.health.half_open_limit:
+            return inf
+        return self.gate_at(now)
+
+    def gate_at(self, now: float) -> float:
+        """Return the earliest time at which the source may be sent a request, once it has a free slot."""
+        health = self.health
+        if health.marked_unhealthy or self.removed:
+            return inf
+        at = max(health.open_until, self.cooldown.opens_at)
+        if self.learned is not None and self.learned.pace is not None:
+            at = max(at, self.learned.pace.ready_at)
+        if self.lease is not None and not self.lease.may_send(now):
+            return inf
+        if self.requests is not None:
+            at = max(at, self.requests.ready_at)
+        if self.tokens is not None:
+            at = max(at, self.tokens.ready_at)
+        return at
+
+    def sent(self, now: float, attempt: Attempt) -> None:
+        self.attempts[attempt] = None
+        attempt.inflight_seconds = self.inflight_seconds = self.inflight_seconds + self.inflight * (now - self.counted_at)
+        self.counted_at = now
+        self.inflight += 1
+        attempt.order = self.tally.sent = self.tally.sent + 1
+        self.window.sent(now, self.inflight)
+        self.silence.sent(now, self.inflight)
+        if self.cooldown.closed:
+            self.cooldown.sent(now)
+        if self.health.open_until != -inf:
+            self.health.sent(now, self.tally.sent)
+        if self.learned is not None:
+            self.learned.sent(now)
+        if self.requests is not None:
+            self.requests.take(now)
+
+    def ended(self, now: float, attempt: Attempt) -> None:
+        del self.attempts[attempt]
+        self.inflight_seconds += self.inflight * (now - self.counted_at)
+        self.counted_at = now
+        self.inflight -= 1
+
+    def began(self, now: float, sent_at: float) -> None:
+        """Record that the first token of a stream arrived."""
+        if self.stream_timing is None:
+            self.stream_timing = StreamTiming()
+        self.stream_timing.began(now - sent_at)
+        self.unanswered = 0
+        if self.silence.since != inf:
+            self.silence.since = now
+
+    def answered(self, now: float, attempt: Attempt, answer: Answer) -> None:
+        """Record an answer, after ``ended`` was called for its attempt."""
+        sent_at, held = attempt.sent_at, attempt.held
+        taken = now - sent_at
+        self.answered_at, self.proven = now, max(self.proven, sent_at)
+        self.unanswered = 0
+        load = (self.inflight_seconds - attempt.inflight_seconds) / taken - 1.0 if taken > 0.0 else self.inflight
+        self.latency.add(taken - held)
+        pool = attempt.task.pool
+        if len(pool.sources) > 1:  # otherwise there is nothing to choose
+            pool.lengths.add(self.service.answered(now, pool.common, taken - held, answer.output_tokens, load, self.capacity()))
+        self.silence.broken(now, self.inflight, self.latency.mean)
+        if held <= HELD * taken:
+            self.window.ok(now, sent_at, answer.output_tokens, self.inflight)
+        self.cooldown.ok(sent_at)
+        if self.learned is not None:
+            self.learned.ok(now)
+        if not self.health.clean:
+            self.health.ok(now, sent_at, self.window.limit)
+        tally = self.tally
+        tally.ok += 1
+        tally.prompt_tokens += answer.prompt_tokens or 0
+        tally.output_tokens += answer.output_tokens or 0
+        tally.cached_tokens += answer.cached_tokens or 0
+        if answer.limits is not None or self.metered:
+            self.advertised(now, sent_at, answer.limits, used=(answer.prompt_tokens or 0) + (answer.output_tokens or 0))
+
+    def advertised(
+        self, now: float, sent_at: float, limits: RateLimitInfo | None, used: int | None = None, hint: float | None = None
+    ) -> None:
+        """Update the rate limits that the server advertises, because a request ended or its streamed answer began.
+
+        Args:
+            now: seconds.
+            sent_at: when the request was sent.
+            limits: the advertised rate limits, or None if there were none.
+            used: tokens, if the request was served; None if it was rejected or failed.
+            hint: seconds after which a rejected request may be retried, as the server requests, or None.
+        """
+        if self.learned is None or (limits is None and not self.metered):  # limits are not adapted, or none was advertised
+            return
+        for unit, cost, doubt in (("requests", 1, 0.0), ("tokens", used or 0, DOUBT)):
+            limit, advertised = getattr(self, unit), None if limits is None else getattr(limits, unit)
+            if advertised is not None and not isinstance(limit, HeaderRateLimit):
+                limit, self.metered = HeaderRateLimit(limit, doubt=doubt), True
+                setattr(self, unit, limit)
+            if isinstance(limit, HeaderRateLimit):
+                limit.update(now, sent_at, advertised, answered=used is not None, others=self.inflight * cost, hint=hint)
+
+    def rejected(self, now: float, sent_at: float, hint: float | None) -> None:
+        """Record that the source rejected a request because of overload, after ``ended`` was called."""
+        self.tally.rejected += 1
+        away = self.window.rejected(now, sent_at, hint, self.inflight)
+        if away or hint is not None:
+            self.cooldown.rejected(now, sent_at, hint)
+        if self.learned is not None:
+            self.learned.refused(sent_at)
+            if away and hint is not None:
+                self.learned.hinted(now, hint)
+
+    def _service_changed(self, by: int) -> None:
+        for pool in self.pools:
+            pool.in_service += by
+
+    def was_well(self, then: float, *, asked_now: bool) -> bool:
+        """Return whether this source served other tasks around the time ``then``, at which a task failed here.
+
+        Returns True if the source has answered a request since then, and was not out of service in between. If ``asked_now`` is False, the
+        task has now failed at another source. In that case no later answer is needed: this source need only have been in service since
+        then.
+        """
+        health = self.health
+        return then >= health.serving_since and (self.answered_at > then or (not asked_now and health.is_back))
+
+    def is_alive(self) -> bool:
+        return self.health.is_back and self.unanswered < UNANSWERED and not self.removed
+
+    def available_soon(self, now: float) -> bool:
+        """Return whether the source is expected to accept work within ``SOON`` seconds."""
+        soon = now + SOON
+        if not self.health.in_service or self.removed or self.cooldown.opens_at >= soon:
+            return False
+        if not self.metered:
+            return True
+        return not any(isinstance(limit, HeaderRateLimit) and limit.ready_at > soon for limit in (self.requests, self.tokens))
+
+    def rate(self) -> float:
+        """Return the answers per second that the source can give.
+
+        This is its concurrency limit divided by its mean latency, but at most its rate limits on requests.
+        """
+        rates = [self.window.limit / max(self.latency.mean, 1e-6)]
+        rates += [limit.rate for limit in (self.requests, self.learned) if limit is not None]
+        return min(rates)
+
+    def is_last(self) -> bool:
+        """Return whether one of the source's pools has no other source in service."""
+        return any(pool.in_service <= self.health.in_service for pool in self.pools)
+
+    def attempt_limit(self, overdue: int) -> float:
+        """Return the seconds that an attempt may take if ``overdue`` attempts of its task have exceeded a time limit before."""
+        if self.attempt_timeout is not None:
+            return self.attempt_timeout
+        slow = self.latency.p99
+        if slow is None:
+            return ATTEMPT_FIRST * 2.0 ** min(overdue, MOST_DOUBLINGS)
+        rare = max((pool.lengths.p99 * self.service.recent() for pool in self.pools if pool.lengths.p99 < inf), default=0.0)
+        longest = min(MOST_SLOWER, SLOWER * self.latency.longest)
+        return max(ATTEMPT_LEAST, longest, ATTEMPT_FACTOR * max(slow, rare)) * 2.0 ** min(max(0, overdue - 1), MOST_DOUBLINGS)
+
+    def capacity(self) -> int:
+        """Return the number of requests in flight at which the source is assumed to need twice as long for each."""
+        return min(self.window.limit, CAPACITY)
+
+    def answers_in(self, now: float, pool: Pool) -> float:
+        """Return the seconds in which the source is expected to answer a typical task of a pool if it is sent now (see ``estimate``).
+
+        The unit is unknown before the first answer in the pool.
+        """
+        load = 1.0 + self.inflight / min(self.window.limit, CAPACITY)
+        return load * self.service.expected(now, pool.common) if pool.common.pace else load
+
+    def finish(self, now: float, task: Task, most: float = inf) -> float:
+        """Return the seconds in which the source is expected to answer a task that is sent now or waits for this source.
+
+        The result is only a lower bound if that is already ``most`` or more.
+        """
+        burden = task.burden(self)
+        if burden == inf:
+            return inf
+        pool = task.pool
+        seconds = self.answers_in(now, pool) * burden
+        if seconds >= most:
+            return seconds
+        wait = max(0.0, self.gate_at(now) - now)
+        full = self.inflight >= self.window.limit or self.inflight >= self.health.half_open_limit
+        if wait or full:  # other retries wait for it as well
+            wait += pool.queue.again * self.interval(seconds / burden) + (seconds / burden / self.window.limit if full else 0.0)
+        return wait + seconds
+
+    def interval(self, seconds: float) -> float:
+        """Return the seconds between two sends to the source, if it needs ``seconds`` for an answer and always has work."""
+        rate = self.window.limit / seconds
+        if self.requests is not None:
+            rate = min(rate, self.requests.rate)
+        if self.learned is not None:
+            rate = min(rate, self.learned.rate)
+        return 1.0 / max(rate, 1e-9)
+
+    def __repr__(self) -> str:
+        return f"<Source {self.name!r} {self.inflight}/{self.window.limit} in flight>"
+
+
+def make_source(name: str, rng: Random, limits: Limits, *, weight: float = 1.0, attempt_timeout: float | None = None) -> Source:
+    """Create a source that adapts to its endpoint's capacity within ``limits``, unless ``limits.adaptive`` is off.
+
+    Limits that are shared with other processes are leased.
+    """
+    window = AdaptiveLimit(rng, limits.max_concurrency) if limits.adaptive else None
+    learned = LearnedRate() if limits.adaptive else None
+    source = Source(name, rng, limits, weight=weight, attempt_timeout=attempt_timeout, window=window, learned=learned)
+    if limits.shared != "none":
+        lease = source.lease = Lease(limits, source.window)
+        source.requests, source.tokens, source.window = lease.requests, lease.tokens, lease.window
+    return source
+
+
+class Availability(NamedTuple):
+    """Says whether a source may be sent a request. If not, it also says what prevents that, and for how long."""
+
+    reason: str  # what prevents it; ``ready`` if nothing does
+    seconds: float  # seconds until it may be sent a request; inf if an event must come first
+
+
+def standing(now: float, source: Source) -> Availability:
+    """Return whether a source may be sent a request now. If several reasons prevent that, return the reason that lasts longest."""
+    health = source.health
+    if source.removed:
+        return Availability("removed", inf)
+    if health.marked_unhealthy:
+        return Availability("marked unhealthy", inf)
+    waits = [(at - now, reason) for at, reason in _obstacles(now, source) if at > now]
+    if waits:
+        seconds, reason = max(waits)
+        return Availability(reason, seconds)
+    if source.inflight >= health.half_open_limit:
+        return Availability(f"coming back: {health.half_open_limit:g} at a time", inf)
+    if source.inflight >= source.window.limit:
+        return Availability("window full", inf)
+    return Availability("ready", 0.0)
+
+
+def _obstacles(now: float, source: Source) -> Iterator[tuple[float, str]]:
+    if source.lease is not None and not source.lease.is_valid(now):
+        yield inf, "waiting for its share"
+    yield source.health.open_until, "out of service after failures"
+    asked = source.cooldown.uncapped_hint
+    capped = "" if asked is None else f"; it asked for {asked:.4g} s, which max_retry_after shortens"
+    yield source.cooldown.opens_at, f"it turned requests away{capped}"
+    if source.learned is not None:
+        yield source.learned.ready_at, f"paced at {source.learned.rate:.3g} requests/s, learned from rejects"
+    for limit, unit in ((source.requests, "requests"), (source.tokens, "tokens")):
+        if limit is not None and limit.ready_at == inf:
+            yield inf, "waiting for its share"
+        elif limit is not None:
+            yield limit.ready_at, f"no {unit} left, as it says itself" if limit.rate == inf else f"limit of {limit.rate:.3g} {unit}/s"

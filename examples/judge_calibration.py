@@ -1,6 +1,6 @@
 """Calibrate a judge with labelled items, apply the calibration, and measure the agreement of two judges.
 
-Run it: ``python examples/judge_calibration.py``.
+Run it: ``python examples/judge_calibration.py``. It needs ``pip install 'qreward[calibration]'``.
 """
 
 from __future__ import annotations

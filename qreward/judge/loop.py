@@ -36,13 +36,7 @@ although a slow model has a long queue, so that the faster models get work."""
 
 
 class Done(NamedTuple):
-    """The call has its value, or its final error.
-
-    Attributes:
-        value: the value or error.
-        reply: what the answer contained; None for an error.
-        unread: why the answer could not be read, for ``attempts`` of the result; ``""`` if it could be read.
-    """
+    """The call has its value, or its final error. ``reply`` is what the answer contained, and ``unread`` why it could not be read."""
 
     value: Any
     reply: Any = None
@@ -50,13 +44,7 @@ class Done(NamedTuple):
 
 
 class Again(NamedTuple):
-    """Another call must be sent.
-
-    Attributes:
-        call: the next call.
-        error: the error of the call if there is no time for another call.
-        reply, unread: as in ``Done``.
-    """
+    """Another call must be sent. ``error`` is the final error if there is no time for it; ``reply`` and ``unread`` are as in ``Done``."""
 
     call: Call
     error: QRewardError | None = None
@@ -123,15 +111,12 @@ class ItemCalls:
 
     Attributes:
         outcomes: outcome of each call; None while the call is pending.
-        index: index of the item in its batch.
-        born: when the item arrived, on the engine's clock.
-        begun: when the first request of the item was sent; None before that.
-        until: the deadline on the engine's clock; inf if the deadline is not known yet.
+        born, begun, until: when the item arrived; when its first request was sent, or None; and its deadline, inf if it is not known yet.
+            All are seconds on the engine's clock.
         inflight: index in ``calls`` -> the flight.
         done: True if the item has its outcome, or no caller waits for it.
-        usage, trail, endpoint, answered: tokens, failed attempts, last endpoint and last successful attempt of the flights that are charged
-            to this item. A shared flight is charged to one item only.
-        sent: True if a flight was charged to this item.
+        sent, usage, trail, endpoint, answered: whether a flight was charged to this item, and the tokens, failed attempts, last endpoint
+            and last successful attempt of these flights. A shared flight is charged to one item only.
     """
 
     __slots__ = (
@@ -219,10 +204,7 @@ class ItemCalls:
         return decided is not None
 
     def end(self, decided: Any, cut: Sequence[AttemptRecord] = ()) -> None:
-        """End the item with its value or error. The item stops waiting for the calls that are still in flight.
-
-        ``cut`` has the attempts of the tasks that did not end before the deadline of the item.
-        """
+        """End the item with its value or error. ``cut`` has the attempts of the tasks that did not end before its deadline."""
         if self.done:
             return
         self.leave()
@@ -282,13 +264,9 @@ class Flight(Waiter):
     Attributes:
         call: the call to send next.
         waiters: the waiting items, each with the index of the call in the item. The flight is charged to the first item.
-        caller: the caller that sends the requests. If it is a single call, this object receives the outcomes of the tasks.
-        batch: the batch that sends the requests, or None.
+        batch: the batch that sends the requests; None if this object submits them, and receives the outcomes of the tasks.
         task: the task that is queued or being sent; None if there is none at the moment.
-        usage: tokens of all answers; None if no server reported usage.
-        trail: the failed attempts, oldest first.
-        endpoint: name of the endpoint that answered or failed last.
-        answered: the attempt with the answer that gave the value; None before that.
+        usage, trail, endpoint, answered: as in ``ItemCalls``.
     """
 
     execute = None
@@ -338,10 +316,7 @@ class Flight(Waiter):
     # waiting items
 
     def leave(self, item: ItemCalls) -> None:
-        """Remove an item that no longer waits.
-
-        If no item waits, the request is cancelled. If only items of other callers wait, the flight leaves its batch and continues.
-        """
+        """Remove an item that no longer waits. If only items of other callers wait, the flight leaves its batch and continues."""
         is_charged = bool(self.waiters) and self.waiters[0][0] is item
         self.waiters = [waiter for waiter in self.waiters if waiter[0] is not item]
         if is_charged:
@@ -458,10 +433,7 @@ async def ask_one(
     pools: Mapping[str, Pool],
     born: float,
 ) -> Any:
-    """Send the calls of a single item, and return its value. Raises the error of the item.
-
-    If the caller is cancelled, the requests for which no other item waits are cancelled too.
-    """
+    """Send the calls of a single item, and return its value. Raises the error of the item. ``born`` is when the item arrived."""
     ended: asyncio.Future[Any] = driver.loop.create_future()
     caller = Caller(driver, flights, options, pools, lambda _, outcome: None if ended.done() else ended.set_result(outcome))
     try:
@@ -482,12 +454,10 @@ class ItemBatch(BatchWaiter):
     """Sends the calls of many items. See :class:`BatchWaiter` for the other arguments.
 
     Args:
-        driver, flights, options, pools: see :class:`Caller`.
         items: the items; or ``ItemCalls`` objects, if the cache was asked for votes.
         prepare: makes an ``ItemCalls`` from an item of the input. It does not raise.
         answer_of: makes the answer of a result from an item and its value.
         per_model: model -> the largest number of calls to it for one item.
-        size: number of items; None if the number is not known.
         waited: seconds of the deadline that have passed already.
     """
 

@@ -296,7 +296,7 @@ def test_a_reward_server_that_refuses_chats_and_embeddings_is_asked_for_a_score(
 
 
 def test_a_key_that_only_the_list_of_models_needs_is_not_called_accepted_for_scores(check: Check) -> None:
-    with fake("vllm", task="pooling", api_key=KEY, models=["rm"]) as endpoint:
+    with fake("vllm", task="classify", api_key=KEY, models=["rm"]) as endpoint:
         for key in (KEY, WRONG):
             reward = {**endpoint, "api_key": key, "reward": {"template": "{prompt} {response}"}, "models": ["rm"]}
             status, (found,) = check.json(reward, more=("--call",))

@@ -183,13 +183,11 @@ _SAYS_TOO_LONG = re.compile(
     r"|must have less than \d+ tokens|(?:prompt|input) is too long|input token count .{0,40}exceeds"
 )
 _SAYS_NO_MODEL = re.compile(
-    r"(?i)(?:\S+(?::| -) ){0,4}(?:(?:invalid|unknown) model\b|no such model\b|no deployments available for selected model\b"
+    r"(?i)(?:\S+(?::| -) ){0,4}(?:(?:invalid|unknown) model\b|no such model\b"
     r"|(?:the )?model \S{1,200} (?:does not exist|(?:was |is )?not found)\b)"
 )
 """The beginning of a message that means an unknown model, perhaps after the names of errors that a gateway passes on."""
 _NO_MODEL = frozenset({"model_not_found", "deployment_not_found", "deploymentnotfound"})
-_SAYS_COOLED_DOWN = re.compile(r"(?:litellm\S*: )?No deployments available for selected model\b")
-_CAUSE = re.compile(r"'status_code': '?(\d{3})\b")
 _LENGTH = re.compile(r"context length is (?:only )?(\d{1,9})\b")
 _OUTPUT = re.compile(r"requested (\d{1,9}) output tokens|\b(\d{1,9}) in the completion")
 _TOO_LONG = frozenset({"context_length_exceeded", "exceed_context_size_error", "context_window_exceeded"})
@@ -222,17 +220,6 @@ def status_of(error_body: ErrorBody, answered: int = 400) -> int | None:
 
 def _status(name: str) -> int | None:
     return _STATUS_OF.get(name.replace("_", "")) or (int(name) if re.fullmatch("[45][0-9][0-9]", name) else None)
-
-
-def hidden_status(error_body: ErrorBody) -> int | None:
-    """Return the status that LiteLLM's proxy hides behind 429 while it sends no requests to a model, if all causes are wrong settings.
-
-    Example:
-        >>> hidden_status(ErrorBody("No deployments available for selected model, cooldown_list=[('1', {'status_code': '404'})]"))
-        404
-    """
-    causes = _CAUSE.findall(error_body.text) if _SAYS_COOLED_DOWN.match(error_body.text) else []
-    return int(causes[0]) if causes and {*causes} <= {"400", "401", "403", "404"} else None
 
 
 def is_unknown_model(error_body: ErrorBody) -> bool:

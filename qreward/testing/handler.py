@@ -22,7 +22,7 @@ from qreward.testing.responses import JSON, FaultPlan, Incoming, Pace, deliver, 
 from qreward.testing.server_kinds import SERVER_KINDS
 from qreward.testing.server_routes import ErrorResponse, FakeServerKind, Job, Route, RouteCall, ServerState, Traffic
 from qreward.testing.text import BYTES_PER_TOKEN, canonical, count_tokens, encode
-from qreward.testing.vllm import TASKS
+from qreward.testing.vllm import missing_routes
 
 
 class Handler:
@@ -41,7 +41,7 @@ class Handler:
     async def __call__(self, request: Incoming) -> web.StreamResponse:
         spec = self._state.spec
         route = {**self._kind.routes, **(DECISIONS if spec.decisions else {}), **spec.routes}.get(request.path)
-        if spec.kind == "vllm" and request.path in TASKS[spec.task]:
+        if request.path in missing_routes(spec):
             route = None
         try:
             if self._state.batches is not None and request.path.startswith(("/v1/files", "/v1/batches")):
@@ -215,7 +215,8 @@ class Handler:
         if request.method != "GET" or path not in self._kind.status:
             if path.startswith(self._kind.guarded) and self._kind.guarded != ("/",):
                 self._check_key(request)
-            status = 405 if state.spec.kind == "vllm" and path in self._kind.routes and request.method != "POST" else 404
+            is_route = path in self._kind.routes and path not in missing_routes(state.spec)
+            status = 405 if state.spec.kind == "vllm" and is_route else 404
             raise ErrorResponse(status, f"there is no {request.method} {path} here", "not_found", "not_found")
         self._check_key(request)
         content_type, text = self._kind.status[path]

@@ -401,6 +401,8 @@ def list_route(row: Callable[[RouteCall, Any], dict[str, Any]], items_of: Callab
 
         def made(prompt: int) -> Any:
             used = {"prompt_tokens": prompt, "total_tokens": prompt, "completion_tokens": 0, "prompt_tokens_details": None}
+            if call.spec.kind == "vllm":
+                used["completion_tokens_details"] = None
             return {"id": f"{call.path}-1", "object": "list", "created": 1, "model": model, "data": rows, "usage": used}
 
         return call.job(items, made, model)

@@ -245,8 +245,8 @@ class FakeEndpoint(Policy):
         scoring: see ``qreward.testing.rewards.Scoring``.
         batching: how a fake of kind ``openai_batch`` processes batches; see :class:`Batching`. ``faults`` apply to the HTTP responses of
             the Batch API, but limits and latency do not. Each successful line counts as answered.
-        task: with kind ``vllm``, what the model does: ``generate`` has no routes for scores and embeddings, and ``pooling`` has no chats
-            and text completions. None has all routes.
+        task: with kind ``vllm``, what the model does, and which routes there are: ``generate`` has chats and text completions, ``embed``
+            embeddings and scores, ``classify`` labels and, with one label, scores. None has all routes.
         max_model_len: with kind ``vllm``, the maximum number of tokens of a prompt and its response. Longer prompts get HTTP 400.
         prefix_cache: see :class:`PrefixCache`; None for a server without a prefix cache.
         decisions: whether ``/v1/decisions`` answers typed questions, in the form of OpenAI; with kind ``vllm``, without refusals. A
@@ -278,7 +278,7 @@ class FakeEndpoint(Policy):
     kind: Literal["openai", "vllm", "sglang", "tei", "openrlhf", "nim", "openai_batch"] = "openai"
     scoring: Scoring = Scoring()
     batching: Batching = Batching()
-    task: Literal["generate", "pooling"] | None = None
+    task: Literal["generate", "classify", "embed"] | None = None
     max_model_len: int = Field(default=131_072, ge=1)
     prefix_cache: PrefixCache | None = None
     decisions: bool = False

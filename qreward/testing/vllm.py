@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from qreward.testing import openai_api
-from qreward.testing.openai_api import ChatLabel, ChatRequest, Chunks, sse
+from qreward.testing.openai_api import ChatLabel, ChatRequest, Chunks, EmbeddingsRequest, sse
 from qreward.testing.rewards import logits_of, probabilities_of
 from qreward.testing.server_routes import (
     CHAT,
@@ -31,12 +30,14 @@ from qreward.testing.server_routes import (
     completions_job,
     finite,
     gauges,
+    inputs_of,
     json_status,
     list_route,
     listed,
     vector_route,
 )
-from qreward.testing.text import encode
+from qreward.testing.spec import FakeEndpoint
+from qreward.testing.text import canonical, count_tokens, encode
 
 VERSION = "0.32.0"
 _FINGERPRINT = f"vllm-{VERSION}-fa4e0000"
@@ -77,7 +78,7 @@ _DEAD = "EngineCore encountered an issue. See stack trace (above) for the root c
 _TYPES = {400: "BadRequestError", 404: "NotFoundError", 500: "InternalServerError", 503: "Service Unavailable"}
 
 
-def _error(_path: str, error: ErrorResponse) -> bytes:
+def _error(path: str, error: ErrorResponse) -> bytes:
     if error.status == 401:
         return encode({"error": "Unauthorized"})
     if error.counted == "not_found":
@@ -88,7 +89,8 @@ def _error(_path: str, error: ErrorResponse) -> bytes:
         type_, param = "Bad Request", "body" + (place[1] if place else ".0")
         message = f"1 validation error:\n  {{'type': 'value_error', 'loc': {param!r}, 'msg': {message!r}}}"
     elif error.counted == "unknown_model":
-        param = "model"
+        param = "model" if path in _GENERATE else None
+        message = message if path in _GENERATE else message.partition(" Valid aliases")[0]
     return openai_api.error(message, type_, error.status, param)
 
 
@@ -228,6 +230,29 @@ def _completions(call: RouteCall) -> Job:
     return job._replace(body=body)
 
 
+def _embeddings(call: RouteCall) -> Job:
+    if call.spec.scoring.reward_vectors:
+        return vector_route(call)
+    longest = call.spec.max_model_len
+    if any(count_tokens(canonical(item)) > longest for item in call.read(EmbeddingsRequest).items()):
+        raise ErrorResponse(400, _TOO_LONG.format(most=longest, more=longest + 1), "bad_request", param="input_tokens")
+    job = vector_route(call)
+
+    def body(cached: int | None) -> bytes:
+        made = json.loads(job.body(cached))
+        used = {"completion_tokens": 0, "prompt_tokens_details": None, "completion_tokens_details": None}
+        return encode({**made, "id": "embd-1", "created": 1, "usage": {**made["usage"], **used}})
+
+    return job._replace(body=body)
+
+
+def _inputs(call: RouteCall) -> list[Any]:
+    items = inputs_of(call)
+    if "" in items:
+        raise ErrorResponse(400, "The decoder prompt cannot be empty", "bad_request")
+    return items
+
+
 _PAIRS = (("text_1", "queries"), ("text_2", "documents"))
 
 
@@ -271,19 +296,26 @@ _TOO_LONG = (
 )
 _GENERATE = {CHAT: _chat, COMPLETIONS: _completions}
 _POOLING = {
-    EMBEDDINGS: vector_route, "/pooling": list_route(_pooling_row),
-    "/classify": list_route(lambda call, item: class_row(call, item, _values(call, item))),
+    EMBEDDINGS: _embeddings, "/pooling": list_route(_pooling_row, _inputs),
+    "/classify": list_route(lambda call, item: class_row(call, item, _values(call, item)), _inputs),
     **dict.fromkeys(("/score", "/v1/score"), list_route(
         lambda call, item: {"object": "score", "score": finite(_values(call, item), item)[0]}, _pairs
     )),
     **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), _rerank),
 }  # fmt: skip
-TASKS: Mapping[str | None, frozenset[str]] = {
-    None: frozenset(),
-    "generate": frozenset(_POOLING),
-    "pooling": frozenset(_GENERATE),
-}
-"""The routes that a server does not have, by the value of ``FakeEndpoint.task``."""
+_COMPARING = frozenset({"/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"})
+
+
+def missing_routes(spec: FakeEndpoint) -> frozenset[str]:
+    """Return the routes that a model with the task of ``FakeEndpoint.task`` does not have."""
+    if spec.kind != "vllm" or spec.task is None:
+        return frozenset()
+    if spec.task == "generate":
+        return frozenset(_POOLING)
+    if spec.task == "embed":
+        return frozenset({*_GENERATE, "/classify"})
+    return frozenset({*_GENERATE, EMBEDDINGS, *(_COMPARING if len(spec.scoring.labels) > 1 else ())})
+
 
 VLLM = replace(
     OPENAI,
@@ -302,5 +334,6 @@ VLLM = replace(
     failures={500: (_DEAD, _TYPES[500]), 503: (_BUSY, _TYPES[503])},
     request_ids=False,
     health=frozenset({"/health", "/ping"}),
+    too_many="You must pass at least one prompt",
     too_long=_TOO_LONG,
 )

@@ -19,7 +19,14 @@ from qreward.settings.local import LocalFunction
 from qreward.settings.policies import BATCH_KIND, Endpoint
 from qreward.transport.aiohttp_backend import AiohttpTransport
 from qreward.transport.base import HttpTransport
-from qreward.transport.error_mapping import failure_from_body, failure_from_reply, failure_from_transport, shorten
+from qreward.transport.error_mapping import (
+    COOLED_DOWN,
+    failure_from_body,
+    failure_from_reply,
+    failure_from_transport,
+    hidden_behind,
+    shorten,
+)
 from qreward.transport.httpx_backend import HttpxTransport
 from qreward.transport.local import LocalTransport
 from qreward.transport.redaction import secrets_of
@@ -27,6 +34,7 @@ from qreward.transport.redaction import secrets_of
 SHAREABLE = frozenset({"weight", "price", "models", "probe", "limits", "timeouts", "decisions", "decision_labels"})
 """Names of settings on which an endpoint's connections do not depend. The connections do depend on some members of ``limits`` and
 ``timeouts``, which ``_of_connections`` lists."""
+_MOST_WRONG = 64  # maximum number of models whose last failures are kept
 PASSING = frozenset({408, 425, 429})
 """Temporary HTTP statuses. Such a status does not show whether the endpoint's settings are correct."""
 
@@ -41,7 +49,8 @@ class EndpointConnection:
     """
 
     __slots__ = (
-        "_carrier", "_root", "endpoint", "in_flight", "info", "name", "renamed", "retired", "secrets", "takes_stream_options", "transport",
+        "_carrier", "_root", "_wrong", "endpoint", "in_flight", "info", "name", "renamed", "retired", "secrets", "takes_stream_options",
+        "transport",
     )  # fmt: skip
 
     def __init__(self, endpoint: Endpoint, transport: Any = "aiohttp") -> None:
@@ -56,6 +65,7 @@ class EndpointConnection:
         self.in_flight = 0
         self.retired = False
         self._root: HttpTransport | None = None
+        self._wrong: dict[str, Failure] = {}  # model -> its last failure that named a wrong setting, until it is answered
 
     def serves(self, endpoint: Endpoint) -> bool:
         """Return True if ``endpoint`` can use these connections. All settings on which the connections depend must be equal."""
@@ -84,6 +94,8 @@ class EndpointConnection:
             return self.failure_from_body(error, reply, call)
         if isinstance(value, DecisionReply):
             self._name_in_errors(value)
+        if self._wrong:
+            self._wrong.pop(call.model, None)
         usage, limits = value.usage, rate_limit_headers.read(reply.headers)
         if usage is None:
             return Answer(value, limits=limits)
@@ -97,7 +109,14 @@ class EndpointConnection:
 
     def failure_from_reply(self, reply: Reply, call: WireRequest) -> Failure:
         secrets = self.secrets.and_headers(call.headers)
-        return failure_from_reply(reply, self.name, call.model, secrets, keyless=self._is_keyless(call))
+        failure = failure_from_reply(reply, self.name, call.model, secrets, keyless=self._is_keyless(call))
+        if reply.status == 429 and call.model in self._wrong and COOLED_DOWN in str(failure.error):
+            return hidden_behind(self._wrong[call.model], failure)
+        if failure.kind is FailureKind.UNSUITABLE and reply.status in (401, 403, 404):
+            if len(self._wrong) >= _MOST_WRONG:
+                self._wrong.clear()
+            self._wrong[call.model] = failure
+        return failure
 
     def failure_from_body(self, error: Malformed | EmbeddedError | Unfinished, reply: Reply, call: WireRequest) -> Failure:
         secrets = self.secrets.and_headers(call.headers)

@@ -22,7 +22,6 @@ from qreward.codecs.error_body import (
     ErrorBody,
     error_body_of,
     error_in,
-    hidden_status,
     is_too_long,
     is_too_much_output,
     is_unknown_model,
@@ -122,8 +121,22 @@ def failure_from_reply(
         target = _target(reply)
         return about.failure(_REDIRECT if target else _NO_TARGET, f"it points to {target or 'no other address'}", now)
     error_body = parse_error_body(reply.body)
-    hidden = hidden_status(error_body) if reply.status == 429 else None
-    return about.failure(_meaning_of(hidden or reply.status, error_body), error_body.text, now, hidden)
+    return about.failure(_meaning_of(reply.status, error_body), error_body.text, now)
+
+
+COOLED_DOWN = "No deployments available for selected model"
+"""What LiteLLM's proxy says with 429 while it sends no requests to a model, whatever the reason, such as a 404."""
+
+
+def hidden_behind(wrong: Failure, failure: Failure) -> Failure:
+    """Return the failure of a gateway that cools down after ``wrong``, the last failure that named a wrong setting."""
+    error = wrong.error
+    assert isinstance(error, RequestError)
+    cause = type(error)(
+        f"{error} (it now answers 429: {COOLED_DOWN})", endpoint=error.endpoint, model=error.model, status_code=error.status_code,
+        request_id=getattr(failure.error, "request_id", None),
+    )  # fmt: skip
+    return Failure(wrong.kind, cause, misconfigured=wrong.misconfigured, limits=failure.limits)
 
 
 def failure_from_body(
@@ -224,7 +237,7 @@ class _About(NamedTuple):
     secrets: Secrets
     keyless: bool
 
-    def failure(self, meaning: FailureMeaning, words: str, now: float | None, hidden: int | None = None) -> Failure:
+    def failure(self, meaning: FailureMeaning, words: str, now: float | None) -> Failure:
         headers = self.reply.headers
         message = f": {shorten(self.secrets, words, _SHOWN)}" if words else ""
         if self.keyless and meaning is _WRONG_KEY:
@@ -234,7 +247,7 @@ class _About(NamedTuple):
             message += f"; {meaning.advice.format(endpoint=self.endpoint, model=self.model)}"
         return Failure(
             meaning.kind,
-            self.error(meaning.error, message, 404 if meaning is _NO_MODEL else hidden),
+            self.error(meaning.error, message, 404 if meaning is _NO_MODEL else None),
             retry_after=rate_limit_headers.retry_after(headers, time.time() if now is None else now),
             should_retry=rate_limit_headers.should_retry(headers),
             misconfigured=meaning.misconfigured,

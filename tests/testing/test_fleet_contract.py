@@ -17,27 +17,28 @@ import pytest
 
 from qreward.testing import FakeEndpoint, FakeFleet, Latency
 
-RECORDINGS = sorted((Path(__file__).parent / "recordings").glob("*/*.json"))
+RECORDINGS = [path for path in sorted((Path(__file__).parent / "recordings").rglob("*.json")) if path.parent.name != "sigterm"]
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "testing.md"
 KEY = "sk-contract-key"
+
+
+TASKS: dict[str, dict[str, Any]] = {
+    "judge": {"task": "generate"},
+    "reward": {"task": "classify"},
+    "classes": {"task": "classify", "scoring": {"labels": ("bad", "fair", "good")}},
+    "embedder": {"task": "embed"},
+}
 
 
 def endpoint_of(command: str) -> FakeEndpoint:
     """A fake with the settings of the command that started the real server."""
     words = command.split()
     options = dict(zip(words, [*words[1:], ""], strict=True))
-    pooling = "--runner" in options and options["--runner"] == "pooling"
-    return FakeEndpoint(
-        "a",
-        kind="vllm",
-        models=(options["--served-model-name"],),
-        api_key=KEY,
-        task="pooling" if pooling else "generate",
-        max_model_len=int(options["--max-model-len"]),
-        scoring={"max_tokens": int(options["--max-model-len"])},
-        prefix_cache={} if "--enable-prompt-tokens-details" in options and not pooling else None,
-        latency=Latency(tokens=30),
-    )
+    model, longest = options["--served-model-name"], int(options["--max-model-len"])
+    settings = {**TASKS[model], "scoring": {"max_tokens": longest, **TASKS[model].get("scoring", {})}}
+    if model == "judge":
+        settings["prefix_cache"] = {}
+    return FakeEndpoint("a", kind="vllm", models=(model,), api_key=KEY, max_model_len=longest, latency=Latency(tokens=30), **settings)
 
 
 def shape(value: Any, place: str = "") -> dict[str, str]:
@@ -127,7 +128,7 @@ def _read(path: Path) -> Any:
 
 
 EXPLAINED = {
-    r"^(systemone|generative scoring|tokenize): status 404": "`/v1/systemone`, `/generative_scoring` and `/tokenize`",
+    r"^(systemone|generative scoring|tokenize): ": "`/v1/systemone`, `/generative_scoring` and `/tokenize`",
     r"\.choices\[\]\.logprobs": "log probabilities",
     r"^stream of a text completion: ": "streams of text completions",
     r"error\.message .* validation error": "the words of an error about a member of a wrong type",

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 from fleet_tools import Client, serving, user
 
 from qreward.testing import FakeEndpoint, Latency, Phase
+
+
+SIGTERM = Path(__file__).parent / "recordings" / "vllm-0.32.0" / "sigterm" / "judge.json"
 
 
 def vllm(name: str = "a", **settings: Any) -> FakeEndpoint:
@@ -36,7 +40,9 @@ async def test_an_engine_that_dies_ends_its_streams_with_an_error_and_done_and_r
         refused = await client.chat("a")
     *_, piece, error, done = [event.removeprefix("data: ") for event in answer.body.decode().split("\n\n") if event]
     assert (answer.status, json.loads(piece)["object"], done) == (200, "chat.completion.chunk", "[DONE]")
-    assert json.loads(error) == body_of(refused)
+    recorded = {each["name"]: each["response"] for each in json.loads(SIGTERM.read_text())["exchanges"]}
+    assert json.loads(error) == body_of(refused) == recorded["chat in flight"]["body"]
+    assert [json.loads(error), done] == recorded["stream in flight"]["events"][-2:]
     assert (refused.status, body_of(refused)["error"]["type"]) == (500, "InternalServerError")
     assert body_of(refused)["error"]["message"].startswith("EngineCore encountered an issue.")
 
@@ -50,10 +56,12 @@ async def test_a_model_of_one_task_has_no_routes_for_the_other() -> None:
         }
         return [(await client.post(name, path, {"model": "m", **body})).status for path, body in asked.items()]
 
-    async with serving(vllm("both"), vllm("writes", task="generate"), vllm("pools", task="pooling")) as client:
-        found = [await statuses(client, name) for name in ("both", "writes", "pools")]
-        missing = await client.chat("pools")
-    assert found == [[200, 200, 200], [200, 200, 404], [404, 404, 200]]
+    async with serving(
+        vllm("both"), vllm("writes", task="generate"), vllm("embeds", task="embed"), vllm("labels", task="classify")
+    ) as client:
+        found = [await statuses(client, name) for name in ("both", "writes", "embeds", "labels")]
+        missing = await client.chat("labels")
+    assert found == [[200, 200, 200], [200, 200, 404], [404, 404, 200], [404, 404, 404]]
     assert body_of(missing) == {"detail": "Not Found"}
 
 

@@ -87,6 +87,25 @@ OF_VLLM = (
     "You passed {} input tokens and requested {} output tokens. However, the model's context length is only 4096 tokens, resulting in a "
     "maximum input length of {} tokens. Please reduce the length of the input prompt. (parameter=input_tokens, value={})"
 )
+COOLED_DOWN = "No deployments available for selected model, Try again in 5 seconds. Passed model=rm. cooldown_list=['a1']"
+OVERLONG = (
+    "This model's maximum context length is 4096 tokens. However, your prompt contains at least 4097 input tokens, which exceeds this "
+    "limit even without any output tokens. Please reduce the length of the input prompt. (parameter=input_tokens, value=4097)"
+)
+TOO_LONG_TEXTS = [
+    "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens.",
+    "The decoder prompt (length 9000) is longer than the maximum model length of 8192. Make sure that ...",
+    "The input (9000 tokens) is longer than the model's context length (8192 tokens).",
+    "Requested token count exceeds the model's maximum context length of 8192 tokens.",
+    "the request exceeds the available context size, try increasing it",
+    "prompt is too long: 210000 tokens > 200000 maximum",
+    OVERLONG,
+    "The input token count (1200000) exceeds the maximum number of tokens allowed (1048576).",
+]
+OF_VLLM = (
+    "You passed {} input tokens and requested {} output tokens. However, the model's context length is only 4096 tokens, resulting in a "
+    "maximum input length of {} tokens. Please reduce the length of the input prompt. (parameter=input_tokens, value={})"
+)
 COOLED_DOWN = (
     "No deployments available for selected model, Try again in 5 seconds. Passed model=rm. pre-call-checks=False, cooldown_list="
     "[('a1', {{'exception_received': 'litellm.NotFoundError: NotFoundError: OpenAIException - Th***', 'status_code': '{}', "
@@ -107,8 +126,7 @@ SAID: dict[Meaning, list[tuple[int, Any]]] = {
     OVERLOADED: [
         *((status, b"") for status in (429, 503, 529)),
         (429, openai("Rate limit reached", "tokens", "rate_limit_exceeded")),
-        (429, openai(COOLED_DOWN.format(500), "None", "429")),
-        (429, openai("No deployments available for selected model, Try again in 5 seconds. cooldown_list=['a1']")),
+        (429, openai(COOLED_DOWN, "all_deployments_in_cooldown", "429")),
         (429, {"error": "Model is overloaded", "error_type": "overloaded"}),
         (429, [{"error": {"code": 429, "message": "exceeded your current quota", "status": "RESOURCE_EXHAUSTED"}}]),
         (503, {"error": {"message": "aborted by a higher priority request"}}),
@@ -217,7 +235,7 @@ UNKNOWN_MODELS: list[tuple[int, Any]] = [
     (404, openai("litellm.NotFoundError: NotFoundError: OpenAIException - The model `nope` does not exist.")),
     (400, openai("/chat/completions: Invalid model name passed in model=nope. Call `/v1/models` to view available models for your key.")),
     (404, sglang("model 'nope' not found", 404)),
-    (429, openai(COOLED_DOWN.format(404), "None", "429")),
+    (400, openai("{'error': '/chat/completions: Invalid model name passed in model=nope. Call `/v1/models` ...'}", "None", "400")),
 ]
 
 
@@ -228,13 +246,30 @@ def test_an_unknown_model_is_no_fault_of_its_endpoint_and_always_a_404() -> None
     assert not [text for text in texts if "404" not in text or "that it serves 'judge-7b' (model_names maps names" not in text]
 
 
-def test_a_gateway_that_waits_after_wrong_settings_tells_what_is_wrong_and_not_that_it_is_busy() -> None:
-    refused = failure(429, openai(COOLED_DOWN.format(401), "None", "429"), retry_after="5")
-    assert (refused.kind, type(refused.error), refused.misconfigured, getattr(refused.error, "status_code", None)) == (*WRONG_KEY, 401)
-    assert str(refused.error).startswith("endpoint 'gpu-0' answered 429, which hides 401, for model 'judge-7b': No deployments available")
-    busy = [openai(COOLED_DOWN.format(status), "None", "429") for status in (408, 429, 500)]
-    busy.append(openai(f"user: {COOLED_DOWN.format(404)}"))
-    assert {failure(429, body).kind for body in busy} == {K.OVERLOADED}
+def test_a_gateway_that_waits_after_wrong_settings_tells_what_is_wrong_until_the_model_is_answered() -> None:
+    connection = EndpointConnection(Endpoint("http://gpu-0:8000/v1", name="gpu-0"))
+    busy = openai(COOLED_DOWN, "all_deployments_in_cooldown", "429")
+
+    def replied(status: int, body: Any) -> Reply:
+        return Reply(status, CIMultiDict(), json.dumps(body).encode())
+
+    def told(model: str, status: int, body: Any) -> tuple[FailureKind, int | None, str]:
+        got: Any = connection.failure_from_reply(
+            Reply(status, CIMultiDict(), json.dumps(body).encode()), WireRequest(CHAT, model, [], {}, None)
+        )
+        return got.kind, got.error.status_code, str(got.error)
+
+    assert told("rm", 429, busy)[:2] == (K.OVERLOADED, 429), "nothing is known yet"
+    told("rm", 404, openai("litellm.NotFoundError: The model `rm` does not exist."))
+    told("judge", 401, openai("Incorrect API key provided"))
+    assert told("rm", 429, busy)[:2] == (K.UNSUITABLE, 404)
+    assert told("rm", 429, busy)[2].startswith("endpoint 'gpu-0' answered 404 for model 'rm': litellm.NotFoundError")
+    assert told("judge", 429, busy)[:2] == (K.UNSUITABLE, 401)
+    assert told("rm", 429, openai("slow down"))[:2] == (K.OVERLOADED, 429), "another 429 is a limit"
+    assert told("other", 429, busy)[:2] == (K.OVERLOADED, 429)
+    answered = {"choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "yes"}}]}
+    assert isinstance(connection.outcome_of(replied(200, answered), WireRequest(CHAT, "rm", [], {}, None)), Answer)
+    assert told("rm", 429, busy)[:2] == (K.OVERLOADED, 429)
 
 
 CODES: dict[Meaning, str] = {

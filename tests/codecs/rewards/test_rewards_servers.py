@@ -271,7 +271,11 @@ def test_a_list_of_more_items_than_tei_has_permits_is_overload_for_ever() -> Non
 
 @each("kind", ["vllm", "sglang", "tei", "openrlhf", "nim"])
 def test_a_wrong_key_is_understood_from_every_kind_of_server(kind: str) -> None:
-    failure = failed(FakeEndpoint("gpu-0", kind=kind, api_key="sk-right"), call(SCORE, [("q", "a")] if kind == "nim" else ["a", "b"][:1]))
+    fake = FakeEndpoint("gpu-0", kind=kind, api_key="sk-right")
+    asked = (
+        call(EMBED, ["a"]) if kind == "vllm" else call(SCORE, [("q", "a")] if kind == "nim" else ["a"])
+    )  # /classify of vLLM needs no key
+    failure = failed(fake, asked)
     assert (failure.kind, type(failure.error), failure.misconfigured) == (FailureKind.UNSUITABLE, AuthenticationFailed, True)
 
 

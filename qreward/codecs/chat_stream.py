@@ -176,17 +176,13 @@ def _lenient_choice(raw: dict[str, Any]) -> ChunkChoice:
     members = {name: value for name, value in raw.items() if value is not None}
     if error := members.pop("error", None):
         raise EmbeddedError(error)
-    index, delta = members.pop("index", 0), _delta(members)
+    delta, message = members.pop("delta", None), members.pop("message", None)  # a server that does not stream sends a message
+    found = delta if isinstance(delta, dict) else message
+    index = members.pop("index", 0)
     finish, logprobs = members.pop("finish_reason", None), members.pop("logprobs", None)
     raw_logprobs = NOTHING if logprobs is None else msgspec.Raw(json.dumps(logprobs).encode())
-    return ChunkChoice(index if type(index) is int else 0, delta, finish, raw_logprobs, members or None)
-
-
-def _delta(members: dict[str, Any]) -> dict[str, Any]:
-    """Remove and return the ``delta`` of a choice. If a server does not stream, remove and return the ``message`` of the choice instead."""
-    delta, message = members.pop("delta", None), members.pop("message", None)
-    found = delta if isinstance(delta, dict) else message
-    return found if isinstance(found, dict) else {}
+    place = index if type(index) is int else 0
+    return ChunkChoice(place, found if isinstance(found, dict) else {}, finish, raw_logprobs, members or None)
 
 
 def tells_usage_only(chunk: Any) -> bool:

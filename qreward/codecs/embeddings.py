@@ -140,12 +140,11 @@ def _check_vector(raw: Any, place: int) -> list[float]:
 
 def _completed(model: str, document: dict[str, Any]) -> dict[str, Any]:
     """Add the members that the openai type requires, and decode base64 vectors to floats."""
-    data = [_completed_item(item, index) for index, item in enumerate(document["data"])]
+    data = []
+    for index, raw in enumerate(document["data"]):
+        item = {"index": index, "object": "embedding", **(raw if isinstance(raw, dict) else {"embedding": raw})}
+        if isinstance(item["embedding"], str):
+            item["embedding"] = jsonio.base64_floats(item["embedding"])
+        data.append(item)
     usage = {"prompt_tokens": 0, "total_tokens": 0}
     return {"object": "list", "model": model, **document, "usage": document.get("usage") or usage, "data": data}
-
-
-def _completed_item(raw: object, index: int) -> dict[str, Any]:
-    item = raw if isinstance(raw, dict) else {"embedding": raw}
-    vector = item["embedding"]
-    return {"index": index, "object": "embedding", **item, "embedding": jsonio.base64_floats(vector) if isinstance(vector, str) else vector}

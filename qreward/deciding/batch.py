@@ -1,5 +1,4 @@
-"""Send a batch of decisions. If an item has more questions than a server accepts, several requests are sent for this item at the same
-time."""
+"""Send a batch of decisions. An item with more questions than a server accepts is sent as several requests at the same time."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ async def test_endpoints_of_different_dialects_serve_one_batch() -> None:
     fakes = [ModelEndpoint(f"gpu-{routes}", dialect=routes, latency=Latency()) for routes in SPEAKS]  # type: ignore[arg-type]
     async with FakeFleet(fakes) as fleet:
         kinds = zip(fleet.endpoints, SPEAKS.values(), strict=True)
-        client = QRewardClient([endpoint.model_copy(update={"kind": kind}) for endpoint, (kind, _) in kinds])
+        client = QRewardClient([endpoint.model_copy(update={"kind": kind}) for endpoint, (kind, _) in kinds], hedge=None)
         async with client:
             batch = await client.batch_decide([TEXT] * 60, [RIGHT], model=MODEL)
         requests = {name: fleet.seen(name).requests for name in fleet.names}

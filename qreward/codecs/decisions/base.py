@@ -114,7 +114,6 @@ class Dialect(ABC):
         native: False if ``path`` is relative to the endpoint's ``base_url``; True if ``path`` is relative to the root of the server.
         most_questions: maximum number of questions in a request.
         most_options: maximum number of options of a ``Choice``.
-        most_levels: maximum number of levels of a ``Score``.
         types: the types of questions that the API takes, with their names in requests and answers.
         input_member: name of the body's member with the input.
         questions_member: name of the body's member with the questions.
@@ -127,7 +126,6 @@ class Dialect(ABC):
     native: ClassVar[bool] = False
     most_questions: int
     most_options: int
-    most_levels: int = 10
     types: ClassVar[Mapping[Kind, str]]
     input_member: ClassVar[str] = "input"
     questions_member: ClassVar[str] = "questions"
@@ -217,9 +215,8 @@ class Dialect(ABC):
             if type(question) not in self.types:
                 takes, others = " and ".join(each.__name__ for each in self.types), ", ".join(map(repr, ALL_KINDS))
                 raise BadRequest(f"questions[{place}] is a {type(question).__name__}; {here} {takes} only, one with {others} takes all")
-            what, most = ("levels", self.most_levels) if isinstance(question, Score) else ("choices", self.most_options)
-            if len(question.options) > most:
-                raise BadRequest(f"questions[{place}] has {len(question.options)} {what}; {here} {most}")
+            if isinstance(question, Choice) and len(question.options) > self.most_options:
+                raise BadRequest(f"questions[{place}] has {len(question.options)} choices; {here} {self.most_options}")
 
     def decode(self, body: bytes, call: WireRequest) -> DecisionReply:
         """Return the answers. Raises ``EmbeddedError``, or ``Malformed`` if no answer is valid."""

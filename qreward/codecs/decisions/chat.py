@@ -53,7 +53,7 @@ class ChatDialect(Dialect):
 
     Args:
         extra: further members of the body.
-        top: number of the most probable tokens whose log probabilities are requested.
+        top: number of the most probable first tokens whose log probabilities are requested.
         ids: label -> ids of the tokens that spell it. If all labels of a question have ids, the log probabilities of these tokens are
             requested instead, with vLLM's parameter ``logprob_token_ids``. Then no label is missing, however improbable it is.
     """

@@ -93,7 +93,7 @@ class LoopWorker:
         if function.serve is None:
             return kind(value, self.clock(), key, cost, level)
         context = function.serve._get_serve_request_context()
-        item = kind(value, self.clock(), (key, context.multiplexed_model_id), cost, level)
+        item: Any = kind(value, self.clock(), (key, context.multiplexed_model_id), cost, level)
         item.request_context = context
         return item
 

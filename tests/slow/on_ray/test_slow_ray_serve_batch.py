@@ -17,17 +17,7 @@ def model_class() -> type[Any]:  # noqa: C901 - one class with all that is tried
     """A class that no other process can import."""
 
     class Model:
-        def __init__(self) -> None:
-            self.warnings: list[str] = []
-            self.cancelled = 0
-            self.note_warnings()
-
-        def note_warnings(self) -> None:
-            import logging
-
-            handler = logging.Handler()
-            handler.emit = lambda record: self.warnings.append(record.getMessage())  # type: ignore[method-assign]
-            logging.getLogger("qreward").addHandler(handler)
+        cancelled = 0
 
         @batch(None, 4, 0.5)  # type: ignore[call-overload]
         async def score(self, items: list[Any]) -> list[Any]:
@@ -76,6 +66,24 @@ def model_class() -> type[Any]:  # noqa: C901 - one class with all that is tried
                 return str(error)
             return "no error"
 
+    return Model
+
+
+def inspected_class() -> type[Any]:
+    """The same with what the tests ask of it."""
+
+    class Inspected(model_class()):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.warnings: list[str] = []
+            self.note_warnings()
+
+        def note_warnings(self) -> None:
+            import logging
+
+            handler = logging.Handler()
+            handler.emit = lambda record: self.warnings.append(record.getMessage())  # type: ignore[method-assign]
+            logging.getLogger("qreward").addHandler(handler)
+
         async def set_size(self, size: int, seconds: float) -> tuple[int, float]:
             self.score.set_max_batch_size(size)
             self.score.set_batch_wait_timeout_s(seconds)
@@ -93,12 +101,12 @@ def model_class() -> type[Any]:  # noqa: C901 - one class with all that is tried
         async def warned(self) -> list[str]:
             return self.warnings
 
-    return Model
+    return Inspected
 
 
 @pytest.fixture
 def handle(serving: Any) -> Iterator[Any]:
-    deployed = serving.deployment(max_ongoing_requests=20, ray_actor_options={"num_cpus": 0.1})(model_class())
+    deployed = serving.deployment(max_ongoing_requests=20, ray_actor_options={"num_cpus": 0.1})(inspected_class())
     yield serving.run(deployed.bind(), name="contexts", route_prefix=None)
     serving.delete("contexts")
 

@@ -1,6 +1,7 @@
 """Reads settings from YAML, JSON and TOML files. The errors say which part of a file cannot be read, and why.
 
 This module does not depend on any particular setting. PyYAML is imported only for a YAML file, and to find line numbers in a JSON file.
+Errors in a TOML file name no line.
 """
 
 from __future__ import annotations

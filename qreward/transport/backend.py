@@ -128,7 +128,6 @@ class HttpBackend:
             await connection.aclose()
 
     def _enter(self, endpoint: Endpoint) -> EndpointConnection:
-        """Return the connection of an endpoint, and count one more request on it."""
         connection = self._connections.get(id(endpoint))
         if connection is None:
             if self._closed:
@@ -162,10 +161,7 @@ class HttpBackend:
 
 
 def _speaks_otherwise(decide: Decide, endpoint: Endpoint, sent: WireRequest, failure: Failure) -> bool:
-    """Return True if the response to a decision points to another dialect, and store that dialect.
-
-    Otherwise, add a hint to the error that shows how to set the dialect, and return False.
-    """
+    """Return True if the response to a decision points to another dialect. Otherwise, the error gets a hint how to set the dialect."""
     if decide.learns(endpoint, sent.model, failure.dialect):
         return decide.dialect_at(endpoint, sent.model) is not sent.codec
     failure.error.args = (f"{failure.error}{decide.advice(endpoint, sent.model, failure.error)}",)

@@ -63,9 +63,6 @@ class ClientConfig(Policy):
         transport: what sends the requests of endpoints without an ``http_client``: ``aiohttp``; ``httpx``, for respx and other tools that
             know httpx; or, in code, an ``httpx.AsyncClient`` with its own proxy and event hooks. The default is the environment variable
             ``QREWARD_TRANSPORT``, or ``aiohttp``.
-        transport: the HTTP client of endpoints without an ``http_client``: ``aiohttp``, ``httpx`` (for respx and other tools that know
-            httpx), or an ``httpx.AsyncClient`` of your own for all of them, with its proxy and event hooks. The default is the environment
-            variable ``QREWARD_TRANSPORT``, or ``aiohttp``. It cannot change while a client is in use.
 
     Raises:
         ConfigError: a setting is unknown or invalid. The message says where, and never contains the value of a secret.

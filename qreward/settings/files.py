@@ -1,6 +1,7 @@
 """Reads settings from YAML, JSON and TOML files. The errors say which part of a file cannot be read, and why.
 
 This module does not depend on any particular setting. PyYAML is imported only for a YAML file, and to find line numbers in a JSON file.
+Errors in a TOML file name no line.
 """
 
 from __future__ import annotations
@@ -218,10 +219,7 @@ def _yaml_loader(yaml: Any) -> Any:
 
 
 def _line_of(text: str, path: Path_) -> int | None:
-    """Return the line of a setting in a YAML or JSON text, or None if it is not known, for example because PyYAML is not installed.
-
-    If the text does not have the whole path, return the line of the deepest part of the path that the text has.
-    """
+    """Return the line of the deepest part of a path that a YAML or JSON text has. Return None if PyYAML is not installed."""
     try:
         import yaml  # noqa: PLC0415 - an extra, and slow to import
     except ImportError:

@@ -135,7 +135,6 @@ class HttpBackend:
             await connection.aclose()
 
     def _enter(self, endpoint: Endpoint) -> EndpointConnection:
-        """Return the connection of an endpoint, and count one more request on it."""
         connection = self._connections.get(id(endpoint))
         if connection is None:
             if self._closed:

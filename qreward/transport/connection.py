@@ -102,7 +102,6 @@ class EndpointConnection:
         return Answer(value, usage.prompt_tokens, usage.completion_tokens, limits, usage.cached_tokens)
 
     def _name_in_errors(self, reply: DecisionReply) -> None:
-        """Name the endpoint in the errors of questions that were not answered."""
         for error in reply.table.errors.values():
             if isinstance(error, RequestError):
                 error.endpoint, error.args = self.name, (f"endpoint {self.name!r}, model {error.model!r}: {error}",)
@@ -209,7 +208,6 @@ def _of_connections(endpoint: Endpoint) -> list[object]:
 
 
 def _trouble(kind: str, load: Load, statuses: dict[str, int]) -> str | None:
-    """Return the reason why probes of this server apparently never work, or None if they may work."""
     if not statuses:
         return f"a server of kind {kind!r} has no route for probes; leave probe out"
     if load != Load() or any(status < 300 or status >= 500 or status in PASSING for status in statuses.values()):

@@ -200,10 +200,7 @@ def _error_in(body: bytes) -> Any:
 
 
 def _meaning_of(status: int, error_body: ErrorBody) -> FailureMeaning:
-    """Return the meaning of an HTTP status.
-
-    A code in the body takes precedence over the statuses 200, 400 and 403. A code that means overload also takes precedence over 500.
-    """
+    """A code in the body takes precedence over 200, 400 and 403. A code that means overload also takes precedence over 500."""
     stated = status_of(error_body, status)
     if status in (200, 400, 403) or (status == 500 and stated in (429, 503, 529)):
         status = stated or status

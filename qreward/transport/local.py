@@ -70,7 +70,10 @@ class LocalTransport(HttpTransport):
         model = request.pop("model", "")
         if path == CHAT.path:
             value = await self._call((request.pop("messages"),), {"model": model, **request})
-            return value if not isinstance(value, str) else {"model": model, "choices": [_choice(value)]}
+            if not isinstance(value, str):
+                return value
+            message = {"role": "assistant", "content": value}
+            return {"model": model, "choices": [{"index": 0, "finish_reason": "stop", "message": message}]}
         if path != LocalScore.path:
             raise NotImplementedError(f"a function in this process answers chat completions and scores, but not {path}")
         items, params = request["items"], {"model": model, **request["params"]}
@@ -173,10 +176,6 @@ def _written(document: Any) -> bytes:
         return jsonio.dumps(document)
     except BadRequest as error:
         raise TypeError(f"the function returned what is no text, completion or number: {error}") from None
-
-
-def _choice(text: str) -> dict[str, Any]:
-    return {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
 
 
 def _outcome_of(error: Exception) -> ByteStream:

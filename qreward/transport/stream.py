@@ -146,7 +146,6 @@ class ChatStream:
         return self._known
 
     def _chunks(self, events: Iterator[Event]) -> list[ChatChunk]:
-        """Return the chunks in these events, up to the event that ends the stream."""
         chunks, data = [], self._beginning
         assembly, model, cap = self._assembly, self._call.model, self._connection.endpoint.max_response_bytes
         try:

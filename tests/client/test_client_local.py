@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import pickle
 import threading
 from collections.abc import Awaitable, Callable
@@ -19,6 +20,7 @@ from local_tools import Actor, Server
 from qreward import ConfigError, Endpoint, Limits, QRewardClient, Retry
 from qreward.errors import BadRequest, ConnectionFailed, InvalidResponse, RateLimited, RequestTimeout, ServerError
 from qreward.integrations.ray import ScorerPool
+from qreward.settings.local import Slots
 from qreward.testing import FakeEndpoint, FakeFleet
 
 ONCE = Retry(attempts=1)
@@ -338,6 +340,32 @@ def test_what_cannot_be_an_endpoint_is_refused_when_it_is_made() -> None:
         with pytest.raises(ConfigError) as caught:
             make()
         assert words in str(caught.value)
+
+
+async def test_more_calls_at_once_are_allowed_while_the_client_runs() -> None:
+    loop, go, running, both = asyncio.get_running_loop(), threading.Event(), [], asyncio.Event()
+
+    def judge(messages: list[dict[str, str]]) -> str:
+        running.append(messages)
+        if len(running) == 3:
+            loop.call_soon_threadsafe(both.set)
+        assert len(running) == 1 or go.wait(20)
+        return "yes"
+
+    async with QRewardClient([Endpoint.local(judge)], hedge=None) as client:
+        await client.chat_completion(HI, "judge")
+        client.reload(client.config.model_copy(update={"endpoints": (Endpoint.local(judge, max_concurrency=2),)}))
+        bulk = asyncio.ensure_future(client.batch_chat_completion([HI] * 2, "judge"))
+        await both.wait()
+        go.set()
+        assert (await bulk).texts() == ["yes", "yes"]
+
+
+def test_a_forked_process_counts_its_own_calls_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    slots = Slots()
+    assert [slots.take(1), slots.take(1)] == [True, False]
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    assert [slots.take(1), slots.take(1)] == [True, False]
 
 
 def test_a_local_endpoint_has_the_name_and_the_limits_of_its_function_and_can_be_pickled() -> None:

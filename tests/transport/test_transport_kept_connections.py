@@ -116,7 +116,7 @@ async def test_an_endpoint_of_another_weight_keeps_its_connections_and_one_of_ot
             "decisions": ({"decisions": "chat"}, True),
             "decision_labels": ({"decisions": "generative_scoring", "decision_labels": [1, 2]}, True),
         }
-        untold = Endpoint.model_fields.keys() - {what.partition(".")[0] for what in table} - {"base_url", "name", "http_client"}
+        untold = Endpoint.model_fields.keys() - {what.partition(".")[0] for what in table} - {"base_url", "name", "http_client", "compute"}
         assert untold == set(), "say whether connections depend on it"
         wrong = []
         for what, (change, kept) in table.items():

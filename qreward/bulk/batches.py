@@ -219,7 +219,7 @@ class LineRun(ABC):
         self.has_read_all = False
         self.read_on = asyncio.Event()
         self._sent = self._sent_again = 0
-        self._batches: dict[Pool | None, ModelBatch | ScorerBatch] = {}
+        self._batches: dict[Any, Any] = {}  # what serves the lines: a pool, None for the scorer, or the class of provider batches
         self._tasks: set[asyncio.Task[Any]] = set()
         self._done_before, self._ok, self._failed = done_before, 0, 0
         self.errors: dict[str, tuple[int, str]] = {}
@@ -235,11 +235,8 @@ class LineRun(ABC):
         """Send no further lines. Lines in flight are finished and recorded."""
         if self._reason is None:
             self._reason = str(reason)
-            for batch in self._all_batches():
+            for batch in self._batches.values():
                 batch.stop()
-
-    def _all_batches(self) -> list[Any]:
-        return list(self._batches.values())
 
     @abstractmethod
     def finish(self, entry: Entry, result: Result[Any], text: bytes | None = None, spent: Spent | None = None) -> None:
@@ -286,21 +283,19 @@ class LineRun(ABC):
             self._sent += 1
             self._sent_again += ordinal in self._journal.unfinished
 
-    def _batch_of(self, entry: Entry, pool: Pool | None) -> ModelBatch | ScorerBatch:
-        """Return the batch of a pool. If ``pool`` is None, return the batch of the scorer. If there is no batch yet, create it.
-
-        A new batch sends requests for the model of ``entry``.
-        """
-        batch = self._batches.get(pool)
+    def _batch_of(self, entry: Entry | None, kind: Any) -> Any:
+        """Return the batch of a kind, which is a key of ``_batches``. If there is none yet, create it; ``entry`` is its first line."""
+        batch = self._batches.get(kind)
         if batch is None:
-            if pool is not None:
-                batch = ModelBatch(self, entry.content.model, pool)
-            else:
-                assert self._scorer is not None
-                batch = ScorerBatch(self, self._scorer)
-            self._batches[pool] = batch
+            batch = self._batches[kind] = self._new_batch(entry, kind)
             self._begin(batch.run())
         return batch
+
+    def _new_batch(self, entry: Entry | None, kind: Any) -> Any:
+        if self._scorer is not None:
+            return ScorerBatch(self, self._scorer)
+        assert entry is not None
+        return ModelBatch(self, entry.content.model, kind)
 
     def _begin(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(work)

@@ -105,10 +105,7 @@ class SpendingLimit:
 
 
 def highest(prices: Iterable[Price]) -> Price | None:
-    """Return the highest prompt price and the highest completion price; None if there are no prices.
-
-    The two prices may come from different endpoints.
-    """
+    """Return the highest prompt price and the highest completion price, each of any endpoint; None if there are no prices."""
     known = list(prices)
     return (max(price[0] for price in known), max(price[1] for price in known)) if known else None
 
@@ -138,11 +135,7 @@ def _most_output(call: WireRequest) -> int:
 
 
 def _of_lists(params: Mapping[str, Any]) -> int:
-    """Return the maximum number of prompt tokens of a request with lists, such as a query with a list of documents.
-
-    A server may repeat each value that is not a list, such as the query, for every item of a list. Such a value is therefore counted once
-    per item of the longest list.
-    """
+    # a server may repeat each value that is not a list, such as the query, for every item of a list
     longest = max((len(value) for value in params.values() if isinstance(value, list)), default=1) or 1
     return MESSAGE_TOKENS * longest + sum(_tokens(value) * (1 if isinstance(value, list) else longest) for value in params.values())
 

@@ -1,7 +1,4 @@
-"""The dry run of a bulk run reads the whole input and reports the requests that the run would send.
-
-No request is sent, and no journal is opened.
-"""
+"""The dry run of a bulk run reads the whole input and reports the requests that the run would send. It opens no journal."""
 
 from __future__ import annotations
 

@@ -169,7 +169,7 @@ def _opened(name: str) -> Iterator[BinaryIO]:
 
 
 class _Unpacked(io.RawIOBase):
-    """Reads a zstandard file. Unlike the reader of the package ``zstandard``, it raises ``EOFError`` if the file is truncated."""
+    """A zstandard file. Unlike the reader of ``zstandard``, it raises ``EOFError`` if the file is truncated."""
 
     def __init__(self, name: str, packed: BinaryIO) -> None:
         self._packed, self._new = packed, needed("zstandard", name).ZstdDecompressor().decompressobj

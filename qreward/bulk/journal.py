@@ -173,7 +173,7 @@ class Journal:
         kind, number = record.kind, record.number
         if kind == BATCH:
             self._spent += record.spent
-            apply_event(self.held, number, bytes(record.content))
+            apply_event(self.held, number, record.content)
             self.batches = max(self.batches, number + 1)
             return
         before = self._left_before.pop(number, NOTHING)
@@ -225,14 +225,14 @@ class Journal:
                 file.seek(place >> 1)
                 if (record := decode(file.readline())) is None:
                     raise QRewardError(f"{str(self.path)!r} was changed by another program while it was in use")
-                yield Line(record.kind == DONE, bytes(record.content))
+                yield Line(record.kind == DONE, record.content)
 
     def as_done(self) -> Iterator[Line]:
         """Yield the results in the order in which they were received. A line with several results yields the last one."""
         for place, _, record in read_records(self.path):
             ordinal = record.number
             if record.kind in (DONE, FAILED) and ordinal < len(self._places) and self._places[ordinal] >> 1 == place:
-                yield Line(record.kind == DONE, bytes(record.content))
+                yield Line(record.kind == DONE, record.content)
 
     def cut(self, lines: int) -> None:
         """Drop the results of all lines after the first ``lines``, because the input has become shorter."""
@@ -453,7 +453,7 @@ def was_never_sent(path: Path) -> bool:
         for _, _, record in read_records(path):
             if record.kind == STARTED:  # for a scorer this record is written before it is known whether the item is valid
                 taken.add(record.number)
-            elif record.kind == FAILED and _was_unsent(bytes(record.content)):
+            elif record.kind == FAILED and _was_unsent(record.content):
                 taken.discard(record.number)
             else:
                 return False

@@ -186,7 +186,7 @@ class JournalFolder:
         with self._part(entry >> 48).open("rb") as file:
             file.seek((entry & (1 << 48) - 1) >> 1)
             record = decode(file.readline())
-        result = b"" if record is None else bytes(record.content)
+        result = b"" if record is None else record.content
         # the 128-bit identifier is compared, because two rows may have the same 64-bit digest, although this is unlikely
         return Line(bool(entry & 1), result) if result.startswith(b'{"id":"%b"' % row.identifier.encode()) else None
 
@@ -241,7 +241,7 @@ class JournalFolder:
     def _lines(self, part: int, *, ok: bool) -> Iterator[bytes]:
         for place, _, record in read_records(self._part(part)):
             if record.kind in (DONE, FAILED) and self._answers.get(record.digest) == (part << 48 | place << 1 | ok):
-                yield bytes(record.content)
+                yield record.content
 
     def _part(self, part: int) -> Path:
         return self.path / f"part-{part:05}.jsonl.journal"

@@ -58,8 +58,6 @@ class _Faults(msgspec.Struct, frozen=True):
 
 
 class FileObject(msgspec.Struct, frozen=True):
-    """An uploaded file."""
-
     id: str
 
 
@@ -71,7 +69,7 @@ class Counts(msgspec.Struct, frozen=True):
 
 
 class BatchObject(msgspec.Struct, frozen=True):
-    """The state of a batch, as reported by the provider. It has only the members that this package uses."""
+    """The state of a batch, as the provider reports it."""
 
     id: str
     status: str
@@ -144,22 +142,12 @@ def read(kind: type[T], body: bytes) -> T:
 
 
 def next_poll(seconds: float, longest: float) -> float:
-    """Return the seconds until the next poll of a batch. The last wait was ``seconds``.
-
-    Example:
-        >>> [next_poll(5.0, 60.0), next_poll(50.0, 60.0)]
-        [7.5, 60.0]
-    """
+    """Return the seconds until the next poll of a batch, after a wait of ``seconds``."""
     return min(longest, seconds * POLL_FACTOR)
 
 
 def url_of(call: WireRequest) -> str:
-    """Return the ``url`` of a request in a batch file.
-
-    Example:
-        >>> url_of(WireRequest(CHAT, "judge-7b", [], {}, None))
-        '/v1/chat/completions'
-    """
+    """Return the ``url`` of a request in a batch file, such as ``/v1/chat/completions``."""
     path = call.codec.path
     return path if path.startswith("/v1/") else f"/v1{path}"
 

@@ -125,14 +125,13 @@ class ProviderBatches:
     Args:
         run: the run.
         journal: the journal that records the batches. It may have batches of earlier runs. The results of these batches are taken too.
-        folder: folder for the temporary files of batches.
 
     Raises:
         ConfigError: a batch of an earlier run is at an endpoint that the client does not have.
     """
 
-    def __init__(self, run: LineRun, journal: Journal, folder: Path) -> None:
-        self._bulk, self._journal, self._folder, self._loop = run, journal, folder, asyncio.get_running_loop()
+    def __init__(self, run: LineRun, journal: Journal) -> None:
+        self._bulk, self._journal, self._folder, self._loop = run, journal, journal.path.parent, asyncio.get_running_loop()
         self.queue = LineQueue(run.read_on)
         self._tallies = Tallies()
         self._apis: dict[str, BatchApi] = {}
@@ -152,7 +151,8 @@ class ProviderBatches:
             for number, held in list(journal.held.items()):
                 self._continue_held(number, held)
         except BaseException:
-            self._close_files()
+            for batch in self._files:
+                batch.file.close()
             raise
 
     def endpoints(self) -> Mapping[str, EndpointStats]:
@@ -186,7 +186,8 @@ class ProviderBatches:
             self._journal.record_batch(number, provider.END, reserved)
             return
         endpoint: Any = source.handle
-        batch = self._open[number] = self._new(self._api(endpoint), held.url, held.model, number, held)
+        batch = self._open[number] = Batch(self._api(endpoint), held.url, held.model, self._folder, number, held)
+        self._files.add(batch)
         batch.missing, batch.reserved = len(missing), reserved
 
     def _api(self, endpoint: Endpoint) -> BatchApi:
@@ -224,7 +225,8 @@ class ProviderBatches:
         finally:
             if self._timer is not None:
                 self._timer.cancel()
-            self._close_files()
+            for batch in self._files:
+                batch.file.close()
             for api in self._apis.values():
                 await api.aclose()
 
@@ -257,12 +259,7 @@ class ProviderBatches:
                 self._follow_soon(batch)
 
     def _add_line(self, entry: Entry) -> None:
-        """Put a line into a file. If a batch of an earlier run has the line, put it into that batch.
-
-        Raises:
-            BadRequest: the line is too large for a batch, or cannot be written as JSON.
-            ConfigError: the model of the line has no endpoint of kind ``openai_batch`` any more.
-        """
+        """Put a line into a file. If a batch of an earlier run has the line, put it into that batch."""
         call = entry.content
         url, inputs = provider.url_of(call), provider.inputs_in(call)
         holder = self._holder(entry.ordinal, entry.digest)
@@ -285,16 +282,10 @@ class ProviderBatches:
             self._follow_soon(holder)
 
     def _next_api(self, url: str, model: str) -> BatchApi:
-        """Return the endpoint for the next line of a model. The endpoints of a model take turns, file by file."""
         endpoints = self._bulk.runtime.fleet.batch_endpoints(model)
         if not endpoints:
             raise ConfigError(f"model {model!r} has no endpoint of kind 'openai_batch' any more")
-        return self._api(endpoints[self._turns[url, model] % len(endpoints)])
-
-    def _new(self, api: BatchApi, url: str, model: str, number: int | None = None, held: HeldBatch | None = None) -> Batch:
-        batch = Batch(api, url, model, self._folder, number, held)
-        self._files.add(batch)
-        return batch
+        return self._api(endpoints[self._turns[url, model] % len(endpoints)])  # they take turns, file by file
 
     def _put(self, api: BatchApi, url: str, model: str, line: Entry, request: bytes, inputs: int) -> None:
         """Add a line to the file of its endpoint, url and model. Raises ``OSError`` if the disk is full."""
@@ -304,7 +295,8 @@ class ProviderBatches:
             self._complete(key)
             batch = None
         if batch is None:
-            batch = self._collecting[key] = self._new(api, url, model)
+            batch = self._collecting[key] = Batch(api, url, model, self._folder)
+            self._files.add(batch)
         batch.add(line, request, inputs)
         if len(batch.lines) >= most:
             self._complete(key)
@@ -320,7 +312,6 @@ class ProviderBatches:
             self._complete_all()
 
     def _complete_all(self) -> None:
-        """Complete all files, although they are not full."""
         for key in tuple(self._collecting):
             self._complete(key)
 
@@ -330,16 +321,11 @@ class ProviderBatches:
         self._changed.set()
 
     def _dispatch(self) -> None:
-        """Submit complete files, until ``IN_FLIGHT`` batches are running."""
         while self._ready and self._following < IN_FLIGHT and not self._bulk.is_stopping:
             self._following += 1
             self._begin(self._run_batch(self._ready.popleft(), self._submit))
         if not self._ready:
             self._room.set()
-
-    def _close_files(self) -> None:
-        for batch in self._files:
-            batch.file.close()
 
     # one batch
 
@@ -381,7 +367,7 @@ class ProviderBatches:
         await self._follow(batch, batch.first_poll)
 
     async def _create(self, batch: Batch, file: str) -> BatchObject:
-        """Create a batch. If the call fails, search for the batch before creating it again, because the provider may have created it."""
+        """Create a batch. After a failed call, search for the batch first, because the provider may have created it."""
         api, model = batch.api, batch.model
         try:
             return await api.create(file, batch.url, batch.tag, model)
@@ -440,10 +426,7 @@ class ProviderBatches:
         await self._send_again(batch, again, found.status)
 
     async def _send_again(self, batch: Batch, again: Again, status: str) -> None:
-        """End a batch. Send lines with a temporary failure and lines without a result again.
-
-        A line has at most ``retry.attempts`` attempts.
-        """
+        """End a batch. Send lines with a temporary failure and lines without a result again, up to ``retry.attempts`` times."""
         if self._bulk.is_stopping or (batch.missing and not self._bulk.has_read_all):
             return  # the batch stays in the journal, and the next run takes the results that are missing there
         nothing, left = _without_result(batch, status), []
@@ -465,11 +448,7 @@ class ProviderBatches:
             self._complete_all()
 
     async def _handle_refusal(self, batch: Batch, found: BatchObject) -> None:
-        """Handle a refused file. If the provider names faulty lines, these lines fail, and all other lines are sent again.
-
-        If the provider names no line because the provider's queue was full, all lines are sent again. If the provider names no line
-        for another reason, the run stops.
-        """
+        """Fail the lines that the provider has named, and send the others again; also if its queue was full. Otherwise stop the run."""
         faults = found.faults
         words = "; ".join(f"{fault.code}: {fault.message}" for fault in faults[:3]) or "it does not say why"
         secrets = batch.api.connection.secrets
@@ -502,10 +481,7 @@ class ProviderBatches:
         self._most_lines[batch.api.endpoint.name] = max(1, lines // 2)
 
     def _end(self, batch: Batch) -> None:
-        """Record the end of a batch, and its cost in addition to the cost of the recorded results.
-
-        Lines of the batch that were not read from the input count as paid.
-        """
+        """Record the end of a batch. Its lines that were not read from the input count as paid."""
         if batch.number is not None and self._open.pop(batch.number, None) is not None:
             self._settle(batch.reserved, batch.reserved)
             self._journal.record_batch(batch.number, provider.END, batch.spent + batch.reserved)
@@ -527,10 +503,7 @@ class ProviderBatches:
     # results
 
     async def _take_results(self, batch: Batch, file: str, again: Again) -> int:
-        """Download a file of results, and return the number of valid results. Lines that must be sent again are added to ``again``.
-
-        A repeated download skips results that were taken before. Raises ``CallFailed`` if the download fails.
-        """
+        """Download a file of results, and return the number of valid results. A repeated download skips results that were taken before."""
         number = good = 0
         async with aclosing(batch.api.lines(file, batch.model)) as lines:
             async for content in lines:
@@ -561,7 +534,6 @@ class ProviderBatches:
             self._fail_line(batch, line, outcome)
 
     def _fail_line(self, batch: Batch, line: Entry, failure: Failure) -> None:
-        """Fail a line for good."""
         spent = self._note(batch, line, failure)
         error = with_trail(copy(failure.error), line.attempts)  # a copy, because several lines may share the error
         result: Result[Any] = Result(line.ordinal, None, error, batch.api.endpoint.name, 0.0, 0.0, line.attempts)
@@ -569,10 +541,7 @@ class ProviderBatches:
         self._bulk.finish(line, result, spent=spent)
 
     def _try_again(self, batch: Batch, line: Entry, failure: Failure) -> bool:
-        """Settle the cost of a failed attempt, and reserve the cost of the next attempt.
-
-        Return True if the line can be sent again. If the budget is too small, stop the run and return False.
-        """
+        """Settle the cost of a failed attempt, and return whether the budget allows the next one. If not, stop the run."""
         spent = self._note(batch, line, failure)
         self._settle(line.reserved, spent)
         batch.spent += spent
@@ -582,7 +551,7 @@ class ProviderBatches:
         return False
 
     def _note(self, batch: Batch, line: Entry, failure: Failure) -> Spent:
-        """Add a failed attempt to a line. Return the attempt's maximum cost, which is zero if the provider did not process the line."""
+        """Add a failed attempt to a line. Return the attempt's cost: its maximum if the provider may have processed it."""
         status, seconds = getattr(failure.error, "status_code", None), self._loop.time() - batch.since
         line.attempts += (AttemptRecord(batch.api.endpoint.name, failure.kind.name.lower(), seconds, status, str(failure.error)),)
         return line.reserved if failure.kind is FailureKind.TRANSIENT else NOTHING

@@ -30,7 +30,6 @@ from qreward.progress import ProgressMeter, start_progress
 from qreward.results import EndpointStats, Result, RouteLoad, dollars, merged_stats
 from qreward.runtime import Runtime
 from qreward.scheduler.pool import Pool
-from qreward.settings.policies import Endpoint
 
 REFRESH_INTERVAL = 0.25
 """Seconds between two refreshes of the progress."""
@@ -58,7 +57,6 @@ class BulkRun(LineRun):
     ) -> None:
         super().__init__(runtime, journal, settings, reader, scorer, journal.done)
         self._source, (self._output, self._failures) = source, outputs
-        self._provider: ProviderBatches | None = None  # created for the first line that goes to a provider batch
         self._reading: asyncio.Task[Any] | None = None
         self._over = asyncio.Event()
         self._error: BaseException | None = None
@@ -117,7 +115,7 @@ class BulkRun(LineRun):
         chunks = self._source.chunks()
         try:
             if self._journal.held:
-                self._start_provider()
+                self._batch_of(None, ProviderBatches)
             while chunk := await asyncio.to_thread(next, chunks, None):
                 first = self._read
                 for ordinal in self._settings.in_shard(range(first, first + len(chunk))):
@@ -133,7 +131,7 @@ class BulkRun(LineRun):
                 self._shorten(self._read)
             self.has_read_all = True
         finally:
-            for batch in self._all_batches():
+            for batch in self._batches.values():
                 batch.queue.complete()
 
     def _shorten(self, lines: int) -> None:
@@ -157,73 +155,60 @@ class BulkRun(LineRun):
         return False
 
     async def _take_line(self, ordinal: int, line: InputLine) -> None:
+        """Give a line to its batch, as soon as the budget and the batch's queue have room."""
+        kind: Any = None
+        content: Any
+        reserved: Spent | None = NOTHING
         try:
-            entry, pool = await self._entry(ordinal, line)
+            if self._scorer is not None:
+                custom_id, content = self._reader.read_item(line, ordinal)
+            else:
+                custom_id, content = self._reader.read(line, ordinal)
+                reserved = None if self._provider is None else self._provider.reserved(ordinal, line.digest)
+                if reserved is not None:
+                    kind = ProviderBatches
+                else:
+                    kind, names = self._route(content)
+                    reserved = await self._reserve(content, names, 1 if kind is ProviderBatches else self.attempts)
         except QRewardError as error:
             custom_id = self._reader.identifier(line, ordinal)
             self._record(ordinal, line.digest, failure_line(custom_id, _identifier(ordinal), _placed(error, line.place)), error)
             return
-        if entry is not None:
-            await self._hand_over(entry, pool)
-
-    async def _entry(self, ordinal: int, line: InputLine) -> tuple[Entry | None, Pool | None]:
-        """Wait until the budget allows a line. Return the entry of the line, and the pool that serves it.
-
-        The entry is None if the budget will never allow the line. The pool is None if a scorer or a provider batch takes the line.
-        """
-        if self._scorer is not None:
-            return Entry(ordinal, line, *self._reader.read_item(line, ordinal), Spent()), None
-        custom_id, call = self._reader.read(line, ordinal)
-        reserved = None if self._provider is None else self._provider.reserved(ordinal, line.digest)
-        if reserved is not None:
-            return Entry(ordinal, line, custom_id, call, reserved), None
-        batch_endpoints = self._batch_endpoints(call)
-        pool = None if batch_endpoints else self._pool(call)
-        names = [each.name for each in (batch_endpoints if pool is None else pool.sources)]
-        attempts = 1 if pool is None else self.attempts
-        reserved = await self._reserve(call, names, attempts)
         if reserved is None:
-            return None, pool
-        return Entry(ordinal, line, custom_id, call, reserved), pool
-
-    def _batch_endpoints(self, call: WireRequest) -> tuple[Endpoint, ...]:
-        """Return the endpoints of kind ``openai_batch`` that may take a request; empty if the request goes to other endpoints."""
-        found = self.runtime.fleet.batch_endpoints(call.model)
-        return found if self._settings.provider_batches == "auto" and found and url_of(call) in URLS else ()
-
-    def _pool(self, call: WireRequest) -> Pool:
-        try:
-            return self.runtime.pool(call.model)
-        except NoEndpoint as error:
-            if not self.runtime.fleet.batch_endpoints(call.model):
-                raise
-            never = self._settings.provider_batches == "never"
-            why = "provider_batches is 'never'" if never else f"a provider batch takes no requests for {url_of(call)}"
-            raise ConfigError(f"{why}, and model {call.model!r} has no other endpoint") from error
-
-    async def _hand_over(self, entry: Entry, pool: Pool | None) -> None:
-        """Put a line into the queue of the provider batches, of its model's batch or of the scorer, as soon as that queue has room."""
-        is_for_provider = pool is None and self._scorer is None
-        batch = (self._provider or self._start_provider()) if is_for_provider else self._batch_of(entry, pool)
+            return
+        entry = Entry(ordinal, line, custom_id, content, reserved)
+        batch = self._batch_of(entry, kind)
         while batch.queue.is_full and self._reason is None:
             self.read_on.clear()
             await self.read_on.wait()
         self._taken += 1
         batch.queue.put_nowait(entry)
 
-    def _start_provider(self) -> ProviderBatches:
-        self._provider = ProviderBatches(self, self._journal, self._journal.path.parent)
-        self._begin(self._provider.run())
-        return self._provider
+    def _route(self, call: WireRequest) -> tuple[Pool | type[ProviderBatches], list[str]]:
+        """Return the pool that serves a request, or ``ProviderBatches``, and the names of the endpoints that may take it."""
+        at_provider, takes_batches = self.runtime.fleet.batch_endpoints(call.model), self._settings.provider_batches == "auto"
+        if at_provider and takes_batches and url_of(call) in URLS:
+            return ProviderBatches, [each.name for each in at_provider]
+        try:
+            pool = self.runtime.pool(call.model)
+        except NoEndpoint as error:
+            if not at_provider:
+                raise
+            why = f"a provider batch takes no requests for {url_of(call)}" if takes_batches else "provider_batches is 'never'"
+            raise ConfigError(f"{why}, and model {call.model!r} has no other endpoint") from error
+        return pool, [each.name for each in pool.sources]
 
-    def _all_batches(self) -> list[Any]:
-        return [*super()._all_batches(), *([] if self._provider is None else [self._provider])]
+    @property
+    def _provider(self) -> ProviderBatches | None:
+        return self._batches.get(ProviderBatches)
+
+    def _new_batch(self, entry: Entry | None, kind: Any) -> Any:
+        return ProviderBatches(self, self._journal) if kind is ProviderBatches else super()._new_batch(entry, kind)
 
     async def _reserve(self, call: WireRequest, names: Iterable[str], attempts: int) -> Spent | None:
-        """Reserve and return the maximum cost of ``attempts`` attempts of a request. The highest price of the named endpoints is used.
+        """Reserve and return the maximum cost of ``attempts`` attempts of a request, at the highest price of the named endpoints.
 
-        If requests in flight hold the remaining budget, wait until they end. If the budget is too small, stop the run and return None. A
-        request without ``max_tokens`` raises ``ConfigError`` if the run has a budget. Without a budget, nothing is reserved for it.
+        Wait while requests in flight hold the remaining budget. If the budget is too small, stop the run and return None.
         """
         price = highest(self.runtime.prices[name] for name in names if name in self.runtime.prices)
         try:
@@ -265,7 +250,6 @@ class BulkRun(LineRun):
         return self._report(self.runtime.clock() - began, *written)
 
     async def _work(self) -> None:
-        """Read and send until everything is done, or the run is stopped."""
         loop, seconds = asyncio.get_running_loop(), self._settings.deadline
         self._meter = self._progress()
         deadline = None if seconds is None else loop.call_later(seconds, self.stop, f"its deadline of {seconds:g} s has come")
@@ -288,10 +272,7 @@ class BulkRun(LineRun):
             raise self._error
 
     async def _write_if_done(self) -> tuple[Path | None, Path | None]:
-        """Write the output if all lines are done. Return the path of the results and the path of the failures.
-
-        A path is None if its file was not written.
-        """
+        """Write the output if all lines are done, and return the paths of results and failures; None for a file that was not written."""
         if self._reason is None and not self.has_read_all:
             self._reason = f"its sample of {self._taken} lines is done"
         if not self._journal.flush() or self._reason is not None:
@@ -311,7 +292,7 @@ class BulkRun(LineRun):
         return start_progress(wanted, title="qreward run", prices=prices, load=self._load, clock=self.runtime.clock)
 
     async def _total(self) -> int | None:
-        """Return the maximum number of lines that this run will send; None if it is not known in advance."""
+        """Return the most lines that this run will send; None if it is not known in advance."""
         lines = await asyncio.to_thread(self._source.count)
         if lines is None:
             return self._settings.sample
@@ -319,7 +300,7 @@ class BulkRun(LineRun):
         return min(max(0, ours - self._done_before), self._settings.sample or ours)
 
     def _load(self) -> RouteLoad:
-        loads = [load_of(pool) for pool in self._batches if pool is not None]
+        loads = [load_of(pool) for pool in self._batches if isinstance(pool, Pool)]
         return RouteLoad(*map(sum, zip(*loads, strict=True))) if loads else RouteLoad()
 
     async def _refresh(self, meter: ProgressMeter) -> None:
@@ -357,25 +338,19 @@ class BulkRun(LineRun):
         )
 
     def _cost(self, endpoints: Mapping[str, EndpointStats]) -> float:
-        """Return the cost of this run in US dollars. With a scorer, the cost is computed from the tokens of all answers."""
         if self._scorer is None:
             return (self.budget.spent - self._journal.spent_before).cost
         priced = [(self.runtime.prices[name], stats) for name, stats in endpoints.items() if name in self.runtime.prices]
         return sum(dollars(price, stats.prompt_tokens, stats.completion_tokens) for price, stats in priced)
 
     def _endpoints(self) -> dict[str, EndpointStats]:
-        """Return the statistics of each endpoint.
-
-        If an endpoint serves several models, its counts are summed over the models, and its quantiles are left out.
-        """
         found: dict[str, EndpointStats] = {}
-        for batch in self._all_batches():
+        for batch in self._batches.values():
             for name, stats in batch.endpoints().items():
                 found[name] = stats if name not in found else merged_stats(found[name], stats)
         return found
 
     def _write(self) -> tuple[Path | None, Path | None]:
-        """Write the results and the failures, and return the two paths. A path is None if its file would be empty."""
         ok, failed = (self._output.write(self._lines(ok=True)), self._failures.write(self._lines(ok=False)))
         return self._output.path if ok else None, self._failures.path if failed else None
 

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from qreward.bulk import records
 from qreward.bulk.journal import CHUNK, Journal, JournalFull
-from qreward.errors import ConfigError, QRewardError
+from qreward.bulk.outputs import failure_line, success_line
+from qreward.errors import BadRequest, ConfigError, QRewardError
 
 SETTINGS = {"input": ["in.jsonl"], "model": "judge-7b"}
 
@@ -113,6 +114,27 @@ def test_a_result_longer_than_what_is_read_at_once_is_found_again(tmp_path: Path
     filled(path, {0: "short", 1: long, 2: "after"})
     with opened(path) as journal:
         assert found(journal) == {0: "short", 1: long, 2: "after"}
+
+
+def test_a_result_is_read_again_whatever_its_text(tmp_path: Path) -> None:
+    bodies = [
+        b'{"a":"\xff"}',
+        b'{"a":"\t"}',
+        b'{"a":NaN}',
+        b'{"a":"\\ud800"}',
+        b'\xef\xbb\xbf{"a":1}',
+        b'{"a":1}\r\n',
+        b'{"a":"\x7f\x00"}',
+        b'{"a":1e999}',
+        b"[" * 900 + b"]" * 900,
+    ]
+    written = [success_line("half a pair: \ud800", "qreward-1", body) for body in bodies]
+    written.append(failure_line("x", "y", BadRequest("half a pair: \ud800")))
+    with opened(tmp_path / "j") as journal:
+        for ordinal, result in enumerate(written):
+            journal.finish(ordinal, ordinal, result, ok=True)
+    with opened(tmp_path / "j") as journal:
+        assert [line.result for line in journal.in_order()] == written
 
 
 # the end of the file

@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from statistics import median
@@ -86,26 +86,28 @@ def rounds(world: str, seed: int, run: str) -> list[list[Call]]:
     return [calls]
 
 
-def fewest(replica: Replica, calls: Sequence[Call]) -> int:
-    """Return the fewest prompt tokens that must be computed: all, less the blocks of each prompt that another one begins with.
+def fewest(prompts: Iterable[Sequence[int]]) -> int:
+    """Return the fewest tokens of these prompts that must be computed: all, less the blocks that a prompt before it begins with.
 
-    The last token of a prompt is always computed, so its block is too.
+    The last token of a prompt is always computed, and its block with it.
     """
     seen: set[tuple[int, ...]] = set()
     least = 0
-    for messages, _ in calls:
-        body = {"model": replica.model, "messages": messages}
-        headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
-        request = urllib.request.Request(f"{replica.root}/tokenize", json.dumps(body).encode(), headers)
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            tokens = json.load(answer)["tokens"]
-        blocks = [tuple(tokens[:end]) for end in range(BLOCK, len(tokens), BLOCK)]
-        known = 0
-        while known < len(blocks) and blocks[known] in seen:
-            known += 1
-        seen.update(blocks)
+    for tokens in prompts:
+        begins = [tuple(tokens[:end]) for end in range(BLOCK, len(tokens), BLOCK)]
+        known = sum(begin in seen for begin in begins)  # a begin is there only with all that are shorter
+        seen.update(begins)
         least += len(tokens) - BLOCK * known
     return least
+
+
+def tokens_of(replica: Replica, calls: Iterable[Call]) -> Iterator[list[int]]:
+    """Yield the tokens of each prompt, as a server counts them."""
+    headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
+    for messages, _ in calls:
+        body = json.dumps({"model": replica.model, "messages": messages}).encode()
+        with urllib.request.urlopen(urllib.request.Request(f"{replica.root}/tokenize", body, headers), timeout=60) as answer:
+            yield json.load(answer)["tokens"]
 
 
 def run_one(client: str, world: str, job: dict[str, Any], replicas: Sequence[Replica], folder: Path) -> dict[str, Any]:
@@ -174,7 +176,7 @@ def measure(worlds: Sequence[str], clients: Sequence[str], runs: int) -> Iterato
                         work = rounds(world, run, f"run{1000 + number}{time.time_ns() % 10**6:06d}")
                         job = {"model": model, "rounds": work, "width": 24 if world in ("equal", "mixed") else 10**6}
                         about = {"world": world, "client": client, "run": run, "calls": sum(map(len, work))}
-                        about["fewest"] = fewest(replicas[0], [call for each in work for call in each])
+                        about["fewest"] = fewest(tokens_of(replicas[0], [call for each in work for call in each]))
                         try:
                             yield about | run_one(client, world, job, replicas, Path(name))
                         except ClientFailed as error:

@@ -33,7 +33,7 @@ INPUTS = ("What is 7 x 8? The answer is 56.", "What is 31 x 2? The answer is 9."
 
 @pytest.mark.parametrize("kind", ["vllm", "openai"])
 def test_check_finds_nothing_to_change(pair: Pair, folder: Path, kind: str) -> None:
-    status, output = check(folder, "--call", base_url=pair[0].url, api_key=KEY, kind=kind, models=f"[{MODEL}]")
+    status, output = check(folder, "--call", base_url=pair[0].url, api_key=KEY, kind=kind, models=[MODEL])
     assert status == 0, output
     assert "ready" in output
     assert MODEL in output

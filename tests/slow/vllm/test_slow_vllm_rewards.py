@@ -126,6 +126,6 @@ def test_a_chat_sent_to_a_reward_model_is_an_error(reward: Replica) -> None:
 
 @pytest.mark.parametrize("kind", ["vllm", "openai"])
 def test_check_finds_nothing_to_change(reward: Replica, folder: Path, kind: str) -> None:
-    status, output = check(folder, base_url=reward.url, api_key=KEY, kind=kind, models="[reward]")
+    status, output = check(folder, base_url=reward.url, api_key=KEY, kind=kind, models=["reward"])
     assert status == 0, output
     assert "reward" in output

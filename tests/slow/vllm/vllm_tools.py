@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 from collections import Counter
@@ -85,8 +86,7 @@ async def counted(replicas: Iterable[Replica], work: Callable[[], Awaitable[Any]
 
 def check(folder: Path, *arguments: str, **settings: Any) -> tuple[int, str]:
     """Run ``qreward check`` on one endpoint, and return its status and its output."""
-    lines = "\n".join(f"    {name}: {value}" for name, value in settings.items())
-    (folder / "config.yaml").write_text(f"endpoints:\n  - name: server\n{lines}\n")
-    command = [sys.executable, "-m", "qreward", "check", str(folder / "config.yaml"), "--timeout", "30", *arguments]
+    (folder / "config.json").write_text(json.dumps({"endpoints": [{"name": "server"} | settings]}))
+    command = [sys.executable, "-m", "qreward", "check", str(folder / "config.json"), "--timeout", "30", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr

@@ -11,7 +11,6 @@ from fleet_tools import Client, serving, user
 
 from qreward.testing import FakeEndpoint, Latency, Phase
 
-
 SIGTERM = Path(__file__).parent / "recordings" / "vllm-0.32.0" / "sigterm" / "judge.json"
 
 

@@ -72,7 +72,8 @@ def changed(document: Any, path: tuple[Any, ...], value: Any) -> Any:
 
 def test_a_number_that_is_no_probability_is_an_error_of_that_answer_alone() -> None:
     faults = []
-    for dialect, question in itertools.product(ALL, (YesNo("Another."), TONE)):
+    asked: tuple[Question, ...] = (YesNo("Another."), TONE)
+    for dialect, question in itertools.product(ALL, asked):
         if dialect is CHAT_DECISIONS or type(question) not in dialect.types:
             continue
         document = two(dialect, question, (0.375, 0.625))

@@ -53,7 +53,6 @@ class Item:
         deadline: time in seconds after which the item is no longer sent.
 
     Attributes:
-        rank: the items of a key are sent in the order of their ranks. One priority level counts as much as ``AGEING`` seconds of waiting.
         number: position of the item in the order of submission.
         place: state of the item. Code that answers a taken item sets ``place`` to ``OVER``. The item can then neither expire nor be put
             back.
@@ -65,13 +64,12 @@ class Item:
     cost: float = 1
     level: int = Priority.NORMAL
     deadline: float = inf
-    rank: float = field(init=False)
     number: int = field(init=False)
     place: ItemState = field(init=False)
 
 
 class KeyQueue:
-    """The waiting items of one key, in the order of their ranks. A removed item stays in the list until an item behind it is taken.
+    """The waiting items of one key, in the order in which they are sent. A removed item stays in the list until an item behind it is taken.
 
     Attributes:
         cost: total cost of the waiting items.
@@ -128,7 +126,8 @@ class KeyQueue:
 
 
 def _order(item: Any) -> tuple[float, int]:
-    return item.rank, item.number
+    """Return the rank of an item. One priority level counts as much as ``AGEING`` seconds of waiting."""
+    return item.arrived + item.level * AGEING, item.number
 
 
 class Deadlines:
@@ -182,13 +181,13 @@ class Collector:
 
     def put(self, item: Any) -> None:
         """Add an item at the end of its priority level."""
-        item.rank, item.number, item.place = item.arrived + item.level * AGEING, next(self._numbers), WAITING
+        item.number, item.place = next(self._numbers), WAITING
         queue = self._keys.get(item.key) or self._open(item.key)
         items = queue.items
-        if items and items[-1].rank > item.rank:
-            insort(items, item, key=_order)
-        else:
+        if not items or (items[-1].level <= item.level and items[-1].arrived <= item.arrived):  # the usual case
             items.append(item)
+        else:
+            insort(items, item, key=_order)
         queue.cost += item.cost
         self.waiting += 1
         if item.deadline != inf:

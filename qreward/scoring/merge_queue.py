@@ -50,7 +50,7 @@ class MergedItem(Task):
         place: as for ``collector.Item``. A new item is ``OVER`` until it is added.
     """
 
-    __slots__ = ("_since", "lane", "place", "rank", "request", "until")
+    __slots__ = ("_since", "arrived", "lane", "place", "request", "until")
     key = None
     cost = 1
 
@@ -59,13 +59,10 @@ class MergedItem(Task):
         self.hedge = options.hedge
         self.place: ItemState = OVER
         self.until = inf
+        self.arrived = 0.0
         self.lane: PriorityLane
         self.request: MergedRequest | None = None
         self._since = 0, 0  # length of ``trail``, and number of ``sends``, of the request when the item joined it
-
-    @property
-    def arrived(self) -> float:
-        return self.born
 
     def attach(self, request: MergedRequest) -> None:
         self.detach()
@@ -229,7 +226,7 @@ class MergeQueue:
     def put(self, now: float, items: Sequence[MergedItem], waiter: Any, *, batch: bool) -> None:
         """Add items at the end. The time limit of a single item starts now, that of a batch item when it is sent."""
         for item in items:
-            item.born = now
+            item.born = item.arrived = now
             item.state = TaskState.QUEUED
             item.lane = self.lanes.get((item.level, batch)) or self._new_lane(now, item, waiter, batch)
             item.lane.waiting += 1

@@ -40,14 +40,14 @@ class Metric:
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The parts of Ray Serve that are used, in a replica that receives 100 requests at once."""
-    context = SimpleNamespace(
+    context: Any = SimpleNamespace(
         replica=SimpleNamespace(_deployment_config=SimpleNamespace(max_ongoing_requests=100)),
         _get_internal_replica_context=lambda: context.replica,
         _get_serve_request_context=lambda: REQUEST.get(SimpleNamespace(request_id="", multiplexed_model_id="")),
         _set_batch_request_context=BATCH.set,
     )
     exceptions = SimpleNamespace(RayServeException=type("RayServeException", (Exception,), {}))
-    numbers = type("Numbers", (Metric,), {"seen": []})
+    numbers: Any = type("Numbers", (Metric,), {"seen": []})
     for name, module in {
         "context": context,
         "exceptions": exceptions,
@@ -189,7 +189,7 @@ async def test_the_accessors_of_ray_serve_tell_of_settings_and_running_batches()
 
 
 def test_settings_may_be_given_by_position_in_the_order_of_ray_serve() -> None:
-    decorated: Any = batch(None, 16, 0.5, 2, len)  # type: ignore[call-overload]
+    decorated: Any = batch(None, 16, 0.5, 2, len)
 
     @decorated
     async def score(items: list[int]) -> list[int]:
@@ -198,7 +198,7 @@ def test_settings_may_be_given_by_position_in_the_order_of_ray_serve() -> None:
     assert (score._get_max_batch_size(), score._get_batch_wait_timeout_s()) == (16, 0.5)
     settings = score.change.__self__.settings
     assert (settings.max_concurrent_batches, settings.batch_size_fn) == (2, len)
-    for wrong in (lambda: batch(None, 1, 0.0, 1, None, 1), lambda: batch(None, 16, max_batch_size=3)):  # type: ignore[call-overload]
+    for wrong in (lambda: batch(None, 1, 0.0, 1, None, 1), lambda: batch(None, 16, max_batch_size=3)):
         with pytest.raises(TypeError, match="by position"):
             wrong()
 

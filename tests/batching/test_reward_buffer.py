@@ -27,7 +27,7 @@ async def ask(buffer: RewardBuffer, query: Any) -> Any:
 
 
 async def test_the_answer_has_the_shape_of_the_query_or_of_the_mode() -> None:
-    one, batch = SingletonAnswer(3.0, None, {}, None), BatchAnswer([3.0], None, [None], [{}], None)
+    one, batch = SingletonAnswer(3.0, None, {}, None), BatchAnswer([3.0], None, [None], [{}], None)  # type: ignore[call-arg]
     alone, listed = {"query": "abc", "metadata": {}}, query("abc")
     of_attributes = SimpleNamespace(query=["abc"], metadata=[{}], prompts=None)
     scorer = Lengths()
@@ -35,9 +35,9 @@ async def test_the_answer_has_the_shape_of_the_query_or_of_the_mode() -> None:
         async with RewardBuffer(scorer, server_mode=mode) as buffer:  # type: ignore[arg-type]
             assert [await ask(buffer, given) for given in (alone, listed, of_attributes)] == answers, mode
             if mode != "singleton":
-                assert await ask(buffer, query("a", "bb")) == BatchAnswer([1.0, 2.0], None, [None, None], [{}, {}], None), mode
+                assert await ask(buffer, query("a", "bb")) == BatchAnswer([1.0, 2.0], None, [None, None], [{}, {}], None), mode  # type: ignore[call-arg]
                 scored = len(scorer.batches)
-                assert await ask(buffer, {"query": [], "metadata": []}) == BatchAnswer([], None, [], [], None), mode
+                assert await ask(buffer, {"query": [], "metadata": []}) == BatchAnswer([], None, [], [], None), mode  # type: ignore[call-arg]
                 assert len(scorer.batches) == scored, mode
 
 
@@ -76,7 +76,7 @@ async def test_a_poisonous_completion_fails_alone() -> None:
 async def test_a_list_in_singleton_mode_is_refused_alone() -> None:
     async with RewardBuffer(Lengths(), server_mode="singleton") as buffer:
         good, bad = await asyncio.gather(buffer.add_query(query("a")), buffer.add_query(query("a", "b")), return_exceptions=True)
-        assert good == SingletonAnswer(1.0, None, {}, None)
+        assert good == SingletonAnswer(1.0, None, {}, None)  # type: ignore[call-arg]
         assert isinstance(bad, BadRequest)
 
 

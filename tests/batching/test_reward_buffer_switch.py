@@ -126,7 +126,7 @@ async def test_an_app_may_get_its_actor_after_the_buffer_and_another_one_later()
     app = FastAPI()
     buffer = RewardBuffer(app, 0.0, 8, "batch")
     query = Query(query=["a", "bb"], metadata=[{}, {}])
-    unset = await buffer.add_query(query)
+    unset: Any = await buffer.add_query(query)
     assert unset.rewards == [None, None]
     assert "reward_model" in (unset.error or "")
     for _ in range(2):

@@ -19,7 +19,7 @@ def model_class() -> type[Any]:  # noqa: C901 - one class with all that is tried
     class Model:
         cancelled = 0
 
-        @batch(None, 4, 0.5)  # type: ignore[call-overload]
+        @batch(None, 4, 0.5)
         async def score(self, items: list[Any]) -> list[Any]:
             from ray import serve
 

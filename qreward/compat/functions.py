@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+import os
 import warnings
 from asyncio import CancelledError
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
+from math import inf
+from threading import Event
 from time import monotonic
-from typing import Any, NoReturn
+from typing import Any
 
 from opentelemetry import trace
 
@@ -185,6 +188,10 @@ class OldScheduleMetrics:
     total_latency_ms: float
     avg_latency_ms: float
 
+    def export_to_otel(self, exporter: Any = None) -> None:
+        if exporter is not None:
+            exporter.record(self)
+
     @classmethod
     def of(cls, metrics: ScheduleMetrics) -> OldScheduleMetrics:
         milliseconds = metrics.latency * 1000
@@ -201,9 +208,24 @@ class OldScheduleConfig(ScheduleConfig):
     def on_change(self, callback: Callable[[Any], object]) -> Callable[[], None]:  # type: ignore[override]
         return super().on_change(lambda config, _: callback(config))
 
+    @property
+    def hedged_request_multiply(self) -> float:
+        """Calls per hedge, minus 1; 0 without hedges."""
+        return 1 / self.hedged_request_proportion - 1 if self.hedged_request_time else 0
+
+    def adjust_wait_time(self, basic_wait_time: float, has_wait_time: float, max_wait_time: float) -> float:
+        """Return the seconds to wait: ``basic_wait_time``, or less, if ``max_wait_time`` (0: no limit) allows less."""
+        wait = 0.01 if basic_wait_time < 0 else basic_wait_time
+        left = max_wait_time - has_wait_time if max_wait_time > 0 else inf
+        return 0.01 if left < 0 else min(wait, left)
+
+    def get_max_wait_time(self, basic_wait_time: float, has_wait_time: float, max_wait_time: float) -> float:
+        warnings.warn("get_max_wait_time is deprecated, use adjust_wait_time instead", DeprecationWarning, stacklevel=2)
+        return self.adjust_wait_time(basic_wait_time, has_wait_time, max_wait_time)
+
 
 class OldConfigWatcher(ConfigWatcher):
-    """A watcher with the parameters of 0.1.7. ``cooldown`` is the minimum number of seconds between two checks."""
+    """A watcher with the parameters of 0.1.7. ``cooldown`` is the minimum number of seconds between two changes."""
 
     def __init__(
         self,
@@ -217,7 +239,16 @@ class OldConfigWatcher(ConfigWatcher):
         places: dict[str, dict[str, Any]] = {"file": {"file": file_path}, "env": {"env": True}, "callback": {"callback": callback}}
         if source not in places:
             raise ConfigError(f"source must be 'file', 'env' or 'callback', not {source!r}")
-        super().__init__(config, **places[source], poll_interval=max(poll_interval, cooldown))
+        super().__init__(config, **places[source], poll_interval=poll_interval)
+        self._cooldown, self._changed_at = cooldown, -inf
+
+    def _check(self, stopping: Event | None) -> bool:
+        if monotonic() - self._changed_at < self._cooldown:
+            return False
+        changed = super()._check(stopping)
+        if changed:
+            self._changed_at = monotonic()
+        return changed
 
     @property
     def is_running(self) -> bool:
@@ -225,23 +256,34 @@ class OldConfigWatcher(ConfigWatcher):
 
 
 class OldTelemetryExporter(TelemetryExporter):
-    """An exporter with the span methods of 0.1.7. It records calls in the metrics of today, such as ``qreward.schedule.duration``."""
+    """An exporter with the span methods of 0.1.7. It records calls in the metrics of today, such as ``qreward.schedule.duration``.
+
+    An exporter that is created while ``QREWARD_OTEL_ENABLED`` is ``false``, ``0``, ``no`` or ``off`` does nothing.
+    """
 
     def __init__(self, meter_name: str = "", tracer_name: str = "qreward.scheduler") -> None:  # noqa: ARG002 - metrics have one scope now
         super().__init__()
         self._tracer = trace.get_tracer(tracer_name)
+        self._enabled = self.is_available()
 
     @classmethod
     def is_available(cls) -> bool:
-        return True
+        return os.environ.get("QREWARD_OTEL_ENABLED", "true").lower() not in ("false", "0", "no", "off")
 
-    def record(self, *_: object) -> NoReturn:
-        raise ConfigError(f"TelemetryExporter.record() was dropped: @schedule(telemetry_exporter=...) records every call; {PAGE}")
+    def export(self, metrics: ScheduleMetrics) -> None:
+        if self._enabled:
+            super().export(metrics)
+
+    def record(self, *_: object) -> None:
+        if self._enabled:
+            raise ConfigError(f"TelemetryExporter.record() was dropped: @schedule(telemetry_exporter=...) records every call; {PAGE}")
 
     def start_span(self, name: str, attributes: dict[str, Any] | None = None) -> trace.Span:
-        return self._tracer.start_span(name, attributes=attributes)
+        return self._tracer.start_span(name, attributes=attributes) if self._enabled else trace.INVALID_SPAN
 
     def end_span(self, span: trace.Span, metrics: OldScheduleMetrics) -> None:
+        if not self._enabled:
+            return
         for name in ("total_calls", "success_count", "failure_count", "retry_count", "total_latency_ms"):
             span.set_attribute(f"qreward.{name}", getattr(metrics, name))
         span.end()
@@ -270,9 +312,13 @@ class PriorityTaskQueue:
     def peek(self) -> Any:
         return self._waiting[number][2] if (number := self._first()) is not None else None
 
+    def _rank(self, number: int, now: float) -> int:
+        priority, since, _ = self._waiting[number]
+        return 0 if now - since >= self._threshold else priority
+
     def _first(self) -> int | None:
-        late = monotonic() - self._threshold
-        return min(self._waiting, key=lambda number: ((0 if (task := self._waiting[number])[1] <= late else task[0]), number), default=None)
+        now = monotonic()
+        return min(self._waiting, key=lambda number: (self._rank(number, now), number), default=None)
 
     @property
     def queue_size(self) -> int:
@@ -281,3 +327,14 @@ class PriorityTaskQueue:
     @property
     def is_empty(self) -> bool:
         return not self._waiting
+
+    def clear(self) -> None:
+        self._waiting.clear()
+
+    def snapshot(self) -> list[dict[str, Any]]:
+        """Return the waiting items in their order, without the items themselves. ``wait_seconds`` is how long an item has waited."""
+        now = monotonic()
+        return [
+            {"priority": rank, "sequence": number, "wait_seconds": round(now - self._waiting[number][1], 3), "cancelled": False}
+            for rank, number in sorted((self._rank(number, now), number) for number in self._waiting)
+        ]

@@ -14,11 +14,13 @@ from fnmatch import fnmatch
 from functools import cached_property
 from typing import Any, Self
 
+from aiolimiter import AsyncLimiter
+
 from qreward.client import QRewardClient
 from qreward.compat.names import PAGE
 from qreward.errors import ConfigError
 from qreward.settings.policies import Endpoint, Limits, LoadBalanceStrategy, Timeouts
-from qreward.streaming.handles import BatchStream, Stream
+from qreward.streaming.handles import BatchStream
 
 _OWN_CLIENT = "pass your own client: Endpoint(base_url, http_client=httpx.AsyncClient(event_hooks=...))"
 REPLACED = {
@@ -58,8 +60,9 @@ class OpenAIChatProxy:
         if debug:
             text = "OpenAIChatProxy(debug=True) has no effect: pass observers=[...] to QRewardClient"
             warnings.warn(f"{text}; {PAGE}", DeprecationWarning, stacklevel=2)
-        self._endpoint: dict[str, Any] = {"base_url": base_url, "api_key": api_key or os.getenv("OPENAI_API_KEY"), "verify": verify_ssl}
-        self._per_minute = 60 * rate_limiter_bucket_size / rate_limiter_bucket_period
+        self._endpoint: dict[str, Any] = {"base_url": base_url, "api_key": api_key or self.get_openai_key(), "verify": verify_ssl}
+        self._rate = rate_limiter_bucket_size, rate_limiter_bucket_period
+        self._limiter: tuple[asyncio.AbstractEventLoop, AsyncLimiter] | None = None
         self._max_concurrent = max_concurrent
         self._timeout = timeout or 60.0
         self._temperature = 0.0
@@ -69,7 +72,7 @@ class OpenAIChatProxy:
     @cached_property
     def client(self) -> QRewardClient:
         """The client of the proxy. It is created on first use, with the settings that the proxy has then."""
-        limits = Limits(max_concurrency=self._max_concurrent, rpm=self._per_minute)
+        limits = Limits(max_concurrency=self._max_concurrent)
         return QRewardClient([Endpoint(**self._endpoint, limits=limits, timeouts=Timeouts(attempt=self._timeout))])
 
     async def __aenter__(self) -> Self:
@@ -94,6 +97,27 @@ class OpenAIChatProxy:
         self._process_error = error_process_func
         return self
 
+    def with_error_process_fuc(self, error_process_fuc: Callable[[Any], Any]) -> Self:
+        text = "with_error_process_fuc is deprecated, use with_error_process_func instead"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        return self.with_error_process_func(error_process_fuc)
+
+    @staticmethod
+    def get_openai_key() -> str | None:
+        return os.getenv("OPENAI_API_KEY")
+
+    async def _bucket(self) -> None:
+        """Wait for the rate limit of 0.1.7, a leaky bucket: ``size`` requests at once, and then ``size`` per ``period`` seconds."""
+        loop = asyncio.get_running_loop()
+        if self._limiter is None or self._limiter[0] is not loop:  # a limiter belongs to one loop
+            self._limiter = loop, AsyncLimiter(*self._rate)
+        await self._limiter[1].acquire()
+
+    async def _paced(self, items: Any) -> AsyncIterator[Any]:
+        for item in items:
+            await self._bucket()
+            yield item
+
     def _options(self, options: Mapping[str, Any]) -> dict[str, Any]:
         return {"temperature": self._temperature, **options}
 
@@ -104,11 +128,12 @@ class OpenAIChatProxy:
 
     async def chat_completion(self, messages: Any, model: str, **options: Any) -> Any:
         """Return the text of the response."""
+        await self._bucket()
         return self._content(await self.client.chat_completion(messages, model, **self._options(options)))
 
     async def batch_chat_completion(self, batch_messages: Any, model: str, **options: Any) -> list[Any]:
         """Return the texts in the order of the input. For a failed item, return its exception or the result of ``error_process_func``."""
-        batch = await self.client.batch_chat_completion(batch_messages, model, **self._options(options))
+        batch = await self.client.batch_chat_completion(self._paced(batch_messages), model, **self._options(options))
         return list(map(self._outcome, batch))
 
     def _outcome(self, result: Any) -> Any:
@@ -117,11 +142,14 @@ class OpenAIChatProxy:
         except Exception as error:
             return error if self._process_error is None else self._process_error(error)
 
-    def stream_chat_completion(self, messages: Any, model: str, **options: Any) -> Stream:
-        return self.client.stream_chat_completion(messages, model, **self._options(options))
+    async def stream_chat_completion(self, messages: Any, model: str, **options: Any) -> AsyncIterator[str]:
+        await self._bucket()
+        async with self.client.stream_chat_completion(messages, model, **self._options(options)) as stream:
+            async for token in stream:
+                yield token
 
     def batch_stream_chat_completion(self, batch_messages: Any, model: str, **options: Any) -> BatchStream:
-        return self.client.batch_stream_chat_completion(batch_messages, model, **self._options(options))
+        return self.client.batch_stream_chat_completion(self._paced(batch_messages), model, **self._options(options))
 
     async def embeddings(self, *, sentences: Any = None, model: str | None = None, **options: Any) -> list[Any]:
         """Return the embeddings as openai ``Embedding`` objects."""
@@ -207,10 +235,13 @@ class ModelRouter:
         return group.select()
 
     def mark_unhealthy(self, pattern: str, key: str) -> None:
-        self._groups[pattern].mark(key, healthy=False)
+        """As ``mark_healthy``, does nothing if the pattern or the key is unknown."""
+        if pattern in self._groups and key in self._groups[pattern].proxies:
+            self._groups[pattern].mark(key, healthy=False)
 
     def mark_healthy(self, pattern: str, key: str) -> None:
-        self._groups[pattern].mark(key, healthy=True)
+        if pattern in self._groups and key in self._groups[pattern].proxies:
+            self._groups[pattern].mark(key, healthy=True)
 
     def list_routes(self) -> list[dict[str, Any]]:
         return [

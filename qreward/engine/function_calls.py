@@ -22,10 +22,10 @@ from qreward.engine.single import Single
 from qreward.engine.threads import CLOCK
 from qreward.errors import QueueFull
 from qreward.scheduler.functions.scheduler import CallScheduler
-from qreward.scheduler.functions.state import Call, CallFailure
+from qreward.scheduler.functions.state import Call, CallFailure, Try
 from qreward.scheduler.outcome import CANCELLED, Answer, Cancelled
 from qreward.scheduler.scheduler import FINISH, SEND, Command
-from qreward.scheduler.task import Attempt, Task
+from qreward.scheduler.task import Task
 
 ErrorClassifier = Callable[[Exception], CallFailure]
 """Classifies an exception of the function as a ``CallFailure``."""
@@ -47,8 +47,9 @@ class AsyncCall(Single):
         self._body = body
         self._judge = judge
 
-    async def execute(self, _attempt: Attempt) -> Answer | CallFailure:  # type: ignore[override]
+    async def execute(self, attempt: Try) -> Answer | CallFailure:  # type: ignore[override]
         """Make one attempt. Only cancellation is raised, which the loop driver handles."""
+        attempt.started = True
         try:
             return Answer(await self._body())
         except (asyncio.CancelledError, GeneratorExit):
@@ -158,7 +159,7 @@ class BlockingCall:
         self._body = body
         self._judge = judge
         self._context = None if inline else copy_context()
-        self._next: Attempt | None = None
+        self._next: Try | None = None
         self._outcome: Answer | BaseException | None = None
         self.lock = threading.Lock()
         self.lock.acquire()
@@ -183,7 +184,7 @@ class BlockingCall:
             driver.hand_over()
         return self._outcome
 
-    def start(self, attempt: Attempt) -> None:
+    def start(self, attempt: Try) -> None:
         if self._context is None:
             self._next = attempt
             self.wake()
@@ -208,7 +209,7 @@ class BlockingCall:
             with suppress(RuntimeError):  # another thread released the lock at the same moment
                 CLOCK.wake(self.lock)
 
-    def _run_in_worker(self, context: Context, attempt: Attempt) -> Callable[[], None]:
+    def _run_in_worker(self, context: Context, attempt: Try) -> Callable[[], None]:
         """Make one attempt in a worker thread.
 
         Returns the function that reports the outcome. The worker calls this function when the worker is idle again, because the report may
@@ -220,7 +221,7 @@ class BlockingCall:
             outcome = CallFailure(error, again=False)
         return partial(self._ended, attempt, outcome)
 
-    def _run_here(self, attempt: Attempt) -> None:
+    def _run_here(self, attempt: Try) -> None:
         try:
             self.driver.hand_over()  # this caller may have been the leader, and the function may take long
             outcome = self._run(attempt)
@@ -229,7 +230,8 @@ class BlockingCall:
             raise
         self._ended(attempt, outcome)
 
-    def _run(self, attempt: Attempt) -> Answer | CallFailure | Cancelled:
+    def _run(self, attempt: Try) -> Answer | CallFailure | Cancelled:
+        attempt.started = True
         if attempt.cancel_reason is not None:
             return CANCELLED
         try:
@@ -237,5 +239,5 @@ class BlockingCall:
         except Exception as error:
             return self._judge(error)
 
-    def _ended(self, attempt: Attempt, outcome: Answer | CallFailure | Cancelled) -> None:
+    def _ended(self, attempt: Try, outcome: Answer | CallFailure | Cancelled) -> None:
         self.driver.do(self.driver.scheduler.event, attempt, outcome)

@@ -9,15 +9,22 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
-from unittest.mock import Mock, call
+from unittest.mock import MagicMock, Mock, call
 
 import pytest
 
 import qreward
-from qreward import CircuitOpen, ClientClosed, ConfigError
-from qreward.compat.functions import OldScheduleMetrics, OldTelemetryExporter, PriorityTaskQueue, schedule
+from qreward import BadRequest, CircuitOpen, ClientClosed, ConfigError, QRewardClient
+from qreward.compat.functions import (
+    OldConfigWatcher,
+    OldScheduleConfig,
+    OldScheduleMetrics,
+    OldTelemetryExporter,
+    PriorityTaskQueue,
+    schedule,
+)
 from qreward.compat.names import GONE, KEPT
-from qreward.compat.proxies import REPLACED, OpenAIChatProxy, OpenAIChatProxyManager
+from qreward.compat.proxies import REPLACED, ModelRouter, OpenAIChatProxy, OpenAIChatProxyManager
 from qreward.functions.function import ScheduleMetrics
 from qreward.settings import policies
 
@@ -231,6 +238,12 @@ async def test_a_manager_has_a_proxy_once_closes_those_it_removes_and_knows_no_o
     for unknown in (manager.proxy, manager.mark_healthy, manager.mark_unhealthy):
         with pytest.raises(KeyError):
             unknown("a")
+    router = ModelRouter()
+    router.register("m", {"b": proxies["b"]})
+    for mark in (router.mark_healthy, router.mark_unhealthy):  # a router ignores what it does not know
+        mark("m", "unknown")
+        mark("other", "b")
+    assert router.list_routes()[0]["healthy_count"] == 1
     await manager.close()
     assert manager.proxies() == {}
     with pytest.raises(ClientClosed):
@@ -240,4 +253,139 @@ async def test_a_manager_has_a_proxy_once_closes_those_it_removes_and_knows_no_o
 def test_the_limits_of_a_proxy_are_those_of_0_1_7_and_certificates_are_verified() -> None:
     proxy = OpenAIChatProxy("http://gpu-0:8000/v1", api_key="x", timeout=20)
     (endpoint,) = proxy.with_max_concurrent(8).client.config.endpoints
-    assert (endpoint.limits.max_concurrency, endpoint.limits.rpm, endpoint.timeouts.attempt, endpoint.verify) == (8, 3000, 20, True)
+    assert (endpoint.limits.max_concurrency, endpoint.limits.rpm, endpoint.timeouts.attempt, endpoint.verify) == (8, None, 20, True)
+
+
+async def test_a_proxy_sends_its_bucket_at_once_and_then_as_many_per_period(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = asyncio.get_running_loop().time
+    sent: list[float] = []
+
+    async def one(*_: object, **__: object) -> Any:
+        sent.append(now())
+        return MagicMock()
+
+    async def batch(_self: object, conversations: Any, *_: object, **__: object) -> list[Any]:
+        return [await one() async for _ in conversations]
+
+    monkeypatch.setattr(QRewardClient, "chat_completion", one)
+    monkeypatch.setattr(QRewardClient, "batch_chat_completion", batch)
+    chat: Any = [{"role": "user", "content": "hi"}]
+    for single in (True, False):
+        sent.clear()
+        proxy = OpenAIChatProxy("http://gpu-0:8000/v1", api_key="x", rate_limiter_bucket_size=50, rate_limiter_bucket_period=1)
+        began = now()
+        if single:
+            await asyncio.gather(*(proxy.chat_completion(chat, "m") for _ in range(100)))
+        else:
+            await proxy.batch_chat_completion([chat] * 100, "m")
+        assert sum(at - began < 0.01 for at in sent) == 50
+        assert sent[-1] - began == pytest.approx(1.0, abs=0.05)
+
+
+def test_a_watcher_changes_nothing_while_it_cools_down_and_looks_as_often_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    time = [0.0]
+    monkeypatch.setattr("qreward.compat.functions.monotonic", lambda: time[0])
+    given = iter([None, {"timeout": 1}, {"timeout": 2}, {"timeout": 3}])
+    config = OldScheduleConfig()
+    watcher = OldConfigWatcher(config, callback=lambda: next(given), poll_interval=0.5, cooldown=10)
+    assert watcher._interval == 0.5
+    polled = []
+    for time[0] in (0.0, 1.0, 2.0, 10.9, 11.0):
+        polled.append((watcher.poll_once(), config.timeout))
+    assert polled == [(False, None), (True, 1), (False, 1), (False, 1), (True, 2)]
+
+
+def test_a_configuration_computes_waits_and_calls_per_hedge_as_0_1_7_did() -> None:
+    config = OldScheduleConfig(hedged_request_time=1, hedged_request_proportion=0.1)
+    assert config.hedged_request_multiply == pytest.approx(9.0)
+    assert OldScheduleConfig().hedged_request_multiply == 0
+    for given, wait in {
+        (2, 3, 10): 2,
+        (2, 9, 10): 1,
+        (2, 11, 10): 0.01,
+        (-1, 0, 0): 0.01,
+        (5, 100, 0): 5,
+        (5, 100, -1): 5,
+        (5, 5, 10): 5,
+    }.items():
+        assert config.adjust_wait_time(*given) == wait, given
+    assert deprecations(lambda: config.get_max_wait_time(2, 0, 10)) == ["get_max_wait_time is deprecated, use adjust_wait_time instead"]
+
+
+def test_telemetry_of_0_1_7_is_off_where_the_environment_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = OldScheduleMetrics(1, 1, 0, 0, 1.0, 1.0)
+    for text, on in {"false": False, "0": False, "No": False, "off": False, "true": True, "1": True}.items():
+        monkeypatch.setenv("QREWARD_OTEL_ENABLED", text)
+        assert OldTelemetryExporter.is_available() is on, text
+        exporter, span = OldTelemetryExporter(), Mock()
+        exporter._instruments = Mock()
+        exporter.export(ScheduleMetrics("f", None, "ok", None, False, 1, 0, 0, 0.0, 0.1))
+        exporter.end_span(span, numbers)
+        assert (bool(exporter._instruments.mock_calls), bool(span.mock_calls)) == (on, on), text
+        if not on:
+            numbers.export_to_otel(exporter)
+            exporter.end_span(exporter.start_span("f"), numbers)
+    with pytest.raises(ConfigError, match="telemetry_exporter="):
+        numbers.export_to_otel(OldTelemetryExporter())
+    recorder = Mock()
+    numbers.export_to_otel(recorder)
+    numbers.export_to_otel()
+    recorder.record.assert_called_once_with(numbers)
+
+
+def test_a_queue_is_shown_in_its_order_and_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
+    time = [0.0]
+    monkeypatch.setattr("qreward.compat.functions.monotonic", lambda: time[0])
+    queue = PriorityTaskQueue(starvation_threshold=10)
+    queue.put("low", priority=9)
+    time[0] = 5.0
+    queue.put("normal")
+    shown = [{"priority": 5, "sequence": 1, "wait_seconds": 0.0, "cancelled": False}]
+    assert queue.snapshot() == [*shown, {"priority": 9, "sequence": 0, "wait_seconds": 5.0, "cancelled": False}]
+    time[0] = 10.0
+    assert [entry["priority"] for entry in queue.snapshot()] == [0, 5]
+    queue.clear()
+    assert (queue.is_empty, queue.get(), queue.snapshot()) == (True, None, [])
+
+
+def test_misspelled_methods_of_0_1_7_work_and_warn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "key-1")
+    assert OpenAIChatProxy.get_openai_key() == "key-1"
+    proxy = OpenAIChatProxy("http://gpu-0:8000/v1")
+    made: list[Any] = []
+    assert "with_error_process_func" in deprecations(lambda: made.append(proxy.with_error_process_fuc(str)))[0]
+    assert (made, proxy._process_error) == ([proxy], str)
+
+
+async def test_an_empty_conversation_is_refused_with_what_to_send() -> None:
+    async with OpenAIChatProxy("http://gpu-0:8000/v1", api_key="x") as proxy:
+        (error,) = await proxy.batch_chat_completion([[]], "m")
+        with pytest.raises(BadRequest, match="send at least one message"):
+            await proxy.chat_completion([], "m")
+    assert isinstance(error, BadRequest)
+
+
+async def test_a_stream_takes_a_place_in_the_bucket_and_is_closed_when_it_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    class FakeStream:
+        async def __aenter__(self) -> FakeStream:
+            seen.append("opened")
+            return self
+
+        async def __aexit__(self, *_: object) -> None:
+            seen.append("closed")
+
+        async def __aiter__(self) -> Any:
+            for token in "ab":
+                yield token
+
+    monkeypatch.setattr(QRewardClient, "stream_chat_completion", lambda *_, **__: FakeStream())
+    proxy = OpenAIChatProxy("http://gpu-0:8000/v1", api_key="x", rate_limiter_bucket_size=1, rate_limiter_bucket_period=10)
+    began = asyncio.get_running_loop().time()
+    stream: Any = proxy.stream_chat_completion([{"role": "user", "content": "hi"}], "m")
+    assert await anext(stream) == "a"
+    await stream.aclose()
+    assert seen == ["opened", "closed"]
+    assert [token async for token in proxy.stream_chat_completion([], "m")] == ["a", "b"]
+    assert asyncio.get_running_loop().time() - began == pytest.approx(10.0, abs=0.1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import httpx
@@ -181,3 +182,14 @@ def test_the_first_replaced_error_of_each_kind_is_logged_without_its_message(kin
     caplog.clear()
     kind.run(lambda *_: (5.0, 1), at_times([0, 6]), timeout=1, default_result=0)
     assert [record.getMessage().split(" of ")[0] for record in caplog.records] == ["default_result replaced a RequestTimeout"]
+
+
+def test_calls_that_ended_while_the_loop_was_held_use_up_no_hedges_of_calls_that_hang() -> None:
+    def behave(number: int, kind: str) -> tuple[float, Any]:
+        return (0.25 if kind == "quick" else 5.0 if number < 320 else 0.1), number
+
+    calls = [(0.0, "quick")] * 300 + [(1.0, "hangs")] * 20
+    hold = [(0.2, lambda _: asyncio.get_running_loop().let_pass(0.15))]  # type: ignore[attr-defined]
+    outcome = KINDS[0].run(behave, calls, hold, hedged_request_time=0.3)
+    assert max(end.at for end in outcome.calls) < 1.0 + 0.3 + 0.1 + 2 * SLACK
+    assert (outcome.stats.hedges, outcome.stats.tries) == (20, 340) == (20, len(outcome.starts))

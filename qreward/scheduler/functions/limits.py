@@ -225,6 +225,11 @@ class SlidingWindowLimit:
         """Time after which past starts no longer count."""
         return self._starts[-1] + self.window if self._starts else -inf
 
+    def give_back(self, started_at: float) -> None:
+        """Forget a start that was taken at this time, because the try never ran."""
+        if started_at in self._starts:
+            self._starts.remove(started_at)
+
     def take(self, now: float) -> None:
         starts, window = self._starts, self.window
         starts.append(now)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, cast
 from qreward.errors import CircuitOpen, RequestError, RequestTimeout
 from qreward.scheduler.failure_policy import backoff
 from qreward.scheduler.functions.limits import AimdLimit
-from qreward.scheduler.functions.state import Call, CallFailure, ConcurrencyGroup, Function, KeyState
+from qreward.scheduler.functions.state import Call, CallFailure, ConcurrencyGroup, Function, FunctionCounters, KeyState, Try
 from qreward.scheduler.health import HealthChange
 from qreward.scheduler.heap import IndexedHeap
 from qreward.scheduler.outcome import Answer, Cancelled
@@ -132,6 +132,9 @@ def wait_reason(now: float, call: Call) -> str:
 
 HEDGE_LATER = 0.25
 """Seconds between two checks of a call that is due for a hedge but finds no free slot."""
+LATE, SETTLE = 0.02, 0.05
+"""A hedge whose timer is more than ``LATE`` seconds late is put off once by ``SETTLE`` seconds: the event loop or the interpreter was held,
+so tries may have ended whose outcomes are reported next. ``LATE`` is above the accuracy of the engine's timers (1/64 s)."""
 FORGETS = 1000
 """Maximum number of unused keys that are deleted each time a call is submitted. To delete this many takes about a millisecond."""
 
@@ -190,7 +193,7 @@ class CallScheduler:
                 self._end(now, call, CancelReason.ABANDONED)
         self._pump(now)
 
-    def event(self, now: float, attempt: Attempt, outcome: Answer | CallFailure | Cancelled) -> None:
+    def event(self, now: float, attempt: Try, outcome: Answer | CallFailure | Cancelled) -> None:
         """Record the outcome of a try that has ended. Further events for the same try are ignored."""
         if attempt.ended:
             return
@@ -201,6 +204,8 @@ class CallScheduler:
         state.inflight -= 1
         state.used_at = now
         self.group.inflight -= 1
+        if not attempt.started and attempt.cancel_reason is None and isinstance(outcome, Cancelled):
+            self._uncharge(call, attempt)
         if isinstance(outcome, Answer):
             learn(now, attempt, call, outcome)
             if not call.done:
@@ -228,7 +233,10 @@ class CallScheduler:
         self._pump(now)
         for call in due:
             if not call.done and now >= call.hedge_at:
-                self._hedge(now, call)
+                if now - call.hedge_at > LATE and not call.held:
+                    call.held, call.hedge_at = True, now + SETTLE
+                else:
+                    self._hedge(now, call)
             self._set_timer(call)
 
     def next_wake(self) -> float | None:
@@ -314,8 +322,8 @@ class CallScheduler:
 
     def _send(self, now: float, call: Call, *, hedge: bool = False) -> None:
         state, counters = call.key_state, call.function.counters
-        attempt = Attempt(call, cast("Source", state), now)
-        attempt.hedge = hedge
+        attempt = Try(call, cast("Source", state), now)
+        attempt.hedge, attempt.counters = hedge, counters
         call.tried[attempt] = None
         state.inflight += 1
         state.used_at = now
@@ -334,9 +342,25 @@ class CallScheduler:
         else:
             call.sent_at = now
         call.begun += 1
+        attempt.number = call.begun
         if call.options.hedging is not None:
             self._plan_hedge(now, call)
         self.out.append((SEND, attempt))
+
+    def _uncharge(self, call: Call, attempt: Try) -> None:
+        """Take back what a try was charged that never ran, and will not run."""
+        function, state, counters = call.function, call.key_state, cast("FunctionCounters", attempt.counters)
+        call.begun -= 1
+        counters.tries -= 1
+        if state.rate_limit is not None:
+            state.rate_limit.give_back(attempt.sent_at)
+        if attempt.hedge:
+            call.hedges -= 1
+            counters.hedges -= 1
+            function.hedges_left += counters is function.counters  # a reset has renewed the budget
+        elif attempt.number > 1:
+            call.retries -= 1
+            counters.retries -= 1
 
     def _plan_retry(self, now: float, call: Call, wait: float | None = None) -> None:
         if not call.planned and call.may_retry():
@@ -443,4 +467,6 @@ class CallScheduler:
         for attempt in call.tried:
             attempt.cancel_reason = reason
             self.out.append((CANCEL, attempt))
+            if not attempt.started:
+                self._uncharge(call, attempt)
         state.function.rest(state)

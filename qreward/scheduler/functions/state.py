@@ -45,6 +45,14 @@ class CallFailure:
             self.wait = 0.0
 
 
+@dataclass(slots=True, eq=False, repr=False)
+class Try(Attempt):
+    """One run of a function. ``counters`` are those that counted it."""
+
+    counters: FunctionCounters | None = None
+    started: bool = False  # set by the engine just before it checks ``cancel_reason`` and calls the function
+
+
 class Call(Task):
     """A task that is one call of a function. Several tries of the call may be in flight at once.
 
@@ -58,6 +66,7 @@ class Call(Task):
         retries, hedges: number of tries that were started as retries, and as hedges.
         tries: number of tries that failed.
         streak: number of tries that failed since the last try that was rejected because of overload.
+        held: a timer was late once, so the hedge was put off until the outcomes that wait have been reported.
         error, covered: the last failure; see ``CallFailure``.
         not_before: no other try may start before this time, because the error or the user states a wait.
         retry_at, hedge_at: when the next retry or hedge is due; inf for none.
@@ -65,8 +74,8 @@ class Call(Task):
     """
 
     __slots__ = (
-        "begun", "covered", "error", "function", "hedge_at", "hedges", "key", "key_state", "not_before", "notes", "options", "rank",
-        "retries", "retry_at", "streak", "tried",
+        "begun", "covered", "error", "function", "hedge_at", "hedges", "held", "key", "key_state", "not_before", "notes", "options",
+        "rank", "retries", "retry_at", "streak", "tried",
     )  # fmt: skip
 
     key_state: KeyState
@@ -77,10 +86,10 @@ class Call(Task):
         self.function = function
         self.key = key
         self.options = options
-        self.tried: dict[Attempt, None] = {}
+        self.tried: dict[Try, None] = {}
         self.begun = self.retries = self.hedges = self.streak = 0
         self.error: BaseException | None = None
-        self.covered = False
+        self.covered = self.held = False
         self.not_before = -inf
         self.retry_at = self.hedge_at = inf
         self.notes: list[tuple[float, str]] | None = [] if options.noted else None

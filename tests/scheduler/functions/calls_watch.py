@@ -45,6 +45,7 @@ class Watch:
         self._paid: Counter[Function] = Counter()
         self._all_hedges: Counter[Function] = Counter()
         self._now = 0.0
+        self.starting = True  # the engine starts what is sent
 
     # what goes in
 
@@ -116,6 +117,7 @@ class Watch:
         call = _call(attempt)
         where = call.function, call.key
         self.trace.append((now, "send", call.index, attempt.hedge))
+        attempt.started = self.starting  # type: ignore[attr-defined]
         assert attempt not in self.live
         assert attempt.sent_at == now
         assert call not in self.finished, "a call that has ended is tried"

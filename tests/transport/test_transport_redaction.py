@@ -19,7 +19,7 @@ from transport_server import Connection, Request, Server, answer
 
 from qreward.codecs.base import WireRequest
 from qreward.codecs.chat import CHAT
-from qreward.errors import BadRequest, QRewardError
+from qreward.errors import BadRequest, ConfigError, QRewardError
 from qreward.results import AttemptRecord, with_trail
 from qreward.scheduler.outcome import Failure
 from qreward.settings.policies import Endpoint
@@ -170,7 +170,6 @@ async def test_an_exception_of_the_users_own_client_does_not_bring_a_secret_alon
     [
         {"headers": {"Content-Length": KEY}},
         {"proxy": f"socks5://me:{TEAM}@host:1"},
-        {"http_client": KEY},
         {"base_url": "http://127.0.0.1:1/v1"},
         {"base_url": "https://127.0.0.1:1/v1", "proxy": f"http://me:{TEAM}@127.0.0.1:1"},
     ],
@@ -180,6 +179,12 @@ async def test_a_wrong_setting_or_a_dead_server_does_not_show_a_secret(settings:
     endpoint = Endpoint(**({"base_url": "http://judge.example/v1", "name": "gpu-0", "api_key": KEY, "proxy": ""} | settings))
     _check(await backend.send(endpoint, CALL), settings)
     await backend.aclose()
+
+
+def test_a_text_in_place_of_an_http_client_is_refused_and_not_shown() -> None:
+    with pytest.raises(ConfigError, match="not a str") as caught:
+        Endpoint("http://judge.example/v1", http_client=KEY)
+    assert KEY not in f"{caught.value!r} {caught.value}"
 
 
 @each(

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward import ConfigError, Endpoint, Limits, LoadBalanceStrategy, Priority, Retry, RewardModel, Route, Timeouts
+from qreward import ConfigError, Endpoint, Hedge, Limits, LoadBalanceStrategy, Priority, Retry, RewardModel, Route, Timeouts
 from qreward.settings.base import check_glob, expand_variables
 from qreward.settings.policies import priority_level
 
@@ -38,7 +38,7 @@ def connect(seconds: Any) -> Callable[[], object]:
 
 
 def budget(share: Any) -> Callable[[], object]:
-    return partial(Retry, budget=share)
+    return partial(Hedge, budget=share)
 
 
 REFUSED: list[tuple[Callable[[], object], tuple[str, ...]]] = [

@@ -136,7 +136,7 @@ class WeightedRoundRobin(LeastConnections):
         self._due.setdefault(source.name, self._time + 0.5 / self.weight(source))
 
     def score(self, source: Source) -> float:
-        return max(self._time, self._due[source.name])
+        return max(self._time, self._due.get(source.name, 0.0))
 
     def sent(self, source: Source) -> None:
         self._time = self.score(source)

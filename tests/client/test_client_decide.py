@@ -246,7 +246,7 @@ async def test_an_answer_that_the_model_would_hardly_give_is_an_error_and_its_ex
     """A server of kind vllm is asked for the tokens of the labels, so that they are told however improbable they are."""
     judge = SyntheticJudge(label_mass=0.01)
     for settings in ({}, {"decisions": "chat"}):
-        server = ModelEndpoint("gpu-0", kind="vllm", decisions="vllm_unsupported", latency=Latency(), synthetic_judge=judge)
+        server = ModelEndpoint("gpu-0", kind="vllm", dialect="vllm_unsupported", latency=Latency(), synthetic_judge=judge)
         async with FakeFleet([server]) as fleet, QRewardClient([fleet.endpoints[0].model_copy(update=settings)]) as client:
             for question in ALL:
                 decision = await client.decide(TEXT, [question], model=MODEL)

@@ -102,7 +102,7 @@ async def test_a_blocking_function_leaves_the_loop_free_and_sees_the_callers_con
         call = asyncio.ensure_future(client.chat_completion(HI, "judge"))
         await entered.wait()
         go.set()
-        assert (await call).choices[0].message.content.startswith("qreward-worker")
+        assert str((await call).choices[0].message.content).startswith("qreward-worker")
 
 
 async def test_a_call_that_was_given_up_keeps_its_place_until_the_function_returns() -> None:
@@ -326,7 +326,7 @@ def test_what_cannot_be_an_endpoint_is_refused_when_it_is_made() -> None:
         (lambda: Endpoint.local(yields), "must return its results, not yield them"),
         (lambda: Endpoint.local(lambda a, b, c, d: 0), "needs 4 arguments"),
         (lambda: Endpoint.local(lengths, max_batch_size=0), "max_batch_size must be"),
-        (lambda: Endpoint.local(lengths, executor=object()), "executor must be"),
+        (lambda: Endpoint.local(lengths, executor=object()), "executor must be"),  # type: ignore[arg-type]
         (lambda: Endpoint.local(lengths, max_concurency=2), "unknown setting 'max_concurency'"),
         (lambda: Endpoint.local(lengths, max_concurrency=0), "max_concurrency"),
         (lambda: Endpoint.actors(object(), method="score"), "Endpoint.actors needs a ScorerPool, or the handle of a Ray actor"),

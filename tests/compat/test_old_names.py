@@ -6,7 +6,7 @@ import asyncio
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 from unittest.mock import MagicMock, Mock, call
@@ -285,7 +285,7 @@ async def test_a_proxy_sends_its_bucket_at_once_and_then_as_many_per_period(monk
 def test_a_watcher_changes_nothing_while_it_cools_down_and_looks_as_often_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     time = [0.0]
     monkeypatch.setattr("qreward.compat.functions.monotonic", lambda: time[0])
-    given = iter([None, {"timeout": 1}, {"timeout": 2}, {"timeout": 3}])
+    given: Iterator[Any] = iter([None, {"timeout": 1}, {"timeout": 2}, {"timeout": 3}])
     config = OldScheduleConfig()
     watcher = OldConfigWatcher(config, callback=lambda: next(given), poll_interval=0.5, cooldown=10)
     assert watcher._interval == 0.5

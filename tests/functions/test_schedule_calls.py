@@ -190,6 +190,7 @@ def test_calls_that_ended_while_the_loop_was_held_use_up_no_hedges_of_calls_that
 
     calls = [(0.0, "quick")] * 300 + [(1.0, "hangs")] * 20
     hold = [(0.2, lambda _: asyncio.get_running_loop().let_pass(0.15))]  # type: ignore[attr-defined]
-    outcome = KINDS[0].run(behave, calls, hold, hedged_request_time=0.3)
+    kind: Any = KINDS[0]
+    outcome = kind.run(behave, calls, hold, hedged_request_time=0.3)
     assert max(end.at for end in outcome.calls) < 1.0 + 0.3 + 0.1 + 2 * SLACK
     assert (outcome.stats.hedges, outcome.stats.tries) == (20, 340) == (20, len(outcome.starts))

@@ -97,16 +97,14 @@ async def test_statistics_count_items_in_a_batch_and_requests_at_an_endpoint() -
         assert alone[0].usage_is_estimated is False
 
 
-async def test_a_bulk_leaves_slots_to_single_calls() -> None:
+async def test_a_single_call_goes_ahead_of_the_lists_of_a_bulk() -> None:
     backend = ListBackend(seconds=1)
     async with client_of(backend, endpoint("tei", 10, "tei")) as client:
-        await client.score("x 1", model=MODEL)  # single calls are expected from now on
         bulk = asyncio.create_task(client.batch_score(texts(5000), MODEL))
         await asyncio.sleep(0.5)
-        assert sum(at == 1.0 for _, at, _ in backend.sent) == 9
         start = asyncio.get_running_loop().time()
         assert await client.score("x 7", model="other", priority=Priority.NORMAL) == 7.0
-        assert asyncio.get_running_loop().time() - start < 1.1, "it did not wait for a slot"
+        assert asyncio.get_running_loop().time() - start < 1.6, "half a second until a slot is free, and a second of work"
         await bulk
 
 

@@ -10,7 +10,7 @@ from calls_watch import Watch
 
 from qreward.scheduler.functions.limits import Adapting, Breaking, FunctionOptions, Hedging, Pause, Rate
 from qreward.scheduler.functions.scheduler import CallScheduler
-from qreward.scheduler.functions.state import Call, CallFailure, Function
+from qreward.scheduler.functions.state import Call, CallFailure, Function, Try
 from qreward.scheduler.outcome import CANCELLED, Answer
 from qreward.scheduler.task import Attempt
 
@@ -91,6 +91,7 @@ class Driver:
 
     def report(self, attempt: Attempt, outcome: Any) -> None:
         """Report a try's end at this very moment, even if something else is overdue."""
+        assert isinstance(attempt, Try)
         self.watch.event(self.now, attempt, outcome)
         self.scheduler.event(self.now, attempt, outcome)
         self._after()

@@ -169,4 +169,4 @@ def test_the_rate_limit_takes_back_a_start_that_never_was() -> None:
     f = driver.function(rate=Rate(1, 60.0))
     driver.watch.starting = False
     driver.withdraw(driver.call(f))
-    assert driver.watch.sends[0][1].source.rate_limit.ready_at < 0  # type: ignore[union-attr]
+    assert driver.watch.sends[0][1].source.rate_limit.ready_at < 0  # type: ignore[attr-defined]

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_serializer, field_validator, model_validator
 
+from qreward.decisions import MIN_LABEL_MASS
 from qreward.errors import ConfigError
 from qreward.judge.calibration import Calibration
 from qreward.judge.presets import preset_of
@@ -25,9 +26,6 @@ not improve a vote. The limit also bounds the cost of a mistyped number."""
 
 Settle = Literal["majority", "mean", "median"]
 Method = Literal["write", "decide", "auto"]
-MIN_LABEL_MASS = 0.5
-"""Default of ``min_label_mass``: minimum total probability (0 to 1) of all options of a decision. Below one half, an answer other than an
-option is more probable than an option."""
 
 
 class JudgeConfig(Policy):

@@ -16,6 +16,7 @@ from typing import Any, Unpack, cast
 from pydantic import BaseModel
 
 from qreward.client import QRewardClient
+from qreward.decisions import MIN_LABEL_MASS
 from qreward.engine import background
 from qreward.engine.driver import LoopDriver
 from qreward.engine.portal import BlockingTwin, blocking
@@ -27,7 +28,7 @@ from qreward.judge.cache import Cache, CacheEntry
 from qreward.judge.calibrated import Calibrator, identity_of, range_to_calibrate
 from qreward.judge.calibration import Calibration, JudgeIdentity
 from qreward.judge.calls import evaluate
-from qreward.judge.config import MIN_LABEL_MASS, JudgeConfig, Method, ResponseFormat, Settle
+from qreward.judge.config import JudgeConfig, Method, ResponseFormat, Settle
 from qreward.judge.group_ranking import Ranker, Responses
 from qreward.judge.loop import Again, Done, Flights, ItemBatch, ItemCalls, ask_one
 from qreward.judge.parsing import Form, ScoreVerdict

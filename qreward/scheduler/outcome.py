@@ -97,7 +97,6 @@ class Failure:
     should_retry: bool | None = None  # value of the endpoint's ``x-should-retry`` header, or None
     misconfigured: bool = False  # the endpoint itself seems to be configured wrongly (401, 403, 404, ...), not just this request
     limits: RateLimitInfo | None = None  # rate limits that the response advertises, or None
-    dialect: str | None = None  # the dialect that the response to a decision points to, or None; opaque to the scheduler
 
 
 class Cancelled:

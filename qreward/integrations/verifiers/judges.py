@@ -20,12 +20,11 @@ from typing_extensions import TypeVar
 
 from qreward.client import QRewardClient
 from qreward.codecs.finish_reason import described, ending_of, is_whole
-from qreward.decisions import Score
+from qreward.decisions import MIN_LABEL_MASS, Score
 from qreward.errors import ConfigError, InvalidResponse
 from qreward.integrations.trainers import Adapter, RewardConfig, Scored, load_reward_config
 from qreward.integrations.trainers.clients import shared_client
 from qreward.integrations.trainers.settings import VARIABLE
-from qreward.judge.config import MIN_LABEL_MASS
 from qreward.results import Usage
 from qreward.settings.base import default
 from qreward.settings.client import ClientConfig, load_config

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, cast
 
 from qreward.errors import CircuitOpen, RequestError, RequestTimeout
 from qreward.scheduler.failure_policy import backoff
+from qreward.scheduler.functions.heap import IndexedHeap
 from qreward.scheduler.functions.limits import AimdLimit
 from qreward.scheduler.functions.state import Call, CallFailure, ConcurrencyGroup, Function, FunctionCounters, KeyState, Try
 from qreward.scheduler.health import HealthChange
-from qreward.scheduler.heap import IndexedHeap
 from qreward.scheduler.outcome import Answer, Cancelled
 from qreward.scheduler.queue import AGEING
 from qreward.scheduler.scheduler import CANCEL, FINISH, SEND, Command

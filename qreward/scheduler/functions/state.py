@@ -14,8 +14,8 @@ from math import inf
 from typing import Any, cast
 from weakref import WeakSet
 
+from qreward.scheduler.functions.heap import IndexedHeap
 from qreward.scheduler.functions.limits import Adapting, AimdLimit, Breaker, FunctionOptions, Hedging, SlidingWindowLimit, adapted
-from qreward.scheduler.heap import IndexedHeap
 from qreward.scheduler.stats import Quantiles
 from qreward.scheduler.task import Attempt, Task, TaskState
 

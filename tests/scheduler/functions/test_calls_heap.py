@@ -10,11 +10,9 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward.scheduler.heap import SWEEP, IndexedHeap
+from qreward.scheduler.functions.heap import SWEEP, IndexedHeap
 
-moves = st.lists(
-    st.tuples(st.sampled_from(["put", "put", "drop", "take", "outside"]), st.integers(0, 7), st.integers(0, 4), st.integers(0, 3))
-)
+moves = st.lists(st.tuples(st.sampled_from(["put", "put", "drop", "take"]), st.integers(0, 7), st.integers(0, 4), st.integers(0, 3)))
 
 
 @given(moves)
@@ -30,11 +28,6 @@ def test_it_gives_what_a_sorted_list_gives(steps: list[tuple[str, int, int, int]
         elif what == "drop":
             heap.drop(name)
             model.pop(name, None)
-        elif what == "outside":
-            avoided = {name, str(rank)}
-            found = min(model.keys() - avoided, key=model.__getitem__, default=None)
-            assert heap.take_outside(avoided) == found
-            model.pop(found or "", None)
         elif model:
             first = min(model, key=model.__getitem__)
             assert heap.take() == first
@@ -56,17 +49,6 @@ def test_items_of_equal_rank_go_by_number_and_then_in_the_order_in_which_they_ca
     assert heap.first() == "b", "putting it again where it is changes nothing"
     heap.put("b", 1.0, 2)
     assert heap.empty() == ["c", "a", "b"]
-
-
-def test_its_items_can_be_looked_at_in_turn_and_keep_their_places() -> None:
-    heap: IndexedHeap[str] = IndexedHeap()
-    for item, rank in (("a", 3.0), ("b", 1.0), ("c", 2.0)):
-        heap.put(item, rank)
-    assert [heap.rotate() for _ in range(4)] == ["a", "b", "c", "a"]
-    heap.put("b", 5.0)
-    heap.drop("c")
-    assert [heap.rotate() for _ in range(3)] == ["b", "a", "b"], "what is put again keeps its turn"
-    assert heap.empty() == ["a", "b"]
 
 
 def test_what_left_or_moved_is_not_kept() -> None:

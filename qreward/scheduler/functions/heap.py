@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Any, Generic, TypeVar
@@ -61,29 +61,6 @@ class IndexedHeap(Generic[T]):
         heappop(self._heap)
         del self._entries[item]
         return item
-
-    def rotate(self) -> T:
-        """Return the items in turn, the one that was added first first. The heap must not be empty."""
-        item = next(iter(self._entries))
-        self._entries[item] = self._entries.pop(item)
-        return item
-
-    def take_outside(self, avoided: Container[T]) -> T | None:
-        """Remove and return the first item that is not in ``avoided``, or None."""
-        heap, aside, found = self._heap, [], None
-        while heap:
-            entry = heappop(heap)
-            item: T | None = entry[3]
-            if item is None:
-                continue
-            if item not in avoided:
-                del self._entries[item]
-                found = item
-                break
-            aside.append(entry)
-        for entry in aside:
-            heappush(heap, entry)
-        return found
 
     def empty(self) -> list[T]:
         items = [entry[3] for entry in sorted(self._entries.values())]

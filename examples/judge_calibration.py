@@ -1,6 +1,7 @@
 """Calibrate a judge with labelled items, apply the calibration, and measure the agreement of two judges.
 
-Run it: ``python examples/judge_calibration.py``. It needs ``pip install 'qreward[calibration]'``.
+Run it: ``python examples/judge_calibration.py``.
+It needs ``pip install 'qreward[calibration]'``.
 """
 
 from __future__ import annotations

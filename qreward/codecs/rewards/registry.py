@@ -7,10 +7,8 @@ from functools import lru_cache
 from typing import Any
 
 from qreward.codecs.base import WireRequest
-from qreward.codecs.decisions.base import Dialect
 from qreward.codecs.decisions.operation import Decide
 from qreward.codecs.embeddings import EMBEDDINGS
-from qreward.codecs.passthrough import PassthroughCodec
 from qreward.codecs.rewards.base import ListCodec, Operation, ServerKind, pair_item, parts_item, text_item, token_item
 from qreward.codecs.rewards.local import local_codec
 from qreward.codecs.rewards.nim import NIM
@@ -165,7 +163,7 @@ def bound(call: WireRequest, endpoint: Endpoint) -> tuple[WireRequest, str, bool
     if isinstance(codec, Decide):
         dialect = codec.dialect_at(endpoint, call.model)
         return WireRequest(dialect, call.model, call.inputs, call.params, call.headers, call.group), dialect.path, dialect.native
-    return call, codec.path, isinstance(codec, ListCodec | Dialect | PassthroughCodec) and codec.native
+    return call, codec.path, getattr(codec, "native", False)
 
 
 def server_root(base_url: str) -> str:

@@ -23,7 +23,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -31,7 +31,7 @@ from typing import Any
 from _environments import python_of
 from _pages import PAGE, describe, machine, rewrite_section, table
 from _processes import ClientFailed, cores, run_client
-from _vllm import BLOCK, KEY, REQUIREMENTS, Replica
+from _vllm import BLOCK, KEY, REQUIREMENTS, Replica, two_replicas
 from overhead_clients import ENVIRONMENTS
 from prefix_sockets import sglang_router
 
@@ -160,14 +160,8 @@ def measure(worlds: Sequence[str], clients: Sequence[str], runs: int) -> Iterato
         mine = [world for world in worlds if (world in PREFIXES) == (model == "reader")]
         if not mine:
             continue
-        with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-            first, second = (core or 0 for core in cores())
-            replicas = [Replica(model, core, Path(name)) for core in (first, second)]
-            for replica in replicas:
-                replica.start()
-                stack.callback(replica.stop)
-            for replica in replicas:
-                replica.wait()
+        first, second = (core or 0 for core in cores())
+        with tempfile.TemporaryDirectory() as name, two_replicas(model, Path(name), (first, second)) as replicas:
             warm_up(replicas, model, Path(name))
             for world in mine:
                 for run in range(runs):

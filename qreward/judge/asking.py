@@ -20,9 +20,6 @@ from qreward.judge.config import JudgeConfig
 from qreward.judge.prompts import Messages
 from qreward.judge.types import Vote
 
-UNSENT = ("extra_headers", "extra_body", "hedge")
-"""Parameters of a judge that are not members of the request body."""
-
 
 class JudgeModel(ABC):
     """Makes the requests for one question to one judge model, and reads the answers.

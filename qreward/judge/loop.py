@@ -46,13 +46,13 @@ class Done(NamedTuple):
 class Again(NamedTuple):
     """Another call must be sent. ``error`` is the final error if there is no time for it; ``reply`` and ``unread`` are as in ``Done``."""
 
-    call: Call
+    call: ModelCall
     error: QRewardError | None = None
     reply: Any = None
     unread: str = ""
 
 
-class Call(Protocol):
+class ModelCall(Protocol):
     """One request to one model. It is not changed, except that its form may get stale while the call waits in a queue."""
 
     @property
@@ -62,7 +62,7 @@ class Call(Protocol):
     @property
     def model(self) -> str: ...
     def is_stale(self) -> bool: ...
-    def current(self) -> Call: ...
+    def current(self) -> ModelCall: ...
     def request(self) -> WireRequest: ...
 
 
@@ -125,7 +125,7 @@ class ItemCalls:
     )  # fmt: skip
     caller: Caller
 
-    def __init__(self, calls: Sequence[Call] | Exception, decide: Decide, extra: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, calls: Sequence[ModelCall] | Exception, decide: Decide, extra: Mapping[str, Any] | None = None) -> None:
         self.calls, self.decide, self.extra = calls, decide, extra
         self.outcomes: list[Any] = [] if isinstance(calls, Exception) else [None] * len(calls)
         self.index, self.born, self.until = 0, 0.0, inf
@@ -273,7 +273,7 @@ class Flight(Waiter):
     __slots__ = ("_key", "_until", "answered", "batch", "call", "caller", "driver", "endpoint", "pool", "task", "trail", "usage",
                  "waiters")  # fmt: skip
 
-    def __init__(self, key: Hashable, call: Call, caller: Caller) -> None:
+    def __init__(self, key: Hashable, call: ModelCall, caller: Caller) -> None:
         self._key, self.call, self.caller, self.batch = key, call, caller, caller.batch
         self.driver, self.pool = caller.driver, caller.pools[call.model]
         self.waiters: list[tuple[ItemCalls, int]] = []

@@ -67,7 +67,7 @@ class Balancer:
 class ExpectedFinish(Balancer):
     """Chooses the source whose answer is expected soonest (see ``estimate``).
 
-    A source that has the prefix of a task in its cache is expected to answer this task sooner; see ``PrefixCache.warm_share``.
+    A source that has the prefix of a task in its cache is expected to answer this task sooner; see ``PredictedCache.warm_share``.
     """
 
     by_speed = True
@@ -78,17 +78,19 @@ class ExpectedFinish(Balancer):
             (source,) = free
             return None if source in avoided else source
         share, warm = self._warm(task) if task is not None and task.prefix is not None else (0.0, ())
-        compared: Iterable[Source] = free if len(free) <= COMPARED else dict.fromkeys([*islice(free, COMPARED), *warm])
+        many = len(free) > COMPARED
+        compared: Iterable[Source] = dict.fromkeys([*islice(free, COMPARED), *warm]) if many else free
         found, best = None, inf
         scores: list[tuple[float, int, Source]] = []
         for source in compared:
             seconds = source.answers_in(now, pool)
             if source in warm:
                 seconds *= 1 - share * (1 - source.prefix_cache.warm_share())
-            scores.append((seconds, len(scores), source))
+            if many:
+                scores.append((seconds, len(scores), source))
             if seconds <= EQUAL * best and source not in avoided:
                 found, best = source, min(best, seconds)
-        if len(free) > COMPARED:
+        if many:
             for _, _, source in sorted(scores)[COMPARED // 2 :]:
                 free.move_to_end(source)
             if found is None:  # all of the compared sources are avoided

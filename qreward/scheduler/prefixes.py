@@ -1,8 +1,9 @@
 """Predicts which prefixes of prompts are in the prefix cache of each source.
 
 Model servers keep the attention state of prompts that they have computed (vLLM's automatic prefix caching, SGLang's RadixAttention, prompt
-caching of hosted APIs). A prompt that begins like an earlier prompt at the same server costs the server less time. ``PrefixCache`` predicts
-the cache of one source. ``Holders`` says which sources of a pool hold a prefix. This module does not depend on messages, hashing or queues.
+caching of hosted APIs). A prompt that begins like an earlier prompt at the same server costs the server less time. ``PredictedCache``
+predicts the cache of one source. ``Holders`` says which sources of a pool hold a prefix. This module does not depend on messages, hashing
+or queues.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ COLD = Expected(0.0, 0.0, 0.0, 0, 0, 0.0)
 make_prefix = _new = tuple.__new__  # takes a third of the time of a normal call; this is a hot path
 
 
-class PrefixCache:
+class PredictedCache:
     """Predicts what is in the prefix cache of one source.
 
     A server evicts the prefix that was used least recently. The *age* of a prefix is the number of tokens that were computed since its last
@@ -219,7 +220,7 @@ class PrefixCache:
 class HasCache(Protocol):
     """A source, with the one attribute that this module uses."""
 
-    prefix_cache: PrefixCache
+    prefix_cache: PredictedCache
 
 
 S = TypeVar("S", bound=HasCache)

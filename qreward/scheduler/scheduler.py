@@ -284,7 +284,8 @@ class Scheduler:
                 if not source.health.in_service:
                     self._report_down(now, source, described(outcome))
                 self.on_source_lost(now, source)
-            self._reconsider(now, source)
+            else:
+                self._reconsider(now, source)
         self.outages.look(now, attempt, alive=is_sign_of_life(outcome))
 
     def _reconsider(self, now: float, source: Source) -> None:

@@ -19,7 +19,7 @@ from qreward.scheduler.limits.concurrency import AdaptiveLimit, ConcurrencyLimit
 from qreward.scheduler.limits.headers import DOUBT, HeaderRateLimit
 from qreward.scheduler.limits.rate import Gcra, LearnedRate
 from qreward.scheduler.outcome import Answer, RateLimitInfo
-from qreward.scheduler.prefixes import PrefixCache
+from qreward.scheduler.prefixes import PredictedCache
 from qreward.scheduler.stats import LatencyStats, StallDetector, StreamTiming
 from qreward.scheduler.task import MOST_DOUBLINGS, Attempt, Task
 from qreward.settings.policies import Limits
@@ -122,7 +122,7 @@ class Source:
         self.proven = -inf  # latest send time of a request that was answered
         self.unanswered = 0  # requests that timed out since the last sign of life
         self.trouble = ""  # message of its last failure other than overload
-        self.prefix_cache = PrefixCache()
+        self.prefix_cache = PredictedCache()
 
     def ready_at(self, now: float) -> float:
         """Return the earliest time at which this source may be sent a request.
@@ -267,12 +267,12 @@ class Source:
             return True
         return not any(isinstance(limit, HeaderRateLimit) and limit.ready_at > soon for limit in (self.requests, self.tokens))
 
-    def rate(self) -> float:
-        """Return the answers per second that the source can give.
+    def rate(self, seconds: float | None = None) -> float:
+        """Return the requests per second that the source can take if it needs ``seconds`` for an answer, by default its mean latency.
 
-        This is its concurrency limit divided by its mean latency, but at most its rate limits on requests.
+        This is its concurrency limit divided by the seconds, but at most its rate limits on requests.
         """
-        rates = [self.window.limit / max(self.latency.mean, 1e-6)]
+        rates = [self.window.limit / max(self.latency.mean if seconds is None else seconds, 1e-6)]
         rates += [limit.rate for limit in (self.requests, self.learned) if limit is not None]
         return min(rates)
 
@@ -318,17 +318,8 @@ class Source:
         wait = max(0.0, self.gate_at(now) - now)
         full = self.inflight >= self.window.limit or self.inflight >= self.health.half_open_limit
         if wait or full:  # other retries wait for it as well
-            wait += pool.queue.again * self.interval(seconds / burden) + (seconds / burden / self.window.limit if full else 0.0)
+            wait += pool.queue.again / self.rate(seconds / burden) + (seconds / burden / self.window.limit if full else 0.0)
         return wait + seconds
-
-    def interval(self, seconds: float) -> float:
-        """Return the seconds between two sends to the source, if it needs ``seconds`` for an answer and always has work."""
-        rate = self.window.limit / seconds
-        if self.requests is not None:
-            rate = min(rate, self.requests.rate)
-        if self.learned is not None:
-            rate = min(rate, self.learned.rate)
-        return 1.0 / max(rate, 1e-9)
 
     def __repr__(self) -> str:
         return f"<Source {self.name!r} {self.inflight}/{self.window.limit} in flight>"

@@ -12,7 +12,7 @@ from scheduler_driver import failure
 
 from qreward.scheduler import prefixes
 from qreward.scheduler.outcome import CANCELLED, Answer, Cancelled, Failure, FailureKind
-from qreward.scheduler.prefixes import CAPACITY, COLD, IDLE, MOST_HOLDERS, REMEMBERED, SWEEP, Holders, Prefix, PrefixCache
+from qreward.scheduler.prefixes import CAPACITY, COLD, IDLE, MOST_HOLDERS, REMEMBERED, SWEEP, Holders, PredictedCache, Prefix
 from qreward.scheduler.source import Source
 
 
@@ -22,7 +22,7 @@ def prefix(*keys: int, characters: float = 400.0, rest: float = 0.0) -> Prefix:
 
 
 def test_a_prefix_is_expected_until_as_much_was_computed_as_the_cache_holds() -> None:
-    cache = PrefixCache(capacity=1000)
+    cache = PredictedCache(capacity=1000)
     assert cache.use(0.0, prefix(1, 2)).tokens == 0.0
     assert cache.use(0.0, prefix(1, 3)).tokens == 100.0
     assert cache.use(0.0, prefix(1, 2, 9)).tokens == 200.0
@@ -41,7 +41,7 @@ def test_a_prefix_is_expected_until_as_much_was_computed_as_the_cache_holds() ->
 
 @given(st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4), max_size=60), st.integers(100, 2000))
 def test_an_inner_prefix_never_outlives_an_outer_one(paths: list[list[int]], capacity: int) -> None:
-    cache, seen = PrefixCache(capacity), []
+    cache, seen = PredictedCache(capacity), []
     for path in paths:
         keys = tuple(hash(tuple(path[: place + 1])) for place in range(len(path)))
         cache.use(0.0, prefix(*keys, rest=100.0))
@@ -52,7 +52,7 @@ def test_an_inner_prefix_never_outlives_an_outer_one(paths: list[list[int]], cap
 
 
 def test_a_request_without_an_answer_leaves_only_what_others_have_used() -> None:
-    cache = PrefixCache()
+    cache = PredictedCache()
     first = cache.use(0.0, prefix(1, 2, rest=100.0))
     cache.use(0.0, prefix(1, 3, rest=100.0))
     cache.failed(prefix(1, 2, rest=100.0), first, CANCELLED)
@@ -60,7 +60,7 @@ def test_a_request_without_an_answer_leaves_only_what_others_have_used() -> None
     later = cache.use(0.0, prefix(1, 3, 4, 5, rest=100.0))
     cache.failed(prefix(1, 3, 4, 5, rest=100.0), later, CANCELLED)
     assert [cache.is_warm(key) for key in (1, 3, 4, 5)] == [True, True, False, False], "what was cached before remains"
-    cache = PrefixCache(capacity=250)
+    cache = PredictedCache(capacity=250)
     for path in ((1, 2), (1, 3), (4,), (1, 5)):
         cache.use(0.0, prefix(*path))
     again = cache.use(0.0, prefix(1, 2))
@@ -75,7 +75,7 @@ def test_only_a_request_that_a_server_may_have_computed_ages_what_is_cached() ->
         *((failure(kind), kind in (FailureKind.TRANSIENT, FailureKind.TIMEOUT)) for kind in FailureKind),
     ]
     for outcome, computed in outcomes:
-        cache = PrefixCache(capacity=1000)
+        cache = PredictedCache(capacity=1000)
         cache.use(0.0, prefix(1))
         for number in range(2, 22):
             cache.failed(prefix(number), cache.use(0.0, prefix(number)), outcome)
@@ -83,7 +83,7 @@ def test_only_a_request_that_a_server_may_have_computed_ages_what_is_cached() ->
 
 
 def test_it_is_forgotten_after_a_long_silence() -> None:
-    cache = PrefixCache()
+    cache = PredictedCache()
     cache.use(0.0, prefix(1))
     assert cache.use(IDLE, prefix(1)).tokens == 100.0
     assert cache.use(2 * IDLE, prefix(1)).tokens == 100.0
@@ -93,7 +93,7 @@ def test_it_is_forgotten_after_a_long_silence() -> None:
 @pytest.mark.parametrize("real", [30_000, 2_000_000])
 def test_the_capacity_is_learned_from_the_cached_tokens_of_answers(real: int) -> None:
     """A server that evicts after ``real`` tokens, and prompts that come again after a random time."""
-    rng, cache, clock = Random(1), PrefixCache(), 0.0
+    rng, cache, clock = Random(1), PredictedCache(), 0.0
     assert cache.capacity == CAPACITY
     used: dict[int, float] = {}
     reported = 0
@@ -121,7 +121,7 @@ def test_a_learned_capacity_moves_towards_the_age_that_contradicts_it_and_a_give
         (None, 2.0, 0, 1.0),
         (50_000.0, 0.5, 0, 1.0),
     ):
-        cache = PrefixCache(told)
+        cache = PredictedCache(told)
         before = cache.capacity
         cache.use(0.0, prefix(1))
         cache.use(0.0, prefix(2, characters=4 * age * before))
@@ -131,7 +131,7 @@ def test_a_learned_capacity_moves_towards_the_age_that_contradicts_it_and_a_give
 
 
 def test_the_reported_capacity_applies_again_when_a_configured_one_is_given_up() -> None:
-    cache = PrefixCache()
+    cache = PredictedCache()
     for configured in (None, 5_000, None):
         cache.set_capacity(configured)
         cache.report_capacity(300_000)
@@ -139,7 +139,7 @@ def test_the_reported_capacity_applies_again_when_a_configured_one_is_given_up()
 
 
 def test_a_reported_capacity_has_the_bounds_of_a_learned_one() -> None:
-    cache = PrefixCache()
+    cache = PredictedCache()
     for reported, kept in ((10.0**24, prefixes.MOST), (1.0, prefixes.LEAST), (-5.0, prefixes.LEAST), (math.nan, prefixes.LEAST)):
         cache.report_capacity(reported)
         assert cache.capacity == kept, reported
@@ -147,7 +147,7 @@ def test_a_reported_capacity_has_the_bounds_of_a_learned_one() -> None:
 
 def test_what_was_learned_stays_if_the_same_capacity_is_reported_again_and_keeps_to_its_bounds() -> None:
     for reported, learned in ((300_000.0, 285_000.0), (prefixes.LEAST, prefixes.LEAST)):
-        cache = PrefixCache()
+        cache = PredictedCache()
         cache.report_capacity(reported)
         cache.use(0.0, prefix(1))
         cache.use(0.0, prefix(2, characters=4 * 0.5 * reported))
@@ -157,7 +157,7 @@ def test_what_was_learned_stays_if_the_same_capacity_is_reported_again_and_keeps
 
 
 def test_an_outer_prefix_that_is_found_later_was_used_with_the_inner_one_unless_it_is_known_itself() -> None:
-    cache = PrefixCache()
+    cache = PredictedCache()
     cache.use(0.0, prefix(2))
     used = cache.clock
     cache.use(0.0, prefix(3))
@@ -167,7 +167,7 @@ def test_an_outer_prefix_that_is_found_later_was_used_with_the_inner_one_unless_
 
 
 def test_tokens_are_counted_by_what_the_server_says_of_the_prompt() -> None:
-    cache = PrefixCache()
+    cache = PredictedCache()
     for _ in range(100):
         cache.answered(prefix(1), COLD, Answer("", 200, 5), 1.0)
     assert cache.characters == pytest.approx(2.0, rel=0.01)
@@ -176,7 +176,7 @@ def test_tokens_are_counted_by_what_the_server_says_of_the_prompt() -> None:
 
 
 def test_an_answer_with_a_cached_prefix_is_known_to_be_quicker() -> None:
-    cache = PrefixCache()
+    cache = PredictedCache()
     cold, warm = cache.use(0.0, prefix(1)), cache.use(0.0, prefix(1))
     assert cache.warm_share() == prefixes.UNKNOWN
     cache.answered(prefix(1), cold, Answer("", 100, 5), 4.0)
@@ -193,7 +193,7 @@ def test_an_answer_with_a_cached_prefix_is_known_to_be_quicker() -> None:
 
 
 def test_memory_is_bounded_by_what_is_cached() -> None:
-    cache, holders = PrefixCache(10_000), Holders[Source]()
+    cache, holders = PredictedCache(10_000), Holders[Source]()
     source = Source("a", Random(0))
     source.prefix_cache = cache
     for number in range(3 * REMEMBERED):

@@ -88,29 +88,6 @@ OF_VLLM = (
     "maximum input length of {} tokens. Please reduce the length of the input prompt. (parameter=input_tokens, value={})"
 )
 COOLED_DOWN = "No deployments available for selected model, Try again in 5 seconds. Passed model=rm. cooldown_list=['a1']"
-OVERLONG = (
-    "This model's maximum context length is 4096 tokens. However, your prompt contains at least 4097 input tokens, which exceeds this "
-    "limit even without any output tokens. Please reduce the length of the input prompt. (parameter=input_tokens, value=4097)"
-)
-TOO_LONG_TEXTS = [
-    "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens.",
-    "The decoder prompt (length 9000) is longer than the maximum model length of 8192. Make sure that ...",
-    "The input (9000 tokens) is longer than the model's context length (8192 tokens).",
-    "Requested token count exceeds the model's maximum context length of 8192 tokens.",
-    "the request exceeds the available context size, try increasing it",
-    "prompt is too long: 210000 tokens > 200000 maximum",
-    OVERLONG,
-    "The input token count (1200000) exceeds the maximum number of tokens allowed (1048576).",
-]
-OF_VLLM = (
-    "You passed {} input tokens and requested {} output tokens. However, the model's context length is only 4096 tokens, resulting in a "
-    "maximum input length of {} tokens. Please reduce the length of the input prompt. (parameter=input_tokens, value={})"
-)
-COOLED_DOWN = (
-    "No deployments available for selected model, Try again in 5 seconds. Passed model=rm. pre-call-checks=False, cooldown_list="
-    "[('a1', {{'exception_received': 'litellm.NotFoundError: NotFoundError: OpenAIException - Th***', 'status_code': '{}', "
-    "'timestamp': 1.5, 'cooldown_time': 5}})]"
-)
 
 MINUTE = "in organization org-1 on tokens per min (TPM): Limit 30000, Requested 35000."
 TOO_MUCH_OUTPUT_TEXTS = [

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import _vllm
 import pytest
-from _vllm import Replica
+from _vllm import Replica, two_replicas
 
 
 @pytest.fixture(scope="session")
@@ -25,16 +25,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def pair(folder: Path) -> Iterator[tuple[Replica, Replica]]:
     """Two replicas, which take 16 requests at once each."""
-    replicas = Replica("judge", 0, folder), Replica("judge", 1, folder)
-    try:
-        for replica in replicas:
-            replica.start()
-        for replica in replicas:
-            replica.wait()
+    with two_replicas("judge", folder) as replicas:
         yield replicas
-    finally:
-        for replica in replicas:
-            replica.stop()
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _vllm import Replica
+from _vllm import Replica, two_replicas
 from vllm_tools import GOES_ON, MODEL, client_of, endpoint, idle, settled, user
 
 from qreward import Hedge, QRewardClient, RequestTimeout
@@ -28,16 +28,8 @@ Busy = Callable[[int], Awaitable[None]]
 @pytest.fixture(scope="module")
 def mortal(folder: Path) -> Iterator[tuple[Replica, Replica]]:
     """Two replicas, of which the second may be killed; it is running again before each test."""
-    pair = Replica(MODEL, 0, folder), Replica(MODEL, 1, folder)
-    try:
-        for replica in pair:
-            replica.start()
-        for replica in pair:
-            replica.wait()
+    with two_replicas(MODEL, folder) as pair:
         yield pair
-    finally:
-        for replica in pair:
-            replica.stop()
 
 
 # what the client gives up

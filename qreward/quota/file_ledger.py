@@ -138,11 +138,12 @@ class LedgerFile:
 
     def close(self) -> None:
         """Close all files. If a forked child calls this, the locks of the parent stay."""
-        for held in (self._file, self._directory, *self._members.values()):
-            if held >= 0:
-                os.close(held)
-        self._file = self._directory = -1
+        files = [self._file, self._directory, *self._members.values()]
+        self._file = self._directory = -1  # before the files are closed, because a number that was closed may name another file at once
         self._members.clear()
+        for file in files:
+            if file >= 0:
+                os.close(file)
 
     def _name(self, member: str) -> str:
         return f"{self._key}.{member}"
@@ -254,7 +255,8 @@ class FileTransport:
         self._path = path
         self._clock = clock
         self._files: dict[str, LedgerFile] = {}
-        self._finalizer = weakref.finalize(self, _close_all, self._files)
+        finalizer = weakref.finalize(self, _close_all, self._files)
+        finalizer.atexit = False  # at exit the renewal thread may still use the files; the system closes them
 
     def renew(self, key: str, member: str, request: RenewRequest) -> RenewReply:
         with self._file_of(key).locked(member) as (now, ledger):

@@ -93,6 +93,23 @@ def test_a_member_that_leaves_leaves_nothing_behind_but_the_ledger(place: Path, 
     assert open_files() == before, "a transport that is not used any more closes its files"
 
 
+def test_two_closes_at_the_same_time_close_every_file_once(place: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    transport, close = FileTransport(place, clock), os.close
+    transport.renew(KEY, "a", asked())
+    closed: list[int] = []
+
+    def close_again(file: int) -> None:
+        closed.append(file)
+        if len(closed) == 1:
+            transport.close()  # the exit of the interpreter may close the files while the renewal thread closes them
+        close(file)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "close", close_again)
+        transport.close()
+    assert len(closed) == len(set(closed)) == 3, "the ledger, its directory and the member's file"
+
+
 def test_a_member_that_leaves_takes_its_own_file_away_even_if_the_ledger_cannot_be_written(
     place: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

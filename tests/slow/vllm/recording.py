@@ -123,9 +123,10 @@ def generative(client: httpx.Client, model: str) -> Iterator[Exchange]:
     yield chat("stream without usage", {"max_tokens": 3, "ignore_eos": True, "stream": True})
     yield chat("stream that a stop ends", {"max_tokens": 30, "stream": True, "stream_options": {"include_usage": True}})
     yield chat("stream with log probabilities", {"max_tokens": 2, "stream": True, "logprobs": True, "top_logprobs": 2})
+    completion = {"model": model, "max_tokens": 2, "ignore_eos": True, "temperature": 0}
     for name, prompt in (("one prompt in a list", ["The sky is"]), ("several prompts", ["a b", "c d"])):
-        yield exchange(client, name, "POST", COMPLETIONS, {"model": model, "prompt": prompt, "max_tokens": 2, "n": 2, "logprobs": 1})
-    body = {"model": model, "prompt": "The sky is", "max_tokens": 2, "stream": True, "stream_options": {"include_usage": True}}
+        yield exchange(client, name, "POST", COMPLETIONS, completion | {"prompt": prompt, "n": 2, "logprobs": 1, "temperature": 1.0})
+    body = completion | {"prompt": "The sky is", "stream": True, "stream_options": {"include_usage": True}}
     yield exchange(client, "stream of a text completion", "POST", COMPLETIONS, body)
     yield exchange(client, "overlong text completion", "POST", COMPLETIONS, {"model": model, "prompt": OVERLONG, "max_tokens": 2})
     yield chat("unknown model", {"model": "nope"})

@@ -44,8 +44,10 @@ async def _cancelled(client: QRewardClient, busy: Busy) -> None:
 
 
 async def _timed_out(client: QRewardClient, _: Busy) -> None:
-    with pytest.raises(RequestTimeout):
-        await client.chat_completion(user("long"), model=MODEL, max_tokens=MOST, extra_body=GOES_ON, timeout=2)
+    """More than the server could answer in this time by far, however quick it is."""
+    chats = [user(f"long {number}") for number in range(3 * WIDTH)]
+    calls = [client.chat_completion(chat, model=MODEL, max_tokens=MOST, extra_body=GOES_ON, timeout=2) for chat in chats]
+    assert {type(error) for error in await asyncio.gather(*calls, return_exceptions=True)} == {RequestTimeout}
 
 
 async def _closed_stream(client: QRewardClient, _: Busy) -> None:

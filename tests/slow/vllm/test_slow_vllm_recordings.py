@@ -43,6 +43,8 @@ def test_the_server_says_what_is_recorded(kind: str, request: pytest.FixtureRequ
 def shape(said: Any) -> Any:
     """Return the members, types and statuses of a response, without its values."""
     if isinstance(said, dict):
+        if said and all(isinstance(value, float) for value in said.values()):  # log probabilities by the token's text
+            return {"": "int"}
         if "events" in said:  # how many depends on the length of the reply
             return shape({name: value for name, value in said.items() if name != "events"}) | {"events": shape(said["events"][0])}
         return {name: value if name in ("status", "type", "param") else shape(value) for name, value in said.items()}

@@ -91,12 +91,14 @@ class CommonService:
 class SourceService:
     """What one source has shown: its pace, and its share of failures."""
 
-    __slots__ = ("_at", "_length", "_seconds", "_sent", "_taken", "_work", "failures")
+    __slots__ = ("_at", "_common", "_length", "_pace", "_seconds", "_sent", "_taken", "_work", "failures")
 
     def __init__(self) -> None:
         self._seconds = self._taken = self._work = self._length = 0.0
         self._sent = self.failures = 0.0
-        self._at = 0.0  # time of the latest observation
+        self._at = 0.0  # time to which the observations were aged
+        self._pace = 0.0  # the pace at the latest answer
+        self._common: CommonService | None = None  # with which that pace was computed; None if it must be computed anew
 
     def answered(self, now: float, common: CommonService, seconds: float, tokens: int | None, load: float, capacity: int) -> float:
         """Add an answer to what is known about this source and about all sources.
@@ -123,6 +125,8 @@ class SourceService:
         self._work = keep * self._work + work
         self._taken = 0.95 * self._taken + seconds
         self._length = 0.95 * self._length + (tokens or common.typical)
+        prior = PRIOR * common.typical
+        self._pace, self._common = (self._seconds + prior * common.pace) / (self._work + prior), common
         self._sent = 0.95 * self._sent + 1.0
         if self.failures:
             self.failures = 0.95 * self.failures if self.failures > FORGOTTEN else 0.0
@@ -137,6 +141,7 @@ class SourceService:
             self._age(now)
             self._seconds += seconds
             self._work += common.typical
+            self._common = None
 
     def failed(self, now: float) -> None:
         self._age(now)
@@ -145,7 +150,10 @@ class SourceService:
 
     def pace(self, now: float, common: CommonService) -> float:
         """Return the seconds per unit of work without load; 0 if no source of the pool has answered yet."""
-        fresh = 1.0 if now - self._at < IDLE else 0.5 ** ((now - self._at) / HALF_LIFE)
+        age = now - self._at
+        if age < IDLE and common is self._common:
+            return self._pace
+        fresh = 1.0 if age < IDLE else 0.5 ** (age / HALF_LIFE)
         prior = PRIOR * common.typical
         return (fresh * self._seconds + prior * common.pace) / (fresh * self._work + prior)
 
@@ -167,4 +175,4 @@ class SourceService:
             self._work *= fresh
             self._sent *= fresh
             self.failures *= fresh
-            self._at = now
+            self._at, self._common = now, None

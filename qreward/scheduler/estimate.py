@@ -30,8 +30,9 @@ IDLE = 1.0
 """Age in seconds from which observations lose weight by age. More often is not worth the arithmetic."""
 CAPACITY = 32
 """Number of requests in flight at which a server is assumed to need twice as long for each."""
-CALM, MOST_FAILURES = 5.0, 0.9
-"""``CALM``: number of successful sends that each source is assumed to have made. ``MOST_FAILURES``: highest share of failures."""
+CALM, MOST_FAILURES, FORGOTTEN = 5.0, 0.9, 0.01
+"""``CALM``: number of successful sends that each source is assumed to have made. ``MOST_FAILURES``: highest share of failures.
+``FORGOTTEN``: weight of failures below which a source counts as without failures."""
 FIT_EVERY, LEAST_SPREAD, MOST_OVERHEAD, OUTLIER = 16, 0.05, 20.0, 4.0
 """The overhead is computed anew after ``FIT_EVERY`` answers, if the variance of the lengths is at least ``LEAST_SPREAD`` times the square
 of their mean. It is at most ``MOST_OVERHEAD`` mean lengths. An answer counts as at most ``OUTLIER`` times the work that was expected."""
@@ -90,12 +91,14 @@ class CommonService:
 class SourceService:
     """What one source has shown: its pace, and its share of failures."""
 
-    __slots__ = ("_at", "_failed", "_length", "_seconds", "_sent", "_taken", "_work")
+    __slots__ = ("_at", "_common", "_length", "_pace", "_seconds", "_sent", "_taken", "_work", "failures")
 
     def __init__(self) -> None:
         self._seconds = self._taken = self._work = self._length = 0.0
-        self._sent = self._failed = 0.0
-        self._at = 0.0  # time of the latest observation
+        self._sent = self.failures = 0.0
+        self._at = 0.0  # time to which the observations were aged
+        self._pace = 0.0  # the pace at the latest answer
+        self._common: CommonService | None = None  # with which that pace was computed; None if it must be computed anew
 
     def answered(self, now: float, common: CommonService, seconds: float, tokens: int | None, load: float, capacity: int) -> float:
         """Add an answer to what is known about this source and about all sources.
@@ -114,15 +117,19 @@ class SourceService:
         alone = seconds / (1.0 + load / capacity)
         pace = self.pace(now, common) if common.pace else 0.0
         common.add(tokens, alone, pace)
-        self._age(now)
+        if now - self._at >= IDLE:
+            self._age(now)
         keep = 1.0 - 1.0 / max(MEMORY, load + 1.0)
         work = common.overhead + tokens if tokens else common.typical
         self._seconds = keep * self._seconds + alone
         self._work = keep * self._work + work
         self._taken = 0.95 * self._taken + seconds
         self._length = 0.95 * self._length + (tokens or common.typical)
+        prior = PRIOR * common.typical
+        self._pace, self._common = (self._seconds + prior * common.pace) / (self._work + prior), common
         self._sent = 0.95 * self._sent + 1.0
-        self._failed *= 0.95
+        if self.failures:
+            self.failures = 0.95 * self.failures if self.failures > FORGOTTEN else 0.0
         return tokens or (alone / pace if pace else work)
 
     def outlasted(self, now: float, seconds: float, common: CommonService) -> None:
@@ -134,15 +141,19 @@ class SourceService:
             self._age(now)
             self._seconds += seconds
             self._work += common.typical
+            self._common = None
 
     def failed(self, now: float) -> None:
         self._age(now)
         self._sent = 0.95 * self._sent + 1.0
-        self._failed = 0.95 * self._failed + 1.0
+        self.failures = 0.95 * self.failures + 1.0
 
     def pace(self, now: float, common: CommonService) -> float:
         """Return the seconds per unit of work without load; 0 if no source of the pool has answered yet."""
-        fresh = 1.0 if now - self._at < IDLE else 0.5 ** ((now - self._at) / HALF_LIFE)
+        age = now - self._at
+        if age < IDLE and common is self._common:
+            return self._pace
+        fresh = 1.0 if age < IDLE else 0.5 ** (age / HALF_LIFE)
         prior = PRIOR * common.typical
         return (fresh * self._seconds + prior * common.pace) / (fresh * self._work + prior)
 
@@ -150,16 +161,12 @@ class SourceService:
         """Return the seconds per token of the latest answers, at the load that they met; 0 before the first answer."""
         return self._taken / self._length if self._length else 0.0
 
-    def expected(self, now: float, common: CommonService) -> float:
-        """Return the seconds without load in which a typical task is expected to be answered, with all its tries."""
-        seconds = self.pace(now, common) * common.typical
-        return seconds * self.tries(now) if self._failed else seconds
-
     def tries(self, now: float) -> float:
-        if not self._failed:
+        """Return the expected number of sends of a task until it is answered."""
+        if not self.failures:
             return 1.0
         fresh = 1.0 if now - self._at < IDLE else 0.5 ** ((now - self._at) / HALF_LIFE)
-        return 1.0 / (1.0 - min(MOST_FAILURES, fresh * self._failed / (fresh * self._sent + CALM)))
+        return 1.0 / (1.0 - min(MOST_FAILURES, fresh * self.failures / (fresh * self._sent + CALM)))
 
     def _age(self, now: float) -> None:
         if now - self._at >= IDLE:
@@ -167,5 +174,5 @@ class SourceService:
             self._seconds *= fresh
             self._work *= fresh
             self._sent *= fresh
-            self._failed *= fresh
-            self._at = now
+            self.failures *= fresh
+            self._at, self._common = now, None

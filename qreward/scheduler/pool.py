@@ -62,7 +62,10 @@ class Pool:
         if not self.compared or self.prefix_of is None:
             return None
         self._looked = (self._looked + 1) % EACH
-        return self.prefix_of(payload, self._looked > 0 and self.holders.unshared >= UNSHARED)
+        prefix = self.prefix_of(payload, self._looked > 0 and self.holders.unshared >= UNSHARED)
+        if prefix is None:
+            self.holders.unshared += 1
+        return prefix
 
     def join(self, source: Source) -> None:
         self.sources.append(source)

@@ -19,7 +19,7 @@ from math import inf
 from qreward.scheduler.affinity import AffineQueue
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.source import Source
-from qreward.scheduler.task import BatchFeed, Task, TaskState
+from qreward.scheduler.task import BULK, BatchFeed, Task, TaskState
 
 QUEUED = TaskState.QUEUED
 PATIENCE = 600.0
@@ -28,9 +28,6 @@ MOST_GROUPS = 32
 """Maximum number of groups of retries that are searched when a source takes a task. Only the oldest task of each group is checked."""
 LAST = 1e9
 """Seconds by which each failure moves a task back in the order for a half-open source."""
-BULK = 60.0
-"""If a batch has not been served for this number of seconds, its next item goes ahead of single tasks of the same level and tenant that
-arrive afterwards."""
 PASSED_OVER = 0.5
 """Share (0 to 1) of the time between the arrival of a single task and its ``due`` time. Until this share has passed, later tasks may be
 taken before this task because of their prefixes."""
@@ -218,18 +215,13 @@ class Tenant:
         head = self.singles.head()
         if allow_batch and self.batches:
             feed = next(iter(self.batches))
-            if head is None or born(feed) < head.born:
+            if head is None or feed.born < head.born:
                 return feed
         return head
 
 
 Found = Task | BatchFeed | AffineQueue[Task] | None
 """A single task, a batch whose next item is to be taken, or a group of retries whose head is to be taken."""
-
-
-def born(entry: Task | BatchFeed) -> float:
-    """Return the arrival time of a task, or of a single task that is as urgent as the next item of a batch."""
-    return entry.born if isinstance(entry, Task) else entry.served + BULK
 
 
 class PriorityLevel:
@@ -271,9 +263,9 @@ class PriorityLevel:
             entry = tenant.next(allow_batch)
             if entry is None:
                 continue
-            age = min(age, born(entry))
             if found is None:
-                found, first = entry, age
+                found, first = entry, entry.born
+            age = min(age, entry.born)
             if isinstance(entry, Task):  # it may be more urgent than a batch whose turn it is
                 break
         if self.again.groups:
@@ -296,7 +288,7 @@ class PriorityLevel:
         pool = found.pool
         task = found.buffer.take(source, pool.compared, pool.holders)
         task.feed = found
-        found.served = now
+        found.born = now + BULK
         if not found.buffer:
             found.queued = False
             del tenant.batches[found]
@@ -391,9 +383,12 @@ class Queue:
         """
         if not self.levels:
             return None
-        found = [(each, *self._levels[each].best(source, now, allow_batch)) for each in self.levels]
-        number, _, what = found[0] if len(found) == 1 else min(found, key=lambda best: best[1] + best[0] * AGEING)
-        level = self._levels[number]
+        level, soonest, what = None, inf, None
+        for number in self.levels:
+            age, found = self._levels[number].best(source, now, allow_batch)
+            if level is None or age + number * AGEING < soonest:
+                level, soonest, what = self._levels[number], age + number * AGEING, found
+        assert level is not None
         entry = level.take(what, source, now)
         if entry is not None:
             task, feed = entry

@@ -124,18 +124,14 @@ class Source:
         self.trouble = ""  # message of its last failure other than overload
         self.prefix_cache = PredictedCache()
 
-    def ready_at(self, now: float) -> float:
-        """Return the earliest time at which this source may be sent a request.
+    def ready_at(self, now: float, slot: bool = False) -> float:
+        """Return the earliest time at which this source may be sent a request; if ``slot``, once it has a free slot.
 
         If the time has passed, a request may be sent now. If the time is inf, an event must come first.
         """
-        if self.inflight >= self.window.limit or self.inflight >= self.health.half_open_limit:
-            return inf
-        return self.gate_at(now)
-
-    def gate_at(self, now: float) -> float:
-        """Return the earliest time at which the source may be sent a request, once it has a free slot."""
         health = self.health
+        if not slot and (self.inflight >= self.window.limit or self.inflight >= health.half_open_limit):
+            return inf
         if health.marked_unhealthy or self.removed:
             return inf
         at = max(health.open_until, self.cooldown.opens_at)
@@ -187,11 +183,12 @@ class Source:
         taken = now - sent_at
         self.answered_at, self.proven = now, max(self.proven, sent_at)
         self.unanswered = 0
-        load = (self.inflight_seconds - attempt.inflight_seconds) / taken - 1.0 if taken > 0.0 else self.inflight
         self.latency.add(taken - held)
         pool = attempt.task.pool
         if len(pool.sources) > 1:  # otherwise there is nothing to choose
-            pool.lengths.add(self.service.answered(now, pool.common, taken - held, answer.output_tokens, load, self.capacity()))
+            load = (self.inflight_seconds - attempt.inflight_seconds) / taken - 1.0 if taken > 0.0 else self.inflight
+            capacity = min(self.window.limit, CAPACITY)
+            pool.lengths.add(self.service.answered(now, pool.common, taken - held, answer.output_tokens, load, capacity))
         self.silence.broken(now, self.inflight, self.latency.mean)
         if held <= HELD * taken:
             self.window.ok(now, sent_at, answer.output_tokens, self.inflight)
@@ -291,17 +288,17 @@ class Source:
         longest = min(MOST_SLOWER, SLOWER * self.latency.longest)
         return max(ATTEMPT_LEAST, longest, ATTEMPT_FACTOR * max(slow, rare)) * 2.0 ** min(max(0, overdue - 1), MOST_DOUBLINGS)
 
-    def capacity(self) -> int:
-        """Return the number of requests in flight at which the source is assumed to need twice as long for each."""
-        return min(self.window.limit, CAPACITY)
-
     def answers_in(self, now: float, pool: Pool) -> float:
         """Return the seconds in which the source is expected to answer a typical task of a pool if it is sent now (see ``estimate``).
 
         The unit is unknown before the first answer in the pool.
         """
+        common, service = pool.common, self.service
         load = 1.0 + self.inflight / min(self.window.limit, CAPACITY)
-        return load * self.service.expected(now, pool.common) if pool.common.pace else load
+        if not common.pace:
+            return load
+        seconds = load * service.pace(now, common) * common.typical
+        return seconds * service.tries(now) if service.failures else seconds
 
     def finish(self, now: float, task: Task, most: float = inf) -> float:
         """Return the seconds in which the source is expected to answer a task that is sent now or waits for this source.
@@ -315,7 +312,7 @@ class Source:
         seconds = self.answers_in(now, pool) * burden
         if seconds >= most:
             return seconds
-        wait = max(0.0, self.gate_at(now) - now)
+        wait = max(0.0, self.ready_at(now, slot=True) - now)
         full = self.inflight >= self.window.limit or self.inflight >= self.health.half_open_limit
         if wait or full:  # other retries wait for it as well
             wait += pool.queue.again / self.rate(seconds / burden) + (seconds / burden / self.window.limit if full else 0.0)

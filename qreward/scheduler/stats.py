@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
+from itertools import accumulate
 from math import exp, inf, log
 
 _GROWTH = 0.1
@@ -50,12 +52,10 @@ class Quantiles:
         return found
 
     def at(self, quantile: float) -> float | None:
-        rank = quantile * self.count
-        for bucket, count in enumerate(self._counts):
-            rank -= count
-            if count and rank <= 0:
-                return exp((bucket - _OFFSET + 0.5) * _GROWTH)
-        return None
+        if not self.count:
+            return None
+        bucket = bisect_left(list(accumulate(self._counts)), max(quantile * self.count, 0.5))
+        return exp((bucket - _OFFSET + 0.5) * _GROWTH)
 
 
 FORGOTTEN = 0.999

@@ -171,6 +171,9 @@ class Attempt:
         return self.held if self.holds_since is None else self.held + now - self.holds_since
 
 
+BULK = 60.0
+"""If a batch has not been served for this number of seconds, its next item goes ahead of single tasks of the same level and tenant that
+arrive afterwards."""
 READ_AHEAD, LOW = 32, 8
 """``READ_AHEAD``: number of tasks that the buffer of a batch without prefix affinity should hold. ``LOW``: number of tasks in this buffer
 below which more input is requested."""
@@ -197,7 +200,7 @@ class BatchFeed:
     more_requested: bool = False  # more input was requested
     ended: bool = False  # all input was read
     left: int | None = None  # number of items that are still to be taken, or None if the size of the input is unknown
-    served: float = field(init=False)  # when an item was last taken
+    born: float = field(init=False)  # arrival time of a single task that is as urgent as the next item of the batch
     failing: Callable[[], QRewardError] | None = None
     """Function that makes an error, or None. The function is set while the pool cannot serve the batch, for example because no source has
     been alive for too long. Meanwhile, waiting items and items that are read from the input fail with an error that the function makes.
@@ -207,7 +210,7 @@ class BatchFeed:
     read_ahead: int = READ_AHEAD  # number of tasks that the buffer should hold; a larger number if the tasks have prefixes
 
     def __post_init__(self) -> None:
-        self.served = self.opened_at
+        self.born = self.opened_at + BULK
 
     def read(self, task: Task) -> None:
         """Take a task that was read from the input. Called by the engine, without its lock."""

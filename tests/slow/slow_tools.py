@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
+
+import httpx
 
 from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency
 
@@ -39,3 +45,13 @@ def byte_tokenizer() -> Any:
     raw.pre_tokenizer, raw.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False), decoders.ByteLevel()
     special = {"eos_token": "<|im_end|>", "pad_token": "<|im_end|>", "additional_special_tokens": ["<|im_start|>"]}
     return PreTrainedTokenizerFast(tokenizer_object=raw, **special)
+
+
+def wait_for(url: str, process: subprocess.Popen[bytes], said: Path) -> None:
+    """Wait until a server that was started as ``process`` answers ``url``. ``said`` is the file of its output."""
+    while True:
+        assert process.poll() is None, said.read_text()
+        with suppress(httpx.TransportError):
+            if httpx.get(url, trust_env=False, timeout=5).status_code == 200:
+                return
+        time.sleep(0.1)

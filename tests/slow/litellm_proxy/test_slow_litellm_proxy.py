@@ -6,7 +6,6 @@ import asyncio
 import os
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from _environments import python_of

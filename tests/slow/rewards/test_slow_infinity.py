@@ -6,13 +6,10 @@ import asyncio
 import json
 import os
 import subprocess
-import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from _environments import python_of
 from reward_servers import free_port

@@ -24,7 +24,7 @@ from qreward.bulk.requests import RequestReader
 from qreward.bulk.settings import BulkSettings
 from qreward.codecs.base import WireRequest
 from qreward.engine.snapshots import load_of
-from qreward.errors import ClientClosed, ConfigError, NoEndpoint, QRewardError
+from qreward.errors import BatchCancelled, ClientClosed, ConfigError, NoEndpoint, QRewardError
 from qreward.judge.types import Scorer
 from qreward.progress import ProgressMeter, start_progress
 from qreward.results import EndpointStats, Result, RouteLoad, dollars, merged_stats
@@ -89,7 +89,7 @@ class BulkRun(LineRun):
 
     def finish(self, entry: Entry, result: Result[Any], text: bytes | None = None, spent: Spent | None = None) -> None:
         error = result.error
-        if isinstance(error, ClientClosed) and entry.started:
+        if isinstance(error, BatchCancelled | ClientClosed) and entry.started:
             spent = entry.reserved  # as in the journal, where the line stays without a result
         elif spent is None:
             usage = result.usage if self._scorer is None or not result.ok else result.value.usage

@@ -592,6 +592,24 @@ class QRewardClient:
         """
         self._runtime.fleet.mark(name, down=False)
 
+    def pause(self, endpoint: str | None = None, *, reason: str = "") -> None:
+        """Send nothing new until :meth:`resume` is called. Requests in flight are finished; requests that wait go on waiting.
+
+        Timeouts go on: a single call that waits longer than its timeout fails with ``RequestTimeout``. Pausing twice is pausing once.
+
+        Args:
+            endpoint: name of the endpoint that is paused, or None for all endpoints, also those that are added later.
+            reason: shown wherever it is said why requests wait.
+
+        Raises:
+            ConfigError: no endpoint has this name.
+        """
+        self._runtime.fleet.hold(endpoint, f"paused: {reason}" if reason else "paused")
+
+    def resume(self, endpoint: str | None = None) -> None:
+        """End the pause of an endpoint, or of all endpoints. Raises ``ConfigError`` for an unknown name."""
+        self._runtime.fleet.hold(endpoint, "")
+
     @property
     def config(self) -> ClientConfig:
         """The current configuration, including changes made since the client was created."""

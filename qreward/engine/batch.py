@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from qreward.engine.background import report_error
 from qreward.engine.driver import LoopDriver, Waiter
 from qreward.engine.snapshots import Tallies, result_of
-from qreward.errors import BadRequest, ClientClosed, DeadlineExceeded, QRewardError
+from qreward.errors import BadRequest, BatchCancelled, ClientClosed, DeadlineExceeded, QRewardError
 from qreward.results import BatchInterrupted, BatchResult, BatchStats, Result
 from qreward.scheduler.outcome import Answer, Outcome
 from qreward.scheduler.pool import Pool
@@ -235,6 +235,10 @@ class BatchWaiter(Waiter):
 
     def close(self) -> None:
         self._stop(lambda: ClientClosed("the client was closed before this item was done"))
+
+    def cancel(self, why: str) -> None:
+        """End the batch: each item without a result gets ``BatchCancelled``. Called in the batch's event loop."""
+        self._stop(lambda: BatchCancelled(f"the batch was cancelled before this item was done{why and ': '}{why}"))
 
     def abandon(self) -> list[Task]:
         self.driver.close_feed(self._feed)

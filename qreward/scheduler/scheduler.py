@@ -131,6 +131,11 @@ LOOK_LATER = 0.25
 no source had capacity are also checked again after this time."""
 
 
+LOOK_HELD = 1.0
+"""Seconds after which it is checked again whether the items of a batch fail in an outage, while all its sources are paused. Only a request
+can end an outage."""
+
+
 STALLED = 0.1
 """Maximum number of seconds by which a tick may be late. A later tick means that the event loop was blocked, and that answers may be
 unread. Checks of attempts and sources are then postponed by this many seconds."""
@@ -341,6 +346,8 @@ class Scheduler:
     def _look_at(self, now: float, item: Timed) -> None:
         if isinstance(item, Pool):
             self._check_idle(now, item)
+        elif isinstance(item, BatchFeed) and all(source.held for source in item.pool.sources):
+            self.wheel.add(item, now + LOOK_HELD)
         elif isinstance(item, BatchFeed) and not self.outages.postpone(now, item):
             self._give_up(item, outage_error_factory(item))
 

@@ -71,7 +71,7 @@ class Source:
 
     __slots__ = (
         "answered_at", "attempt_timeout", "attempts", "check_at", "cooldown", "counted_at", "down_since", "due", "handle", "health",
-        "inflight", "inflight_seconds", "latency", "learned", "lease", "look_after", "metered", "name", "pools",
+        "held", "inflight", "inflight_seconds", "latency", "learned", "lease", "look_after", "metered", "name", "pools",
         "prefix_cache", "proven", "removed", "requests", "reserved", "service", "silence", "stream_timing", "tally", "tokens", "trouble",
         "unanswered", "weight", "window",
     )  # fmt: skip
@@ -93,6 +93,7 @@ class Source:
         self.handle: object = None
         self.pools: list[Pool] = []
         self.removed = False
+        self.held = ""  # why an operator has paused it; "" if it is not paused
         # limits
         self.window: ConcurrencyLimit = window or FixedLimit(limits.max_concurrency)
         self.learned = learned  # a rate limit learned from rejected requests; None if only the configured limits apply
@@ -136,7 +137,7 @@ class Source:
     def gate_at(self, now: float) -> float:
         """Return the earliest time at which the source may be sent a request, once it has a free slot."""
         health = self.health
-        if health.marked_unhealthy or self.removed:
+        if health.marked_unhealthy or self.removed or self.held:
             return inf
         at = max(health.open_until, self.cooldown.opens_at)
         if self.learned is not None and self.learned.pace is not None:
@@ -261,7 +262,7 @@ class Source:
     def available_soon(self, now: float) -> bool:
         """Return whether the source is expected to accept work within ``SOON`` seconds."""
         soon = now + SOON
-        if not self.health.in_service or self.removed or self.cooldown.opens_at >= soon:
+        if not self.health.in_service or self.removed or self.held or self.cooldown.opens_at >= soon:
             return False
         if not self.metered:
             return True
@@ -353,6 +354,8 @@ def standing(now: float, source: Source) -> Availability:
         return Availability("removed", inf)
     if health.marked_unhealthy:
         return Availability("marked unhealthy", inf)
+    if source.held:
+        return Availability(source.held, inf)
     waits = [(at - now, reason) for at, reason in _obstacles(now, source) if at > now]
     if waits:
         seconds, reason = max(waits)

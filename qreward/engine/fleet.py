@@ -162,7 +162,7 @@ class Fleet:
         self._engine.apply(change)
 
     def hold(self, name: str | None, why: str) -> None:
-        """Pause an endpoint, or all endpoints if ``name`` is None. With ``""`` as ``why``, resume instead. Requests that wait go on waiting."""
+        """Pause an endpoint, or all endpoints if ``name`` is None. An empty ``why`` resumes. Requests that wait go on waiting."""
         chosen = self.sources() if name is None else [self.source(name)]
         if name is None:
             self._held = why

@@ -352,10 +352,8 @@ def standing(now: float, source: Source) -> Availability:
     health = source.health
     if source.removed:
         return Availability("removed", inf)
-    if health.marked_unhealthy:
-        return Availability("marked unhealthy", inf)
-    if source.held:
-        return Availability(source.held, inf)
+    if health.marked_unhealthy or source.held:
+        return Availability("marked unhealthy" if health.marked_unhealthy else source.held, inf)
     waits = [(at - now, reason) for at, reason in _obstacles(now, source) if at > now]
     if waits:
         seconds, reason = max(waits)

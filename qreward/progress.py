@@ -206,7 +206,7 @@ class ProgressMeter:
 
 def _view(wanted: object, title: str) -> ProgressView | None:
     if wanted is None:
-        wanted = os.environ.get(VARIABLE, "").strip().lower() in ("1", "true", "yes", "on")
+        wanted = is_on(VARIABLE)
     if callable(wanted) and kind_of(wanted) is FunctionKind.THREADED:
         return _Plain(0.25, wanted)
     if not isinstance(wanted, bool) and wanted != "plain":
@@ -335,6 +335,11 @@ def _has_widgets() -> bool:
     Without ipywidgets, tqdm warns and writes to standard error, which a notebook shows in red.
     """
     return importlib.util.find_spec("ipywidgets") is not None
+
+
+def is_on(variable: str) -> bool:
+    """Return whether an environment variable turns a feature on."""
+    return os.environ.get(variable, "").strip().lower() in ("1", "true", "yes", "on")
 
 
 def _is_another_rank() -> bool:

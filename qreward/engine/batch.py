@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextvars import copy_context
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from typing import Any, Protocol
 
 from qreward.engine.background import report_error
@@ -24,6 +24,7 @@ from qreward.scheduler.outcome import Answer, Outcome
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.source import Source
 from qreward.scheduler.task import READ_AHEAD, Attempt, BatchFeed, RequestOptions, Task
+from qreward.scheduler.why import subject_of
 
 MOST_AT_ONCE = 256
 """Maximum number of items that are read, or that fail unread, in one turn of the event loop."""
@@ -72,6 +73,7 @@ class BatchWaiter(Waiter):
     """
 
     execute: Callable[[Attempt], Awaitable[Outcome]] | None = None
+    _numbers = count(1)
     _read_at_once = MOST_AT_ONCE  # items that are read before ``_room`` is asked again; 1 if an item may need several tasks
     _waited = 0.0  # seconds of the deadline that had passed before ``run`` was called
 
@@ -89,7 +91,7 @@ class BatchWaiter(Waiter):
         prices: Mapping[str, tuple[float, float]],
         keep: bool,
     ) -> None:
-        self.driver = driver
+        self.driver, self.number = driver, next(self._numbers)
         self._pool, self._prepare, self._request_options = pool, prepare, request_options
         self._deadline, self._on_result, self._keep = deadline, on_result, keep
         self._progress, self._prices = progress, prices
@@ -193,6 +195,13 @@ class BatchWaiter(Waiter):
             await asyncio.wait([self._reader])
         elif (close := getattr(self._items, "close", None)) is not None:
             self._call(close)
+
+    def progress_at(self, now: float) -> dict[str, Any]:
+        """Return the progress of the batch. Can be called from any thread."""
+        ok, failed = self._tallies.ok, self._tallies.failed
+        counts = {"ok": ok, "failed": failed, "done": ok + failed, "total": self._size, "in_flight": len(self._live)}
+        feed: BatchFeed | None = getattr(self, "_feed", None)
+        return {"number": self.number, "model": subject_of(self._pool), **counts, "seconds": 0.0 if feed is None else now - feed.opened_at}
 
     # guarded calls of the caller's code
 

@@ -136,7 +136,7 @@ class ProgressMeter:
 
     __slots__ = (
         "_began", "_clock", "_closed", "_cost", "_counts", "_done_in", "_due", "_latencies", "_load", "_moved_at", "_prices",
-        "_total", "_troubled", "_view", "_why",
+        "_quiet_since", "_total", "_troubled", "_view", "_why",
     )  # fmt: skip
 
     def __init__(
@@ -156,6 +156,7 @@ class ProgressMeter:
         self._latencies = Quantiles(fade_after=1000)
         self._troubled = self._closed = False
         self._began = self._due = self._moved_at = clock()
+        self._quiet_since: float | None = None  # when the last item had ended at the time at which the reason was shown
 
     def add(self, result: Result[Any]) -> None:
         """Count an item that has a result. Show the counts if ``interval`` seconds have passed since they were last shown."""
@@ -178,24 +179,28 @@ class ProgressMeter:
             counts["retried"] += any(True for _ in retries(attempts))
             counts["rejected"] += any(attempt.outcome == "overloaded" for attempt in attempts)
         self._moved_at = now = self._clock()
-        self._refresh(now)
+        if now >= self._due:
+            self._show(now)
 
     def expect(self, total: int | None) -> None:
         """Set the number of items, if it was not known at the start."""
         self._total = total
 
     def refresh(self) -> None:
-        """Show the counts if ``interval`` seconds have passed since they were last shown.
+        """Show the counts if ``interval`` seconds have passed since they were last shown, or if nothing has ended for ``QUIET`` seconds.
 
         The meter's owner calls this regularly, because the number of requests in flight changes even when no item finishes.
         """
-        self._refresh(self._clock())
+        now = self._clock()
+        is_quiet = self._why is not None and now >= self._moved_at + QUIET and self._quiet_since != self._moved_at
+        if now >= self._due or is_quiet:
+            self._quiet_since = self._moved_at if is_quiet else self._quiet_since
+            self._show(now)
 
-    def _refresh(self, now: float) -> None:
-        if now >= self._due:
-            if not self._closed:
-                self._safely(self._view.show)
-            self._due = now + self._view.interval
+    def _show(self, now: float) -> None:
+        if not self._closed:
+            self._safely(self._view.show)
+        self._due = now + self._view.interval
 
     def close(self) -> None:
         """Show the final counts. Further calls do nothing."""
@@ -216,7 +221,7 @@ class ProgressMeter:
             p95=self._latencies.at(0.95),
             cost=self._cost if self._prices else None,
             eta=self._eta(left, elapsed / done if done else None, quiet) if left > 0 else None,
-            why=self._why() if self._why is not None and quiet >= QUIET and not self._closed else "",
+            why=self._why() if self._why is not None and quiet >= QUIET else "",
             **(RouteLoad() if self._load is None else self._load())._asdict(),
         )
 
@@ -334,9 +339,12 @@ class _Bar:
             self._bar = self._kind(total=progress.total, desc=self._title, unit="req", dynamic_ncols=True, mininterval=0, miniters=0)
             self._bar.leave = not self._bar.pos
         self._bar.total = progress.total
-        if progress.eta is not None:  # in place of tqdm's estimate
-            left = f"{{l_bar}}{{bar}}| {{n_fmt}}/{{total_fmt}} [{{elapsed}}<{_band(progress.eta)}, {{rate_fmt}}{{postfix}}]"
-        self._bar.bar_format = None if progress.eta is None else left
+        self._bar.bar_format = None
+        if progress.why:
+            self._bar.bar_format = "{l_bar} {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
+        elif progress.eta is not None:  # in place of tqdm's estimate
+            left = f"[{{elapsed}}<{_band(progress.eta)}, {{rate_fmt}}{{postfix}}]"
+            self._bar.bar_format = f"{{l_bar}}{{bar}}| {{n_fmt}}/{{total_fmt}} {left}"
         self._bar.set_postfix_str(self._fitting(progress), refresh=False)
         if new := progress.done - self._bar.n:
             self._bar.update(new)

@@ -218,7 +218,7 @@ class Runtime:
             given.get("progress"),
             total,
             title=title,
-            route=RouteView(self.look, lambda: [pool]),
+            **RouteView(self.look, lambda: [pool]).for_progress(),
             prices=prices,
             clock=self.clock,
         )

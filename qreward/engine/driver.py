@@ -297,7 +297,7 @@ class LoopDriver:
             scheduler.out = []
             wake = scheduler.next_wake()
         if self._looking is None:
-            self._look_later(first=True)
+            self._look_later()
         if wake is not None and (self._timer is None or wake < self._timer_at):
             self._arm(wake)
         if scheduler.health_changes:
@@ -444,14 +444,14 @@ class LoopDriver:
         self._timer = None
         self.locked(self.engine.scheduler.tick)
 
-    def _look_later(self, *, first: bool) -> None:
+    def _look_later(self) -> None:
         if self.engine.stalls is not None and not self._stopped:
-            self._looking = self.loop.call_later(EVERY, self._look, self.engine.stalls, self.engine.clock(), first)
+            self._looking = self.loop.call_later(EVERY, self._look, self.engine.stalls, self.engine.clock())
 
-    def _look(self, stalls: StallWatch, began: float, first: bool) -> None:
+    def _look(self, stalls: StallWatch, began: float) -> None:
         self._looking = None
-        if stalls.look(self.engine, began, first=first):
-            self._look_later(first=False)
+        if stalls.look(self.engine, began):
+            self._look_later()
 
     def wake_soon(self) -> None:
         """Check the timer again, because the scheduler was changed from another thread or event loop."""

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from qreward.engine.instrumentation import LOG
 from qreward.reasons import Explanation
 from qreward.scheduler.pool import Pool
+from qreward.scheduler.source import Source
 from qreward.scheduler.why import explain
 
 FIRST, GROWTH, LONGEST = 10.0, 2.0, 86400.0
@@ -35,12 +37,10 @@ class StallWatch:
         self._pools, self._elsewhere = pools, elsewhere
         self._seen: dict[Pool, _Seen] = {}
 
-    def look(self, engine: Any, began: float, *, first: bool) -> bool:
+    def look(self, engine: Any, began: float) -> bool:
         """Warn of work that does not move. Returns False if there is no work, so that nobody needs to look.
 
-        Args:
-            engine: the engine of the pools.
-            began: when this look was planned; ``first`` is True if that was when the work began.
+        ``began`` is the time at which this look was planned: the time of the previous look, or that at which the work began.
         """
         warnings: list[str] = []
         with engine.lock:
@@ -50,10 +50,10 @@ class StallWatch:
             for pool in self._pools():
                 if not pool.live and not pool.feeds:
                     continue
-                known = self._seen[pool] = seen.get(pool) or _Seen(-1 if not first else pool.ended, began if first else now)
+                known = self._seen[pool] = seen.get(pool) or _Seen(-1, began)
                 if known.ended != pool.ended or _streams(pool):
                     known.ended = pool.ended
-                    known.since = now if blocked >= BLOCKED else max((began, *(source.answered_at for source in pool.sources)))
+                    known.since = now if blocked >= BLOCKED else max((began, *map(_last_end, pool.sources)))
                 elif known.due <= now - known.since < LONGEST and (why := self._why(now, pool)) is not None:
                     warnings.append(f"nothing has ended for {now - known.since:.0f} s: {why}")
                     known.due = max(known.due * GROWTH, now - known.since + FIRST)
@@ -72,6 +72,10 @@ class StallWatch:
             found.code == "concurrency_limit" and any(each.latency.mean for each in pool.sources)
         )
         return None if usual else found.text
+
+
+def _last_end(source: Source) -> float:
+    return max(source.answered_at, -inf if source.fault is None else source.fault.at)
 
 
 def _streams(pool: Pool) -> bool:

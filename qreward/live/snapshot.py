@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf
 from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -22,7 +23,7 @@ from qreward.results import RouteLoad, dollars
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.scheduler import Scheduler
 from qreward.scheduler.source import Source
-from qreward.scheduler.why import explain, reason_of, route_of, waiting_in
+from qreward.scheduler.why import KEPT, explain, reason_of, route_of, waiting_in
 from qreward.settings.policies import Endpoint
 
 VERSION = 1
@@ -167,6 +168,7 @@ class SnapshotMaker:
     def __init__(self, engine: Engine[Scheduler], sources: Callable[[], list[Source]], prices: Mapping[str, tuple[float, float]]) -> None:
         self._engine, self._sources, self._prices = engine, sources, prices
         self.reasons: dict[object, Explanation] = {}
+        self._counted: tuple[float, Mapping[str, int]] = (-inf, {})
         self._seen: deque[tuple[float, dict[str, tuple[int, int]]]] = deque()  # time, and answers and tokens by endpoint
 
     def explain(self, pools: Iterable[Pool] | None = None) -> list[Explanation]:
@@ -191,6 +193,15 @@ class SnapshotMaker:
             text = f"the event loop is blocked for {late:.1f} s by code that does not yield; nothing is sent or read meanwhile"
             found.insert(0, Explanation("", "event_loop", text))
         return found
+
+    def waiting_for(self) -> Mapping[str, int]:
+        """Return how many items wait, by reason. The numbers may be a moment old."""
+        if (now := self._engine.clock()) >= self._counted[0] + KEPT:
+            counts = Counter[str]()
+            for each in self.explain():
+                counts[each.code] += each.waiting
+            self._counted = now, counts
+        return self._counted[1]
 
     def pools(self) -> list[Pool]:
         return list(dict.fromkeys(pool for source in self._sources() for pool in source.pools))

@@ -59,7 +59,6 @@ OBSERVED: dict[str, Callable[[ClientState], Points]] = {
     "waiting": lambda state: (
         (queue.why.waiting, {names.QUEUE_NAME: queue.name, names.WAITING_FOR: queue.why.code})
         for queue in state.queues
-        if queue.why.waiting
     ),
     "active_requests": lambda state: ((source.inflight, address_of(source).attributes) for source in state.sources),
     "limit": lambda state: ((source.window.limit, address_of(source).attributes) for source in state.sources),

@@ -24,6 +24,7 @@ from qreward.errors import ConfigError
 from qreward.integrations.trainers.settings import RewardConfig, check, load_reward_config, name_source_in_errors
 from qreward.judge import make_scorer
 from qreward.judge.types import Scorer
+from qreward.live.channel import show_if_wanted
 from qreward.progress import Progress
 
 _NAMES = (
@@ -158,6 +159,7 @@ async def _try(args: argparse.Namespace, settings: dict[str, Any], scorer: Rewar
 
 async def _run(args: argparse.Namespace, settings: dict[str, Any], scorer: RewardConfig | None) -> BulkReport:
     async with _client(args, scorer) as client:
+        show_if_wanted(client._runtime, default=True)
         if scorer is None:
             return await run_bulk(client, args.input, args.output, settings, on_start=_stop_on_interrupt)
         made = _make_scorer(client, scorer)

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from qreward.bulk.inputs import Inputs
     from qreward.bulk.report import BulkReport
     from qreward.judge.scorers import AnyScorer
+    from qreward.live.notebook import LiveView
     from qreward.telemetry import Telemetry
 
 Items = Iterable[Any] | AsyncIterable[Any]
@@ -622,6 +623,20 @@ class QRewardClient:
         """
         now = self._runtime.clock()
         return FleetStats((source.name, stats_of(source, now)) for source in self._runtime.fleet.sources())
+
+    def live(self) -> LiveView:
+        """Show this client in ``qreward top``, ``qreward ps`` and ``qreward ctl`` of the same user, and as a table in a notebook.
+
+        The environment variable ``QREWARD_LIVE=1`` shows all clients of a process. Raises ``ConfigError`` if the directory of the sockets
+        cannot be used.
+
+        Example:
+            >>> def cell(client):
+            ...     return client.live()  # as the last line of a cell: the table is updated once a second
+        """
+        from qreward.live.notebook import LiveView  # noqa: PLC0415 - most programs show themselves to nobody
+
+        return LiveView(self._runtime)
 
     async def aclose(self) -> None:
         """Close all connections and fail unfinished requests with ``ClientClosed``. The client cannot be used afterwards."""

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextvars import copy_context
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from typing import Any, Protocol
 
 from qreward.engine.background import report_error
@@ -72,6 +72,7 @@ class BatchWaiter(Waiter):
     """
 
     execute: Callable[[Attempt], Awaitable[Outcome]] | None = None
+    _numbers = count(1)
     _read_at_once = MOST_AT_ONCE  # items that are read before ``_room`` is asked again; 1 if an item may need several tasks
     _waited = 0.0  # seconds of the deadline that had passed before ``run`` was called
 
@@ -89,7 +90,7 @@ class BatchWaiter(Waiter):
         prices: Mapping[str, tuple[float, float]],
         keep: bool,
     ) -> None:
-        self.driver = driver
+        self.driver, self.number = driver, next(self._numbers)
         self._pool, self._prepare, self._request_options = pool, prepare, request_options
         self._deadline, self._on_result, self._keep = deadline, on_result, keep
         self._progress, self._prices = progress, prices

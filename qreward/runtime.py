@@ -30,10 +30,12 @@ from qreward.engine.single import Single
 from qreward.engine.snapshots import ClientState, load_of, state_of
 from qreward.engine.stream_batch import BatchStreamSink
 from qreward.engine.stream_sink import SingleStreamSink
-from qreward.errors import ConfigError, RequestTimeout
+from qreward.errors import ConfigError, NoEndpoint, RequestTimeout
+from qreward.live.snapshot import SnapshotMaker
 from qreward.options import DEFAULT
 from qreward.progress import start_progress
 from qreward.quota.renewal import Sharing
+from qreward.reasons import Explanation
 from qreward.results import BatchResult, Result
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.scheduler import Scheduler
@@ -65,6 +67,7 @@ class Runtime:
         fleet: the endpoints and routes.
         dialects: finds and keeps the dialect (request format) in which each endpoint answers decisions.
         prices: endpoint name -> US dollars for a million prompt tokens, and for a million completion tokens.
+        look: makes snapshots and explanations.
     """
 
     def __init__(
@@ -99,6 +102,7 @@ class Runtime:
         self._sharing = Sharing(self.engine, self.fleet.sources)
         self.prices: dict[str, tuple[float, float]] = {}
         self._set_prices(config.endpoints)
+        self.look = SnapshotMaker(self.engine, self.fleet.sources, self.prices)
         if self.telemetry is not None:
             self.telemetry.observe(self, Runtime.state)
         if "QREWARD_LIVE" in os.environ:
@@ -132,6 +136,14 @@ class Runtime:
 
     def state(self) -> ClientState:
         return state_of(self.engine, self.fleet.sources(), self._config.max_queued)
+
+    def explain(self, model: str | None = None) -> list[Explanation]:
+        if model is None:
+            return self.look.explain()
+        try:
+            return self.look.explain([self.fleet.pool(model)])
+        except NoEndpoint as error:
+            return [Explanation(model, "no_endpoint", str(error))]
 
     def register(self, route: Route) -> None:
         with self._changing:

@@ -88,6 +88,8 @@ class SyncQRewardClient(BlockingTwin[QRewardClient]):
     pause = forwarded(QRewardClient.pause, same)
     resume = forwarded(QRewardClient.resume, same)
     stats = forwarded(QRewardClient.stats, same)
+    explain = forwarded(QRewardClient.explain, same)
+    snapshot = forwarded(QRewardClient.snapshot, same)
 
     @property
     def chat(self) -> SyncChatNamespace:

@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 LAYERS: list[tuple[str, ...]] = [
-    ("callables", "documentation", "records", "errors", "results", "decisions", "observers", "settings", "spelling", "tuning"),
+    ("callables", "documentation", "records", "errors", "results", "decisions", "observers", "reasons", "settings", "spelling", "tuning"),
     ("scheduler", "quota.ledger", "quota.lease", "quota.messages"),
     ("codecs",),
     ("transport", "engine.background", "engine.threads"),
@@ -31,6 +31,7 @@ LAYERS: list[tuple[str, ...]] = [
         "server",
         "telemetry",
         "chat_namespace",
+        "live",
     ),
     ("runtime", "client", "sync_client"),
     ("judge",),

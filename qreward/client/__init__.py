@@ -19,6 +19,7 @@ from qreward.deciding.requests import decision_preparer
 from qreward.decisions import MIN_LABEL_MASS, Decision, Question
 from qreward.engine.snapshots import stats_of
 from qreward.errors import ConfigError
+from qreward.live.snapshot import Snapshot
 from qreward.options import (
     DEFAULT,
     Arguments,
@@ -37,6 +38,7 @@ from qreward.options import (
     endpoint_of,
     show_options,
 )
+from qreward.reasons import Explanation
 from qreward.results import BatchResult, FleetStats
 from qreward.runtime import Runtime
 from qreward.scoring.merge_spec import EmbeddingsSpec, MergeSpec
@@ -622,7 +624,23 @@ class QRewardClient:
         Latencies cover about the last thousand responses of an endpoint.
         """
         now = self._runtime.clock()
-        return FleetStats((source.name, stats_of(source, now)) for source in self._runtime.fleet.sources())
+        stats = FleetStats((source.name, stats_of(source, now)) for source in self._runtime.fleet.sources())
+        stats.why = tuple(why for why in self.explain() if why.is_stuck)
+        return stats
+
+    def explain(self, model: str | None = None) -> list[Explanation]:
+        """Return why requests wait, in any thread: one explanation for each route with work, or that of the route of ``model``.
+
+        Example:
+            >>> async def ask(client):
+            ...     for why in client.explain():
+            ...         print(why.code, why)  # rate_limit 42 items wait for judge-7b: key-1 has a limit of 1 requests/s, the next in 0.9 s
+        """
+        return self._runtime.explain(model)
+
+    def snapshot(self) -> Snapshot:
+        """Return the state of the client as one document with a version. Works in any thread, also if the event loop is blocked."""
+        return self._runtime.look.take()
 
     def live(self) -> LiveView:
         """Show this client in ``qreward top``, ``qreward ps`` and ``qreward ctl`` of the same user, and as a table in a notebook.

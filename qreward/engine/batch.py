@@ -24,6 +24,7 @@ from qreward.scheduler.outcome import Answer, Outcome
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.source import Source
 from qreward.scheduler.task import READ_AHEAD, Attempt, BatchFeed, RequestOptions, Task
+from qreward.scheduler.why import subject_of
 
 MOST_AT_ONCE = 256
 """Maximum number of items that are read, or that fail unread, in one turn of the event loop."""
@@ -194,6 +195,13 @@ class BatchWaiter(Waiter):
             await asyncio.wait([self._reader])
         elif (close := getattr(self._items, "close", None)) is not None:
             self._call(close)
+
+    def progress_at(self, now: float) -> dict[str, Any]:
+        """Return the progress of the batch. Can be called from any thread."""
+        ok, failed = self._tallies.ok, self._tallies.failed
+        counts = {"ok": ok, "failed": failed, "done": ok + failed, "total": self._size, "in_flight": len(self._live)}
+        feed: BatchFeed | None = getattr(self, "_feed", None)
+        return {"number": self.number, "model": subject_of(self._pool), **counts, "seconds": 0.0 if feed is None else now - feed.opened_at}
 
     # guarded calls of the caller's code
 

@@ -237,6 +237,9 @@ class LoopDriver:
         self._closing: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
+        self.thread = threading.get_ident()
+        self._asked_at: float | None = None  # when ``lag`` asked the loop for a sign of life that has not come yet
+        self._lag = 0.0
         self._closer = self._close_with_loop()
         with contextlib.suppress(StopIteration):
             self._closer.asend(None).send(None)  # runs the generator to its yield, which registers it with the event loop
@@ -444,6 +447,24 @@ class LoopDriver:
         """Run ``work`` in the event loop soon. Does nothing if the loop is closed, because :meth:`release` then cleans up."""
         with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(work)
+
+    def lag(self) -> float:
+        """Return by how many seconds the event loop is late. Can be called from any thread.
+
+        Each call from another thread asks the loop for a sign of life. A timer that is overdue shows the lag of a blocked loop at once.
+        """
+        now = self.engine.clock()
+        if threading.get_ident() == self.thread:
+            self._asked_at, self._lag = None, 0.0
+        elif self._asked_at is None and self.loop.is_running():
+            self._asked_at = now
+            self.later(partial(self._alive, now))
+        timer, asked = self._timer, self._asked_at
+        overdue = now - self._timer_at if timer is not None and self.loop.is_running() else 0.0
+        return max(0.0, overdue, self._lag if asked is None else now - asked)
+
+    def _alive(self, asked_at: float) -> None:
+        self._asked_at, self._lag = None, self.engine.clock() - asked_at
 
     def _rearm(self) -> None:
         with self.engine.lock:

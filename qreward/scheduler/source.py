@@ -13,12 +13,13 @@ from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
 from qreward.quota.lease import Lease
+from qreward.reasons import ReasonCode
 from qreward.scheduler.estimate import CAPACITY, SourceService
 from qreward.scheduler.health import Cooldown, Health
 from qreward.scheduler.limits.concurrency import AdaptiveLimit, ConcurrencyLimit, FixedLimit
 from qreward.scheduler.limits.headers import DOUBT, HeaderRateLimit
 from qreward.scheduler.limits.rate import Gcra, LearnedRate
-from qreward.scheduler.outcome import Answer, RateLimitInfo
+from qreward.scheduler.outcome import Answer, Fault, RateLimitInfo
 from qreward.scheduler.prefixes import PredictedCache
 from qreward.scheduler.stats import LatencyStats, StallDetector, StreamTiming
 from qreward.scheduler.task import MOST_DOUBLINGS, Attempt, Task
@@ -54,6 +55,7 @@ class SourceCounters:
     ok: int = 0
     rejected: int = 0
     failed: int = 0
+    server_errors: int = 0
     cancelled: int = 0
     retried: int = 0
     hedged: int = 0
@@ -70,9 +72,9 @@ class Source:
     """
 
     __slots__ = (
-        "answered_at", "attempt_timeout", "attempts", "check_at", "cooldown", "counted_at", "down_since", "due", "handle", "health",
-        "held", "inflight", "inflight_seconds", "latency", "learned", "lease", "look_after", "metered", "name", "pools",
-        "prefix_cache", "proven", "removed", "requests", "reserved", "service", "silence", "stream_timing", "tally", "tokens", "trouble",
+        "answered_at", "attempt_timeout", "attempts", "check_at", "cooldown", "counted_at", "down_since", "due", "fault", "handle",
+        "health", "held", "inflight", "inflight_seconds", "latency", "learned", "lease", "look_after", "metered", "name", "pools",
+        "prefix_cache", "proven", "removed", "requests", "reserved", "service", "silence", "stream_timing", "tally", "tokens",
         "unanswered", "weight", "window",
     )  # fmt: skip
 
@@ -122,7 +124,7 @@ class Source:
         self.answered_at = -inf  # when the latest answer came
         self.proven = -inf  # latest send time of a request that was answered
         self.unanswered = 0  # requests that timed out since the last sign of life
-        self.trouble = ""  # message of its last failure other than overload
+        self.fault: Fault | None = None  # its last failure other than overload
         self.prefix_cache = PredictedCache()
 
     def ready_at(self, now: float) -> float:
@@ -345,37 +347,45 @@ class Availability(NamedTuple):
 
     reason: str  # what prevents it; ``ready`` if nothing does
     seconds: float  # seconds until it may be sent a request; inf if an event must come first
+    code: ReasonCode
 
 
 def standing(now: float, source: Source) -> Availability:
     """Return whether a source may be sent a request now. If several reasons prevent that, return the reason that lasts longest."""
     health = source.health
     if source.removed:
-        return Availability("removed", inf)
-    if health.marked_unhealthy or source.held:
-        return Availability("marked unhealthy" if health.marked_unhealthy else source.held, inf)
-    waits = [(at - now, reason) for at, reason in _obstacles(now, source) if at > now]
+        return Availability("removed", inf, "removed")
+    if health.marked_unhealthy:
+        return Availability("marked unhealthy", inf, "marked_unhealthy")
+    if source.held:
+        return Availability(source.held, inf, "paused")
+    waits = [(at - now, reason, code) for at, reason, code in _obstacles(now, source) if at > now]
     if waits:
-        seconds, reason = max(waits)
-        return Availability(reason, seconds)
+        seconds, reason, code = max(waits)
+        return Availability(reason, seconds, code)
     if source.inflight >= health.half_open_limit:
-        return Availability(f"coming back: {health.half_open_limit:g} at a time", inf)
+        return Availability(f"coming back: {health.half_open_limit:g} at a time", inf, "recovering")
     if source.inflight >= source.window.limit:
-        return Availability("window full", inf)
-    return Availability("ready", 0.0)
+        return Availability("window full", inf, "concurrency_limit")
+    return Availability("ready", 0.0, "ready")
 
 
-def _obstacles(now: float, source: Source) -> Iterator[tuple[float, str]]:
+def _obstacles(now: float, source: Source) -> Iterator[tuple[float, str, ReasonCode]]:
     if source.lease is not None and not source.lease.is_valid(now):
-        yield inf, "waiting for its share"
-    yield source.health.open_until, "out of service after failures"
+        yield inf, "waiting for its share", "quota"
+    yield source.health.open_until, "out of service after failures", "out_of_service"
     asked = source.cooldown.uncapped_hint
     capped = "" if asked is None else f"; it asked for {asked:.4g} s, which max_retry_after shortens"
-    yield source.cooldown.opens_at, f"it turned requests away{capped}"
+    yield source.cooldown.opens_at, f"it turned requests away{capped}", "cooldown"
     if source.learned is not None:
-        yield source.learned.ready_at, f"paced at {source.learned.rate:.3g} requests/s, learned from rejects"
-    for limit, unit in ((source.requests, "requests"), (source.tokens, "tokens")):
+        yield source.learned.ready_at, f"paced at {source.learned.rate:.3g} requests/s, learned from rejects", "rate_limit"
+    limits: tuple[tuple[Gcra | HeaderRateLimit | None, str, ReasonCode], ...] = (
+        (source.requests, "requests", "rate_limit"),
+        (source.tokens, "tokens", "token_limit"),
+    )
+    for limit, unit, code in limits:
         if limit is not None and limit.ready_at == inf:
-            yield inf, "waiting for its share"
+            yield inf, "waiting for its share", "quota"
         elif limit is not None:
-            yield limit.ready_at, f"no {unit} left, as it says itself" if limit.rate == inf else f"limit of {limit.rate:.3g} {unit}/s"
+            words = f"no {unit} left, as it says itself" if limit.rate == inf else f"limit of {limit.rate:.3g} {unit}/s"
+            yield limit.ready_at, words, code

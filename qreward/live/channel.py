@@ -8,7 +8,6 @@ after the process has died. Nothing of this costs anything per request.
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import contextlib
 import logging
@@ -25,6 +24,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import BaseHTTPRequestHandler
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +33,12 @@ import msgspec
 from qreward.engine import background
 from qreward.errors import ConfigError, QRewardError
 from qreward.live.directory import VERSION, directory
-from qreward.live.state import snapshot
 from qreward.live.steer import Order, steer
 from qreward.progress import is_on
 from qreward.transport.redaction import Secrets
 
 VARIABLE = "QREWARD_LIVE"
 """Environment variable. If it is 1, every client of the process is shown; if it is 0, ``qreward run`` is not shown either."""
-BLOCKED = 0.5
-"""Seconds without a turn after which an event loop counts as blocked."""
 FRAMES = 12
 """Number of innermost frames that are shown of a blocked event loop."""
 SECONDS = 60
@@ -64,7 +61,6 @@ class Channel:
 
     def __init__(self) -> None:
         self._runtimes: dict[int, weakref.ref[Any]] = {}
-        self._beats: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LoopBeat] = weakref.WeakKeyDictionary()
         self._rates: deque[float] = deque(maxlen=SECONDS)
         self._changes: deque[dict[str, Any]] = deque(maxlen=CHANGES)
         self._answered: int | None = None
@@ -91,7 +87,7 @@ class Channel:
         global _opening
         inherited, _opening = (self._server, self._lock, self._writing, _opening), threading.Lock()
         self._server.socket.close()  # the parent's socket stays open in the parent
-        self._beats, self.listeners = weakref.WeakKeyDictionary(), []
+        self.listeners = []
         try:
             self._begin()
         except ConfigError as error:
@@ -115,15 +111,11 @@ class Channel:
     def document(self) -> dict[str, Any]:
         """Return what is known about this process. Times are in seconds; ``at`` and ``started`` are those of the wall clock.
 
-        ``clients`` has the snapshot of each client, ``loops`` how late each event loop is and where a blocked one is, ``rates`` the answers
-        of each of the last 60 seconds, and ``changes`` the last orders.
+        ``clients`` has the snapshot of each client, ``blocked`` for how long an event loop is blocked and where, ``rates`` the answers of
+        each of the last 60 seconds, and ``changes`` the last orders.
         """
-        runtimes, now = self.runtimes(), time.monotonic()
-        with self._lock:
-            for runtime in runtimes.values():
-                for driver in runtime.engine.drivers():
-                    self._beats.setdefault(driver.loop, LoopBeat()).send(driver.loop, now)
-            loops = [beat.state(now) for loop, beat in self._beats.items() if loop.is_running()]
+        clients = {str(number): runtime.look.take() for number, runtime in self.runtimes().items()}
+        late = {loop.thread: loop.lag for client in clients.values() for loop in client.loops if loop.blocked}
         return {
             "version": VERSION,
             "pid": self._pid,
@@ -131,8 +123,8 @@ class Channel:
             "started": _STARTED,
             "at": time.time(),
             "ended": self._closed,
-            "clients": {str(number): snapshot(runtime) for number, runtime in runtimes.items()},
-            "loops": loops,
+            "clients": {number: client.model_dump(mode="json") for number, client in clients.items()},
+            "blocked": [{"seconds": lag, "stack": list(_stack_of(thread))} for thread, lag in late.items()],
             "rates": list(self._rates),
             "changes": list(self._changes),
         }
@@ -199,37 +191,10 @@ class Channel:
         self._server.server_close()
 
 
-class LoopBeat:
-    """Measures how late an event loop is, by a callback that it runs at its next turn."""
-
-    def __init__(self) -> None:
-        self._sent: float | None = None  # when the callback was passed to the loop; None after it has run
-        self._lag, self._thread = 0.0, 0
-
-    def send(self, loop: asyncio.AbstractEventLoop, now: float) -> None:
-        if not loop.is_running():
-            self._sent = None
-        elif self._sent is None:
-            self._sent = now
-            try:
-                loop.call_soon_threadsafe(self._answer, now)
-            except RuntimeError:  # closed in this moment
-                self._sent = None
-
-    def _answer(self, sent: float) -> None:
-        if sent == self._sent:
-            self._sent, self._lag, self._thread = None, time.monotonic() - sent, threading.get_ident()
-
-    def state(self, now: float) -> dict[str, Any]:
-        since = self._sent
-        late = 0.0 if since is None else now - since
-        blocked = late >= BLOCKED
-        return {"lag": max(self._lag, late), "blocked": blocked, "stack": list(_stack_of(self._thread)) if blocked else []}
-
-
 def _stack_of(thread: int) -> Iterator[str]:
-    """Yield the innermost frames of a thread, innermost first. Source lines are left out, because they may hold secrets."""
-    for frame, line in list(traceback.walk_stack(sys._current_frames().get(thread)))[:FRAMES]:
+    """Yield the innermost frames of a thread, without asyncio's. Source lines are left out, because they may hold secrets."""
+    frames = traceback.walk_stack(sys._current_frames().get(thread))
+    for frame, line in islice((each for each in frames if not each[0].f_globals.get("__name__", "").startswith("asyncio")), FRAMES):
         yield f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_qualname}"
 
 

@@ -5,7 +5,7 @@ An order is carried out by each client that it fits. The functions return senten
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -13,6 +13,7 @@ import msgspec
 
 from qreward.engine.batch import BatchWaiter
 from qreward.errors import ConfigError
+from qreward.scheduler.pool import Pool
 from qreward.scheduler.source import Source
 from qreward.settings.policies import Endpoint
 from qreward.spelling import did_you_mean
@@ -62,13 +63,17 @@ def _sources(runtime: Runtime, order: Order) -> list[Source]:
     return runtime.fleet.sources() if order.target is None else [runtime.fleet.source(order.target)]
 
 
+def _waiting(runtime: Runtime, pools: Iterable[Pool]) -> int:
+    return sum(each.waiting for each in runtime.look.explain(pools))
+
+
 def _hold(runtime: Runtime, order: Order) -> list[str]:
     sources, why = _sources(runtime, order), ""
     if order.action == "pause":
         why = f"paused: {order.reason}" if order.reason else "paused"
     if not order.dry_run:
         runtime.fleet.hold(order.target, why)
-    waiting = sum(len(pool.queue) for pool in {pool for source in sources for pool in source.pools})
+    waiting = _waiting(runtime, {pool for source in sources for pool in source.pools})
     names = ", ".join(source.name for source in sources)
     if why:
         return [f"{names}: nothing new is sent, {sum(source.inflight for source in sources)} in flight are finished, {waiting} wait"]
@@ -80,9 +85,8 @@ def _mark(runtime: Runtime, order: Order) -> list[str]:
     down = order.action == "drain"
     for pool in source.pools if down else ():
         if all(other is source or other.health.marked_unhealthy for other in pool.sources):
-            raise ConfigError(
-                f"{source.name!r} is the last endpoint of {pool.name}, so {len(pool.queue)} waiting requests would fail; pause it instead"
-            )
+            waiting = _waiting(runtime, [pool])
+            raise ConfigError(f"{source.name!r} is the last endpoint of {pool.name}, so {waiting} waiting requests would fail; pause it instead")
     if not order.dry_run:
         runtime.fleet.mark(source.name, down=down)
     return [f"{source.name}: {f'{source.inflight} in flight are finished, others take the rest' if down else 'back in service'}"]

@@ -68,7 +68,7 @@ def _since(at: float) -> str:
 def _state(process: Process) -> str:
     if process.state != "running":
         return f"{process.state}, last seen {_since(process.document['at'])} ago" if process.document else process.state
-    late = max((loop["lag"] for loop in process.document["loops"] if loop["blocked"]), default=0.0)
+    late = max((each["seconds"] for each in process.document["blocked"]), default=0.0)
     return f"event loop blocked for {seconds(late)}" if late else "running"
 
 
@@ -98,23 +98,34 @@ def blocks(processes: Sequence[Process], shown: Shown) -> Iterator[Block]:
         counts = [f"{number(_total(process, name))} {words}" for name, words in (("waiting", "wait"), ("in_flight", "in flight"), ("answered", "answered"))]
         head = [f"{process.pid} {document.get('program', '?')}", _state(process), *counts, f"{number(rates[-1] if rates else 0)}/s {sparkline(rates)}"]
         yield Block("  ".join(head), "bold" if process.state == "running" else "red")
-        for loop in document.get("loops", []):
-            yield from (Block(f"    {frame}", "red") for frame in loop["stack"])
+        for each in document.get("blocked", []):
+            yield from (Block(f"    {place}", "red") for place in each["stack"])
         for client in document.get("clients", {}).values():
             yield from _client(client, shown)
         for change in document.get("changes", [])[-MOST_CHANGES:]:
-            yield Block(f"  {_since(change['at'])} ago {change['action']}: {'; '.join(change['effects'])}  {change['reason']}")
+            why = f" ({change['reason']})" if change["reason"] else ""
+            yield Block(f"  {_since(change['at'])} ago: {change['action']}{why}: {'; '.join(change['effects'])}")
 
 
 def _client(client: Mapping[str, Any], shown: Shown) -> Iterator[Block]:
     yield from (Block(f"  {why}", "red") for why in client["why"])
+    for model in client["models"]:
+        if model["eta"] is not None and model["waiting"]:
+            least, most = model["eta"]
+            yield Block(f"  {model['route']}: {number(model['waiting'])} wait, about {seconds(least)} to {seconds(most)}")
     for batch in client["batches"]:
         of = "" if batch["total"] is None else f" of {number(batch['total'])}"
         failed = f", {number(batch['failed'])} failed" if batch["failed"] else ""
         yield Block(f"  batch {batch['number']} for {batch['model']}: {number(batch['done'])}{of} done{failed}")
-    rows = [[cell(each) for cell in COLUMNS.values()] for each in shown.endpoints(client["endpoints"])]
-    if rows:
-        yield Block(heads=list(COLUMNS), rows=rows, words=2)
+    endpoints = shown.endpoints(client["endpoints"])
+    columns = {name: cells for name, cell in COLUMNS.items() if any(cells := [cell(each) for each in endpoints])}
+    if columns:
+        yield Block(heads=list(columns), rows=list(zip(*columns.values(), strict=True)), words=3)
+
+
+def _state_of(endpoint: Mapping[str, Any]) -> str:
+    left = endpoint["ready_in"]
+    return endpoint["state"].replace("_", " ") + (f", for {seconds(left)}" if left else "")
 
 
 def _some(name: str, show: Callable[[float], str] = number) -> Callable[[Mapping[str, Any]], str]:
@@ -123,13 +134,20 @@ def _some(name: str, show: Callable[[float], str] = number) -> Callable[[Mapping
 
 COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "endpoint": lambda each: each["name"],
-    "now": lambda each: each["state"] + (f", for {seconds(each['ready_in'])}" if each["ready_in"] else ""),
+    "now": lambda each: each["why"].removeprefix(f"{each['name']} is ") if each["state"] == "paused" else _state_of(each),
+    "limit because": lambda each: each["limit_why"],
     "in flight": lambda each: f"{each['in_flight']}/{each['limit']}",
-    "answered": _some("answered"),
+    "/s": _some("answers_per_second"),
+    "tok/s": _some("tokens_per_second"),
     "p50": _some("p50", seconds),
     "p95": _some("p95", seconds),
+    "answered": _some("answered"),
     "rejected": _some("rejected"),
+    "5xx": _some("server_errors"),
     "failed": _some("failed"),
+    "hedged": _some("hedged"),
+    "cached": _some("cached_share", lambda share: f"{share:.0%}"),
+    "cost": _some("cost", lambda cost: f"${cost:,.2f}"),
 }
 
 

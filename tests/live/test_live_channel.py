@@ -18,8 +18,8 @@ import pytest
 from live_tools import opened, own_directory
 
 from qreward import ConfigError, Endpoint, QRewardClient
+from qreward.engine.driver import LoopDriver
 from qreward.live import channel
-from qreward.live.channel import LoopBeat
 from qreward.live.directory import VERSION, directory, processes, request
 
 SECRET = "planted-secret-0123456789"  # noqa: S105 - no real secret
@@ -107,34 +107,20 @@ def test_what_dead_processes_left_is_shown_and_removed() -> None:
         assert sorted(path.name for path in folder.iterdir()) == ["2.json", "4.json", "6.json", "7.json", "7.sock"]
 
 
-class FakeLoop:
-    """An event loop whose next turn comes when the test says so."""
-
-    def __init__(self) -> None:
-        self.running, self.turns = True, list[Callable[[], object]]()
-
-    def is_running(self) -> bool:
-        return self.running
-
-    def call_soon_threadsafe(self, call: Callable[..., object], *arguments: object) -> None:
-        self.turns.append(lambda: call(*arguments))
-
-
-def test_a_blocked_event_loop_is_found_with_the_place_that_blocks_it() -> None:
-    loop, beat, now = FakeLoop(), LoopBeat(), time.monotonic()
-    beat.send(loop, now)  # type: ignore[arg-type]
-    loop.turns.pop()()
-    assert beat._thread == threading.get_ident()
-    beat.send(loop, now + 1)  # type: ignore[arg-type]
-    assert not beat.state(now + 1.2)["blocked"]
-    state = beat.state(now + 3)
-    assert (state["lag"], state["blocked"]) == (2.0, True)
-    assert any("test_live_channel.py" in frame and "in test_a_blocked_event_loop" in frame for frame in state["stack"])
-    beat.send(loop, now + 4)  # type: ignore[arg-type]
-    assert len(loop.turns) == 1, "one callback waits, not one for each second"
-    loop.running = False
-    beat.send(loop, now + 5)  # type: ignore[arg-type]
-    assert not beat.state(now + 100)["blocked"], "a loop between two runs is not blocked"
+async def test_a_blocked_event_loop_is_told_by_another_thread_with_the_place_that_blocks_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    client, told = new_client(), list[Any]()
+    client._runtime.driver()
+    monkeypatch.setattr(LoopDriver, "lag", lambda _: 3.5)
+    with opened() as made:
+        made.add(client._runtime)
+        asker = threading.Thread(target=lambda: told.append(request(made.path, "GET", "/snapshot")))
+        asker.start()
+        asker.join()  # blocks the event loop
+    (blocked,) = told[0]["blocked"]
+    assert blocked["seconds"] == 3.5
+    assert any("test_live_channel.py" in place and "in test_a_blocked_event_loop" in place for place in blocked["stack"])
+    assert not any("asyncio" in place for place in blocked["stack"])
+    await client.aclose()
 
 
 def test_an_order_is_checked_recorded_with_its_reason_and_a_dry_run_changes_nothing() -> None:

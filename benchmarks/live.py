@@ -15,6 +15,7 @@ import statistics
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from qreward import Endpoint, Limits, QRewardClient
@@ -23,7 +24,7 @@ from qreward.live.directory import VARIABLE, request
 from qreward.scheduler.outcome import Answer
 
 ENDPOINTS = 16
-ANSWER = Answer({"choices": []}, prompt_tokens=100, output_tokens=20)
+ANSWER = Answer(SimpleNamespace(usage=None), prompt_tokens=100, output_tokens=20)
 
 
 class Backend:

@@ -39,9 +39,7 @@ def directory() -> Path:
     except OSError as error:
         raise ConfigError(f"the directory {str(path)!r} cannot be used: {error.strerror}; name another one in {VARIABLE}") from None
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise ConfigError(
-            f"{str(path)!r} must be a directory of yours that nobody else can open (chmod 700); {VARIABLE} names another"
-        )
+        raise ConfigError(f"{str(path)!r} must be a directory of yours that nobody else can open (chmod 700); {VARIABLE} names another")
     return path
 
 
@@ -61,7 +59,9 @@ class Process(NamedTuple):
 
 def processes(folder: Path, patience: float = PATIENCE) -> Iterator[Process]:
     """Yield the processes of a directory, those that run first, and remove what is left of others."""
-    found = [_process(folder, int(name), patience) for name in sorted({path.stem for path in folder.iterdir()}, key=len) if name.isdecimal()]
+    found = [
+        _process(folder, int(name), patience) for name in sorted({path.stem for path in folder.iterdir()}, key=len) if name.isdecimal()
+    ]
     yield from sorted(filter(None, found), key=lambda each: (each.state in ("ended", "died"), -each.document.get("at", 0.0)))
 
 

@@ -86,7 +86,9 @@ def _mark(runtime: Runtime, order: Order) -> list[str]:
     for pool in source.pools if down else ():
         if all(other is source or other.health.marked_unhealthy for other in pool.sources):
             waiting = _waiting(runtime, [pool])
-            raise ConfigError(f"{source.name!r} is the last endpoint of {pool.name}, so {waiting} waiting requests would fail; pause it instead")
+            raise ConfigError(
+                f"{source.name!r} is the last endpoint of {pool.name}, so {waiting} waiting requests would fail; pause it instead"
+            )
     if not order.dry_run:
         runtime.fleet.mark(source.name, down=down)
     return [f"{source.name}: {f'{source.inflight} in flight are finished, others take the rest' if down else 'back in service'}"]

@@ -46,7 +46,7 @@ class Shown:
 
     def endpoints(self, found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         kept = [each for each in found if not self.only_bad or each["state"] != "ready" or each["failed"] or each["rejected"]]
-        return kept if self.sort == SORTS[0] else sorted(kept, key=lambda each: -(each[self.sort] or 0))
+        return sorted(kept, key=lambda each: each["name"] if self.sort == "name" else -(each[self.sort] or 0))
 
 
 SORTS = ("name", "in_flight", "p95", "rejected", "failed")
@@ -84,7 +84,9 @@ def listed(processes: Iterable[Process]) -> Iterator[Block]:
         document = each.document
         rates, age = document.get("rates", []), _since(document["started"]) if document else ""
         numbers = [number(_total(each, name)) for name in ("waiting", "in_flight", "answered")]
-        rows.append((str(each.pid), document.get("program", "?"), _state(each), age, *numbers, number(rates[-1] if rates else 0), sparkline(rates)))
+        rows.append(
+            (str(each.pid), document.get("program", "?"), _state(each), age, *numbers, number(rates[-1] if rates else 0), sparkline(rates))
+        )
     yield Block(heads=heads, rows=rows, words=3)
 
 
@@ -95,8 +97,16 @@ def blocks(processes: Sequence[Process], shown: Shown) -> Iterator[Block]:
     for process in processes:
         document = process.document
         rates = document.get("rates", [])
-        counts = [f"{number(_total(process, name))} {words}" for name, words in (("waiting", "wait"), ("in_flight", "in flight"), ("answered", "answered"))]
-        head = [f"{process.pid} {document.get('program', '?')}", _state(process), *counts, f"{number(rates[-1] if rates else 0)}/s {sparkline(rates)}"]
+        counts = [
+            f"{number(_total(process, name))} {words}"
+            for name, words in (("waiting", "wait"), ("in_flight", "in flight"), ("answered", "answered"))
+        ]
+        head = [
+            f"{process.pid} {document.get('program', '?')}",
+            _state(process),
+            *counts,
+            f"{number(rates[-1] if rates else 0)}/s {sparkline(rates)}",
+        ]
         yield Block("  ".join(head), "bold" if process.state == "running" else "red")
         for each in document.get("blocked", []):
             yield from (Block(f"    {place}", "red") for place in each["stack"])
@@ -163,7 +173,10 @@ def plain(shown: Iterable[Block]) -> Iterator[str]:
         rows = [block.heads, *block.rows]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for row in rows:
-            cells = (cell.ljust(width) if at < block.words else cell.rjust(width) for at, (cell, width) in enumerate(zip(row, widths, strict=True)))
+            cells = (
+                cell.ljust(width) if at < block.words else cell.rjust(width)
+                for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+            )
             yield _printable(f"  {'  '.join(cells)}".rstrip())
 
 
@@ -193,7 +206,7 @@ def rich(shown: Iterable[Block]) -> Any:
 
 def html(shown: Iterable[Block]) -> str:
     """Return HTML, in which all texts are escaped."""
-    look = {"bold": "font-weight:600;margin-top:1em", "red": "color:#d1242f", "": ""}
+    look = {"bold": "font-weight:600;margin-top:1em", "red": "color:#e5534b", "": ""}
     parts = []
     for block in shown:
         if block.heads:

@@ -1,7 +1,7 @@
 """Cost of the live channel: CPU time per call without it, with it, and watched five times a second; and how long it takes to attach.
 
-``python benchmarks/live.py`` (``--quick`` for a short run). Calls are answered at once by a backend in this process. Rounds alternate between
-the three states. A second process watches, so its own CPU time does not count.
+``python benchmarks/live.py`` (``--quick`` for a short run). Calls are answered at once by a backend in this process. Rounds alternate
+between a client that is not shown and one that is. A second process watches, so its own CPU time does not count.
 """
 
 from __future__ import annotations

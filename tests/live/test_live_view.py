@@ -121,15 +121,15 @@ def test_the_page_is_refused_without_its_token_and_to_foreign_hosts_and_origins(
 
 
 def test_the_page_and_its_table_are_served() -> None:
-    import threading  # noqa: PLC0415
+    import threading
 
     with PageServer(lambda: "<p>hello</p>") as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        with urlopen(server.url, timeout=5) as answer:  # noqa: S310 - its own address
+        with urlopen(server.url, timeout=5) as answer:
             page = answer.read().decode()
             assert f"'nonce-{server.nonce}'" in answer.headers["Content-Security-Policy"]
         assert f'nonce="{server.nonce}"' in page
-        with urlopen(server.url.replace("/?", "/table?"), timeout=5) as answer:  # noqa: S310
+        with urlopen(server.url.replace("/?", "/table?"), timeout=5) as answer:
             assert answer.read() == b"<p>hello</p>"
         for url, headers in (
             (server.url.partition("?")[0], {}),
@@ -137,7 +137,7 @@ def test_the_page_and_its_table_are_served() -> None:
             (server.url, {"Host": "e"}),
         ):
             with pytest.raises(HTTPError, match="403"):
-                urlopen(Request(url, headers=headers), timeout=5)  # noqa: S310
+                urlopen(Request(url, headers=headers), timeout=5)
         server.shutdown()
 
 
@@ -145,7 +145,7 @@ def test_a_notebook_shows_the_table_and_updates_it_until_the_client_is_closed(mo
     pages: list[str] = []
 
     class Handle:
-        def update(self, page: dict[str, str], raw: bool) -> None:  # noqa: ARG002, FBT001 - as in IPython
+        def update(self, page: dict[str, str], raw: bool) -> None:
             pages.append(page["text/html"])
 
     def display(page: dict[str, str], **_: Any) -> Handle:

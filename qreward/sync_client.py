@@ -84,6 +84,7 @@ class SyncQRewardClient(BlockingTwin[QRewardClient]):
     reload = forwarded(QRewardClient.reload, same)
     mark_unhealthy = forwarded(QRewardClient.mark_unhealthy, same)
     mark_healthy = forwarded(QRewardClient.mark_healthy, same)
+    live = forwarded(QRewardClient.live, same)
     pause = forwarded(QRewardClient.pause, same)
     resume = forwarded(QRewardClient.resume, same)
     stats = forwarded(QRewardClient.stats, same)

@@ -32,7 +32,8 @@ def limits_of(file: Path) -> dict[str, tuple[int | None, float | None]]:
 
 def test_kept_limits_replace_those_of_the_file_and_no_others(file: Path) -> None:
     assert keep_limits(file, "gpu-0", {"max_concurrency": 4}, "too hot") == Path(f"{file}.overlay.json")
-    assert keep_limits(str(file), "gpu-0", {"rpm": None}, "no meter") and keep_limits(file, "gpu-1:8000", {"max_concurrency": 2}, "")
+    keep_limits(str(file), "gpu-0", {"rpm": None}, "no meter")
+    keep_limits(file, "gpu-1:8000", {"max_concurrency": 2}, "")
     assert limits_of(file) == {"gpu-0": (4, None), "gpu-1:8000": (2, None)}
     written = Path(f"{file}.overlay.json").read_text()
     assert json.loads(written)["reasons"] == {"gpu-0": "no meter", "gpu-1:8000": ""}
@@ -43,13 +44,13 @@ def test_kept_limits_replace_those_of_the_file_and_no_others(file: Path) -> None
 def test_what_cannot_be_kept_or_read_is_an_error_that_names_the_place(file: Path) -> None:
     with pytest.raises(ConfigError, match="there is no endpoint 'gpu-9'"):
         keep_limits(file, "gpu-9", {"rpm": 1}, "")
-    with pytest.raises(ConfigError, match="overlay.json: 'gpu-0': max_concurrency"):
+    with pytest.raises(ConfigError, match=r"overlay\.json: 'gpu-0': max_concurrency"):
         keep_limits(file, "gpu-0", {"max_concurrency": 0}, "")
     overlay = Path(f"{file}.overlay.json")
     assert not overlay.exists(), "a refused limit is not written"
     for text in ("{", "[]", '{"limits": {"gpu-0": 3}}', '{"limits": {"gpu-0": {"rmp": 3}}}'):
         overlay.write_text(text)
-        with pytest.raises(ConfigError, match="overlay.json"):
+        with pytest.raises(ConfigError, match=r"overlay\.json"):
             load_config(file)
     overlay.write_text('{"limits": {"gone": {"rpm": 3}}}')
     assert limits_of(file)["gpu-0"] == (16, 60), "an endpoint that the file no longer has is left out"

@@ -24,7 +24,9 @@ from qreward.errors import ConfigError
 from qreward.integrations.trainers.settings import RewardConfig, check, load_reward_config, name_source_in_errors
 from qreward.judge import make_scorer
 from qreward.judge.types import Scorer
+from qreward.live.channel import show_if_wanted
 from qreward.progress import Progress
+from qreward.runtime import runtime_of
 
 _NAMES = (
     "model", "template", "system", "deadline", "max_cost", "max_tokens", "sample", "shard", "order", "retry_failed", "resume",
@@ -158,6 +160,7 @@ async def _try(args: argparse.Namespace, settings: dict[str, Any], scorer: Rewar
 
 async def _run(args: argparse.Namespace, settings: dict[str, Any], scorer: RewardConfig | None) -> BulkReport:
     async with _client(args, scorer) as client:
+        show_if_wanted(runtime_of(client), default=True)
         if scorer is None:
             return await run_bulk(client, args.input, args.output, settings, on_start=_stop_on_interrupt)
         made = _make_scorer(client, scorer)

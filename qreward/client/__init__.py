@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from qreward.bulk.inputs import Inputs
     from qreward.bulk.report import BulkReport
     from qreward.judge.scorers import AnyScorer
+    from qreward.live.notebook import LiveView
     from qreward.telemetry import Telemetry
 
 Items = Iterable[Any] | AsyncIterable[Any]
@@ -640,6 +641,20 @@ class QRewardClient:
     def snapshot(self) -> Snapshot:
         """Return the state of the client as one document with a version. Works in any thread, also if the event loop is blocked."""
         return self._runtime.look.take()
+
+    def live(self) -> LiveView:
+        """Show this client in ``qreward top``, ``qreward ps`` and ``qreward ctl`` of the same user, and as a table in a notebook.
+
+        The environment variable ``QREWARD_LIVE=1`` shows all clients of a process. Raises ``ConfigError`` if the directory of the sockets
+        cannot be used.
+
+        Example:
+            >>> def cell(client):
+            ...     return client.live()  # as the last line of a cell: the table is updated once a second
+        """
+        from qreward.live.notebook import LiveView  # noqa: PLC0415 - most programs show themselves to nobody
+
+        return LiveView(self._runtime)
 
     async def aclose(self) -> None:
         """Close all connections and fail unfinished requests with ``ClientClosed``. The client cannot be used afterwards."""

@@ -20,7 +20,7 @@ from time import monotonic
 from typing import Any, Generic, Protocol, TypeVar
 
 from qreward.engine.background import report_error, run_in_background
-from qreward.engine.instrumentation import LOG, UNWANTED, Instrumentation, within
+from qreward.engine.instrumentation import LOG, UNWANTED, Instrumentation, Watcher, within
 from qreward.engine.stalls import EVERY, StallWatch
 from qreward.errors import ClientClosed, InvalidResponse, QRewardError
 from qreward.scheduler.health import HealthChange
@@ -179,6 +179,18 @@ class Engine(Generic[S]):
                 LOG.warning("endpoint %r is out of service: %s; it is tried again every few seconds", source, reason)
             else:
                 LOG.warning("endpoint %r is back in service after %.1f s", source, seconds)
+
+    def watch_also(self, watcher: Watcher) -> None:
+        """Notify one more watcher of the calls that begin from now on."""
+        if self.watch is None:
+            self.watch = Instrumentation((), self.clock)
+        self.watch.watchers = (*self.watch.watchers, watcher)
+        for driver in self.drivers():
+            driver.watch = self.watch
+
+    def watch_no_more(self, watcher: Watcher) -> None:
+        if self.watch is not None:
+            self.watch.watchers = tuple(each for each in self.watch.watchers if each is not watcher)
 
     def drivers(self) -> list[LoopDriver]:
         return list(self._drivers.values())

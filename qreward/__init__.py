@@ -47,7 +47,7 @@ _HOMES = {
     "qreward.codecs.rewards.base": ("ListCodec", "MergeLimits", "ServerKind"),
     "qreward.codecs.rewards.registry": ("register_kind",),
     "qreward.errors": (
-        "AuthenticationFailed", "BadRequest", "CircuitOpen", "ClientClosed", "ConfigError", "ConnectionFailed",
+        "AuthenticationFailed", "BadRequest", "BatchCancelled", "CircuitOpen", "ClientClosed", "ConfigError", "ConnectionFailed",
         "DeadlineExceeded", "InvalidResponse", "NoEndpoint", "QRewardError", "QueueFull", "RateLimited", "Rejected", "RequestError",
         "RequestTimeout", "ServerError", "StreamInterrupted",
     ),
@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from qreward.engine.stream_sink import StreamRestarted as StreamRestarted
     from qreward.errors import AuthenticationFailed as AuthenticationFailed
     from qreward.errors import BadRequest as BadRequest
+    from qreward.errors import BatchCancelled as BatchCancelled
     from qreward.errors import CircuitOpen as CircuitOpen
     from qreward.errors import ClientClosed as ClientClosed
     from qreward.errors import ConfigError as ConfigError

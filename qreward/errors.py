@@ -151,6 +151,10 @@ class DeadlineExceeded(Rejected):
     """The deadline of the batch passed before this item had a result."""
 
 
+class BatchCancelled(Rejected):
+    """An operator cancelled the batch before this item had a result."""
+
+
 class ClientClosed(Rejected):
     """The client was closed before the request had a result."""
 

@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar, overload
 
 from qreward.errors import QRewardError, RequestError
+from qreward.reasons import Explanation
 from qreward.records import AttemptRecord as AttemptRecord  # noqa: PLC0414 - part of a result
 from qreward.records import Usage as Usage  # noqa: PLC0414
 
@@ -248,10 +249,16 @@ def merged_stats(one: EndpointStats, other: EndpointStats) -> EndpointStats:
 
 
 class FleetStats(dict[str, EndpointStats]):
-    """A dict from endpoint name to :class:`EndpointStats`. It prints as a table, also in a notebook."""
+    """A dict from endpoint name to :class:`EndpointStats`. It prints as a table, also in a notebook.
+
+    Attributes:
+        why: why requests wait, printed below the table.
+    """
+
+    why: tuple[Explanation, ...] = ()
 
     def __str__(self) -> str:
-        return endpoints_table(self)
+        return "\n".join((endpoints_table(self), *(why.text for why in self.why)))
 
     def _repr_html_(self) -> str:
         from qreward.notebook.render import stats_html  # noqa: PLC0415 - only notebooks draw

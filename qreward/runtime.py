@@ -6,6 +6,7 @@ of a client.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import AsyncIterable, Callable, Coroutine, Hashable, Iterable, Mapping
 from functools import partial
@@ -26,13 +27,16 @@ from qreward.engine.fleet import Fleet
 from qreward.engine.instrumentation import watch_for
 from qreward.engine.probing import ProbingEngine
 from qreward.engine.single import Single
-from qreward.engine.snapshots import ClientState, load_of, state_of
+from qreward.engine.snapshots import ClientState, state_of
+from qreward.engine.stalls import StallWatch
 from qreward.engine.stream_batch import BatchStreamSink
 from qreward.engine.stream_sink import SingleStreamSink
-from qreward.errors import ConfigError, RequestTimeout
+from qreward.errors import ConfigError, NoEndpoint, RequestTimeout
+from qreward.live.snapshot import RouteView, SnapshotMaker
 from qreward.options import DEFAULT
 from qreward.progress import start_progress
 from qreward.quota.renewal import Sharing
+from qreward.reasons import Explanation
 from qreward.results import BatchResult, Result
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.scheduler import Scheduler
@@ -64,6 +68,7 @@ class Runtime:
         fleet: the endpoints and routes.
         dialects: finds and keeps the dialect (request format) in which each endpoint answers decisions.
         prices: endpoint name -> US dollars for a million prompt tokens, and for a million completion tokens.
+        look: makes snapshots and explanations.
     """
 
     def __init__(
@@ -98,8 +103,14 @@ class Runtime:
         self._sharing = Sharing(self.engine, self.fleet.sources)
         self.prices: dict[str, tuple[float, float]] = {}
         self._set_prices(config.endpoints)
+        self.look = SnapshotMaker(self.engine, self.fleet.sources, self.prices)
+        self.engine.stalls = StallWatch(self.look.pools, self.look.reasons.values)
         if self.telemetry is not None:
             self.telemetry.observe(self, Runtime.state)
+        if "QREWARD_LIVE" in os.environ:
+            from qreward.live.channel import show_if_wanted  # noqa: PLC0415 - most programs show themselves to nobody
+
+            show_if_wanted(self)
 
     def _restart(self) -> object:
         """Start anew in a forked child process. Returns the objects of the parent process, which this runtime no longer uses."""
@@ -127,6 +138,14 @@ class Runtime:
 
     def state(self) -> ClientState:
         return state_of(self.engine, self.fleet.sources(), self._config.max_queued)
+
+    def explain(self, model: str | None = None) -> list[Explanation]:
+        if model is None:
+            return self.look.explain()
+        try:
+            return self.look.explain([self.fleet.pool(model)])
+        except NoEndpoint as error:
+            return [Explanation(model, "no_endpoint", str(error))]
 
     def register(self, route: Route) -> None:
         with self._changing:
@@ -200,7 +219,14 @@ class Runtime:
         total = size_of(items)
         # all prices, because an endpoint may be added while the batch runs; no prices if no endpoint of the pool has a price
         prices = self.prices if self.prices and any(source.name in self.prices for source in pool.sources) else {}
-        progress = start_progress(given.get("progress"), total, title=title, load=partial(load_of, pool), prices=prices, clock=self.clock)
+        progress = start_progress(
+            given.get("progress"),
+            total,
+            title=title,
+            **RouteView(self.look, lambda: [pool]).for_progress(),
+            prices=prices,
+            clock=self.clock,
+        )
         keep = given.get("keep_results", True)
         return {"deadline": deadline, "on_result": on_result, "progress": progress, "prices": prices, "keep": keep}
 

@@ -84,7 +84,13 @@ class SyncQRewardClient(BlockingTwin[QRewardClient]):
     reload = forwarded(QRewardClient.reload, same)
     mark_unhealthy = forwarded(QRewardClient.mark_unhealthy, same)
     mark_healthy = forwarded(QRewardClient.mark_healthy, same)
+    live = forwarded(QRewardClient.live, same)
+    pause = forwarded(QRewardClient.pause, same)
+    resume = forwarded(QRewardClient.resume, same)
     stats = forwarded(QRewardClient.stats, same)
+    explain = forwarded(QRewardClient.explain, same)
+    snapshot = forwarded(QRewardClient.snapshot, same)
+    trace = forwarded(QRewardClient.trace, same)
 
     @property
     def chat(self) -> SyncChatNamespace:

@@ -30,7 +30,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it to
 TESTS = Path(__file__).parent
 BENCHMARKS = TESTS.parent / "benchmarks"
 sys.path.append(str(BENCHMARKS))  # for its package ``fakes``
-SOCKETS = ("acceptance", "client", "codecs", "server", "testing", "transport")
+SOCKETS = ("acceptance", "client", "codecs", "live", "server", "testing", "transport")
 """Folders whose tests use sockets, but for those marked ``virtual_time``."""
 _OUTSIDE = ("OPENAI_", "QREWARD_", "OTEL_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 
@@ -45,6 +45,7 @@ def neutral_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test may depend on the keys, configuration or proxies of whoever runs it."""
     for name in [name for name in os.environ if name.upper().startswith(_OUTSIDE)]:
         monkeypatch.delenv(name)
+    monkeypatch.setenv("QREWARD_LIVE", "0")  # no test shows itself to the user but those about that
 
 
 @pytest.fixture

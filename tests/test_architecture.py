@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 LAYERS: list[tuple[str, ...]] = [
-    ("callables", "documentation", "records", "errors", "results", "decisions", "observers", "settings", "spelling", "tuning"),
+    ("callables", "documentation", "records", "errors", "results", "decisions", "observers", "reasons", "settings", "spelling", "tuning"),
     ("scheduler", "quota.ledger", "quota.lease", "quota.messages"),
     ("codecs",),
     ("transport", "engine.background", "engine.threads"),
@@ -31,6 +31,7 @@ LAYERS: list[tuple[str, ...]] = [
         "server",
         "telemetry",
         "chat_namespace",
+        "live",
     ),
     ("runtime", "client", "sync_client"),
     ("judge",),
@@ -51,6 +52,7 @@ UPWARD = {
     ("client", "bulk.report"): "for types only",
     ("client", "compat.names"): "names of QReward 0.1.7, looked up when a program imports one",
     ("client", "judge.scorers"): "for types only",
+    ("live.steer", "runtime"): "for types only",
     ("results", "notebook.render"): "a result draws itself when a notebook asks for it",
     ("quota.renewal", "integrations.ray.limit_actor"): "Ray is an extra, imported when limits are shared over a cluster",
 }

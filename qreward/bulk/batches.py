@@ -19,7 +19,7 @@ from qreward.bulk.report import kind_of_error
 from qreward.bulk.requests import RequestReader
 from qreward.bulk.settings import BulkSettings
 from qreward.engine.batch import BatchWaiter
-from qreward.errors import BadRequest, ClientClosed, ConfigError, InvalidResponse, NoEndpoint, QRewardError, RequestTimeout
+from qreward.errors import BadRequest, BatchCancelled, ClientClosed, ConfigError, InvalidResponse, NoEndpoint, QRewardError, RequestTimeout
 from qreward.judge.scorers import check_finite
 from qreward.judge.types import Scorer, Verdict
 from qreward.records import AttemptRecord
@@ -305,12 +305,12 @@ class LineRun(ABC):
 
     def _leave_to_next_run(self, entry: Entry, result: Result[Any], spent: Spent = NOTHING) -> bool:
         """Stop the run and return True if a failed line has no result yet, so that the next run sends it: no server can have processed it,
-        or the client was closed meanwhile. ``spent`` is the most that its attempts can have cost.
+        or the batch was cancelled or the client closed meanwhile. ``spent`` is the most that its attempts can have cost.
         """
         error = result.error
         if error is None or isinstance(error, BadRequest | ConfigError):
             return False
-        is_cut_off = isinstance(error, ClientClosed)
+        is_cut_off = isinstance(error, BatchCancelled | ClientClosed)
         if entry.started and not is_cut_off:
             attempts = getattr(error, "attempts", ())  # an item of a judge that shared the request of an equal item has none of its own
             if _was_processed(error, (*result.attempts, *attempts)):

@@ -19,6 +19,7 @@ from qreward.deciding.requests import decision_preparer
 from qreward.decisions import MIN_LABEL_MASS, Decision, Question
 from qreward.engine.snapshots import stats_of
 from qreward.errors import ConfigError
+from qreward.live.snapshot import Snapshot
 from qreward.options import (
     DEFAULT,
     Arguments,
@@ -37,6 +38,7 @@ from qreward.options import (
     endpoint_of,
     show_options,
 )
+from qreward.reasons import Explanation
 from qreward.results import BatchResult, FleetStats
 from qreward.runtime import Runtime
 from qreward.scoring.merge_spec import EmbeddingsSpec, MergeSpec
@@ -51,6 +53,8 @@ if TYPE_CHECKING:
     from qreward.bulk.inputs import Inputs
     from qreward.bulk.report import BulkReport
     from qreward.judge.scorers import AnyScorer
+    from qreward.live.notebook import LiveView
+    from qreward.live.trace import Trace
     from qreward.telemetry import Telemetry
 
 Items = Iterable[Any] | AsyncIterable[Any]
@@ -592,6 +596,24 @@ class QRewardClient:
         """
         self._runtime.fleet.mark(name, down=False)
 
+    def pause(self, endpoint: str | None = None, *, reason: str = "") -> None:
+        """Send nothing new until :meth:`resume` is called. Requests in flight are finished; requests that wait go on waiting.
+
+        Timeouts go on: a single call that waits longer than its timeout fails with ``RequestTimeout``. Pausing twice is pausing once.
+
+        Args:
+            endpoint: name of the endpoint that is paused, or None for all endpoints, also those that are added later.
+            reason: shown wherever it is said why requests wait.
+
+        Raises:
+            ConfigError: no endpoint has this name.
+        """
+        self._runtime.fleet.hold(endpoint, f"paused: {reason}" if reason else "paused")
+
+    def resume(self, endpoint: str | None = None) -> None:
+        """End the pause of an endpoint, or of all endpoints. Raises ``ConfigError`` for an unknown name."""
+        self._runtime.fleet.hold(endpoint, "")
+
     @property
     def config(self) -> ClientConfig:
         """The current configuration, including changes made since the client was created."""
@@ -603,7 +625,51 @@ class QRewardClient:
         Latencies cover about the last thousand responses of an endpoint.
         """
         now = self._runtime.clock()
-        return FleetStats((source.name, stats_of(source, now)) for source in self._runtime.fleet.sources())
+        stats = FleetStats((source.name, stats_of(source, now)) for source in self._runtime.fleet.sources())
+        stats.why = tuple(why for why in self.explain() if why.is_stuck)
+        return stats
+
+    def explain(self, model: str | None = None) -> list[Explanation]:
+        """Return why requests wait, in any thread: one explanation for each route with work, or that of the route of ``model``.
+
+        Example:
+            >>> async def ask(client):
+            ...     for why in client.explain():
+            ...         print(why.code, why)  # rate_limit 42 items wait for judge-7b: key-1 has a limit of 1 requests/s, the next in 0.9 s
+        """
+        return self._runtime.explain(model)
+
+    def snapshot(self) -> Snapshot:
+        """Return the state of the client as one document with a version. Works in any thread, also if the event loop is blocked."""
+        return self._runtime.look.take()
+
+    def live(self) -> LiveView:
+        """Show this client in ``qreward top``, ``qreward ps`` and ``qreward ctl`` of the same user, and as a table in a notebook.
+
+        The environment variable ``QREWARD_LIVE=1`` shows all clients of a process. Raises ``ConfigError`` if the directory of the sockets
+        cannot be used.
+
+        Example:
+            >>> def cell(client):
+            ...     return client.live()  # as the last line of a cell: the table is updated once a second
+        """
+        from qreward.live.notebook import LiveView  # noqa: PLC0415 - most programs show themselves to nobody
+
+        return LiveView(self._runtime)
+
+    def trace(self, path: str | Path) -> Trace:
+        """Record the attempts from now on, as Chrome trace JSON for https://ui.perfetto.dev: a lane for each slot of an endpoint.
+
+        Raises ``ConfigError`` if the file cannot be written.
+
+        Example:
+            >>> async def ask(client, conversations):
+            ...     with client.trace("trace.json"):
+            ...         return await client.batch_chat_completion(conversations, model="judge-7b")
+        """
+        from qreward.live.trace import Trace  # noqa: PLC0415 - most programs record no trace
+
+        return Trace(self._runtime.engine, path)
 
     async def aclose(self) -> None:
         """Close all connections and fail unfinished requests with ``ClientClosed``. The client cannot be used afterwards."""

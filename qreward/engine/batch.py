@@ -12,18 +12,19 @@ import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextvars import copy_context
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from typing import Any, Protocol
 
 from qreward.engine.background import report_error
 from qreward.engine.driver import LoopDriver, Waiter
 from qreward.engine.snapshots import Tallies, result_of
-from qreward.errors import BadRequest, ClientClosed, DeadlineExceeded, QRewardError
+from qreward.errors import BadRequest, BatchCancelled, ClientClosed, DeadlineExceeded, QRewardError
 from qreward.results import BatchInterrupted, BatchResult, BatchStats, Result
 from qreward.scheduler.outcome import Answer, Outcome
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.source import Source
 from qreward.scheduler.task import READ_AHEAD, Attempt, BatchFeed, RequestOptions, Task
+from qreward.scheduler.why import said, subject_of
 
 MOST_AT_ONCE = 256
 """Maximum number of items that are read, or that fail unread, in one turn of the event loop."""
@@ -72,6 +73,7 @@ class BatchWaiter(Waiter):
     """
 
     execute: Callable[[Attempt], Awaitable[Outcome]] | None = None
+    _numbers = count(1)
     _read_at_once = MOST_AT_ONCE  # items that are read before ``_room`` is asked again; 1 if an item may need several tasks
     _waited = 0.0  # seconds of the deadline that had passed before ``run`` was called
 
@@ -89,7 +91,7 @@ class BatchWaiter(Waiter):
         prices: Mapping[str, tuple[float, float]],
         keep: bool,
     ) -> None:
-        self.driver = driver
+        self.driver, self.number = driver, next(self._numbers)
         self._pool, self._prepare, self._request_options = pool, prepare, request_options
         self._deadline, self._on_result, self._keep = deadline, on_result, keep
         self._progress, self._prices = progress, prices
@@ -194,6 +196,13 @@ class BatchWaiter(Waiter):
         elif (close := getattr(self._items, "close", None)) is not None:
             self._call(close)
 
+    def progress_at(self, now: float) -> dict[str, Any]:
+        """Return the progress of the batch. Can be called from any thread."""
+        ok, failed = self._tallies.ok, self._tallies.failed
+        counts = {"ok": ok, "failed": failed, "done": ok + failed, "total": self._size, "in_flight": len(self._live)}
+        feed: BatchFeed | None = getattr(self, "_feed", None)
+        return {"number": self.number, "model": subject_of(self._pool), **counts, "seconds": 0.0 if feed is None else now - feed.opened_at}
+
     # guarded calls of the caller's code
 
     def _call(self, function: Callable[..., object], *arguments: Any) -> bool:
@@ -235,6 +244,10 @@ class BatchWaiter(Waiter):
 
     def close(self) -> None:
         self._stop(lambda: ClientClosed("the client was closed before this item was done"))
+
+    def cancel(self, why: str) -> None:
+        """End the batch: each item without a result gets ``BatchCancelled``. Called in the batch's event loop."""
+        self._stop(lambda: BatchCancelled(f"the batch was cancelled before this item was done{why and ': '}{why}"))
 
     def abandon(self) -> list[Task]:
         self.driver.close_feed(self._feed)
@@ -398,7 +411,9 @@ class BatchWaiter(Waiter):
     # ending early
 
     def _expire(self) -> None:
-        self._stop(lambda: DeadlineExceeded(f"not done within the batch's deadline of {self._deadline:g} s"))
+        with self.driver.engine.lock:
+            why = said(self.driver.engine.clock(), self._pool)
+        self._stop(lambda: DeadlineExceeded(f"not done within the batch's deadline of {self._deadline:g} s; {why}"))
 
     def _stop(self, make_error: Callable[[], QRewardError]) -> None:
         left = self.abandon()

@@ -65,6 +65,7 @@ class Fleet:
         self._routes: dict[str, tuple[Route, Pool]] = {}
         self._table: Routes[Pool] = Routes()
         self._provided: dict[Pool, tuple[Endpoint, ...]] = {}  # the endpoints of a pool's pattern that only ``client.run`` uses
+        self._held = ""  # why all endpoints are paused, also those that are added later
         self._orphans: list[tuple[str, Pool]] = []  # pools whose pattern is gone, kept because requests may still hold them
         self._set(endpoints, routes)
 
@@ -160,6 +161,21 @@ class Fleet:
 
         self._engine.apply(change)
 
+    def hold(self, name: str | None, why: str) -> None:
+        """Pause an endpoint, or all endpoints if ``name`` is None. An empty ``why`` resumes. Requests that wait go on waiting."""
+        chosen = self.sources() if name is None else [self.source(name)]
+        if name is None:
+            self._held = why
+
+        def change(now: float) -> None:
+            for source in chosen:
+                source.held = why
+            if not why:
+                for source in chosen:
+                    self._engine.scheduler.changed(now, source)
+
+        self._engine.apply(change)
+
     def _endpoints(self) -> list[Endpoint]:
         return [cast("Endpoint", source.handle) for source in self._sources.values()]
 
@@ -215,6 +231,7 @@ class Fleet:
         source = make_source(endpoint.name, rng, endpoint.limits, weight=endpoint.weight, attempt_timeout=endpoint.timeouts.attempt)
         source.handle = endpoint
         self._size_cache(source)
+        source.held = self._held if old is None else old.held
         if old is not None and old.health.marked_unhealthy:  # an operator took the endpoint of this name out of service
             source.health.mark_unhealthy()
         return source

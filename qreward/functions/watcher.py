@@ -20,7 +20,7 @@ from qreward import options
 from qreward.engine import background
 from qreward.errors import ConfigError, QRewardError
 from qreward.functions.config import FIXED, ScheduleConfig, read_settings, same
-from qreward.settings.client import ClientConfig, load_config
+from qreward.settings.client import OVERLAY, ClientConfig, load_config
 from qreward.settings.files import SettingsLocation
 from qreward.spelling import closest
 
@@ -49,17 +49,17 @@ class SettingsSource(NamedTuple):
 def file_source(file: str | Path, read: Callable[[Path], Any]) -> SettingsSource:
     """Return a source that reads a file. The file need not exist yet.
 
-    The state of the source is the content of the file, or the reason why the file cannot be read.
+    The state of the source is the content of the file and of its overlay, or the reason why they cannot be read.
     """
     path = Path(file).expanduser().absolute()
 
-    def state() -> object:
+    def content(path: Path) -> object:
         try:
             return path.read_bytes()
         except OSError as error:
             return error.errno
 
-    return SettingsSource(str(path), state, lambda _: read(path))
+    return SettingsSource(str(path), lambda: (content(path), content(Path(f"{path}{OVERLAY}"))), lambda _: read(path))
 
 
 def environment_source(prefix: str = PREFIX) -> SettingsSource:

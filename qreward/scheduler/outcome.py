@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from qreward.errors import QRewardError
 
@@ -108,3 +108,22 @@ class Cancelled:
 CANCELLED = Cancelled()
 
 Outcome = Answer | Failure | Cancelled
+
+
+class Fault(NamedTuple):
+    """The last failure of a source other than overload. ``shown`` is its description without the server's text."""
+
+    at: float
+    kind: FailureKind
+    message: str
+    shown: str
+
+
+def described(outcome: Failure | Cancelled) -> str:
+    """Describe what ended an attempt, for a message. The server's text is left out, because that text may quote the request."""
+    if not isinstance(outcome, Failure):
+        return "requests were given up without an answer"
+    error = outcome.error
+    status, model = getattr(error, "status_code", None), getattr(error, "model", None)
+    answered = f"it answered {status}" + (f" for model {model!r}" if model else "")
+    return f"{type(error).__name__}: {error if status is None else answered}"

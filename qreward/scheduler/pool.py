@@ -39,6 +39,9 @@ class Pool:
         self.common = CommonService()
         self.tail_guard = TailGuard()
         self.batch_inflight = 0  # started tasks that came from a batch and have not ended
+        self.live = 0  # tasks that have started and not ended
+        self.ended = 0  # tasks that have ended, started or not
+        self.said = (-inf, "")  # a sentence about what its tasks wait for, and the time of it; belongs to ``why``
         self.feeds: dict[BatchFeed, None] = {}  # the open batches
         self.holders: Holders[Source] = Holders()  # which of its sources hold which prefixes
         self.compared = 0  # number of oldest tasks of a batch or tenant among which a source chooses by prefix; 0 for a single source
@@ -99,6 +102,32 @@ class Pool:
             if source is not besides and not source.removed and (seconds := source.finish(now, task, best)) < best:
                 best, found = seconds, source
         return best, found
+
+    def done_in(self, now: float, tasks: int) -> tuple[float, float] | None:
+        """Return the least and the most seconds in which ``tasks`` more tasks are expected to be answered; None if that is unknown.
+
+        Each source takes tasks from the time at which its limits and its health allow it, at its highest rate (``Source.rate``). The last
+        task is answered after the mean time of an answer, or after a time that only one answer in twenty exceeds.
+        """
+        known = [
+            (
+                source.ready_at(now, slot=True) - now,
+                source.latency.mean or self.common.typical * source.service.pace(now, self.common),
+                source,
+            )
+            for source in self.sources
+        ]
+        free = [(max(0.0, wait), source.rate(mean), mean, source) for wait, mean, source in known if mean and wait < inf]
+        left, rate, until = float(tasks), 0.0, 0.0
+        for wait, more, _, _ in sorted(free, key=lambda each: each[0]):
+            if rate and left <= rate * (wait - until):
+                break
+            left -= rate * (wait - until)
+            rate, until = rate + more, wait
+        if not rate:
+            return None
+        taken = until + left / rate if tasks else 0.0
+        return taken + min(mean for _, _, mean, _ in free), taken + max(source.latency.at(0.95) or mean for _, _, mean, source in free)
 
     def _promising(self, now: float) -> list[Source]:
         """Return the sources that are expected to answer first; all of them in a small pool."""

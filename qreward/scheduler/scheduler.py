@@ -36,12 +36,13 @@ from qreward.scheduler.hedging import HedgingPolicy, Overdue
 from qreward.scheduler.limits.tokens import TokenEstimator
 from qreward.scheduler.load_balancing import Balancer
 from qreward.scheduler.outages import OutageTracker, deadline
-from qreward.scheduler.outcome import Answer, Cancelled, Failure, FailureKind, Outcome, RateLimitInfo
+from qreward.scheduler.outcome import Answer, Failure, FailureKind, Outcome, RateLimitInfo, described
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.source import Source
 from qreward.scheduler.stats import LEAST_INFLIGHT
 from qreward.scheduler.task import LOW, READ_AHEAD, Attempt, BatchFeed, CancelReason, Task, TaskState
 from qreward.scheduler.timer_wheel import PER_SECOND, Timed, TimerWheel
+from qreward.scheduler.why import said
 from qreward.settings.client import ClientConfig
 from qreward.settings.policies import Hedge, Retry
 
@@ -49,11 +50,11 @@ MOST_NAMED = 3
 """Maximum number of endpoints that an error message lists."""
 
 
-def timed_out(task: Task) -> RequestTimeout:
+def timed_out(now: float, task: Task) -> RequestTimeout:
     """Return the error of a task whose own timeout has passed."""
-    seen = "it was never sent: no endpoint had room" if task.sent_at is None else "an attempt was under way or waiting"
+    seen = f"{'it was never sent' if task.sent_at is None else 'an attempt was under way or waiting'}; {said(now, task.pool)}"
     if task.last_error is not None:
-        seen = f"the last failure was: {task.last_error}"
+        seen = f"the last failure was: {task.last_error}; {said(now, task.pool)}"
     error = RequestTimeout(f"no answer within the timeout of {task.timeout:g} s (queueing included) over {task.pool.name}; {seen}")
     error.__cause__ = task.last_error
     return error
@@ -65,28 +66,28 @@ def outage_error_factory(feed: BatchFeed) -> Callable[[], RequestTimeout]:
     names = ", ".join(repr(source.name) for source in pool.sources[:MOST_NAMED])
     if len(pool.sources) > MOST_NAMED:
         names += f" and {len(pool.sources) - MOST_NAMED} more"
-    reason = next((f"; the last failure was: {source.trouble}" for source in pool.sources if source.trouble), "")
+    reason = next((f"; the last failure was: {source.fault.message}" for source in pool.sources if source.fault is not None), "")
     return partial(
         RequestTimeout,
         f"never sent: no endpoint of {pool.name} has answered for {feed.timeout:g} s, the timeout of an item ({names}){reason}",
     )
 
 
-def too_late(task: Task) -> RequestTimeout:
+def too_late(now: float, task: Task) -> RequestTimeout:
     """Return the error of a task that is dropped before it is sent.
 
     Even a fast answer (5th percentile of the latency) of any source in service would come after the deadline of the task.
     """
     error = RequestTimeout(
         f"dropped before it was sent: no endpoint of {task.pool.name} answers within what is left of the timeout of {task.timeout:g} s"
-        " (queueing included); raise the timeout, send less at once, or add endpoints"
+        f" (queueing included); raise the timeout, send less at once, or add endpoints ({said(now, task.pool)})"
     )
     error.__cause__ = task.last_error
     return error
 
 
-def full(pool: Pool, most: int) -> QueueFull:
-    return QueueFull(f"{most} requests wait for {pool.name} already; send fewer at once, or raise max_queued")
+def full(now: float, pool: Pool, most: int) -> QueueFull:
+    return QueueFull(f"{most} requests wait for {pool.name} already; send fewer at once, or raise max_queued ({said(now, pool)})")
 
 
 def unservable_error(pool: Pool) -> QRewardError | None:
@@ -99,16 +100,6 @@ def unservable_error(pool: Pool) -> QRewardError | None:
         names = ", ".join(repr(source.name) for source in pool.sources)
         return CircuitOpen(f"every endpoint of the route {pool.name} is marked unhealthy ({names}); mark_healthy brings one back")
     return None
-
-
-def described(outcome: Failure | Cancelled) -> str:
-    """Describe what ended an attempt, for a log message. The server's text is left out, because that text may quote the request."""
-    if not isinstance(outcome, Failure):
-        return "requests were given up without an answer"
-    error = outcome.error
-    status, model = getattr(error, "status_code", None), getattr(error, "model", None)
-    answered = f"it answered {status}" + (f" for model {model!r}" if model else "")
-    return f"{type(error).__name__}: {error if status is None else answered}"
 
 
 def unsuitable_error(task: Task) -> QRewardError | None:
@@ -129,6 +120,11 @@ Command = tuple[Any, ...]
 LOOK_LATER = 0.25
 """Seconds after which a check is repeated. A pool with idle sources is checked again after this time. Attempts that were not copied because
 no source had capacity are also checked again after this time."""
+
+
+LOOK_HELD = 1.0
+"""Seconds after which it is checked again whether the items of a batch fail in an outage, while all its sources are paused. Only a request
+can end an outage."""
 
 
 STALLED = 0.1
@@ -341,6 +337,8 @@ class Scheduler:
     def _look_at(self, now: float, item: Timed) -> None:
         if isinstance(item, Pool):
             self._check_idle(now, item)
+        elif isinstance(item, BatchFeed) and all(source.held for source in item.pool.sources):
+            self.wheel.add(item, now + LOOK_HELD)
         elif isinstance(item, BatchFeed) and not self.outages.postpone(now, item):
             self._give_up(item, outage_error_factory(item))
 
@@ -458,7 +456,7 @@ class Scheduler:
     def _task_due(self, now: float, task: Task) -> None:
         if now >= task.deadline:
             task.trail = [*(task.trail or ()), *unanswered(task, now)]
-            self._finish(task, timed_out(task))
+            self._finish(task, timed_out(now, task))
             return
         if task.timeout is not None:
             self.wheel.add(task, task.deadline)
@@ -495,7 +493,7 @@ class Scheduler:
         if source is not None and not self._too_late(now, task, source):
             self._send(now, task, source)
         elif source is None:
-            self._line_up(task)
+            self._line_up(now, task)
             if task.failures:  # the best source is not ready, but another one that is may take it
                 self.pump(now, pool)
             self._look_later(now, pool)
@@ -513,11 +511,11 @@ class Scheduler:
             pool.balancer.forget(source)
         return source
 
-    def _line_up(self, task: Task) -> None:
+    def _line_up(self, now: float, task: Task) -> None:
         pool = task.pool
         error = unservable_error(pool) or unsuitable_error(task)
         if error is None and self._most_waiting is not None and task.state is TaskState.NEW and pool.queue.waiting >= self._most_waiting:
-            error = full(pool, self._most_waiting)
+            error = full(now, pool, self._most_waiting)
         if error is None:
             pool.queue.put(task)
         else:
@@ -604,7 +602,7 @@ class Scheduler:
             return False
         if any(now + other.latency.p5 <= task.deadline for other in task.pool.sources if other.health.in_service):
             return False
-        self._finish(task, too_late(task))
+        self._finish(task, too_late(now, task))
         return True
 
     def _send(self, now: float, task: Task, source: Source) -> None:
@@ -653,6 +651,7 @@ class Scheduler:
     def _start(self, now: float, task: Task) -> None:
         self._numbers += 1
         task.number = self._numbers
+        task.pool.live += 1
         task.born = now
         if task.timeout is not None:
             task.deadline = now + task.timeout
@@ -673,6 +672,8 @@ class Scheduler:
         if task.queued:
             task.pool.queue.ended(task)
         pool = task.pool
+        pool.ended += 1
+        pool.live -= task.number > 0
         pool.batch_inflight -= task.feed is not None
         if pool.due >= 0 and not pool.batch_inflight and not pool.queue.levels:
             self.wheel.remove(pool)

@@ -13,12 +13,13 @@ from random import Random
 from typing import TYPE_CHECKING, NamedTuple
 
 from qreward.quota.lease import Lease
+from qreward.reasons import ReasonCode
 from qreward.scheduler.estimate import CAPACITY, SourceService
 from qreward.scheduler.health import Cooldown, Health
 from qreward.scheduler.limits.concurrency import AdaptiveLimit, ConcurrencyLimit, FixedLimit
 from qreward.scheduler.limits.headers import DOUBT, HeaderRateLimit
 from qreward.scheduler.limits.rate import Gcra, LearnedRate
-from qreward.scheduler.outcome import Answer, RateLimitInfo
+from qreward.scheduler.outcome import Answer, Fault, RateLimitInfo
 from qreward.scheduler.prefixes import PredictedCache
 from qreward.scheduler.stats import LatencyStats, StallDetector, StreamTiming
 from qreward.scheduler.task import MOST_DOUBLINGS, Attempt, Task
@@ -54,6 +55,7 @@ class SourceCounters:
     ok: int = 0
     rejected: int = 0
     failed: int = 0
+    server_errors: int = 0
     cancelled: int = 0
     retried: int = 0
     hedged: int = 0
@@ -70,9 +72,9 @@ class Source:
     """
 
     __slots__ = (
-        "answered_at", "attempt_timeout", "attempts", "check_at", "cooldown", "counted_at", "down_since", "due", "handle", "health",
-        "inflight", "inflight_seconds", "latency", "learned", "lease", "look_after", "metered", "name", "pools",
-        "prefix_cache", "proven", "removed", "requests", "reserved", "service", "silence", "stream_timing", "tally", "tokens", "trouble",
+        "answered_at", "attempt_timeout", "attempts", "check_at", "cooldown", "counted_at", "down_since", "due", "fault", "handle",
+        "health", "held", "inflight", "inflight_seconds", "latency", "learned", "lease", "look_after", "metered", "name", "pools",
+        "prefix_cache", "proven", "removed", "requests", "reserved", "service", "silence", "stream_timing", "tally", "tokens",
         "unanswered", "weight", "window",
     )  # fmt: skip
 
@@ -93,6 +95,7 @@ class Source:
         self.handle: object = None
         self.pools: list[Pool] = []
         self.removed = False
+        self.held = ""  # why an operator has paused it; "" if it is not paused
         # limits
         self.window: ConcurrencyLimit = window or FixedLimit(limits.max_concurrency)
         self.learned = learned  # a rate limit learned from rejected requests; None if only the configured limits apply
@@ -121,7 +124,7 @@ class Source:
         self.answered_at = -inf  # when the latest answer came
         self.proven = -inf  # latest send time of a request that was answered
         self.unanswered = 0  # requests that timed out since the last sign of life
-        self.trouble = ""  # message of its last failure other than overload
+        self.fault: Fault | None = None  # its last failure other than overload
         self.prefix_cache = PredictedCache()
 
     def ready_at(self, now: float, slot: bool = False) -> float:
@@ -132,7 +135,7 @@ class Source:
         health = self.health
         if not slot and (self.inflight >= self.window.limit or self.inflight >= health.half_open_limit):
             return inf
-        if health.marked_unhealthy or self.removed:
+        if health.marked_unhealthy or self.removed or self.held:
             return inf
         at = max(health.open_until, self.cooldown.opens_at)
         if self.learned is not None and self.learned.pace is not None:
@@ -258,7 +261,7 @@ class Source:
     def available_soon(self, now: float) -> bool:
         """Return whether the source is expected to accept work within ``SOON`` seconds."""
         soon = now + SOON
-        if not self.health.in_service or self.removed or self.cooldown.opens_at >= soon:
+        if not self.health.in_service or self.removed or self.held or self.cooldown.opens_at >= soon:
             return False
         if not self.metered:
             return True
@@ -341,37 +344,47 @@ class Availability(NamedTuple):
 
     reason: str  # what prevents it; ``ready`` if nothing does
     seconds: float  # seconds until it may be sent a request; inf if an event must come first
+    code: ReasonCode
 
 
 def standing(now: float, source: Source) -> Availability:
     """Return whether a source may be sent a request now. If several reasons prevent that, return the reason that lasts longest."""
     health = source.health
-    if source.removed:
-        return Availability("removed", inf)
-    if health.marked_unhealthy:
-        return Availability("marked unhealthy", inf)
-    waits = [(at - now, reason) for at, reason in _obstacles(now, source) if at > now]
+    orders: list[tuple[bool | str, str, ReasonCode]] = [
+        (source.removed, "removed", "removed"),
+        (health.marked_unhealthy, "marked unhealthy", "marked_unhealthy"),
+        (source.held, source.held, "paused"),
+    ]
+    for given, reason, code in orders:
+        if given:
+            return Availability(reason, inf, code)
+    waits = [(at - now, reason, code) for at, reason, code in _obstacles(now, source) if at > now]
     if waits:
-        seconds, reason = max(waits)
-        return Availability(reason, seconds)
+        seconds, reason, code = max(waits)
+        return Availability(reason, seconds, code)
     if source.inflight >= health.half_open_limit:
-        return Availability(f"coming back: {health.half_open_limit:g} at a time", inf)
+        return Availability(f"coming back: {health.half_open_limit:g} at a time", inf, "recovering")
     if source.inflight >= source.window.limit:
-        return Availability("window full", inf)
-    return Availability("ready", 0.0)
+        return Availability("window full", inf, "concurrency_limit")
+    return Availability("ready", 0.0, "ready")
 
 
-def _obstacles(now: float, source: Source) -> Iterator[tuple[float, str]]:
+def _obstacles(now: float, source: Source) -> Iterator[tuple[float, str, ReasonCode]]:
     if source.lease is not None and not source.lease.is_valid(now):
-        yield inf, "waiting for its share"
-    yield source.health.open_until, "out of service after failures"
+        yield inf, "waiting for its share", "quota"
+    yield source.health.open_until, "out of service after failures", "out_of_service"
     asked = source.cooldown.uncapped_hint
     capped = "" if asked is None else f"; it asked for {asked:.4g} s, which max_retry_after shortens"
-    yield source.cooldown.opens_at, f"it turned requests away{capped}"
+    yield source.cooldown.opens_at, f"it turned requests away{capped}", "cooldown"
     if source.learned is not None:
-        yield source.learned.ready_at, f"paced at {source.learned.rate:.3g} requests/s, learned from rejects"
-    for limit, unit in ((source.requests, "requests"), (source.tokens, "tokens")):
+        yield source.learned.ready_at, f"paced at {source.learned.rate:.3g} requests/s, learned from rejects", "rate_limit"
+    limits: tuple[tuple[Gcra | HeaderRateLimit | None, str, ReasonCode], ...] = (
+        (source.requests, "requests", "rate_limit"),
+        (source.tokens, "tokens", "token_limit"),
+    )
+    for limit, unit, code in limits:
         if limit is not None and limit.ready_at == inf:
-            yield inf, "waiting for its share"
+            yield inf, "waiting for its share", "quota"
         elif limit is not None:
-            yield limit.ready_at, f"no {unit} left, as it says itself" if limit.rate == inf else f"limit of {limit.rate:.3g} {unit}/s"
+            words = f"no {unit} left, as it says itself" if limit.rate == inf else f"limit of {limit.rate:.3g} {unit}/s"
+            yield limit.ready_at, words, code

@@ -306,6 +306,7 @@ class MergeQueue:
                 item.sent_at = now
                 if item.lane.feed is not None:
                     item.born = now
+                    item.waiter.took()
                     if item.timeout is not None:
                         self._start_timeout(item, deadline(now, source, self._pool, item.timeout, item.waiter.opened_at))
             item.attach(request)

@@ -78,9 +78,8 @@ class RequestMerger:
         engine, watch = self.driver.engine, self.driver.watch
         if self._most_waiting is not None and not batch:
             with engine.lock:
-                waiting = self.queue.waiting_in_pool()
-            if waiting >= self._most_waiting:
-                raise endings.full(self._pool, self._most_waiting)
+                if self.queue.waiting_in_pool() >= self._most_waiting:
+                    raise endings.full(engine.clock(), self._pool, self._most_waiting)
         if watch is not None:
             for item in items:
                 watch.began(item)
@@ -149,9 +148,10 @@ class RequestMerger:
 
     def _tick(self) -> None:
         self._timer = None
+        now = self.driver.engine.clock()
         with self.driver.engine.lock:
-            late = self.queue.deadlines.due(self.driver.engine.clock())
-        self.end(late, endings.timed_out)
+            late = self.queue.deadlines.due(now)
+        self.end(late, partial(endings.timed_out, now), late=True)
         self._continue()
 
     # called by the loop driver
@@ -262,10 +262,10 @@ class RequestMerger:
 
     # ending early
 
-    def end(self, items: Iterable[MergedItem], error_of: Callable[[MergedItem], QRewardError] | None = None) -> None:
+    def end(self, items: Iterable[MergedItem], error_of: Callable[[MergedItem], QRewardError] | None = None, *, late: bool = False) -> None:
         """End items that wait or were sent. Withdraw merged requests whose items are then all over.
 
-        ``error_of`` returns the error of an item. It is None if the callers no longer wait.
+        ``error_of`` returns the error of an item. It is None if the callers no longer wait. ``late`` is True if their time is up.
         """
         items = [item for item in items if item.place is not OVER]
         if not items:
@@ -273,16 +273,16 @@ class RequestMerger:
         engine = self.driver.engine
         empty: list[Task] = []
         with engine.lock:
+            errors = [] if error_of is None else list(map(error_of, items))
             for item in items:
                 request = item.request
                 if item.place is WAITING:
                     self.queue.remove(item)
-                item.end(engine.clock() if error_of is endings.timed_out else None)
+                item.end(engine.clock() if late else None)
                 self._live.pop(item, None)
                 if request is not None and request.lost_one() and request.state is not TaskState.DONE:
                     self.queue.unqueue(request)
                     empty.append(request)
-        errors = [] if error_of is None else list(map(error_of, items))
         if errors and isinstance(errors[0], RequestTimeout):
             for task in empty:
                 task.deadline = engine.clock()
@@ -401,6 +401,11 @@ class MergedBatchWaiter(BatchWaiter):
     def more(self) -> None:
         if self._feed.failing is None and self._room(self._feed) > 0:
             self.read(self._feed)
+
+    def took(self) -> None:
+        """Record that an item was sent for the first time."""
+        if self._feed.left:
+            self._feed.left -= 1
 
     def unread(self) -> float:
         if self._feed.ended:

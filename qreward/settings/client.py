@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, field_validator, model_validator
 
 from qreward.errors import ConfigError
@@ -148,7 +149,59 @@ def load_config(source: str | Path | Mapping[str, Any]) -> ClientConfig:
 def read_config(source: str | Path | Mapping[str, Any]) -> tuple[ClientConfig, SettingsLocation]:
     """Return the configuration, and its location for messages. Unlike :func:`load_config`, this function logs no warnings."""
     content, place = read_settings(source, empty=_LEAST, known="with 'endpoints'")
-    return config_of(content, place), place
+    config, path = config_of(content, place), Path(f"{place}{OVERLAY}")
+    return (config if isinstance(source, Mapping) else _Overlay.read(path).over(config, path)), place
+
+
+OVERLAY = ".overlay.json"
+"""Ending of the file beside a configuration file, such as ``qreward.yaml.overlay.json``, with the limits that an operator has changed."""
+
+
+class _Overlay(msgspec.Struct):
+    """The content of an overlay: endpoint -> name of a limit -> limit, and endpoint -> why."""
+
+    limits: dict[str, dict[str, float | None]] = {}
+    reasons: dict[str, str] = {}
+
+    @classmethod
+    def read(cls, path: Path) -> _Overlay:
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=cls)
+        except FileNotFoundError:
+            return cls()
+        except (OSError, msgspec.MsgspecError) as error:
+            raise ConfigError(f"{path}: cannot be read: {error}") from None
+
+    def over(self, config: ClientConfig, path: Path) -> ClientConfig:
+        """Return a configuration with these limits. An endpoint that the configuration no longer has is left out."""
+        changed = []
+        for endpoint in config.endpoints:
+            try:
+                limits = endpoint.limits.changed(self.limits.get(endpoint.name, {}))
+            except ConfigError as error:
+                raise SettingsLocation(f"{path}: {endpoint.name!r}").named(error) from None
+            changed.append(endpoint if limits == endpoint.limits else endpoint.model_copy(update={"limits": limits}))
+        return config.model_copy(update={"endpoints": tuple(changed)}) if self.limits else config
+
+
+def keep_limits(file: str | Path, endpoint: str, limits: Mapping[str, float | None], reason: str) -> Path:
+    """Write limits of an endpoint to the overlay of a configuration file. Returns the path of the overlay.
+
+    Raises ``ConfigError`` if the file has no such endpoint, or if the file, the overlay or a limit is invalid.
+    """
+    config, place = read_config(file)
+    names = [each.name for each in config.endpoints]
+    if endpoint not in names:
+        raise ConfigError(f"{place}: there is no endpoint {endpoint!r}; {did_you_mean(endpoint, names, otherwise='the endpoints are')}")
+    path = Path(f"{place}{OVERLAY}")
+    overlay = _Overlay.read(path)
+    overlay.limits[endpoint] = {**overlay.limits.get(endpoint, {}), **limits}
+    overlay.reasons[endpoint] = reason
+    overlay.over(config, path)
+    new = path.with_suffix(".new")
+    new.write_bytes(msgspec.json.format(msgspec.json.encode(overlay)) + b"\n")
+    new.replace(path)
+    return path
 
 
 _LEAST = "it must contain at least 'endpoints'"

@@ -196,6 +196,10 @@ class Limits(Policy):
             raise ValueError(f"shared={self.shared!r} has nothing to share; set rpm, tpm or max_concurrency")
         return self
 
+    def changed(self, limits: Mapping[str, float | None]) -> Limits:
+        """Return these limits with others in place of some. Raises ``ConfigError``."""
+        return Limits(**{**{name: getattr(self, name) for name in Limits.model_fields}, **limits})
+
 
 class Timeouts(Policy):
     """Time limits of one attempt, in seconds. The limits do not include time in the queue.

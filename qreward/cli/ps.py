@@ -1,0 +1,24 @@
+"""``qreward ps``: lists the processes of this user that show themselves."""
+
+from __future__ import annotations
+
+import argparse
+
+import msgspec
+
+from qreward.live import view
+from qreward.live.directory import directory, processes
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the processes. Returns 0. Raises ``ConfigError`` if their directory cannot be used."""
+    found = list(processes(directory()))
+    if args.json:
+        print(msgspec.json.encode([{"pid": each.pid, "state": each.state, **each.document} for each in found]).decode())
+    else:
+        print("\n".join(view.plain(view.listed(found))) if found else view.NONE)
+    return 0

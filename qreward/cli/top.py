@@ -1,0 +1,87 @@
+"""``qreward top``: shows what all processes of this user do, once or until a key ends it, in a terminal or on a page."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import select
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from qreward.live import view
+from qreward.live.directory import directory, processes
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--once", action="store_true", help="print the state once, and end")
+    add("--json", action="store_true", help="print one JSON document for each update instead of text")
+    add("--interval", type=float, default=1.0, metavar="SECONDS", help="seconds between updates, at least 0.2 (default: %(default)g)")
+    add("--sort", choices=view.SORTS, default=view.SORTS[0], help="order of the endpoints (default: %(default)s)")
+    add("--web", action="store_true", help="serve the same as a page on 127.0.0.1, until Ctrl-C")
+    add("--port", type=int, default=0, metavar="PORT", help="port of the page (default: any free port)")
+    parser.epilog = "Keys: s sorts by the next column, e shows only endpoints with errors or without room, q ends."
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show the processes. Returns 0. Raises ``ConfigError`` if their directory cannot be used."""
+    folder, shown = directory(), view.Shown(sort=args.sort)
+    if args.web:
+        return _serve(args.port, lambda: view.html(view.blocks(list(processes(folder)), shown)))
+    interval = max(0.2, args.interval)
+    if args.json or args.once or not (sys.stdin.isatty() and sys.stdout.isatty() and importlib.util.find_spec("rich")):
+        while True:
+            found = list(processes(folder))
+            if args.json:
+                print(msgspec.json.encode([{"pid": each.pid, "state": each.state, **each.document} for each in found]).decode(), flush=True)
+            else:
+                _print(view.blocks(found, shown))
+            if args.once:
+                return 0
+            time.sleep(interval)
+    from rich.live import Live  # noqa: PLC0415 - an extra
+
+    key = ""
+    with _keys() as read, Live(screen=True, auto_refresh=False) as live:
+        while shown.take(key):
+            live.update(view.rich(view.blocks(list(processes(folder)), shown)), refresh=True)
+            key = read(interval)
+    return 0
+
+
+def _print(blocks: list[Any]) -> None:
+    if sys.stdout.isatty() and importlib.util.find_spec("rich"):
+        from rich.console import Console  # noqa: PLC0415
+
+        Console().print(view.rich(blocks))
+    else:
+        print("\n".join(view.plain(blocks)), flush=True)
+
+
+@contextmanager
+def _keys() -> Iterator[Any]:
+    """Read single keys from the terminal. Yields a function that waits some seconds for a key, and returns it or ``""``."""
+    import termios  # noqa: PLC0415 - not on Windows
+    import tty  # noqa: PLC0415
+
+    before = termios.tcgetattr(sys.stdin)
+    try:
+        tty.setcbreak(sys.stdin)
+        yield lambda seconds: os.read(0, 1).decode(errors="ignore") if select.select([0], [], [], seconds)[0] else ""
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+def _serve(port: int, table: Any) -> int:
+    from qreward.live.page import PageServer  # noqa: PLC0415
+
+    with PageServer(table, port) as server:
+        print(f"{server.url}\nCtrl-C ends it.", flush=True)
+        server.serve_forever()
+    return 0

@@ -1,0 +1,1 @@
+"""The state of a running client, for people who look at it."""

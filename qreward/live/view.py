@@ -1,0 +1,221 @@
+"""What ``ps``, ``top``, the page and notebooks show: blocks of text and tables, which become plain lines, an object of Rich, or HTML."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any, NamedTuple
+
+from qreward.live.directory import Process
+from qreward.notebook.render import Column, frame, number, seconds, table
+
+NONE = "no program shows itself; start one with QREWARD_LIVE=1, or call client.live() in it"
+BARS = "▁▂▃▄▅▆▇█"
+WIDTH = 30
+"""Number of seconds in a sparkline."""
+MOST_CHANGES = 3
+"""Number of latest orders that are shown."""
+
+
+class Block(NamedTuple):
+    """A line, or a table if it has heads. ``style`` is ``bold``, ``red`` or ``""``; ``words`` is the number of first columns with words."""
+
+    text: str = ""
+    style: str = ""
+    heads: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = ()
+    words: int = 1
+
+
+@dataclass
+class Shown:
+    """What the user has chosen to see."""
+
+    sort: str = "name"
+    only_bad: bool = False
+
+    def take(self, key: str) -> bool:
+        """Apply a key. Returns False if it ends the display."""
+        if key == "s":
+            self.sort = SORTS[(SORTS.index(self.sort) + 1) % len(SORTS)]
+        elif key == "e":
+            self.only_bad = not self.only_bad
+        return key != "q"
+
+    def endpoints(self, found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+        kept = [each for each in found if not self.only_bad or each["state"] != "ready" or each["failed"] or each["rejected"]]
+        return sorted(kept, key=lambda each: each["name"] if self.sort == "name" else -(each[self.sort] or 0))
+
+
+SORTS = ("name", "in_flight", "p95", "rejected", "failed")
+
+
+def sparkline(rates: Sequence[float]) -> str:
+    """Return one bar for each of the last ``WIDTH`` rates. A rate above 0 is never the lowest bar."""
+    most = max(rates, default=0) or 1
+    return "".join(BARS[-int(-7 * rate // most)] for rate in rates[-WIDTH:])
+
+
+def _since(at: float) -> str:
+    """Return the time since a moment of the wall clock, such as ``12 min``."""
+    passed = max(0.0, time.time() - at)
+    size, unit = next((each for each in ((86400, "d"), (3600, "h"), (60, "min")) if passed >= 2 * each[0]), (1, "s"))
+    return f"{passed / size:.0f} {unit}"
+
+
+def _state(process: Process) -> str:
+    if process.state != "running":
+        return f"{process.state}, last seen {_since(process.document['at'])} ago" if process.document else process.state
+    late = max((each["seconds"] for each in process.document["blocked"]), default=0.0)
+    return f"event loop blocked for {seconds(late)}" if late else "running"
+
+
+def _total(process: Process, name: str) -> int:
+    return sum(int(client["totals"][name]) for client in process.document.get("clients", {}).values())
+
+
+def listed(processes: Iterable[Process]) -> Iterator[Block]:
+    """Yield the table of ``qreward ps``."""
+    heads = ("pid", "program", "state", "age", "waiting", "in flight", "answered", "/s", "last 30 s")
+    rows = []
+    for each in processes:
+        document = each.document
+        rates, age = document.get("rates", []), _since(document["started"]) if document else ""
+        numbers = [number(_total(each, name)) for name in ("waiting", "in_flight", "answered")]
+        rows.append(
+            (str(each.pid), document.get("program", "?"), _state(each), age, *numbers, number(rates[-1] if rates else 0), sparkline(rates))
+        )
+    yield Block(heads=heads, rows=rows, words=3)
+
+
+def blocks(processes: Sequence[Process], shown: Shown) -> Iterator[Block]:
+    """Yield what ``qreward top`` shows."""
+    if not processes:
+        yield Block(NONE)
+    for process in processes:
+        document = process.document
+        rates = document.get("rates", [])
+        counts = [
+            f"{number(_total(process, name))} {words}"
+            for name, words in (("waiting", "wait"), ("in_flight", "in flight"), ("answered", "answered"))
+        ]
+        head = [
+            f"{process.pid} {document.get('program', '?')}",
+            _state(process),
+            *counts,
+            f"{number(rates[-1] if rates else 0)}/s {sparkline(rates)}",
+        ]
+        yield Block("  ".join(head), "bold" if process.state == "running" else "red")
+        for each in document.get("blocked", []):
+            yield from (Block(f"    {place}", "red") for place in each["stack"])
+        for client in document.get("clients", {}).values():
+            yield from _client(client, shown)
+        for change in document.get("changes", [])[-MOST_CHANGES:]:
+            why = f" ({change['reason']})" if change["reason"] else ""
+            yield Block(f"  {_since(change['at'])} ago: {change['action']}{why}: {'; '.join(change['effects'])}")
+
+
+def _client(client: Mapping[str, Any], shown: Shown) -> Iterator[Block]:
+    yield from (Block(f"  {why}", "red") for why in client["why"])
+    for model in client["models"]:
+        if model["eta"] is not None and model["waiting"]:
+            least, most = model["eta"]
+            yield Block(f"  {model['route']}: {number(model['waiting'])} wait, about {seconds(least)} to {seconds(most)}")
+    for batch in client["batches"]:
+        of = "" if batch["total"] is None else f" of {number(batch['total'])}"
+        failed = f", {number(batch['failed'])} failed" if batch["failed"] else ""
+        yield Block(f"  batch {batch['number']} for {batch['model']}: {number(batch['done'])}{of} done{failed}")
+    endpoints = shown.endpoints(client["endpoints"])
+    columns = {name: cells for name, cell in COLUMNS.items() if any(cells := [cell(each) for each in endpoints])}
+    if columns:
+        yield Block(heads=list(columns), rows=list(zip(*columns.values(), strict=True)), words=3)
+
+
+def _state_of(endpoint: Mapping[str, Any]) -> str:
+    left = endpoint["ready_in"]
+    return endpoint["state"].replace("_", " ") + (f", for {seconds(left)}" if left else "")
+
+
+def _some(name: str, show: Callable[[float], str] = number) -> Callable[[Mapping[str, Any]], str]:
+    return lambda each: show(each[name]) if each[name] else ""
+
+
+COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "endpoint": lambda each: each["name"],
+    "now": lambda each: each["why"].removeprefix(f"{each['name']} is ") if each["state"] == "paused" else _state_of(each),
+    "limit because": lambda each: each["limit_why"],
+    "in flight": lambda each: f"{each['in_flight']}/{each['limit']}",
+    "/s": _some("answers_per_second"),
+    "tok/s": _some("tokens_per_second"),
+    "p50": _some("p50", seconds),
+    "p95": _some("p95", seconds),
+    "answered": _some("answered"),
+    "rejected": _some("rejected"),
+    "5xx": _some("server_errors"),
+    "failed": _some("failed"),
+    "hedged": _some("hedged"),
+    "cached": _some("cached_share", lambda share: f"{share:.0%}"),
+    "cost": _some("cost", lambda cost: f"${cost:,.2f}"),
+}
+
+
+# the three forms
+
+
+def plain(shown: Iterable[Block]) -> Iterator[str]:
+    """Yield lines of text, without characters that a terminal would carry out."""
+    for block in shown:
+        if not block.heads:
+            yield _printable(block.text)
+            continue
+        rows = [block.heads, *block.rows]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            cells = (
+                cell.ljust(width) if at < block.words else cell.rjust(width)
+                for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+            )
+            yield _printable(f"  {'  '.join(cells)}".rstrip())
+
+
+def _printable(text: str) -> str:
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def rich(shown: Iterable[Block]) -> Any:
+    """Return an object that Rich prints."""
+    from rich.console import Group  # noqa: PLC0415 - an extra
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    made: list[Any] = []
+    for block in shown:
+        if not block.heads:
+            made.append(Text(_printable(block.text), block.style))
+            continue
+        grid = Table(box=None, pad_edge=True, header_style="dim")
+        for at, head in enumerate(block.heads):
+            grid.add_column(head, justify="left" if at < block.words else "right", no_wrap=at >= block.words)
+        for row in block.rows:
+            grid.add_row(*(Text(_printable(cell)) for cell in row))
+        made.append(grid)
+    return Group(*made)
+
+
+def html(shown: Iterable[Block]) -> str:
+    """Return HTML, in which all texts are escaped."""
+    look = {"bold": "font-weight:600;margin-top:1em", "red": "color:#e5534b", "": ""}
+    parts = []
+    for block in shown:
+        if block.heads:
+            cells = [Column(head, head, _cell(at), at < block.words) for at, head in enumerate(block.heads)]
+            parts.append(table(cells, block.rows))
+        else:
+            parts.append(f'<div style="{look[block.style]};overflow-wrap:anywhere;white-space:pre-wrap">{escape(block.text)}</div>')
+    return frame(*parts)
+
+
+def _cell(at: int) -> Callable[[Sequence[str]], str]:
+    return lambda row: escape(row[at])

@@ -1,0 +1,81 @@
+"""Why requests wait: the reasons as codes, and one sentence for the work of a route. The scheduler makes them (``scheduler.why``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+ReasonCode = Literal[
+    "ready", "running", "rate_limit", "token_limit", "concurrency_limit", "recovering", "cooldown", "out_of_service", "failing", "quota",
+    "no_answer", "held_back", "input", "consumer", "budget", "paused", "marked_unhealthy", "removed", "no_endpoint", "event_loop",
+]  # fmt: skip
+"""Why work waits. Of two endpoints that are expected to take a request at the same time, the one whose code comes first is the reason.
+
+- ``ready``, ``running``: nothing prevents the work.
+- ``rate_limit``, ``token_limit``: a limit on requests or tokens in a time: configured, learned, or stated by the server.
+- ``concurrency_limit``: as many requests are in flight as the endpoint may have.
+- ``recovering``: the endpoint was out of service, and gets few requests until more are answered.
+- ``cooldown``: the endpoint turned requests away (429, 503), and is left alone for a time.
+- ``out_of_service``: the circuit breaker is open, because requests failed.
+- ``failing``: the last requests failed, and are tried again or have ended with errors.
+- ``quota``: the quota of the account is used up, or the process waits for its share of a limit that processes share.
+- ``no_answer``: requests are in flight for far longer than usual, and nothing is answered.
+- ``held_back``: the last items of a batch are left to faster endpoints.
+- ``input``: the input of a batch has not given the next item yet.
+- ``consumer``: streams wait until their reader takes what has arrived.
+- ``budget``: a run may not spend more before requests in flight have ended.
+- ``paused``, ``marked_unhealthy``, ``removed``: an operator's decision.
+- ``no_endpoint``: no endpoint serves the model.
+- ``event_loop``: the event loop is blocked by code that does not yield, so that nothing is sent or read.
+"""
+
+WAITING: tuple[ReasonCode, ...] = (
+    "rate_limit", "token_limit", "concurrency_limit", "cooldown", "out_of_service", "failing", "quota", "no_answer", "paused",
+)  # fmt: skip
+"""The reasons that trainers log."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointReason:
+    """Why one endpoint takes no request now.
+
+    Attributes:
+        endpoint: name of the endpoint.
+        code: see ``ReasonCode``.
+        text: the reason with its numbers, such as ``gpu-0 is at its limit of 16 requests in flight``.
+        ready_in: seconds until the endpoint can take a request, 0.0 for now. None if an event must come first.
+    """
+
+    endpoint: str
+    code: ReasonCode
+    text: str
+    ready_in: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why the work of one route waits. ``str`` returns the sentence.
+
+    Attributes:
+        route: pattern of the route; ``""`` if the reason concerns all routes.
+        code: the binding reason: that of the endpoint that is expected to take a request first.
+        text: one sentence with numbers.
+        waiting: items that are not in flight and have no result.
+        in_flight: requests in flight.
+        endpoints: the endpoints, the binding one first.
+    """
+
+    route: str
+    code: ReasonCode
+    text: str
+    waiting: int = 0
+    in_flight: int = 0
+    endpoints: tuple[EndpointReason, ...] = ()
+
+    @property
+    def is_stuck(self) -> bool:
+        """True if work waits or is in flight, and something prevents it."""
+        return self.code not in ("ready", "running")
+
+    def __str__(self) -> str:
+        return self.text

@@ -45,12 +45,14 @@ class CommonService:
         overhead: work of an answer without tokens, in tokens.
         typical: mean work of an answer, in tokens; 1 while no source reports tokens.
         pace: seconds per unit of work without load; 0 before the first answer.
+        prior_seconds, prior_work: the answers that each source is assumed to have given (see ``PRIOR``).
     """
 
-    __slots__ = ("_count", "_seconds", "_sums", "_work", "overhead", "pace", "typical")
+    __slots__ = ("_count", "_seconds", "_sums", "_work", "overhead", "pace", "prior_seconds", "prior_work", "typical")
 
     def __init__(self) -> None:
         self.overhead, self.typical, self.pace = 0.0, 1.0, 0.0
+        self.prior_seconds, self.prior_work = 0.0, PRIOR
         self._seconds = self._work = 0.0
         self._count = 0
         self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)  # decayed sums of 1, tokens, tokens^2, work, tokens * work
@@ -72,6 +74,8 @@ class CommonService:
             self._sums = (0.995 * n + 1, 0.995 * t + tokens, 0.995 * tt + tokens * tokens, 0.995 * y + done, 0.995 * ty + tokens * done)
             if not self._count % FIT_EVERY:
                 self._fit()
+        self.prior_work = PRIOR * self.typical
+        self.prior_seconds = self.prior_work * self.pace
 
     def _fit(self) -> None:
         n, t, tt, y, ty = self._sums
@@ -91,14 +95,12 @@ class CommonService:
 class SourceService:
     """What one source has shown: its pace, and its share of failures."""
 
-    __slots__ = ("_at", "_common", "_length", "_pace", "_seconds", "_sent", "_taken", "_work", "failures")
+    __slots__ = ("_at", "_length", "_seconds", "_sent", "_taken", "_work", "failures")
 
     def __init__(self) -> None:
         self._seconds = self._taken = self._work = self._length = 0.0
         self._sent = self.failures = 0.0
-        self._at = 0.0  # time to which the observations were aged
-        self._pace = 0.0  # the pace at the latest answer
-        self._common: CommonService | None = None  # with which that pace was computed; None if it must be computed anew
+        self._at = 0.0  # time of the latest observation
 
     def answered(self, now: float, common: CommonService, seconds: float, tokens: int | None, load: float, capacity: int) -> float:
         """Add an answer to what is known about this source and about all sources.
@@ -125,8 +127,6 @@ class SourceService:
         self._work = keep * self._work + work
         self._taken = 0.95 * self._taken + seconds
         self._length = 0.95 * self._length + (tokens or common.typical)
-        prior = PRIOR * common.typical
-        self._pace, self._common = (self._seconds + prior * common.pace) / (self._work + prior), common
         self._sent = 0.95 * self._sent + 1.0
         if self.failures:
             self.failures = 0.95 * self.failures if self.failures > FORGOTTEN else 0.0
@@ -141,7 +141,6 @@ class SourceService:
             self._age(now)
             self._seconds += seconds
             self._work += common.typical
-            self._common = None
 
     def failed(self, now: float) -> None:
         self._age(now)
@@ -150,12 +149,11 @@ class SourceService:
 
     def pace(self, now: float, common: CommonService) -> float:
         """Return the seconds per unit of work without load; 0 if no source of the pool has answered yet."""
-        age = now - self._at
-        if age < IDLE and common is self._common:
-            return self._pace
-        fresh = 1.0 if age < IDLE else 0.5 ** (age / HALF_LIFE)
-        prior = PRIOR * common.typical
-        return (fresh * self._seconds + prior * common.pace) / (fresh * self._work + prior)
+        seconds, work = self._seconds, self._work
+        if now - self._at >= IDLE:
+            fresh = 0.5 ** ((now - self._at) / HALF_LIFE)
+            seconds, work = fresh * seconds, fresh * work
+        return (seconds + common.prior_seconds) / (work + common.prior_work)
 
     def recent(self) -> float:
         """Return the seconds per token of the latest answers, at the load that they met; 0 before the first answer."""
@@ -175,4 +173,4 @@ class SourceService:
             self._work *= fresh
             self._sent *= fresh
             self.failures *= fresh
-            self._at, self._common = now, None
+            self._at = now

@@ -18,9 +18,8 @@ M1  An amount counts from its grant until a minute (and ``MARGIN``) after the me
     join, leave, stall or die.
 M2  Credit accumulates evenly, at a rate of the limit divided by ``PERIOD``. For requests, at most the credit of one second accumulates, or
     two requests if that is more. For tokens, at most the credit of two seconds accumulates. Grants are taken from the credit.
-M3  Members that want more than the credit get equal parts over time, by start-time fair queueing (Goyal, Vin and Cheng 1996). Each member
-    has a clock that advances by the amounts granted to it. The member whose clock is furthest behind is served first. A new or returning
-    member starts at the common clock.
+M3  Every ``RENEW`` seconds, the credit is divided by max-min fairness among the members that want more. Each of them gets its part once.
+    If the part is too small to be useful, the member that has waited longest for a grant is served first.
 M4  A grant is at least the smallest amount that is useful to the member. If that amount exceeds the credit, the first member in order gets
     the amount once the credit of one second has accumulated. The credit is negative afterwards.
 
@@ -37,7 +36,6 @@ P3  If the parts must be whole numbers, a remainder is left, and some members ge
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import pairwise
 from math import floor, inf
 
 import msgspec
@@ -45,29 +43,21 @@ import msgspec
 from qreward.quota.messages import FRESH, LEASE, MARGIN, MINUTE, PERIOD, RENEW, STEP, Demand, Grant, RenewReply, RenewRequest
 
 
-def water_level(amount: float, vessels: Iterable[tuple[float, float]]) -> float:
-    """Return the level of an amount of water poured into connected vessels, or inf if the vessels cannot hold this amount.
-
-    Args:
-        amount: the amount of water.
-        vessels: (height of the bottom, capacity) of each vessel. A vessel holds one unit of water per unit of height.
+def level(amount: float, wants: Iterable[float]) -> float:
+    """Return the level up to which each want is met if an amount is divided by max-min fairness; inf if all wants are met.
 
     Example:
-        >>> water_level(10.0, [(0.0, 2.0), (0.0, 9.0), (0.0, 9.0)])
+        >>> level(10.0, [2.0, 9.0, 9.0])
         4.0
-        >>> water_level(2.0, [(0.0, 9.0), (5.0, 9.0)])
-        2.0
-        >>> water_level(30.0, [(0.0, 2.0), (0.0, 9.0)])
+        >>> level(30.0, [2.0, 9.0])
         inf
     """
-    edges = sorted(edge for bottom, room in vessels if room > 0 for edge in ((bottom, 1), (bottom + room, -1)))
-    width = 0
-    for (height, change), (above, _) in pairwise(edges):
-        width += change
-        room = (above - height) * width
-        if room >= amount:
-            return height + amount / width
-        amount -= room
+    ordered = sorted(wants)
+    for at, want in enumerate(ordered):
+        part = amount / (len(ordered) - at)
+        if want >= part:
+            return part
+        amount -= want
     return inf
 
 
@@ -87,7 +77,7 @@ class Account(msgspec.Struct, array_like=True):
     at: float  # time of the member's last report
     spent: float
     returned: float
-    served: float = 0.0  # the member's clock for fair queueing
+    served: float = -inf  # time of the last grant
     out: float = 0.0  # amount that was granted and has not been reported as used
     want: float = 0.0  # amount that the member wants in addition to ``out``
     least: float = 1.0  # the smallest amount that is useful to the member
@@ -102,7 +92,8 @@ class WindowQuota(msgspec.Struct, array_like=True):
     used: dict[int, float] = {}  # number of the time step -> amount reported as used in this step
     credit: float = 0.0  # amount that may be granted at the time ``since``
     since: float = -inf
-    clock: float = 0.0  # the common clock: the clock of the member furthest behind, of all members that want a grant
+    round: float = -inf  # time at which the credit was last divided
+    part: float = 0.0  # the equal part of this division
 
     @property
     def rate(self) -> float:
@@ -134,19 +125,15 @@ class WindowQuota(msgspec.Struct, array_like=True):
         """Apply a member's report: the amounts that it used, has left, and wants."""
         account = self.accounts.get(member)
         if account is None:
-            account = self.accounts[member] = Account(now, need.spent, need.returned, self.clock)
+            account = self.accounts[member] = Account(now, need.spent, need.returned)
         used, returned = max(0.0, need.spent - account.spent), max(0.0, need.returned - account.returned)
         self._use(now, used)
         self._refund(returned)
         left = max(0.0, need.left)
         back = account.out - left - used + returned  # the unused part of the grants; negative if the member used more than its grants
         self.credit = min(self.most, self.credit + back)
-        account.served -= back
-        wanted = account.want > 0  # if so, its clock stays behind, and it is served first
         account.at, account.spent, account.returned, account.out = now, need.spent, need.returned, left
         account.want, account.least = max(0.0, need.want - left), need.least
-        if account.want and not wanted:
-            account.served = max(account.served, self.clock)
 
     def grant(self, now: float, member: str) -> float:
         """Grant a member its part of the credit, and return this amount."""
@@ -154,26 +141,25 @@ class WindowQuota(msgspec.Struct, array_like=True):
         if account.want <= 0:
             return 0.0
         hungry = {name: other for name, other in self.accounts.items() if other.want > 0 and now <= other.at + FRESH}
-        self.clock = max(self.clock, min(other.served for other in hungry.values()))
         room = self.limit - self.counted()
-        given = min(self._fair_part(account, hungry, min(self.credit, room)) or self._piece(member, hungry, room), account.want)
+        alone = len(hungry) == 1
+        if alone or now >= self.round + RENEW:
+            self.round, self.part = now, level(max(0.0, min(self.credit, room)), [other.want for other in hungry.values()])
+        if account.served >= self.round and not alone:
+            return 0.0
+        part = min(account.want, self.part, self.credit, room)
+        part = floor(part + HAIR) if self.whole else part
+        given = part if part >= min(account.least, account.want) else self._piece(member, hungry, room)
+        if given:
+            account.served = now
         account.out += given
         account.want -= given
-        account.served += given
         self.credit -= given
         return given
 
     def counted(self) -> float:
         """Return the sum of the amounts that count now (rule M1)."""
         return sum(self.used.values()) + sum(account.out for account in self.accounts.values())
-
-    def _fair_part(self, account: Account, hungry: dict[str, Account], amount: float) -> float:
-        """Return a member's fair part of an amount, or 0 if this part is too small to be useful to the member."""
-        height = water_level(amount, ((other.served, other.want) for other in hungry.values()))
-        part = min(account.want, max(0.0, height - account.served))
-        if self.whole:
-            part = floor(part + HAIR)
-        return part if part >= min(account.least, account.want) else 0.0
 
     def _piece(self, member: str, hungry: dict[str, Account], room: float) -> float:
         """Return the smallest amount that is useful to a member.
@@ -253,7 +239,7 @@ class PermitPool(msgspec.Struct, array_like=True):
 
     def _fair(self, now: float, member: str) -> float:
         wants = {name: holder.want for name, holder in self.holders.items() if now <= holder.at + LEASE}
-        height = water_level(self.total, ((0.0, want) for want in wants.values()))
+        height = level(self.total, wants.values())
         if self.whole and height < inf:
             height = floor(height + HAIR)
         if wants[member] <= height:

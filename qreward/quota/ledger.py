@@ -4,9 +4,9 @@ sources, in different processes, that share its limits. The ledger records how m
 The ledger does no I/O and reads no clock. Callers pass in ``now``, in seconds of a clock that all processes of the ledger share. Between
 two calls the ledger can be stored anywhere.
 
-A new ledger may replace a lost ledger while members still hold shares of the lost ledger. For the time of one lease the new ledger is
-therefore *young* and grants nothing. A member that reports a share keeps it, and every other member waits. If no member can hold a share,
-the ledger is created without this period, as ``Ledger()``.
+A new ledger may replace a lost ledger while members still hold shares of the lost ledger. The credit of the new ledger begins at zero,
+because the lost ledger granted evenly until then. For the time of one lease, the new ledger is *young*: members keep the requests in flight
+that they report, and no share of them grows. If no member can hold a share, the ledger is created as ``Ledger()``, and is not young.
 
 Shares are max-min fair: small demands are met in full, and what remains is divided equally (water filling; Bertsekas and Gallager, Data
 Networks, 6.5.2).
@@ -81,6 +81,7 @@ class Account(msgspec.Struct, array_like=True):
     out: float = 0.0  # amount that was granted and has not been reported as used
     want: float = 0.0  # amount that the member wants in addition to ``out``
     least: float = 1.0  # the smallest amount that is useful to the member
+    rate: float = 0.0  # amount per minute that the member could use
 
 
 class WindowQuota(msgspec.Struct, array_like=True):
@@ -105,9 +106,14 @@ class WindowQuota(msgspec.Struct, array_like=True):
         """The largest credit that may accumulate."""
         return max(LEAST_WAITING, self.rate) if self.whole else 2 * self.rate
 
-    def advance(self, now: float, *, young: bool) -> None:
+    def renew(self, now: float, member: str, need: Demand) -> Grant:
+        """Apply a member's report, and return its grant."""
+        self.report(now, member, need)
+        return Grant(self.limit, self.share(member), self.grant(now, member))
+
+    def advance(self, now: float, begun: float = -inf) -> None:
         """Add credit up to ``now``, drop use older than a minute, and close the accounts of members whose lease has run out."""
-        self.credit = 0.0 if young else min(self.most, self.credit + (now - max(self.since, now - MINUTE)) * self.rate)
+        self.credit = min(self.most, self.credit + (now - max(self.since, begun, now - MINUTE)) * self.rate)
         self.since = now
         oldest = (now - MINUTE - MARGIN) / STEP - 1
         for step in [step for step in self.used if step <= oldest]:
@@ -133,7 +139,7 @@ class WindowQuota(msgspec.Struct, array_like=True):
         back = account.out - left - used + returned  # the unused part of the grants; negative if the member used more than its grants
         self.credit = min(self.most, self.credit + back)
         account.at, account.spent, account.returned, account.out = now, need.spent, need.returned, left
-        account.want, account.least = max(0.0, need.want - left), need.least
+        account.want, account.least, account.rate = max(0.0, need.want - left), need.least, need.rate
 
     def grant(self, now: float, member: str) -> float:
         """Grant a member its part of the credit, and return this amount."""
@@ -156,6 +162,11 @@ class WindowQuota(msgspec.Struct, array_like=True):
         account.want -= given
         self.credit -= given
         return given
+
+    def share(self, member: str) -> float:
+        """Return the member's max-min fair part of what is granted in a minute."""
+        total = self.rate * MINUTE
+        return min(total, self.accounts[member].rate, level(total, [account.rate for account in self.accounts.values()]))
 
     def counted(self) -> float:
         """Return the sum of the amounts that count now (rule M1)."""
@@ -211,9 +222,8 @@ class Holder(msgspec.Struct, array_like=True):
 
 
 class PermitPool(msgspec.Struct, array_like=True):
-    """Limits the requests in flight of all members, by the rules P1 to P3. ``Ledger`` also divides limits per minute with this class."""
+    """Limits the requests in flight of all members, by the rules P1 to P3."""
 
-    whole: bool  # True if the shares are whole numbers
     total: float = inf  # the limit
     holders: dict[str, Holder] = {}
 
@@ -232,18 +242,16 @@ class PermitPool(msgspec.Struct, array_like=True):
         self.holders.pop(member, None)
         others = self.held(now)
         holder = self.holders[member] = Holder(now, min(need.rate, self.total), 0.0, need.using, need.lasts)
-        share = min(need.hold, self.total) if young else max(0.0, min(self._fair(now, member), self.total - others))
-        share = floor(share) if self.whole else share
+        share = floor(min(need.hold, self.total) if young else max(0.0, min(self._fair(now, member), self.total - others)))
         holder.held = max(need.hold, share)
         return share
 
     def _fair(self, now: float, member: str) -> float:
         wants = {name: holder.want for name, holder in self.holders.items() if now <= holder.at + LEASE}
         height = level(self.total, wants.values())
-        if self.whole and height < inf:
-            height = floor(height + HAIR)
         if wants[member] <= height:
             return wants[member]
+        height = floor(height + HAIR)
         short = sorted(name for name, want in wants.items() if want > height)
         left = int(self.total - sum(min(height, want) for want in wants.values()))
         place = short.index(member) - left * floor(now / TURN)
@@ -285,31 +293,22 @@ class Ledger(msgspec.Struct, array_like=True):
     members: dict[str, Member] = {}
     requests: WindowQuota = msgspec.field(default_factory=lambda: WindowQuota(whole=True))
     tokens: WindowQuota = msgspec.field(default_factory=lambda: WindowQuota(whole=False))
-    permits: PermitPool = msgspec.field(default_factory=lambda: PermitPool(whole=True))
-    request_shares: PermitPool = msgspec.field(default_factory=lambda: PermitPool(whole=False))
-    token_shares: PermitPool = msgspec.field(default_factory=lambda: PermitPool(whole=False))
+    permits: PermitPool = msgspec.field(default_factory=PermitPool)
 
     def renew(self, now: float, member: str, request: RenewRequest) -> RenewReply:
         """Apply a member's demand and return the member's shares. The renewals of one member must arrive in order; some may be lost."""
         limits = [inf if need is None else need.limit for need in (request.requests, request.tokens, request.permits)]
         self.members[member] = Member(max(self.now, now), *limits)
         now = self._advance(now)
-        young = now < self.begun + LEASE
-        reply = RenewReply(len(self.members), young)
+        reply = RenewReply(len(self.members))
         if request.requests is not None:
-            reply.requests = self._grant(now, member, request.requests, self.requests, self.request_shares, young=young)
+            reply.requests = self.requests.renew(now, member, request.requests)
         if request.tokens is not None:
-            reply.tokens = self._grant(now, member, request.tokens, self.tokens, self.token_shares, young=young)
+            reply.tokens = self.tokens.renew(now, member, request.tokens)
         if request.permits is not None:
-            held = self.permits.renew(now, member, request.permits, young=young)
+            held = self.permits.renew(now, member, request.permits, young=now < self.begun + LEASE)
             reply.permits = Grant(self.permits.total, held)
         return reply
-
-    @staticmethod
-    def _grant(now: float, member: str, need: Demand, quota: WindowQuota, shares: PermitPool, *, young: bool) -> Grant:
-        hold = shares.renew(now, member, need, young=young)
-        quota.report(now, member, need)
-        return Grant(quota.limit, hold, 0.0 if young else quota.grant(now, member))
 
     def leave(self, now: float, member: str, request: RenewRequest) -> None:
         """Remove a member that leaves.
@@ -328,8 +327,7 @@ class Ledger(msgspec.Struct, array_like=True):
         now = self._advance(now)
         for quota in (self.requests, self.tokens):
             quota.close(now, member)
-        for pool in (self.permits, self.request_shares, self.token_shares):
-            pool.holders.pop(member, None)
+        self.permits.holders.pop(member, None)
 
     def silent(self, now: float) -> list[str]:
         """Return the members that may have died, because their renewals are late."""
@@ -353,10 +351,8 @@ class Ledger(msgspec.Struct, array_like=True):
         if members := self.members.values():  # without members the last limits stay
             self.requests.limit, self.tokens.limit = min(each.requests for each in members), min(each.tokens for each in members)
             self.permits.total = min(each.permits for each in members)
-            self.request_shares.total, self.token_shares.total = (each.limit * MINUTE / PERIOD for each in (self.requests, self.tokens))
         for quota in (self.requests, self.tokens):
             if quota.limit < inf:
-                quota.advance(now, young=now < self.begun + LEASE)
-        for pool in (self.permits, self.request_shares, self.token_shares):
-            pool.advance(now)
+                quota.advance(now, self.begun)
+        self.permits.advance(now)
         return now

@@ -68,7 +68,6 @@ class RenewReply(msgspec.Struct, array_like=True):
     """The ledger's reply to a renewal."""
 
     members: int  # number of members
-    young: bool = False  # True if the ledger may not know all members yet. A member that holds a share continues to use it on its own.
     lease: float = LEASE  # seconds for which the reply is valid, from when the member sent its request
     requests: Grant | None = None
     tokens: Grant | None = None

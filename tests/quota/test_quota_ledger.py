@@ -91,15 +91,17 @@ def test_odd_slots_go_round_so_that_no_member_starves() -> None:
         assert sum(times) >= 0.95 * limit * members.now, (limit, count)
 
 
-def test_shares_of_a_rate_add_up_to_what_may_be_handed_out_and_no_more() -> None:
+def test_shares_of_a_rate_are_equal_parts_of_what_is_granted_in_a_minute_and_what_some_do_not_want_is_for_the_others() -> None:
     for kind in ("requests", "tokens"):
-        ledger, shares = Ledger(), dict.fromkeys("abcde", 0.0)
-        for _ in range(4):
-            for name in shares:
-                need = Demand(600, want=1000, rate=inf, hold=shares[name])
-                shares[name] = renewed(ledger, 0.0, name, kind, need).hold
-                assert sum(shares.values()) <= 600 * MINUTE / PERIOD + 1e-6
-        assert list(shares.values()) == pytest.approx([600 * MINUTE / PERIOD / 5] * 5)
+        for rates, parts in (([inf] * 4, [1 / 4] * 4), ([60.0, inf, inf], [60 * PERIOD / MINUTE / 600, None, None]), ([0.0, inf], [0, 1])):
+            ledger = Ledger()
+            for _ in range(2):
+                found = [
+                    renewed(ledger, 0.0, f"m{number}", kind, Demand(600, want=1000, rate=rate)).hold / (600 * MINUTE / PERIOD)
+                    for number, rate in enumerate(rates)
+                ]
+            left = (1 - sum(part or 0 for part in parts)) / max(1, parts.count(None))
+            assert found == pytest.approx([left if part is None else part for part in parts]), (kind, rates)
 
 
 def test_a_share_that_shrinks_is_not_given_to_others_before_its_member_has_reported_that_it_knows() -> None:
@@ -143,8 +145,8 @@ def test_each_kind_of_share_of_a_dead_process_is_there_at_once() -> None:
             if now == 2.0:
                 ledger.remove_dead(2.0, "a")
             held.append(renewed(ledger, now, member, kind, Demand(600, want=600, rate=inf, using=600)).hold)
-        shares[kind] = (held[1], held[2] == held[0])
-    assert shares == dict.fromkeys(shares, (0, True))
+        shares[kind] = (held[1] / held[0], held[2] == held[0])
+    assert shares == {"requests": (0.5, True), "tokens": (0.5, True), "permits": (0, True)}
 
 
 def test_a_member_that_is_silent_for_ever_leaves_nothing_in_the_ledger() -> None:
@@ -333,29 +335,22 @@ def test_what_proves_unused_later_is_taken_off_what_was_used_first_and_others_ma
 # a new ledger, clocks, messages
 
 
-def test_a_new_ledger_lets_those_go_on_that_hold_something_and_gives_nothing_to_others() -> None:
-    ledger, most = Ledger(100.0), 600 * MINUTE / PERIOD
-    found = {}
-    for name, rate, held in (("holder", 70.0, 3), ("newcomer", 0.0, 0), ("greedy", 700.0, 9)):
-        minute = Demand(600, want=1000, rate=inf, hold=rate)
-        reply = ledger.renew(100.0, name, RenewRequest(minute, minute, Demand(8, hold=held, rate=inf)))
-        assert reply.young
-        parts = [getattr(reply, kind) for kind in KINDS]
-        found[name] = [(part.hold, part.grant) for part in parts]
-    all_of_it = (pytest.approx(most), 0)
-    assert found == {
-        "holder": [(70.0, 0), (70.0, 0), (3, 0)],
-        "newcomer": [(0, 0)] * 3,
-        "greedy": [all_of_it, all_of_it, (8, 0)],
-    }
+def test_a_new_ledger_lets_those_go_on_that_hold_slots_and_gives_none_to_others_for_the_time_of_a_lease() -> None:
+    ledger = Ledger(100.0)
+    found = {name: slots(ledger, 100.0, name, hold) for name, hold in (("holder", 3), ("newcomer", 0), ("greedy", 9))}
+    assert found == {"holder": 3, "newcomer": 0, "greedy": 8}
     for name in ("greedy", "newcomer"):
         ledger.remove_dead(100.0, name)
-    request = RenewRequest(Demand(600, want=1000, rate=inf), None, Demand(8, rate=inf))
-    last, later = (ledger.renew(100.0 + LEASE - early, "newcomer", request) for early in (0.01, 0.0))
-    assert (last.young, later.young) == (True, False)
-    assert later.permits == Grant(8, 4)
-    assert later.requests is not None
-    assert later.requests.grant == 0, "no credit accumulates before"
+    assert [slots(ledger, 100.0 + LEASE - early, "newcomer") for early in (0.01, 0.0)] == [0, 4]
+
+
+def test_a_new_ledger_begins_without_credit_and_counts_what_members_have_left_of_the_ledger_before() -> None:
+    for kind in ("requests", "tokens"):
+        ledger = Ledger(100.0)
+        assert granted(ledger, 100.0, "a", 1000, 6000, kind, left=30.0) == 0, kind
+        got = [granted(ledger, now, "b", 1000, 6000, kind) for now in (100.1, 100.4)]
+        assert sum(got) + 30 <= 0.4 * 6000 / PERIOD, kind
+        assert granted(ledger, 101.0, "b", 1000, 6000, kind) > 0, kind
 
 
 def test_a_clock_that_goes_back_a_little_changes_nothing_and_one_of_another_time_is_told_apart() -> None:

@@ -1,36 +1,8 @@
-"""The ledger of the limits of one key. A *key* stands for the address and the API key of an endpoint. The *members* of a key are the
-sources, in different processes, that share its limits. The ledger records how much each member may use per minute and have in flight.
+"""The ledger of the limits of one key. It records how much each *member* may use per minute and have in flight. A key stands for the
+address and the API key of an endpoint; its members are the sources, in different processes, that share its limits.
 
 The ledger does no I/O and reads no clock. Callers pass in ``now``, in seconds of a clock that all processes of the ledger share. Between
-two calls the ledger can be stored anywhere.
-
-A new ledger may replace a lost ledger while members still hold shares of the lost ledger. The credit of the new ledger begins at zero,
-because the lost ledger granted evenly until then. For the time of one lease, the new ledger is *young*: members keep the requests in flight
-that they report, and no share of them grows. If no member can hold a share, the ledger is created as ``Ledger()``, and is not young.
-
-Shares are max-min fair: small demands are met in full, and what remains is divided equally (water filling; Bertsekas and Gallager, Data
-Networks, 6.5.2).
-
-``WindowQuota`` limits the use in any minute. It grants small amounts to the members.
-
-M1  An amount counts from its grant until a minute (and ``MARGIN``) after the member reported it as used. The sum of all amounts that count
-    never exceeds the limit. An amount that is never reported counts as used. So no minute has more use than the limit, even if members
-    join, leave, stall or die.
-M2  Credit accumulates evenly, at a rate of the limit divided by ``PERIOD``. For requests, at most the credit of one second accumulates, or
-    two requests if that is more. For tokens, at most the credit of two seconds accumulates. Grants are taken from the credit.
-M3  Every ``RENEW`` seconds, the credit is divided by max-min fairness among the members that want more. Each of them gets its part once.
-    If the part is too small to be useful, the member that has waited longest for a grant is served first.
-M4  A grant is at least the smallest amount that is useful to the member. If that amount exceeds the credit, the first member in order gets
-    the amount once the credit of one second has accumulated. The credit is negative afterwards.
-
-``PermitPool`` limits the requests in flight. It divides the limit among the members that want a share.
-
-P1  A member's share is its max-min fair part, reduced to what the other members leave free (see P2). A share therefore grows only after
-    another member reports a smaller share, loses its lease or dies.
-P2  Until its next report, a member is assumed to use the largest of three numbers: the share that it reported, the share that it was
-    granted, and its requests in flight.
-P3  If the parts must be whole numbers, a remainder is left, and some members get one slot more than others. After each ``TURN`` different
-    members get these slots. So every member gets a slot at times, even if the limit is smaller than the number of members.
+two calls the ledger can be stored anywhere. docs/design/sharing.md has the rules, and says why they keep to the limits.
 """
 
 from __future__ import annotations
@@ -85,7 +57,7 @@ class Account(msgspec.Struct, array_like=True):
 
 
 class WindowQuota(msgspec.Struct, array_like=True):
-    """Limits the use of all members per minute, by the rules M1 to M4."""
+    """Limits the use of all members per minute: grants them credit, and counts it until a minute after its use was reported."""
 
     whole: bool  # True if only whole numbers are granted
     limit: float = inf  # amount per minute
@@ -113,7 +85,9 @@ class WindowQuota(msgspec.Struct, array_like=True):
 
     def advance(self, now: float, begun: float = -inf) -> None:
         """Add credit up to ``now``, drop use older than a minute, and close the accounts of members whose lease has run out."""
-        self.credit = min(self.most, self.credit + (now - max(self.since, begun, now - MINUTE)) * self.rate)
+        if self.since < begun:  # the ledger before this one may have granted as much in advance
+            self.since, self.credit = begun, -self.most
+        self.credit = min(self.most, self.credit + (now - max(self.since, now - MINUTE)) * self.rate)
         self.since = now
         oldest = (now - MINUTE - MARGIN) / STEP - 1
         for step in [step for step in self.used if step <= oldest]:
@@ -169,7 +143,7 @@ class WindowQuota(msgspec.Struct, array_like=True):
         return min(total, self.accounts[member].rate, level(total, [account.rate for account in self.accounts.values()]))
 
     def counted(self) -> float:
-        """Return the sum of the amounts that count now (rule M1)."""
+        """Return the sum of the amounts that count now. It never exceeds the limit."""
         return sum(self.used.values()) + sum(account.out for account in self.accounts.values())
 
     def _piece(self, member: str, hungry: dict[str, Account], room: float) -> float:
@@ -203,8 +177,8 @@ assert RENEW < FRESH < LEASE
 
 
 TURN = 15.0
-"""Seconds after which the remaining slots of rule P3 go to the next members. After each change these slots are unused for about half a
-second."""
+"""Seconds after which the slots that cannot be divided evenly go to the next members. After each change these slots are unused for about
+half a second."""
 
 
 class Holder(msgspec.Struct, array_like=True):
@@ -217,12 +191,12 @@ class Holder(msgspec.Struct, array_like=True):
     lasts: float = 0.0  # seconds after which the requests in flight have certainly ended
 
     def holds(self, now: float) -> float:
-        """Return how much the member is assumed to use (rule P2). After the end of its lease, only its requests in flight count."""
+        """Return how much the member may be using. After the end of its lease, only its requests in flight count."""
         return max(self.held, self.using) if now <= self.at + LEASE else float(self.using)
 
 
 class PermitPool(msgspec.Struct, array_like=True):
-    """Limits the requests in flight of all members, by the rules P1 to P3."""
+    """Limits the requests in flight of all members. A share grows only by what other members have given up."""
 
     total: float = inf  # the limit
     holders: dict[str, Holder] = {}
@@ -234,7 +208,7 @@ class PermitPool(msgspec.Struct, array_like=True):
                 del self.holders[name]
 
     def held(self, now: float) -> float:
-        """Return the sum of the amounts that the members are assumed to use (rule P2)."""
+        """Return the sum of the amounts that the members may be using."""
         return sum(holder.holds(now) for holder in self.holders.values())
 
     def renew(self, now: float, member: str, need: Demand, *, young: bool) -> float:
@@ -273,10 +247,11 @@ class Member(msgspec.Struct, array_like=True):
 
 
 class Ledger(msgspec.Struct, array_like=True):
-    """The ledger of one key. It records the limits of the key and the shares of its members. The module docstring lists the rules.
+    """The ledger of one key. It records the limits of the key and the shares of its members.
 
     Args:
-        begun: time of creation; -inf if no earlier ledger can have granted shares.
+        begun: time of creation; -inf if no earlier ledger can have granted shares. Otherwise the credit begins below zero, and no share of
+            the requests in flight grows for the time of one lease.
 
     Example:
         >>> ledger, request = Ledger(), RenewRequest(permits=Demand(limit=8, rate=20))

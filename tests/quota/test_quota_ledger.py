@@ -344,13 +344,13 @@ def test_a_new_ledger_lets_those_go_on_that_hold_slots_and_gives_none_to_others_
     assert [slots(ledger, 100.0 + LEASE - early, "newcomer") for early in (0.01, 0.0)] == [0, 4]
 
 
-def test_a_new_ledger_begins_without_credit_and_counts_what_members_have_left_of_the_ledger_before() -> None:
-    for kind in ("requests", "tokens"):
-        ledger = Ledger(100.0)
-        assert granted(ledger, 100.0, "a", 1000, 6000, kind, left=30.0) == 0, kind
-        got = [granted(ledger, now, "b", 1000, 6000, kind) for now in (100.1, 100.4)]
-        assert sum(got) + 30 <= 0.4 * 6000 / PERIOD, kind
-        assert granted(ledger, 101.0, "b", 1000, 6000, kind) > 0, kind
+def test_a_new_ledger_waits_for_the_credit_of_a_burst_and_for_what_members_have_left_of_the_ledger_before() -> None:
+    for kind, limit, left, until in (("requests", 6000, 30.0, 1.31), ("tokens", 6000, 30.0, 2.31), ("requests", 60, 0.0, 3.0)):
+        ledger, per_second = Ledger(100.0), limit / PERIOD
+        assert granted(ledger, 100.0, "a", 1000, limit, kind, left=left) == 0, kind
+        early, later = (granted(ledger, 100.0 + after, "b", 1000, limit, kind) for after in (until - 0.01, until + 0.5))
+        assert early == 0, (kind, limit)
+        assert 0 < later <= 0.52 * per_second + 1, (kind, limit)
 
 
 def test_a_clock_that_goes_back_a_little_changes_nothing_and_one_of_another_time_is_told_apart() -> None:

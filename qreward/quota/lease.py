@@ -212,13 +212,12 @@ class LeasedQuota(Gcra):
         self.rate = self._own_rate()
         self._arrival = now + self.least / self.rate
 
-    def need(self, limit: float, *, lapsed: bool, want: float, rate: float) -> Demand:
+    def need(self, limit: float, *, want: float, rate: float) -> Demand:
         """Return the demand for a renewal. If too little is left for a request, that amount goes back to all members."""
-        hold = 0.0 if lapsed else self.share
         if self.is_used_up():
             self.left = min(self.left, 0.0)
         least = self.least - min(self.left, 0.0)
-        return Demand(limit, want, hold, rate, least, self.spent, self.returned, self.left)
+        return Demand(limit, want, rate=rate, least=least, spent=self.spent, returned=self.returned, left=self.left)
 
     def _own_rate(self) -> float:
         slower = SLOWER if self._whole else 0.0

@@ -38,7 +38,7 @@ def quota_of(lease: Lease) -> LeasedQuota:
 
 
 def demand_of(quota: LeasedQuota) -> Demand:
-    return quota.need(quota.limit, lapsed=False, want=0, rate=0)
+    return quota.need(quota.limit, want=0, rate=0)
 
 
 # while the lease is valid
@@ -74,7 +74,7 @@ def test_what_was_left_of_a_lease_that_has_run_out_is_not_sent_later_nor_held() 
     assert all(quota.ready_at <= 1.0 for quota in lease.quotas)
     assert lease.lapse(LEASE)
     assert [quota.ready_at for quota in lease.quotas] == [inf, inf]
-    assert [quota.need(600, lapsed=lapsed, want=0, rate=0).hold for quota in lease.quotas for lapsed in (False, True)] == [600, 0, 600, 0]
+    assert [demand_of(quota).left for quota in lease.quotas] == [0, 0]
 
 
 def test_a_grant_is_added_to_what_is_left_and_spread_over_the_time_until_the_next_renewal() -> None:
@@ -313,8 +313,7 @@ def test_a_member_alone_gives_up_what_it_was_granted() -> None:
     lease = lease_of(requests=Grant(600, 60, 10))
     lease.go_alone(1.0, RenewRequest(requests=Demand(600)), "away")
     assert lease.may_send(1.1)
-    demand = demand_of(quota_of(lease))
-    assert (demand.left, demand.hold) == (0.0, 60)
+    assert (demand_of(quota_of(lease)).left, quota_of(lease).share) == (0.0, 60)
 
 
 # what a source asks for

@@ -222,35 +222,33 @@ async def test_a_batch_has_the_contexts_of_its_requests_and_none_of_its_own(depl
     assert len({request for _, requests, _ in seen for request in requests}) == 6
 
 
-def measured(batch: Any) -> Any:
-    class Measured:
-        def __init__(self) -> None:
-            self.batches: list[list[Any]] = []
+def measured(size: int, measure: Any) -> Callable[[Any], Any]:
+    def made(batch: Any) -> Any:
+        class Measured:
+            def __init__(self) -> None:
+                self.batches: list[list[Any]] = []
 
-        async def __call__(self, what: str, item: Any) -> Any:
-            return await getattr(self, what.replace(" ", "_"))(item)
+            @batch(max_batch_size=size, batch_wait_timeout_s=0.2, batch_size_fn=measure)
+            async def note(self, items: list[Any]) -> list[Any]:
+                self.batches.append(items)
+                return [[item] for item in items]
 
-        async def noted(self) -> list[list[Any]]:
-            batches, self.batches = self.batches, []
-            return batches
+            async def __call__(self, item: Any) -> Any:
+                return await self.note(item)
 
-    def method(size: int, measure: Any) -> Any:
-        @batch(max_batch_size=size, batch_wait_timeout_s=0.5, batch_size_fn=measure)
-        async def note(self: Any, items: list[Any]) -> list[Any]:
-            self.batches.append(items)
-            return [[item] for item in items]
+            async def noted(self) -> list[list[Any]]:
+                return self.batches
 
-        return note
+        return Measured
 
-    for what, (size, measure, _) in SIZES.items():
-        setattr(Measured, what.replace(" ", "_"), method(size, measure))
-    return Measured
+    return made
 
 
 async def test_no_batch_is_larger_than_its_size_function_allows_and_no_item_is_lost(deploy: Deploy) -> None:
-    handle = deploy(measured)
     for what, (size, measure, items) in SIZES.items():
-        assert await asyncio.gather(*(handle.remote(what, item) for item in items)) == [[item] for item in items], what
+        handle = deploy(measured(size, measure))
+        found = await asyncio.wait_for(asyncio.gather(*(handle.remote(item) for item in items)), 30)
+        assert found == [[item] for item in items], what
         batches = await handle.noted.remote()
         assert max(map(measure or len, batches)) <= size, what
         assert sorted(map(str, sum(batches, []))) == sorted(map(str, items)), what  # noqa: RUF017 - a few items

@@ -222,6 +222,39 @@ async def test_a_batch_has_the_contexts_of_its_requests_and_none_of_its_own(depl
     assert len({request for _, requests, _ in seen for request in requests}) == 6
 
 
+def with_models(batch: Any) -> Any:
+    class WithModels:
+        @batch(max_batch_size=4, batch_wait_timeout_s=0.2)
+        async def note(self, items: list[int]) -> list[tuple[int, str]]:
+            from ray import serve
+
+            return [(item, serve.get_multiplexed_model_id()) for item in items]
+
+        @batch(max_batch_size=4, batch_wait_timeout_s=0.2)
+        async def pieces(self, items: list[int]) -> Any:
+            from ray import serve
+
+            for number in range(2):
+                yield [(item, serve.get_multiplexed_model_id(), number) for item in items]
+
+        async def __call__(self, item: int) -> tuple[int, str]:
+            return await self.note(item)
+
+        async def read(self, item: int) -> list[Any]:
+            return [piece async for piece in self.pieces(item)]
+
+    return WithModels
+
+
+async def test_each_item_of_a_batch_or_a_stream_runs_with_the_model_of_its_request(deploy: Deploy) -> None:
+    handle = deploy(with_models)
+    models = ["a", "b", ""] * 3
+    asked = [(handle.options(multiplexed_model_id=model), item, model) for item, model in enumerate(models)]
+    assert await asyncio.gather(*(each.remote(item) for each, item, _ in asked)) == [(item, model) for _, item, model in asked]
+    streams = await asyncio.wait_for(asyncio.gather(*(each.read.remote(item) for each, item, _ in asked)), 60)
+    assert streams == [[(item, model, number) for number in range(2)] for _, item, model in asked]
+
+
 def measured(size: int, measure: Any) -> Callable[[Any], Any]:
     def made(batch: Any) -> Any:
         class Measured:

@@ -24,8 +24,8 @@ def asked(number: int) -> RenewRequest:
     """Return a renewal of all three limits with high demand."""
     used = float(number)
     return RenewRequest(
-        Demand(6000, want=20, hold=70, rate=inf, spent=used),
-        Demand(6e6, want=2e4, hold=1e5, rate=inf, least=900.0, spent=900 * used),
+        Demand(6000, want=20, rate=inf, spent=used),
+        Demand(6e6, want=2e4, rate=inf, least=900.0, spent=900 * used),
         Demand(64, hold=8, rate=64),
     )
 

@@ -78,7 +78,7 @@ def _checked(found: int, name: object, is_right: Callable[[int], bool]) -> int:
     )
 
 
-LAYOUT = 2
+LAYOUT = 3
 """Version of the file format. It is part of the file name, so that programs with different formats use different files."""
 HEAD = struct.Struct("<QII")
 """The beginning of a slot: number of the change, length and checksum of the content."""

@@ -4,7 +4,7 @@ A ``LeasedQuota`` replaces the source's limits on requests and on tokens, and a 
 the source's ``Lease``. The source sends nothing before it has a share, and nothing after the lease has expired, even if the process was
 suspended meanwhile.
 
-If shares cannot be renewed, because the ledger does not answer or is young, the member is *on its own*. It continues with its last share,
+If shares cannot be renewed, because the ledger does not answer, the member is *on its own*. It continues with its last share,
 as a rate limit. For requests this rate is one request a minute lower than the share, so that the members together stay within the limit
 in every minute. A member without a share uses an eighth of the limit.
 """
@@ -87,12 +87,7 @@ class Lease:
 
     def take_over(self, now: float, sent_at: float, reply: RenewReply) -> None:
         """Apply the reply to a renewal that was sent at ``sent_at``."""
-        holds_any = any(quota.share for quota in self.quotas) or 0 < self.permits < inf
-        if reply.young and not self.own and not holds_any:  # there is no share to continue with
-            self.until, self.members, self.news = -inf, reply.members, "the ledger has just begun"
-            return
-        self.members, self.news = reply.members, "on its last share: the ledger has just begun" if reply.young else ""
-        self._set_own(now, own=reply.young)
+        self.members, self.news, self.own = reply.members, "", False
         self.until = sent_at + reply.lease
         if reply.permits is not None:
             self._permit(reply.permits.hold)
@@ -108,7 +103,10 @@ class Lease:
         if request.permits is not None and not self.members:
             self._permit(max(1, floor(request.permits.limit / NEWCOMER)))
         self.until, self.news = now + LEASE, reason
-        self._set_own(now, own=True)
+        if not self.own:
+            for quota in self.quotas:
+                quota.begin_own(now)
+        self.own = True
 
     def end(self) -> None:
         """Give up all shares, because the process leaves the ledger."""
@@ -134,12 +132,6 @@ class Lease:
     def _permit(self, permits: float) -> None:
         self.permits = permits
         self.window.cap(permits)
-
-    def _set_own(self, now: float, *, own: bool) -> None:
-        if own and not self.own:
-            for quota in self.quotas:
-                quota.begin_own(now)
-        self.own = own
 
 
 class LeasedQuota(Gcra):
@@ -211,9 +203,8 @@ class LeasedQuota(Gcra):
         """Apply the ledger's grant."""
         self.share, self.limit, self.rate = part.hold, part.limit, max(part.hold, HAIR) / 60
         self.left += part.grant
-        if not self._lease.own:
-            self._spread = max(self.left / RENEW, self.rate)
-            self._arrival = min(self._arrival, now + RENEW)  # earlier large requests must not delay the use of this grant
+        self._spread = max(self.left / RENEW, self.rate)
+        self._arrival = min(self._arrival, now + RENEW)  # earlier large requests must not delay the use of this grant
 
     def begin_own(self, now: float) -> None:
         """Use the share as a rate limit from now on."""
@@ -221,13 +212,12 @@ class LeasedQuota(Gcra):
         self.rate = self._own_rate()
         self._arrival = now + self.least / self.rate
 
-    def need(self, limit: float, *, lapsed: bool, want: float, rate: float) -> Demand:
+    def need(self, limit: float, *, want: float, rate: float) -> Demand:
         """Return the demand for a renewal. If too little is left for a request, that amount goes back to all members."""
-        hold = 0.0 if lapsed else self.share
         if self.is_used_up():
             self.left = min(self.left, 0.0)
         least = self.least - min(self.left, 0.0)
-        return Demand(limit, want, hold, rate, least, self.spent, self.returned, self.left)
+        return Demand(limit, want, rate=rate, least=least, spent=self.spent, returned=self.returned, left=self.left)
 
     def _own_rate(self) -> float:
         slower = SLOWER if self._whole else 0.0

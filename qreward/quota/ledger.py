@@ -1,43 +1,13 @@
-"""The ledger of the limits of one key. A *key* stands for the address and the API key of an endpoint. The *members* of a key are the
-sources, in different processes, that share its limits. The ledger records how much each member may use per minute and have in flight.
+"""The ledger of the limits of one key. It records how much each *member* may use per minute and have in flight. A key stands for the
+address and the API key of an endpoint; its members are the sources, in different processes, that share its limits.
 
 The ledger does no I/O and reads no clock. Callers pass in ``now``, in seconds of a clock that all processes of the ledger share. Between
-two calls the ledger can be stored anywhere.
-
-A new ledger may replace a lost ledger while members still hold shares of the lost ledger. For the time of one lease the new ledger is
-therefore *young* and grants nothing. A member that reports a share keeps it, and every other member waits. If no member can hold a share,
-the ledger is created without this period, as ``Ledger()``.
-
-Shares are max-min fair: small demands are met in full, and what remains is divided equally (water filling; Bertsekas and Gallager, Data
-Networks, 6.5.2).
-
-``WindowQuota`` limits the use in any minute. It grants small amounts to the members.
-
-M1  An amount counts from its grant until a minute (and ``MARGIN``) after the member reported it as used. The sum of all amounts that count
-    never exceeds the limit. An amount that is never reported counts as used. So no minute has more use than the limit, even if members
-    join, leave, stall or die.
-M2  Credit accumulates evenly, at a rate of the limit divided by ``PERIOD``. For requests, at most the credit of one second accumulates, or
-    two requests if that is more. For tokens, at most the credit of two seconds accumulates. Grants are taken from the credit.
-M3  Members that want more than the credit get equal parts over time, by start-time fair queueing (Goyal, Vin and Cheng 1996). Each member
-    has a clock that advances by the amounts granted to it. The member whose clock is furthest behind is served first. A new or returning
-    member starts at the common clock.
-M4  A grant is at least the smallest amount that is useful to the member. If that amount exceeds the credit, the first member in order gets
-    the amount once the credit of one second has accumulated. The credit is negative afterwards.
-
-``PermitPool`` limits the requests in flight. It divides the limit among the members that want a share.
-
-P1  A member's share is its max-min fair part, reduced to what the other members leave free (see P2). A share therefore grows only after
-    another member reports a smaller share, loses its lease or dies.
-P2  Until its next report, a member is assumed to use the largest of three numbers: the share that it reported, the share that it was
-    granted, and its requests in flight.
-P3  If the parts must be whole numbers, a remainder is left, and some members get one slot more than others. After each ``TURN`` different
-    members get these slots. So every member gets a slot at times, even if the limit is smaller than the number of members.
+two calls the ledger can be stored anywhere. docs/design/sharing.md has the rules, and says why they keep to the limits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import pairwise
 from math import floor, inf
 
 import msgspec
@@ -45,29 +15,21 @@ import msgspec
 from qreward.quota.messages import FRESH, LEASE, MARGIN, MINUTE, PERIOD, RENEW, STEP, Demand, Grant, RenewReply, RenewRequest
 
 
-def water_level(amount: float, vessels: Iterable[tuple[float, float]]) -> float:
-    """Return the level of an amount of water poured into connected vessels, or inf if the vessels cannot hold this amount.
-
-    Args:
-        amount: the amount of water.
-        vessels: (height of the bottom, capacity) of each vessel. A vessel holds one unit of water per unit of height.
+def level(amount: float, wants: Iterable[float]) -> float:
+    """Return the level up to which each want is met if an amount is divided by max-min fairness; inf if all wants are met.
 
     Example:
-        >>> water_level(10.0, [(0.0, 2.0), (0.0, 9.0), (0.0, 9.0)])
+        >>> level(10.0, [2.0, 9.0, 9.0])
         4.0
-        >>> water_level(2.0, [(0.0, 9.0), (5.0, 9.0)])
-        2.0
-        >>> water_level(30.0, [(0.0, 2.0), (0.0, 9.0)])
+        >>> level(30.0, [2.0, 9.0])
         inf
     """
-    edges = sorted(edge for bottom, room in vessels if room > 0 for edge in ((bottom, 1), (bottom + room, -1)))
-    width = 0
-    for (height, change), (above, _) in pairwise(edges):
-        width += change
-        room = (above - height) * width
-        if room >= amount:
-            return height + amount / width
-        amount -= room
+    ordered = sorted(wants)
+    for at, want in enumerate(ordered):
+        part = amount / (len(ordered) - at)
+        if want >= part:
+            return part
+        amount -= want
     return inf
 
 
@@ -87,14 +49,15 @@ class Account(msgspec.Struct, array_like=True):
     at: float  # time of the member's last report
     spent: float
     returned: float
-    served: float = 0.0  # the member's clock for fair queueing
+    served: float = -inf  # time of the last grant
     out: float = 0.0  # amount that was granted and has not been reported as used
     want: float = 0.0  # amount that the member wants in addition to ``out``
     least: float = 1.0  # the smallest amount that is useful to the member
+    rate: float = 0.0  # amount per minute that the member could use
 
 
 class WindowQuota(msgspec.Struct, array_like=True):
-    """Limits the use of all members per minute, by the rules M1 to M4."""
+    """Limits the use of all members per minute: grants them credit, and counts it until a minute after its use was reported."""
 
     whole: bool  # True if only whole numbers are granted
     limit: float = inf  # amount per minute
@@ -102,7 +65,8 @@ class WindowQuota(msgspec.Struct, array_like=True):
     used: dict[int, float] = {}  # number of the time step -> amount reported as used in this step
     credit: float = 0.0  # amount that may be granted at the time ``since``
     since: float = -inf
-    clock: float = 0.0  # the common clock: the clock of the member furthest behind, of all members that want a grant
+    round: float = -inf  # time at which the credit was last divided
+    part: float = 0.0  # the equal part of this division
 
     @property
     def rate(self) -> float:
@@ -114,9 +78,16 @@ class WindowQuota(msgspec.Struct, array_like=True):
         """The largest credit that may accumulate."""
         return max(LEAST_WAITING, self.rate) if self.whole else 2 * self.rate
 
-    def advance(self, now: float, *, young: bool) -> None:
+    def renew(self, now: float, member: str, need: Demand) -> Grant:
+        """Apply a member's report, and return its grant."""
+        self.report(now, member, need)
+        return Grant(self.limit, self.share(member), self.grant(now, member))
+
+    def advance(self, now: float, begun: float = -inf) -> None:
         """Add credit up to ``now``, drop use older than a minute, and close the accounts of members whose lease has run out."""
-        self.credit = 0.0 if young else min(self.most, self.credit + (now - max(self.since, now - MINUTE)) * self.rate)
+        if self.since < begun:  # the ledger before this one may have granted as much in advance
+            self.since, self.credit = begun, -self.most
+        self.credit = min(self.most, self.credit + (now - max(self.since, now - MINUTE)) * self.rate)
         self.since = now
         oldest = (now - MINUTE - MARGIN) / STEP - 1
         for step in [step for step in self.used if step <= oldest]:
@@ -134,19 +105,15 @@ class WindowQuota(msgspec.Struct, array_like=True):
         """Apply a member's report: the amounts that it used, has left, and wants."""
         account = self.accounts.get(member)
         if account is None:
-            account = self.accounts[member] = Account(now, need.spent, need.returned, self.clock)
+            account = self.accounts[member] = Account(now, need.spent, need.returned)
         used, returned = max(0.0, need.spent - account.spent), max(0.0, need.returned - account.returned)
         self._use(now, used)
         self._refund(returned)
         left = max(0.0, need.left)
         back = account.out - left - used + returned  # the unused part of the grants; negative if the member used more than its grants
         self.credit = min(self.most, self.credit + back)
-        account.served -= back
-        wanted = account.want > 0  # if so, its clock stays behind, and it is served first
         account.at, account.spent, account.returned, account.out = now, need.spent, need.returned, left
-        account.want, account.least = max(0.0, need.want - left), need.least
-        if account.want and not wanted:
-            account.served = max(account.served, self.clock)
+        account.want, account.least, account.rate = max(0.0, need.want - left), need.least, need.rate
 
     def grant(self, now: float, member: str) -> float:
         """Grant a member its part of the credit, and return this amount."""
@@ -154,26 +121,30 @@ class WindowQuota(msgspec.Struct, array_like=True):
         if account.want <= 0:
             return 0.0
         hungry = {name: other for name, other in self.accounts.items() if other.want > 0 and now <= other.at + FRESH}
-        self.clock = max(self.clock, min(other.served for other in hungry.values()))
         room = self.limit - self.counted()
-        given = min(self._fair_part(account, hungry, min(self.credit, room)) or self._piece(member, hungry, room), account.want)
+        alone = len(hungry) == 1
+        if alone or now >= self.round + RENEW:
+            self.round, self.part = now, level(max(0.0, min(self.credit, room)), [other.want for other in hungry.values()])
+        if account.served >= self.round and not alone:
+            return 0.0
+        part = min(account.want, self.part, self.credit, room)
+        part = floor(part + HAIR) if self.whole else part
+        given = part if part >= min(account.least, account.want) else self._piece(member, hungry, room)
+        if given:
+            account.served = now
         account.out += given
         account.want -= given
-        account.served += given
         self.credit -= given
         return given
 
-    def counted(self) -> float:
-        """Return the sum of the amounts that count now (rule M1)."""
-        return sum(self.used.values()) + sum(account.out for account in self.accounts.values())
+    def share(self, member: str) -> float:
+        """Return the member's max-min fair part of what is granted in a minute."""
+        total = self.rate * MINUTE
+        return min(total, self.accounts[member].rate, level(total, [account.rate for account in self.accounts.values()]))
 
-    def _fair_part(self, account: Account, hungry: dict[str, Account], amount: float) -> float:
-        """Return a member's fair part of an amount, or 0 if this part is too small to be useful to the member."""
-        height = water_level(amount, ((other.served, other.want) for other in hungry.values()))
-        part = min(account.want, max(0.0, height - account.served))
-        if self.whole:
-            part = floor(part + HAIR)
-        return part if part >= min(account.least, account.want) else 0.0
+    def counted(self) -> float:
+        """Return the sum of the amounts that count now. It never exceeds the limit."""
+        return sum(self.used.values()) + sum(account.out for account in self.accounts.values())
 
     def _piece(self, member: str, hungry: dict[str, Account], room: float) -> float:
         """Return the smallest amount that is useful to a member.
@@ -206,8 +177,8 @@ assert RENEW < FRESH < LEASE
 
 
 TURN = 15.0
-"""Seconds after which the remaining slots of rule P3 go to the next members. After each change these slots are unused for about half a
-second."""
+"""Seconds after which the slots that cannot be divided evenly go to the next members. After each change these slots are unused for about
+half a second."""
 
 
 class Holder(msgspec.Struct, array_like=True):
@@ -220,14 +191,13 @@ class Holder(msgspec.Struct, array_like=True):
     lasts: float = 0.0  # seconds after which the requests in flight have certainly ended
 
     def holds(self, now: float) -> float:
-        """Return how much the member is assumed to use (rule P2). After the end of its lease, only its requests in flight count."""
+        """Return how much the member may be using. After the end of its lease, only its requests in flight count."""
         return max(self.held, self.using) if now <= self.at + LEASE else float(self.using)
 
 
 class PermitPool(msgspec.Struct, array_like=True):
-    """Limits the requests in flight of all members, by the rules P1 to P3. ``Ledger`` also divides limits per minute with this class."""
+    """Limits the requests in flight of all members. A share grows only by what other members have given up."""
 
-    whole: bool  # True if the shares are whole numbers
     total: float = inf  # the limit
     holders: dict[str, Holder] = {}
 
@@ -238,7 +208,7 @@ class PermitPool(msgspec.Struct, array_like=True):
                 del self.holders[name]
 
     def held(self, now: float) -> float:
-        """Return the sum of the amounts that the members are assumed to use (rule P2)."""
+        """Return the sum of the amounts that the members may be using."""
         return sum(holder.holds(now) for holder in self.holders.values())
 
     def renew(self, now: float, member: str, need: Demand, *, young: bool) -> float:
@@ -246,18 +216,16 @@ class PermitPool(msgspec.Struct, array_like=True):
         self.holders.pop(member, None)
         others = self.held(now)
         holder = self.holders[member] = Holder(now, min(need.rate, self.total), 0.0, need.using, need.lasts)
-        share = min(need.hold, self.total) if young else max(0.0, min(self._fair(now, member), self.total - others))
-        share = floor(share) if self.whole else share
+        share = floor(min(need.hold, self.total) if young else max(0.0, min(self._fair(now, member), self.total - others)))
         holder.held = max(need.hold, share)
         return share
 
     def _fair(self, now: float, member: str) -> float:
         wants = {name: holder.want for name, holder in self.holders.items() if now <= holder.at + LEASE}
-        height = water_level(self.total, ((0.0, want) for want in wants.values()))
-        if self.whole and height < inf:
-            height = floor(height + HAIR)
+        height = level(self.total, wants.values())
         if wants[member] <= height:
             return wants[member]
+        height = floor(height + HAIR)
         short = sorted(name for name, want in wants.items() if want > height)
         left = int(self.total - sum(min(height, want) for want in wants.values()))
         place = short.index(member) - left * floor(now / TURN)
@@ -279,10 +247,11 @@ class Member(msgspec.Struct, array_like=True):
 
 
 class Ledger(msgspec.Struct, array_like=True):
-    """The ledger of one key. It records the limits of the key and the shares of its members. The module docstring lists the rules.
+    """The ledger of one key. It records the limits of the key and the shares of its members.
 
     Args:
-        begun: time of creation; -inf if no earlier ledger can have granted shares.
+        begun: time of creation; -inf if no earlier ledger can have granted shares. Otherwise the credit begins below zero, and no share of
+            the requests in flight grows for the time of one lease.
 
     Example:
         >>> ledger, request = Ledger(), RenewRequest(permits=Demand(limit=8, rate=20))
@@ -299,31 +268,22 @@ class Ledger(msgspec.Struct, array_like=True):
     members: dict[str, Member] = {}
     requests: WindowQuota = msgspec.field(default_factory=lambda: WindowQuota(whole=True))
     tokens: WindowQuota = msgspec.field(default_factory=lambda: WindowQuota(whole=False))
-    permits: PermitPool = msgspec.field(default_factory=lambda: PermitPool(whole=True))
-    request_shares: PermitPool = msgspec.field(default_factory=lambda: PermitPool(whole=False))
-    token_shares: PermitPool = msgspec.field(default_factory=lambda: PermitPool(whole=False))
+    permits: PermitPool = msgspec.field(default_factory=PermitPool)
 
     def renew(self, now: float, member: str, request: RenewRequest) -> RenewReply:
         """Apply a member's demand and return the member's shares. The renewals of one member must arrive in order; some may be lost."""
         limits = [inf if need is None else need.limit for need in (request.requests, request.tokens, request.permits)]
         self.members[member] = Member(max(self.now, now), *limits)
         now = self._advance(now)
-        young = now < self.begun + LEASE
-        reply = RenewReply(len(self.members), young)
+        reply = RenewReply(len(self.members))
         if request.requests is not None:
-            reply.requests = self._grant(now, member, request.requests, self.requests, self.request_shares, young=young)
+            reply.requests = self.requests.renew(now, member, request.requests)
         if request.tokens is not None:
-            reply.tokens = self._grant(now, member, request.tokens, self.tokens, self.token_shares, young=young)
+            reply.tokens = self.tokens.renew(now, member, request.tokens)
         if request.permits is not None:
-            held = self.permits.renew(now, member, request.permits, young=young)
+            held = self.permits.renew(now, member, request.permits, young=now < self.begun + LEASE)
             reply.permits = Grant(self.permits.total, held)
         return reply
-
-    @staticmethod
-    def _grant(now: float, member: str, need: Demand, quota: WindowQuota, shares: PermitPool, *, young: bool) -> Grant:
-        hold = shares.renew(now, member, need, young=young)
-        quota.report(now, member, need)
-        return Grant(quota.limit, hold, 0.0 if young else quota.grant(now, member))
 
     def leave(self, now: float, member: str, request: RenewRequest) -> None:
         """Remove a member that leaves.
@@ -342,8 +302,7 @@ class Ledger(msgspec.Struct, array_like=True):
         now = self._advance(now)
         for quota in (self.requests, self.tokens):
             quota.close(now, member)
-        for pool in (self.permits, self.request_shares, self.token_shares):
-            pool.holders.pop(member, None)
+        self.permits.holders.pop(member, None)
 
     def silent(self, now: float) -> list[str]:
         """Return the members that may have died, because their renewals are late."""
@@ -367,10 +326,8 @@ class Ledger(msgspec.Struct, array_like=True):
         if members := self.members.values():  # without members the last limits stay
             self.requests.limit, self.tokens.limit = min(each.requests for each in members), min(each.tokens for each in members)
             self.permits.total = min(each.permits for each in members)
-            self.request_shares.total, self.token_shares.total = (each.limit * MINUTE / PERIOD for each in (self.requests, self.tokens))
         for quota in (self.requests, self.tokens):
             if quota.limit < inf:
-                quota.advance(now, young=now < self.begun + LEASE)
-        for pool in (self.permits, self.request_shares, self.token_shares):
-            pool.advance(now)
+                quota.advance(now, self.begun)
+        self.permits.advance(now)
         return now

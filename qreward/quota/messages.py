@@ -28,8 +28,9 @@ after its report."""
 class Demand(msgspec.Struct, array_like=True):
     """Reports a member's state and demand for one limit.
 
-    For a rate limit, amounts are requests or tokens, and ``limit``, ``hold`` and ``rate`` are per minute. For a concurrency limit, amounts
-    are requests in flight; ``want``, ``least``, ``spent``, ``returned`` and ``left`` have no meaning.
+    For a rate limit, amounts are requests or tokens, and ``limit`` and ``rate`` are per minute. For a concurrency limit, amounts are
+    requests in flight. ``hold``, ``using`` and ``lasts`` have a meaning only for a concurrency limit, and ``want``, ``least``, ``spent``,
+    ``returned`` and ``left`` only for a rate limit.
 
     Attributes:
         spent: total of the granted amounts that the member has used since it started.
@@ -38,7 +39,7 @@ class Demand(msgspec.Struct, array_like=True):
 
     limit: float  # the configured limit
     want: float = 0.0  # amount that the member could use until its next renewal, including ``left``
-    hold: float = 0.0  # the share that the member holds
+    hold: float = 0.0  # the share that the member holds, of the requests in flight
     rate: float = 0.0  # the share that the member could use; inf for any share
     least: float = 1.0  # the smallest amount that is useful to the member
     spent: float = 0.0
@@ -68,7 +69,6 @@ class RenewReply(msgspec.Struct, array_like=True):
     """The ledger's reply to a renewal."""
 
     members: int  # number of members
-    young: bool = False  # True if the ledger may not know all members yet. A member that holds a share continues to use it on its own.
     lease: float = LEASE  # seconds for which the reply is valid, from when the member sent its request
     requests: Grant | None = None
     tokens: Grant | None = None

@@ -108,10 +108,10 @@ class DemandTracker:
         lapsed = lease.lapse(now)
         request = RenewRequest()
         if lease.requests is not None and limits.rpm is not None:
-            request.requests = lease.requests.need(limits.rpm, lapsed=lapsed, want=want, rate=rate)
+            request.requests = lease.requests.need(limits.rpm, want=want, rate=rate)
         if lease.tokens is not None and limits.tpm is not None:
             mean = lease.tokens.mean
-            request.tokens = lease.tokens.need(limits.tpm, lapsed=lapsed, want=max(want * mean, lease.tokens.least), rate=rate * mean)
+            request.tokens = lease.tokens.need(limits.tpm, want=max(want * mean, lease.tokens.least), rate=rate * mean)
         if limits.max_concurrency is not None:
             could = source.inflight + waiting if waiting else peak + 1 + peak // 5 if peak else 0
             slow = source.latency.p99

@@ -38,7 +38,7 @@ def quota_of(lease: Lease) -> LeasedQuota:
 
 
 def demand_of(quota: LeasedQuota) -> Demand:
-    return quota.need(quota.limit, lapsed=False, want=0, rate=0)
+    return quota.need(quota.limit, want=0, rate=0)
 
 
 # while the lease is valid
@@ -74,7 +74,7 @@ def test_what_was_left_of_a_lease_that_has_run_out_is_not_sent_later_nor_held() 
     assert all(quota.ready_at <= 1.0 for quota in lease.quotas)
     assert lease.lapse(LEASE)
     assert [quota.ready_at for quota in lease.quotas] == [inf, inf]
-    assert [quota.need(600, lapsed=lapsed, want=0, rate=0).hold for quota in lease.quotas for lapsed in (False, True)] == [600, 0, 600, 0]
+    assert [demand_of(quota).left for quota in lease.quotas] == [0, 0]
 
 
 def test_a_grant_is_added_to_what_is_left_and_spread_over_the_time_until_the_next_renewal() -> None:
@@ -289,13 +289,13 @@ def test_a_member_alone_sends_at_its_rate_also_after_a_pause_and_counts_what_ans
 
 
 def test_a_share_that_was_given_up_is_not_used_again() -> None:
-    """It may belong to others: a member that returns waits for a young ledger, and alone it takes no more than a newcomer."""
+    """It may belong to others: a member that returns alone takes no more than a newcomer."""
     for kind, limits, reply, request in (
         ("requests", Limits(rpm=600), RenewReply(1, requests=Grant(600, 600, 10)), RenewRequest(requests=Demand(600))),
         ("tokens", Limits(tpm=6000), RenewReply(1, tokens=Grant(6000, 6000, 600)), RenewRequest(tokens=Demand(6000))),
         ("permits", Limits(max_concurrency=16), RenewReply(1, permits=Grant(16, 16)), RenewRequest(permits=Demand(16))),
     ):
-        for returns in ("young", "alone", "again"):
+        for returns in ("alone", "again"):
             lease = Lease(limits, FixedLimit())
             lease.take_over(0.0, 0.0, reply)
             lease.end()
@@ -303,9 +303,6 @@ def test_a_share_that_was_given_up_is_not_used_again() -> None:
             if returns == "again":
                 lease.take_over(1.0, 1.0, reply)
                 assert lease.may_send(1.1), kind
-            elif returns == "young":
-                lease.take_over(1.0, 1.0, RenewReply(1, young=True))
-                assert (lease.may_send(1.1), lease.own) == (False, False), kind
             else:
                 lease.go_alone(1.0, request, "away")
                 shares = [quota.share / quota.limit for quota in lease.quotas] or [lease.permits / 16]
@@ -313,24 +310,10 @@ def test_a_share_that_was_given_up_is_not_used_again() -> None:
 
 
 def test_a_member_alone_gives_up_what_it_was_granted() -> None:
-    for alone in ("the ledger is away", "the ledger is young"):
-        lease = lease_of(requests=Grant(600, 60, 10))
-        if alone == "the ledger is away":
-            lease.go_alone(1.0, RenewRequest(requests=Demand(600)), "away")
-        else:
-            lease.take_over(1.0, 1.0, RenewReply(1, young=True, requests=Grant(600, 60, 0)))
-        assert lease.may_send(1.1), alone
-        demand = demand_of(quota_of(lease))
-        assert (demand.left, demand.hold) == (0.0, 60), alone
-    lease, ready = lease_of(requests=Grant(600, 6)), set()
-    for now in (1.0, 1.5, 2.0):
-        lease.take_over(now, now, RenewReply(1, young=True, requests=Grant(600, 6)))
-        ready.add(quota_of(lease).ready_at)
-    assert ready == {1.0 + 60 / 5 - CATCH_UP}, "a renewal does not bring its next request forward"
-    lease = lease_of(permits=Grant(8, 1))
-    lease.take_over(1.0, 1.0, RenewReply(1, young=True, permits=Grant(8, 1)))
-    assert (lease.may_send(1.1), lease.own, lease.permits) == (True, True, 1)
-    assert lease.words(Limits(max_concurrency=8)) == "on its last share: the ledger has just begun: 1 of 8 in flight"
+    lease = lease_of(requests=Grant(600, 60, 10))
+    lease.go_alone(1.0, RenewRequest(requests=Demand(600)), "away")
+    assert lease.may_send(1.1)
+    assert (demand_of(quota_of(lease)).left, quota_of(lease).share) == (0.0, 60)
 
 
 # what a source asks for

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from qreward.quota.ledger import BACKWARDS, TURN, Account, Ledger, WindowQuota, water_level
+from qreward.quota.ledger import BACKWARDS, TURN, Account, Ledger, WindowQuota, level
 from qreward.quota.messages import FRESH, LEASE, LINGER, MARGIN, MINUTE, PERIOD, STEP, Demand, Grant, RenewReply, RenewRequest
 
 KINDS = ("requests", "tokens", "permits")
@@ -50,13 +50,17 @@ class Slots:
         return self.hold
 
 
-def test_the_level_up_to_which_all_are_filled() -> None:
-    assert water_level(0.0, [(1.0, 5.0)]) == 1.0
-    assert water_level(3.0, [(0.0, 1.0), (0.0, 5.0), (4.0, 5.0)]) == 2.0
-    assert water_level(2.0, [(0.0, 1.0), (5.0, 5.0)]) == 6.0
-    assert water_level(5.0, [(0.0, 0.0), (0.0, 5.0)]) == 5.0
-    assert water_level(10.0, [(0.0, 1.0), (0.0, 3.0), (0.0, 9.0)]) == 6.0
-    assert water_level(9.0, []) == inf
+def test_the_level_up_to_which_all_wants_are_met() -> None:
+    cases: list[tuple[float, list[float], float]] = [
+        (0.0, [1.0, 5.0], 0.0),
+        (3.0, [1.0, 5.0], 2.0),
+        (5.0, [0.0, 5.0], 5.0),
+        (10.0, [9.0, 1.0, 3.0], 6.0),
+        (9.0, [inf, inf, inf], 3.0),
+        (7.0, [1.0, 2.0], inf),
+        (9.0, [], inf),
+    ]
+    assert [level(amount, wants) for amount, wants, _ in cases] == [found for *_, found in cases]
 
 
 # shares
@@ -87,15 +91,17 @@ def test_odd_slots_go_round_so_that_no_member_starves() -> None:
         assert sum(times) >= 0.95 * limit * members.now, (limit, count)
 
 
-def test_shares_of_a_rate_add_up_to_what_may_be_handed_out_and_no_more() -> None:
+def test_shares_of_a_rate_are_equal_parts_of_what_is_granted_in_a_minute_and_what_some_do_not_want_is_for_the_others() -> None:
     for kind in ("requests", "tokens"):
-        ledger, shares = Ledger(), dict.fromkeys("abcde", 0.0)
-        for _ in range(4):
-            for name in shares:
-                need = Demand(600, want=1000, rate=inf, hold=shares[name])
-                shares[name] = renewed(ledger, 0.0, name, kind, need).hold
-                assert sum(shares.values()) <= 600 * MINUTE / PERIOD + 1e-6
-        assert list(shares.values()) == pytest.approx([600 * MINUTE / PERIOD / 5] * 5)
+        for rates, parts in (([inf] * 4, [1 / 4] * 4), ([60.0, inf, inf], [60 * PERIOD / MINUTE / 600, None, None]), ([0.0, inf], [0, 1])):
+            ledger = Ledger()
+            for _ in range(2):
+                found = [
+                    renewed(ledger, 0.0, f"m{number}", kind, Demand(600, want=1000, rate=rate)).hold / (600 * MINUTE / PERIOD)
+                    for number, rate in enumerate(rates)
+                ]
+            left = (1 - sum(part or 0 for part in parts)) / max(1, parts.count(None))
+            assert found == pytest.approx([left if part is None else part for part in parts]), (kind, rates)
 
 
 def test_a_share_that_shrinks_is_not_given_to_others_before_its_member_has_reported_that_it_knows() -> None:
@@ -139,8 +145,8 @@ def test_each_kind_of_share_of_a_dead_process_is_there_at_once() -> None:
             if now == 2.0:
                 ledger.remove_dead(2.0, "a")
             held.append(renewed(ledger, now, member, kind, Demand(600, want=600, rate=inf, using=600)).hold)
-        shares[kind] = (held[1], held[2] == held[0])
-    assert shares == dict.fromkeys(shares, (0, True))
+        shares[kind] = (held[1] / held[0], held[2] == held[0])
+    assert shares == {"requests": (0.5, True), "tokens": (0.5, True), "permits": (0, True)}
 
 
 def test_a_member_that_is_silent_for_ever_leaves_nothing_in_the_ledger() -> None:
@@ -177,8 +183,7 @@ def test_a_reply_that_was_lost_costs_nothing_for_long() -> None:
     for turn in range(1, 8):
         granted(ledger, turn / 2, "a")  # it never has anything left, nor used any
         granted(ledger, turn / 2, "b", want=0)
-    account = ledger.requests.accounts["a"]
-    assert account.served == pytest.approx(account.out), "it is not charged for it"
+    assert granted(ledger, 4.0, "a") >= lost
 
 
 def test_a_grant_of_tokens_is_large_enough_for_a_request_once_a_seconds_worth_has_accumulated() -> None:
@@ -193,14 +198,14 @@ def test_a_grant_of_tokens_is_large_enough_for_a_request_once_a_seconds_worth_ha
 
 def test_a_member_does_not_get_the_last_of_a_limit_before_one_whose_turn_it_is() -> None:
     quota = WindowQuota(whole=False, limit=600.0, used={0: 585.0}, credit=20.0)
-    for name, served in (("a", 0.0), ("b", 5.0)):
+    for name, served in (("a", -2.0), ("b", -1.0)):
         quota.accounts[name] = Account(0.0, 0.0, 0.0, served, want=10.0, least=10.0)
     assert [quota.grant(0.0, name) for name in ("b", "a")] == [0.0, 10.0]
 
 
 def test_credit_that_is_too_little_for_the_requests_of_two_members_is_for_the_one_whose_turn_it_is() -> None:
     quota = WindowQuota(whole=False, limit=6000.0, credit=120.0)
-    for name, served in (("a", 0.0), ("b", 5.0)):
+    for name, served in (("a", -2.0), ("b", -1.0)):
         quota.accounts[name] = Account(0.0, 0.0, 0.0, served, want=1000.0, least=100.0)
     assert [quota.grant(0.0, name) for name in ("b", "a", "b")] == [0.0, pytest.approx(100, abs=13), 0.0]
     assert quota.accounts["a"].want == 1000 - quota.accounts["a"].out
@@ -274,20 +279,6 @@ def test_a_member_that_comes_or_returns_does_not_make_up_for_the_time_before() -
         assert max(parts) <= 1.1 * min(parts), (kind, parts)
 
 
-def test_a_member_that_comes_or_returns_starts_level_with_the_one_that_waits_and_has_had_least() -> None:
-    """Not with the one that has had most, nor with one that was slow and had less: what each gets of a credit of 36."""
-    quota = WindowQuota(whole=False, limit=6000.0)
-    for name, at, had in (("little", 0.0, 10.0), ("much", 0.0, 40.0), ("slow", -FRESH - 1, 4.0), ("idle", 0.0, 2.0)):
-        quota.accounts[name] = Account(at, 0.0, 0.0, had, want=0.0 if name == "idle" else 99.0)
-    quota.grant(0.0, "much")
-    for name in ("slow", "idle", "new"):
-        quota.report(0.0, name, Demand(6000, want=99.0))
-        quota.grant(0.0, name)
-    quota.credit = 36.0
-    got = {name: quota.grant(0.0, name) for name in ("little", "slow", "idle", "new", "much")}
-    assert got == {"little": 7.5, "slow": 13.5, "idle": 7.5, "new": 7.5, "much": 0}
-
-
 def test_a_member_that_is_slow_but_within_its_lease_is_not_charged_twice() -> None:
     for late, charged_twice in ((FRESH + 0.5, False), (LEASE, False), (LEASE + 0.1, True)):
         ledger = Ledger()
@@ -297,7 +288,7 @@ def test_a_member_that_is_slow_but_within_its_lease_is_not_charged_twice() -> No
         assert (ledger.requests.counted() > grant) is charged_twice, late
 
 
-def test_nothing_is_kept_for_a_member_that_is_slow_but_it_is_served_first_when_it_is_back() -> None:
+def test_nothing_is_kept_for_a_member_that_is_slow() -> None:
     ledger, got = Ledger(), dict.fromkeys("ab", 0.0)
 
     def use(now: float, name: str) -> float:
@@ -308,15 +299,9 @@ def test_nothing_is_kept_for_a_member_that_is_slow_but_it_is_served_first_when_i
     for turn in range(20):
         for name in "ab":
             use(turn / 2, name)
-    assert got["a"] == pytest.approx(got["b"], rel=0.1)
+    assert got["a"] == pytest.approx(got["b"], rel=0.2)
     slow = [use(9.5 + turn / 2, "a") for turn in range(1, 8)]
     assert sum(slow[3:]) >= 0.9 * 4 * 0.5 * ledger.requests.rate, slow
-    before = dict(got)
-    for turn in range(8, 16):
-        for name in "ab":
-            use(9.5 + turn / 2, name)
-    a, b = (got[name] - before[name] for name in "ab")
-    assert b > 1.5 * a, (a, b)
 
 
 def test_a_member_that_wants_nothing_for_one_renewal_does_not_go_before_one_that_waited() -> None:
@@ -350,29 +335,22 @@ def test_what_proves_unused_later_is_taken_off_what_was_used_first_and_others_ma
 # a new ledger, clocks, messages
 
 
-def test_a_new_ledger_lets_those_go_on_that_hold_something_and_gives_nothing_to_others() -> None:
-    ledger, most = Ledger(100.0), 600 * MINUTE / PERIOD
-    found = {}
-    for name, rate, held in (("holder", 70.0, 3), ("newcomer", 0.0, 0), ("greedy", 700.0, 9)):
-        minute = Demand(600, want=1000, rate=inf, hold=rate)
-        reply = ledger.renew(100.0, name, RenewRequest(minute, minute, Demand(8, hold=held, rate=inf)))
-        assert reply.young
-        parts = [getattr(reply, kind) for kind in KINDS]
-        found[name] = [(part.hold, part.grant) for part in parts]
-    all_of_it = (pytest.approx(most), 0)
-    assert found == {
-        "holder": [(70.0, 0), (70.0, 0), (3, 0)],
-        "newcomer": [(0, 0)] * 3,
-        "greedy": [all_of_it, all_of_it, (8, 0)],
-    }
+def test_a_new_ledger_lets_those_go_on_that_hold_slots_and_gives_none_to_others_for_the_time_of_a_lease() -> None:
+    ledger = Ledger(100.0)
+    found = {name: slots(ledger, 100.0, name, hold) for name, hold in (("holder", 3), ("newcomer", 0), ("greedy", 9))}
+    assert found == {"holder": 3, "newcomer": 0, "greedy": 8}
     for name in ("greedy", "newcomer"):
         ledger.remove_dead(100.0, name)
-    request = RenewRequest(Demand(600, want=1000, rate=inf), None, Demand(8, rate=inf))
-    last, later = (ledger.renew(100.0 + LEASE - early, "newcomer", request) for early in (0.01, 0.0))
-    assert (last.young, later.young) == (True, False)
-    assert later.permits == Grant(8, 4)
-    assert later.requests is not None
-    assert later.requests.grant == 0, "no credit accumulates before"
+    assert [slots(ledger, 100.0 + LEASE - early, "newcomer") for early in (0.01, 0.0)] == [0, 4]
+
+
+def test_a_new_ledger_waits_for_the_credit_of_a_burst_and_for_what_members_have_left_of_the_ledger_before() -> None:
+    for kind, limit, left, until in (("requests", 6000, 30.0, 1.31), ("tokens", 6000, 30.0, 2.31), ("requests", 60, 0.0, 3.0)):
+        ledger, per_second = Ledger(100.0), limit / PERIOD
+        assert granted(ledger, 100.0, "a", 1000, limit, kind, left=left) == 0, kind
+        early, later = (granted(ledger, 100.0 + after, "b", 1000, limit, kind) for after in (until - 0.01, until + 0.5))
+        assert early == 0, (kind, limit)
+        assert 0 < later <= 0.52 * per_second + 1, (kind, limit)
 
 
 def test_a_clock_that_goes_back_a_little_changes_nothing_and_one_of_another_time_is_told_apart() -> None:

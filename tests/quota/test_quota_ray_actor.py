@@ -109,7 +109,6 @@ def test_an_actor_that_died_is_an_error_once_and_made_again_with_the_next_renewa
     with pytest.raises(ConnectionError, match="the ledger actor died"):
         hold(transport, "a", 8)
     share = transport.renew(KEY, "a", asked(hold=8))
-    assert share.young
     assert share.permits is not None
     assert share.permits.hold == 8, "it goes on with what it says that it holds"
     ray.now += 1.0

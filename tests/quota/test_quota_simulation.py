@@ -7,6 +7,7 @@ from random import Random
 import pytest
 from quota_members import Member, Simulation, busiest
 
+from qreward.quota.ledger import Ledger
 from qreward.quota.messages import LEASE
 from qreward.settings.policies import Limits
 
@@ -28,7 +29,7 @@ def test_the_whole_limit_is_used_and_never_more_in_any_minute_however_many_share
         simulation.run(130)
         used, most = len(sent(simulation, since=70)) / rpm, busiest(sent(simulation))
         parts = counts(simulation.members, since=70)
-        if not (most <= rpm and used >= 0.95 and max(parts) - min(parts) <= max(1, 0.05 * max(parts))):
+        if not (most <= rpm and used >= 0.95 and max(parts) - min(parts) <= max(1, 0.1 * max(parts))):
             wrong.append((rpm, members, used, most, parts))
     assert wrong == []
 
@@ -104,6 +105,20 @@ def test_without_the_ledger_all_members_together_put_no_more_into_a_minute_than_
     assert busiest(sent(simulation, since=simulation.now - 150)) <= 60
     quotas = [(member, member.lease.requests) for member in members]
     assert all(quota and busiest(member.sent[-20:]) <= quota.share for member, quota in quotas)
+
+
+def test_a_minute_in_which_the_ledger_was_lost_holds_no_more_than_the_limit_and_the_next_hardly_less() -> None:
+    for rpm, members in ((600, 8), (60, 8), (10, 3)):
+        for seed in range(4):
+            simulation = Simulation(Limits(rpm=rpm, shared="local"), seed)
+            for _ in range(members):
+                simulation.join()
+            simulation.run(62 + 1.3 * seed)
+            simulation.ledger = Ledger(simulation.now)
+            lost = simulation.now
+            simulation.run(140)
+            assert busiest(sent(simulation)) <= rpm, (rpm, members, seed)
+            assert sum(lost + 25 <= at < lost + 85 for at in sent(simulation)) >= 0.9 * rpm, (rpm, members, seed)
 
 
 def test_tokens_are_kept_to_in_any_minute_for_small_and_for_large_requests() -> None:

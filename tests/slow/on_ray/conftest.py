@@ -1,13 +1,16 @@
-"""A directory for notes, and Ray Serve."""
+"""A directory for notes, Ray Serve, and the two decorators that the same tests ask."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+import qreward
 
 
 @pytest.fixture
@@ -34,3 +37,14 @@ def serving(cluster: Any) -> Iterator[Any]:
         yield serve
     finally:
         serve.shutdown()
+
+
+@pytest.fixture(params=["ray", "qreward"])
+def batch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Ray's decorator, then ours, in a process that is a replica without a cluster."""
+    from ray import serve
+
+    config = SimpleNamespace(max_ongoing_requests=10_000)
+    replica = SimpleNamespace(_deployment_config=config, deployment="d", replica_tag="r", app_name="a")
+    monkeypatch.setattr(serve.context, "_INTERNAL_REPLICA_CONTEXT", replica)
+    return serve.batch if request.param == "ray" else qreward.batch

@@ -23,9 +23,9 @@ from weakref import WeakSet, WeakValueDictionary
 from qreward.callables import FunctionKind, kind_of
 from qreward.engine import background
 from qreward.engine.driver import Engine
-from qreward.engine.function_calls import AsyncCall, BlockingCall, ThreadDriver
-from qreward.engine.threads import CLOCK
 from qreward.errors import CircuitOpen, ConfigError, RequestTimeout
+from qreward.functions import calls
+from qreward.functions.calls import AsyncCall, BlockingCall
 from qreward.functions.config import UNSET, CompiledSettings, ScheduleConfig
 from qreward.scheduler.functions.scheduler import CallScheduler
 from qreward.scheduler.functions.state import Call, Function, FunctionCounters
@@ -220,7 +220,7 @@ class ScheduledFunction:
 
     def call_blocking(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         settings, call, body = self._prepare(args, kwargs)
-        call.waiter = waiter = BlockingCall(self.pool.thread_driver, body, settings.judge, inline=not settings.needs_thread)
+        call.waiter = waiter = BlockingCall(self.pool.engine, body, settings.judge, inline=not settings.needs_thread)
         try:
             outcome = waiter.result(call)
         except BaseException:
@@ -355,7 +355,6 @@ class FunctionPool:
     Attributes:
         members: the functions of the pool.
         engine: the engine that schedules the calls of these functions.
-        thread_driver: driver that runs the calls of blocking functions.
     """
 
     def __init__(self) -> None:
@@ -365,12 +364,11 @@ class FunctionPool:
 
     def _make_engine(self) -> None:
         rng = Random()  # noqa: S311 - jitter, not secrets
-        self.engine = Engine(CallScheduler(rng), _NoBackend, clock=lambda: CLOCK.now())  # noqa: PLW0108 - tests replace it
+        self.engine = Engine(CallScheduler(rng), _NoBackend, clock=calls.now)
         _ENGINES.add(self.engine)
-        self.thread_driver = ThreadDriver(self.engine)
 
     def _start_over(self) -> object:
-        inherited = self.engine, self.thread_driver
+        inherited = self.engine
         self._make_engine()
         for member in self.members:
             member.attach()

@@ -113,7 +113,7 @@ class _LoopTime(Time):
     """Gives the clock of a virtual loop to decorated functions. A blocking caller advances the clock itself, because it blocks the loop."""
 
     def __init__(self, loop: VirtualTimeLoop) -> None:
-        self.now = loop.time  # type: ignore[method-assign]
+        self.now = loop.time
         self._pass = loop.let_pass
 
     def keep(self, engine: Engine[Any], wake: float | None) -> None:
@@ -128,7 +128,7 @@ class _LoopTime(Time):
             engine.apply(engine.scheduler.tick)
         return inbox.get()
 
-    def run(self, job: Job) -> bool:  # type: ignore[override]
+    def run(self, job: Job) -> bool:
         """Run the job at once, in this thread."""
         report = job()
         if report is not None:

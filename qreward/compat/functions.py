@@ -21,8 +21,7 @@ from qreward.callables import FunctionKind, kind_of
 from qreward.compat.names import PAGE
 from qreward.errors import CircuitOpen, ConfigError
 from qreward.functions.config import UNSET, ScheduleConfig
-from qreward.functions.function import ReplacedErrors, ScheduleMetrics
-from qreward.functions.function import schedule as new_schedule
+from qreward.functions.function import ScheduledFunction, ScheduleMetrics, decorate
 from qreward.functions.watcher import ConfigWatcher
 from qreward.settings.policies import Priority
 from qreward.telemetry import TelemetryExporter
@@ -114,67 +113,52 @@ def schedule(*args: Any, **settings: Any) -> Callable[[Callable[..., Any]], Any]
     ignored = "; adaptive_window_seconds has no effect any more" if "adaptive_window_seconds" in given else ""
     text = f"qreward.utils.schedule is deprecated: write from qreward import schedule, and @schedule{form}{ignored}; {PAGE}"
     warnings.warn(text, DeprecationWarning, stacklevel=2)
-    return functools.partial(_decorate, config=config, types=_types(old["exception_types"]))
+    receive = config.metrics_callback
+    if receive is not None:
+        config = ScheduleConfig(**{**config.snapshot(), "metrics_callback": lambda metrics: receive(OldScheduleMetrics.of(metrics))})
+    return functools.partial(decorate, config=config, make=functools.partial(OldFunction, _types(old["exception_types"])))
 
 
-def _decorate(function: Callable[..., Any], *, config: ScheduleConfig, types: tuple[type[BaseException], ...]) -> Any:
-    receive, default = config.metrics_callback, config.default_result
-    callback = None if receive is None else lambda metrics: receive(OldScheduleMetrics.of(metrics))
-    inner = new_schedule(ScheduleConfig(**{**config.snapshot(), "default_result": UNSET, "metrics_callback": callback}))
-    wrapper: Any
-    if kind_of(function) is FunctionKind.AWAITED:
+class OldFunction(ScheduledFunction):
+    """A function with the errors and defaults of 0.1.7.
 
-        @functools.wraps(function)
-        async def body(*args: Any, **kwargs: Any) -> Any:
-            with _wrapped(types):
-                return await function(*args, **kwargs)
+    A ``BaseException`` of ``types`` is retried, except those that end tasks and programs. The default replaces every failure except an open
+    circuit breaker.
+    """
 
-        async def wrapper(*args: Any, **kwargs: Any) -> Any:
+    def __init__(
+        self, types: tuple[type[BaseException], ...], body: Callable[..., Any], config: ScheduleConfig, pool: FunctionPool
+    ) -> None:
+        super().__init__(body, config, pool)
+
+        @contextmanager
+        def wrapped() -> Iterator[None]:
             try:
-                return await scheduled(*args, **kwargs)
-            except Exception as error:
-                return _default_or_raise(error, default, args, kwargs, replaced)
+                yield
+            except (Exception, CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit):
+                raise
+            except BaseException as error:
+                if not isinstance(error, types):
+                    raise
+                raise NotAnException from error
 
-    else:
+        async def awaited(*args: Any, **kwargs: Any) -> Any:
+            with wrapped():
+                return await body(*args, **kwargs)
 
-        @functools.wraps(function)
-        def body(*args: Any, **kwargs: Any) -> Any:
-            with _wrapped(types):
-                return function(*args, **kwargs)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            with wrapped():
+                return body(*args, **kwargs)
 
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return scheduled(*args, **kwargs)
-            except Exception as error:
-                return _default_or_raise(error, default, args, kwargs, replaced)
+        self.body = awaited if kind_of(body) is FunctionKind.AWAITED else called
 
-    scheduled = inner(body)
-    replaced = ReplacedErrors(f"{body.__module__}.{body.__qualname__}")
-    return functools.update_wrapper(wrapper, scheduled)
-
-
-@contextmanager
-def _wrapped(types: tuple[type[BaseException], ...]) -> Iterator[None]:
-    """Wrap a ``BaseException`` of these types in ``NotAnException``. Exceptions that end tasks and programs are not wrapped."""
-    try:
-        yield
-    except (Exception, CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit):
-        raise
-    except BaseException as error:
-        if not isinstance(error, types):
-            raise
-        raise NotAnException from error
-
-
-def _default_or_raise(error: Exception, default: Any, args: tuple[Any, ...], kwargs: dict[str, Any], replaced: ReplacedErrors) -> Any:
-    """Return the default or raise the error. As in 0.1.7, the default replaces every failure except an open circuit breaker."""
-    if isinstance(error, CircuitOpen):
-        raise CircuitIsOpen(*error.args) from error
-    raised = error.__cause__ if isinstance(error, NotAnException) and error.__cause__ else error
-    if default is UNSET:
-        raise raised
-    replaced.log_first(raised)
-    return default(*args, **kwargs) if callable(default) else default
+    def default_for(self, error: BaseException, default: Any, *, covered: bool) -> tuple[Any, BaseException]:  # noqa: ARG002
+        if isinstance(error, CircuitOpen):
+            refused = CircuitIsOpen(*error.args)
+            refused.__cause__ = error
+            return UNSET, refused
+        raised = error.__cause__ if isinstance(error, NotAnException) and error.__cause__ else error
+        return (default if isinstance(error, Exception) else UNSET), raised
 
 
 @dataclass
@@ -296,7 +280,7 @@ class PriorityTaskQueue:
     """
 
     def __init__(self, starvation_threshold: float = 60.0) -> None:
-        self._threshold = starvation_threshold or float("inf")
+        self._threshold = starvation_threshold or inf
         self._numbers = count()
         self._waiting: dict[int, tuple[int, float, Any]] = {}
 
@@ -305,20 +289,16 @@ class PriorityTaskQueue:
             raise ConfigError(f"priority must be in [0, 9], got {priority}")
         self._waiting[next(self._numbers)] = (priority, monotonic(), item)
 
+    def _ranks(self) -> Iterator[tuple[int, int]]:
+        now = monotonic()
+        return ((0 if now - since >= self._threshold else priority, number) for number, (priority, since, _) in self._waiting.items())
+
     def get(self) -> Any:
         """Remove and return the first item; None if the queue is empty."""
-        return self._waiting.pop(number)[2] if (number := self._first()) is not None else None
+        return self._waiting.pop(min(self._ranks())[1])[2] if self._waiting else None
 
     def peek(self) -> Any:
-        return self._waiting[number][2] if (number := self._first()) is not None else None
-
-    def _rank(self, number: int, now: float) -> int:
-        priority, since, _ = self._waiting[number]
-        return 0 if now - since >= self._threshold else priority
-
-    def _first(self) -> int | None:
-        now = monotonic()
-        return min(self._waiting, key=lambda number: (self._rank(number, now), number), default=None)
+        return self._waiting[min(self._ranks())[1]][2] if self._waiting else None
 
     @property
     def queue_size(self) -> int:
@@ -336,5 +316,5 @@ class PriorityTaskQueue:
         now = monotonic()
         return [
             {"priority": rank, "sequence": number, "wait_seconds": round(now - self._waiting[number][1], 3), "cancelled": False}
-            for rank, number in sorted((self._rank(number, now), number) for number in self._waiting)
+            for rank, number in sorted(self._ranks())
         ]

@@ -121,7 +121,6 @@ class Engine(Generic[S]):
         self.watch = watch
         self.lock = threading.Lock()
         self.scheduler = scheduler
-        self.wake_listeners: list[Callable[[], object]] = []  # for users of the engine other than its loop drivers
         self.closed = False
         self.stalls: StallWatch | None = None  # warns of work that does not move
         self._backend_factory = backend_factory
@@ -131,6 +130,9 @@ class Engine(Generic[S]):
         """Return the loop driver of the running event loop. It is created on first use. Raises ``ClientClosed`` if the client is closed."""
         driver = self._drivers.get(asyncio.get_running_loop())
         return driver if driver is not None and not self.closed else self._open_driver()
+
+    def driver_in(self, loop: asyncio.AbstractEventLoop) -> LoopDriver | None:
+        return self._drivers.get(loop)
 
     def _open_driver(self) -> LoopDriver:
         loop = asyncio.get_running_loop()
@@ -195,15 +197,10 @@ class Engine(Generic[S]):
     def drivers(self) -> list[LoopDriver]:
         return list(self._drivers.values())
 
-    def wake_loops(self) -> None:
+    def _wake_all(self) -> None:
         """Let all loop drivers check their timers, because the scheduler's next wake time may have changed."""
         for driver in list(self._drivers.values()):
             driver.wake_soon()
-
-    def _wake_all(self) -> None:
-        self.wake_loops()
-        for wake_soon in self.wake_listeners:
-            wake_soon()
 
     async def aclose(self) -> None:
         """Close the engine. Unfinished tasks fail with ``ClientClosed``, and the connections of all event loops are closed."""
@@ -465,6 +462,10 @@ class LoopDriver:
         if stalls.look(self.engine, began):
             self._look_later()
 
+    def is_armed(self, wake: float) -> bool:
+        """Return whether the timer is set for ``wake`` or earlier. Can be called from any thread."""
+        return self._timer is not None and self._timer_at <= wake
+
     def wake_soon(self) -> None:
         """Check the timer again, because the scheduler was changed from another thread or event loop."""
         self.later(self._rearm)
@@ -560,5 +561,5 @@ class LoopDriver:
 
 
 def runner_of(command: Command) -> Any:
-    """Return the driver of a command's waiter: a loop driver or a thread driver. Any thread may call its method ``post``."""
+    """Return the driver of a command's waiter: a loop driver, or a ``BlockingCall``. Any thread may call its method ``post``."""
     return (command[1].task if command[0] <= CANCEL else command[1]).waiter.driver

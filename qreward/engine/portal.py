@@ -1,7 +1,7 @@
 """The portal: one event loop in a background thread, through which blocking code uses asynchronous code.
 
-A process has one portal. It is started when it is first needed, and ended at exit. A forked child gets a portal of its own. This module
-does not depend on clients or requests. It runs any coroutines and asynchronous iterables.
+A process has one portal, and one event loop for the timers of blocking calls. Each is started when it is first needed, and ended at exit. A
+forked child gets its own. This module does not depend on clients or requests. It runs any coroutines and asynchronous iterables.
 """
 
 from __future__ import annotations
@@ -27,25 +27,31 @@ GRACE = 5.0
 """Maximum number of seconds that an interrupted caller waits for cancelled work to end. The exit of the process waits for the same time."""
 SHORT_GRACE = 0.5
 """Maximum number of seconds that the exit of the process waits for cancelled work, if an earlier wait timed out or was interrupted."""
+PORTAL = "qreward-portal"
 _END: Any = object()
 
 
 class Portal:
     """Runs an event loop in a thread of its own. :func:`portal` returns the portal of this process.
 
+    Args:
+        name: name of the thread.
+        loop_factory: makes the event loop; None for an ordinary loop.
+
     Attributes:
+        loop: the event loop.
         ended: True if the event loop has ended.
         under_way: the work that has not ended yet.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = PORTAL, loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None) -> None:
         self.ended = False
         self._exit_timeout = GRACE
         self._failure: BaseException | None = None
         self._lock = threading.RLock()  # reentrant: while it is held, garbage collection may run code that begins work
         self.under_way: set[_Work[Any]] = set()
         self._ready = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="qreward-portal", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=[loop_factory], name=name, daemon=True)
         self._thread.start()
         self._ready.wait()
         if self._failure is not None:
@@ -108,7 +114,7 @@ class Portal:
         """Run ``action`` in the event loop soon. Does nothing if the loop has ended."""
         with contextlib.suppress(RuntimeError):  # the loop was closed after the check
             if not self.ended:
-                self._loop.call_soon_threadsafe(action)
+                self.loop.call_soon_threadsafe(action)
 
     def begin(self, work: _Work[Any]) -> None:
         """Begin work in the event loop. If the loop has ended, the work is settled as lost."""
@@ -132,9 +138,9 @@ class Portal:
         self._give_up()
         return kept
 
-    def _run(self) -> None:
+    def _run(self, loop_factory: Callable[[], asyncio.AbstractEventLoop] | None) -> None:
         try:
-            with asyncio.Runner() as runner:
+            with asyncio.Runner(loop_factory=loop_factory) as runner:
                 try:
                     runner.run(self._serve())
                 except (KeyboardInterrupt, SystemExit) as error:  # raised by a caller's code; ends the loop, as in asyncio.run
@@ -148,8 +154,8 @@ class Portal:
             self._ready.set()
 
     async def _serve(self) -> None:
-        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        self._loop.set_exception_handler(self._report)
+        self.loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        self.loop.set_exception_handler(self._report)
         self._ready.set()
         await self._stop.wait()
 
@@ -343,25 +349,24 @@ class _Pump(Generic[T]):
 
 
 _starting = threading.Lock()
-_current: Portal | None = None
+_current: dict[str, Portal] = {}
 _exiting = False
 
 
-def portal() -> Portal:
-    """Return the portal of this process, started if it is not running.
+def portal(name: str = PORTAL) -> Portal:
+    """Return the portal of this process, started if it is not running; with another ``name``, an event loop in another thread.
 
     Raises:
         ClientClosed: the process is ending.
     """
-    global _current  # noqa: PLW0603 - one in a process
-    found = _current
+    found = _current.get(name)
     if found is None or found.ended:
         with _starting:
             if _exiting:
                 raise ClientClosed("the process is ending; blocking calls are refused")
-            if _current is None or _current.ended:
-                _current = Portal()
-            found = _current
+            found = _current.get(name)
+            if found is None or found.ended:
+                found = _current[name] = Portal(name)
     return found
 
 
@@ -452,16 +457,16 @@ def _at_exit() -> None:
     global _exiting  # noqa: PLW0603
     with _starting:
         _exiting = True
-    if _current is not None:
+    for each in list(_current.values()):
         with contextlib.suppress(KeyboardInterrupt):  # an interrupt at exit ends the wait
-            _current.close()
+            each.close()
 
 
 def _after_fork(_: object) -> object:
     global _current, _starting  # noqa: PLW0603
     _starting = threading.Lock()
-    inherited, _current = _current, None
-    return None if inherited is None else inherited.detach_after_fork()
+    inherited, _current = _current, {}
+    return [each.detach_after_fork() for each in inherited.values()]
 
 
 atexit.register(_at_exit)

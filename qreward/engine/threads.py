@@ -1,23 +1,16 @@
-"""Worker threads for blocking functions, and the time and wait primitives of blocking code.
+"""Worker threads for blocking functions.
 
 ``Workers`` runs jobs in daemon threads, up to a maximum number of threads. ``concurrent.futures`` is not used because it joins its
 threads when the process ends: one hung function would keep the process alive forever. No function here waits for a thread to end. Each
 thread sleeps on a raw lock of its own. Idle threads form a stack: threads that are not needed stay at the bottom of the stack, and end
 after a while.
-
-``BlockingTime`` is the one interface through which blocking code waits, so that tests can replace real time by virtual time. Waiting
-and waking use a raw ``threading.Lock`` that is already held: the waiting thread acquires it, the waking thread releases it. An
-``Event`` or a ``Condition`` would do the same with several locks.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from time import monotonic
-from typing import Protocol
+from collections.abc import Callable
 
 from qreward.engine import background
 
@@ -158,82 +151,3 @@ def _report_error() -> None:
 
 SHARED = Workers()
 """The pool that all functions of this process share."""
-
-
-class BlockingTime(Protocol):
-    """Provides time and threads for blocking code. Implemented by :class:`RealTime`."""
-
-    def now(self) -> float:
-        """Return the seconds of a monotonic clock."""
-
-    def wait(self, lock: threading.Lock, timeout: float | None) -> bool:
-        """Acquire a lock that another thread will :meth:`wake`, within ``timeout`` seconds (None: no limit). Returns False on timeout."""
-
-    def wake(self, lock: threading.Lock) -> None:
-        """Release a lock on which a thread waits or will wait."""
-
-    def run(self, job: Job) -> bool:
-        """Start a job in another thread (see ``Job``). Returns False, with nothing started, if no thread is available."""
-
-
-class RealTime:
-    """Provides real time and real threads.
-
-    Args:
-        workers: the pool that runs jobs; by default the pool that the process shares.
-
-    Example:
-        >>> done = threading.Lock()
-        >>> REAL_TIME.wait(done, None)  # acquires the lock
-        True
-        >>> REAL_TIME.run(lambda: REAL_TIME.wake(done))
-        True
-        >>> REAL_TIME.wait(done, 5.0)  # until it is woken
-        True
-    """
-
-    def __init__(self, workers: Workers = SHARED) -> None:
-        self.run = workers.run
-
-    now = staticmethod(monotonic)
-
-    def wait(self, lock: threading.Lock, timeout: float | None) -> bool:
-        """See :class:`BlockingTime`. A signal handler, such as the handler of Ctrl-C, may run during the wait and may raise."""
-        return lock.acquire(timeout=-1 if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX))
-
-    def wake(self, lock: threading.Lock) -> None:
-        lock.release()
-
-
-REAL_TIME = RealTime()
-
-
-class Clock:
-    """Holds the ``BlockingTime`` that decorated functions use at present.
-
-    The methods of a ``Clock`` are the methods of its attribute ``time``.
-    """
-
-    def __init__(self) -> None:
-        self.use(REAL_TIME)
-
-    def use(self, time: BlockingTime) -> None:
-        self.time = time
-        self.now, self.wait, self.wake, self.run = time.now, time.wait, time.wake, time.run
-
-
-CLOCK = Clock()
-
-
-@contextmanager
-def replaced_time(time: BlockingTime) -> Iterator[None]:
-    """Make all decorated functions use another clock inside the ``with`` block.
-
-    Times recorded with the previous clock have no meaning in the block.
-    """
-    before = CLOCK.time
-    CLOCK.use(time)
-    try:
-        yield
-    finally:
-        CLOCK.use(before)

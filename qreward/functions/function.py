@@ -23,9 +23,9 @@ from weakref import WeakSet, WeakValueDictionary
 from qreward.callables import FunctionKind, kind_of
 from qreward.engine import background
 from qreward.engine.driver import Engine
-from qreward.engine.function_calls import AsyncCall, BlockingCall, ThreadDriver
-from qreward.engine.threads import CLOCK
 from qreward.errors import CircuitOpen, ConfigError, RequestTimeout
+from qreward.functions import calls
+from qreward.functions.calls import AsyncCall, BlockingCall
 from qreward.functions.config import UNSET, CompiledSettings, ScheduleConfig
 from qreward.scheduler.functions.scheduler import CallScheduler
 from qreward.scheduler.functions.state import Call, Function, FunctionCounters
@@ -148,26 +148,6 @@ def no_waiting() -> Iterator[None]:
         _waiting_disabled = before
 
 
-class ReplacedErrors:
-    """Logs the first error of each class that ``default_result`` replaced, so that a bug in the function does not stay unseen."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._logged: WeakSet[type[BaseException]] = WeakSet()
-
-    def log_first(self, error: BaseException) -> None:
-        """Log the class of the error and the line that raised it. The message of the error is left out, because it may contain secrets."""
-        kind = type(error)
-        if kind in self._logged:
-            return
-        self._logged.add(kind)
-        where = "".join(f", raised at {frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)[-1:])
-        log.warning(
-            "default_result replaced a %s of %s()%s; further ones are not logged. exception_types says which exceptions are replaced",
-            *(kind.__name__, self._name, where),
-        )
-
-
 class ScheduledFunction:
     """Holds a decorated function, its configuration and its pool.
 
@@ -182,7 +162,7 @@ class ScheduledFunction:
         self.name = f"{getattr(body, '__module__', None) or '?'}.{getattr(body, '__qualname__', None) or type(body).__qualname__}"
         self.config = config
         self.pool = pool
-        self.replaced = ReplacedErrors(self.name)
+        self._replaced: WeakSet[type[BaseException]] = WeakSet()  # classes of errors that ``default_result`` has replaced
         self.settings = CompiledSettings(config)
         _check_agreement(self, pool)
         pool.members.add(self)
@@ -220,7 +200,7 @@ class ScheduledFunction:
 
     def call_blocking(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         settings, call, body = self._prepare(args, kwargs)
-        call.waiter = waiter = BlockingCall(self.pool.thread_driver, body, settings.judge, inline=not settings.needs_thread)
+        call.waiter = waiter = BlockingCall(self.pool.engine, body, settings.judge, inline=not settings.needs_thread)
         try:
             outcome = waiter.result(call)
         except BaseException:
@@ -272,13 +252,32 @@ class ScheduledFunction:
             outcome = "timeout"
         elif call.error is not error and isinstance(error, CircuitOpen):
             outcome = "circuit_open"
-        default = settings.default
-        if default is UNSET or (outcome == "failed" and not (call.covered if call.error is error else settings.covers(error))):
-            self._report(call, settings, outcome, error)
+        covered = outcome != "failed" or (call.covered if call.error is error else settings.covers(error))
+        default, error = self.default_for(error, settings.default, covered=covered)
+        self._report(call, settings, outcome, error, defaulted=default is not UNSET)
+        if default is UNSET:
             raise error
-        self._report(call, settings, outcome, error, defaulted=True)
-        self.replaced.log_first(error)
+        self._log_replaced(error)
         return default(*args, **kwargs) if callable(default) else default
+
+    def default_for(self, error: BaseException, default: Any, *, covered: bool) -> tuple[Any, BaseException]:
+        """Return the default that replaces an error, or ``UNSET``, and the error. ``covered``: it is one that a default may replace."""
+        return (default if covered else UNSET), error
+
+    def _log_replaced(self, error: BaseException) -> None:
+        """Log the first error of each class that a default replaces, so that a bug in the function does not stay unseen.
+
+        The message of the error is left out, because it may contain secrets.
+        """
+        kind = type(error)
+        if kind in self._replaced:
+            return
+        self._replaced.add(kind)
+        where = "".join(f", raised at {frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)[-1:])
+        log.warning(
+            "default_result replaced a %s of %s()%s; further ones are not logged. exception_types says which exceptions are replaced",
+            *(kind.__name__, self.name, where),
+        )
 
     def _report(
         self, call: Call, settings: CompiledSettings, outcome: Outcome, error: BaseException | None, *, defaulted: bool = False
@@ -333,7 +332,7 @@ class ScheduledFunction:
             )
 
     def reset(self) -> None:
-        self.replaced = ReplacedErrors(self.name)
+        self._replaced.clear()
         engine = self.pool.engine
         engine.apply(lambda now: engine.scheduler.reset(now, self.function))
 
@@ -355,7 +354,6 @@ class FunctionPool:
     Attributes:
         members: the functions of the pool.
         engine: the engine that schedules the calls of these functions.
-        thread_driver: driver that runs the calls of blocking functions.
     """
 
     def __init__(self) -> None:
@@ -365,12 +363,11 @@ class FunctionPool:
 
     def _make_engine(self) -> None:
         rng = Random()  # noqa: S311 - jitter, not secrets
-        self.engine = Engine(CallScheduler(rng), _NoBackend, clock=lambda: CLOCK.now())  # noqa: PLW0108 - tests replace it
+        self.engine = Engine(CallScheduler(rng), _NoBackend, clock=calls.now)
         _ENGINES.add(self.engine)
-        self.thread_driver = ThreadDriver(self.engine)
 
     def _start_over(self) -> object:
-        inherited = self.engine, self.thread_driver
+        inherited = self.engine
         self._make_engine()
         for member in self.members:
             member.attach()
@@ -492,10 +489,10 @@ def schedule(config: Any = None, /, **settings: Any) -> Any:
     if config is None or isinstance(config, ScheduleConfig):
         if config is not None and settings:
             raise ConfigError(f"schedule() got a config and settings ({', '.join(settings)}); put them into the config")
-        return functools.partial(_decorate, config=config or ScheduleConfig(**settings))
+        return functools.partial(decorate, config=config or ScheduleConfig(**settings))
     if settings or not (callable(config) or isinstance(config, staticmethod | classmethod)):
         raise ConfigError(f"schedule() takes settings by name, or a ScheduleConfig, not a {type(config).__name__}")
-    return _decorate(config, config=ScheduleConfig())
+    return decorate(config, config=ScheduleConfig())
 
 
 schedule.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # for help(): the settings are defined only in ScheduleConfig
@@ -506,11 +503,12 @@ schedule.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # for
 )
 
 
-def _decorate(function: Any, /, *, config: ScheduleConfig) -> Any:
+def decorate(function: Any, /, *, config: ScheduleConfig, make: Callable[..., ScheduledFunction] = ScheduledFunction) -> Any:
+    """Return the decorated function, which calls the ``ScheduledFunction`` that ``make`` returns."""
     if isinstance(function, staticmethod | classmethod):
-        return type(function)(_decorate(function.__func__, config=config))
+        return type(function)(decorate(function.__func__, config=config, make=make))
     kind = _checked_kind(function)
-    member = ScheduledFunction(function, config, pool_named(config.pool))
+    member = make(function, config, pool_named(config.pool))
     wrapper: Any
     if kind is FunctionKind.AWAITED:
 

@@ -2,12 +2,12 @@
 and imports none of these libraries.
 
 Only statuses, headers and machine-readable codes of an exception count. Messages are ignored, because words such as "too many requests"
-may also come from a prompt or a log line. There is one case in which the message counts: urllib3's ``ResponseError`` has its status only in
-the message. A false detection would be costly: the call would wait and be retried, and the failure would not count for the circuit breaker.
+may also come from a prompt or a log line. A false detection would be costly: the call would wait and be retried, and the failure would not
+count for the circuit breaker.
 
 These exceptions are inspected:
 
-- the exception itself, then the exception that it was raised ``from``, and the ``reason`` attribute of wrappers (urllib3);
+- the exception itself, then the exception that it was raised ``from``;
 - the exception that was being handled, if the ``except`` block itself raised the new exception, as in
   ``except RateLimitError: raise JudgeFailed``. If a function that the block calls raised the new exception, the handled exception is
   ignored, because the new exception is then about the fallback;
@@ -18,9 +18,8 @@ An exhausted account (402, ``insufficient_quota``) is not an overload, because w
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from qreward.codecs import error_body, rate_limit_headers
@@ -34,15 +33,6 @@ _OVERLOADED = frozenset({429, 503, 529})
 _USED_UP = 402
 _ELSEWHERE = frozenset({200, 400, 403, 500})  # streams and some servers use these statuses for overload; the code in the body decides
 _GRPC = frozenset({"RESOURCE_EXHAUSTED", "UNAVAILABLE"})
-_AWS = frozenset({
-    "Throttling", "ThrottlingException", "ThrottledException", "RequestThrottled", "RequestThrottledException", "EC2ThrottledException",
-    "TooManyRequestsException", "ProvisionedThroughputExceededException", "RequestLimitExceeded", "BandwidthLimitExceeded", "SlowDown",
-})  # fmt: skip
-"""botocore's throttling codes, except LimitExceededException and the codes for conflicts, which may be permanent."""
-_URLLIB3_STATUS = re.compile(r"too many (\d{3}) error responses")  # ResponseError.SPECIFIC_ERROR; only this text has the status
-_VARINT = rb"([\x80-\xff]{0,8}[\x00-\x7f])"  # at most 9 bytes, because only negative integers of protobuf take 10 bytes
-_RETRY_INFO = re.compile(rb"\x0a(.)(?:\x08" + _VARINT + rb")?(?:\x10" + _VARINT + rb")?", re.DOTALL)
-"""A protobuf ``RetryInfo``. The groups are the length of its ``Duration``, and the seconds and nanoseconds of the duration."""
 
 
 class Overload(NamedTuple):
@@ -50,8 +40,7 @@ class Overload(NamedTuple):
 
     Attributes:
         retry_after: seconds to wait, as the server requested; None if the server requested no wait.
-        should_retry: False if the server forbids a retry, and True if it asks for a retry (``x-should-retry``, gRPC's pushback). None if
-            the server does neither.
+        should_retry: False if the server forbids a retry, and True if it asks for a retry (``x-should-retry``). None if it does neither.
     """
 
     retry_after: float | None = None
@@ -67,13 +56,12 @@ def overload_of(error: BaseException) -> Overload | None:
 
     Exceptions are recognised by their attributes, not by their type:
 
-    - status 429, 503 or 529 in ``status_code``, ``status`` or ``response``, as in httpx, aiohttp, requests, urllib3, openai and anthropic;
+    - status 429, 503 or 529 in ``status_code``, ``status`` or ``response``, as in httpx, aiohttp, requests, openai and anthropic;
     - RESOURCE_EXHAUSTED and UNAVAILABLE of gRPC;
-    - throttling errors of botocore;
     - :class:`qreward.RateLimited`, which a function can raise itself.
 
-    The wait is read from the headers (``retry-after-ms``, ``retry-after``, ``x-ratelimit-*``), from gRPC's RetryInfo or pushback, or from
-    an attribute ``retry_after`` (seconds) of the exception.
+    The wait is read from the headers (``retry-after-ms``, ``retry-after``, ``x-ratelimit-*``), or from an attribute ``retry_after``
+    (seconds) of the exception.
 
     Example:
         >>> class TooBusy(Exception):
@@ -106,10 +94,8 @@ def _next_in_chain(error: BaseException) -> BaseException | None:
     if error.__cause__ is not None:
         return error.__cause__
     context = error.__context__
-    if context is not None and not error.__suppress_context__ and _raised_by_handler(error, context):
-        return context
-    reason = getattr(error, "reason", None)
-    return reason if isinstance(reason, BaseException) else None
+    handled = context is not None and not error.__suppress_context__ and _raised_by_handler(error, context)
+    return context if handled else None
 
 
 def _raised_by_handler(error: BaseException, caught: BaseException) -> bool:
@@ -138,14 +124,9 @@ def _overload_of_one(error: BaseException) -> Overload | None:
     if plain or not isinstance(error, Exception):
         return None
     response = getattr(error, "response", None)
-    if isinstance(response, dict):
-        return _overload_of_aws(response)
     status = _status_of(error, response)
     if status is None and response is None and _is_grpc(error):
-        return _overload_of_grpc(error)
-    if status is None and type(error).__name__ == "ResponseError" and type(error).__module__.startswith("urllib3"):
-        text = _URLLIB3_STATUS.fullmatch(str(error))
-        status = int(text[1]) if text else None
+        return Overload() if getattr(error.code(), "name", None) in _GRPC else None  # type: ignore[attr-defined]
     return _overload_of_http(error, response, status)
 
 
@@ -200,39 +181,5 @@ def _own_wait(error: Exception) -> float | None:
     return rate_limit_headers.number(str(seconds)) if isinstance(seconds, int | float) else None
 
 
-def _overload_of_aws(response: dict[str, Any]) -> Overload | None:
-    fault, metadata = response.get("Error"), response.get("ResponseMetadata")
-    code = fault.get("Code") if isinstance(fault, dict) else None
-    status = metadata.get("HTTPStatusCode") if isinstance(metadata, dict) else None
-    if code not in _AWS and status not in _OVERLOADED:
-        return None
-    headers = metadata.get("HTTPHeaders") if isinstance(metadata, dict) else None  # botocore's names are in lower case
-    return Overload(rate_limit_headers.retry_after(headers, time.time()) if isinstance(headers, Mapping) else None)
-
-
 def _is_grpc(error: Exception) -> bool:
     return callable(getattr(error, "code", None)) and any(base.__module__.partition(".")[0] == "grpc" for base in type(error).__mro__)
-
-
-def _overload_of_grpc(error: Any) -> Overload | None:
-    if getattr(error.code(), "name", None) not in _GRPC:
-        return None
-    trailing = getattr(error, "trailing_metadata", None)
-    entries: dict[str, Any] = dict(trailing() or ()) if callable(trailing) else {}
-    if (pushback := entries.get("grpc-retry-pushback-ms", entries.get("retry-pushback-ms"))) is not None:
-        milliseconds = rate_limit_headers.number(pushback)
-        return Overload(None, False) if milliseconds is None else Overload(milliseconds / 1000)  # gRFC A6: no number means "no retry"
-    return Overload(_retry_delay(entries))
-
-
-def _retry_delay(entries: Mapping[str, bytes]) -> float | None:
-    """Return the seconds in a RetryInfo; None if there is no RetryInfo.
-
-    A RetryInfo is sent alone or in the details of a ``google.rpc.Status``.
-    """
-    detail = entries.get("grpc-status-details-bin", b"").partition(b"google.rpc.RetryInfo\x12")[2][1:]  # the first byte is the length
-    found = _RETRY_INFO.match(entries.get("google.rpc.retryinfo-bin", detail))
-    if found is None or found.end() - found.end(1) != found[1][0]:
-        return None
-    seconds, nanoseconds = (sum((byte & 0x7F) << 7 * at for at, byte in enumerate(part or b"")) for part in found.groups()[1:])
-    return float(seconds + nanoseconds / 1e9)

@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import math
 import selectors
-import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from qreward.engine.threads import Job, replaced_time
+from qreward.engine.driver import Engine
+from qreward.engine.threads import Job
+from qreward.functions.calls import Inbox, Time, replaced_time
 from qreward.functions.function import cancel_timers
 
 T = TypeVar("T")
@@ -108,26 +109,24 @@ def run_in_virtual_time(main: Coroutine[Any, Any, T]) -> T:
     return value
 
 
-class _LoopTime:
-    """Gives the clock of a virtual loop to decorated functions.
-
-    A blocking wait advances the clock of the loop by the timeout of the wait.
-    """
+class _LoopTime(Time):
+    """Gives the clock of a virtual loop to decorated functions. A blocking caller advances the clock itself, because it blocks the loop."""
 
     def __init__(self, loop: VirtualTimeLoop) -> None:
         self.now = loop.time
         self._pass = loop.let_pass
 
-    def wait(self, lock: threading.Lock, timeout: float | None) -> bool:
-        if not lock.acquire(blocking=False):
-            if timeout is None:
-                raise Deadlock("deadlock: a blocking call waits for work that only this thread could do")
-            self._pass(timeout)
-            return lock.acquire(blocking=False)
-        return True
+    def keep(self, engine: Engine[Any], wake: float | None) -> None:
+        """Do nothing: ``take`` keeps the time."""
 
-    def wake(self, lock: threading.Lock) -> None:
-        lock.release()
+    def take(self, inbox: Inbox, engine: Engine[Any]) -> Any:
+        while inbox.empty():
+            wake = engine.scheduler.next_wake()
+            if wake is None:
+                raise Deadlock("deadlock: a blocking call waits for work that only this thread could do")
+            self._pass(max(0.0, wake - self.now()))
+            engine.apply(engine.scheduler.tick)
+        return inbox.get()
 
     def run(self, job: Job) -> bool:
         """Run the job at once, in this thread."""

@@ -137,7 +137,7 @@ def test_a_client_that_is_let_go_of_closes_its_connections_and_one_that_is_not_u
 
 def test_a_client_may_be_closed_when_the_process_ends_and_the_thread_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     client = client_of(Recorder())
-    monkeypatch.setattr("qreward.engine.portal._current", None)
+    monkeypatch.setattr("qreward.engine.portal._current", {})
     monkeypatch.setattr("qreward.engine.portal._exiting", True)
     with pytest.raises(ClientClosed, match="the process is ending"):
         client.chat_completion(HI, MODEL)

@@ -84,7 +84,7 @@ def test_a_call_raises_what_the_function_raises_and_shows_where() -> None:
 def test_threads_that_need_the_first_portal_at_once_share_one_daemon_thread_in_which_their_calls_run_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("qreward.engine.portal._current", None)
+    monkeypatch.setattr("qreward.engine.portal._current", {})
     together = 12
     ready, arrived, all_here = threading.Barrier(together), list[int](), asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""Worker threads: reused, bounded, gone when idle, never waited for; and the real time that blocking code waits on."""
+"""Worker threads: reused, bounded, gone when idle, never waited for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from qreward.engine import threads
-from qreward.engine.threads import CLOCK, REAL_TIME, RealTime, Workers, replaced_time
+from qreward.engine.threads import Workers
 
 PATIENCE = 30.0
 """Seconds after which a test that should have been woken fails."""
@@ -267,40 +267,3 @@ def test_a_forked_child_begins_with_threads_of_its_own_and_the_parent_keeps_its(
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), run(), busy(workers), idle(workers))
     """
     assert output_of(script) == "0 True 1 1\n"
-
-
-# real time
-
-
-def test_a_wait_ends_when_it_is_woken_or_after_its_time() -> None:
-    lock = held()
-    assert REAL_TIME.run(lambda: REAL_TIME.wake(lock))
-    assert REAL_TIME.wait(lock, PATIENCE)
-    for timeout in (None, float("inf")):  # the latter is longer than the system can count
-        assert REAL_TIME.run(lambda: lambda: REAL_TIME.wake(lock))
-        assert REAL_TIME.wait(lock, timeout)
-    for seconds in (-5.0, 0.0, 0.01):
-        began = REAL_TIME.now()
-        assert not REAL_TIME.wait(held(), seconds)
-        assert REAL_TIME.now() - began >= seconds
-
-
-def test_a_clock_that_was_replaced_comes_back_also_when_the_block_fails_and_runs_jobs_in_its_own_workers() -> None:
-    workers, bodies = Workers(1), Bodies()
-    before, outer, inner = CLOCK.run, RealTime(Workers(1)), RealTime(workers)
-    used = []
-
-    def fails() -> None:
-        with replaced_time(outer):
-            with replaced_time(inner):
-                used.append(CLOCK.run)
-                assert [CLOCK.run(bodies), CLOCK.run(bodies)] == [True, False]
-                assert bodies.have_begun(1)
-                assert busy(workers) == 1
-            used.append(CLOCK.run)
-            raise LookupError
-
-    with pytest.raises(LookupError):
-        fails()
-    assert [*used, CLOCK.run] == [inner.run, outer.run, before]
-    bodies.may_end.release()

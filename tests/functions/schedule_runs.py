@@ -13,7 +13,6 @@ from typing import Any
 
 from virtual_threads import VirtualThreads
 
-from qreward.engine.threads import replaced_time
 from qreward.functions.function import schedule
 from qreward.testing.virtual_time import run_in_virtual_time
 
@@ -141,7 +140,7 @@ class Blocking:
 
     def run(self, behave: Behave, calls: Sequence[tuple[Any, ...]], events: Sequence[Event] = (), **settings: Any) -> Outcome:
         outcome = Outcome()
-        with VirtualThreads() as threads, replaced_time(threads):
+        with VirtualThreads() as threads:
 
             def body(*args: Any) -> Any:
                 number = outcome.began(threads.now(), args)

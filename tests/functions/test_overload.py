@@ -115,15 +115,6 @@ def test_our_own_rate_limited_is_overload_unless_the_account_is_used_up() -> Non
     assert overload_of(error) == Overload(2.5)
 
 
-def test_a_throttled_call_of_aws_counts_by_its_code_or_its_status() -> None:
-    assert overload_of(Carrying(response={"Error": {"Code": "ThrottlingException"}})) == Overload()
-    about = {"HTTPStatusCode": 503, "HTTPHeaders": {"retry-after": "2"}}
-    assert overload_of(Carrying(response={"Error": {"Code": "Odd"}, "ResponseMetadata": about})) == Overload(2.0)
-    assert overload_of(Carrying(response={"Error": {"Code": "ValidationException"}, "ResponseMetadata": {"HTTPStatusCode": 400}})) is None
-    assert overload_of(Carrying(response={"Error": {"Code": "LimitExceededException", "Message": "Throttling"}})) is None
-    assert overload_of(Carrying(response={})) is None
-
-
 class FailsToClose:
     def __enter__(self) -> None: ...
     def __exit__(self, *_: object) -> None:

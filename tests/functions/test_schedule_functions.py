@@ -18,7 +18,6 @@ import pytest
 from virtual_threads import VirtualThreads
 
 from qreward import ConfigError, QueueFull, RequestTimeout, ScheduleConfig, schedule
-from qreward.engine.threads import replaced_time
 from qreward.testing.virtual_time import run_in_virtual_time
 
 VARIABLE: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="unset")
@@ -340,7 +339,7 @@ def ends_in_vain(threads: VirtualThreads, pool: str, begins: float, timeout: flo
 
 @pytest.mark.parametrize("patience", [None, 60.0])
 def test_a_caller_that_comes_later_is_told_in_time_although_one_that_waits_longer_watches_the_clock(patience: float | None) -> None:
-    with VirtualThreads() as threads, replaced_time(threads):
+    with VirtualThreads() as threads:
 
         @schedule(pool="watched", max_concurrency=1, timeout=patience)
         def holds() -> None:
@@ -353,7 +352,7 @@ def test_a_caller_that_comes_later_is_told_in_time_although_one_that_waits_longe
 
 
 def test_the_time_of_one_that_waits_is_watched_although_the_one_that_watched_the_clock_has_begun_to_run() -> None:
-    with VirtualThreads() as threads, replaced_time(threads):
+    with VirtualThreads() as threads:
 
         @schedule(pool="begun", max_concurrency=1)
         def holds(seconds: float) -> None:
@@ -367,19 +366,19 @@ def test_the_time_of_one_that_waits_is_watched_although_the_one_that_watched_the
 
 def test_a_caller_that_is_interrupted_while_it_waits_does_not_stop_the_clock_of_the_others() -> None:
     class Interrupted(VirtualThreads):
-        def wait(self, lock: Any, timeout: float | None) -> bool:
-            if threading.current_thread().name == "impatient":
+        def take(self, inbox: Any, engine: Any = None) -> Any:
+            if threading.current_thread().name == "impatient" and engine is not None:
                 self.sleep(1.0)
                 raise KeyboardInterrupt
-            return super().wait(lock, timeout)
+            return super().take(inbox, engine)
 
-    with Interrupted() as threads, replaced_time(threads):
+    with Interrupted() as threads:
 
         @schedule(key_func=None, limit_size=1, limit_window=10.0)
         def score() -> float:
             return threads.now()
 
-        assert score() == 0.0
+        assert score() == pytest.approx(0.0, abs=1e-6)
 
         def impatient() -> None:
             with pytest.raises(KeyboardInterrupt):
@@ -393,13 +392,13 @@ def test_a_caller_that_is_interrupted_while_it_waits_does_not_stop_the_clock_of_
 
 def test_a_caller_that_is_interrupted_just_when_it_is_given_a_slot_gives_it_back() -> None:
     class Interrupted(VirtualThreads):
-        def wait(self, lock: Any, timeout: float | None) -> bool:
-            woken = super().wait(lock, timeout)
-            if threading.current_thread().name == "impatient":
+        def take(self, inbox: Any, engine: Any = None) -> Any:
+            received = super().take(inbox, engine)
+            if threading.current_thread().name == "impatient" and engine is not None:
                 raise KeyboardInterrupt
-            return woken
+            return received
 
-    with Interrupted() as threads, replaced_time(threads):
+    with Interrupted() as threads:
 
         @schedule(max_concurrency=1)
         def score() -> float:
@@ -412,11 +411,11 @@ def test_a_caller_that_is_interrupted_just_when_it_is_given_a_slot_gives_it_back
 
         first, second = threads.spawn(score), threads.spawn(impatient, "impatient")
         second.join()
-        assert (first.join(), score()) == (1.0, 2.0)
+        assert (first.join(), score()) == pytest.approx((1.0, 2.0), abs=1e-6)
 
 
 def test_without_a_free_thread_a_hedge_is_left_out_and_a_call_is_refused() -> None:
-    with VirtualThreads(most=1) as threads, replaced_time(threads):
+    with VirtualThreads(most=1) as threads:
 
         @schedule(hedged_request_time=1.0, hedged_request_max_times=1)
         def score() -> str:
@@ -430,7 +429,7 @@ def test_without_a_free_thread_a_hedge_is_left_out_and_a_call_is_refused() -> No
             except QueueFull as error:
                 return error
 
-        assert (score(), threads.now()) == ("done", 5.0)
+        assert (score(), threads.now()) == ("done", pytest.approx(5.0, abs=1e-6))
         thread = threads.spawn(other)
         assert score() == "done"
         assert "worker thread" in str(thread.join())

@@ -1,18 +1,7 @@
 """Options of calls of decorated functions, and the limits that these options set: adaptive limits, rate limits, and circuit breakers.
 
-The options are plain values, computed from the user's settings.
-
-``AimdLimit`` uses additive increase and multiplicative decrease (AIMD; Chiu and Jain, 1989). The limit is halved when too many tries fail
-or tries take too long. It is raised by a tenth, at least by 1, when few tries fail and a call had to wait for the limit. The limit is
-evaluated each time as many tries have ended as the limit allows (at least 5). Only tries that started after the last change of the limit
-count, so that the effect of a change is seen before the next change.
-
-``SlidingWindowLimit`` is a rate limit that holds in every window. A token bucket is not used, because it allows twice its size in a window
-that begins with a full bucket. This limit stores the time of each start within the last window. That takes constant time and the memory of
-one float for each start.
-
-``Breaker`` is a circuit breaker (Nygard, "Release It!", 2007). A number of failures in a row opens it. After some seconds one call is tried
-again. The number of failures and the seconds are configured. In ``scheduler.health`` both are fixed.
+The options are plain values, computed from the user's settings (``functions.config``, which describes them). The reasons behind the limits
+are in ``docs/design/functions.md``.
 """
 
 from __future__ import annotations
@@ -23,50 +12,37 @@ from typing import NamedTuple
 
 
 class Pause(NamedTuple):
-    """The longest waits in seconds: ``base`` before the first retry, ``cap`` before any retry. See ``scheduler.failure_policy.backoff``."""
+    """``retry_interval`` and ``retry_max_interval``; see ``scheduler.failure_policy.backoff``."""
 
     base: float
     cap: float
 
 
 class Rate(NamedTuple):
-    """Settings of a rate limit of each key: at most ``size`` tries may start in any ``window`` seconds."""
+    """``limit_size`` and ``limit_window``: at most ``size`` tries of a key may start in any ``window`` seconds."""
 
     size: int
     window: float
 
 
 class Hedging(NamedTuple):
-    """Settings that say when a call is hedged, that is, tried again while a try is in flight.
+    """When a call is hedged. Each call adds ``share`` hedges to the budget of all calls; one call has at most ``most`` hedges."""
 
-    Attributes:
-        after: seconds after which a call is hedged; None to use the ``quantile`` of the seconds that successful tries took.
-        quantile: a number between 0 and 1.
-        most: maximum number of hedges per call.
-        share: number of hedges that each call adds to the budget of all calls.
-    """
-
-    after: float | None
+    after: float | None  # seconds; None to use a quantile of the seconds that successful tries took
     quantile: float
     most: int
     share: float
 
 
 class Breaking(NamedTuple):
-    """Settings of a circuit breaker: ``threshold`` failures in a row open the circuit breaker of a key for ``recovery`` seconds."""
+    """``threshold`` failures in a row open the circuit breaker of a key for ``recovery`` seconds."""
 
     threshold: int
     recovery: float
 
 
 class Adapting(NamedTuple):
-    """Settings of an adaptive limit.
-
-    Attributes:
-        least, most: the bounds of the limit.
-        errors: share (0 to 1) of failed tries above which the limit falls.
-        seconds: mean seconds of a successful try above which the limit falls; None if the limit does not depend on them.
-    """
+    """The bounds of an adaptive limit, and when it falls: share of failed tries, and mean seconds of a successful try (or None)."""
 
     least: int
     most: int
@@ -75,37 +51,20 @@ class Adapting(NamedTuple):
 
 
 class FunctionOptions(NamedTuple):
-    """Options of a call of a decorated function.
+    """Options of a call of a decorated function. None switches a limit off."""
 
-    Attributes:
-        level: priority, 0 (most urgent) to 9.
-        timeout: seconds the whole call may take, or None.
-        retries: maximum number of retries after failures.
-        pause: backoff before retries.
-        parallel_tries: maximum number of tries in flight at once while a call is retried.
-        most: maximum number of tries in flight over all keys and all functions of the pool, or None.
-        rate: rate limit of each key, or None.
-        hedging: when to hedge, or None.
-        breaking: circuit breaker of each key, or None.
-        adapting: settings of an adaptive limit, or None. If there is a rate limit, the rate limit adapts. Otherwise the pool's concurrency
-            limit adapts. The adaptive limit never exceeds the configured limit.
-        paced: True if the tries of the call wait for the rate limit. If False, the tries do not wait, but they still count towards the rate
-            limit.
-        noted: True if the decisions about the call are logged in ``Call.notes``.
-    """
-
-    level: int = 5
+    level: int = 5  # priority, 0 (most urgent) to 9
     timeout: float | None = None
     retries: int = 0
     pause: Pause = Pause(1.0, 60.0)
     parallel_tries: int = 1
-    most: int | None = None
+    most: int | None = None  # tries in flight over all functions of the pool
     rate: Rate | None = None
     hedging: Hedging | None = None
     breaking: Breaking | None = None
-    adapting: Adapting | None = None
-    paced: bool = True
-    noted: bool = False
+    adapting: Adapting | None = None  # adapts the rate limit of each key if there is one, and otherwise the pool's concurrency limit
+    paced: bool = True  # False: tries do not wait for the rate limit, but count towards it
+    noted: bool = False  # decisions are noted in ``Call.notes``
 
 
 FALL, RISE = 0.5, 1.1
@@ -115,12 +74,10 @@ LEAST_ROUND = 5
 
 
 class AimdLimit:
-    """Adapts a limit between two bounds.
+    """Adapts a limit between two bounds by additive increase and multiplicative decrease (AIMD; Chiu and Jain, 1989).
 
-    Args:
-        config: the bounds, and the conditions under which the limit falls.
-        start: initial limit, clamped to the bounds.
-        most: upper bound in addition to the upper bound in ``config``.
+    The limit is evaluated each time as many tries have ended as it allows (at least 5). Only tries count that started after its last
+    change, so that the effect of a change is seen before the next change. ``most`` is an upper bound in addition to that of ``config``.
 
     Attributes:
         limit: the present limit.
@@ -144,28 +101,18 @@ class AimdLimit:
             self._begin_round(self._since, self._exact)
 
     def ok(self, now: float, sent_at: float, seconds: float) -> bool:
-        """Record that a try succeeded after ``seconds``. Returns True if the limit has changed."""
-        if sent_at < self._since:
-            return False
-        self._ok += 1
-        self._seconds += seconds
-        return self._evaluate(now)
+        """Record that a try succeeded after ``seconds``. As the other methods, returns True if the limit has changed."""
+        return sent_at >= self._since and self._evaluate(now, 1, 0, seconds)
 
     def failed(self, now: float, sent_at: float) -> bool:
-        """Record that a try failed. Returns True if the limit has changed."""
-        if sent_at < self._since:
-            return False
-        self._failed += 1
-        return self._evaluate(now)
+        return sent_at >= self._since and self._evaluate(now, 0, 1, 0.0)
 
     def overloaded(self, now: float, sent_at: float) -> bool:
-        """Record that a try was rejected because of overload. The limit falls at once. Returns True if the limit has changed.
-
-        Tries started before the limit last fell are ignored.
-        """
+        """Let the limit fall at once, unless the try started before the limit last fell."""
         return sent_at >= self._fell_at and self._fall(now)
 
-    def _evaluate(self, now: float) -> bool:
+    def _evaluate(self, now: float, ok: int, failed: int, seconds: float) -> bool:
+        self._ok, self._failed, self._seconds = self._ok + ok, self._failed + failed, self._seconds + seconds
         ended = self._ok + self._failed
         if ended < max(LEAST_ROUND, self.limit):
             return False
@@ -202,10 +149,7 @@ def adapted(adaptive: AimdLimit | None, config: Adapting | None, start: float, m
 
 
 class SlidingWindowLimit:
-    """Allows at most ``size`` starts in any half-open interval of ``window`` seconds.
-
-    ``size`` and ``window`` may be changed. Starts before a change still count.
-    """
+    """Allows at most ``size`` starts in any half-open interval of ``window`` seconds. Both may be changed; earlier starts still count."""
 
     __slots__ = ("_starts", "size", "window")
 
@@ -238,7 +182,7 @@ class SlidingWindowLimit:
 
 
 class Breaker:
-    """A circuit breaker. It is closed, open until a time, or half-open with one probe call in flight.
+    """A circuit breaker (Nygard, "Release It!", 2007). It is closed, open until a time, or half-open with one probe call in flight.
 
     Attributes:
         config: the configuration; may be replaced at any time.
@@ -270,7 +214,7 @@ class Breaker:
         return self._opened_at == -inf or self.probe is call
 
     def admits(self, now: float, call: object) -> bool:
-        """Return whether a call may be tried. The call may become the probe, so its end must be reported by :meth:`over`."""
+        """Return whether a call may be tried. It may become the probe, so its end must be reported by :meth:`over`."""
         if self.trusts(call):
             return True
         if self.probe is None and now >= self.open_until:
@@ -279,10 +223,7 @@ class Breaker:
         return False
 
     def ok(self, call: object) -> None:
-        """Record that a try succeeded.
-
-        While the breaker is not closed, only tries of the probe count, because all other tries started before the breaker opened.
-        """
+        """Record that a try succeeded. While the breaker is not closed, only the probe counts; all other tries started before it opened."""
         if self.trusts(call):
             self.failures, self._opened_at, self.probe = 0, -inf, None
 
@@ -295,9 +236,6 @@ class Breaker:
         return True
 
     def over(self, call: object) -> None:
-        """Record that a call has ended.
-
-        If the call is the probe and has neither succeeded nor failed, another call may become the probe.
-        """
+        """Record that a call has ended. If it is the probe, and has neither succeeded nor failed, another call may become the probe."""
         if self.probe is call:
             self.probe = None

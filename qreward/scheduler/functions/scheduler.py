@@ -17,118 +17,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf
 from random import Random
-from typing import TYPE_CHECKING, cast
 
 from qreward.errors import CircuitOpen, RequestError, RequestTimeout
 from qreward.scheduler.failure_policy import backoff
 from qreward.scheduler.functions.heap import IndexedHeap
 from qreward.scheduler.functions.limits import AimdLimit
-from qreward.scheduler.functions.state import Call, CallFailure, ConcurrencyGroup, Function, FunctionCounters, KeyState, Try
+from qreward.scheduler.functions.state import Call, CallFailure, ConcurrencyGroup, Function, KeyState, Try
 from qreward.scheduler.health import HealthChange
 from qreward.scheduler.outcome import Answer, Cancelled
 from qreward.scheduler.queue import AGEING
 from qreward.scheduler.scheduler import CANCEL, FINISH, SEND, Command
-from qreward.scheduler.task import Attempt, CancelReason, TaskState
-
-if TYPE_CHECKING:
-    from qreward.scheduler.source import Source
-
-
-def learn(now: float, attempt: Attempt, call: Call, outcome: Answer | CallFailure) -> bool:
-    """Update the limits and the circuit breaker by the outcome of a try, even if its call has ended.
-
-    Overload does not count as a failure for the circuit breaker. A try whose call has timed out is not counted here, because it was counted
-    when the call timed out.
-
-    Returns:
-        True if the outcome opens the circuit breaker.
-    """
-    key, function, sent_at = call.key_state, call.function, attempt.sent_at
-    counted = attempt.cancel_reason is CancelReason.OVERDUE
-    if isinstance(outcome, Answer):
-        seconds = now - sent_at
-        function.quantiles.add(seconds)
-        if not counted:
-            if key.breaker is not None:
-                key.breaker.ok(call)
-            if key.adaptive is not None or function.group.adaptive is not None:
-                _adapt(call, AimdLimit.ok, now, sent_at, seconds)
-    elif outcome.overloaded:
-        function.counters.overloaded += 1
-        if outcome.wait is not None and outcome.wait < inf:
-            key.closed_until = max(key.closed_until, now + outcome.wait)
-        _adapt(call, AimdLimit.overloaded, now, sent_at)
-    elif outcome.again and not counted:
-        return record_failure(now, call, sent_at)
-    return False
-
-
-def record_failure(now: float, call: Call, sent_at: float) -> bool:
-    """Count a try that failed or whose call exceeded its timeout. Returns True if this failure opens the circuit breaker."""
-    _adapt(call, AimdLimit.failed, now, sent_at)
-    breaker = call.key_state.breaker
-    if breaker is None or not breaker.failed(now, call):
-        return False
-    call.note(now, f"the circuit breaker opens for {breaker.config.recovery:g} s")
-    return True
-
-
-def _adapt(call: Call, record: Callable[..., bool], *event: float) -> None:
-    """Record an event in the adaptive limits of a call's key and of its group, and apply the limits that change."""
-    for holder in (call.key_state, call.function.group):
-        if holder.adaptive is not None and record(holder.adaptive, *event):
-            holder.apply()
-
-
-def next_try(now: float, call: Call, rng: Random, wait: float | None = None) -> float:
-    """Return when the next retry of a call may be made; inf if its deadline or the circuit breaker allows no retry.
-
-    ``wait`` is a number of seconds that the error or the user states, and is used exactly. If it is None, the backoff is used.
-    """
-    if wait is None:
-        pause = backoff(*call.options.pause, call.retries + 1, rng)
-        at = max(now + min(pause, (call.deadline - now) / 2), call.not_before)  # the backoff is at most half of the time that is left
-    else:
-        at = now + wait
-    breaker = call.key_state.breaker
-    closed = breaker is not None and not breaker.trusts(call) and at < breaker.open_until
-    return inf if at >= call.deadline or closed else at
-
-
-def timed_out(call: Call) -> RequestTimeout:
-    if call.tried:
-        seen = "a try was under way"
-    elif call.sent_at is not None:
-        seen = "it waited for its next try"
-    else:
-        seen = "it was never tried: it waited for the rate limit, or for a free slot"
-    if call.error is not None:
-        seen += f"; the last try failed with {type(call.error).__name__}"
-    error = RequestTimeout(
-        f"{call.key_state.name} did not end within its timeout of {call.timeout:g} s, waiting and retries included; {seen}"
-    )
-    error.__cause__ = call.error
-    return error
-
-
-def open_circuit(now: float, state: KeyState) -> CircuitOpen:
-    breaker = state.breaker
-    assert breaker is not None
-    left = breaker.open_until - now
-    then = f"it is tried again in {left:.3g} s" if left > 0 else "one call is testing it now"
-    return CircuitOpen(
-        f"{state.name} failed {breaker.failures} times in a row and is not called for the time being (circuit breaker); {then}"
-    )
-
-
-def wait_reason(now: float, call: Call) -> str:
-    state = call.key_state
-    ready = state.ready_at(call) - now
-    if ready > 0:
-        return f"waits for the rate limit: {ready:.3g} s, {len(state.queue)} in line"
-    group = call.function.group
-    return f"waits for room: {group.inflight} of {group.limit:g} in flight"
-
+from qreward.scheduler.task import CancelReason, TaskState
 
 HEDGE_LATER = 0.25
 """Seconds between two checks of a call that is due for a hedge but finds no free slot."""
@@ -168,14 +67,14 @@ class CallScheduler:
         function.forget(now, FORGETS)
         self._numbers += 1
         call.number, call.born = self._numbers, now
-        call.rank = now + call.level * AGEING
+        call.rank = now + call.options.level * AGEING
         state = call.key_state = function.state_of(call.key)
         state.calls += 1
         function.counters.calls += 1
         if function.options.hedging is not None:
             function.hedges_left += function.options.hedging.share
-        if call.timeout is not None:
-            call.deadline = now + call.timeout
+        if call.options.timeout is not None:
+            call.deadline = now + call.options.timeout
         if state.breaker is not None and not state.breaker.admits(now, call):
             self._refuse(now, call)
             return
@@ -198,7 +97,7 @@ class CallScheduler:
         if attempt.ended:
             return
         attempt.ended = True
-        call = cast("Call", attempt.task)
+        call = attempt.task
         state = call.key_state
         del call.tried[attempt]
         state.inflight -= 1
@@ -207,11 +106,9 @@ class CallScheduler:
         if not attempt.started and attempt.cancel_reason is None and isinstance(outcome, Cancelled):
             self._uncharge(call, attempt)
         if isinstance(outcome, Answer):
-            learn(now, attempt, call, outcome)
-            if not call.done:
-                self._answered(now, attempt, call, outcome)
+            self._answered(now, attempt, outcome)
         elif isinstance(outcome, CallFailure):
-            self._failed(now, attempt, call, outcome)
+            self._failed(now, attempt, outcome)
         elif not call.done and not call.tried and not call.planned:
             error = call.error or RequestError(f"{state.name}: its try was cancelled by other code")
             self._finish(now, call, error)
@@ -267,10 +164,14 @@ class CallScheduler:
         return self.group.inflight < self.group.limit and call.key_state.ready_at(call) <= now < self._wakes.rank()
 
     def _place(self, now: float, call: Call) -> None:
+        state, group = call.key_state, self.group
         if call.notes is not None and not self._may_start(now, call):
-            call.note(now, wait_reason(now, call))
-        call.key_state.queue.put(call, call.rank if call.options.paced else -inf, call.number)
-        self._arrange(now, call.key_state)
+            if (ready := state.ready_at(call) - now) > 0:
+                call.note(now, f"waits for the rate limit: {ready:.3g} s, {len(state.queue)} in line")
+            else:
+                call.note(now, f"waits for room: {group.inflight} of {group.limit:g} in flight")
+        state.queue.put(call, call.rank if call.options.paced else -inf, call.number)
+        self._arrange(now, state)
 
     def _unplan(self, now: float, call: Call) -> None:
         call.retry_at = inf
@@ -322,8 +223,7 @@ class CallScheduler:
 
     def _send(self, now: float, call: Call, *, hedge: bool = False) -> None:
         state, counters = call.key_state, call.function.counters
-        attempt = Try(call, cast("Source", state), now)
-        attempt.hedge, attempt.counters = hedge, counters
+        attempt = Try(call, now, hedge, counters)
         call.tried[attempt] = None
         state.inflight += 1
         state.used_at = now
@@ -343,13 +243,16 @@ class CallScheduler:
             call.sent_at = now
         call.begun += 1
         attempt.number = call.begun
-        if call.options.hedging is not None:
-            self._plan_hedge(now, call)
+        hedging = call.options.hedging
+        if hedging is not None and call.hedge_at == inf and call.hedges < hedging.most:
+            after = call.function.hedge_after(hedging)
+            if after is not None:
+                call.hedge_at = now + after
         self.out.append((SEND, attempt))
 
     def _uncharge(self, call: Call, attempt: Try) -> None:
         """Take back what a try was charged that never ran, and will not run."""
-        function, state, counters = call.function, call.key_state, cast("FunctionCounters", attempt.counters)
+        function, state, counters = call.function, call.key_state, attempt.counters
         call.begun -= 1
         counters.tries -= 1
         if state.rate_limit is not None:
@@ -363,10 +266,23 @@ class CallScheduler:
             counters.retries -= 1
 
     def _plan_retry(self, now: float, call: Call, wait: float | None = None) -> None:
-        if not call.planned and call.may_retry():
-            call.retry_at = next_try(now, call, self._rng, wait)
-            if call.retry_at <= now:
-                self._retry(now, call)
+        """Plan the next retry, if its deadline and the circuit breaker allow one.
+
+        ``wait`` is a number of seconds that the error or the user states, and is used exactly. If it is None, the backoff is used.
+        """
+        if call.planned or not call.may_retry():
+            return
+        if wait is None:
+            pause = backoff(*call.options.pause, call.retries + 1, self._rng)
+            at = max(now + min(pause, (call.deadline - now) / 2), call.not_before)  # the backoff is at most half of the time that is left
+        else:
+            at = now + wait
+        breaker = call.key_state.breaker
+        if at >= call.deadline or (breaker is not None and not breaker.trusts(call) and at < breaker.open_until):
+            return
+        call.retry_at = at
+        if at <= now:
+            self._retry(now, call)
 
     def _retry(self, now: float, call: Call) -> None:
         call.retry_at = inf
@@ -377,13 +293,6 @@ class CallScheduler:
         call.note(now, "no retry: the circuit breaker is open")
         if not call.tried:
             self._finish(now, call, call.error)
-
-    def _plan_hedge(self, now: float, call: Call) -> None:
-        hedging = call.options.hedging
-        if hedging is not None and call.hedge_at == inf and call.hedges < hedging.most:
-            after = call.function.hedge_after(hedging)
-            if after is not None:
-                call.hedge_at = now + after
 
     def _hedge(self, now: float, call: Call) -> None:
         """Hedge a call that takes long, if a try may start now without going ahead of a waiting call."""
@@ -402,21 +311,34 @@ class CallScheduler:
 
     # outcomes
 
-    def _answered(self, now: float, attempt: Attempt, call: Call, answer: Answer) -> None:
-        counters = call.function.counters
-        counters.ok += 1
-        counters.hedges_won += attempt.hedge
+    def _answered(self, now: float, attempt: Try, answer: Answer) -> None:
+        call, function, seconds = attempt.task, attempt.task.function, now - attempt.sent_at
+        function.quantiles.add(seconds)
+        if attempt.cancel_reason is not CancelReason.OVERDUE:  # otherwise it was counted when the call timed out
+            if call.key_state.breaker is not None:
+                call.key_state.breaker.ok(call)
+            self._adapt(call, AimdLimit.ok, now, attempt.sent_at, seconds)
+        if call.done:
+            return
+        function.counters.ok += 1
+        function.counters.hedges_won += attempt.hedge
         attempt.won = True
         call.note(now, f"done after {now - call.born:.3g} s")
         self._end(now, call, CancelReason.BEATEN)
-        self.out.append((FINISH, call, answer, call.key_state, now - attempt.sent_at))
+        self.out.append((FINISH, call, answer, call.key_state, seconds))
 
-    def _failed(self, now: float, attempt: Attempt, call: Call, raised: CallFailure) -> None:
+    def _failed(self, now: float, attempt: Try, raised: CallFailure) -> None:
+        call, state = attempt.task, attempt.task.key_state
         if not call.done:
             call.failed(now, raised)
             call.note(now, f"try {call.tries} failed after {now - attempt.sent_at:.3g} s: {type(raised.error).__name__}")
-        if learn(now, attempt, call, raised):
-            self._empty(now, call.key_state)
+        if raised.overloaded:  # this is no failure for the circuit breaker
+            call.function.counters.overloaded += 1
+            if raised.wait is not None and raised.wait < inf:
+                state.closed_until = max(state.closed_until, now + raised.wait)
+            self._adapt(call, AimdLimit.overloaded, now, attempt.sent_at)
+        elif raised.again and attempt.cancel_reason is not CancelReason.OVERDUE and self._count_failure(now, call, attempt.sent_at):
+            self._empty(now, state)
         if call.done:
             return
         if not raised.again:
@@ -429,10 +351,36 @@ class CallScheduler:
             self._finish(now, call, raised.error)
         self._set_timer(call)
 
+    def _count_failure(self, now: float, call: Call, sent_at: float) -> bool:
+        """Count a try that failed, or whose call exceeded its timeout. Returns True if this failure opens the circuit breaker."""
+        self._adapt(call, AimdLimit.failed, now, sent_at)
+        breaker = call.key_state.breaker
+        if breaker is None or not breaker.failed(now, call):
+            return False
+        call.note(now, f"the circuit breaker opens for {breaker.config.recovery:g} s")
+        return True
+
+    def _adapt(self, call: Call, record: Callable[..., bool], *event: float) -> None:
+        """Record an event in the adaptive limits of a call's key and of the pool, and apply the limits that change."""
+        for holder in (call.key_state, self.group):
+            if holder.adaptive is not None and record(holder.adaptive, *event):
+                holder.apply()
+
     def _time_out(self, now: float, call: Call) -> None:
         call.function.counters.timeouts += 1
-        opened = bool(call.tried) and record_failure(now, call, next(iter(call.tried)).sent_at)
-        self._finish(now, call, timed_out(call), CancelReason.OVERDUE)
+        opened = bool(call.tried) and self._count_failure(now, call, next(iter(call.tried)).sent_at)
+        if call.tried:
+            seen = "a try was under way"
+        elif call.sent_at is not None:
+            seen = "it waited for its next try"
+        else:
+            seen = "it was never tried: it waited for the rate limit, or for a free slot"
+        if call.error is not None:
+            seen += f"; the last try failed with {type(call.error).__name__}"
+        limit = f"{call.options.timeout:g} s, waiting and retries included"
+        error = RequestTimeout(f"{call.key_state.name} did not end within its timeout of {limit}; {seen}")
+        error.__cause__ = call.error
+        self._finish(now, call, error, CancelReason.OVERDUE)
         if opened:
             self._empty(now, call.key_state)
 
@@ -445,8 +393,16 @@ class CallScheduler:
                 self._refuse(now, call)
 
     def _refuse(self, now: float, call: Call) -> None:
-        call.function.counters.refused += call.error is None
-        self._finish(now, call, call.error or open_circuit(now, call.key_state))
+        state, breaker, error = call.key_state, call.key_state.breaker, call.error
+        if error is None:
+            assert breaker is not None
+            call.function.counters.refused += 1
+            left = breaker.open_until - now
+            then = f"it is tried again in {left:.3g} s" if left > 0 else "one call is testing it now"
+            error = CircuitOpen(
+                f"{state.name} failed {breaker.failures} times in a row and is not called for the time being (circuit breaker); {then}"
+            )
+        self._finish(now, call, error)
 
     def _finish(self, now: float, call: Call, error: BaseException | None, reason: CancelReason = CancelReason.ABANDONED) -> None:
         if call.done:

@@ -1,23 +1,21 @@
 """State of decorated functions and of their calls.
 
-``Call`` is one call, and ``CallFailure`` a failed try of it. ``Function`` holds the options, keys, durations and hedge budget of one
-function. A *key* is what the function's ``key_func`` returns for a call. ``KeyState`` is one key of a function, with its queue, rate limit
-and circuit breaker. ``ConcurrencyGroup`` is the concurrency limit that the functions of a pool share, and the order of their keys.
+A *key* is what the function's ``key_func`` returns for a call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from heapq import heappop, heappush
 from math import inf
-from typing import Any, cast
+from typing import Any
 from weakref import WeakSet
 
 from qreward.scheduler.functions.heap import IndexedHeap
 from qreward.scheduler.functions.limits import Adapting, AimdLimit, Breaker, FunctionOptions, Hedging, SlidingWindowLimit, adapted
 from qreward.scheduler.stats import Quantiles
-from qreward.scheduler.task import Attempt, Task, TaskState
+from qreward.scheduler.task import CancelReason, TaskState
 
 ADAPTIVE_START = 32
 """Number of tries in flight that an adaptive limit allows at first if no limit is configured."""
@@ -46,53 +44,58 @@ class CallFailure:
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Try(Attempt):
-    """One run of a function. ``counters`` are those that counted it."""
+class Try:
+    """One run of a function. For the engine, it is an attempt of a task."""
 
-    counters: FunctionCounters | None = None
+    task: Call
+    sent_at: float
+    hedge: bool
+    counters: FunctionCounters  # those that counted it
+    number: int = 1  # its position among the tries of the call, counted from 1
     started: bool = False  # set by the engine just before it checks ``cancel_reason`` and calls the function
+    cancel_reason: CancelReason | None = None
+    ended: bool = False  # its end was reported
+    won: bool = False  # its result is the result of the call
+    handle: Any = None  # used by the engine, for an asyncio task
+    span: None = None
+
+    @property
+    def source(self) -> KeyState:
+        return self.task.key_state
 
 
-class Call(Task):
-    """A task that is one call of a function. Several tries of the call may be in flight at once.
+@dataclass(slots=True, eq=False, repr=False)
+class Call:
+    """One call of a function. For the engine, it is a task. Several tries of the call may be in flight at once."""
 
-    Attributes:
-        function, key: the function, and the key of the call.
-        key_state: the state of that key; set on submission, as is ``rank``.
-        options: its options, fixed when the call was made.
-        rank: sort key, smaller first. It is the arrival time plus some seconds per priority level.
-        tried: tries in flight, oldest first.
-        begun: number of tries started.
-        retries, hedges: number of tries that were started as retries, and as hedges.
-        tries: number of tries that failed.
-        streak: number of tries that failed since the last try that was rejected because of overload.
-        held: a timer was late once, so the hedge was put off until the outcomes that wait have been reported.
-        error, covered: the last failure; see ``CallFailure``.
-        not_before: no other try may start before this time, because the error or the user states a wait.
-        retry_at, hedge_at: when the next retry or hedge is due; inf for none.
-        notes: the decisions about the call with their times, or None if decisions are not logged.
-    """
+    function: Function
+    key: Hashable
+    options: FunctionOptions  # fixed when the call was made
+    waiter: Any  # the waiter to which the engine delivers the outcome
+    notes: list[tuple[float, str]] | None = None  # the decisions about the call with their times, or None if decisions are not logged
+    key_state: KeyState = field(init=False)  # set on submission
+    rank: float = 0.0  # sort key, smaller first: the arrival time plus some seconds per priority level
+    number: int = 0
+    state: TaskState = TaskState.NEW
+    born: float = 0.0  # when it was submitted
+    sent_at: float | None = None  # when it was first tried
+    deadline: float = inf
+    tried: dict[Try, None] = field(default_factory=dict)  # tries in flight, oldest first
+    begun: int = 0  # tries started
+    retries: int = 0  # tries that were started as retries
+    hedges: int = 0
+    tries: int = 0  # tries that failed
+    streak: int = 0  # tries that failed since the last try that was rejected because of overload
+    held: bool = False  # a timer was late once, so the hedge was put off until the outcomes that wait have been reported
+    error: BaseException | None = None  # the last failure
+    covered: bool = False  # see ``CallFailure``
+    not_before: float = -inf  # no other try may start before this time, because the error or the user states a wait
+    retry_at: float = inf  # when the next retry is due
+    hedge_at: float = inf  # when the next hedge is due
 
-    __slots__ = (
-        "begun", "covered", "error", "function", "hedge_at", "hedges", "held", "key", "key_state", "not_before", "notes", "options",
-        "rank", "retries", "retry_at", "streak", "tried",
-    )  # fmt: skip
-
-    key_state: KeyState
-    rank: float
-
-    def __init__(self, function: Function, key: Hashable, options: FunctionOptions, waiter: Any) -> None:
-        super().__init__(None, cast("Any", None), options.level, options.timeout, waiter, 0)  # it has a key's state instead of a pool
-        self.function = function
-        self.key = key
-        self.options = options
-        self.tried: dict[Try, None] = {}
-        self.begun = self.retries = self.hedges = self.streak = 0
-        self.error: BaseException | None = None
-        self.covered = self.held = False
-        self.not_before = -inf
-        self.retry_at = self.hedge_at = inf
-        self.notes: list[tuple[float, str]] | None = [] if options.noted else None
+    def __post_init__(self) -> None:
+        if self.options.noted:
+            self.notes = []
 
     @property
     def done(self) -> bool:
@@ -165,14 +168,11 @@ def _strictness(adapting: Adapting) -> tuple[float, ...]:
 
 
 class KeyState:
-    """Holds the state of one key of a function. For the engine, a ``KeyState`` is the source of an attempt.
+    """Holds the state of one key of a function.
 
     Attributes:
-        function: the function.
-        key: the key.
         queue: calls that wait for the rate limit or for a free slot, by rank.
-        rate_limit: its rate limit, or None.
-        breaker: its circuit breaker, or None.
+        rate_limit, breaker: its rate limit and its circuit breaker, or None.
         adaptive: adapts its rate limit, or None.
         closed_until: end of the cooldown after an overload error that carried a wait.
         calls: number of calls that have not ended.
@@ -184,8 +184,6 @@ class KeyState:
     __slots__ = (
         "adaptive", "breaker", "calls", "closed_until", "function", "inflight", "key", "queue", "rate_limit", "resting", "used_at",
     )  # fmt: skip
-
-    handle: object = None
 
     def __init__(self, function: Function, key: Hashable) -> None:
         self.function = function
@@ -251,17 +249,12 @@ class KeyState:
 
 
 class Function:
-    """Holds the state of one decorated function.
+    """Holds the state of one decorated function, whose present options may be replaced.
 
     Attributes:
-        name: its name in messages.
-        group: the concurrency group of its pool.
-        options: its present options.
         keyed: True if the function may have more than one key.
-        keys: state of each key.
         quantiles: quantiles of the seconds that successful tries took.
         hedges_left: hedge budget, to which each call adds.
-        counters: counts of calls and tries.
     """
 
     __slots__ = ("__weakref__", "_resting", "_rests", "counters", "group", "hedges_left", "keyed", "keys", "name", "options", "quantiles")

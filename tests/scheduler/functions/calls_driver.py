@@ -45,7 +45,6 @@ class Driver:
         self.now = 0.0
         self.scheduler = CallScheduler(rng or Longest())
         self.watch = Watch(self.scheduler)
-        self._calls = 0
 
     def function(self, name: str = "f", *, keyed: bool = False, **options: Any) -> Function:
         """A function of the pool, with these options."""
@@ -57,9 +56,7 @@ class Driver:
 
     def call(self, function: Function, key: Hashable = None, **options: Any) -> Call:
         """Call a function with its options, of which some are replaced."""
-        self._calls += 1
         call = Call(function, key, function.options._replace(**options), None)
-        call.index = self._calls
         self.watch.submit(call)
         self.scheduler.submit(self.now, call)
         self._after()

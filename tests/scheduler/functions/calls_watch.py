@@ -116,7 +116,7 @@ class Watch:
     def _sent(self, now: float, attempt: Attempt) -> None:
         call = _call(attempt)
         where = call.function, call.key
-        self.trace.append((now, "send", call.index, attempt.hedge))
+        self.trace.append((now, "send", call.number, attempt.hedge))
         attempt.started = self.starting  # type: ignore[attr-defined]
         assert attempt not in self.live
         assert attempt.sent_at == now
@@ -168,7 +168,7 @@ class Watch:
         assert call.done, "a try is cancelled, and its call goes on"
         assert attempt.cancel_reason is not None
         self.cancels[attempt] = None
-        self.trace.append((now, "cancel", call.index, attempt.cancel_reason))
+        self.trace.append((now, "cancel", call.number, attempt.cancel_reason))
 
     def _finished(self, now: float, call: Call, outcome: Any, seconds: float) -> None:
         assert call not in self.finished, "a call ends twice"
@@ -177,7 +177,7 @@ class Watch:
         del self.open[call]
         self.finished[call] = outcome
         self.finished_at[call] = now
-        self.trace.append((now, "finish", call.index, type(outcome).__name__, str(outcome) if isinstance(outcome, Exception) else ""))
+        self.trace.append((now, "finish", call.number, type(outcome).__name__, str(outcome) if isinstance(outcome, Exception) else ""))
         assert isinstance(outcome, Answer) or not seconds
         if isinstance(outcome, CircuitOpen):
             assert call.key_state.breaker is not None

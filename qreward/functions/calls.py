@@ -1,0 +1,227 @@
+"""Calls of decorated functions: ``AsyncCall`` for asynchronous callers, and ``BlockingCall`` for blocking callers.
+
+The first try of an asynchronous call runs in the caller's own asyncio task, as an undecorated call would. A try of a blocking call runs in
+the caller's own thread, or in a worker thread if the call may end while the try runs. Both kinds of callers change the same scheduler under
+the engine's lock. The timer of blocking callers runs in an event loop in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import Context, copy_context
+from functools import partial
+from queue import SimpleQueue
+from time import monotonic
+from typing import Any
+
+from qreward.engine.driver import Engine, runner_of
+from qreward.engine.portal import Portal, portal
+from qreward.engine.single import Single
+from qreward.engine.threads import SHARED
+from qreward.errors import ClientClosed, QueueFull
+from qreward.scheduler.functions.scheduler import CallScheduler
+from qreward.scheduler.functions.state import Call, CallFailure, Try
+from qreward.scheduler.outcome import CANCELLED, Answer, Cancelled
+from qreward.scheduler.scheduler import FINISH, SEND, Command
+from qreward.scheduler.task import Task
+
+ErrorClassifier = Callable[[Exception], CallFailure]
+"""Classifies an exception of the function as a ``CallFailure``."""
+Inbox = SimpleQueue[Any]
+"""Wakes a blocking caller, who then looks for a try to run in its own thread, and for the outcome of its call."""
+
+
+class Time:
+    """What calls use of the clock and of threads. Tests replace some of it; see :func:`replaced_time`."""
+
+    now = staticmethod(monotonic)
+    run = staticmethod(SHARED.run)
+
+    def timers(self) -> Portal:
+        """Return the thread whose event loop runs the timer of blocking callers."""
+        return portal("qreward-timers")
+
+    def take(self, inbox: Inbox, engine: Engine[CallScheduler]) -> Any:  # noqa: ARG002 - for subclasses
+        """Wait for the next item of an inbox."""
+        return inbox.get()
+
+    def keep(self, engine: Engine[CallScheduler], wake: float | None) -> None:
+        """Make sure that the scheduler is ticked at ``wake``. Raises ``ClientClosed`` if the process is ending."""
+        timers = self.timers()
+        driver = engine.driver_in(timers.loop)
+        if driver is None or (wake is not None and not driver.is_armed(wake)):
+            timers.soon(lambda: engine.driver().wake_soon())
+
+
+_time = Time()
+
+
+def now() -> float:
+    return _time.now()
+
+
+@contextmanager
+def replaced_time(time: Time) -> Iterator[None]:
+    """Make all decorated functions use another clock inside the ``with`` block. Times recorded with the other clock mean nothing then."""
+    global _time  # noqa: PLW0603 - one in a process
+    before, _time = _time, time
+    try:
+        yield
+    finally:
+        _time = before
+
+
+class AsyncCall(Single):
+    """Runs the tries of one asynchronous call, and receives its outcome. ``body`` starts one run of the function."""
+
+    __slots__ = ("_body", "_judge")
+
+    def __init__(self, driver: Any, body: Callable[[], Awaitable[Any]], judge: ErrorClassifier) -> None:
+        super().__init__(driver)
+        self._body = body
+        self._judge = judge
+
+    async def execute(self, attempt: Try) -> Answer | CallFailure:  # type: ignore[override]
+        """Run the function once. Only cancellation is raised, which the loop driver handles."""
+        attempt.started = True
+        try:
+            return Answer(await self._body())
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except Exception as error:
+            return self._judge(error)
+        except BaseException as error:  # SystemExit or KeyboardInterrupt in the caller's own code
+            return CallFailure(error, again=False)
+
+    def finish(self, _task: Task, outcome: Any, *_: Any) -> None:
+        self._result = outcome
+        self._wake()
+
+
+class BlockingCall:
+    """Runs the tries of one blocking call, and receives its outcome.
+
+    Args:
+        engine: the engine of the function's pool.
+        body: runs the function once.
+        judge: see :data:`ErrorClassifier`.
+        inline: run tries in the caller's own thread; if False, in worker threads.
+    """
+
+    __slots__ = ("_body", "_context", "_engine", "_inbox", "_judge", "_next", "_outcome")
+
+    def __init__(self, engine: Engine[CallScheduler], body: Callable[[], Any], judge: ErrorClassifier, *, inline: bool) -> None:
+        self._engine = engine
+        self._body = body
+        self._judge = judge
+        self._context = None if inline else copy_context()
+        self._inbox: Inbox = SimpleQueue()
+        self._next: Try | None = None
+        self._outcome: Answer | BaseException | None = None
+
+    @property
+    def driver(self) -> BlockingCall:
+        """The call itself: any thread may pass a command to it."""
+        return self
+
+    def result(self, call: Call) -> Answer | BaseException:
+        """Submit the call and wait for its outcome. If the caller is interrupted, the tries of the call are given up."""
+        try:
+            wake = self._change(self._engine.scheduler.submit, call)
+            if wake is not None or self._inbox.empty():  # it waits
+                _time.keep(self._engine, wake)
+            while self._outcome is None:
+                attempt, self._next = self._next, None
+                if attempt is not None:
+                    self._run_here(attempt)
+                else:
+                    _time.take(self._inbox, self._engine)
+        finally:
+            if not call.done:
+                self._change(self._engine.scheduler.withdraw, [call])
+            if self._next is not None:
+                self._ended(self._next, CANCELLED)
+        return self._outcome
+
+    def post(self, command: Command) -> None:
+        """Run a command that results from a change in another thread or event loop, whose own timer may end with it."""
+        self._receive(command)
+        if command[0] == SEND:
+            with self._engine.lock:
+                wake = self._engine.scheduler.next_wake()
+            with suppress(ClientClosed):
+                _time.keep(self._engine, wake)
+
+    def _change(self, change: Callable[..., None], *arguments: Any) -> float | None:
+        """Change the scheduler's state under the lock, and run the resulting commands. Returns when the scheduler must be ticked next."""
+        engine, scheduler = self._engine, self._engine.scheduler
+        with engine.lock:
+            change(engine.clock(), *arguments)
+            out, scheduler.out = scheduler.out, []
+            wake = scheduler.next_wake()
+        for command in out:
+            home = runner_of(command)
+            if home is self:
+                self._receive(command)
+            else:
+                home.post(command)
+        return wake
+
+    def _receive(self, command: Command) -> None:
+        if command[0] == FINISH:
+            self._outcome = command[2]
+            self._inbox.put(None)
+        elif command[0] == SEND:  # a CANCEL has no effect, because a thread cannot be stopped
+            self._start(command[1])
+
+    def _start(self, attempt: Try) -> None:
+        if self._context is None:
+            self._next = attempt
+            self._inbox.put(None)
+            if attempt.cancel_reason is not None:  # the caller may have left before another thread started the try
+                self._ended(attempt, CANCELLED)
+        elif not _time.run(partial(self._run_in_worker, self._context.copy(), attempt)):
+            if len(attempt.task.tried) > 1:  # type: ignore[attr-defined]  # a further try without a thread does not fail the call
+                self._ended(attempt, CANCELLED)
+                return
+            error = QueueFull(
+                "all worker threads are busy, perhaps with calls that hang; set max_concurrency, or a time limit inside the function"
+            )
+            self._ended(attempt, CallFailure(error, again=False))
+
+    def _run_in_worker(self, context: Context, attempt: Try) -> Callable[[], None]:
+        """Run the function once in a worker thread.
+
+        Returns the function that reports the outcome. The worker calls it when the worker is idle again, because the report may start the
+        next try.
+        """
+        try:
+            outcome = context.run(self._run, attempt)
+        except BaseException as error:  # for example SystemExit: must end the call, not the worker
+            outcome = CallFailure(error, again=False)
+        return partial(self._ended, attempt, outcome)
+
+    def _run_here(self, attempt: Try) -> None:
+        try:
+            outcome = self._run(attempt)
+        except BaseException:  # KeyboardInterrupt or SystemExit
+            self._ended(attempt, CANCELLED)
+            raise
+        self._ended(attempt, outcome)
+
+    def _run(self, attempt: Try) -> Answer | CallFailure | Cancelled:
+        attempt.started = True
+        if attempt.cancel_reason is not None:
+            return CANCELLED
+        try:
+            return Answer(self._body())
+        except Exception as error:
+            return self._judge(error)
+
+    def _ended(self, attempt: Try, outcome: Answer | CallFailure | Cancelled) -> None:
+        wake = self._change(self._engine.scheduler.event, attempt, outcome)
+        if wake is not None:
+            with suppress(ClientClosed):
+                _time.keep(self._engine, wake)

@@ -1,0 +1,167 @@
+"""Blocking calls: every try that was sent is reported, whoever starts it; and what the loop thread that runs their timer may not break."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import textwrap
+import threading
+from typing import Any
+
+import pytest
+from virtual_threads import VirtualThreads
+
+from qreward import RequestTimeout, schedule
+from qreward.engine.portal import portal
+from qreward.functions.calls import BlockingCall
+from qreward.functions.config import ScheduleConfig
+from qreward.functions.function import FunctionPool, ScheduledFunction
+from qreward.scheduler.functions.state import Call
+from qreward.testing.virtual_time import run_in_virtual_time
+
+
+class Scene:
+    """One function that runs one try at a time, in the thread of its caller, and a clock that is set by hand."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.now = 0.0
+        self.member = ScheduledFunction(lambda: "done", ScheduleConfig(max_concurrency=1, **settings), FunctionPool())
+        self.engine = self.member.pool.engine
+        self.engine.clock = lambda: self.now
+        self.call = Call(self.member.function, None, self.member.settings.options, None)
+        self.call.waiter = BlockingCall(self.engine, lambda: "done", self.member.settings.judge, inline=True)
+
+    def slots(self) -> int:
+        return self.engine.scheduler.group.inflight
+
+
+def test_a_try_that_is_started_after_its_caller_has_left_gives_its_slot_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, start = Scene(), BlockingCall._start
+
+    def late(self: BlockingCall, attempt: Any) -> None:
+        scene.engine.apply(lambda now: scene.engine.scheduler.withdraw(now, [attempt.task]))  # what the caller's own thread does meanwhile
+        start(self, attempt)
+
+    monkeypatch.setattr(BlockingCall, "_start", late)
+    scene.engine.apply(lambda now: scene.engine.scheduler.submit(now, scene.call))
+    assert scene.call.done
+    assert scene.slots() == 0
+
+
+def test_a_try_that_is_started_when_its_call_has_just_timed_out_gives_its_slot_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, start = Scene(timeout=1.0), BlockingCall._start
+
+    def times_out(self: BlockingCall, attempt: Any) -> None:
+        start(self, attempt)
+        scene.now = 10.0
+        scene.engine.apply(scene.engine.scheduler.tick)  # as the loop thread does
+
+    monkeypatch.setattr(BlockingCall, "_start", times_out)
+    assert isinstance(scene.call.waiter.result(scene.call), RequestTimeout)
+    assert scene.slots() == 0
+
+
+def test_a_blocking_call_inside_a_try_of_another_has_a_thread_and_a_time_limit_of_its_own() -> None:
+    with VirtualThreads() as threads:
+
+        @schedule(timeout=2.0)
+        def inner(seconds: float) -> float:
+            threads.sleep(seconds)
+            return threads.now()
+
+        @schedule(timeout=10.0, hedged_request_time=60.0)
+        def outer(seconds: float) -> float:
+            return inner(seconds)
+
+        assert outer(1.0) == pytest.approx(1.0, abs=0.1)
+        with pytest.raises(RequestTimeout, match="timeout of 2 s"):
+            outer(9.0)
+        assert threads.now() == pytest.approx(3.0, abs=0.1)
+
+
+def test_a_blocking_call_in_the_portals_own_thread_is_timed_by_another_loop() -> None:
+    never = threading.Event()
+
+    @schedule(timeout=0.05)
+    def hangs() -> None:
+        never.wait(30)
+
+    async def callback() -> None:
+        hangs()
+
+    with pytest.raises(RequestTimeout):
+        portal().call(callback)
+    never.set()
+
+
+def test_a_call_that_waits_is_timed_although_the_loop_that_was_told_when_has_ended() -> None:
+    class TooBusy(Exception):
+        status_code, retry_after = 429, 0.05
+
+    @schedule(pool="left", max_concurrency=1)
+    async def awaited() -> None:
+        waiter.start()
+        while blocking.stats().waiting == 0:  # noqa: ASYNC110 - nobody tells us
+            await asyncio.sleep(0.001)
+        raise TooBusy
+
+    @schedule(pool="left", max_concurrency=1, retry_times=1, retry_interval=0)
+    def blocking() -> str:
+        tries.append(1)
+        if len(tries) == 1:
+            raise TooBusy
+        return "done"
+
+    tries: list[int] = []
+    found: list[str] = []
+    waiter = threading.Thread(target=lambda: found.append(blocking()))
+    with pytest.raises(TooBusy):
+        asyncio.run(awaited())
+    waiter.join(30)
+    assert found == ["done"]
+
+
+def test_in_a_virtual_loop_a_blocking_call_takes_no_real_time() -> None:
+    tries: list[float] = []
+
+    @schedule(retry_times=2, retry_interval=3600, timeout=1e6, limit_size=1, limit_window=1e4)
+    def score() -> int:
+        tries.append(asyncio.get_running_loop().time())
+        return 1 // (len(tries) - 1)
+
+    async def main() -> int:
+        return score()
+
+    assert run_in_virtual_time(main()) == 1
+    assert tries[1] - tries[0] == pytest.approx(1e4, abs=0.1)
+
+
+def test_a_program_ends_at_once_although_a_try_hangs_and_timers_are_set() -> None:
+    script = """
+        import os, time
+        from qreward import RequestTimeout, schedule
+
+        @schedule(timeout=0.05)
+        def hangs():
+            time.sleep(3600)
+
+        @schedule(timeout=3600)
+        def quick():
+            return 7
+
+        def both():
+            try:
+                hangs()
+            except RequestTimeout:
+                return quick()
+
+        import warnings; warnings.simplefilter("ignore")  # from 3.12 on, a fork beside threads is warned of
+        print(both(), flush=True)
+        child = os.fork()
+        if not child:
+            os._exit(both())
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), both())
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == ("7\n7 7\n", "", 0)

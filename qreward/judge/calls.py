@@ -9,9 +9,25 @@ from qreward.codecs.finish_reason import LENGTH
 from qreward.errors import BadRequest, InvalidResponse, QRewardError
 from qreward.judge.asking import JudgeModel
 from qreward.judge.codec import Reply
-from qreward.judge.loop import Again, Done
 from qreward.judge.parsing import Unreadable
 from qreward.judge.verdict_parser import ScoreFunctionError
+
+
+class Done(NamedTuple):
+    """The call has its value, or its final error. ``reply`` is what the answer contained, and ``unread`` why it could not be read."""
+
+    value: Any
+    reply: Reply | None = None
+    unread: str = ""
+
+
+class Again(NamedTuple):
+    """Another call must be sent. ``error`` is the final error if there is no time for it; ``reply`` and ``unread`` are as in ``Done``."""
+
+    call: JudgeCall
+    error: QRewardError | None = None
+    reply: Reply | None = None
+    unread: str = ""
 
 
 class JudgeCall(NamedTuple):

@@ -27,10 +27,10 @@ from qreward.judge.builders import Builders
 from qreward.judge.cache import Cache, CacheEntry
 from qreward.judge.calibrated import Calibrator, identity_of, range_to_calibrate
 from qreward.judge.calibration import Calibration, JudgeIdentity
-from qreward.judge.calls import evaluate
+from qreward.judge.calls import Again, Done, JudgeCall, evaluate
 from qreward.judge.config import JudgeConfig, Method, ResponseFormat, Settle
 from qreward.judge.group_ranking import Ranker, Responses
-from qreward.judge.loop import Again, Done, Flights, ItemBatch, ItemCalls, ask_one
+from qreward.judge.loop import Evaluate, Flights, ItemBatch, ItemCalls, SingleItem
 from qreward.judge.parsing import Form, ScoreVerdict
 from qreward.judge.presets import expanded
 from qreward.judge.prompts import Builder
@@ -412,7 +412,7 @@ class Judge:
         item = ItemCalls(builder.requests(fields), builder.decide)
         if self._cache is not None:
             item.outcomes = list(await self._cache.votes(item.calls))  # type: ignore[arg-type]
-        decided = await ask_one(item, *self._here(), request_options, pools, born)
+        decided = await SingleItem(*self._here(), request_options, pools).ask(item, born)
         return builder.result(decided, item.usage, cached=not item.sent)
 
     async def _many(
@@ -430,7 +430,7 @@ class Judge:
         batch = ItemBatch(
             *self._here(),
             items if self._cache is None else self._cache.with_votes(items, builder.read),
-            builder.read,
+            builder.read if self._cache is None else lambda item: item,
             answer_of=lambda item, decided: JudgeAnswer(builder.result(decided, item.usage, cached=not item.sent)),
             per_model=builder.per_model,
             options=request_options,
@@ -466,16 +466,16 @@ class Judge:
     def _request_options(self, options: Mapping[str, Any]) -> RequestOptions:
         return runtime_of(self._client).request_options({**options, "hedge": self._hedge})
 
-    def _here(self) -> tuple[LoopDriver, Flights]:
-        """Return the driver of the running event loop, and the requests of this judge that are in flight there."""
+    def _here(self) -> tuple[LoopDriver, Flights, Evaluate]:
+        """Return the driver of the running event loop, and the calls of this judge that are in flight there."""
         driver = runtime_of(self._client).driver()
         flights = self._flights.get(driver)
         if flights is None:
             with self._lock:
-                flights = self._flights.setdefault(driver, Flights(self._evaluate))
-        return driver, flights
+                flights = self._flights.setdefault(driver, {})
+        return driver, flights, self._evaluate
 
-    def _evaluate(self, call: Any, answer: Any, endpoint: str | None) -> Done | Again:
+    def _evaluate(self, call: JudgeCall, answer: Any, endpoint: str | None) -> Done | Again:
         """Evaluate an answer, record the weights that wrote it, and store it in the cache, if there is a cache."""
         step = evaluate(call, answer)
         if step.reply is not None:

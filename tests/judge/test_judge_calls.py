@@ -11,7 +11,7 @@ from qreward.errors import InvalidResponse, RequestTimeout
 from qreward.judge import Judge, Vote
 from qreward.judge.calls import JudgeCall, evaluate
 from qreward.judge.codec import JUDGE
-from qreward.judge.loop import Again, Done
+from qreward.judge.calls import Again, Done
 
 
 def call_of(**settings: Any) -> JudgeCall:

@@ -68,7 +68,7 @@ class BatchWaiter(Waiter):
         progress: receives each result, is refreshed every ``BEAT`` seconds, and is closed when the batch ends, however it ends.
         prices: endpoint name -> US dollars for a million prompt and completion tokens.
         keep: keep the results; if False, ``run`` returns an empty batch with its statistics.
-        calls: pool -> the largest number of tasks that an item sends to it. By default, one task to ``pool``.
+        calls: pool -> the largest number of tasks that an item sends to it, or None. By default, one task to ``pool``.
 
     The input, ``on_result`` and ``progress`` are the caller's code. This code may raise any exception, and may run in the asyncio task of
     another caller. Every exception of the caller's code is caught and passed to ``_fail``, which ends only this batch.
@@ -76,6 +76,7 @@ class BatchWaiter(Waiter):
 
     execute: Callable[[Attempt], Awaitable[Outcome]] | None = None
     _read_at_once = MOST_AT_ONCE  # items that are read before ``_room`` is asked again; 1 if an item may need several tasks
+    _unit = "items"
     _waited = 0.0  # seconds of the deadline that had passed before ``run`` was called
 
     def __init__(
@@ -91,7 +92,7 @@ class BatchWaiter(Waiter):
         progress: BatchProgress | None,
         prices: Mapping[str, tuple[float, float]],
         keep: bool,
-        calls: Mapping[Pool, int] | None = None,
+        calls: Mapping[Pool, int | None] | None = None,
     ) -> None:
         self.driver = driver
         self._pool, self._prepare, self._request_options = pool, prepare, request_options
@@ -104,7 +105,7 @@ class BatchWaiter(Waiter):
         self._items: Any = aiter(items) if self._is_async else iter(items)  # type: ignore[arg-type]
         self._read = 0  # items taken from the input
         self._results: list[Result[Any] | None] = []
-        self._calls = calls or {pool: 1}
+        self._calls: Mapping[Pool, int | None] = calls or {pool: 1}
         self._live: dict[Any, None] = {}  # tasks without an outcome; in a subclass, items without a result
         self._ending = False  # items that were not read are being failed with an error
         self._tallies = Tallies()
@@ -163,11 +164,11 @@ class BatchWaiter(Waiter):
         if not _is_only_ours(error):
             raise error
         what = f"{type(error).__name__}: {error}"
-        raise BatchInterrupted(f"the batch stopped after {self._read} items ({what}); .results holds what is done", batch) from error
+        raise BatchInterrupted(f"the batch stopped after {self._read} {self._unit} ({what}); .results holds what is done", batch) from error
 
-    def _new_feed(self, pool: Pool, count: int, now: float) -> BatchFeed:
+    def _new_feed(self, pool: Pool, count: int | None, now: float) -> BatchFeed:
         options = self._request_options
-        left = None if self._size is None else self._size * count
+        left = None if self._size is None or count is None else self._size * count
         feed = BatchFeed(pool, options.level, self, now, options.tenant, options.timeout, left=left)
         if pool is not self._pool:
             self.driver.locked(self.driver.engine.scheduler.attend, feed)
@@ -260,9 +261,10 @@ class BatchWaiter(Waiter):
         """End everything unfinished with an error, or forget it, because no caller waits for it."""
         left = self.abandon()
         if left:
-            self.driver.withdraw(left, make_error and make_error())
-        for task in left if make_error is not None else ():
-            self._end_task(task, result_of(task, make_error(), None, 0.0))
+            self.driver.withdraw(left, None if make_error is None else make_error())
+        if make_error is not None:
+            for task in left:
+                self._end_task(task, result_of(task, make_error(), None, 0.0))
 
     # reading
 
@@ -275,8 +277,8 @@ class BatchWaiter(Waiter):
         self.driver.loop.call_soon(self._read_on, feed)  # items fail as they are read, so the whole input could be read in one turn
         return False
 
-    def _hand_out(self, but: BatchFeed) -> None:
-        """Hand over the tasks that were read for the other feeds."""
+    def _hand_out(self, but: BatchFeed | None = None) -> None:
+        """Hand over the tasks that were read for the feeds, except for one feed."""
         for feed in self._feeds.values():
             if feed is not but and feed.incoming:
                 self.driver.refill(feed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from math import isfinite, nan
@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 from qreward import options as options_of
 from qreward.errors import ClientClosed, ConfigError, DeadlineExceeded, InvalidResponse, NoEndpoint, QRewardError
-from qreward.judge.requests import each_of
-from qreward.judge.results import JudgeAnswer, ResultCollector
+from qreward.judge.results import JudgeAnswer
 from qreward.judge.scorers import check_finite
 from qreward.judge.types import Scorer, Verdict
 from qreward.options import DEFAULT
@@ -152,12 +151,14 @@ class CascadeBatch:
         self._stages, self._items, self._limit, self._count = stages, items, limit, count
         self._given = {name: options[name] for name in ("priority", "tenant") if name in options}
         self._deadline = options_of.seconds("deadline", options.get("deadline"))
-        on_result = options_of.callback("on_result", options.get("on_result"))
+        self._on_result = options_of.callback("on_result", options.get("on_result"))
         self._clock = asyncio.get_running_loop().time
         self._size = len(items) if isinstance(items, Sized) else None
         title = ", ".join(stage.name for stage in stages)
-        progress = start_progress(options.get("progress"), self._size, title=title, clock=self._clock)
-        self._collector = ResultCollector(on_result, progress, keep=options.get("keep_results", True))
+        self._progress = start_progress(options.get("progress"), self._size, title=title, clock=self._clock)
+        self._keep = options.get("keep_results", True)
+        self._results: dict[int, Result[Verdict]] = {}
+        self._ok = self._failed = 0
         self._left: dict[int, tuple[Any, EarlierStages]] = {}  # the items without a final result
         self._decided_by = dict.fromkeys((stage.name for stage in stages), 0)
         self._read = 0
@@ -176,11 +177,13 @@ class CascadeBatch:
                 await self._run_stage(place, None if self._deadline is None else self._deadline - passed)
             self._end_all(len(self._stages) - 1, sorted(self._left), ClientClosed("the last stage ended before this item was done"))
         finally:
-            self._collector.close()
-        stats = self._joined_stats(self._clock() - began)
-        if self._failure is not None:
-            raise self._collector.interrupted(self._failure, f"{self._read} items", stats) from self._failure
-        return self._collector.batch(stats)
+            if self._progress is not None:
+                self._progress.close()
+        batch = BatchResult([self._results[index] for index in sorted(self._results)], self._joined_stats(self._clock() - began))
+        if (error := self._failure) is not None:
+            what = f"the batch stopped after {self._read} items ({type(error).__name__}: {error}); .results holds what is done"
+            raise BatchInterrupted(what, batch) from error
+        return batch
 
     async def _run_stage(self, place: int, left: float | None) -> None:
         """Run the batch of one stage. ``left`` is the number of seconds until the deadline."""
@@ -229,9 +232,13 @@ class CascadeBatch:
         return read if self._size is None else _Sized(self._size, read)
 
     async def _read_async(self, items: AsyncIterable[Any]) -> AsyncIterator[Any]:
-        async with aclosing(each_of(items)) as given:
-            async for item in given:
+        iterator = aiter(items)
+        try:
+            async for item in iterator:
                 yield self._noted(item)
+        finally:
+            if (aclose := getattr(iterator, "aclose", None)) is not None:
+                await aclose()
 
     def _read_now(self, items: Iterable[Any]) -> Iterator[Any]:
         iterator = iter(items)
@@ -281,19 +288,26 @@ class CascadeBatch:
             if place and isinstance(error, DeadlineExceeded):  # of the rest of the deadline
                 error, error.usage = self._late(), error.usage
             before.completed_error(error)
+        result = Result(index, answer, error, result.endpoint, after.latency, after.queued, after.trail, result.extra or None)
+        self._ok += result.ok
+        self._failed += not result.ok
+        if self._keep:
+            self._results[index] = result
         try:
-            self._collector.add(
-                Result(index, answer, error, result.endpoint, after.latency, after.queued, after.trail, result.extra or None)
-            )
+            if self._progress is not None:
+                self._progress.add(result)
+            if self._on_result is not None:
+                self._on_result(result)
         except BaseException as failure:
             self._failure, self._is_stopped = failure, True
             raise
 
     def _joined_stats(self, took: float) -> BatchStats:
-        """Return the sum of the statistics of all stages, without counts of items."""
+        """Return the sum of the statistics of all stages."""
         costs = [stats.cost for stats in self._stats if stats.cost is not None]
         endpoints: dict[str, EndpointStats] = {}
         for stats in self._stats:
             for name, more in stats.endpoints.items():
                 endpoints[name] = merged_stats(endpoints[name], more) if name in endpoints else more
-        return BatchStats(seconds=took, endpoints=endpoints, cost=sum(costs) if costs else None, decided_by=self._decided_by)
+        cost = sum(costs) if costs else None
+        return BatchStats(self._ok + self._failed, self._ok, self._failed, took, endpoints, cost=cost, decided_by=self._decided_by)

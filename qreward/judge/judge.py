@@ -20,7 +20,7 @@ from qreward.decisions import MIN_LABEL_MASS
 from qreward.engine import background
 from qreward.engine.driver import LoopDriver
 from qreward.engine.portal import BlockingTwin, blocking
-from qreward.errors import ConfigError, QRewardError
+from qreward.errors import ConfigError, DeadlineExceeded, QRewardError, RequestTimeout
 from qreward.judge import config as settings_of
 from qreward.judge.answers import Answer, forms_of
 from qreward.judge.builders import Builders
@@ -29,12 +29,12 @@ from qreward.judge.calibrated import Calibrator, identity_of, range_to_calibrate
 from qreward.judge.calibration import Calibration, JudgeIdentity
 from qreward.judge.calls import Again, Done, JudgeCall, evaluate
 from qreward.judge.config import JudgeConfig, Method, ResponseFormat, Settle
-from qreward.judge.group_ranking import Ranker, Responses
+from qreward.judge.group_ranking import GroupBatch, ResponseGroup, Responses, read_group
 from qreward.judge.loop import Evaluate, Flights, ItemBatch, ItemCalls, SingleItem
 from qreward.judge.parsing import Form, ScoreVerdict
 from qreward.judge.presets import expanded
 from qreward.judge.prompts import Builder
-from qreward.judge.ranking import Ranking
+from qreward.judge.ranking import Ranking, budget_of
 from qreward.judge.requests import RequestBuilder
 from qreward.judge.results import JudgeAnswer
 from qreward.judge.rubric import Rubric
@@ -357,7 +357,16 @@ class Judge:
             ConfigError: a response is None, ``comparisons`` is too small, or a field is missing or unknown. Nothing was sent.
         """
         item = {**fields, "prompt": prompt, "responses": responses, "reference": reference}
-        return await self._ranker(comparisons).one(item, {"timeout": timeout, "priority": priority, "tenant": tenant})
+        check = self._builders.get(self._builders.written, pairs=True).requests
+        group = ResponseGroup(item, comparisons, check)
+        limit = self._request_options({"timeout": timeout}).timeout
+        options = {"timeout": timeout, "priority": priority, "tenant": tenant, "deadline": limit, "progress": False}
+        (result,) = await self._many([group], options, pairs=True, read=lambda group, _: (group, None))
+        if isinstance(result.error, DeadlineExceeded):
+            late = RequestTimeout(f"no ranking within {limit:g} s; model {', '.join(self._config.model)!r}")
+            late.usage = result.error.usage
+            raise late
+        return result.value  # type: ignore[no-any-return]
 
     async def batch_rank(
         self,
@@ -381,7 +390,8 @@ class Judge:
         Raises:
             NoEndpoint, ConfigError, BatchInterrupted: as in :meth:`batch_score`.
         """
-        return await self._ranker(comparisons).many(groups, options)
+        budget_of(1, comparisons)
+        return await self._many(groups, options, "groups", pairs=True, read=lambda item, builder: read_group(item, comparisons, builder))
 
     async def aclose(self) -> None:
         """Write pending cache entries, and close the client if the judge owns it.
@@ -419,31 +429,26 @@ class Judge:
         self,
         items: Iterable[Any] | AsyncIterable[Any],
         options: Mapping[str, Any],
+        what: str = "items",
         *,
         pairs: bool = False,
+        read: Callable[[Any, RequestBuilder], Any] | None = None,
     ) -> BatchResult[Any]:
+        """Judge items; or rank groups, which ``read`` makes from the items of the input."""
         check_batch_options(options)
         runtime, began = runtime_of(self._client), runtime_of(self._client).clock()
-        items, request_options, pools = batch_items("items", items), self._request_options(options), self._pools()
-        collecting = runtime.collecting(options, next(iter(pools.values())), items, ", ".join(self._config.model))
+        items, request_options, pools = batch_items(what, items), self._request_options(options), self._pools()
+        given = runtime.collecting(options, next(iter(pools.values())), items, ", ".join(self._config.model))
         builder = await self._builder(pools, seconds("deadline", options.get("deadline")), pairs=pairs)
-        batch = ItemBatch(
-            *self._here(),
-            items if self._cache is None else self._cache.with_votes(items, builder.read),
-            builder.read if self._cache is None else lambda item: item,
-            answer_of=lambda item, decided: JudgeAnswer(builder.result(decided, item.usage, cached=not item.sent)),
-            per_model=builder.per_model,
-            options=request_options,
-            pools=pools,
-            size=len(items) if isinstance(items, Sized) else None,
-            waited=runtime.clock() - began,
-            **collecting,
-        )
-        return await batch.run()
-
-    def _ranker(self, comparisons: int | None) -> Ranker:
-        check = self._builders.get(self._builders.written, pairs=True).requests
-        return Ranker(self._client, self._config.model, self.batch_compare, check, comparisons)
+        given |= {"per_model": builder.per_model, "options": request_options, "pools": pools}
+        given |= {"size": len(items) if isinstance(items, Sized) else None, "waited": runtime.clock() - began}
+        if read is not None:
+            groups = GroupBatch(*self._here(), items, lambda item: read(item, builder), builder=builder, cache=self._cache, **given)
+            return await groups.run()
+        prepare: Callable[[Any], ItemCalls] = builder.read
+        if self._cache is not None:
+            items, prepare = self._cache.with_votes(items, builder.read), lambda item: item
+        return await ItemBatch(*self._here(), items, prepare, answer_of=partial(_answer, builder), **given).run()
 
     async def _builder(self, pools: Mapping[str, Pool], timeout: float | None, *, pairs: bool) -> RequestBuilder:
         """Return the request builder for the servers of the models.
@@ -484,6 +489,10 @@ class Judge:
                 key = call.key if isinstance(step, Done) and not isinstance(step.value, QRewardError) else None
                 self._cache.keep(CacheEntry(call.judge_model.cached_as, endpoint or "", step.reply, key))
         return step
+
+
+def _answer(builder: RequestBuilder, item: ItemCalls, decided: Any) -> JudgeAnswer:
+    return JudgeAnswer(builder.result(decided, item.usage, cached=not item.sent))
 
 
 class SyncJudge(BlockingTwin[Judge]):

@@ -415,7 +415,7 @@ class ItemBatch(BatchWaiter):
         items: Iterable[Any] | AsyncIterable[Any],
         prepare: Callable[[Any], ItemCalls],
         *,
-        answer_of: Callable[[ItemCalls, Any], Any],
+        answer_of: Callable[[ItemCalls, Any], Any] | None = None,
         per_model: Mapping[str, int],
         options: RequestOptions,
         pools: Mapping[str, Pool],
@@ -491,6 +491,7 @@ class ItemBatch(BatchWaiter):
         if isinstance(outcome, QRewardError):
             error = outcome
         else:
+            assert self._answer_of is not None
             answer = self._answer_of(item, outcome)
             seconds = 0.0 if item.begun is None else self.driver.engine.clock() - item.begun
             trail = trail if item.answered is None else (*trail, item.answered)

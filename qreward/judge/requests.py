@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from itertools import product
 from typing import Any, NamedTuple
@@ -47,23 +47,6 @@ def extra_of(item: object, names: Sequence[str] = POINT_NAMES) -> Mapping[str, A
     if not isinstance(item, Mapping):
         return None
     return {name: value for name, value in item.items() if name not in names} or None
-
-
-async def each_of(items: Iterable[Any] | AsyncIterable[Any]) -> AsyncGenerator[Any, None]:
-    """Yield the items of an input, and close its iterator at the end."""
-    iterator: Any = aiter(items) if isinstance(items, AsyncIterable) else iter(items)
-    try:
-        if isinstance(items, AsyncIterable):
-            async for item in iterator:
-                yield item
-        else:
-            for item in iterator:
-                yield item
-    finally:
-        if (aclose := getattr(iterator, "aclose", None)) is not None:
-            await aclose()
-        elif (close := getattr(iterator, "close", None)) is not None:
-            close()
 
 
 class ItemPrompt:

@@ -392,7 +392,7 @@ class BatchWaiter(Waiter):
         try:
             payload = self._prepare(item)
         except Exception as error:  # may come from the item's own code, such as a message object that cannot be read
-            self._settle(Result(index, None, _as_ours(error, index), None, 0.0, 0.0))
+            self._settle(Result(index, None, as_ours(error, f"item {index}", "read"), None, 0.0, 0.0))
             return
         self._put(feed, index, payload)
 
@@ -475,11 +475,12 @@ def size_of(items: object) -> int | None:
     return len(items) if hasattr(items, "__len__") else None  # a fraction of the time of ``isinstance(items, Sized)``
 
 
-def _as_ours(error: Exception, index: int) -> QRewardError:
+def as_ours(error: Exception, item: str, done: str) -> QRewardError:
+    """Return the error of an invalid item, such as ``item 3``. ``done`` says what was to be done with it, such as ``read``."""
     if isinstance(error, QRewardError):
-        error.args = (f"item {index}: {error}", *error.args[1:])
+        error.args = (f"{item}: {error}", *error.args[1:])
         return error
-    wrapped = BadRequest(f"item {index} cannot be read ({type(error).__name__}: {error}); see __cause__")
+    wrapped = BadRequest(f"{item} cannot be {done} ({type(error).__name__}: {error}); see __cause__")
     wrapped.__cause__ = error
     return wrapped
 

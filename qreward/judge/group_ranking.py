@@ -9,10 +9,11 @@ from itertools import islice
 from typing import Any
 
 from qreward.engine.background import report_error
+from qreward.engine.batch import as_ours
 from qreward.errors import ClientClosed, ConfigError, DeadlineExceeded, InvalidResponse, QRewardError
 from qreward.judge.aggregation import quorum_error
 from qreward.judge.cache import Cache
-from qreward.judge.loop import ItemBatch, ItemCalls, as_ours
+from qreward.judge.loop import ItemBatch, ItemCalls
 from qreward.judge.prompts import in_words, is_absent
 from qreward.judge.ranking import MOST_RESPONSES, IndexPair, Ranking, budget_of, fit, is_connected, next_pairs, scored
 from qreward.judge.requests import RequestBuilder, extra_of, fields_of

@@ -15,10 +15,10 @@ from copy import copy
 from math import inf
 from typing import Any, Protocol
 
-from qreward.engine.batch import BatchWaiter
+from qreward.engine.batch import BatchWaiter, as_ours
 from qreward.engine.driver import LoopDriver, Waiter
 from qreward.engine.snapshots import ItemTallies, result_of
-from qreward.errors import BadRequest, ClientClosed, QRewardError, RequestError, RequestTimeout
+from qreward.errors import ClientClosed, QRewardError, RequestError, RequestTimeout
 from qreward.judge.calls import Again, Done, JudgeCall
 from qreward.records import AttemptRecord, Usage, added
 from qreward.results import Result, successful, with_trail
@@ -115,7 +115,7 @@ class ItemCalls:
             self.inflight[place] = flight
         for flight in fresh:
             if flight.waiters:  # sending an earlier request may have ended the item
-                flight.send()
+                caller.enqueue(flight, again=False)
 
     def start_timer(self) -> None:
         """Start a timer that ends the item at its deadline."""
@@ -232,14 +232,10 @@ class Flight:
         self.endpoint: str | None = None
         self.answered: AttemptRecord | None = None
 
-    def send(self, *, again: bool = False) -> None:
-        """Send the call, for the first time or again."""
+    def new_task(self, timeout: float | None) -> CallTask:
+        """Create a task for the call in its current form, and make it the current task."""
         if self.call.is_stale():
             self.call = self.call.current()
-        self.caller.enqueue(self, again=again)
-
-    def new_task(self, timeout: float | None) -> CallTask:
-        """Create a task for the call, and make it the current task."""
         self.task = CallTask(self, timeout)
         return self.task
 
@@ -276,7 +272,7 @@ class Flight:
         if self.task is not None and self.is_begun():
             self.task.waiter = self.caller
         else:
-            self.send(again=True)
+            self.caller.enqueue(self, again=True)
 
     def end(self, outcome: Any) -> None:
         """End the flight with a value or an error, and pass the outcome to all waiting items."""
@@ -313,7 +309,7 @@ class Flight:
             self.trail += (AttemptRecord(self.endpoint or "", "unreadable", seconds, 200, step.unread),)
         if isinstance(step, Again) and self.caller.driver.engine.clock() < self.latest():
             self.call = step.call
-            self.send(again=True)
+            self.caller.enqueue(self, again=True)
             return
         value = (step.error or self.waiters[0][0].late()) if isinstance(step, Again) else step.value
         if isinstance(value, RequestError):
@@ -464,23 +460,21 @@ class ItemBatch(BatchWaiter):
         """Send an attempt. The timeout of an item starts with its first request."""
         task = attempt.task
         if isinstance(task, CallTask):
-            for item in self._own_items(task):
-                item.start_timer()
+            for item, _ in task.flight.waiters:
+                if item.caller is self:
+                    item.start_timer()
         return await self.driver.backend.send(attempt.source.handle, task.payload)
-
-    def _own_items(self, task: CallTask) -> list[ItemCalls]:
-        return [item for item, _ in task.flight.waiters if item.caller is self]
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
         assert isinstance(task, CallTask)
         if task is not task.flight.task:
             return
         self.tallies.add_request(result_of(task, outcome, source, seconds))
-        for item in self._own_items(task):
-            if item.until == inf:
-                item.until = task.deadline
-            if item.begun is None:
-                item.born, item.begun = task.born, task.sent_at
+        for item, _ in task.flight.waiters:
+            if item.caller is self:
+                item.until = task.deadline if item.until == inf else item.until
+                if item.begun is None:
+                    item.born, item.begun = task.born, task.sent_at
         task.flight.finish(task, outcome, source, seconds)
 
     def end(self, item: ItemCalls, outcome: Any) -> None:
@@ -515,13 +509,3 @@ class ItemBatch(BatchWaiter):
             if item.begun is None and not any(flight.is_begun() for flight in item.inflight.values()):
                 del self._live[item]
                 item.leave()
-
-
-def as_ours(error: Exception, item: str, done: str) -> QRewardError:
-    """Return the error of an invalid item. The message begins with ``item``, such as ``item 3``. ``done`` is ``judged`` or ``ranked``."""
-    if isinstance(error, QRewardError):
-        error.args = (f"{item}: {error}", *error.args[1:])
-        return error
-    wrapped = BadRequest(f"{item} cannot be {done} ({type(error).__name__}: {error}); see __cause__")
-    wrapped.__cause__ = error
-    return wrapped

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from hashlib import blake2b
 from itertools import product
 from typing import Any, NamedTuple
@@ -64,9 +65,8 @@ class ItemPrompt:
 
     def __init__(self, prompt: object, config: JudgeConfig, *, pairs: bool, apart: bool, shows: bool = False) -> None:
         self.pairs, self.names = pairs, PAIR_NAMES if pairs else POINT_NAMES
-        whole, material = (prompts.pair, prompts.pair_input) if pairs else (prompts.point, prompts.point_input)
         self._prompt = Prompt(
-            (material if apart else whole) if prompt is None else prompt,
+            partial(prompts.built_in, pairs=pairs, asks=not apart) if prompt is None else prompt,
             config.system,
             needed=self.names[:-1] if prompt is None else self.names[1:-1],  # built-in prompts also need the task
             known=None if callable(prompt) else self.names,

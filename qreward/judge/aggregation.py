@@ -34,7 +34,6 @@ item is undecided."""
 
 
 def quorum(size: int) -> int:
-    """Return the number of votes that an outcome needs: more than half of ``size``."""
     return size // 2 + 1
 
 
@@ -177,7 +176,6 @@ def _whole(parts: Sequence[SampleOutcome], rubric: Rubric, bounds: tuple[float, 
 
 
 def _joined(parts: Sequence[Mapping[str, CriterionResult]]) -> Mapping[str, CriterionResult]:
-    """Return the outcomes of the criteria of all requests of a sample."""
     return parts[0] if len(parts) == 1 else CriterionResults(item for part in parts for item in part.items())
 
 

@@ -73,7 +73,6 @@ class Builders:
             raise ConfigError(f"{unused[0]} has no effect with method='decide', as nothing is written; leave it out, or use method='write'")
 
     def get(self, limits: Limits, *, pairs: bool) -> RequestBuilder:
-        """Return the builder for these limits, for pairs or for single responses."""
         with self._lock:
             key = pairs, limits, all(auto.works for auto in self.autos.values())
             if key not in self._made:

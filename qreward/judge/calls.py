@@ -68,7 +68,6 @@ class JudgeCall(NamedTuple):
 
     @property
     def model(self) -> str:
-        """Name of the model."""
         return self.judge_model.model
 
     def is_stale(self) -> bool:
@@ -82,7 +81,6 @@ class JudgeCall(NamedTuple):
         return self._replace(form=self.judge_model.format)
 
     def request(self) -> WireRequest:
-        """Return the request to send."""
         wire = self.judge_model.prepare(self.sample, self.room)(self.inputs)
         wire.group = self.group
         return wire
@@ -137,7 +135,6 @@ def _unread(call: JudgeCall, reply: Reply, reason: str, answer: Any) -> Done | A
 
 
 def _falls_back(call: JudgeCall, error: QRewardError, reply: Reply | None = None) -> bool:
-    """Return whether the request must be sent again in another form."""
     model = call.judge_model
     return model.fall_back(call.form, error, reply) and (bool(model.format) or call.fallback is not None)
 

@@ -260,7 +260,6 @@ class Cascade:
         return await batch.run()
 
     def _check_routes(self) -> None:
-        """Raise ``NoEndpoint`` if no endpoint serves a model of a stage."""
         for stage in self._stages:
             if isinstance(stage.scorer, Cascade):
                 stage.scorer._check_routes()

@@ -52,7 +52,6 @@ class Stage(NamedTuple):
         return confidence is not None and confidence >= self.min_confidence
 
     def is_final(self, error: QRewardError) -> bool:
-        """Return whether an error of this stage ends the item."""
         return self.min_confidence is None or isinstance(error, _FINAL)
 
     def _users_confidence(self, function: Confidence, verdict: Verdict) -> float | None:
@@ -94,12 +93,10 @@ class EarlierStages:
     estimated: bool = False
 
     def with_stage(self, stage: str, error: QRewardError | None, usage: Usage | None, *, cached: bool = False) -> EarlierStages:
-        """Return the data with one more stage, which failed or was not sure."""
         notes = self.notes if error is None else (*self.notes, f"stage {stage!r} failed before: {type(error).__name__}: {error}")
         return replace(self, usage=added(self.usage, usage), cached=self.cached and cached, notes=notes)
 
     def with_result(self, result: Result[Verdict]) -> EarlierStages:
-        """Return the data with the times and attempts of one more result."""
         latency, queued = self.latency + result.latency, self.queued + result.queued
         return replace(
             self, latency=latency, queued=queued, trail=self.trail + result.attempts, estimated=self.estimated or result.usage_is_estimated
@@ -120,8 +117,6 @@ class EarlierStages:
 
 
 class _Sized:
-    """Gives a known length to an iterator."""
-
     def __init__(self, size: int, items: Iterator[Any]) -> None:
         self._size, self._items = size, items
 
@@ -167,7 +162,6 @@ class CascadeBatch:
         self._is_stopped = False
 
     async def run(self) -> BatchResult[Verdict]:
-        """Score all items. The method raises the errors of ``Judge.batch_score``."""
         began = self._clock()
         try:
             for place in range(len(self._stages)):
@@ -218,7 +212,6 @@ class CascadeBatch:
         return DeadlineExceeded(f"not done within the batch's deadline of {self._deadline:g} s")
 
     def _end_all(self, place: int, indexes: Sequence[int], error: QRewardError) -> None:
-        """Give an error to items of a stage."""
         with suppress(Exception):  # of ``on_result``, which ``_end`` has recorded
             for index in indexes if not self._is_stopped else ():
                 self._end(place, index, Result(index, None, copy(error), None, 0.0, 0.0))
@@ -303,7 +296,6 @@ class CascadeBatch:
             raise
 
     def _joined_stats(self, took: float) -> BatchStats:
-        """Return the sum of the statistics of all stages."""
         costs = [stats.cost for stats in self._stats if stats.cost is not None]
         endpoints: dict[str, EndpointStats] = {}
         for stats in self._stats:

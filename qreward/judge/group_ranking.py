@@ -89,7 +89,6 @@ class ResponseGroup:
         return [(pair, self._pair(pair)) for pair in pairs]
 
     def record(self, pair: IndexPair, outcome: Comparison | QRewardError, usage: Usage | None) -> None:
-        """Record the outcome of a pair."""
         self.pending -= 1
         self.usage = added(self.usage, usage)
         if isinstance(outcome, QRewardError):
@@ -121,8 +120,6 @@ class ResponseGroup:
 
 
 class PairCalls(ItemCalls):
-    """The calls that compare a pair of a group."""
-
     __slots__ = ("group", "pair")
 
     def __init__(self, item: ItemCalls, group: ResponseGroup, pair: IndexPair, caller: GroupBatch) -> None:

@@ -434,7 +434,6 @@ class Judge:
         pairs: bool = False,
         read: Callable[[Any, RequestBuilder], Any] | None = None,
     ) -> BatchResult[Any]:
-        """Judge items; or rank groups, which ``read`` makes from the items of the input."""
         check_batch_options(options)
         runtime, began = runtime_of(self._client), runtime_of(self._client).clock()
         items, request_options, pools = batch_items(what, items), self._request_options(options), self._pools()

@@ -51,8 +51,7 @@ class Caller(Protocol):
     def enqueue(self, flight: Flight, *, again: bool) -> None:
         """Send the call of a flight, for the first time or again."""
 
-    def end(self, item: ItemCalls, outcome: Any) -> None:
-        """Receive the value or error of an item."""
+    def end(self, item: ItemCalls, outcome: Any) -> None: ...
 
 
 class ItemCalls:
@@ -118,7 +117,6 @@ class ItemCalls:
                 caller.enqueue(flight, again=False)
 
     def start_timer(self) -> None:
-        """Start a timer that ends the item at its deadline."""
         timeout, driver = self.caller.options.timeout, self.caller.driver
         if self.timer is None and timeout is not None:
             now = driver.engine.clock()
@@ -135,7 +133,6 @@ class ItemCalls:
         self.end(self.late(), cut)
 
     def late(self) -> RequestTimeout:
-        """Return the error of an item whose deadline has passed."""
         assert not isinstance(self.calls, Exception)
         model = self.calls[0].model
         return RequestTimeout(f"no verdict within {self.caller.options.timeout:g} s; model {model!r}", model=model)
@@ -168,7 +165,6 @@ class ItemCalls:
         self.caller.end(self, decided)
 
     def leave(self) -> None:
-        """Stop waiting for all flights."""
         self.done = True
         if self.timer is not None:
             self.timer.cancel()
@@ -240,7 +236,6 @@ class Flight:
         return self.task
 
     def latest(self) -> float:
-        """Return the latest deadline of the waiting items."""
         return max([item.until for item, _ in self.waiters])
 
     def is_begun(self) -> bool:
@@ -334,8 +329,6 @@ class Flight:
 
 
 class SingleItem(Waiter):
-    """Sends the calls of a single item."""
-
     execute = None
 
     def __init__(

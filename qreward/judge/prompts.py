@@ -67,7 +67,6 @@ class Template:
         self.names = frozenset(name for _, name in self._pieces if name is not None)
 
     def render(self, values: Mapping[str, str]) -> str:
-        """Return the text with all placeholders replaced. ``values`` must contain every name."""
         return "".join([part for text, name in self._pieces for part in (text, "" if name is None else values[name])])
 
 
@@ -79,7 +78,6 @@ def is_absent(name: str, value: object) -> bool:
 
 
 def present(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that have a value."""
     return {name: value for name, value in fields.items() if not is_absent(name, value)}
 
 
@@ -145,7 +143,6 @@ def in_words(value: object, name: str) -> str:
 
 
 def is_conversation(value: object) -> TypeGuard[Sequence[Mapping[str, Any]]]:
-    """Return whether a value is a list of messages."""
     return isinstance(value, list | tuple) and bool(value) and all(isinstance(each, Mapping) and "role" in each for each in value)
 
 
@@ -309,7 +306,6 @@ _AGREEMENT = "Where it differs from the reference answer in what it says, it is 
 
 
 def fenced(text: str) -> str:
-    """Return a text between two lines of backticks that are longer than any run of backticks in the text."""
     fence = "```"
     if fence in text:
         fence = "`" * (max(map(len, _BACKTICKS.findall(text))) + 1)

@@ -166,7 +166,6 @@ class RequestBuilder:
         ]
 
     def result(self, decided: Aggregate, usage: Usage | None, *, cached: bool) -> Verdict | Comparison:
-        """Return the verdict or comparison of an item."""
         score, votes, confidence = decided
         if not self._pairs:
             calibrated = score if self._calibrate is None else self._calibrate(score)

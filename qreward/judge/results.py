@@ -18,6 +18,5 @@ class JudgeAnswer:
         return self.value
 
     def text(self) -> str:
-        """Return the text of the first vote."""
         votes = getattr(self.value, "votes", ())
         return votes[0].text if votes else ""

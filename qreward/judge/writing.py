@@ -102,7 +102,6 @@ class WritingModel(JudgeModel):
 
     @property
     def format(self) -> str:  # type: ignore[override]
-        """The response format of new requests."""
         return self._form.format if self._parser.form is JSON else FORMATS[-1]
 
     def input_of(self, messages: Messages) -> Messages:
@@ -177,7 +176,6 @@ class WritingModel(JudgeModel):
 
 
 def criterion_models(model: str, rubric: Rubric, config: JudgeConfig, form: AnswerFormat) -> tuple[WritingModel, ...]:
-    """Return a question to a model for each criterion of a rubric."""
     return tuple(WritingModel(model, parser_of(each), config, form, each) for each in rubric.criteria)
 
 

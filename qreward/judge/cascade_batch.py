@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 from qreward import options as options_of
 from qreward.errors import ClientClosed, ConfigError, DeadlineExceeded, InvalidResponse, NoEndpoint, QRewardError
-from qreward.judge.results import JudgeAnswer
 from qreward.judge.scorers import check_finite
-from qreward.judge.types import Scorer, Verdict
+from qreward.judge.types import JudgeAnswer, Scorer, Verdict
 from qreward.options import DEFAULT
 from qreward.progress import start_progress
 from qreward.records import AttemptRecord, Usage, added

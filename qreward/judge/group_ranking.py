@@ -17,8 +17,7 @@ from qreward.judge.loop import ItemBatch, ItemCalls
 from qreward.judge.prompts import in_words, is_absent
 from qreward.judge.ranking import MOST_RESPONSES, IndexPair, Ranking, budget_of, fit, is_connected, next_pairs, scored
 from qreward.judge.requests import RequestBuilder, extra_of, fields_of
-from qreward.judge.results import JudgeAnswer
-from qreward.judge.types import Comparison
+from qreward.judge.types import Comparison, JudgeAnswer
 from qreward.records import added
 from qreward.results import Result, Usage
 from qreward.scheduler.task import BatchFeed

@@ -36,9 +36,8 @@ from qreward.judge.presets import expanded
 from qreward.judge.prompts import Builder
 from qreward.judge.ranking import Ranking, budget_of
 from qreward.judge.requests import RequestBuilder
-from qreward.judge.results import JudgeAnswer
 from qreward.judge.rubric import Rubric
-from qreward.judge.types import Comparison, Item, Pair, Verdict, check_batch_options
+from qreward.judge.types import Comparison, Item, JudgeAnswer, Pair, Verdict, check_batch_options
 from qreward.judge.verdict_parser import VerdictParser, verdict_named
 from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, request_options, seconds
 from qreward.results import BatchResult

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from qreward.engine.batch import BatchWaiter, as_ours
 from qreward.engine.driver import LoopDriver, Waiter
 from qreward.engine.snapshots import ItemTallies, result_of
-from qreward.errors import ClientClosed, QRewardError, RequestError, RequestTimeout
+from qreward.errors import ClientClosed, DeadlineExceeded, QRewardError, RequestError, RequestTimeout
 from qreward.judge.calls import Again, Done, JudgeCall
 from qreward.records import AttemptRecord, Usage, added
 from qreward.results import Result, successful, with_trail
@@ -155,7 +155,7 @@ class ItemCalls:
         """End the item with its value or error. ``cut`` has the attempts of the tasks that did not end before its deadline."""
         if self.done:
             return
-        self.leave()
+        self.leave(decided if isinstance(decided, ClientClosed | DeadlineExceeded) else None)
         if cut:
             self.trail, self.endpoint = (*self.trail, *cut), cut[-1].endpoint
         if isinstance(decided, QRewardError):
@@ -164,7 +164,8 @@ class ItemCalls:
                 decided = with_trail(decided, self.trail)
         self.caller.end(self, decided)
 
-    def leave(self) -> None:
+    def leave(self, error: QRewardError | None = None) -> None:
+        """Stop waiting for all flights. ``error`` is the error of the engine with which the item ends."""
         self.done = True
         if self.timer is not None:
             self.timer.cancel()
@@ -172,7 +173,7 @@ class ItemCalls:
         if self.inflight:
             inflight, self.inflight = dict.fromkeys(self.inflight.values()), {}
             for flight in inflight:
-                flight.leave(self)
+                flight.leave(self, error)
 
     def charge(self, flight: Flight) -> None:
         """Add the failed attempts of a flight to this item, and the tokens that were not charged to another item."""
@@ -243,7 +244,7 @@ class Flight:
         with self.caller.driver.engine.lock:
             return self.task is not None and self.task.state is not TaskState.NEW
 
-    def leave(self, item: ItemCalls) -> None:
+    def leave(self, item: ItemCalls, error: QRewardError | None) -> None:
         """Remove an item that no longer waits. Without waiting items, the request is cancelled."""
         is_charged = bool(self.waiters) and self.waiters[0][0] is item
         self.waiters = [waiter for waiter in self.waiters if waiter[0] is not item]
@@ -259,7 +260,7 @@ class Flight:
             if isinstance(self.caller, ItemBatch):
                 self.caller.tallies.add_cancelled((task.attempt, task.copy))
             if begun:  # otherwise ``CallTask.bind`` returns False later
-                self.caller.driver.withdraw([task])
+                self.caller.driver.withdraw([task], error)
 
     def _hand_over(self) -> None:
         """Let the caller of a waiting item send the call. A task that was started continues; a task in a feed is replaced."""
@@ -346,16 +347,19 @@ class SingleItem(Waiter):
             item.begin(self, born, inf if timeout is None else born + timeout)
             decided = await self._ended
         except GeneratorExit:  # the coroutine is discarded, perhaps while this thread holds the engine's lock
-            driver.later(item.leave)
+            driver.later(self._leave)
             raise
         except BaseException:
-            item.leave()
+            self._leave()
             raise
-        finally:
-            driver.waiters.pop(self, None)
+        self._leave()
         if isinstance(decided, QRewardError):
             raise decided
         return decided
+
+    def _leave(self) -> None:
+        self.driver.waiters.pop(self, None)
+        self._item.leave()
 
     def enqueue(self, flight: Flight, *, again: bool) -> None:  # noqa: ARG002 - for a batch
         left = flight.latest() - self.driver.engine.clock()

@@ -20,6 +20,8 @@ from qreward.spelling import did_you_mean
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+    from qreward.judge.ranking import Ranking
+
 Item = tuple[Any, Any] | tuple[Any, Any, Any] | Mapping[str, Any]
 """An item to score: ``(prompt, response)``, ``(prompt, response, reference)``, or a mapping with ``prompt``, ``response``, optionally
 ``reference``, and the other fields that a prompt template names. A prompt is a text or a list of messages. A response is a text."""
@@ -271,3 +273,19 @@ def check_batch_options(options: Mapping[str, Any]) -> None:
     for name in options:
         if name not in known:
             raise ConfigError(f"{name!r} is not an option of this call; {did_you_mean(name, sorted(known))}")
+
+
+class JudgeAnswer:
+    """Holds a verdict, comparison or ranking as the answer of a ``Result``."""
+
+    __slots__ = ("estimated", "usage", "value")
+
+    def __init__(self, value: Verdict | Comparison | Ranking, *, estimated: bool = False) -> None:
+        self.value, self.usage, self.estimated = value, value.usage, estimated
+
+    def build(self) -> Verdict | Comparison | Ranking:
+        return self.value
+
+    def text(self) -> str:
+        votes = getattr(self.value, "votes", ())
+        return votes[0].text if votes else ""

@@ -384,6 +384,7 @@ class SingleItem(Waiter):
         self._item.end(ClientClosed("the client was closed before the verdict was there"))
 
     def abandon(self) -> list[Task]:
+        self.flights.clear()  # they refer to the driver of the closed loop
         return [flight.task for flight in self._item.inflight.values() if flight.caller is self and flight.task is not None]
 
 
@@ -497,6 +498,7 @@ class ItemBatch(BatchWaiter):
 
     def abandon(self) -> list[Task]:
         self._close_feeds()
+        self.flights.clear()
         flights = {flight for item in self._live for flight in item.inflight.values() if flight.caller is self}
         return [flight.task for flight in flights if flight.task is not None]
 

@@ -201,7 +201,7 @@ def test_a_loop_that_was_closed_without_cancelling_a_call_leaves_nothing_that_an
     loop.set_exception_handler(lambda *_: None)  # the call is destroyed while it is pending
 
     async def left() -> None:
-        judging.append(asking(judge))
+        judging.extend(asking(judge, "q", answer) for answer in "ab")  # the second waits in the queue
         while not backend.sent:  # noqa: ASYNC110 - the backend has no event
             await asyncio.sleep(0)
 
@@ -211,4 +211,5 @@ def test_a_loop_that_was_closed_without_cancelling_a_call_leaves_nothing_that_an
     judging.clear()
     gc.collect()
     assert asyncio.run(judge.score(*QUESTION)).score == 0.8
+    assert leftovers(client, judge) == {}
     asyncio.run(client.aclose())

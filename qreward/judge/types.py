@@ -20,8 +20,6 @@ from qreward.spelling import did_you_mean
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-    from qreward.judge.ranking import Ranking
-
 Item = tuple[Any, Any] | tuple[Any, Any, Any] | Mapping[str, Any]
 """An item to score: ``(prompt, response)``, ``(prompt, response, reference)``, or a mapping with ``prompt``, ``response``, optionally
 ``reference``, and the other fields that a prompt template names. A prompt is a text or a list of messages. A response is a text."""
@@ -280,10 +278,10 @@ class JudgeAnswer:
 
     __slots__ = ("estimated", "usage", "value")
 
-    def __init__(self, value: Verdict | Comparison | Ranking, *, estimated: bool = False) -> None:
+    def __init__(self, value: Any, *, estimated: bool = False) -> None:
         self.value, self.usage, self.estimated = value, value.usage, estimated
 
-    def build(self) -> Verdict | Comparison | Ranking:
+    def build(self) -> Any:
         return self.value
 
     def text(self) -> str:

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import reduce
 from math import isfinite, nan
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from qreward.judge.scorers import check_finite
 from qreward.judge.types import JudgeAnswer, Scorer, Verdict
 from qreward.options import DEFAULT
 from qreward.progress import start_progress
-from qreward.records import AttemptRecord, Usage, added
+from qreward.records import Usage, added
 from qreward.results import BatchInterrupted, BatchResult, BatchStats, EndpointStats, Result, merged_stats
 
 Confidence = Callable[[Verdict], float | None]
@@ -70,49 +71,47 @@ class Stage(NamedTuple):
         return number
 
 
-@dataclass(frozen=True, slots=True)
-class EarlierStages:
-    """Holds the data of one item from the earlier stages. Each of these stages has failed, or has judged the item and was not sure.
+class Earlier(NamedTuple):
+    """What an earlier stage, which failed or was not sure, has spent on an item.
 
     Attributes:
-        usage: tokens of these stages.
-        cached: True if these stages sent no request for the item.
-        notes: a line for each stage that failed.
-        latency, queued: seconds, added up over the results of these stages.
-        trail: the attempts of these results.
-        estimated: True if a part of ``usage`` is estimated.
+        note: what is said of the stage in the error of the item, if the stage failed; otherwise ``""``.
+        cached: True if the stage sent no request.
+        result: the result of the stage in a batch; None in a single call.
     """
 
-    usage: Usage | None = None
-    cached: bool = True
-    notes: tuple[str, ...] = ()
-    latency: float = 0.0
-    queued: float = 0.0
-    trail: tuple[AttemptRecord, ...] = ()
-    estimated: bool = False
+    note: str
+    usage: Usage | None
+    cached: bool
+    result: Result[Verdict] | None = None
 
-    def with_stage(self, stage: str, error: QRewardError | None, usage: Usage | None, *, cached: bool = False) -> EarlierStages:
-        notes = self.notes if error is None else (*self.notes, f"stage {stage!r} failed before: {type(error).__name__}: {error}")
-        return replace(self, usage=added(self.usage, usage), cached=self.cached and cached, notes=notes)
+    @classmethod
+    def of(cls, stage: str, outcome: Verdict | QRewardError, result: Result[Verdict] | None = None) -> Earlier:
+        """Return the record of a stage with this outcome."""
+        if isinstance(outcome, QRewardError):
+            note = f"stage {stage!r} failed before: {type(outcome).__name__}: {outcome}"
+            return cls(note, outcome.usage if result is None else result.usage, False, result)
+        return cls("", outcome.usage, outcome.cached, result)
 
-    def with_result(self, result: Result[Verdict]) -> EarlierStages:
-        latency, queued = self.latency + result.latency, self.queued + result.queued
-        return replace(
-            self, latency=latency, queued=queued, trail=self.trail + result.attempts, estimated=self.estimated or result.usage_is_estimated
-        )
 
-    def completed(self, stage: str, verdict: Verdict) -> Verdict:
-        """Return the verdict of the cascade: the final verdict of a stage, with the tokens of the earlier stages."""
-        inner = f"{stage}/{verdict.decided_by}" if verdict.decided_by else stage
-        usage, cached = added(self.usage, verdict.usage), self.cached and verdict.cached
-        return replace(verdict, usage=usage, cached=cached, decided_by=inner)
+def completed(before: Sequence[Earlier], stage: str, verdict: Verdict) -> Verdict:
+    """Return the verdict of the cascade: the final verdict of a stage, with the tokens of the earlier stages."""
+    inner = f"{stage}/{verdict.decided_by}" if verdict.decided_by else stage
+    cached = verdict.cached and all(each.cached for each in before)
+    return replace(verdict, usage=spent(before, verdict.usage), cached=cached, decided_by=inner)
 
-    def completed_error(self, error: QRewardError) -> QRewardError:
-        """Return the error of the cascade: the final error of a stage, with the tokens and errors of the earlier stages."""
-        error.usage = added(self.usage, error.usage)
-        for note in self.notes:
-            error.add_note(note)
-        return error
+
+def completed_error(before: Sequence[Earlier], error: QRewardError) -> QRewardError:
+    """Return the error of the cascade: the final error of a stage, with the tokens and errors of the earlier stages."""
+    error.usage = spent(before, error.usage)
+    for each in before:
+        if each.note:
+            error.add_note(each.note)
+    return error
+
+
+def spent(before: Sequence[Earlier], last: Usage | None) -> Usage | None:
+    return reduce(added, [*(each.usage for each in before), last], None)
 
 
 class _Sized:
@@ -153,7 +152,7 @@ class CascadeBatch:
         self._keep = options.get("keep_results", True)
         self._results: dict[int, Result[Verdict]] = {}
         self._ok = self._failed = 0
-        self._left: dict[int, tuple[Any, EarlierStages]] = {}  # the items without a final result
+        self._left: dict[int, tuple[Any, list[Earlier]]] = {}  # the items without a final result
         self._decided_by = dict.fromkeys((stage.name for stage in stages), 0)
         self._read = 0
         self._stats: list[BatchStats] = []
@@ -242,7 +241,7 @@ class CascadeBatch:
                 close()
 
     def _noted(self, item: Any) -> Any:
-        self._left[self._read] = item, EarlierStages()
+        self._left[self._read] = item, []
         self._read += 1
         return item
 
@@ -262,25 +261,26 @@ class CascadeBatch:
         if final:
             self._end(place, index, result, error)
             return
-        item, before = self._left[index]
-        cached = error is None and result.value.cached
-        self._left[index] = item, before.with_result(result).with_stage(stage.name, error, result.usage, cached=cached)
+        self._left[index][1].append(Earlier.of(stage.name, error or result.value, result))
 
     def _end(self, place: int, index: int, result: Result[Verdict], error: QRewardError | None = None) -> None:
         """End an item with the result of a stage; ``error`` replaces the error of the result."""
         stage, error = self._stages[place], error or result.error
-        _, before = self._left.pop(index, (None, EarlierStages()))  # an item that was never read is not there
-        after = before.with_result(result)
+        _, before = self._left.pop(index, (None, []))  # an item that was never read is not there
+        all_stages = [*(each.result for each in before if each.result is not None), result]
         self._count(stage.name)
         self._decided_by[stage.name] += 1
         answer = None
         if error is None:
-            answer = JudgeAnswer(before.completed(stage.name, result.value), estimated=after.estimated)
+            estimated = any(each.usage_is_estimated for each in all_stages)
+            answer = JudgeAnswer(completed(before, stage.name, result.value), estimated=estimated)
         else:
             if place and isinstance(error, DeadlineExceeded):  # of the rest of the deadline
                 error, error.usage = self._late(), error.usage
-            before.completed_error(error)
-        result = Result(index, answer, error, result.endpoint, after.latency, after.queued, after.trail, result.extra or None)
+            completed_error(before, error)
+        latency, queued = sum(each.latency for each in all_stages), sum(each.queued for each in all_stages)
+        trail = tuple(attempt for each in all_stages for attempt in each.attempts)
+        result = Result(index, answer, error, result.endpoint, latency, queued, trail, result.extra or None)
         self._ok += result.ok
         self._failed += not result.ok
         if self._keep:

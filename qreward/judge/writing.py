@@ -175,10 +175,6 @@ class WritingModel(JudgeModel):
         return f"no verdict could be read from model {self.model!r}{times}: {reason}; {shown}"
 
 
-def criterion_models(model: str, rubric: Rubric, config: JudgeConfig, form: AnswerFormat) -> tuple[WritingModel, ...]:
-    return tuple(WritingModel(model, parser_of(each), config, form, each) for each in rubric.criteria)
-
-
 def parser_of(criterion: Criterion) -> VerdictParser:
     """Return the parser of written answers to a criterion. The parser gives the value of an answer, from 0 to 1."""
     if criterion.levels is not None:

@@ -36,10 +36,12 @@ GROUPED_AT_ONCE = 128
 """Maximum number of items whose prompts have prefixes that are read in one turn of the event loop. It is smaller than ``MOST_AT_ONCE``,
 because each of these items is also sorted into a group."""
 
+MOST_AHEAD = 8192
+"""Number of tasks in the queue of one pool at which a batch with several pools reads no more items. Below this number, items are read
+although a slow pool has a long queue, so that the faster pools get work."""
+
 FILL = 0.05
 """Seconds for which a batch whose prompts have prefixes reads ahead before it sends the first item."""
-
-_END: Any = object()
 
 Prepare = Callable[[Any], Any]
 """Turns an item into a payload, or raises the ``QRewardError`` that becomes the item's result."""
@@ -67,6 +69,7 @@ class BatchWaiter(Waiter):
         progress: receives each result, is refreshed every ``BEAT`` seconds, and is closed when the batch ends, however it ends.
         prices: endpoint name -> US dollars for a million prompt and completion tokens.
         keep: keep the results; if False, ``run`` returns an empty batch with its statistics.
+        calls: pool -> the largest number of tasks that an item sends to it, or None. By default, one task to ``pool``.
 
     The input, ``on_result`` and ``progress`` are the caller's code. This code may raise any exception, and may run in the asyncio task of
     another caller. Every exception of the caller's code is caught and passed to ``_fail``, which ends only this batch.
@@ -75,6 +78,7 @@ class BatchWaiter(Waiter):
     execute: Callable[[Attempt], Awaitable[Outcome]] | None = None
     _numbers = count(1)
     _read_at_once = MOST_AT_ONCE  # items that are read before ``_room`` is asked again; 1 if an item may need several tasks
+    _unit = "items"
     _waited = 0.0  # seconds of the deadline that had passed before ``run`` was called
 
     def __init__(
@@ -90,6 +94,7 @@ class BatchWaiter(Waiter):
         progress: BatchProgress | None,
         prices: Mapping[str, tuple[float, float]],
         keep: bool,
+        calls: Mapping[Pool, int | None] | None = None,
     ) -> None:
         self.driver, self.number = driver, next(self._numbers)
         self._pool, self._prepare, self._request_options = pool, prepare, request_options
@@ -102,7 +107,8 @@ class BatchWaiter(Waiter):
         self._items: Any = aiter(items) if self._is_async else iter(items)  # type: ignore[arg-type]
         self._read = 0  # items taken from the input
         self._results: list[Result[Any] | None] = []
-        self._live: dict[Task, None] = {}
+        self._calls: Mapping[Pool, int | None] = calls or {pool: 1}
+        self._live: dict[Any, None] = {}  # tasks without an outcome; in a subclass, items without a result
         self._ending = False  # items that were not read are being failed with an error
         self._tallies = Tallies()
         self._error: BaseException | None = None
@@ -122,10 +128,8 @@ class BatchWaiter(Waiter):
         driver, clock = self.driver, self.driver.engine.clock
         began = clock()
         self._fill_until = began + FILL
-        self._feed = BatchFeed(
-            self._pool, self._request_options.level, self, began, self._request_options.tenant, self._request_options.timeout
-        )
-        self._feed.left = self._size
+        self._feeds = {pool: self._new_feed(pool, count, began) for pool, count in self._calls.items()}
+        self._feed = self._feeds[self._pool]
         expiry = driver.loop.call_later(self._deadline - self._waited, self._expire) if self._deadline is not None else None
         if self._is_async:
             self._reader = driver.loop.create_task(self._read_async(self._items))
@@ -162,7 +166,15 @@ class BatchWaiter(Waiter):
         if not _is_only_ours(error):
             raise error
         what = f"{type(error).__name__}: {error}"
-        raise BatchInterrupted(f"the batch stopped after {self._read} items ({what}); .results holds what is done", batch) from error
+        raise BatchInterrupted(f"the batch stopped after {self._read} {self._unit} ({what}); .results holds what is done", batch) from error
+
+    def _new_feed(self, pool: Pool, count: int | None, now: float) -> BatchFeed:
+        options = self._request_options
+        left = None if self._size is None or count is None else self._size * count
+        feed = BatchFeed(pool, options.level, self, now, options.tenant, options.timeout, left=left)
+        if pool is not self._pool:
+            self.driver.locked(self.driver.engine.scheduler.attend, feed)
+        return feed
 
     def _so_far(self) -> str:
         """Return the note that is added to the exception when a batch is cancelled, for example by Ctrl-C."""
@@ -177,8 +189,7 @@ class BatchWaiter(Waiter):
             expiry.cancel()
         if self._reader is not None:
             self._reader.cancel()
-        if left := self.abandon():
-            self.driver.withdraw(left)
+        self._give_up()
         if self._beat is not None:
             self._beat.cancel()
         if self._progress is not None:
@@ -250,10 +261,23 @@ class BatchWaiter(Waiter):
         self._stop(lambda: BatchCancelled(f"the batch was cancelled before this item was done{why and ': '}{why}"))
 
     def abandon(self) -> list[Task]:
-        self.driver.close_feed(self._feed)
+        self._close_feeds()
         left = list(self._live)
         self._live.clear()
         return left
+
+    def _close_feeds(self) -> list[Task]:
+        """Close the feeds, and return the tasks that waited in them."""
+        return [task for feed in self._feeds.values() for task in self.driver.close_feed(feed)]
+
+    def _give_up(self, make_error: Callable[[], QRewardError] | None = None) -> None:
+        """End everything unfinished with an error, or forget it, because no caller waits for it."""
+        left = self.abandon()
+        if left:
+            self.driver.withdraw(left, None if make_error is None else make_error())
+        if make_error is not None:
+            for task in left:
+                self._end_task(task, result_of(task, make_error(), None, 0.0))
 
     # reading
 
@@ -266,11 +290,27 @@ class BatchWaiter(Waiter):
         self.driver.loop.call_soon(self._read_on, feed)  # items fail as they are read, so the whole input could be read in one turn
         return False
 
+    def _hand_out(self, but: BatchFeed | None = None) -> None:
+        """Hand over the tasks that were read for the feeds, except for one feed."""
+        for feed in self._feeds.values():
+            if feed is not but and feed.incoming:
+                self.driver.refill(feed)
+
     def _read_now(self, feed: BatchFeed) -> bool:
         """Read some items.
 
         Returns False if ``LoopDriver.refill`` is called later: after the next read, or when the consumer takes events.
         """
+        if len(self._feeds) == 1:
+            return self._read_more(feed)
+        if self._feed.ended or self._room(feed) > 0:  # otherwise the queue of another pool is full, and nothing is read
+            if not self._read_more(self._feed) and self._feed.ahead():
+                return False
+            self._hand_out(but=feed)
+            return feed.ahead() > 0 or feed.failing is not None
+        return feed.ahead() > 0
+
+    def _read_more(self, feed: BatchFeed) -> bool:
         left = MOST_AT_ONCE if feed.read_ahead <= READ_AHEAD else GROUPED_AT_ONCE
         while not feed.ended and (most := min(left, self._room(feed), self._read_at_once)) > 0:
             left -= most
@@ -305,8 +345,11 @@ class BatchWaiter(Waiter):
         return feed.read_ahead > READ_AHEAD and self._room(feed) > 0 and self.driver.engine.clock() < self._fill_until
 
     def _room(self, feed: BatchFeed) -> int:
-        """Return the number of items that may be read now."""
-        return feed.read_ahead - feed.ahead()
+        """Return the number of items that may be read now. With several feeds, the shortest queue counts, while no queue is too long."""
+        if len(self._feeds) == 1:
+            return feed.read_ahead - feed.ahead()
+        waiting = [each.ahead() for each in self._feeds.values()]
+        return max(each.read_ahead for each in self._feeds.values()) - min(waiting) if max(waiting) < MOST_AHEAD else 0
 
     def _read_on(self, feed: BatchFeed) -> None:
         if not feed.ended and self._read_now(feed):
@@ -343,6 +386,8 @@ class BatchWaiter(Waiter):
                 break
             self._add(feed, item)
             self.driver.refill(feed)
+            if len(self._feeds) > 1:
+                self._hand_out(but=feed)
             if not self._read % MOST_AT_ONCE:  # an input that never suspends must not block the event loop
                 await asyncio.sleep(0)
             while self._room(feed) <= 0:
@@ -360,7 +405,7 @@ class BatchWaiter(Waiter):
         try:
             payload = self._prepare(item)
         except Exception as error:  # may come from the item's own code, such as a message object that cannot be read
-            self._settle(Result(index, None, _as_ours(error, index), None, 0.0, 0.0))
+            self._settle(Result(index, None, as_ours(error, f"item {index}", "read"), None, 0.0, 0.0))
             return
         self._put(feed, index, payload)
 
@@ -401,11 +446,17 @@ class BatchWaiter(Waiter):
         self._settle(result)
 
     def _drop_unstarted(self) -> None:
-        for task in self.driver.close_feed(self._feed):
+        for task in self._close_feeds():
             self._live.pop(task, None)
 
     def _end_if_done(self) -> None:
-        if self._feed.ended and not self._ending and not self._live and not self._done.done():
+        if not self._feed.ended or self._ending:
+            return
+        for feed in self._feeds.values():
+            if not feed.ended:
+                feed.ended = True
+                self._end_trying(feed)
+        if not self._live and not self._done.done():
             self._done.set_result(None)
 
     # ending early
@@ -416,11 +467,8 @@ class BatchWaiter(Waiter):
         self._stop(lambda: DeadlineExceeded(f"not done within the batch's deadline of {self._deadline:g} s; {why}"))
 
     def _stop(self, make_error: Callable[[], QRewardError]) -> None:
-        left = self.abandon()
-        self.driver.withdraw(left, make_error())
         self._ending = True
-        for task in left:
-            self._end_task(task, result_of(task, make_error(), None, 0.0))
+        self._give_up(make_error)
         self._end_unread(make_error)
 
     def _end_unread(self, make_error: Callable[[], QRewardError]) -> None:
@@ -442,11 +490,12 @@ def size_of(items: object) -> int | None:
     return len(items) if hasattr(items, "__len__") else None  # a fraction of the time of ``isinstance(items, Sized)``
 
 
-def _as_ours(error: Exception, index: int) -> QRewardError:
+def as_ours(error: Exception, item: str, done: str) -> QRewardError:
+    """Return the error of an invalid item, such as ``item 3``. ``done`` says what was to be done with it, such as ``read``."""
     if isinstance(error, QRewardError):
-        error.args = (f"item {index}: {error}", *error.args[1:])
+        error.args = (f"{item}: {error}", *error.args[1:])
         return error
-    wrapped = BadRequest(f"item {index} cannot be read ({type(error).__name__}: {error}); see __cause__")
+    wrapped = BadRequest(f"{item} cannot be {done} ({type(error).__name__}: {error}); see __cause__")
     wrapped.__cause__ = error
     return wrapped
 

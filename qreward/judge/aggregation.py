@@ -6,7 +6,7 @@ An outcome is decided as soon as no pending vote can change it. The functions of
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from statistics import mean, median, median_low
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from qreward.decisions import Option
 from qreward.errors import QRewardError, RequestError
 from qreward.judge.config import Settle
 from qreward.judge.rubric import DecidedCriteria, Rubric
-from qreward.judge.types import CriterionResult, CriterionResults, Vote
+from qreward.judge.types import CriterionResults, Vote
 
 SampleOutcome = Vote | QRewardError | None
 """The outcome of one request: a vote or an error; None while the request is pending."""
@@ -34,7 +34,6 @@ item is undecided."""
 
 
 def quorum(size: int) -> int:
-    """Return the number of votes that an outcome needs: more than half of ``size``."""
     return size // 2 + 1
 
 
@@ -111,7 +110,8 @@ def aggregate_comparisons(outcomes: Sequence[SampleOutcome], how: Settle) -> Agg
     pairs = [_agreed(outcomes[place], outcomes[place + 1]) for place in range(0, len(outcomes), 2)]
     agreed = [pair for pair in pairs if isinstance(pair, Vote)]
     is_majority = how == "majority"
-    score = _aggregate([_preference(pair) for pair in pairs] if is_majority else pairs, how, lambda _: 0.5)
+    preferences = [Vote(_preferred(pair.score)) if isinstance(pair, Vote) else pair for pair in pairs]
+    score = _aggregate(preferences if is_majority else pairs, how, lambda _: 0.5)
     if score is None or isinstance(score, QRewardError):
         return score
     same = [pair for pair in agreed if _preferred(pair.score) == _preferred(score)]
@@ -131,10 +131,6 @@ def aggregate_comparisons(outcomes: Sequence[SampleOutcome], how: Settle) -> Agg
 def _preferred(score: float) -> float:
     """Return which response a score prefers: 1.0 for the first response, 0.0 for the second response, 0.5 for a tie."""
     return 1.0 if score > 0.5 else 0.0 if score < 0.5 else 0.5
-
-
-def _preference(pair: SampleOutcome) -> SampleOutcome:
-    return Vote(_preferred(pair.score)) if isinstance(pair, Vote) else pair
 
 
 def aggregate_rubrics(
@@ -163,7 +159,8 @@ def _whole(parts: Sequence[SampleOutcome], rubric: Rubric, bounds: tuple[float, 
     votes = [part for part in parts if isinstance(part, Vote)]
     if len(votes) < len(parts):
         return None
-    criteria = _joined([vote.criteria or {} for vote in votes])  # in the order of the rubric
+    each = [vote.criteria or {} for vote in votes]
+    criteria = each[0] if len(each) == 1 else CriterionResults(item for part in each for item in part.items())  # in the order of the rubric
     confidence: float | None
     if isinstance(criteria, DecidedCriteria):
         values = criteria.scores()
@@ -174,11 +171,6 @@ def _whole(parts: Sequence[SampleOutcome], rubric: Rubric, bounds: tuple[float, 
         confidence = rubric.confidence(values, known) if len(known) == len(values) else None
     low, high = bounds
     return Vote(low + (high - low) * rubric.score(values), model=votes[0].model, confidence=confidence, criteria=criteria)
-
-
-def _joined(parts: Sequence[Mapping[str, CriterionResult]]) -> Mapping[str, CriterionResult]:
-    """Return the outcomes of the criteria of all requests of a sample."""
-    return parts[0] if len(parts) == 1 else CriterionResults(item for part in parts for item in part.items())
 
 
 def _aggregate(outcomes: Sequence[SampleOutcome], how: Settle, choose: Callable[[Sequence[float]], float]) -> float | QRewardError | None:

@@ -314,7 +314,6 @@ def _named(judges: Mapping[str, Scorer] | Sequence[Scorer]) -> dict[str, Scorer]
 
 
 def _sorted_out(items: Sequence[PlacedItem]) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
-    """Return the items to score, and the pairs to compare."""
     points: list[Mapping[str, Any]] = []
     pairs: list[Mapping[str, Any]] = []
     for place, fields in items:

@@ -73,8 +73,7 @@ class JudgeModel(ABC):
         """
 
     @abstractmethod
-    def parse(self, answer: Any) -> Reply:
-        """Return the reply that a decoded response contains."""
+    def parse(self, answer: Any) -> Reply: ...
 
     @abstractmethod
     def vote(self, reply: Reply, *, swapped: bool) -> Vote:
@@ -88,7 +87,6 @@ class JudgeModel(ABC):
         return ()
 
     def joined(self, replies: Sequence[Reply]) -> Reply:
-        """Return the reply to a request, made from the replies to its parts."""
         raise NotImplementedError
 
     @abstractmethod

@@ -19,7 +19,7 @@ from qreward.judge.parsing import PreferenceVerdict
 from qreward.judge.requests import ItemPrompt, ModelQuestions, RequestBuilder
 from qreward.judge.rubric import Criterion
 from qreward.judge.verdict_parser import VerdictParser
-from qreward.judge.writing import AnswerFormat, WritingModel, criterion_models
+from qreward.judge.writing import AnswerFormat, WritingModel, parser_of
 
 Limits = tuple[int, ...]
 """For each model, the largest number of questions in a request for decisions; 0 for a model that answers in writing."""
@@ -73,7 +73,6 @@ class Builders:
             raise ConfigError(f"{unused[0]} has no effect with method='decide', as nothing is written; leave it out, or use method='write'")
 
     def get(self, limits: Limits, *, pairs: bool) -> RequestBuilder:
-        """Return the builder for these limits, for pairs or for single responses."""
         with self._lock:
             key = pairs, limits, all(auto.works for auto in self.autos.values())
             if key not in self._made:
@@ -131,7 +130,8 @@ class Builders:
         if config.rubric is None:
             prompt = self._prompt(False, apart=False)
             return ModelQuestions(prompt, (WritingModel(model, self._parser, config, form, told=prompt.tells),))
-        return ModelQuestions(self._prompt(False, apart=True), criterion_models(model, config.rubric, config, form))
+        questions = tuple(WritingModel(model, parser_of(each), config, form, each) for each in config.rubric.criteria)
+        return ModelQuestions(self._prompt(False, apart=True), questions)
 
     def _deciding(self, model: str, most: int, pairs: bool) -> ModelQuestions:
         """Return the questions for decisions. The criteria of a rubric are divided evenly into as few requests as the servers allow."""

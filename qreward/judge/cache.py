@@ -102,14 +102,12 @@ class Cache:
         return inherited
 
     async def look_up(self, keys: Sequence[tuple[bytes, str]]) -> list[ModelReply | None]:
-        """Return the cached answer, or None, for each pair of key and model."""
         if not keys:
             return []
         found = await asyncio.get_running_loop().run_in_executor(self._thread(), self._store.read, keys)  # runs after pending writes
         return [found.get(key) for key, _ in keys]
 
     async def votes(self, requests: Sequence[JudgeCall]) -> list[Vote | None]:
-        """Return the cached vote, or None, for each request."""
         found = await self.look_up([(request.key, request.judge_model.cached_as) for request in requests])
         return [_vote(request, reply) for request, reply in zip(requests, found, strict=True)]
 
@@ -251,7 +249,6 @@ class _Store:
                 self._fail(error)
 
     def close(self) -> None:
-        """Close the file. The next use opens it again."""
         with self.busy:
             self.shut()
 
@@ -302,7 +299,6 @@ def _sent(file: sqlite3.Connection, model: str) -> Sent:
 
 
 def _record_fingerprints(file: sqlite3.Connection, entries: Sequence[CacheEntry]) -> None:
-    """Store the changed fingerprints of endpoints."""
     for model in {each.model for each in entries}:
         before = _sent(file, model)
         after = dict(before)

@@ -42,8 +42,6 @@ def identity_of(config: JudgeConfig, others: Mapping[str, Any], weights: Iterabl
 
 
 class ScoreRange(NamedTuple):
-    """Holds the lowest and highest score of a judge."""
-
     low: float
     high: float
 
@@ -52,7 +50,6 @@ class ScoreRange(NamedTuple):
         return min(max((score - self.low) / (self.high - self.low), 0.0), 1.0)
 
     def from_unit(self, place: float) -> float:
-        """Return the score for a share of the range."""
         return self.low + (self.high - self.low) * place
 
 
@@ -100,7 +97,6 @@ class Calibrator:
         return self.apply
 
     def apply(self, score: float) -> float:
-        """Return the calibrated score, in the same range."""
         assert self.calibration is not None
         return self._range.from_unit(self.calibration.apply(self._range.to_unit(score)))
 

@@ -63,7 +63,6 @@ class Curve(NamedTuple):
 
     @property
     def rises(self) -> bool:
-        """True if a higher score can have a higher probability. False for a curve that is constant or falls."""
         return self.points[0][1] < self.points[-1][1] if self.points else self.slope > 0
 
 
@@ -119,11 +118,8 @@ class JudgeIdentity(Policy):
 
 
 class Identified(Protocol):
-    """The interface of a judge that has an identity."""
-
     @property
     def identity(self) -> JudgeIdentity:
-        """The settings and weights on which the scores depend."""
         raise NotImplementedError
 
 
@@ -157,7 +153,6 @@ class CalibrationQuality(Policy):
 
     @classmethod
     def of(cls, probabilities: Sequence[float], labels: Sequence[float]) -> CalibrationQuality:
-        """Return the measures of probabilities whose labels are known."""
         fits = fitting()
         losses = fits.log_losses(probabilities, labels)
         return cls(

@@ -88,13 +88,11 @@ def choose(scores: Sequence[float], labels: Sequence[float]) -> Method:
 
 
 def log_losses(probabilities: Sequence[float], labels: Sequence[float]) -> list[float]:
-    """Return the log loss of each item. Probabilities are kept at least ``EDGE`` away from 0 and 1."""
     inside = [min(max(probability, EDGE), 1 - EDGE) for probability in probabilities]
     return [-label * log(inner) - (1 - label) * log(1 - inner) for inner, label in zip(inside, labels, strict=True)]
 
 
 def brier(probabilities: Sequence[float], labels: Sequence[float]) -> float:
-    """Return the mean squared difference between probability and label (Brier 1950)."""
     return fmean((probability - label) ** 2 for probability, label in zip(probabilities, labels, strict=True))
 
 

@@ -9,9 +9,25 @@ from qreward.codecs.finish_reason import LENGTH
 from qreward.errors import BadRequest, InvalidResponse, QRewardError
 from qreward.judge.asking import JudgeModel
 from qreward.judge.codec import Reply
-from qreward.judge.loop import Again, Done
 from qreward.judge.parsing import Unreadable
 from qreward.judge.verdict_parser import ScoreFunctionError
+
+
+class Done(NamedTuple):
+    """The call has its value, or its final error. ``reply`` is what the answer contained, and ``unread`` why it could not be read."""
+
+    value: Any
+    reply: Reply | None = None
+    unread: str = ""
+
+
+class Again(NamedTuple):
+    """Another call must be sent. ``error`` is the final error if there is no time for it; ``reply`` and ``unread`` are as in ``Done``."""
+
+    call: JudgeCall
+    error: QRewardError | None = None
+    reply: Reply | None = None
+    unread: str = ""
 
 
 class JudgeCall(NamedTuple):
@@ -52,7 +68,6 @@ class JudgeCall(NamedTuple):
 
     @property
     def model(self) -> str:
-        """Name of the model."""
         return self.judge_model.model
 
     def is_stale(self) -> bool:
@@ -66,7 +81,6 @@ class JudgeCall(NamedTuple):
         return self._replace(form=self.judge_model.format)
 
     def request(self) -> WireRequest:
-        """Return the request to send."""
         wire = self.judge_model.prepare(self.sample, self.room)(self.inputs)
         wire.group = self.group
         return wire
@@ -121,7 +135,6 @@ def _unread(call: JudgeCall, reply: Reply, reason: str, answer: Any) -> Done | A
 
 
 def _falls_back(call: JudgeCall, error: QRewardError, reply: Reply | None = None) -> bool:
-    """Return whether the request must be sent again in another form."""
     model = call.judge_model
     return model.fall_back(call.form, error, reply) and (bool(model.format) or call.fallback is not None)
 

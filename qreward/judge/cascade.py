@@ -16,7 +16,7 @@ from pydantic import Field, field_validator
 
 from qreward.engine.portal import BlockingTwin, blocking
 from qreward.errors import ConfigError, Fault, InvalidResponse, QRewardError, RequestTimeout
-from qreward.judge.cascade_batch import CascadeBatch, Confidence, EarlierStages, Stage
+from qreward.judge.cascade_batch import CascadeBatch, Confidence, Earlier, Stage, completed, completed_error
 from qreward.judge.config import JudgeConfig
 from qreward.judge.scorers import AnyScorer, described, models_of, unblocked
 from qreward.judge.types import Item, Scorer, Verdict, check_batch_options
@@ -198,34 +198,33 @@ class Cascade:
         limit = self._limit(timeout)
         clock = asyncio.get_running_loop().time
         until = None if limit is None or limit is DEFAULT else clock() + limit
-        before = EarlierStages()
+        before: list[Earlier] = []
         for stage in self._stages:
             left: Any = limit
             if until is not None:
                 left = until - clock()
                 if left <= 0:
-                    raise before.completed_error(
-                        RequestTimeout(f"no sure verdict within {limit:g} s; the time was over before stage {stage.name!r}")
-                    )
+                    late = RequestTimeout(f"no sure verdict within {limit:g} s; the time was over before stage {stage.name!r}")
+                    raise completed_error(before, late)
                 left = left if stage.min_confidence is None else left / 2
             try:
                 verdict = await stage.scorer.score(prompt, response, reference=reference, timeout=left, **others)
             except QRewardError as error:
                 if stage.is_final(error):
                     self._count(stage.name)
-                    raise before.completed_error(error) from error.__cause__
-                before = before.with_stage(stage.name, error, error.usage)
+                    raise completed_error(before, error) from error.__cause__
+                before.append(Earlier.of(stage.name, error))
                 continue
             try:
                 sure = stage.is_sure(verdict)
             except InvalidResponse as error:
                 self._count(stage.name)
                 error.usage = verdict.usage
-                raise before.completed_error(error) from error.__cause__
+                raise completed_error(before, error) from error.__cause__
             if sure:
                 self._count(stage.name)
-                return before.completed(stage.name, verdict)
-            before = before.with_stage(stage.name, None, verdict.usage, cached=verdict.cached)
+                return completed(before, stage.name, verdict)
+            before.append(Earlier.of(stage.name, verdict))
         raise AssertionError("the last stage is always sure")
 
     def _limit(self, timeout: float | None) -> Any:
@@ -260,7 +259,6 @@ class Cascade:
         return await batch.run()
 
     def _check_routes(self) -> None:
-        """Raise ``NoEndpoint`` if no endpoint serves a model of a stage."""
         for stage in self._stages:
             if isinstance(stage.scorer, Cascade):
                 stage.scorer._check_routes()

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import reduce
 from math import isfinite, nan
 from typing import Any, NamedTuple
 
 from qreward import options as options_of
 from qreward.errors import ClientClosed, ConfigError, DeadlineExceeded, InvalidResponse, NoEndpoint, QRewardError
-from qreward.judge.requests import each_of
-from qreward.judge.results import JudgeAnswer, ResultCollector
 from qreward.judge.scorers import check_finite
-from qreward.judge.types import Scorer, Verdict
+from qreward.judge.types import JudgeAnswer, Scorer, Verdict
 from qreward.options import DEFAULT
 from qreward.progress import start_progress
-from qreward.records import AttemptRecord, Usage, added
+from qreward.records import Usage, added
 from qreward.results import BatchInterrupted, BatchResult, BatchStats, EndpointStats, Result, merged_stats
 
 Confidence = Callable[[Verdict], float | None]
@@ -53,7 +52,6 @@ class Stage(NamedTuple):
         return confidence is not None and confidence >= self.min_confidence
 
     def is_final(self, error: QRewardError) -> bool:
-        """Return whether an error of this stage ends the item."""
         return self.min_confidence is None or isinstance(error, _FINAL)
 
     def _users_confidence(self, function: Confidence, verdict: Verdict) -> float | None:
@@ -73,56 +71,50 @@ class Stage(NamedTuple):
         return number
 
 
-@dataclass(frozen=True, slots=True)
-class EarlierStages:
-    """Holds the data of one item from the earlier stages. Each of these stages has failed, or has judged the item and was not sure.
+class Earlier(NamedTuple):
+    """What an earlier stage, which failed or was not sure, has spent on an item.
 
     Attributes:
-        usage: tokens of these stages.
-        cached: True if these stages sent no request for the item.
-        notes: a line for each stage that failed.
-        latency, queued: seconds, added up over the results of these stages.
-        trail: the attempts of these results.
-        estimated: True if a part of ``usage`` is estimated.
+        note: what is said of the stage in the error of the item, if the stage failed; otherwise ``""``.
+        cached: True if the stage sent no request.
+        result: the result of the stage in a batch; None in a single call.
     """
 
-    usage: Usage | None = None
-    cached: bool = True
-    notes: tuple[str, ...] = ()
-    latency: float = 0.0
-    queued: float = 0.0
-    trail: tuple[AttemptRecord, ...] = ()
-    estimated: bool = False
+    note: str
+    usage: Usage | None
+    cached: bool
+    result: Result[Verdict] | None = None
 
-    def with_stage(self, stage: str, error: QRewardError | None, usage: Usage | None, *, cached: bool = False) -> EarlierStages:
-        """Return the data with one more stage, which failed or was not sure."""
-        notes = self.notes if error is None else (*self.notes, f"stage {stage!r} failed before: {type(error).__name__}: {error}")
-        return replace(self, usage=added(self.usage, usage), cached=self.cached and cached, notes=notes)
+    @classmethod
+    def of(cls, stage: str, outcome: Verdict | QRewardError, result: Result[Verdict] | None = None) -> Earlier:
+        """Return the record of a stage with this outcome."""
+        if isinstance(outcome, QRewardError):
+            note = f"stage {stage!r} failed before: {type(outcome).__name__}: {outcome}"
+            return cls(note, outcome.usage if result is None else result.usage, False, result)
+        return cls("", outcome.usage, outcome.cached, result)
 
-    def with_result(self, result: Result[Verdict]) -> EarlierStages:
-        """Return the data with the times and attempts of one more result."""
-        latency, queued = self.latency + result.latency, self.queued + result.queued
-        return replace(
-            self, latency=latency, queued=queued, trail=self.trail + result.attempts, estimated=self.estimated or result.usage_is_estimated
-        )
 
-    def completed(self, stage: str, verdict: Verdict) -> Verdict:
-        """Return the verdict of the cascade: the final verdict of a stage, with the tokens of the earlier stages."""
-        inner = f"{stage}/{verdict.decided_by}" if verdict.decided_by else stage
-        usage, cached = added(self.usage, verdict.usage), self.cached and verdict.cached
-        return replace(verdict, usage=usage, cached=cached, decided_by=inner)
+def completed(before: Sequence[Earlier], stage: str, verdict: Verdict) -> Verdict:
+    """Return the verdict of the cascade: the final verdict of a stage, with the tokens of the earlier stages."""
+    inner = f"{stage}/{verdict.decided_by}" if verdict.decided_by else stage
+    cached = verdict.cached and all(each.cached for each in before)
+    return replace(verdict, usage=spent(before, verdict.usage), cached=cached, decided_by=inner)
 
-    def completed_error(self, error: QRewardError) -> QRewardError:
-        """Return the error of the cascade: the final error of a stage, with the tokens and errors of the earlier stages."""
-        error.usage = added(self.usage, error.usage)
-        for note in self.notes:
-            error.add_note(note)
-        return error
+
+def completed_error(before: Sequence[Earlier], error: QRewardError) -> QRewardError:
+    """Return the error of the cascade: the final error of a stage, with the tokens and errors of the earlier stages."""
+    error.usage = spent(before, error.usage)
+    for each in before:
+        if each.note:
+            error.add_note(each.note)
+    return error
+
+
+def spent(before: Sequence[Earlier], last: Usage | None) -> Usage | None:
+    return reduce(added, [*(each.usage for each in before), last], None)
 
 
 class _Sized:
-    """Gives a known length to an iterator."""
-
     def __init__(self, size: int, items: Iterator[Any]) -> None:
         self._size, self._items = size, items
 
@@ -152,13 +144,15 @@ class CascadeBatch:
         self._stages, self._items, self._limit, self._count = stages, items, limit, count
         self._given = {name: options[name] for name in ("priority", "tenant") if name in options}
         self._deadline = options_of.seconds("deadline", options.get("deadline"))
-        on_result = options_of.callback("on_result", options.get("on_result"))
+        self._on_result = options_of.callback("on_result", options.get("on_result"))
         self._clock = asyncio.get_running_loop().time
         self._size = len(items) if isinstance(items, Sized) else None
         title = ", ".join(stage.name for stage in stages)
-        progress = start_progress(options.get("progress"), self._size, title=title, clock=self._clock)
-        self._collector = ResultCollector(on_result, progress, keep=options.get("keep_results", True))
-        self._left: dict[int, tuple[Any, EarlierStages]] = {}  # the items without a final result
+        self._progress = start_progress(options.get("progress"), self._size, title=title, clock=self._clock)
+        self._keep = options.get("keep_results", True)
+        self._results: dict[int, Result[Verdict]] = {}
+        self._ok = self._failed = 0
+        self._left: dict[int, tuple[Any, list[Earlier]]] = {}  # the items without a final result
         self._decided_by = dict.fromkeys((stage.name for stage in stages), 0)
         self._read = 0
         self._stats: list[BatchStats] = []
@@ -166,7 +160,6 @@ class CascadeBatch:
         self._is_stopped = False
 
     async def run(self) -> BatchResult[Verdict]:
-        """Score all items. The method raises the errors of ``Judge.batch_score``."""
         began = self._clock()
         try:
             for place in range(len(self._stages)):
@@ -176,11 +169,13 @@ class CascadeBatch:
                 await self._run_stage(place, None if self._deadline is None else self._deadline - passed)
             self._end_all(len(self._stages) - 1, sorted(self._left), ClientClosed("the last stage ended before this item was done"))
         finally:
-            self._collector.close()
-        stats = self._joined_stats(self._clock() - began)
-        if self._failure is not None:
-            raise self._collector.interrupted(self._failure, f"{self._read} items", stats) from self._failure
-        return self._collector.batch(stats)
+            if self._progress is not None:
+                self._progress.close()
+        batch = BatchResult([self._results[index] for index in sorted(self._results)], self._joined_stats(self._clock() - began))
+        if (error := self._failure) is not None:
+            what = f"the batch stopped after {self._read} items ({type(error).__name__}: {error}); .results holds what is done"
+            raise BatchInterrupted(what, batch) from error
+        return batch
 
     async def _run_stage(self, place: int, left: float | None) -> None:
         """Run the batch of one stage. ``left`` is the number of seconds until the deadline."""
@@ -215,7 +210,6 @@ class CascadeBatch:
         return DeadlineExceeded(f"not done within the batch's deadline of {self._deadline:g} s{why and '; '}{why}")
 
     def _end_all(self, place: int, indexes: Sequence[int], error: QRewardError) -> None:
-        """Give an error to items of a stage."""
         with suppress(Exception):  # of ``on_result``, which ``_end`` has recorded
             for index in indexes if not self._is_stopped else ():
                 self._end(place, index, Result(index, None, copy(error), None, 0.0, 0.0))
@@ -229,9 +223,13 @@ class CascadeBatch:
         return read if self._size is None else _Sized(self._size, read)
 
     async def _read_async(self, items: AsyncIterable[Any]) -> AsyncIterator[Any]:
-        async with aclosing(each_of(items)) as given:
-            async for item in given:
+        iterator = aiter(items)
+        try:
+            async for item in iterator:
                 yield self._noted(item)
+        finally:
+            if (aclose := getattr(iterator, "aclose", None)) is not None:
+                await aclose()
 
     def _read_now(self, items: Iterable[Any]) -> Iterator[Any]:
         iterator = iter(items)
@@ -243,7 +241,7 @@ class CascadeBatch:
                 close()
 
     def _noted(self, item: Any) -> Any:
-        self._left[self._read] = item, EarlierStages()
+        self._left[self._read] = item, []
         self._read += 1
         return item
 
@@ -263,37 +261,44 @@ class CascadeBatch:
         if final:
             self._end(place, index, result, error)
             return
-        item, before = self._left[index]
-        cached = error is None and result.value.cached
-        self._left[index] = item, before.with_result(result).with_stage(stage.name, error, result.usage, cached=cached)
+        self._left[index][1].append(Earlier.of(stage.name, error or result.value, result))
 
     def _end(self, place: int, index: int, result: Result[Verdict], error: QRewardError | None = None) -> None:
         """End an item with the result of a stage; ``error`` replaces the error of the result."""
         stage, error = self._stages[place], error or result.error
-        _, before = self._left.pop(index, (None, EarlierStages()))  # an item that was never read is not there
-        after = before.with_result(result)
+        _, before = self._left.pop(index, (None, []))  # an item that was never read is not there
+        all_stages = [*(each.result for each in before if each.result is not None), result]
         self._count(stage.name)
         self._decided_by[stage.name] += 1
         answer = None
         if error is None:
-            answer = JudgeAnswer(before.completed(stage.name, result.value), estimated=after.estimated)
+            estimated = any(each.usage_is_estimated for each in all_stages)
+            answer = JudgeAnswer(completed(before, stage.name, result.value), estimated=estimated)
         else:
             if place and isinstance(error, DeadlineExceeded):  # of the rest of the deadline
                 error, error.usage = self._late(str(error).partition("; ")[2]), error.usage
-            before.completed_error(error)
+            completed_error(before, error)
+        latency, queued = sum(each.latency for each in all_stages), sum(each.queued for each in all_stages)
+        trail = tuple(attempt for each in all_stages for attempt in each.attempts)
+        result = Result(index, answer, error, result.endpoint, latency, queued, trail, result.extra or None)
+        self._ok += result.ok
+        self._failed += not result.ok
+        if self._keep:
+            self._results[index] = result
         try:
-            self._collector.add(
-                Result(index, answer, error, result.endpoint, after.latency, after.queued, after.trail, result.extra or None)
-            )
+            if self._progress is not None:
+                self._progress.add(result)
+            if self._on_result is not None:
+                self._on_result(result)
         except BaseException as failure:
             self._failure, self._is_stopped = failure, True
             raise
 
     def _joined_stats(self, took: float) -> BatchStats:
-        """Return the sum of the statistics of all stages, without counts of items."""
         costs = [stats.cost for stats in self._stats if stats.cost is not None]
         endpoints: dict[str, EndpointStats] = {}
         for stats in self._stats:
             for name, more in stats.endpoints.items():
                 endpoints[name] = merged_stats(endpoints[name], more) if name in endpoints else more
-        return BatchStats(seconds=took, endpoints=endpoints, cost=sum(costs) if costs else None, decided_by=self._decided_by)
+        cost = sum(costs) if costs else None
+        return BatchStats(self._ok + self._failed, self._ok, self._failed, took, endpoints, cost=cost, decided_by=self._decided_by)

@@ -25,7 +25,6 @@ _ABOUT_FORM = re.compile(r"(?i)response.?format|json.?schema|json.?object|guided
 
 
 def refuses_format(error: QRewardError, model: str) -> bool:
-    """Return whether an endpoint rejected a request because of its response format."""
     if not isinstance(error, BadRequest) or error.status_code not in (400, 422):
         return False
     _, _, reason = str(error).partition(f" for model {model!r}: ")  # the text before ``reason`` has names that could match

@@ -176,7 +176,6 @@ async def calibrate(
 
 
 def check_failures(batch: BatchResult[Verdict]) -> None:
-    """Raise ``RequestError`` if more than the share ``MOST_FAILED`` of the items failed. The message lists the reasons."""
     errors = list(batch.errors.values())
     if len(errors) <= MOST_FAILED * len(batch):
         return
@@ -186,7 +185,6 @@ def check_failures(batch: BatchResult[Verdict]) -> None:
 
 
 def reasons(errors: Sequence[QRewardError]) -> str:
-    """Return a text with the number of errors of each class, and the first message of the most frequent class."""
     kinds = Counter(type(error).__name__ for error in errors).most_common()
     first = next(error for error in errors if type(error).__name__ == kinds[0][0])
     return f"{', '.join(f'{count} {kind}' for kind, count in kinds)}; the first {kinds[0][0]}: {first}"

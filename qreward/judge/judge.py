@@ -20,25 +20,24 @@ from qreward.decisions import MIN_LABEL_MASS
 from qreward.engine import background
 from qreward.engine.driver import LoopDriver
 from qreward.engine.portal import BlockingTwin, blocking
-from qreward.errors import ConfigError, QRewardError
+from qreward.errors import ConfigError, DeadlineExceeded, QRewardError, RequestTimeout
 from qreward.judge import config as settings_of
 from qreward.judge.answers import Answer, forms_of
 from qreward.judge.builders import Builders
 from qreward.judge.cache import Cache, CacheEntry
 from qreward.judge.calibrated import Calibrator, identity_of, range_to_calibrate
 from qreward.judge.calibration import Calibration, JudgeIdentity
-from qreward.judge.calls import evaluate
+from qreward.judge.calls import Again, Done, JudgeCall, evaluate
 from qreward.judge.config import JudgeConfig, Method, ResponseFormat, Settle
-from qreward.judge.group_ranking import Ranker, Responses
-from qreward.judge.loop import Again, Done, Flights, ItemBatch, ItemCalls, ask_one
+from qreward.judge.group_ranking import GroupBatch, ResponseGroup, Responses, read_group
+from qreward.judge.loop import Evaluate, Flights, ItemBatch, ItemCalls, SingleItem
 from qreward.judge.parsing import Form, ScoreVerdict
 from qreward.judge.presets import expanded
 from qreward.judge.prompts import Builder
-from qreward.judge.ranking import Ranking
+from qreward.judge.ranking import Ranking, budget_of
 from qreward.judge.requests import RequestBuilder
-from qreward.judge.results import JudgeAnswer
 from qreward.judge.rubric import Rubric
-from qreward.judge.types import Comparison, Item, Pair, Verdict, check_batch_options
+from qreward.judge.types import Comparison, Item, JudgeAnswer, Pair, Verdict, check_batch_options
 from qreward.judge.verdict_parser import VerdictParser, verdict_named
 from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, request_options, seconds
 from qreward.results import BatchResult
@@ -357,7 +356,16 @@ class Judge:
             ConfigError: a response is None, ``comparisons`` is too small, or a field is missing or unknown. Nothing was sent.
         """
         item = {**fields, "prompt": prompt, "responses": responses, "reference": reference}
-        return await self._ranker(comparisons).one(item, {"timeout": timeout, "priority": priority, "tenant": tenant})
+        check = self._builders.get(self._builders.written, pairs=True).requests
+        group = ResponseGroup(item, comparisons, check)
+        limit = self._request_options({"timeout": timeout}).timeout
+        options = {"timeout": timeout, "priority": priority, "tenant": tenant, "deadline": limit, "progress": False}
+        (result,) = await self._many([group], options, pairs=True, read=lambda group, _: (group, None))
+        if isinstance(result.error, DeadlineExceeded):
+            late = RequestTimeout(f"no ranking within {limit:g} s; model {', '.join(self._config.model)!r}")
+            late.usage = result.error.usage
+            raise late
+        return result.value  # type: ignore[no-any-return]
 
     async def batch_rank(
         self,
@@ -381,7 +389,8 @@ class Judge:
         Raises:
             NoEndpoint, ConfigError, BatchInterrupted: as in :meth:`batch_score`.
         """
-        return await self._ranker(comparisons).many(groups, options)
+        budget_of(1, comparisons)
+        return await self._many(groups, options, "groups", pairs=True, read=lambda item, builder: read_group(item, comparisons, builder))
 
     async def aclose(self) -> None:
         """Write pending cache entries, and close the client if the judge owns it.
@@ -412,38 +421,32 @@ class Judge:
         item = ItemCalls(builder.requests(fields), builder.decide)
         if self._cache is not None:
             item.outcomes = list(await self._cache.votes(item.calls))  # type: ignore[arg-type]
-        decided = await ask_one(item, *self._here(), request_options, pools, born)
+        decided = await SingleItem(*self._here(), request_options, pools).ask(item, born)
         return builder.result(decided, item.usage, cached=not item.sent)
 
     async def _many(
         self,
         items: Iterable[Any] | AsyncIterable[Any],
         options: Mapping[str, Any],
+        what: str = "items",
         *,
         pairs: bool = False,
+        read: Callable[[Any, RequestBuilder], Any] | None = None,
     ) -> BatchResult[Any]:
         check_batch_options(options)
         runtime, began = runtime_of(self._client), runtime_of(self._client).clock()
-        items, request_options, pools = batch_items("items", items), self._request_options(options), self._pools()
-        collecting = runtime.collecting(options, next(iter(pools.values())), items, ", ".join(self._config.model))
+        items, request_options, pools = batch_items(what, items), self._request_options(options), self._pools()
+        given = runtime.collecting(options, next(iter(pools.values())), items, ", ".join(self._config.model))
         builder = await self._builder(pools, seconds("deadline", options.get("deadline")), pairs=pairs)
-        batch = ItemBatch(
-            *self._here(),
-            items if self._cache is None else self._cache.with_votes(items, builder.read),
-            builder.read,
-            answer_of=lambda item, decided: JudgeAnswer(builder.result(decided, item.usage, cached=not item.sent)),
-            per_model=builder.per_model,
-            options=request_options,
-            pools=pools,
-            size=len(items) if isinstance(items, Sized) else None,
-            waited=runtime.clock() - began,
-            **collecting,
-        )
-        return await batch.run()
-
-    def _ranker(self, comparisons: int | None) -> Ranker:
-        check = self._builders.get(self._builders.written, pairs=True).requests
-        return Ranker(self._client, self._config.model, self.batch_compare, check, comparisons)
+        given |= {"per_model": builder.per_model, "options": request_options, "pools": pools}
+        given |= {"size": len(items) if isinstance(items, Sized) else None, "waited": runtime.clock() - began}
+        if read is not None:
+            groups = GroupBatch(*self._here(), items, lambda item: read(item, builder), builder=builder, cache=self._cache, **given)
+            return await groups.run()
+        prepare: Callable[[Any], ItemCalls] = builder.read
+        if self._cache is not None:
+            items, prepare = self._cache.with_votes(items, builder.read), lambda item: item
+        return await ItemBatch(*self._here(), items, prepare, answer_of=partial(_answer, builder), **given).run()
 
     async def _builder(self, pools: Mapping[str, Pool], timeout: float | None, *, pairs: bool) -> RequestBuilder:
         """Return the request builder for the servers of the models.
@@ -466,16 +469,16 @@ class Judge:
     def _request_options(self, options: Mapping[str, Any]) -> RequestOptions:
         return runtime_of(self._client).request_options({**options, "hedge": self._hedge})
 
-    def _here(self) -> tuple[LoopDriver, Flights]:
-        """Return the driver of the running event loop, and the requests of this judge that are in flight there."""
+    def _here(self) -> tuple[LoopDriver, Flights, Evaluate]:
+        """Return the driver of the running event loop, and the calls of this judge that are in flight there."""
         driver = runtime_of(self._client).driver()
         flights = self._flights.get(driver)
         if flights is None:
             with self._lock:
-                flights = self._flights.setdefault(driver, Flights(self._evaluate))
-        return driver, flights
+                flights = self._flights.setdefault(driver, {})
+        return driver, flights, self._evaluate
 
-    def _evaluate(self, call: Any, answer: Any, endpoint: str | None) -> Done | Again:
+    def _evaluate(self, call: JudgeCall, answer: Any, endpoint: str | None) -> Done | Again:
         """Evaluate an answer, record the weights that wrote it, and store it in the cache, if there is a cache."""
         step = evaluate(call, answer)
         if step.reply is not None:
@@ -484,6 +487,10 @@ class Judge:
                 key = call.key if isinstance(step, Done) and not isinstance(step.value, QRewardError) else None
                 self._cache.keep(CacheEntry(call.judge_model.cached_as, endpoint or "", step.reply, key))
         return step
+
+
+def _answer(builder: RequestBuilder, item: ItemCalls, decided: Any) -> JudgeAnswer:
+    return JudgeAnswer(builder.result(decided, item.usage, cached=not item.sent))
 
 
 class SyncJudge(BlockingTwin[Judge]):

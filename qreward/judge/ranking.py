@@ -86,7 +86,6 @@ def fit(size: int, scores: Mapping[IndexPair, float]) -> Fit:
 
 
 def _better(first: float, second: float) -> float:
-    """Return the probability that the first of two responses is better, from their strengths."""
     difference = first - second
     return 1 / (1 + exp(-difference)) if difference >= 0 else exp(difference) / (1 + exp(difference))
 
@@ -112,7 +111,6 @@ def _inverse(matrix: Matrix) -> Matrix:
 
 
 def _solved(lower: Matrix, column: int) -> list[float]:
-    """Return a column of the inverse of a lower triangular matrix, from the diagonal down."""
     found = [1 / lower[column][column]]
     for row in lower[column + 1 :]:
         found.append(-sum(map(mul, row[column : column + len(found)], found)) / row[column + len(found)])
@@ -120,7 +118,6 @@ def _solved(lower: Matrix, column: int) -> list[float]:
 
 
 def pairs_of(size: int) -> int:
-    """Return the number of pairs among ``size`` responses."""
     return size * (size - 1) // 2
 
 
@@ -172,7 +169,6 @@ def next_pairs(size: int, left: int, asked: Set[IndexPair], scores: Mapping[Inde
 
 
 def is_connected(size: int, pairs: Iterable[IndexPair]) -> bool:
-    """Return whether chains of pairs connect all responses."""
     above = list(range(size))
 
     def root(index: int) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from hashlib import blake2b
 from itertools import product
 from typing import Any, NamedTuple
@@ -49,23 +50,6 @@ def extra_of(item: object, names: Sequence[str] = POINT_NAMES) -> Mapping[str, A
     return {name: value for name, value in item.items() if name not in names} or None
 
 
-async def each_of(items: Iterable[Any] | AsyncIterable[Any]) -> AsyncGenerator[Any, None]:
-    """Yield the items of an input, and close its iterator at the end."""
-    iterator: Any = aiter(items) if isinstance(items, AsyncIterable) else iter(items)
-    try:
-        if isinstance(items, AsyncIterable):
-            async for item in iterator:
-                yield item
-        else:
-            for item in iterator:
-                yield item
-    finally:
-        if (aclose := getattr(iterator, "aclose", None)) is not None:
-            await aclose()
-        elif (close := getattr(iterator, "close", None)) is not None:
-            close()
-
-
 class ItemPrompt:
     """Makes the messages for an item from the prompt of a judge, and adds questions to the messages.
 
@@ -81,9 +65,8 @@ class ItemPrompt:
 
     def __init__(self, prompt: object, config: JudgeConfig, *, pairs: bool, apart: bool, shows: bool = False) -> None:
         self.pairs, self.names = pairs, PAIR_NAMES if pairs else POINT_NAMES
-        whole, material = (prompts.pair, prompts.pair_input) if pairs else (prompts.point, prompts.point_input)
         self._prompt = Prompt(
-            (material if apart else whole) if prompt is None else prompt,
+            partial(prompts.built_in, pairs=pairs, asks=not apart) if prompt is None else prompt,
             config.system,
             needed=self.names[:-1] if prompt is None else self.names[1:-1],  # built-in prompts also need the task
             known=None if callable(prompt) else self.names,
@@ -183,7 +166,6 @@ class RequestBuilder:
         ]
 
     def result(self, decided: Aggregate, usage: Usage | None, *, cached: bool) -> Verdict | Comparison:
-        """Return the verdict or comparison of an item."""
         score, votes, confidence = decided
         if not self._pairs:
             calibrated = score if self._calibrate is None else self._calibrate(score)

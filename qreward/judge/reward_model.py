@@ -16,8 +16,7 @@ from qreward.judge.config import JudgeConfig
 from qreward.judge.judge import Judge
 from qreward.judge.prompts import check_extra, present
 from qreward.judge.requests import POINT_NAMES, extra_of, fields_of
-from qreward.judge.results import JudgeAnswer
-from qreward.judge.types import Item, Scorer, Verdict, Vote, check_batch_options
+from qreward.judge.types import Item, JudgeAnswer, Scorer, Verdict, Vote, check_batch_options
 from qreward.judge.verdict_parser import bounds
 from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, callback, check_params
 from qreward.results import BatchResult, Result, Usage

@@ -144,8 +144,6 @@ class Criterion(Policy):
 
 
 class CriterionGroup:
-    """Holds the criteria that are asked in one request, in the order of the questions."""
-
     def __init__(self, criteria: Sequence[Criterion]) -> None:
         self.criteria = criteria
         ends = list(accumulate(len(each.option_values) for each in criteria))
@@ -168,7 +166,6 @@ class DecidedCriteria(Mapping[str, CriterionResult]):
         self._group, self.table = group, table
 
     def scores(self) -> list[float]:
-        """Return the value of each criterion."""
         return self._group.values(self.table.probabilities)
 
     @cached_property
@@ -231,7 +228,6 @@ class Rubric:
 
     @cached_property
     def questions(self) -> tuple[Question, ...]:
-        """The questions of all criteria, in their order."""
         return tuple(each.question for each in self.criteria)
 
     def settings(self) -> list[dict[str, Any]]:
@@ -245,13 +241,11 @@ class Rubric:
 
     @cached_property
     def _weights(self) -> tuple[tuple[float, ...], float]:
-        """The weights, and the sum of the positive weights."""
         weights = tuple(each.weight for each in self.criteria)
         return weights, sum(weight for weight in weights if weight > 0)
 
     @cached_property
     def _absolute(self) -> tuple[tuple[float, ...], float]:
-        """The absolute weights, and the sum of the absolute weights."""
         weights = tuple(abs(each.weight) for each in self.criteria)
         return weights, sum(weights)
 

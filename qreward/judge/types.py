@@ -271,3 +271,19 @@ def check_batch_options(options: Mapping[str, Any]) -> None:
     for name in options:
         if name not in known:
             raise ConfigError(f"{name!r} is not an option of this call; {did_you_mean(name, sorted(known))}")
+
+
+class JudgeAnswer:
+    """Holds a verdict, comparison or ranking as the answer of a ``Result``."""
+
+    __slots__ = ("estimated", "usage", "value")
+
+    def __init__(self, value: Any, *, estimated: bool = False) -> None:
+        self.value, self.usage, self.estimated = value, value.usage, estimated
+
+    def build(self) -> Any:
+        return self.value
+
+    def text(self) -> str:
+        votes = getattr(self.value, "votes", ())
+        return votes[0].text if votes else ""

@@ -92,7 +92,6 @@ class VerdictParser:
 
     @cached_property
     def instruction(self) -> str:
-        """The part of the prompt that describes how to answer."""
         if self.form is JSON:
             return instruction(self.model, self.scale)
         options = [name for name in self._options if name not in ("true", "false")]
@@ -100,7 +99,6 @@ class VerdictParser:
 
     @cached_property
     def schema(self) -> dict[str, Any]:
-        """JSON schema of an answer."""
         return schema_of(self.model, self.scale)
 
     @property

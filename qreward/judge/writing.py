@@ -102,7 +102,6 @@ class WritingModel(JudgeModel):
 
     @property
     def format(self) -> str:  # type: ignore[override]
-        """The response format of new requests."""
         return self._form.format if self._parser.form is JSON else FORMATS[-1]
 
     def input_of(self, messages: Messages) -> Messages:
@@ -174,11 +173,6 @@ class WritingModel(JudgeModel):
         text = one_line(reply.refusal or reply.text)
         shown = f"the answer begins: {text if len(text) <= SHOWN else text[: SHOWN - 3] + '...'}" if text else "the answer is empty"
         return f"no verdict could be read from model {self.model!r}{times}: {reason}; {shown}"
-
-
-def criterion_models(model: str, rubric: Rubric, config: JudgeConfig, form: AnswerFormat) -> tuple[WritingModel, ...]:
-    """Return a question to a model for each criterion of a rubric."""
-    return tuple(WritingModel(model, parser_of(each), config, form, each) for each in rubric.criteria)
 
 
 def parser_of(criterion: Criterion) -> VerdictParser:

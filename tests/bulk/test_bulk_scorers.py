@@ -16,8 +16,7 @@ from qreward.bulk.inputs import digest_of
 from qreward.errors import ConfigError
 from qreward.judge import Judge, RewardModelScorer
 from qreward.judge.config import JudgeConfig
-from qreward.judge.results import JudgeAnswer
-from qreward.judge.types import Verdict
+from qreward.judge.types import JudgeAnswer, Verdict
 from qreward.results import BatchResult, BatchStats, Result
 
 
@@ -199,8 +198,7 @@ class Lengths:
     """A scorer of one's own."""
 
     async def batch_score(self, entries: Iterable[Any] | AsyncIterable[Any], *, on_result: Any, **_: Any) -> BatchResult[Verdict]:
-        from qreward.judge.results import JudgeAnswer
-        from qreward.judge.types import Vote
+        from qreward.judge.types import JudgeAnswer, Vote
         from qreward.results import BatchStats, Result
 
         index = 0

@@ -9,9 +9,8 @@ from judge_tools import MODEL, answer, refused, score
 from qreward.codecs.base import WireRequest
 from qreward.errors import InvalidResponse, RequestTimeout
 from qreward.judge import Judge, Vote
-from qreward.judge.calls import JudgeCall, evaluate
+from qreward.judge.calls import Again, Done, JudgeCall, evaluate
 from qreward.judge.codec import JUDGE
-from qreward.judge.loop import Again, Done
 
 
 def call_of(**settings: Any) -> JudgeCall:

@@ -27,7 +27,7 @@ from qreward.errors import (
     RequestTimeout,
 )
 from qreward.judge import Cascade, CascadeConfig, Judge, JudgeConfig, RewardModelScorer, SyncJudge, SyncScorer, Verdict, Vote, make_scorer
-from qreward.judge.results import JudgeAnswer
+from qreward.judge.types import JudgeAnswer
 from qreward.results import BatchInterrupted, BatchResult, BatchStats, Result, Usage
 
 USAGE = Usage(10, 5, 15)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -87,6 +88,22 @@ async def test_failed_comparisons_are_left_out_and_counted_and_a_response_that_n
         with pytest.raises(BadRequest, match=r"15 of 15 comparisons failed.*no such model"):
             await judge.rank(PROMPT, [str(number) for number in range(16)])
     assert len(backend.sent) <= 30, "no further round"
+
+
+@pytest.mark.real_time
+async def test_the_comparisons_of_every_round_are_taken_from_the_cache(tmp_path: Path) -> None:
+    async def quick(sent: Sent) -> str:
+        first, second = numbers(sent)
+        return prefers("A" if first > second else "B")
+
+    responses = [str(number) for number in (5, 9, 1, 7, 3, 8, 2, 6)]
+    rankings, backend = list[Ranking](), JudgeBackend(quick)
+    for _ in range(2):
+        async with judge_over(backend, cache=tmp_path / "cache.db") as judge:
+            rankings.append(await judge.rank(PROMPT, responses))
+    assert [ranking.cached for ranking in rankings] == [False, True]
+    assert rankings[0].scores == rankings[1].scores
+    assert len(backend.sent) == 48
 
 
 async def test_the_timeout_is_for_all_rounds_together_and_cancels_what_is_left() -> None:

@@ -14,7 +14,7 @@ from judge_tools import MODEL, JudgeBackend, always, judging, score
 from qreward import QRewardClient
 from qreward.errors import BadRequest, ConfigError
 from qreward.judge import Judge
-from qreward.judge.prompts import Template, fenced, in_words, pair, point
+from qreward.judge.prompts import Template, built_in, fenced, in_words
 
 ITEM = {"prompt": "What is 6 x 7?", "response": "42", "reference": "forty-two"}
 PIECES = ["`", "```", "\n", "a", "{", "}", "{response}", "{reference}", "Candidate answer:", "Question:", " "]
@@ -175,16 +175,16 @@ def test_no_text_can_close_the_fence_that_it_stands_in(text: str) -> None:
 
 @given(WORDS, WORDS, WORDS)
 def test_what_is_asked_comes_after_all_that_is_judged_and_is_not_changed_by_it(prompt: str, response: str, reference: str) -> None:
-    content = point({"prompt": prompt, "response": response, "reference": reference})[0]["content"]
+    content = built_in({"prompt": prompt, "response": response, "reference": reference})[0]["content"]
     last = content[content.rindex(f"Candidate answer:\n{fenced(response)}") + len(f"Candidate answer:\n{fenced(response)}") :]
-    plain = point({"prompt": "p", "response": "r", "reference": "f"})[0]["content"]
+    plain = built_in({"prompt": "p", "response": "r", "reference": "f"})[0]["content"]
     assert last == plain[plain.index("\n\nQuestion:") :]
-    both = pair({"prompt": prompt, "first": response, "second": reference})[0]["content"]
+    both = built_in({"prompt": prompt, "first": response, "second": reference}, pairs=True)[0]["content"]
     assert f"Answer A:\n{fenced(response)}\n\nAnswer B:\n{fenced(reference)}" in both
 
 
 def test_the_items_of_a_group_begin_alike_so_that_servers_can_reuse_it() -> None:
-    one, other = (point({**ITEM, "response": text})[0]["content"] for text in ("42", "````41"))
+    one, other = (built_in({**ITEM, "response": text})[0]["content"] for text in ("42", "````41"))
     begin = one.index("Candidate answer:")
     assert one[:begin] == other[:begin]
     assert "reference" not in messages({"prompt": "p", "response": "r"})[0]["content"].lower()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from itertools import product
 from typing import Any
@@ -189,4 +190,26 @@ def test_a_loop_that_was_closed_under_a_call_leaves_nothing_that_another_would_w
     judge = Judge(client, model=MODEL)
     asyncio.run(left())
     assert asyncio.run(judge.score(*QUESTION)).score == 0.8
+    asyncio.run(client.aclose())
+
+
+def test_a_loop_that_was_closed_without_cancelling_a_call_leaves_nothing_that_another_would_wait_for() -> None:
+    backend = JudgeBackend(always(score(8), seconds=0.02))
+    client = QRewardClient([endpoint(slots=1)], backend_factory=lambda: backend, hedge=None)
+    judge = Judge(client, model=MODEL)
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(lambda *_: None)  # the call is destroyed while it is pending
+
+    async def left() -> None:
+        judging.extend(asking(judge, "q", answer) for answer in "ab")  # the second waits in the queue
+        while not backend.sent:  # noqa: ASYNC110 - the backend has no event
+            await asyncio.sleep(0)
+
+    judging: list[asyncio.Task[Any]] = []
+    loop.run_until_complete(left())
+    loop.close()
+    judging.clear()
+    gc.collect()
+    assert asyncio.run(judge.score(*QUESTION)).score == 0.8
+    assert leftovers(client, judge) == {}
     asyncio.run(client.aclose())

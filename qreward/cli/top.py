@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--interval", type=float, default=1.0, metavar="SECONDS", help="seconds between updates, at least 0.2 (default: %(default)g)")
     add("--sort", choices=view.SORTS, default=view.SORTS[0], help="order of the endpoints (default: %(default)s)")
     add("--web", action="store_true", help="serve the same as a page on 127.0.0.1, until Ctrl-C")
-    add("--port", type=int, default=0, metavar="PORT", help="port of the page (default: any free port)")
+    add("--port", type=int, default=0, metavar="N", help="port of the page (default: any free port)")
     parser.epilog = "Keys: s sorts by the next column, e shows only endpoints with errors or without room, q ends."
 
 

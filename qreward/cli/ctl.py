@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "cancel a batch",
     )
     add("target", nargs="?", metavar="TARGET", help="name of an endpoint, or number of a batch (pause, resume: all endpoints without it)")
-    add("--pid", type=int, metavar="PID", help="the process (default: the only one that runs)")
+    add("--pid", type=int, metavar="N", help="number of the process (default: the only one that runs)")
     for name in LIMITS:
         add(f"--{name.replace('_', '-')}", type=_limit, default=..., metavar="LIMIT", help=f"for limit: new {name}, or none")
     add("--keep", metavar="FILE", help=f"for limit: also write the limit to FILE{OVERLAY}, which is read whenever FILE is read")

@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import inf
 from time import monotonic
 from typing import Any, Literal, Protocol
 
@@ -24,6 +25,11 @@ from qreward.scheduler.stats import Quantiles
 
 VARIABLE = "QREWARD_PROGRESS"
 """Environment variable. If it is 1, a call with ``progress=None`` shows its progress."""
+
+LEAST_WHY = 20
+"""Minimum number of characters of a reason in a bar."""
+QUIET = 5.0
+"""Seconds without a result after which the progress says why."""
 
 _log = logging.getLogger("qreward")
 
@@ -49,6 +55,8 @@ class Progress:
         down: number of endpoints of the route that are out of service now.
         endpoints: number of endpoints of the route.
         cached_tokens: prompt tokens that servers read from their prefix caches, as reported by the servers.
+        eta: least and most seconds in which the rest is expected to be done, as the scheduler estimates. None if that is unknown.
+        why: why no item has ended for 5 seconds; ``""`` while items end.
     """
 
     done: int
@@ -68,6 +76,8 @@ class Progress:
     down: int = 0
     endpoints: int = 0
     cached_tokens: int = 0
+    eta: tuple[float, float] | None = None
+    why: str = ""
 
 
 class ProgressView(Protocol):
@@ -85,6 +95,8 @@ def start_progress(
     *,
     title: str = "qreward",
     load: Callable[[], RouteLoad] | None = None,
+    done_in: Callable[[int], tuple[float, float] | None] | None = None,
+    why: Callable[[], str] | None = None,
     prices: Mapping[str, tuple[float, float]] | None = None,
     clock: Callable[[], float] = monotonic,
 ) -> ProgressMeter | None:
@@ -99,6 +111,8 @@ def start_progress(
         total: number of items, if known.
         title: label of the progress, such as the model.
         load: function that returns the load of the batch's route.
+        done_in: function that returns the least and the most seconds in which a number of items is expected to be done, or None.
+        why: function that returns why no item ends.
         prices: endpoint name -> US dollars for a million prompt tokens and a million completion tokens.
         clock: function that returns monotonic seconds.
 
@@ -114,32 +128,35 @@ def start_progress(
         (1, 2)
     """
     view = _view(wanted, title)
-    return None if view is None else ProgressMeter(view, total, load, prices or {}, clock)
+    return None if view is None else ProgressMeter(view, total, (load, done_in, why), prices or {}, clock)
 
 
 class ProgressMeter:
     """Counts the results of one batch and shows the counts. An exception from the view is logged once; the batch continues."""
 
     __slots__ = (
-        "_began", "_clock", "_closed", "_cost", "_counts", "_due", "_latencies", "_load", "_prices", "_total", "_troubled", "_view",
+        "_began", "_clock", "_closed", "_cost", "_counts", "_done_in", "_due", "_latencies", "_load", "_moved_at", "_prices",
+        "_quiet_since", "_total", "_troubled", "_view", "_why",
     )  # fmt: skip
 
     def __init__(
         self,
         view: ProgressView,
         total: int | None,
-        load: Callable[[], RouteLoad] | None,
+        route: tuple[Callable[[], RouteLoad] | None, Callable[[int], tuple[float, float] | None] | None, Callable[[], str] | None],
         prices: Mapping[str, tuple[float, float]],
         clock: Callable[[], float],
     ) -> None:
-        self._view, self._total, self._load, self._prices, self._clock = view, total, load, prices, clock
+        self._view, self._total, self._prices, self._clock = view, total, prices, clock
+        self._load, self._done_in, self._why = route
         self._counts = dict.fromkeys(
             ("ok", "failed", "retried", "hedged", "rejected", "prompt_tokens", "completion_tokens", "cached_tokens"), 0
         )
         self._cost = 0.0
         self._latencies = Quantiles(fade_after=1000)
         self._troubled = self._closed = False
-        self._began = self._due = clock()
+        self._began = self._due = self._moved_at = clock()
+        self._quiet_since: float | None = None  # when the last item had ended at the time at which the reason was shown
 
     def add(self, result: Result[Any]) -> None:
         """Count an item that has a result. Show the counts if ``interval`` seconds have passed since they were last shown."""
@@ -161,21 +178,29 @@ class ProgressMeter:
             counts["hedged"] += any(attempt.hedge for attempt in attempts)
             counts["retried"] += any(True for _ in retries(attempts))
             counts["rejected"] += any(attempt.outcome == "overloaded" for attempt in attempts)
-        self.refresh()
+        self._moved_at = now = self._clock()
+        if now >= self._due:
+            self._show(now)
 
     def expect(self, total: int | None) -> None:
         """Set the number of items, if it was not known at the start."""
         self._total = total
 
     def refresh(self) -> None:
-        """Show the counts if ``interval`` seconds have passed since they were last shown.
+        """Show the counts if ``interval`` seconds have passed since they were last shown, or if nothing has ended for ``QUIET`` seconds.
 
         The meter's owner calls this regularly, because the number of requests in flight changes even when no item finishes.
         """
-        if (now := self._clock()) >= self._due:
-            if not self._closed:
-                self._safely(self._view.show)
-            self._due = now + self._view.interval
+        now = self._clock()
+        is_quiet = self._why is not None and now >= self._moved_at + QUIET and self._quiet_since != self._moved_at
+        if now >= self._due or is_quiet:
+            self._quiet_since = self._moved_at if is_quiet else self._quiet_since
+            self._show(now)
+
+    def _show(self, now: float) -> None:
+        if not self._closed:
+            self._safely(self._view.show)
+        self._due = now + self._view.interval
 
     def close(self) -> None:
         """Show the final counts. Further calls do nothing."""
@@ -184,16 +209,34 @@ class ProgressMeter:
             self._safely(self._view.close)
 
     def snapshot(self) -> Progress:
-        load = self._load() if self._load is not None else RouteLoad()
+        now = self._clock()
+        elapsed, quiet = now - self._began, now - self._moved_at
+        done = self._counts["ok"] + self._counts["failed"]
+        left = 0 if self._total is None else self._total - done
         return Progress(
             **self._counts,
-            done=self._counts["ok"] + self._counts["failed"],
+            done=done,
             total=self._total,
-            elapsed=self._clock() - self._began,
+            elapsed=elapsed,
             p95=self._latencies.at(0.95),
             cost=self._cost if self._prices else None,
-            **load._asdict(),
+            eta=self._eta(left, elapsed / done if done else None, quiet) if left > 0 else None,
+            why=self._why() if self._why is not None and quiet >= QUIET else "",
+            **(RouteLoad() if self._load is None else self._load())._asdict(),
         )
+
+    def _eta(self, left: int, each: float | None, quiet: float) -> tuple[float, float] | None:
+        """Return the band of the scheduler's estimate, widened to the speed so far, and to the time for which nothing has ended.
+
+        Args:
+            left: number of items.
+            each: seconds per item since the batch began, or None before the first item.
+            quiet: seconds since the last item ended.
+        """
+        least, most = (None if self._done_in is None else self._done_in(left)) or (inf, 0.0)
+        if each is not None:
+            least, most = min(least, left * each) if not most else least, max(most, left * each)
+        return (least if quiet < most else quiet, max(most, quiet)) if most else None
 
     def _safely(self, show: Callable[[Progress], None]) -> None:
         try:
@@ -296,6 +339,12 @@ class _Bar:
             self._bar = self._kind(total=progress.total, desc=self._title, unit="req", dynamic_ncols=True, mininterval=0, miniters=0)
             self._bar.leave = not self._bar.pos
         self._bar.total = progress.total
+        self._bar.bar_format = None
+        if progress.why:
+            self._bar.bar_format = "{l_bar} {n_fmt}/{total_fmt} [{elapsed}{postfix}]"
+        elif progress.eta is not None:  # in place of tqdm's estimate
+            left = f"[{{elapsed}}<{_band(progress.eta)}, {{rate_fmt}}{{postfix}}]"
+            self._bar.bar_format = f"{{l_bar}}{{bar}}| {{n_fmt}}/{{total_fmt}} {left}"
         self._bar.set_postfix_str(self._fitting(progress), refresh=False)
         if new := progress.done - self._bar.n:
             self._bar.update(new)
@@ -306,11 +355,12 @@ class _Bar:
         """Return as many details as leave space for a bar of ten characters and the closing bracket."""
         line = self._bar.format_dict | {"n": progress.done}
         columns = line["ncols"]
-        for least in range(8):
-            text = ", ".join(details(progress, least))
-            if not columns or len(self._bar.format_meter(**line | {"postfix": text, "ncols": None})) < columns:
+        texts = (", ".join(details(progress, least)) for least in range(8))
+        for text in [progress.why] if progress.why else texts:
+            over = len(self._bar.format_meter(**line | {"postfix": text, "ncols": None})) + 1 - columns if columns else 0
+            if over <= 0:
                 return text
-        return ""
+        return f"{progress.why[: -over - 1]}…" if progress.why and over < len(progress.why) - LEAST_WHY else ""
 
     def close(self, progress: Progress) -> None:
         try:
@@ -371,20 +421,25 @@ def details(progress: Progress, least: int = 0) -> list[str]:
 
 
 def _line(title: str, progress: Progress) -> str:
-    return f"{title}: {', '.join((*_counted(progress), *details(progress)))}"
+    line = f"{title}: {', '.join((*_counted(progress), *details(progress)))}"
+    return f"{line}; {progress.why}" if progress.why else line
 
 
 def _counted(progress: Progress) -> list[str]:
     """Return the parts of a line that a tqdm bar shows by itself: counts, elapsed time, rate and remaining time."""
     done, total, elapsed = progress.done, progress.total, progress.elapsed
     rate = done / elapsed if elapsed > 0 else 0.0
-    left = total - done if total is not None else 0
     return [
         f"{done}/{total} ({_percent(done / total)})" if total else f"{done} done",
         f"{elapsed:.0f} s",
         *([f"{_short(rate)}/s"] if rate else []),
-        *([f"about {left / rate:.0f} s left"] if rate and left else []),
+        *([f"about {_band(progress.eta)} left"] if progress.eta else []),
     ]
+
+
+def _band(eta: tuple[float, float]) -> str:
+    least, most = (f"{seconds:.0f}" for seconds in eta)
+    return f"{most} s" if eta[1] <= 1.25 * eta[0] or least == most else f"{least} to {most} s"
 
 
 def _seconds(value: float) -> str:

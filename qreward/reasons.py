@@ -29,6 +29,11 @@ ReasonCode = Literal[
 - ``event_loop``: the event loop is blocked by code that does not yield, so that nothing is sent or read.
 """
 
+WAITING: tuple[ReasonCode, ...] = (
+    "rate_limit", "token_limit", "concurrency_limit", "cooldown", "out_of_service", "failing", "quota", "no_answer", "paused",
+)  # fmt: skip
+"""The reasons that trainers log."""
+
 
 @dataclass(frozen=True, slots=True)
 class EndpointReason:

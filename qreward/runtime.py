@@ -27,11 +27,12 @@ from qreward.engine.fleet import Fleet
 from qreward.engine.instrumentation import watch_for
 from qreward.engine.probing import ProbingEngine
 from qreward.engine.single import Single
-from qreward.engine.snapshots import ClientState, load_of, state_of
+from qreward.engine.snapshots import ClientState, state_of
+from qreward.engine.stalls import StallWatch
 from qreward.engine.stream_batch import BatchStreamSink
 from qreward.engine.stream_sink import SingleStreamSink
 from qreward.errors import ConfigError, NoEndpoint, RequestTimeout
-from qreward.live.snapshot import SnapshotMaker
+from qreward.live.snapshot import RouteView, SnapshotMaker
 from qreward.options import DEFAULT
 from qreward.progress import start_progress
 from qreward.quota.renewal import Sharing
@@ -103,6 +104,7 @@ class Runtime:
         self.prices: dict[str, tuple[float, float]] = {}
         self._set_prices(config.endpoints)
         self.look = SnapshotMaker(self.engine, self.fleet.sources, self.prices)
+        self.engine.stalls = StallWatch(self.look.pools, self.look.reasons.values)
         if self.telemetry is not None:
             self.telemetry.observe(self, Runtime.state)
         if "QREWARD_LIVE" in os.environ:
@@ -217,7 +219,14 @@ class Runtime:
         total = size_of(items)
         # all prices, because an endpoint may be added while the batch runs; no prices if no endpoint of the pool has a price
         prices = self.prices if self.prices and any(source.name in self.prices for source in pool.sources) else {}
-        progress = start_progress(given.get("progress"), total, title=title, load=partial(load_of, pool), prices=prices, clock=self.clock)
+        progress = start_progress(
+            given.get("progress"),
+            total,
+            title=title,
+            **RouteView(self.look, lambda: [pool]).for_progress(),
+            prices=prices,
+            clock=self.clock,
+        )
         keep = given.get("keep_results", True)
         return {"deadline": deadline, "on_result": on_result, "progress": progress, "prices": prices, "keep": keep}
 

@@ -90,6 +90,7 @@ class SyncQRewardClient(BlockingTwin[QRewardClient]):
     stats = forwarded(QRewardClient.stats, same)
     explain = forwarded(QRewardClient.explain, same)
     snapshot = forwarded(QRewardClient.snapshot, same)
+    trace = forwarded(QRewardClient.trace, same)
 
     @property
     def chat(self) -> SyncChatNamespace:

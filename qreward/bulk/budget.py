@@ -99,6 +99,11 @@ class SpendingLimit:
         """Reserve the maximum cost of a request that was already sent, even if it exceeds a limit."""
         self._reserved += most
 
+    def __str__(self) -> str:
+        limits = (("tokens", self._max_tokens, "tokens"), ("cost", self._max_cost, "dollars"))
+        held = [(getattr(self.spent, name), getattr(self._reserved, name), most, unit) for name, most, unit in limits if most is not None]
+        return ", ".join(f"{spent:.4g} of {most:g} {unit} spent, {reserved:.4g} held" for spent, reserved, most, unit in held)
+
     def settle(self, reserved: Spent, spent: Spent) -> None:
         """Replace the reservation for a request with its real cost."""
         self._reserved, self.spent = self._reserved - reserved, self.spent + spent

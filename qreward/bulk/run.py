@@ -23,11 +23,12 @@ from qreward.bulk.report import BulkReport
 from qreward.bulk.requests import RequestReader
 from qreward.bulk.settings import BulkSettings
 from qreward.codecs.base import WireRequest
-from qreward.engine.snapshots import load_of
 from qreward.errors import BatchCancelled, ClientClosed, ConfigError, NoEndpoint, QRewardError
 from qreward.judge.types import Scorer
+from qreward.live.snapshot import RouteView
 from qreward.progress import ProgressMeter, start_progress
-from qreward.results import EndpointStats, Result, RouteLoad, dollars, merged_stats
+from qreward.reasons import Explanation
+from qreward.results import EndpointStats, Result, dollars, merged_stats
 from qreward.runtime import Runtime
 from qreward.scheduler.pool import Pool
 
@@ -218,13 +219,18 @@ class BulkRun(LineRun):
                 raise
             one = NOTHING
         most = one * attempts
-        while not self.budget.reserve(most):
-            if self.budget.is_idle:
-                self.stop("the next line could pass max_cost or max_tokens")
-            if self._reason is not None:
-                return None
-            self.read_on.clear()
-            await self.read_on.wait()
+        try:
+            while not self.budget.reserve(most):
+                if self.budget.is_idle:
+                    self.stop("the next line could pass max_cost or max_tokens")
+                if self._reason is not None:
+                    return None
+                text = f"the next line of qreward run waits for its budget, which requests in flight hold until they end ({self.budget})"
+                self.runtime.look.reasons[self] = Explanation("", "budget", text, waiting=1)
+                self.read_on.clear()
+                await self.read_on.wait()
+        finally:
+            self.runtime.look.reasons.pop(self, None)
         return most
 
     # the run
@@ -289,7 +295,8 @@ class BulkRun(LineRun):
 
     def _progress(self) -> ProgressMeter | None:
         wanted, prices = self._settings.progress, self.runtime.prices
-        return start_progress(wanted, title="qreward run", prices=prices, load=self._load, clock=self.runtime.clock)
+        route = RouteView(self.runtime.look, lambda: [pool for pool in self._batches if isinstance(pool, Pool)])
+        return start_progress(wanted, title="qreward run", prices=prices, **route.for_progress(), clock=self.runtime.clock)
 
     async def _total(self) -> int | None:
         """Return the most lines that this run will send; None if it is not known in advance."""
@@ -298,10 +305,6 @@ class BulkRun(LineRun):
             return self._settings.sample
         ours = len(self._settings.in_shard(range(lines)))
         return min(max(0, ours - self._done_before), self._settings.sample or ours)
-
-    def _load(self) -> RouteLoad:
-        loads = [load_of(pool) for pool in self._batches if isinstance(pool, Pool)]
-        return RouteLoad(*map(sum, zip(*loads, strict=True))) if loads else RouteLoad()
 
     async def _refresh(self, meter: ProgressMeter) -> None:
         meter.expect(await self._total())

@@ -10,6 +10,7 @@ import asyncio
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from time import monotonic
 from typing import Any
 
@@ -68,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="whether endpoints of kind openai_batch are used (default: %(default)s)",
     )
+    add("--trace", metavar="FILE", help="write the attempts as Chrome trace JSON, for https://ui.perfetto.dev")
     add("--dry-run", action="store_true", help="read the input, send nothing, and print what would be sent")
     add("--progress", choices=PROGRESS, default="bar", help="how the progress is shown on standard error (default: %(default)s)")
 
@@ -161,13 +163,14 @@ async def _try(args: argparse.Namespace, settings: dict[str, Any], scorer: Rewar
 async def _run(args: argparse.Namespace, settings: dict[str, Any], scorer: RewardConfig | None) -> BulkReport:
     async with _client(args, scorer) as client:
         show_if_wanted(runtime_of(client), default=True)
-        if scorer is None:
-            return await run_bulk(client, args.input, args.output, settings, on_start=_stop_on_interrupt)
-        made = _make_scorer(client, scorer)
-        try:
-            return await run_bulk(client, args.input, args.output, settings, scorer=made, on_start=_stop_on_interrupt)
-        finally:
-            await made.aclose()
+        with nullcontext() if args.trace is None else client.trace(args.trace):
+            if scorer is None:
+                return await run_bulk(client, args.input, args.output, settings, on_start=_stop_on_interrupt)
+            made = _make_scorer(client, scorer)
+            try:
+                return await run_bulk(client, args.input, args.output, settings, scorer=made, on_start=_stop_on_interrupt)
+            finally:
+                await made.aclose()
 
 
 def _make_scorer(client: QRewardClient, scorer: RewardConfig) -> Scorer:

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from qreward.bulk.report import BulkReport
     from qreward.judge.scorers import AnyScorer
     from qreward.live.notebook import LiveView
+    from qreward.live.trace import Trace
     from qreward.telemetry import Telemetry
 
 Items = Iterable[Any] | AsyncIterable[Any]
@@ -655,6 +656,20 @@ class QRewardClient:
         from qreward.live.notebook import LiveView  # noqa: PLC0415 - most programs show themselves to nobody
 
         return LiveView(self._runtime)
+
+    def trace(self, path: str | Path) -> Trace:
+        """Record the attempts from now on, as Chrome trace JSON for https://ui.perfetto.dev: a lane for each slot of an endpoint.
+
+        Raises ``ConfigError`` if the file cannot be written.
+
+        Example:
+            >>> async def ask(client, conversations):
+            ...     with client.trace("trace.json"):
+            ...         return await client.batch_chat_completion(conversations, model="judge-7b")
+        """
+        from qreward.live.trace import Trace  # noqa: PLC0415 - most programs record no trace
+
+        return Trace(self._runtime.engine, path)
 
     async def aclose(self) -> None:
         """Close all connections and fail unfinished requests with ``ClientClosed``. The client cannot be used afterwards."""

@@ -24,7 +24,7 @@ from qreward.scheduler.outcome import Answer, Outcome
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.source import Source
 from qreward.scheduler.task import READ_AHEAD, Attempt, BatchFeed, RequestOptions, Task
-from qreward.scheduler.why import subject_of
+from qreward.scheduler.why import said, subject_of
 
 MOST_AT_ONCE = 256
 """Maximum number of items that are read, or that fail unread, in one turn of the event loop."""
@@ -411,7 +411,9 @@ class BatchWaiter(Waiter):
     # ending early
 
     def _expire(self) -> None:
-        self._stop(lambda: DeadlineExceeded(f"not done within the batch's deadline of {self._deadline:g} s"))
+        with self.driver.engine.lock:
+            why = said(self.driver.engine.clock(), self._pool)
+        self._stop(lambda: DeadlineExceeded(f"not done within the batch's deadline of {self._deadline:g} s; {why}"))
 
     def _stop(self, make_error: Callable[[], QRewardError]) -> None:
         left = self.abandon()

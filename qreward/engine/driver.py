@@ -20,7 +20,8 @@ from time import monotonic
 from typing import Any, Generic, Protocol, TypeVar
 
 from qreward.engine.background import report_error, run_in_background
-from qreward.engine.instrumentation import LOG, UNWANTED, Instrumentation, within
+from qreward.engine.instrumentation import LOG, UNWANTED, Instrumentation, Watcher, within
+from qreward.engine.stalls import EVERY, StallWatch
 from qreward.errors import ClientClosed, InvalidResponse, QRewardError
 from qreward.scheduler.health import HealthChange
 from qreward.scheduler.outcome import CANCELLED, Answer, Failure, FailureKind, Outcome, RateLimitInfo
@@ -122,6 +123,7 @@ class Engine(Generic[S]):
         self.scheduler = scheduler
         self.wake_listeners: list[Callable[[], object]] = []  # for users of the engine other than its loop drivers
         self.closed = False
+        self.stalls: StallWatch | None = None  # warns of work that does not move
         self._backend_factory = backend_factory
         self._drivers: dict[asyncio.AbstractEventLoop, LoopDriver] = {}
 
@@ -177,6 +179,18 @@ class Engine(Generic[S]):
                 LOG.warning("endpoint %r is out of service: %s; it is tried again every few seconds", source, reason)
             else:
                 LOG.warning("endpoint %r is back in service after %.1f s", source, seconds)
+
+    def watch_also(self, watcher: Watcher) -> None:
+        """Notify one more watcher of the calls that begin from now on."""
+        if self.watch is None:
+            self.watch = Instrumentation((), self.clock)
+        self.watch.watchers = (*self.watch.watchers, watcher)
+        for driver in self.drivers():
+            driver.watch = self.watch
+
+    def watch_no_more(self, watcher: Watcher) -> None:
+        if self.watch is not None:
+            self.watch.watchers = tuple(each for each in self.watch.watchers if each is not watcher)
 
     def drivers(self) -> list[LoopDriver]:
         return list(self._drivers.values())
@@ -240,6 +254,7 @@ class LoopDriver:
         self.thread = threading.get_ident()
         self._asked_at: float | None = None  # when ``lag`` asked the loop for a sign of life that has not come yet
         self._lag = 0.0
+        self._looking: asyncio.TimerHandle | None = None  # the timer of the next look for work that does not move
         self._closer = self._close_with_loop()
         with contextlib.suppress(StopIteration):
             self._closer.asend(None).send(None)  # runs the generator to its yield, which registers it with the event loop
@@ -293,6 +308,8 @@ class LoopDriver:
             out: list[Command] = scheduler.out
             scheduler.out = []
             wake = scheduler.next_wake()
+        if self._looking is None:
+            self._look_later()
         if wake is not None and (self._timer is None or wake < self._timer_at):
             self._arm(wake)
         if scheduler.health_changes:
@@ -439,6 +456,15 @@ class LoopDriver:
         self._timer = None
         self.locked(self.engine.scheduler.tick)
 
+    def _look_later(self) -> None:
+        if self.engine.stalls is not None and not self._stopped:
+            self._looking = self.loop.call_later(EVERY, self._look, self.engine.stalls, self.engine.clock())
+
+    def _look(self, stalls: StallWatch, began: float) -> None:
+        self._looking = None
+        if stalls.look(self.engine, began):
+            self._look_later()
+
     def wake_soon(self) -> None:
         """Check the timer again, because the scheduler was changed from another thread or event loop."""
         self.later(self._rearm)
@@ -528,6 +554,8 @@ class LoopDriver:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._looking is not None:
+            self._looking.cancel()
         self.engine.forget(self)
 
 

@@ -85,7 +85,7 @@ class Instrumentation:
     """
 
     def __init__(self, watchers: Iterable[Watcher], clock: Callable[[], float]) -> None:
-        self._watchers = tuple(watchers)
+        self.watchers = tuple(watchers)
         self._clock = clock
         self._failed: set[int] = set()
 
@@ -143,7 +143,7 @@ class Instrumentation:
     def _notify(self, event: str, *arguments: Any) -> bool:
         """Call a method of each watcher. Returns True if the method of a watcher returned True."""
         wanted = False
-        for watcher in self._watchers:
+        for watcher in self.watchers:
             try:
                 wanted = getattr(watcher, event)(*arguments) or wanted
             except Exception as error:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, cast
 
 from qreward.engine.driver import Engine
 from qreward.errors import QRewardError
+from qreward.reasons import Explanation
 from qreward.records import AttemptRecord, retries
 from qreward.results import EndpointState, EndpointStats, Result, RouteLoad, with_trail
 from qreward.scheduler.outcome import Answer
@@ -16,6 +17,7 @@ from qreward.scheduler.scheduler import Scheduler
 from qreward.scheduler.source import Source, standing
 from qreward.scheduler.stats import LatencyStats, Quantiles
 from qreward.scheduler.task import Attempt, Task
+from qreward.scheduler.why import explain
 from qreward.settings.policies import Endpoint
 
 
@@ -61,11 +63,13 @@ class QueueState(NamedTuple):
         name: pattern of the route.
         waiting: number of queued requests.
         capacity: maximum number of queued single requests, or None for no limit.
+        why: why its work waits.
     """
 
     name: str
     waiting: int
     capacity: int | None
+    why: Explanation
 
 
 class ClientState(NamedTuple):
@@ -86,7 +90,8 @@ def state_of(engine: Engine[Scheduler], sources: list[Source], capacity: int | N
     """
     with engine.lock:
         pools = {id(pool): pool for source in sources for pool in source.pools}.values()
-        queues = [QueueState(pool.name[1:-1], len(pool.queue), capacity) for pool in pools]
+        now = engine.clock()
+        queues = [QueueState(pool.name[1:-1], len(pool.queue), capacity, explain(now, pool)) for pool in pools]
         return ClientState(queues, sources, engine.scheduler.hedge_budget)
 
 

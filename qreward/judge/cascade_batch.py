@@ -211,8 +211,8 @@ class CascadeBatch:
                 raise
             self._failure, self._is_stopped = self._failure or error, True
 
-    def _late(self) -> DeadlineExceeded:
-        return DeadlineExceeded(f"not done within the batch's deadline of {self._deadline:g} s")
+    def _late(self, why: str = "") -> DeadlineExceeded:
+        return DeadlineExceeded(f"not done within the batch's deadline of {self._deadline:g} s{why and '; '}{why}")
 
     def _end_all(self, place: int, indexes: Sequence[int], error: QRewardError) -> None:
         """Give an error to items of a stage."""
@@ -279,7 +279,7 @@ class CascadeBatch:
             answer = JudgeAnswer(before.completed(stage.name, result.value), estimated=after.estimated)
         else:
             if place and isinstance(error, DeadlineExceeded):  # of the rest of the deadline
-                error, error.usage = self._late(), error.usage
+                error, error.usage = self._late(str(error).partition("; ")[2]), error.usage
             before.completed_error(error)
         try:
             self._collector.add(

@@ -29,6 +29,7 @@ from qreward.scheduler.outcome import Answer, Outcome
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.source import Source
 from qreward.scheduler.task import Attempt, BatchFeed, RequestOptions, Task, TaskState
+from qreward.scheduler.why import said
 
 MOST_AHEAD = 8192
 """Number of requests in the queue of one model at which a batch with several models reads no more items. Below this number, items are read
@@ -183,8 +184,10 @@ class ItemCalls:
     def late(self) -> RequestTimeout:
         """Return the error of an item whose deadline has passed."""
         assert not isinstance(self.calls, Exception)
-        model = self.calls[0].model
-        return RequestTimeout(f"no verdict within {self.caller.options.timeout:g} s; model {model!r}", model=model)
+        model, engine = self.calls[0].model, self.caller.driver.engine
+        with engine.lock:
+            why = said(engine.clock(), self.caller.pools[model])
+        return RequestTimeout(f"no verdict within {self.caller.options.timeout:g} s; model {model!r}; {why}", model=model)
 
     def record(self, place: int, outcome: Any) -> None:
         """Record the outcome of the call with the index ``place``. The outcome may decide the item."""

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from math import inf, isfinite
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf
 from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from qreward.engine.batch import BatchWaiter
 from qreward.engine.driver import Engine, LoopDriver
+from qreward.engine.snapshots import load_of
 from qreward.reasons import Explanation, ReasonCode
-from qreward.results import dollars
+from qreward.results import RouteLoad, dollars
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.scheduler import Scheduler
-from qreward.scheduler.source import Source, standing
-from qreward.scheduler.why import explain, reason_of, route_of
+from qreward.scheduler.source import Source
+from qreward.scheduler.why import KEPT, explain, reason_of, route_of, waiting_in
 from qreward.settings.policies import Endpoint
 
 VERSION = 1
@@ -167,6 +168,7 @@ class SnapshotMaker:
     def __init__(self, engine: Engine[Scheduler], sources: Callable[[], list[Source]], prices: Mapping[str, tuple[float, float]]) -> None:
         self._engine, self._sources, self._prices = engine, sources, prices
         self.reasons: dict[object, Explanation] = {}
+        self._counted: tuple[float, Mapping[str, int]] = (-inf, {})
         self._seen: deque[tuple[float, dict[str, tuple[int, int]]]] = deque()  # time, and answers and tokens by endpoint
 
     def explain(self, pools: Iterable[Pool] | None = None) -> list[Explanation]:
@@ -174,8 +176,15 @@ class SnapshotMaker:
         found = self._elsewhere(self._engine.drivers())
         with self._engine.lock:
             now = self._engine.clock()
-            made = [explain(now, pool) for pool in (self._pools(self._sources()) if pools is None else pools)]
+            made = [explain(now, pool) for pool in (self.pools() if pools is None else pools)]
         return found + [each for each in made if pools is not None or each.waiting or each.in_flight or each.is_stuck]
+
+    def done_in(self, pools: Sequence[Pool], left: int) -> tuple[float, float] | None:
+        with self._engine.lock:
+            now = self._engine.clock()
+            found = [(pool.done_in(now, left), pool.done_in(now, max(left, waiting_in(pool)))) for pool in pools]
+        bands = [(least[0], most[1]) for least, most in found if least is not None and most is not None]
+        return (min(least for least, _ in bands), max(most for _, most in bands)) if bands else None
 
     def _elsewhere(self, drivers: Iterable[LoopDriver]) -> list[Explanation]:
         late = max((driver.lag() for driver in drivers), default=0.0)
@@ -185,9 +194,17 @@ class SnapshotMaker:
             found.insert(0, Explanation("", "event_loop", text))
         return found
 
-    @staticmethod
-    def _pools(sources: list[Source]) -> list[Pool]:
-        return list(dict.fromkeys(pool for source in sources for pool in source.pools))
+    def waiting_for(self) -> Mapping[str, int]:
+        """Return how many items wait, by reason. The numbers may be a moment old."""
+        if (now := self._engine.clock()) >= self._counted[0] + KEPT:
+            counts = Counter[str]()
+            for each in self.explain():
+                counts[each.code] += each.waiting
+            self._counted = now, counts
+        return self._counted[1]
+
+    def pools(self) -> list[Pool]:
+        return list(dict.fromkeys(pool for source in self._sources() for pool in source.pools))
 
     def take(self) -> Snapshot:
         """Return the present state. Can be called from any thread, also if an event loop is blocked."""
@@ -197,7 +214,7 @@ class SnapshotMaker:
             now = engine.clock()
             rates = self._rates(now, sources)
             endpoints = [self._endpoint(now, source, *rates[source.name]) for source in sources]
-            explained = [(pool, explain(now, pool)) for pool in self._pools(sources)]
+            explained = [(pool, explain(now, pool)) for pool in self.pools()]
             models = [_model(now, pool, why) for pool, why in explained]
         loops = [LoopSnapshot(thread=each.thread, lag=(lag := each.lag()), blocked=lag >= BLOCKED) for each in drivers]
         sums = {
@@ -259,6 +276,27 @@ class SnapshotMaker:
             name: (max(0, ok - before.get(name, (0, 0))[0]) / passed, max(0, tokens - before.get(name, (0, 0))[1]) / passed)
             for name, (ok, tokens) in counts.items()
         }
+
+
+class RouteView:
+    """What the progress of a batch shows of its routes. ``pools`` returns them."""
+
+    def __init__(self, look: SnapshotMaker, pools: Callable[[], Sequence[Pool]]) -> None:
+        self._look, self._pools = look, pools
+
+    def for_progress(self) -> dict[str, Any]:
+        return {"load": self.load, "done_in": self.done_in, "why": self.why}
+
+    def load(self) -> RouteLoad:
+        loads = [load_of(pool) for pool in self._pools()]
+        return RouteLoad(*map(sum, zip(*loads, strict=True))) if loads else RouteLoad()
+
+    def done_in(self, left: int) -> tuple[float, float] | None:
+        """Return the least and the most seconds in which ``left`` items are expected to be done, or None. Other work may go first."""
+        return self._look.done_in(self._pools(), left)
+
+    def why(self) -> str:
+        return "; ".join(each.text for each in self._look.explain(self._pools()) if each.is_stuck)
 
 
 def _model(now: float, pool: Pool, why: Explanation) -> ModelSnapshot:

@@ -101,7 +101,7 @@ class Pool:
         return best, found
 
     def done_in(self, now: float, tasks: int) -> tuple[float, float] | None:
-        """Return the least and the most seconds in which ``tasks`` further tasks are expected to be answered; None while too little is known.
+        """Return the least and the most seconds in which ``tasks`` more tasks are expected to be answered; None if that is unknown.
 
         Each source takes tasks from the time at which its limits and its health allow it, at its highest rate (``Source.rate``). The last
         task is answered after the mean time of an answer, or after a time that only one answer in twenty exceeds.

@@ -36,7 +36,7 @@ from qreward.scheduler.hedging import HedgingPolicy, Overdue
 from qreward.scheduler.limits.tokens import TokenEstimator
 from qreward.scheduler.load_balancing import Balancer
 from qreward.scheduler.outages import OutageTracker, deadline
-from qreward.scheduler.outcome import Answer, Cancelled, Failure, FailureKind, Outcome, RateLimitInfo, described
+from qreward.scheduler.outcome import Answer, Failure, FailureKind, Outcome, RateLimitInfo, described
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.source import Source
 from qreward.scheduler.stats import LEAST_INFLIGHT

@@ -353,12 +353,14 @@ class Availability(NamedTuple):
 def standing(now: float, source: Source) -> Availability:
     """Return whether a source may be sent a request now. If several reasons prevent that, return the reason that lasts longest."""
     health = source.health
-    if source.removed:
-        return Availability("removed", inf, "removed")
-    if health.marked_unhealthy:
-        return Availability("marked unhealthy", inf, "marked_unhealthy")
-    if source.held:
-        return Availability(source.held, inf, "paused")
+    orders: list[tuple[bool | str, str, ReasonCode]] = [
+        (source.removed, "removed", "removed"),
+        (health.marked_unhealthy, "marked unhealthy", "marked_unhealthy"),
+        (source.held, source.held, "paused"),
+    ]
+    for given, reason, code in orders:
+        if given:
+            return Availability(reason, inf, code)
     waits = [(at - now, reason, code) for at, reason, code in _obstacles(now, source) if at > now]
     if waits:
         seconds, reason, code = max(waits)

@@ -59,7 +59,7 @@ def explain(now: float, pool: Pool) -> Explanation:
     held = [each.holds_since for each in attempts if each.holds_since is not None]
     code = found[0].code
     if held and (not waiting or code in ("concurrency_limit", "no_answer")):
-        text = f"{_count(len(held), 'stream')} of {subject} for the reader to take what has arrived, since {seconds(now - min(held))}"
+        text = f"{_count(len(held), 'stream')} for the reader to take what has arrived, for {seconds(now - min(held))} ({subject})"
         return Explanation(route, "consumer", text, waiting, len(attempts), tuple(found))
     if waiting:
         head = _count(waiting, "item")
@@ -80,9 +80,9 @@ def _idle(route: str, subject: str, pool: Pool, found: Sequence[EndpointReason])
         full = any(getattr(feed.waiter, "is_full", False) for feed in pool.feeds)
         code = "consumer" if full else "input"
         batches = _count(len(pool.feeds), "batch", "batches")
-        text = f"{batches} of {subject} for {'the reader to take what has arrived' if full else 'the next item of the input'}"
+        text = f"{batches} for {'the reader to take what has arrived' if full else 'the next item of the input'} ({subject})"
     elif _fails(pool.sources):
-        code, text = "failing", f"{text}: {_listed(found)}"
+        code, text = "failing", f"requests for {subject} fail: {_listed(found)}"
     return Explanation(route, code, text, endpoints=tuple(found))
 
 
@@ -104,7 +104,7 @@ def reason_of(now: float, source: Source) -> EndpointReason:
         code = "quota"
     text = f"{source.name} {TEXTS[code](now, source, found)}"
     if code != "out_of_service" and _fails((source,)) and source.fault is not None:
-        text += f"; its last request failed: {source.fault.shown}"
+        text += f", but its last request failed: {source.fault.shown}"
     return EndpointReason(source.name, code, text, None if found.seconds == inf else found.seconds)
 
 
@@ -139,14 +139,18 @@ def seconds(value: float) -> str:
     return f"{value:.1f} s" if value < 9.95 else f"{value:.0f} s" if value < 600 else f"{value / 60:.0f} min"
 
 
-def _until(found: Availability, text: str) -> str:
-    return text if found.seconds == inf else f"{text}{seconds(found.seconds)}"
+def _limited(_now: float, _source: Source, found: Availability) -> str:
+    return f"takes the next in {seconds(found.seconds)}: {found.reason}"
 
 
 def _out_of_service(now: float, source: Source, found: Availability) -> str:
-    since = "" if source.down_since is None else f" since {seconds(now - source.down_since)}"
-    why = "" if source.fault is None else f": {source.fault.shown}"
-    return f"is out of service{since}{why}, tried again in {seconds(found.seconds)}"
+    lasts = "is out of service" if source.down_since is None else f"has been out of service for {seconds(now - source.down_since)}"
+    return f"{lasts}, and is tried again in {seconds(found.seconds)}{'' if source.fault is None else f': {source.fault.shown}'}"
+
+
+def _cooldown(_now: float, source: Source, found: Availability) -> str:
+    away = f" ({source.tally.rejected} of {source.tally.sent} so far)" if source.tally.rejected else ""
+    return f"is left alone for {seconds(found.seconds)} because {found.reason}{away}"
 
 
 def _at_limit(_now: float, source: Source, _found: Availability) -> str:
@@ -162,17 +166,18 @@ def _no_answer(now: float, source: Source, _found: Availability) -> str:
 
 def _share(_now: float, source: Source, found: Availability) -> str:
     if source.lease is None or found.code == "out_of_service":
-        return _until(found, "reports that the quota of its account is used up; tried again in ")
-    return f"waits for its share of a limit that {source.lease.members or 'other'} processes use"
+        return f"reports that the quota of its account is used up, and is tried again in {seconds(found.seconds)}"
+    others = "no other process" if source.lease.members == 1 else f"{source.lease.members} processes" if source.lease.members else "others"
+    return f"waits for its share of a limit that it shares with {others}"
 
 
 TEXTS: dict[ReasonCode, Callable[[float, Source, Availability], str]] = {
     "ready": lambda _now, source, _found: f"is ready, {source.inflight} of {source.window.limit} slots in use",
-    "rate_limit": lambda _now, _source, found: _until(found, f"has a {found.reason}, the next in "),
-    "token_limit": lambda _now, _source, found: _until(found, f"has a {found.reason}, the next in "),
+    "rate_limit": _limited,
+    "token_limit": _limited,
     "concurrency_limit": _at_limit,
     "recovering": lambda _now, source, _found: f"comes back into service, with {source.health.half_open_limit:g} in flight at most",
-    "cooldown": lambda _now, _source, found: _until(found, f"is left alone because {found.reason}, tried again in "),
+    "cooldown": _cooldown,
     "out_of_service": _out_of_service,
     "quota": _share,
     "no_answer": _no_answer,

@@ -265,7 +265,7 @@ class RequestMerger:
     def end(self, items: Iterable[MergedItem], error_of: Callable[[MergedItem], QRewardError] | None = None, *, late: bool = False) -> None:
         """End items that wait or were sent. Withdraw merged requests whose items are then all over.
 
-        ``error_of`` returns the error of an item. It is None if the callers no longer wait. ``late`` is True if the time of the items is up.
+        ``error_of`` returns the error of an item. It is None if the callers no longer wait. ``late`` is True if their time is up.
         """
         items = [item for item in items if item.place is not OVER]
         if not items:

@@ -56,6 +56,9 @@ OBSERVED: dict[str, Callable[[ClientState], Points]] = {
     "queue_capacity": lambda state: (
         (queue.capacity, {names.QUEUE_NAME: queue.name}) for queue in state.queues if queue.capacity is not None
     ),
+    "waiting": lambda state: (
+        (queue.why.waiting, {names.QUEUE_NAME: queue.name, names.WAITING_FOR: queue.why.code}) for queue in state.queues
+    ),
     "active_requests": lambda state: ((source.inflight, address_of(source).attributes) for source in state.sources),
     "limit": lambda state: ((source.window.limit, address_of(source).attributes) for source in state.sources),
     "limit_changes": _limit_changes,

@@ -87,6 +87,7 @@ ATTEMPT_COUNT = "qreward.attempt.count"
 HEDGE_COUNT = "qreward.hedge.count"
 QUEUE_WAIT_TIME = "qreward.queue.wait_time"
 QUEUE_NAME = "qreward.queue.name"
+WAITING_FOR = "qreward.waiting.for"
 ROUTE = "qreward.route"
 ENDPOINT = "qreward.endpoint"
 BATCH_SIZE = "qreward.batch.size"
@@ -141,6 +142,7 @@ _OURS = {
     "queue_capacity": _state(
         "qreward.client.queue.capacity", "{request}", "Maximum number of single requests that may wait, if there is a limit."
     ),
+    "waiting": _state("qreward.client.waiting", "{request}", "Items that have no result and are not in flight, by what they wait for."),
     "queue_wait": _seconds("qreward.client.queue.wait_time", "Time of a single call before its first attempt."),
     "queue_rejections": Metric(
         "qreward.client.queue.rejections", "counter", "{request}", "Requests that ended without having been sent: full, deadline, closed."

@@ -162,8 +162,8 @@ def test_a_source_that_may_send_nothing_by_its_lease_is_said_to_wait_for_its_sha
         lease.lapse(LEASE)
         lease.take_over(LEASE, LEASE, replace(RenewReply(1), **{name: Grant(60, 0, 0)}))
         said[name] = [*found, standing(LEASE, source)]
-    waits = ("waiting for its share", inf)
-    assert said == {name: [waits, ("ready", 0.0), waits, waits] for name in said}
+    waits = ("waiting for its share", inf, "quota")
+    assert said == {name: [waits, ("ready", 0.0, "ready"), waits, waits] for name in said}
 
 
 def test_a_lease_is_described_by_its_shares() -> None:

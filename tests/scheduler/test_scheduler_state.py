@@ -203,10 +203,10 @@ def test_what_keeps_a_source_from_being_asked_is_named_with_its_seconds_and_read
         "limit of 0.5 tokens/s": (paced(Limits(tpm=30)), 1.9),
     }
     for reason, (each, seconds) in scenes.items():
-        assert standing(0.0, each) == (reason, pytest.approx(seconds)), reason
+        assert standing(0.0, each)[:2] == (reason, pytest.approx(seconds)), reason
         assert max(0.0, each.ready_at(0.0)) == pytest.approx(seconds), reason
-    reason, seconds = standing(59.0, learned)
-    assert reason.startswith("paced at 0.9"), reason
+    reason, seconds, code = standing(59.0, learned)
+    assert (reason[:12], code) == ("paced at 0.9", "rate_limit")
     assert learned.ready_at(59.0) - 59.0 == pytest.approx(seconds)
     assert 0.0 < seconds < 5.0
 

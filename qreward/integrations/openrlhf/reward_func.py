@@ -92,5 +92,5 @@ def _result(scored: Scored, config: RewardConfig) -> dict[str, Any]:
     return {
         "rewards": reward,
         "scores": math.nan if reward is None else reward,
-        "extra_logs": scored.metrics("judge_", "ok", "seconds"),
+        "extra_logs": scored.metrics("judge_", "ok", "seconds", "waiting"),
     }

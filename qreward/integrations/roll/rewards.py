@@ -169,10 +169,14 @@ async def judge_rows(rewarder: Rewarder, config: RewardConfig, rows: Iterable[Ma
     return JudgedBatch([_fitting(float(score)) for score in scores if score is not None], metrics_of(scored))
 
 
+METRICS = ("ok", "seconds", "tokens", "waiting")
+
+
 def metrics_of(scored: Sequence[Scored]) -> dict[str, list[float]]:
     """Return the metrics of a batch. The names of the metrics are the same for all batches."""
-    rows = [each.metrics("judge/") | {"judge/errors": float(not each.ok)} for each in scored]
-    return {f"judge/{name}": [row[f"judge/{name}"] for row in rows] for name in ("ok", "errors", "seconds", "tokens")}
+    rows = [each.metrics("judge/", *METRICS) | {"judge/errors": float(not each.ok)} for each in scored]
+    names = [*Scored(None, None, 0.0).metrics("judge/", *METRICS), "judge/errors"]
+    return {name: [row[name] for row in rows] for name in names}
 
 
 def _fitting(score: float) -> float:

@@ -13,9 +13,9 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
@@ -36,6 +36,8 @@ from qreward.judge import make_scorer
 from qreward.judge.prompts import present
 from qreward.judge.scorers import check_finite
 from qreward.judge.types import Scorer, Verdict
+from qreward.reasons import WAITING
+from qreward.runtime import runtime_of
 
 MOST_MISFITS = 100
 """Number of items in a row, none of them with a reward, that may lack a field in data with varying fields. After this number, the settings
@@ -54,11 +56,13 @@ class Scored:
         verdict: the verdict; None if scoring failed.
         error: the error; None if scoring succeeded.
         seconds: seconds from the call to the result.
+        waiting: reason -> number of items of the client that still waited for it when the result came.
     """
 
     verdict: Verdict | None
     error: QRewardError | None
     seconds: float
+    waiting: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -87,10 +91,11 @@ class Scored:
     def metrics(self, prefix: str = "judge_", *names: str) -> dict[str, float]:
         """Return metrics to log: ``ok`` (1.0 or 0.0), ``seconds`` and ``tokens``, or only the metrics in ``names``.
 
-        Each name in the result begins with ``prefix``.
+        Each name in the result begins with ``prefix``. The name ``waiting`` stands for the numbers of items that wait, by reason.
         """
         found = {"ok": float(self.ok), "seconds": self.seconds, "tokens": float(self.tokens)}
-        return {f"{prefix}{name}": found[name] for name in names or found}
+        waiting = {f"{prefix}waiting_for_{code}": float(self.waiting.get(code, 0)) for code in WAITING if "waiting" in names}
+        return {f"{prefix}{name}": found[name] for name in names or found if name != "waiting"} | waiting
 
 
 def _writable(text: str) -> str:
@@ -115,6 +120,7 @@ class Rewarder:
         self._priority = priority
         self._unfits: frozenset[str] = frozenset()
         self._misfits = 0
+        self.waiting: Callable[[], Mapping[str, int]] = dict
 
     async def score(self, prompt: Any, response: Any = None, **fields: Any) -> Scored:
         """Score one response, as :meth:`score_many` does."""
@@ -167,7 +173,7 @@ class Rewarder:
             error = RequestTimeout(f"no reward within {self.deadline:g} s")
         except ValueError as failure:
             error = self._unfit(failure)
-        return Scored(verdict, error, monotonic() - begun)
+        return Scored(verdict, error, monotonic() - begun, self.waiting())
 
     def _unfit(self, error: ValueError) -> BadRequest:
         """Return the error of an item that the scorer rejected, and log it.
@@ -261,7 +267,9 @@ def _made(config: RewardConfig, deadline: float) -> Rewarder:
     with name_source_in_errors(config):
         check(config, [route.pattern for route in client.list_routes()])
         scorer = make_scorer(client, config.scorer, owns_client=False)  # other rewarders share the client
-    return Rewarder(scorer, config.deadline or deadline, config.priority, config)
+    made = Rewarder(scorer, config.deadline or deadline, config.priority, config)
+    made.waiting = runtime_of(client).look.waiting_for
+    return made
 
 
 def close_all() -> None:

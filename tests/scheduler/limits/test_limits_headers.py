@@ -529,6 +529,6 @@ def test_headers_of_a_reject_are_forgotten_when_a_later_request_is_answered_with
 def test_what_keeps_an_endpoint_from_being_asked_speaks_of_no_infinite_limit() -> None:
     source = make_source("a", Random(0), Limits())
     source.advertised(1.0, 0.0, RateLimitInfo(tokens=RateLimit(None, 0, 50.0)))
-    assert standing(2.0, source) == ("no tokens left, as it says itself", pytest.approx(49.0))
+    assert standing(2.0, source) == ("no tokens left, as it says itself", pytest.approx(49.0), "token_limit")
     source.advertised(2.0, 1.5, RateLimitInfo(tokens=RateLimit(6000, 0, 60.0)))
     assert "inf" not in standing(3.0, source).reason

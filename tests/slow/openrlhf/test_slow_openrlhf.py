@@ -89,7 +89,7 @@ def test_all_samples_are_rewarded_and_threads_bound_the_function_alone(way: str,
 
     assert [output["reward"] for output in outputs] == [float(at % 2 == 0) for at in range(SAMPLES)]
     assert all(type(output["reward"]) is float and output["scores"] == output["reward"] for output in outputs)
-    assert {tuple(output["extra_logs"]) for output in outputs} == {("judge_ok", "judge_seconds")}
+    assert {tuple(output["extra_logs"])[:2] for output in outputs} == {("judge_ok", "judge_seconds")}
     assert went_wrong(fleet) > 0
     if way == "function":
         assert sum(peaks(fleet)) <= THREADS + 4  # hedges of a few are sent beside them

@@ -1,0 +1,153 @@
+"""Writes the attempts of a client as Chrome trace JSON, for https://ui.perfetto.dev.
+
+Each endpoint is a process, and each of its slots is a lane with one event per attempt. Counters show the requests in flight, the limit, and
+what waits for each route. The file holds names, times, numbers and kinds of errors; it holds no content and no text of a server.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from heapq import heappop, heappush
+from pathlib import Path
+from typing import Any, Self
+
+from qreward.engine.driver import Engine
+from qreward.engine.instrumentation import End, error_of, model_of, outcome_of, type_of
+from qreward.errors import ConfigError
+from qreward.scheduler.outcome import Outcome
+from qreward.scheduler.scheduler import Scheduler
+from qreward.scheduler.source import Source
+from qreward.scheduler.task import Attempt, Task
+from qreward.scheduler.why import route_of, waiting_in
+
+COUNTED_EVERY = 0.05
+"""Minimum number of seconds between two points of the counters of one endpoint."""
+QUEUES = 1
+"""Number of the process that has the counters of the routes. Endpoints have higher numbers."""
+
+
+class _Lanes:
+    """The slots of one endpoint: those that are free, and the number of all."""
+
+    def __init__(self, process: int) -> None:
+        self.process = process
+        self.free: list[int] = []
+        self.ends: list[float] = []  # when the last attempt of each slot ended
+        self.counted_at = 0.0
+
+
+class Trace:
+    """Records the attempts that begin until ``close``. Use it with ``with``.
+
+    Args:
+        engine: the client's engine.
+        path: the file, which is replaced.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+
+    def __init__(self, engine: Engine[Scheduler], path: str | Path) -> None:
+        try:
+            self._file = Path(path).open("w", encoding="utf-8")  # noqa: SIM115 - open until ``close``
+        except OSError as error:
+            raise ConfigError(f"the trace {str(path)!r} cannot be written: {error.strerror or error}") from None
+        self._engine, self._lock = engine, threading.Lock()
+        self._lanes: dict[str, _Lanes] = {}
+        self._running: dict[Attempt, tuple[int, float, float | None]] = {}  # lane, beginning, and time of the first chunk
+        self._began = engine.clock()
+        self._file.write("[")
+        self._write(self._named("process_name", QUEUES, 0, "queues"), first=True)
+        engine.watch_also(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the recording. Attempts in flight are not in the file."""
+        self._engine.watch_no_more(self)
+        with self._lock:
+            if not self._file.closed:
+                self._file.write("]\n")
+                self._file.close()
+
+    # Watcher
+
+    def began(self, _task: Task, _now: float) -> bool:
+        return True
+
+    def sent(self, attempt: Attempt) -> None:
+        with self._lock:
+            lanes = self._lanes_of(attempt.source)
+            if not lanes.free:
+                lanes.ends.append(0.0)
+                lanes.free.append(len(lanes.ends) - 1)
+                self._write(self._named("thread_name", lanes.process, len(lanes.ends), f"slot {len(lanes.ends)}"))
+            lane = heappop(lanes.free)
+            # the event that made room was reported a moment after this attempt had been sent
+            self._running[attempt] = lane, max(attempt.sent_at, lanes.ends[lane]), None
+        self._count(attempt, lanes, attempt.sent_at)
+
+    def first(self, attempt: Attempt, now: float) -> None:
+        if attempt in self._running:
+            self._running[attempt] = *self._running[attempt][:2], now
+
+    def gaps(self, attempt: Attempt, gaps: list[float]) -> None:
+        """Do nothing: a trace has no events of single chunks."""
+
+    def ended(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
+        with self._lock:
+            if attempt not in self._running:
+                return
+            lane, begun, first = self._running.pop(attempt)
+            lanes, error = self._lanes_of(attempt.source), error_of(attempt, outcome)
+            heappush(lanes.free, lane)
+            lanes.ends[lane] = now
+            kind, result = type_of(attempt), outcome_of(attempt, outcome)
+            about: dict[str, Any] = {"outcome": result, "attempt": attempt.number, "call": attempt.task.serial}
+            about |= {} if first is None else {"first_chunk_s": round(first - attempt.sent_at, 6)}
+            about |= {} if error is None else {"error": type(error).__name__, "status": getattr(error, "status_code", None)}
+            name = " ".join((model_of(attempt.task), *([kind] if kind != "original" else []), *([result] if result != "won" else [])))
+            times = {"ts": self._micros(begun), "dur": self._micros(now) - self._micros(begun)}
+            self._write({"ph": "X", "name": name, "cat": kind, "pid": lanes.process, "tid": lane + 1, **times, "args": about})
+        self._count(attempt, lanes, now)
+
+    def done(self, task: Task, end: End, source: Source | None, now: float) -> None:
+        """Do nothing: the lanes show attempts."""
+
+    # the file
+
+    def _count(self, attempt: Attempt, lanes: _Lanes, now: float) -> None:
+        if now < lanes.counted_at + COUNTED_EVERY:
+            return
+        lanes.counted_at = now
+        source, pool = attempt.source, attempt.task.pool
+        with self._engine.lock:
+            waiting = waiting_in(pool)
+        with self._lock:
+            counts = {"in flight": source.inflight, "limit": source.window.limit}
+            self._write({"ph": "C", "name": "in flight, limit", "pid": lanes.process, "ts": self._micros(now), "args": counts})
+            name = f"waiting for {route_of(pool)}"
+            self._write({"ph": "C", "name": name, "pid": QUEUES, "ts": self._micros(now), "args": {"items": waiting}})
+
+    def _lanes_of(self, source: Source) -> _Lanes:
+        lanes = self._lanes.get(source.name)
+        if lanes is None:
+            lanes = self._lanes[source.name] = _Lanes(QUEUES + 1 + len(self._lanes))
+            self._write(self._named("process_name", lanes.process, 0, source.name))
+        return lanes
+
+    @staticmethod
+    def _named(what: str, process: int, lane: int, name: str) -> dict[str, Any]:
+        return {"ph": "M", "name": what, "pid": process, "tid": lane, "args": {"name": name}}
+
+    def _micros(self, at: float) -> int:
+        return max(0, round(1e6 * (at - self._began)))
+
+    def _write(self, event: dict[str, Any], *, first: bool = False) -> None:
+        if not self._file.closed:
+            self._file.write(f"{'' if first else ','}\n{json.dumps(event, separators=(',', ':'))}")

@@ -8,7 +8,7 @@ import os
 import select
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _print(blocks: list[Any]) -> None:
+def _print(blocks: Iterable[view.Block]) -> None:
     if sys.stdout.isatty() and importlib.util.find_spec("rich"):
         from rich.console import Console  # noqa: PLC0415
 

@@ -16,7 +16,7 @@ WORDS = {"program", "state", "endpoint", "now", "limit because", "last 30 s"}
 """Columns with words; all others hold numbers."""
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 30
-"""Number of seconds in a sparkline."""
+"""Number of seconds in a sparkline, and of characters in the reason of a pause."""
 MOST_CHANGES = 3
 """Number of latest orders that are shown."""
 
@@ -135,8 +135,11 @@ def _client(client: Mapping[str, Any], shown: Shown) -> Iterator[Block]:
 
 
 def _state_of(endpoint: Mapping[str, Any]) -> str:
+    if endpoint["state"] == "paused":  # with the operator's reason
+        text = str(endpoint["why"]).removeprefix(f"{endpoint['name']} is ")
+        return text if len(text) <= WIDTH else f"{text[: WIDTH - 1]}…"
     left = endpoint["ready_in"]
-    return endpoint["state"].replace("_", " ") + (f", for {seconds(left)}" if left else "")
+    return str(endpoint["state"]).replace("_", " ") + (f", for {seconds(left)}" if left else "")
 
 
 def _some(name: str, show: Callable[[float], str] = number) -> Callable[[Mapping[str, Any]], str]:
@@ -145,7 +148,7 @@ def _some(name: str, show: Callable[[float], str] = number) -> Callable[[Mapping
 
 COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "endpoint": lambda each: each["name"],
-    "now": lambda each: each["why"].removeprefix(f"{each['name']} is ") if each["state"] == "paused" else _state_of(each),
+    "now": _state_of,
     "in flight": lambda each: f"{each['in_flight']}/{each['limit']}",
     "/s": _some("answers_per_second"),
     "tok/s": _some("tokens_per_second"),

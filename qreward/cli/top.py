@@ -8,7 +8,7 @@ import os
 import select
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--interval", type=float, default=1.0, metavar="SECONDS", help="seconds between updates, at least 0.2 (default: %(default)g)")
     add("--sort", choices=view.SORTS, default=view.SORTS[0], help="order of the endpoints (default: %(default)s)")
     add("--web", action="store_true", help="serve the same as a page on 127.0.0.1, until Ctrl-C")
-    add("--port", type=int, default=0, metavar="PORT", help="port of the page (default: any free port)")
+    add("--port", type=int, default=0, metavar="N", help="port of the page (default: any free port)")
     parser.epilog = "Keys: s sorts by the next column, e shows only endpoints with errors or without room, q ends."
 
 
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _print(blocks: list[Any]) -> None:
+def _print(blocks: Iterable[view.Block]) -> None:
     if sys.stdout.isatty() and importlib.util.find_spec("rich"):
         from rich.console import Console  # noqa: PLC0415
 

@@ -84,7 +84,7 @@ def test_the_help_of_settings_is_short_and_shows_types_and_not_validators() -> N
         shown = pydoc.plain(pydoc.render_doc(kind))
         assert len(shown.splitlines()) < 130, kind
         assert not re.search("Annotated|<function|Validator|SecretStr|model_dump|unnamed", shown), shown
-    assert "api_key: str | None = None" in str(inspect.signature(qreward.Endpoint))
+    assert "api_key: str | ApiKey | None = None" in str(inspect.signature(qreward.Endpoint))
     assert "shared: Literal['none', 'local', 'ray'] = 'none'" in str(inspect.signature(qreward.Limits))
 
 

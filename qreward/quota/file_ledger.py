@@ -29,6 +29,7 @@ import msgspec
 
 from qreward.quota.ledger import Ledger
 from qreward.quota.messages import RenewReply, RenewRequest
+from qreward.settings.api_key import ApiKey
 from qreward.settings.policies import Endpoint
 
 VARIABLE = "QREWARD_SHARE_DIR"
@@ -304,6 +305,8 @@ def key_of(endpoint: Endpoint) -> str:
 
 
 def _secret(endpoint: Endpoint) -> str:
+    if isinstance(endpoint.api_key, ApiKey):
+        return repr(endpoint.api_key)
     if endpoint.api_key is not None:
         return endpoint.api_key.get_secret_value()
     headers = {name.lower(): value for name, value in endpoint.headers.items()}

@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, Validati
 
 from qreward.callables import name_of
 from qreward.errors import ConfigError
+from qreward.settings.api_key import ApiKey, api_key_of
 from qreward.settings.base import (
     Accepting,
     Count,
@@ -298,7 +299,9 @@ def _header_name(value: str | None) -> str | None:
     return value
 
 
-def _sendable(value: SecretStr | None) -> SecretStr | None:
+def _sendable(value: SecretStr | ApiKey | None) -> SecretStr | ApiKey | None:
+    if isinstance(value, ApiKey):
+        return value
     if value is None or not value.get_secret_value():
         return None
     check_header("authorization", value.get_secret_value())
@@ -401,7 +404,8 @@ class Endpoint(Policy):
             environment.
         name: name of the endpoint in results and errors; by default host and port.
         api_key: key that is sent as ``Authorization: Bearer``. ``${VAR}`` and ``${VAR:-default}`` are replaced from the environment. An
-            empty key is not sent. The key is never shown.
+            empty key is not sent. The key is never shown. A function, or ``{"command": ..., "seconds": ...}`` in a configuration file,
+            obtains a key that expires; see :class:`ApiKey`.
         models: glob patterns of the models that the server serves.
         model_names: name of a model in calls -> name of the model on the server, for models whose two names differ.
         kind: API of the server: ``openai``, ``vllm``, ``sglang``, ``tei``, ``openrlhf``, ``nim``, or a kind that ``register_kind`` has
@@ -442,7 +446,7 @@ class Endpoint(Policy):
 
     base_url: Annotated[str, _EXPANDED, AfterValidator(_root_url)]
     name: Annotated[str, AfterValidator(_readable_name)] = ""
-    api_key: Annotated[SecretStr | None, _EXPANDED, AfterValidator(_sendable)] = None
+    api_key: Annotated[SecretStr | ApiKey | None, BeforeValidator(api_key_of), _EXPANDED, AfterValidator(_sendable)] = None
     models: Annotated[tuple[str, ...], BeforeValidator(_not_one_text("patterns, such as ['judge-*']")), AfterValidator(_valid_patterns)] = (
         "*",
     )

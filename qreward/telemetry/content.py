@@ -20,6 +20,7 @@ from opentelemetry.context import Context
 from qreward.engine.instrumentation import End
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.task import Task
+from qreward.settings.api_key import ApiKey
 from qreward.telemetry import names
 from qreward.telemetry.attributes import Attributes, CallKind, ResponseMetadata, error_description, error_type
 from qreward.transport.redaction import Secrets, secrets_of
@@ -123,6 +124,9 @@ class Content:
         found = [Secrets().and_headers(getattr(task.payload, "headers", None))]
         for source in () if task.pool is None else task.pool.sources:
             endpoint: Any = source.handle
+            if isinstance(getattr(endpoint, "api_key", None), ApiKey):  # its key changes
+                found.append(secrets_of(endpoint))
+                continue
             if id(endpoint) not in self._secrets:
                 if len(self._secrets) >= MAX_ENDPOINTS:
                     self._secrets.clear()

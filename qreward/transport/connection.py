@@ -15,6 +15,7 @@ from qreward.codecs.rewards.registry import kind_of, server_root
 from qreward.codecs.rewards.server_info import MODELS, Load, read_load
 from qreward.errors import BadRequest, ClientClosed, ConfigError, RequestError
 from qreward.scheduler.outcome import Answer, Failure, FailureKind, ProbeResult
+from qreward.settings.api_key import ApiKey
 from qreward.settings.local import LocalFunction
 from qreward.settings.policies import BATCH_KIND, Endpoint
 from qreward.transport.aiohttp_backend import AiohttpTransport
@@ -28,8 +29,9 @@ from qreward.transport.error_mapping import (
     shorten,
 )
 from qreward.transport.httpx_backend import HttpxTransport
+from qreward.transport.keyed import KeyedTransport
 from qreward.transport.local import LocalTransport
-from qreward.transport.redaction import secrets_of
+from qreward.transport.redaction import Secrets, secrets_of
 
 SHAREABLE = frozenset({"weight", "price", "models", "probe", "limits", "timeouts", "decisions", "decision_labels"})
 """Names of settings on which an endpoint's connections do not depend. The connections do depend on some members of ``limits`` and
@@ -49,8 +51,8 @@ class EndpointConnection:
     """
 
     __slots__ = (
-        "_carrier", "_root", "_wrong", "endpoint", "in_flight", "info", "name", "renamed", "retired", "secrets", "takes_stream_options",
-        "transport",
+        "_carrier", "_hidden", "_root", "_secrets", "_wrong", "endpoint", "in_flight", "info", "name", "renamed", "retired",
+        "takes_stream_options", "transport",
     )  # fmt: skip
 
     def __init__(self, endpoint: Endpoint, transport: Any = "aiohttp") -> None:
@@ -59,13 +61,22 @@ class EndpointConnection:
         self.renamed = endpoint.model_names
         self.transport = open_transport(endpoint, transport)
         self._carrier = transport
-        self.secrets = secrets_of(endpoint)
+        self._secrets = secrets_of(endpoint)
+        self._hidden: tuple[str, ...] = ()  # the keys that ``_secrets`` hides beside the settings
         self.takes_stream_options = True  # False after the server has rejected stream_options
         self.info: Load | None = None
         self.in_flight = 0
         self.retired = False
         self._root: HttpTransport | None = None
         self._wrong: dict[str, Failure] = {}  # model -> its last failure that named a wrong setting, until it is answered
+
+    @property
+    def secrets(self) -> Secrets:
+        """What errors must not show: the secrets of the settings, and the latest keys of an ``ApiKey``."""
+        key = self.endpoint.api_key
+        if isinstance(key, ApiKey) and self._hidden != key.known:
+            self._secrets, self._hidden = secrets_of(self.endpoint), key.known
+        return self._secrets
 
     def serves(self, endpoint: Endpoint) -> bool:
         """Return True if ``endpoint`` can use these connections. All settings on which the connections depend must be equal."""
@@ -170,6 +181,12 @@ def open_transport(endpoint: Endpoint, transport: Any = "aiohttp") -> HttpTransp
     """
     if isinstance(endpoint.compute, LocalFunction):
         return LocalTransport(endpoint, endpoint.compute)
+    if isinstance(endpoint.api_key, ApiKey):
+        return KeyedTransport(_open_unkeyed(endpoint, transport), endpoint.api_key)
+    return _open_unkeyed(endpoint, transport)
+
+
+def _open_unkeyed(endpoint: Endpoint, transport: Any) -> HttpTransport:
     if endpoint.compute is None and endpoint.http_client is None and transport == "aiohttp":
         return AiohttpTransport(endpoint)
     return HttpxTransport(endpoint, transport)

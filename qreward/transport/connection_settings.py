@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from pydantic import SecretStr
+
 from qreward.codecs.base import WireRequest, hash_of_group
 from qreward.errors import BadRequest, ConfigError
 from qreward.observers import with_carried
@@ -27,7 +29,7 @@ def request_headers(endpoint: Endpoint) -> dict[str, str]:
         "Accept-Encoding": "identity",  # on a loopback or data-centre network, decompression takes longer than the larger transfer
         "User-Agent": "qreward",
     }
-    if endpoint.api_key is not None:
+    if isinstance(endpoint.api_key, SecretStr):  # otherwise ``KeyedTransport`` adds it
         headers["Authorization"] = f"Bearer {endpoint.api_key.get_secret_value()}"
     own = {name: value.get_secret_value() for name, value in endpoint.headers.items()}
     if bad := _framing(own):

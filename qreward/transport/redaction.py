@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from urllib.parse import quote, unquote, urlsplit
 
+from qreward.settings.api_key import ApiKey
 from qreward.settings.policies import Endpoint
 from qreward.transport import connection_settings
 
@@ -69,8 +70,9 @@ def _credentials(proxy: str) -> list[str]:
 
 
 def _plain_values(endpoint: Endpoint) -> list[str]:
-    key = [] if endpoint.api_key is None else [endpoint.api_key.get_secret_value()]
-    return key + [value.get_secret_value() for value in endpoint.headers.values()]
+    key = endpoint.api_key
+    keys = list(key.known) if isinstance(key, ApiKey) else [] if key is None else [key.get_secret_value()]
+    return keys + [value.get_secret_value() for value in endpoint.headers.values()]
 
 
 def _parts(values: Iterable[object]) -> list[str]:

@@ -8,6 +8,7 @@ two calls the ledger can be stored anywhere. docs/design/sharing.md has the rule
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 from math import floor, inf
 
 import msgspec
@@ -15,21 +16,29 @@ import msgspec
 from qreward.quota.messages import FRESH, LEASE, MARGIN, MINUTE, PERIOD, RENEW, STEP, Demand, Grant, RenewReply, RenewRequest
 
 
-def level(amount: float, wants: Iterable[float]) -> float:
-    """Return the level up to which each want is met if an amount is divided by max-min fairness; inf if all wants are met.
+def water_level(amount: float, vessels: Iterable[tuple[float, float]]) -> float:
+    """Return the level of an amount of water poured into connected vessels, or inf if the vessels cannot hold this amount.
+
+    Args:
+        amount: the amount of water.
+        vessels: (height of the bottom, capacity) of each vessel. A vessel holds one unit of water per unit of height.
 
     Example:
-        >>> level(10.0, [2.0, 9.0, 9.0])
+        >>> water_level(10.0, [(0.0, 2.0), (0.0, 9.0), (0.0, 9.0)])
         4.0
-        >>> level(30.0, [2.0, 9.0])
+        >>> water_level(2.0, [(0.0, 9.0), (5.0, 9.0)])
+        2.0
+        >>> water_level(30.0, [(0.0, 2.0), (0.0, 9.0)])
         inf
     """
-    ordered = sorted(wants)
-    for at, want in enumerate(ordered):
-        part = amount / (len(ordered) - at)
-        if want >= part:
-            return part
-        amount -= want
+    edges = sorted(edge for bottom, room in vessels if room > 0 for edge in ((bottom, 1), (bottom + room, -1)))
+    width = 0
+    for (height, change), (above, _) in pairwise(edges):
+        width += change
+        room = (above - height) * width
+        if room >= amount:
+            return height + amount / width
+        amount -= room
     return inf
 
 
@@ -49,7 +58,7 @@ class Account(msgspec.Struct, array_like=True):
     at: float  # time of the member's last report
     spent: float
     returned: float
-    served: float = -inf  # time of the last grant
+    served: float = 0.0  # the member's clock for fair queueing
     out: float = 0.0  # amount that was granted and has not been reported as used
     want: float = 0.0  # amount that the member wants in addition to ``out``
     least: float = 1.0  # the smallest amount that is useful to the member
@@ -65,8 +74,7 @@ class WindowQuota(msgspec.Struct, array_like=True):
     used: dict[int, float] = {}  # number of the time step -> amount reported as used in this step
     credit: float = 0.0  # amount that may be granted at the time ``since``
     since: float = -inf
-    round: float = -inf  # time at which the credit was last divided
-    part: float = 0.0  # the equal part of this division
+    clock: float = 0.0  # the common clock: the clock of the member furthest behind, of all members that want a grant
 
     @property
     def rate(self) -> float:
@@ -105,15 +113,19 @@ class WindowQuota(msgspec.Struct, array_like=True):
         """Apply a member's report: the amounts that it used, has left, and wants."""
         account = self.accounts.get(member)
         if account is None:
-            account = self.accounts[member] = Account(now, need.spent, need.returned)
+            account = self.accounts[member] = Account(now, need.spent, need.returned, self.clock)
         used, returned = max(0.0, need.spent - account.spent), max(0.0, need.returned - account.returned)
         self._use(now, used)
         self._refund(returned)
         left = max(0.0, need.left)
         back = account.out - left - used + returned  # the unused part of the grants; negative if the member used more than its grants
         self.credit = min(self.most, self.credit + back)
+        account.served -= back
+        wanted = account.want > 0  # if so, its clock stays behind, and it is served first
         account.at, account.spent, account.returned, account.out = now, need.spent, need.returned, left
         account.want, account.least, account.rate = max(0.0, need.want - left), need.least, need.rate
+        if account.want and not wanted:
+            account.served = max(account.served, self.clock)
 
     def grant(self, now: float, member: str) -> float:
         """Grant a member its part of the credit, and return this amount."""
@@ -121,30 +133,31 @@ class WindowQuota(msgspec.Struct, array_like=True):
         if account.want <= 0:
             return 0.0
         hungry = {name: other for name, other in self.accounts.items() if other.want > 0 and now <= other.at + FRESH}
+        self.clock = max(self.clock, min(other.served for other in hungry.values()))
         room = self.limit - self.counted()
-        alone = len(hungry) == 1
-        if alone or now >= self.round + RENEW:
-            self.round, self.part = now, level(max(0.0, min(self.credit, room)), [other.want for other in hungry.values()])
-        if account.served >= self.round and not alone:
-            return 0.0
-        part = min(account.want, self.part, self.credit, room)
-        part = floor(part + HAIR) if self.whole else part
-        given = part if part >= min(account.least, account.want) else self._piece(member, hungry, room)
-        if given:
-            account.served = now
+        given = min(self._fair_part(account, hungry, min(self.credit, room)) or self._piece(member, hungry, room), account.want)
         account.out += given
         account.want -= given
+        account.served += given
         self.credit -= given
         return given
 
     def share(self, member: str) -> float:
         """Return the member's max-min fair part of what is granted in a minute."""
         total = self.rate * MINUTE
-        return min(total, self.accounts[member].rate, level(total, [account.rate for account in self.accounts.values()]))
+        return min(total, self.accounts[member].rate, water_level(total, ((0.0, account.rate) for account in self.accounts.values())))
 
     def counted(self) -> float:
         """Return the sum of the amounts that count now. It never exceeds the limit."""
         return sum(self.used.values()) + sum(account.out for account in self.accounts.values())
+
+    def _fair_part(self, account: Account, hungry: dict[str, Account], amount: float) -> float:
+        """Return a member's fair part of an amount, or 0 if this part is too small to be useful to the member."""
+        height = water_level(amount, ((other.served, other.want) for other in hungry.values()))
+        part = min(account.want, max(0.0, height - account.served))
+        if self.whole:
+            part = floor(part + HAIR)
+        return part if part >= min(account.least, account.want) else 0.0
 
     def _piece(self, member: str, hungry: dict[str, Account], room: float) -> float:
         """Return the smallest amount that is useful to a member.
@@ -222,7 +235,7 @@ class PermitPool(msgspec.Struct, array_like=True):
 
     def _fair(self, now: float, member: str) -> float:
         wants = {name: holder.want for name, holder in self.holders.items() if now <= holder.at + LEASE}
-        height = level(self.total, wants.values())
+        height = water_level(self.total, ((0.0, want) for want in wants.values()))
         if wants[member] <= height:
             return wants[member]
         height = floor(height + HAIR)

@@ -29,7 +29,7 @@ def test_the_whole_limit_is_used_and_never_more_in_any_minute_however_many_share
         simulation.run(130)
         used, most = len(sent(simulation, since=70)) / rpm, busiest(sent(simulation))
         parts = counts(simulation.members, since=70)
-        if not (most <= rpm and used >= 0.95 and max(parts) - min(parts) <= max(1, 0.1 * max(parts))):
+        if not (most <= rpm and used >= 0.95 and max(parts) - min(parts) <= max(1, 0.05 * max(parts))):
             wrong.append((rpm, members, used, most, parts))
     assert wrong == []
 

@@ -76,8 +76,9 @@ async def test_one_of_four_workers_is_killed_and_no_row_is_lost_or_there_twice(d
         job = asyncio.ensure_future(
             asyncio.to_thread(run, dataset, tmp_path, config(server.url), actors=4, batch_size=25, ray_options={"num_cpus": 0.5})
         )
-        await served(server, ROWS // 3)
-        workers = holders(tmp_path)
+        await served(server, ROWS // 4)
+        while len(workers := holders(tmp_path)) < 4 and not job.done():  # noqa: ASYNC110 - nobody would set an event
+            await asyncio.sleep(0.01)
         process, journal = min(workers.items())
         kill(process)
         flying = len(in_flight(journal))

@@ -99,6 +99,7 @@ class Channel:
 
     def add(self, runtime: Any) -> None:
         """Show a client until it is closed or dropped."""
+        self._document = {}
         with self._lock:
             if not any(known() is runtime for known in self._runtimes.values()):
                 self._runtimes[max(self._runtimes, default=0) + 1] = weakref.ref(runtime)

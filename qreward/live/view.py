@@ -12,21 +12,22 @@ from qreward.live.directory import Process
 from qreward.notebook.render import Column, frame, number, seconds, table
 
 NONE = "no program shows itself; start one with QREWARD_LIVE=1, or call client.live() in it"
+WORDS = {"program", "state", "endpoint", "now", "limit because", "last 30 s"}
+"""Columns with words; all others hold numbers."""
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 30
-"""Number of seconds in a sparkline."""
+"""Number of seconds in a sparkline, and of characters in the reason of a pause."""
 MOST_CHANGES = 3
 """Number of latest orders that are shown."""
 
 
 class Block(NamedTuple):
-    """A line, or a table if it has heads. ``style`` is ``bold``, ``red`` or ``""``; ``words`` is the number of first columns with words."""
+    """A line, or a table if it has heads. ``style`` is ``bold``, ``red`` or ``""``."""
 
     text: str = ""
     style: str = ""
     heads: Sequence[str] = ()
     rows: Sequence[Sequence[str]] = ()
-    words: int = 1
 
 
 @dataclass
@@ -87,7 +88,7 @@ def listed(processes: Iterable[Process]) -> Iterator[Block]:
         rows.append(
             (str(each.pid), document.get("program", "?"), _state(each), age, *numbers, number(rates[-1] if rates else 0), sparkline(rates))
         )
-    yield Block(heads=heads, rows=rows, words=3)
+    yield Block(heads=heads, rows=rows)
 
 
 def blocks(processes: Sequence[Process], shown: Shown) -> Iterator[Block]:
@@ -130,12 +131,15 @@ def _client(client: Mapping[str, Any], shown: Shown) -> Iterator[Block]:
     endpoints = shown.endpoints(client["endpoints"])
     columns = {name: cells for name, cell in COLUMNS.items() if any(cells := [cell(each) for each in endpoints])}
     if columns:
-        yield Block(heads=list(columns), rows=list(zip(*columns.values(), strict=True)), words=3)
+        yield Block(heads=list(columns), rows=list(zip(*columns.values(), strict=True)))
 
 
 def _state_of(endpoint: Mapping[str, Any]) -> str:
+    if endpoint["state"] == "paused":  # with the operator's reason
+        text = str(endpoint["why"]).removeprefix(f"{endpoint['name']} is ")
+        return text if len(text) <= WIDTH else f"{text[: WIDTH - 1]}…"
     left = endpoint["ready_in"]
-    return endpoint["state"].replace("_", " ") + (f", for {seconds(left)}" if left else "")
+    return str(endpoint["state"]).replace("_", " ") + (f", for {seconds(left)}" if left else "")
 
 
 def _some(name: str, show: Callable[[float], str] = number) -> Callable[[Mapping[str, Any]], str]:
@@ -144,8 +148,7 @@ def _some(name: str, show: Callable[[float], str] = number) -> Callable[[Mapping
 
 COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "endpoint": lambda each: each["name"],
-    "now": lambda each: each["why"].removeprefix(f"{each['name']} is ") if each["state"] == "paused" else _state_of(each),
-    "limit because": lambda each: each["limit_why"],
+    "now": _state_of,
     "in flight": lambda each: f"{each['in_flight']}/{each['limit']}",
     "/s": _some("answers_per_second"),
     "tok/s": _some("tokens_per_second"),
@@ -158,6 +161,7 @@ COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "hedged": _some("hedged"),
     "cached": _some("cached_share", lambda share: f"{share:.0%}"),
     "cost": _some("cost", lambda cost: f"${cost:,.2f}"),
+    "limit because": lambda each: each["limit_why"],
 }
 
 
@@ -173,10 +177,8 @@ def plain(shown: Iterable[Block]) -> Iterator[str]:
         rows = [block.heads, *block.rows]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for row in rows:
-            cells = (
-                cell.ljust(width) if at < block.words else cell.rjust(width)
-                for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-            )
+            aligned = zip(block.heads, row, widths, strict=True)
+            cells = (cell.ljust(width) if head in WORDS else cell.rjust(width) for head, cell, width in aligned)
             yield _printable(f"  {'  '.join(cells)}".rstrip())
 
 
@@ -195,9 +197,9 @@ def rich(shown: Iterable[Block]) -> Any:
         if not block.heads:
             made.append(Text(_printable(block.text), block.style))
             continue
-        grid = Table(box=None, pad_edge=True, header_style="dim")
-        for at, head in enumerate(block.heads):
-            grid.add_column(head, justify="left" if at < block.words else "right", no_wrap=at >= block.words)
+        grid = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
+        for head in block.heads:
+            grid.add_column(head, justify="left" if head in WORDS else "right", no_wrap=head != "limit because")
         for row in block.rows:
             grid.add_row(*(Text(_printable(cell)) for cell in row))
         made.append(grid)
@@ -210,7 +212,7 @@ def html(shown: Iterable[Block]) -> str:
     parts = []
     for block in shown:
         if block.heads:
-            cells = [Column(head, head, _cell(at), at < block.words) for at, head in enumerate(block.heads)]
+            cells = [Column(head, head, _cell(at), head in WORDS) for at, head in enumerate(block.heads)]
             parts.append(table(cells, block.rows))
         else:
             parts.append(f'<div style="{look[block.style]};overflow-wrap:anywhere;white-space:pre-wrap">{escape(block.text)}</div>')

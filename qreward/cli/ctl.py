@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _sent(path: Path, pid: int, order: Mapping[str, Any]) -> list[str]:
     try:
-        effects: list[str] = request(path, "POST", "/ctl", order, PATIENCE)["effects"]
+        effects: list[str] = request(path, "POST", "/ctl", order, patience=PATIENCE)["effects"]
     except (OSError, HTTPException) as error:
         raise ConfigError(f"process {pid} does not answer ({error}); `qreward ps` lists those that do") from None
     return effects

@@ -8,14 +8,19 @@ import os
 import select
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from qreward.live import view
-from qreward.live.directory import directory, processes
+from qreward.live.directory import Kept, Process, directory, processes
+
+Look = Callable[[], Iterator[Process]]
+LEAST = 0.2
+"""Minimum number of seconds between two updates."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,27 +37,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Show the processes. Returns 0. Raises ``ConfigError`` if their directory cannot be used."""
     folder, shown = directory(), view.Shown(sort=args.sort)
-    if args.web:
-        return _serve(args.port, lambda: view.html(view.blocks(list(processes(folder)), shown)))
-    interval = max(0.2, args.interval)
-    if args.json or args.once or not (sys.stdin.isatty() and sys.stdout.isatty() and importlib.util.find_spec("rich")):
-        while True:
-            found = list(processes(folder))
-            if args.json:
-                print(msgspec.json.encode([{"pid": each.pid, "state": each.state, **each.document} for each in found]).decode(), flush=True)
-            else:
-                _print(view.blocks(found, shown))
-            if args.once:
-                return 0
-            time.sleep(interval)
+    with Kept() as kept:
+        look = partial(processes, folder, kept)
+        if args.web:
+            _serve(args.port, lambda: view.html(view.blocks(list(look()), shown)))
+        elif args.json or args.once or not (sys.stdin.isatty() and sys.stdout.isatty() and importlib.util.find_spec("rich")):
+            _print_on(args, look, shown)
+        else:
+            _redraw(args, look, shown)
+    return 0
+
+
+def _print_on(args: argparse.Namespace, look: Look, shown: view.Shown) -> None:
+    while True:
+        found = list(look())
+        if args.json:
+            print(msgspec.json.encode([{"pid": each.pid, "state": each.state, **each.document} for each in found]).decode(), flush=True)
+        else:
+            _print(view.blocks(found, shown))
+        if args.once:
+            return
+        time.sleep(max(LEAST, args.interval))
+
+
+def _redraw(args: argparse.Namespace, look: Look, shown: view.Shown) -> None:
     from rich.live import Live  # noqa: PLC0415 - an extra
 
     key = ""
     with _keys() as read, Live(screen=True, auto_refresh=False) as live:
         while shown.take(key):
-            live.update(view.rich(view.blocks(list(processes(folder)), shown)), refresh=True)
-            key = read(interval)
-    return 0
+            live.update(view.rich(view.blocks(list(look()), shown)), refresh=True)
+            key = read(max(LEAST, args.interval))
 
 
 def _print(blocks: Iterable[view.Block]) -> None:
@@ -78,10 +93,9 @@ def _keys() -> Iterator[Any]:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
-def _serve(port: int, table: Any) -> int:
+def _serve(port: int, table: Callable[[], str]) -> None:
     from qreward.live.page import PageServer  # noqa: PLC0415
 
     with PageServer(table, port) as server:
         print(f"{server.url}\nCtrl-C ends it.", flush=True)
         server.serve_forever()
-    return 0

@@ -39,6 +39,8 @@ from qreward.transport.redaction import Secrets
 
 VARIABLE = "QREWARD_LIVE"
 """Environment variable. If it is 1, every client of the process is shown; if it is 0, ``qreward run`` is not shown either."""
+FRESH = 0.5
+"""Seconds for which the document of a request is good enough for the file."""
 FRAMES = 12
 """Number of innermost frames that are shown of a blocked event loop."""
 SECONDS = 60
@@ -64,6 +66,7 @@ class Channel:
         self._rates: deque[float] = deque(maxlen=SECONDS)
         self._changes: deque[dict[str, Any]] = deque(maxlen=CHANGES)
         self._answered: int | None = None
+        self._document: dict[str, Any] = {}  # the last one
         self._clients: dict[str, Any] = {}  # the last snapshots of clients
         self.listeners: list[Callable[[dict[str, Any]], object]] = []
         self._begin()
@@ -96,6 +99,7 @@ class Channel:
 
     def add(self, runtime: Any) -> None:
         """Show a client until it is closed or dropped."""
+        self._document = {}
         with self._lock:
             if not any(known() is runtime for known in self._runtimes.values()):
                 self._runtimes[max(self._runtimes, default=0) + 1] = weakref.ref(runtime)
@@ -116,7 +120,7 @@ class Channel:
         """
         clients = {str(number): runtime.look.take() for number, runtime in self.runtimes().items()}
         late = {loop.thread: loop.lag for client in clients.values() for loop in client.loops if loop.blocked}
-        return {
+        self._document = {
             "version": VERSION,
             "pid": self._pid,
             "program": Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python",  # arguments may hold keys
@@ -128,6 +132,7 @@ class Channel:
             "rates": list(self._rates),
             "changes": list(self._changes),
         }
+        return self._document
 
     def order(self, body: bytes) -> list[str]:
         """Carry out an order. Returns what it does. Raises ``ConfigError``."""
@@ -163,7 +168,8 @@ class Channel:
                 _log.warning("the state of this process could not be written (logged once)", exc_info=True)
 
     def _write_now(self) -> None:
-        document = self.document()
+        fresh = self._document.get("at", 0.0) > time.time() - FRESH and not self._closed
+        document = self._document if fresh else self.document()
         answered = sum(each["totals"]["answered"] for each in document["clients"].values())
         self._rates.append(max(0, answered - (answered if self._answered is None else self._answered)))
         self._answered = answered

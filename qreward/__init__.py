@@ -32,6 +32,8 @@ _HOMES = {
         "Endpoint", "Hedge", "Limits", "LoadBalanceStrategy", "PrefixAffinity", "Priority", "Retry", "RewardModel", "Route", "Timeouts",
     ),
     "qreward.progress": ("Progress",),
+    "qreward.reasons": ("EndpointReason", "Explanation"),
+    "qreward.live.snapshot": ("Snapshot",),
     "qreward.results": (
         "AttemptRecord", "BatchFailed", "BatchInterrupted", "BatchResult", "BatchStats", "EndpointState", "EndpointStats", "FleetStats",
         "Result", "Usage",
@@ -121,9 +123,12 @@ if TYPE_CHECKING:
     from qreward.judge.types import Scorer as Scorer
     from qreward.judge.types import Verdict as Verdict
     from qreward.judge.types import Vote as Vote
+    from qreward.live.snapshot import Snapshot as Snapshot
     from qreward.observers import MetricsCallback as MetricsCallback
     from qreward.observers import Observer as Observer
     from qreward.progress import Progress as Progress
+    from qreward.reasons import EndpointReason as EndpointReason
+    from qreward.reasons import Explanation as Explanation
     from qreward.results import AttemptRecord as AttemptRecord
     from qreward.results import BatchFailed as BatchFailed
     from qreward.results import BatchInterrupted as BatchInterrupted

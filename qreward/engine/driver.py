@@ -16,8 +16,10 @@ import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextvars import Context
 from functools import partial
+from math import inf
 from time import monotonic
 from typing import Any, Generic, Protocol, TypeVar
+from weakref import ref
 
 from qreward.engine.background import report_error, run_in_background
 from qreward.engine.instrumentation import LOG, UNWANTED, Instrumentation, Watcher, within
@@ -254,7 +256,7 @@ class LoopDriver:
         self.thread = threading.get_ident()
         self._asked_at: float | None = None  # when ``lag`` asked the loop for a sign of life that has not come yet
         self._lag = 0.0
-        self._looking: asyncio.TimerHandle | None = None  # the timer of the next look for work that does not move
+        self._look_at = inf  # when to look next for work that does not move; inf without work
         self._closer = self._close_with_loop()
         with contextlib.suppress(StopIteration):
             self._closer.asend(None).send(None)  # runs the generator to its yield, which registers it with the event loop
@@ -264,7 +266,7 @@ class LoopDriver:
     def submit(self, task: Task) -> None:
         if self.watch is not None:
             self.watch.began(task)
-        self.run(self._change(self.engine.scheduler.submit, task))
+        self.locked(self.engine.scheduler.submit, task)
 
     def open(self, feed: BatchFeed) -> None:
         self.locked(self.engine.scheduler.open, feed)
@@ -296,7 +298,10 @@ class LoopDriver:
     # running commands
 
     def locked(self, change: Callable[..., None], *arguments: Any) -> None:
-        if out := self._change(change, *arguments):
+        out = self._change(change, *arguments)
+        if self._look_at == inf:
+            self._look_later()
+        if out:
             self.run(out)
 
     def _change(self, change: Callable[..., None], *arguments: Any) -> list[Command]:
@@ -308,8 +313,6 @@ class LoopDriver:
             out: list[Command] = scheduler.out
             scheduler.out = []
             wake = scheduler.next_wake()
-        if self._looking is None:
-            self._look_later()
         if wake is not None and (self._timer is None or wake < self._timer_at):
             self._arm(wake)
         if scheduler.health_changes:
@@ -450,20 +453,24 @@ class LoopDriver:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = wake
-        self._timer = self.loop.call_later(max(0.0, wake - self.engine.clock()), self._tick)
+        # a client that nobody uses any more must not live as long as its timer
+        self._timer = self.loop.call_later(max(0.0, wake - self.engine.clock()), _tick, ref(self))
 
-    def _tick(self) -> None:
+    def tick(self) -> None:
         self._timer = None
-        self.locked(self.engine.scheduler.tick)
+        self.run(self._change(self.engine.scheduler.tick))
+        if self.engine.stalls is not None and self._look_at <= self.engine.clock():
+            if self.engine.stalls.look(self.engine, self._look_at - EVERY):
+                self._look_later()
+            else:
+                self._look_at = inf
+        if self._look_at < inf:
+            self._arm(self._look_at)
 
     def _look_later(self) -> None:
         if self.engine.stalls is not None and not self._stopped:
-            self._looking = self.loop.call_later(EVERY, self._look, self.engine.stalls, self.engine.clock())
-
-    def _look(self, stalls: StallWatch, began: float) -> None:
-        self._looking = None
-        if stalls.look(self.engine, began):
-            self._look_later()
+            self._look_at = self.engine.clock() + EVERY
+            self._arm(self._look_at)
 
     def wake_soon(self) -> None:
         """Check the timer again, because the scheduler was changed from another thread or event loop."""
@@ -554,9 +561,13 @@ class LoopDriver:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._looking is not None:
-            self._looking.cancel()
         self.engine.forget(self)
+
+
+def _tick(known: ref[LoopDriver]) -> None:
+    driver = known()
+    if driver is not None:
+        driver.tick()
 
 
 def runner_of(command: Command) -> Any:

@@ -52,10 +52,11 @@ MOST_NAMED = 3
 
 def timed_out(now: float, task: Task) -> RequestTimeout:
     """Return the error of a task whose own timeout has passed."""
-    seen = f"{'it was never sent' if task.sent_at is None else 'an attempt was under way or waiting'}; {said(now, task.pool)}"
+    seen = "it was never sent: no endpoint had room" if task.sent_at is None else "an attempt was under way or waiting"
     if task.last_error is not None:
-        seen = f"the last failure was: {task.last_error}; {said(now, task.pool)}"
-    error = RequestTimeout(f"no answer within the timeout of {task.timeout:g} s (queueing included) over {task.pool.name}; {seen}")
+        seen = f"the last failure was: {task.last_error}"
+    within = f"no answer within the timeout of {task.timeout:g} s (queueing included) over {task.pool.name}"
+    error = RequestTimeout(f"{within}; {seen}; {said(now, task.pool)}")
     error.__cause__ = task.last_error
     return error
 

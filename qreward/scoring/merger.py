@@ -273,7 +273,6 @@ class RequestMerger:
         engine = self.driver.engine
         empty: list[Task] = []
         with engine.lock:
-            errors = [] if error_of is None else list(map(error_of, items))
             for item in items:
                 request = item.request
                 if item.place is WAITING:
@@ -283,6 +282,7 @@ class RequestMerger:
                 if request is not None and request.lost_one() and request.state is not TaskState.DONE:
                     self.queue.unqueue(request)
                     empty.append(request)
+            errors = [] if error_of is None else list(map(error_of, items))
         if errors and isinstance(errors[0], RequestTimeout):
             for task in empty:
                 task.deadline = engine.clock()

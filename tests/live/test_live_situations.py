@@ -23,7 +23,7 @@ from qreward.scheduler import why
 from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency
 
 KEY, PROMPT, SERVER = "sk-planted-key", "planted prompt", "planted text of the server"
-LOOKED_AT, DEADLINE = 1.6, 2.4
+LOOKED_AT, DEADLINE = 2.0, 3.2
 HANGS = Faults(hang=1)
 FAILS = Faults(error_500=1)
 
@@ -133,6 +133,7 @@ async def run_all() -> dict[str, Seen]:
 
 def shorten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(stalls, "FIRST", 1.0)
+    patch.setattr(stalls, "GROWTH", 9.0)
     patch.setattr(stalls, "EVERY", 0.2)
     patch.setattr(driver, "EVERY", 0.2)
     patch.setattr(stalls._Seen, "__init__", _seen)

@@ -135,6 +135,7 @@ NEEDED = {
     "qreward.client.call.retry_delay": {"gen_ai.request.model"},
     "qreward.client.queue.size": {"qreward.queue.name"},
     "qreward.client.queue.capacity": {"qreward.queue.name"},
+    "qreward.client.waiting": {"qreward.queue.name", "qreward.waiting.for"},
     "qreward.client.queue.wait_time": {"qreward.queue.name"},
     "qreward.client.queue.rejections": {"qreward.queue.rejection.reason"},
     "qreward.client.active_requests": {"server.address", "server.port", "qreward.endpoint"},

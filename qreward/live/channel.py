@@ -225,6 +225,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    wbufsize = LONGEST  # one write instead of two, because a busy event loop delays each by Python's switch interval
     timeout = 60.0
 
     def __init__(self, channel: Channel, *arguments: Any) -> None:

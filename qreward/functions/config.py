@@ -142,9 +142,8 @@ class Changes:
                 logger.exception("an on_change callback raised; the change of %s stands", ", ".join(sorted(names)))
 
 
-read_settings = partial(
-    files.read_settings, empty="write {} if nothing is to be set"
-)  # an empty file may be in the middle of being written
+read_settings = partial(files.read_settings, empty="write {} if nothing is to be set")
+"""Reads settings from a file, and their location. An empty file is an error, because it may be in the middle of being written."""
 
 FIXED = frozenset({"key_func", "pool"})
 """Parameters that cannot be changed while the function is in use, because calls already wait in the pool, and each key already has

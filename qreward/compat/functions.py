@@ -126,10 +126,8 @@ class OldFunction(ScheduledFunction):
     circuit breaker.
     """
 
-    def __init__(
-        self, types: tuple[type[BaseException], ...], body: Callable[..., Any], config: ScheduleConfig, pool: FunctionPool
-    ) -> None:
-        super().__init__(body, config, pool)
+    def __init__(self, types: tuple[type[BaseException], ...], body: Callable[..., Any], *settings: Any) -> None:
+        super().__init__(body, *settings)
 
         @contextmanager
         def wrapped() -> Iterator[None]:

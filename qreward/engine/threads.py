@@ -1,9 +1,7 @@
 """Worker threads for blocking functions.
 
-``Workers`` runs jobs in daemon threads, up to a maximum number of threads. ``concurrent.futures`` is not used because it joins its
-threads when the process ends: one hung function would keep the process alive forever. No function here waits for a thread to end. Each
-thread sleeps on a raw lock of its own. Idle threads form a stack: threads that are not needed stay at the bottom of the stack, and end
-after a while.
+``concurrent.futures`` is not used because it joins its threads when the process ends: one hung function would keep the process alive
+forever. No function here waits for a thread to end.
 """
 
 from __future__ import annotations
@@ -11,9 +9,12 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import TypeVar
 
 from qreward.engine import background
 
+T = TypeVar("T")
 Job = Callable[[], Callable[[], object] | None]
 """A job that a worker runs. A job must not raise, and it reports its own result. It may report the result while it runs, or return a
 function that reports the result. The worker calls this function when the worker counts as idle again. So a next job that is
@@ -66,87 +67,65 @@ class Workers:
             RuntimeError: the pool has no thread, and the system cannot start one.
         """
         pool = self._pool
-        try:
-            worker = pool.idle.pop()
-        except IndexError:
-            return self._start_thread(pool, job)
-        worker.job = job
-        worker.wakeup.release()
-        return True
-
-    def _start_thread(self, pool: _ThreadPool, job: Job) -> bool:
         with pool.lock:
+            if pool.idle:
+                pool.idle -= 1
+                pool.jobs.put(job)
+                return True
             if pool.threads >= self.most:
                 return False
             pool.threads += 1
             pool.started += 1
             name = f"qreward-worker-{pool.started}"
         try:
-            threading.Thread(target=_Worker(pool, job, self._idle_seconds).work, name=name, daemon=True).start()
+            threading.Thread(target=_work, args=[pool, self._idle_seconds], name=name, daemon=True).start()
         except RuntimeError:
-            if pool.leave() == 0:
-                raise
+            with pool.lock:
+                pool.threads -= 1
+                if not pool.threads:
+                    raise
             return False
+        pool.jobs.put(job)
         return True
 
 
 class _ThreadPool:
     def __init__(self) -> None:
-        self.idle: list[_Worker] = []
-        self.lock = threading.Lock()
+        self.jobs: SimpleQueue[Job] = SimpleQueue()  # each job in it has its thread, which no longer counts as idle
+        self.lock = threading.RLock()  # reentrant: while it is held, garbage collection may run code that needs a thread
+        self.idle = 0
         self.threads = 0
         self.started = 0
 
-    def leave(self) -> int:
-        with self.lock:
-            self.threads -= 1
-            return self.threads
 
-
-class _Worker:
-    """Runs jobs in one thread. Between jobs, the thread sleeps on the lock ``wakeup``."""
-
-    __slots__ = ("_idle_seconds", "_pool", "job", "wakeup")
-
-    def __init__(self, pool: _ThreadPool, job: Job, idle_seconds: float) -> None:
-        self._pool, self._idle_seconds = pool, idle_seconds
-        self.job: Job | None = job
-        self.wakeup = threading.Lock()
-        self.wakeup.acquire()
-
-    def work(self) -> None:
-        """Run all jobs of the thread, one after the other."""
-        idle, report = self._pool.idle, None
-        while (job := self.job) is not None:
-            self.job = None
-            try:
-                report = job()
-            except BaseException:
-                _report_error()
-            del job  # an idle thread keeps nothing alive
-            idle.append(self)
-            if report is not None:
-                try:
-                    report()
-                except BaseException:
-                    _report_error()
-                report = None
-            self._rest()
-        self._pool.leave()
-
-    def _rest(self) -> None:
-        """Sleep until there is a job. After ``idle_seconds`` without a job, leave the stack of idle threads, which ends the thread."""
-        if self.wakeup.acquire(timeout=self._idle_seconds):
-            return
+def _work(pool: _ThreadPool, idle_seconds: float) -> None:
+    """Run all jobs of one thread, one after the other."""
+    while True:
         try:
-            self._pool.idle.remove(self)
-        except ValueError:  # ``run`` has just taken this worker off the stack, and will release the lock
-            self.wakeup.acquire()
+            job = pool.jobs.get(timeout=idle_seconds)
+        except Empty:
+            with pool.lock:
+                if pool.idle:
+                    pool.idle -= 1
+                    pool.threads -= 1
+                    return
+            job = pool.jobs.get()  # ``run`` has just put a job there for this thread
+        report = _guarded(job)
+        del job  # an idle thread keeps nothing alive
+        with pool.lock:
+            pool.idle += 1
+        if report is not None:
+            _guarded(report)
+        del report
 
 
-def _report_error() -> None:
-    """Report an exception that a job raised, against its contract, to ``threading.excepthook``. The worker keeps running."""
-    threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
+def _guarded(function: Callable[[], T]) -> T | None:
+    """Call a function. What it raises, against its contract, goes to ``threading.excepthook``, and the worker keeps running."""
+    try:
+        return function()
+    except BaseException:
+        threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
+        return None
 
 
 SHARED = Workers()

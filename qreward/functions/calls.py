@@ -183,7 +183,7 @@ class BlockingCall:
             if attempt.cancel_reason is not None:  # the caller may have left before another thread started the try
                 self._ended(attempt, CANCELLED)
         elif not _time.run(partial(self._run_in_worker, self._context.copy(), attempt)):
-            if len(attempt.task.tried) > 1:  # type: ignore[attr-defined]  # a further try without a thread does not fail the call
+            if len(attempt.task.tried) > 1:  # a further try without a thread does not fail the call
                 self._ended(attempt, CANCELLED)
                 return
             error = QueueFull(

@@ -128,12 +128,8 @@ class Changes:
     def add_weakly(self, method: OnChange) -> None:
         """Call a bound method after each later change, like ``add``, but without keeping the object of the method alive."""
 
-        def call(changed: object, names: frozenset[str]) -> None:
-            if (found := weak()) is not None:
-                found(changed, names)
-
-        remove = self.add(call)
         weak = weakref.WeakMethod(method, lambda _: remove())
+        remove = self.add(lambda changed, names: (found := weak()) and found(changed, names))
 
     def notify(self, changed: object, names: frozenset[str]) -> None:
         """Call all callbacks. If a callback raises, the error is logged, and all other callbacks are still called."""
@@ -146,16 +142,8 @@ class Changes:
                 logger.exception("an on_change callback raised; the change of %s stands", ", ".join(sorted(names)))
 
 
-def read_settings(source: str | Path) -> tuple[dict[str, Any], files.SettingsLocation]:
-    """Return the settings in a file, and their location for messages.
-
-    Raises:
-        ConfigError: the file cannot be read. An empty file is an error too, because it may be in the middle of being written.
-    """
-    return files.read_settings(source, empty="write {} if nothing is to be set")
-
-
-__all__ = ["FIXED", "UNSET", "ScheduleConfig"]
+read_settings = partial(files.read_settings, empty="write {} if nothing is to be set")
+"""Reads settings from a file, and their location. An empty file is an error, because it may be in the middle of being written."""
 
 FIXED = frozenset({"key_func", "pool"})
 """Parameters that cannot be changed while the function is in use, because calls already wait in the pool, and each key already has
@@ -394,7 +382,7 @@ class CompiledSettings:
         needs_thread: True if blocking functions run in a thread, because a call may end while a try still runs.
     """
 
-    __slots__ = ("_exceptions", "_predicate", "_waits", "callback", "debug", "default", "exporter", "key_func", "needs_thread", "options")
+    __slots__ = ("_again", "_waits", "callback", "debug", "default", "exporter", "key_func", "needs_thread", "options")
 
     def __init__(self, config: ScheduleConfig, *, waits: bool = True) -> None:
         options = _options(config)
@@ -407,27 +395,22 @@ class CompiledSettings:
         self.debug = config.debug
         self._waits = waits
         exceptions: Any = config.exception_types
-        is_types = isinstance(exceptions, type | tuple)
-        self._exceptions: Any = exceptions if is_types else Exception
-        self._predicate: Callable[[Exception], bool | float] | None = None if is_types else exceptions
+        self._again: Callable[[Exception], bool | float] = exceptions
+        if isinstance(exceptions, type | tuple):
+            self._again = lambda error: isinstance(error, exceptions)
 
     def covers(self, error: BaseException) -> bool:
         """Return True if ``default_result`` replaces an exception that did not come from the function."""
-        if self._predicate is not None and isinstance(error, Exception):
-            return self._predicate(error) is not False
-        return isinstance(error, self._exceptions)
+        return isinstance(error, Exception) and self._again(error) is not False
 
     def judge(self, error: Exception) -> CallFailure:
         """Classify an exception that a try raised. The result says whether and when to retry, and whether the exception means overload."""
         overload = overload_of(error)
         wait = None if overload is None else overload.retry_after
-        again: bool | float = isinstance(error, self._exceptions)
-        covered = bool(again)
-        if again and self._predicate is not None:
-            again = self._predicate(error)
-            covered = again is not False
-            if again is not True and again is not False:
-                again, wait = True, float(again)
+        again = self._again(error)
+        covered = again is not False
+        if covered and again is not True:
+            again, wait = True, float(again)
         if overload is not None and overload.should_retry is False:  # the server forbids a retry
             again = False
         if wait is not None and not self._waits:

@@ -188,7 +188,7 @@ class ScheduledFunction:
         settings, call, body = self._prepare(args, kwargs)
         call.waiter = waiter = AsyncCall(self.pool.engine.driver(), body, settings.judge)
         try:
-            outcome: Any = await waiter.result(call)
+            outcome: Any = await waiter.result(call)  # type: ignore[arg-type] # for the engine, a call is a task
         except BaseException:
             self._report(call, settings, "cancelled", None)
             raise

@@ -126,7 +126,8 @@ def _overload_of_one(error: BaseException) -> Overload | None:
     response = getattr(error, "response", None)
     status = _status_of(error, response)
     if status is None and response is None and _is_grpc(error):
-        return Overload() if getattr(error.code(), "name", None) in _GRPC else None  # type: ignore[attr-defined]
+        code: Any = error.code()  # type: ignore[attr-defined]
+        return Overload() if getattr(code, "name", None) in _GRPC else None
     return _overload_of_http(error, response, status)
 
 

@@ -1,7 +1,7 @@
 """``ConfigWatcher``: checks regularly whether settings have changed, and applies new settings. Each watcher has a thread of its own.
 
-A watcher compares the current state of its source (a file, the environment or a callback) with the state at the last check. If the state
-differs, the watcher reads the settings and applies them to its target: a function or a client.
+A watcher compares the settings of its source (a file, the environment or a callback) with those of the last check. If they differ, the
+watcher applies them to its target: a function or a client.
 """
 
 from __future__ import annotations
@@ -11,67 +11,32 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from threading import Event
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 from qreward import options
 from qreward.engine import background
 from qreward.errors import ConfigError, QRewardError
 from qreward.functions.config import FIXED, ScheduleConfig, read_settings, same
-from qreward.settings.client import OVERLAY, ClientConfig, load_config
+from qreward.settings.client import ClientConfig, load_config
 from qreward.settings.files import SettingsLocation
 from qreward.spelling import closest
 
 PREFIX = "QREWARD_SCHEDULE_"
 SET_IN_CODE = FIXED | {"exception_types", "default_result", "metrics_callback", "telemetry_exporter"}
 """Parameters that cannot be read from the environment."""
-_UNSEEN = object()
 
 
-class SettingsSource(NamedTuple):
-    """A place that settings are read from.
+def _environment(prefix: str) -> dict[str, object]:
+    """Return the settings in environment variables. The part of each name after the prefix is the name of a setting in upper case.
 
-    Attributes:
-        name: name of the source in errors and logs.
-        state: function that returns the current state, which is compared with the state at the last check. It returns None if nothing has
-            changed. It raises ``ConfigError`` if the state cannot be read.
-        settings: function that converts a state to settings. It raises ``ConfigError`` if the settings are
-            invalid.
+    Empty variables are ignored.
     """
-
-    name: str
-    state: Callable[[], Any]
-    settings: Callable[[Any], Any]
-
-
-def file_source(file: str | Path, read: Callable[[Path], Any]) -> SettingsSource:
-    """Return a source that reads a file. The file need not exist yet.
-
-    The state of the source is the content of the file and of its overlay, or the reason why they cannot be read.
-    """
-    path = Path(file).expanduser().absolute()
-
-    def content(path: Path) -> object:
-        try:
-            return path.read_bytes()
-        except OSError as error:
-            return error.errno
-
-    return SettingsSource(str(path), lambda: (content(path), content(Path(f"{path}{OVERLAY}"))), lambda _: read(path))
-
-
-def environment_source(prefix: str = PREFIX) -> SettingsSource:
-    """Return a source that reads environment variables with a prefix.
-
-    The part of each name after the prefix is the name of a setting in upper case. Empty variables are ignored.
-    """
-
-    def state() -> dict[str, str]:
-        return {name: text for name in sorted(os.environ) if name.startswith(prefix) and (text := os.environ.get(name))}
-
-    return SettingsSource("environment", state, lambda texts: dict(_read_variable(prefix, *each) for each in texts.items()))
+    texts = {name: text for name in sorted(os.environ) if name.startswith(prefix) and (text := os.environ.get(name))}
+    return dict(_read_variable(prefix, *each) for each in texts.items())
 
 
 def _read_variable(prefix: str, variable: str, text: str) -> tuple[str, object]:
@@ -92,24 +57,20 @@ def _read_variable(prefix: str, variable: str, text: str) -> tuple[str, object]:
     return name, value
 
 
-def callback_source(callback: Callable[[], Any], read: Callable[[Any], Any]) -> SettingsSource:
-    """Return a source that calls a function. The function returns a mapping of settings, or None if nothing has changed."""
-
-    def state() -> Any:
-        try:
-            answer = callback()
-        except Exception as error:  # the message is left out because it may hold secrets
-            raise ConfigError(f"callback: raised {type(error).__name__}") from error
-        if answer is None or isinstance(answer, ClientConfig):
-            return answer
-        if not isinstance(answer, Mapping) or not all(isinstance(name, str) for name in answer):
-            raise ConfigError(f"callback: must return a mapping of settings, or None for no change, not a {type(answer).__name__}")
-        try:
-            return read(answer)
-        except ConfigError as error:
-            raise SettingsLocation("callback").named(error) from None
-
-    return SettingsSource("callback", state, lambda settings: settings)
+def _called(callback: Callable[[], Any], read: Callable[[Any], Any]) -> Any:
+    """Return the settings that a callback returns, or None if nothing has changed."""
+    try:
+        answer = callback()
+    except Exception as error:  # the message is left out because it may hold secrets
+        raise ConfigError(f"callback: raised {type(error).__name__}") from error
+    if answer is None or isinstance(answer, ClientConfig):
+        return answer
+    if not isinstance(answer, Mapping) or not all(isinstance(name, str) for name in answer):
+        raise ConfigError(f"callback: must return a mapping of settings, or None for no change, not a {type(answer).__name__}")
+    try:
+        return read(answer)
+    except ConfigError as error:
+        raise SettingsLocation("callback").named(error) from None
 
 
 class _FunctionTarget:
@@ -154,20 +115,22 @@ def _target_of(target: Any) -> _FunctionTarget | _ClientTarget:
     raise ConfigError(f"ConfigWatcher takes a ScheduleConfig, a function with @schedule or a client, not a {type(target).__name__}")
 
 
-def _source_of(target: _FunctionTarget | _ClientTarget, file: object, env: object, callback: Any) -> SettingsSource:
+def _source_of(target: _FunctionTarget | _ClientTarget, file: object, env: object, callback: Any) -> tuple[str, Callable[[], Any]]:
+    """Return the name of the source, and a function that reads the settings there. It returns None if nothing has changed."""
     given = [name for name, there in (("file", file is not None), ("env", bool(env)), ("callback", callback is not None)) if there]
     if len(given) != 1:
         raise ConfigError(f"a ConfigWatcher needs exactly one of file, env and callback; {' and '.join(given) or 'none'} was given")
     if isinstance(file, str | Path):
-        return file_source(file, target.read)
+        path = Path(file).expanduser().absolute()
+        return str(path), partial(target.read, path)
     if env is True or isinstance(env, str):
         if isinstance(target, _ClientTarget):
             raise ConfigError("env= works for functions only; for a client use file= or callback=")
-        return environment_source(PREFIX if env is True else env)
+        return "environment", partial(_environment, PREFIX if env is True else env)
     checked = options.callback("callback", callback)
     if checked is None:
         raise ConfigError(f"{given[0]} must be {'a path' if file is not None else 'True or a prefix'}")
-    return callback_source(checked, target.read)
+    return "callback", partial(_called, checked, target.read)
 
 
 logger = logging.getLogger("qreward.schedule")
@@ -218,7 +181,7 @@ class ConfigWatcher:
         wait: Callable[[Event, float], bool] = Event.wait,
     ) -> None:
         self._target = _target_of(target)
-        self._source = _source_of(self._target, file, env, callback)
+        self._name, self._read = _source_of(self._target, file, env, callback)
         interval = options.seconds("poll_interval", poll_interval)
         if interval is None:
             raise ConfigError(
@@ -227,8 +190,8 @@ class ConfigWatcher:
         self._interval = interval
         self._on_error = options.callback("on_error", on_error)
         self._wait = wait
-        self._state: object = _UNSEEN
-        self._reported: str | None = None  # the error of the last check, if the state could not be read
+        self._settings: object = None  # the settings that were last applied, or could not be applied
+        self._reported: str | None = None  # the error of the last check, if the settings could not be read
         self._stopping = Event()
         self._thread: threading.Thread | None = None
         self._make_locks()
@@ -281,7 +244,7 @@ class ConfigWatcher:
         self.stop()
 
     def __repr__(self) -> str:
-        return f"<ConfigWatcher {self._source.name}{', running' if self.running else ''}>"
+        return f"<ConfigWatcher {self._name}{', running' if self.running else ''}>"
 
     def _start_thread(self) -> None:
         self._stopping = stopping = Event()
@@ -300,34 +263,32 @@ class ConfigWatcher:
                 self._report(error)
                 return False
         if changed:
-            logger.info("%s: changed %s", self._source.name, ", ".join(sorted(changed)))
+            logger.info("%s: changed %s", self._name, ", ".join(sorted(changed)))
         return bool(changed)
 
     def _take_over(self, stopping: Event | None) -> frozenset[str]:
-        """Apply the settings of the source if its state has changed. Returns the names of the settings that were changed."""
-        source, reported, nothing = self._source, self._reported, frozenset[str]()
+        """Apply the settings of the source if they have changed. Returns the names of the settings that were changed."""
+        reported, nothing = self._reported, frozenset[str]()
         try:
-            self._reported, state = None, source.state()
+            self._reported, settings = None, self._read()
         except ConfigError as error:
             self._reported = str(error)
             if self._reported == reported:
                 return nothing
             raise
-        if state is None or same(state, self._state):
+        if settings is None or same(settings, self._settings):
             return nothing
-        self._state = state
-        settings = source.settings(state)
         with self._target.lock:  # while this thread waits for the lock, ``stop`` may time out and return
             if stopping is not None and stopping.is_set():
-                self._state = _UNSEEN  # the next check returns the settings again
                 return nothing
+            self._settings = settings
             try:
                 return self._target.apply(settings)
             except ConfigError as error:
-                raise SettingsLocation(source.name).named(error) from None
+                raise SettingsLocation(self._name).named(error) from None
 
     def _report(self, error: Exception) -> None:
-        text = str(error) if isinstance(error, QRewardError) else f"{self._source.name}: {type(error).__name__}"
+        text = str(error) if isinstance(error, QRewardError) else f"{self._name}: {type(error).__name__}"
         logger.warning("%s; nothing was changed", text)
         if self._on_error is not None:
             try:

@@ -188,6 +188,27 @@ async def test_what_ends_a_task_or_a_program_and_what_is_not_named_is_neither_re
     assert tries == [asyncio.CancelledError, KeyboardInterrupt, SystemExit, Stop]
 
 
+def test_a_default_replaces_every_failure_of_the_function_and_never_work_that_was_not_awaited() -> None:
+    async def work() -> int:
+        return 7
+
+    class Scorer:
+        @old_schedule(exception_types=OSError, default_result=lambda scorer, kind: (kind, 0))
+        def score(self, kind: str) -> Any:
+            if kind == "key":
+                raise KeyError(kind)
+            return work() if kind == "work" else 1
+
+        @old_schedule(default_result=0)
+        @staticmethod
+        def of_none() -> int:
+            return 1 // 0
+
+    assert (Scorer().score("key"), Scorer().score("one"), Scorer().of_none()) == (("key", 0), 1, 0)
+    with pytest.raises(ConfigError, match="async function"):
+        Scorer().score("work")
+
+
 def test_the_numbers_of_a_call_are_in_milliseconds_and_a_span_ends_with_them() -> None:
     of_today = ScheduleMetrics("f", None, "ok", None, False, tries=4, retries=2, hedges=1, queued=0.1, latency=0.5)
     numbers = OldScheduleMetrics.of(of_today)

@@ -9,6 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import pytest
@@ -22,12 +23,12 @@ PATIENCE = 30.0
 
 def idle(workers: Workers) -> int:
     """Threads that wait for work."""
-    return len(workers._pool.idle)
+    return workers._pool.idle
 
 
 def busy(workers: Workers) -> int:
     """Threads that run a job."""
-    return max(0, workers._pool.threads - len(workers._pool.idle))
+    return max(0, workers._pool.threads - workers._pool.idle)
 
 
 def held() -> threading.Lock:
@@ -121,13 +122,16 @@ def test_a_thread_that_is_given_a_job_just_as_its_idle_time_runs_out_runs_it_and
         note()
         return done.release
 
-    class Idle(list[Any]):
-        def remove(self, worker: Any) -> None:
-            if len(ran) == 1:
-                assert workers.run(last_job)
-            super().remove(worker)
+    class Jobs(SimpleQueue[Any]):
+        def get(self, block: bool = True, timeout: float | None = None) -> Any:
+            try:
+                return super().get(block, timeout)
+            except Empty:
+                if len(ran) == 1:
+                    assert workers.run(last_job)
+                raise
 
-    workers._pool.idle = Idle()
+    workers._pool.jobs = Jobs()
     run_alone(workers, note)
     assert done.acquire(timeout=PATIENCE)
     assert ran[0] is ran[1]
@@ -223,8 +227,8 @@ def output_of(script: str) -> str:
     prelude = """
 import os, threading, time
 from qreward.engine.threads import Workers, SHARED
-idle = lambda workers: len(workers._pool.idle)
-busy = lambda workers: max(0, workers._pool.threads - len(workers._pool.idle))
+idle = lambda workers: workers._pool.idle
+busy = lambda workers: max(0, workers._pool.threads - workers._pool.idle)
 """
     done = subprocess.run(
         [sys.executable, "-c", prelude + textwrap.dedent(script)], capture_output=True, text=True, timeout=PATIENCE, check=False

@@ -112,7 +112,9 @@ class AimdLimit:
         return sent_at >= self._fell_at and self._fall(now)
 
     def _evaluate(self, now: float, ok: int, failed: int, seconds: float) -> bool:
-        self._ok, self._failed, self._seconds = self._ok + ok, self._failed + failed, self._seconds + seconds
+        self._ok += ok
+        self._failed += failed
+        self._seconds += seconds
         ended = self._ok + self._failed
         if ended < max(LEAST_ROUND, self.limit):
             return False

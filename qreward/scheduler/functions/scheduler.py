@@ -315,9 +315,11 @@ class CallScheduler:
         call, function, seconds = attempt.task, attempt.task.function, now - attempt.sent_at
         function.quantiles.add(seconds)
         if attempt.cancel_reason is not CancelReason.OVERDUE:  # otherwise it was counted when the call timed out
-            if call.key_state.breaker is not None:
-                call.key_state.breaker.ok(call)
-            self._adapt(call, AimdLimit.ok, now, attempt.sent_at, seconds)
+            state = call.key_state
+            if state.breaker is not None:
+                state.breaker.ok(call)
+            if state.adaptive is not None or self.group.adaptive is not None:
+                self._adapt(call, AimdLimit.ok, now, attempt.sent_at, seconds)
         if call.done:
             return
         function.counters.ok += 1

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import Any
 from weakref import WeakValueDictionary
 
-from pydantic import GetCoreSchemaHandler
+from pydantic import GetCoreSchemaHandler, SecretStr
 from pydantic_core import CoreSchema, core_schema
 
 from qreward.spelling import did_you_mean
@@ -94,4 +94,8 @@ def api_key_of(value: Any) -> Any:
         for name in value.keys() - {"command", "seconds"}:
             raise ValueError(f"has no setting {name!r}; {did_you_mean(name, ('command', 'seconds'))}")
         return ApiKey(value.get("command", ()), value.get("seconds"))
-    return ApiKey(value) if callable(value) and not isinstance(value, ApiKey) else value
+    if callable(value):
+        return ApiKey(value)
+    if value is not None and not isinstance(value, str | SecretStr | ApiKey):
+        raise ValueError(f"must be a string, a function, or a mapping with a command, not a {type(value).__name__}")
+    return value

@@ -89,15 +89,19 @@ def test_odd_slots_go_round_so_that_no_member_starves() -> None:
 
 def test_shares_of_a_rate_are_equal_parts_of_what_is_granted_in_a_minute_and_what_some_do_not_want_is_for_the_others() -> None:
     for kind in ("requests", "tokens"):
-        for rates, parts in (([inf] * 4, [1 / 4] * 4), ([60.0, inf, inf], [60 * PERIOD / MINUTE / 600, None, None]), ([0.0, inf], [0, 1])):
+        modest = 60 * PERIOD / MINUTE / 600
+        for rates, parts in (
+            ([inf] * 4, [1 / 4] * 4),
+            ([60.0, inf, inf], [modest, (1 - modest) / 2, (1 - modest) / 2]),
+            ([0.0, inf], [0.0, 1.0]),
+        ):
             ledger = Ledger()
             for _ in range(2):
                 found = [
                     renewed(ledger, 0.0, f"m{number}", kind, Demand(600, want=1000, rate=rate)).hold / (600 * MINUTE / PERIOD)
                     for number, rate in enumerate(rates)
                 ]
-            left = (1 - sum(part or 0 for part in parts)) / max(1, parts.count(None))
-            assert found == pytest.approx([left if part is None else part for part in parts]), (kind, rates)
+            assert found == pytest.approx(parts), (kind, rates)
 
 
 def test_a_share_that_shrinks_is_not_given_to_others_before_its_member_has_reported_that_it_knows() -> None:

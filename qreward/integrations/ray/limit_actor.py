@@ -2,8 +2,8 @@
 
 A ledger records which process may use which share of a rate limit. A process is a member of the ledger, and holds its share for the time of
 a lease. The actor belongs to the process that created it, and ends with this process. The next process that renews a lease creates another
-actor, with a new ledger. For the duration of one lease, each member keeps the share that it held before. Messages contain durations instead
-of times, so the clocks of nodes need not agree.
+actor, with a new ledger. For the duration of one lease, each member keeps the requests in flight that it may have, and no share of them
+grows. Messages contain durations instead of times, so the clocks of nodes need not agree.
 """
 
 from __future__ import annotations

@@ -66,7 +66,6 @@ class Channel:
         self._rates: deque[float] = deque(maxlen=SECONDS)
         self._changes: deque[dict[str, Any]] = deque(maxlen=CHANGES)
         self._answered: int | None = None
-        self._document: dict[str, Any] = {}  # the last one
         self._clients: dict[str, Any] = {}  # the last snapshots of clients
         self.listeners: list[Callable[[dict[str, Any]], object]] = []
         self._begin()
@@ -76,6 +75,7 @@ class Channel:
     def _begin(self) -> None:
         self._pid, self._closed, self._troubled = os.getpid(), False, False
         self._lock, self._writing = threading.Lock(), threading.Lock()
+        self._document: dict[str, Any] = {}  # the last one
         folder = directory()
         self.path, self._file = folder / f"{self._pid}.sock", folder / f"{self._pid}.json"
         self.path.unlink(missing_ok=True)  # of a process that had the same number
@@ -156,7 +156,8 @@ class Channel:
             server.handle_request()
             if (now := time.monotonic()) >= due and not self._closed:
                 due = max(due + 1.0, now)
-                self._write()
+                if not self._clients or any(runtime.engine.drivers() for runtime in self.runtimes().values()):
+                    self._write()  # not in a forked process that uses none of its clients
 
     def _write(self) -> None:
         try:

@@ -72,7 +72,7 @@ def processes(folder: Path, kept: Kept | None = None, patience: float = PATIENCE
     """Yield the processes of a directory, those that run first, and remove what is left of others."""
     names = {path.stem for path in folder.iterdir()}
     found = [_process(folder, int(name), kept, patience) for name in sorted(names, key=len) if name.isdecimal()]
-    yield from sorted(filter(None, found), key=lambda each: (each.state in ("ended", "died"), -each.document.get("at", 0.0)))
+    yield from sorted(filter(None, found), key=lambda each: (each.state in ("ended", "died"), -each.document.get("started", 0.0)))
 
 
 def _process(folder: Path, pid: int, kept: Kept | None, patience: float) -> Process | None:

@@ -34,7 +34,9 @@ from qreward.bulk.inputs import digest_of
 from qreward.bulk.outputs import OutputFile
 from qreward.bulk.run import BulkRun
 from qreward.bulk.start import run_bulk
+from qreward.engine.batch import BatchWaiter
 from qreward.errors import ConfigError
+from qreward.live.steer import Order, steer
 
 
 def expected(count: int) -> dict[str, str]:
@@ -257,6 +259,21 @@ async def test_a_run_that_is_stopped_now_cancels_what_is_in_flight_and_counts_wh
     assert (report.resumed, report.sent, report.sent_again) == (16, 84, 8)
     assert answers(folder.output) == expected(100)
     assert sum(backend.served.values()) == 108
+
+
+async def test_a_run_whose_batch_an_operator_cancels_leaves_its_lines_to_the_next_run(tmp_path: Path) -> None:
+    folder, backend = Folder(tmp_path, lines(100)), Backend()
+
+    def cancel(run: BulkRun) -> None:
+        (batch,) = [each for each in run.runtime.driver().waiters if isinstance(each, BatchWaiter)]
+        steer({1: run.runtime}, Order("cancel", str(batch.number), reason="wrong prompt"))
+
+    report = await folder.run(backend, on_start=lambda run: asyncio.get_running_loop().call_later(2.5, cancel, run))
+    assert (report.exit_code, report.done, report.failed, report.sent) == (75, 16, 0, 24)
+    assert "wrong prompt" in str(report.reason)
+    report = await folder.run(backend)
+    assert (report.resumed, report.done, report.exit_code) == (16, 100, 0)
+    assert answers(folder.output) == expected(100)
 
 
 async def test_a_line_that_waits_for_its_retry_still_gets_it_after_a_stop(tmp_path: Path) -> None:

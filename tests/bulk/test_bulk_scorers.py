@@ -13,6 +13,7 @@ from bulk_fakes import MODEL, Backend, Folder, Sent, endpoint, failures, read, r
 
 from qreward.bulk.batches import SCORING
 from qreward.bulk.inputs import digest_of
+from qreward.engine.batch import BatchWaiter
 from qreward.errors import ConfigError
 from qreward.judge import Judge, RewardModelScorer
 from qreward.judge.config import JudgeConfig
@@ -67,6 +68,22 @@ async def test_a_judge_that_is_stopped_goes_on_with_the_rest(tmp_path: Path) -> 
     again = await folder.run(backend, scorer=judge, columns=COLUMNS)
     assert (again.resumed, again.done, again.exit_code, again.sent_again) == (16, 100, 0, report.in_flight)
     assert len(verdicts(folder.output)) == 100
+
+
+async def test_a_judge_whose_batch_an_operator_cancels_leaves_its_items_to_the_next_run(tmp_path: Path) -> None:
+    folder, backend, judge = Folder(tmp_path, items(100)), Backend(scores), judge_of(scale=(0, 9))
+
+    def cancel(run: Any) -> None:
+        (batch,) = [each for each in run.runtime.driver().waiters if isinstance(each, BatchWaiter)]
+        batch.cancel("wrong prompt")
+
+    report = await folder.run(
+        backend, scorer=judge, columns=COLUMNS, on_start=lambda run: asyncio.get_running_loop().call_later(2.5, cancel, run)
+    )
+    assert (report.exit_code, report.done, report.failed) == (75, 16, 0)
+    assert "wrong prompt" in str(report.reason)
+    again = await folder.run(backend, scorer=judge, columns=COLUMNS)
+    assert (again.resumed, again.done, again.exit_code) == (16, 100, 0)
 
 
 async def test_a_judge_that_is_told_to_stop_finishes_the_items_that_it_has(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextvars import Context
 from functools import partial
@@ -234,6 +235,7 @@ class LoopDriver:
         self._closing: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
+        self._weakly = weakref.ref(self)  # for the timer: it keeps no engine alive that nobody waits for
         self._closer = self._close_with_loop()
         with contextlib.suppress(StopIteration):
             self._closer.asend(None).send(None)  # runs the generator to its yield, which registers it with the event loop
@@ -427,11 +429,14 @@ class LoopDriver:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = wake
-        self._timer = self.loop.call_later(max(0.0, wake - self.engine.clock()), self._tick)
+        self._timer = self.loop.call_later(max(0.0, wake - self.engine.clock()), LoopDriver._tick, self._weakly)
 
-    def _tick(self) -> None:
-        self._timer = None
-        self.locked(self.engine.scheduler.tick)
+    @staticmethod
+    def _tick(weakly: weakref.ref[LoopDriver]) -> None:
+        driver = weakly()
+        if driver is not None:
+            driver._timer = None
+            driver.locked(driver.engine.scheduler.tick)
 
     def is_armed(self, wake: float) -> bool:
         """Return whether the timer is set for ``wake`` or earlier. Can be called from any thread."""

@@ -50,11 +50,15 @@ class Workers:
     def __init__(self, most: int = MOST, idle_seconds: float = IDLE_SECONDS) -> None:
         self.most = most
         self._idle_seconds = idle_seconds
-        self._pool = _ThreadPool()
-        background.watch(self, Workers._start_over)
+        self._started = 0
+        self._begin()
+        background.watch(self, Workers._begin)
 
-    def _start_over(self) -> object:
-        inherited, self._pool = self._pool, _ThreadPool()
+    def _begin(self) -> object:
+        inherited = self.__dict__.copy()
+        self._jobs: SimpleQueue[Job] = SimpleQueue()  # each job in it has its thread, which no longer counts as idle
+        self._lock = threading.RLock()  # reentrant: while it is held, garbage collection may run code that needs a thread
+        self._idle = self._threads = 0
         return inherited
 
     def run(self, job: Job) -> bool:
@@ -66,57 +70,46 @@ class Workers:
         Raises:
             RuntimeError: the pool has no thread, and the system cannot start one.
         """
-        pool = self._pool
-        with pool.lock:
-            if pool.idle:
-                pool.idle -= 1
-                pool.jobs.put(job)
+        with self._lock:
+            if self._idle:
+                self._idle -= 1
+                self._jobs.put(job)
                 return True
-            if pool.threads >= self.most:
+            if self._threads >= self.most:
                 return False
-            pool.threads += 1
-            pool.started += 1
-            name = f"qreward-worker-{pool.started}"
+            self._threads += 1
+            self._started += 1
+            name = f"qreward-worker-{self._started}"
         try:
-            threading.Thread(target=_work, args=[pool, self._idle_seconds], name=name, daemon=True).start()
+            threading.Thread(target=self._work, name=name, daemon=True).start()
         except RuntimeError:
-            with pool.lock:
-                pool.threads -= 1
-                if not pool.threads:
+            with self._lock:
+                self._threads -= 1
+                if not self._threads:
                     raise
             return False
-        pool.jobs.put(job)
+        self._jobs.put(job)
         return True
 
-
-class _ThreadPool:
-    def __init__(self) -> None:
-        self.jobs: SimpleQueue[Job] = SimpleQueue()  # each job in it has its thread, which no longer counts as idle
-        self.lock = threading.RLock()  # reentrant: while it is held, garbage collection may run code that needs a thread
-        self.idle = 0
-        self.threads = 0
-        self.started = 0
-
-
-def _work(pool: _ThreadPool, idle_seconds: float) -> None:
-    """Run all jobs of one thread, one after the other."""
-    while True:
-        try:
-            job = pool.jobs.get(timeout=idle_seconds)
-        except Empty:
-            with pool.lock:
-                if pool.idle:
-                    pool.idle -= 1
-                    pool.threads -= 1
-                    return
-            job = pool.jobs.get()  # ``run`` has just put a job there for this thread
-        report = _guarded(job)
-        del job  # an idle thread keeps nothing alive
-        with pool.lock:
-            pool.idle += 1
-        if report is not None:
-            _guarded(report)
-        del report
+    def _work(self) -> None:
+        """Run all jobs of one thread, one after the other."""
+        while True:
+            try:
+                job = self._jobs.get(timeout=self._idle_seconds)
+            except Empty:
+                with self._lock:
+                    if self._idle:
+                        self._idle -= 1
+                        self._threads -= 1
+                        return
+                job = self._jobs.get()  # ``run`` has just put a job there for this thread
+            report = _guarded(job)
+            del job  # an idle thread keeps nothing alive
+            with self._lock:
+                self._idle += 1
+            if report is not None:
+                _guarded(report)
+            del report
 
 
 def _guarded(function: Callable[[], T]) -> T | None:

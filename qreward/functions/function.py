@@ -385,7 +385,7 @@ class _NoBackend:
 
 
 _ENGINES: WeakSet[Engine[CallScheduler]] = WeakSet()
-"""All engines in use. Pools are not stored here, because the timer of an event loop can keep an engine alive after its pool is gone."""
+"""All engines in use. Pools are not stored here, because a running call keeps an engine alive after its pool is gone."""
 _POOLS: WeakValueDictionary[str, FunctionPool] = WeakValueDictionary()
 _naming = threading.Lock()
 

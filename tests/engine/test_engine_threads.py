@@ -23,12 +23,12 @@ PATIENCE = 30.0
 
 def idle(workers: Workers) -> int:
     """Threads that wait for work."""
-    return workers._pool.idle
+    return workers._idle
 
 
 def busy(workers: Workers) -> int:
     """Threads that run a job."""
-    return max(0, workers._pool.threads - workers._pool.idle)
+    return max(0, workers._threads - workers._idle)
 
 
 def held() -> threading.Lock:
@@ -131,7 +131,7 @@ def test_a_thread_that_is_given_a_job_just_as_its_idle_time_runs_out_runs_it_and
                     assert workers.run(last_job)
                 raise
 
-    workers._pool.jobs = Jobs()
+    workers._jobs = Jobs()
     run_alone(workers, note)
     assert done.acquire(timeout=PATIENCE)
     assert ran[0] is ran[1]
@@ -227,8 +227,8 @@ def output_of(script: str) -> str:
     prelude = """
 import os, threading, time
 from qreward.engine.threads import Workers, SHARED
-idle = lambda workers: workers._pool.idle
-busy = lambda workers: max(0, workers._pool.threads - workers._pool.idle)
+idle = lambda workers: workers._idle
+busy = lambda workers: max(0, workers._threads - workers._idle)
 """
     done = subprocess.run(
         [sys.executable, "-c", prelude + textwrap.dedent(script)], capture_output=True, text=True, timeout=PATIENCE, check=False
@@ -262,12 +262,12 @@ def test_a_forked_child_begins_with_threads_of_its_own_and_the_parent_keeps_its(
             time.sleep(3600)
         assert run() and workers.run(hang)
         assert run() and (busy(workers), idle(workers)) == (1, 1)
-        workers._pool.lock.acquire()  # as another thread might at this moment
+        workers._lock.acquire()  # as another thread might at this moment
         child = os.fork()
         if child == 0:
             fine = (busy(workers), idle(workers)) == (0, 0) and run() and (busy(workers), idle(workers)) == (0, 1)
             os._exit(0 if fine else 1)
-        workers._pool.lock.release()
+        workers._lock.release()
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), run(), busy(workers), idle(workers))
     """
     assert output_of(script) == "0 True 1 1\n"

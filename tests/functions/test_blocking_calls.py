@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 import sys
 import textwrap
 import threading
+import time
+import weakref
 from typing import Any
 
 import pytest
@@ -120,6 +123,20 @@ def test_a_call_that_waits_is_timed_although_the_loop_that_was_told_when_has_end
         asyncio.run(awaited())
     waiter.join(30)
     assert found == ["done"]
+
+
+def test_a_function_that_is_dropped_is_freed_although_its_timer_was_set() -> None:
+    def use_and_drop() -> weakref.ref[Any]:
+        member = ScheduledFunction(lambda: time.sleep(0.05), ScheduleConfig(timeout=3600), FunctionPool())
+        member.call_blocking((), {})
+        return weakref.ref(member.pool.engine)
+
+    freed = use_and_drop()
+    deadline = time.monotonic() + 10
+    while freed() is not None and time.monotonic() < deadline:
+        gc.collect()
+        time.sleep(0.01)
+    assert freed() is None
 
 
 def test_in_a_virtual_loop_a_blocking_call_takes_no_real_time() -> None:

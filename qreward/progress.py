@@ -294,7 +294,7 @@ class _Lines:
         self.interval = 2.0
 
     def show(self, progress: Progress) -> None:
-        if self._begun:  # at the start there is nothing to report
+        if self._begun or progress.why:  # at the start there is nothing to report
             self.close(progress)
             self.interval = 10.0
         self._begun = True

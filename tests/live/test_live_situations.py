@@ -329,3 +329,18 @@ async def test_a_full_disk_is_the_reason_of_a_run_that_stops(tmp_path: Path, mon
     async with FakeFleet([FakeEndpoint("a")]) as fleet, QRewardClient(fleet.endpoints) as client:
         report = await client.run([{"messages": chat} for chat in chats(99)], tmp_path / "out.jsonl", model="m")
     assert "no space is left for" in str(report.reason)
+
+
+async def test_no_answer_of_a_broken_server_is_quoted_in_a_snapshot_or_a_reason() -> None:
+    def answer(_messages: Any) -> str:
+        return SERVER * 9
+
+    faults = ("malformed", "error_in_200", "truncated", "cut", "reset", "error_500", "error_503")
+    fakes = [FakeEndpoint(fault, models=(fault,), responder=answer, faults=Faults(**{fault: 1.0})) for fault in faults]
+    async with FakeFleet(fakes) as fleet, QRewardClient(fleet.endpoints) as client:
+        batches = [asyncio.create_task(client.batch_chat_completion(chats(4), model=fault, deadline=0.8)) for fault in faults]
+        await asyncio.sleep(0.5)
+        shown = f"{client.snapshot().model_dump_json()}{client.stats()}{client.explain()}"
+        await asyncio.gather(*batches)
+    assert "it answered 200 for model 'malformed'" in shown
+    assert [planted for planted in (SERVER, PROMPT) if planted in shown] == []

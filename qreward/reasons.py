@@ -9,25 +9,8 @@ ReasonCode = Literal[
     "ready", "running", "rate_limit", "token_limit", "concurrency_limit", "recovering", "cooldown", "out_of_service", "failing", "quota",
     "no_answer", "held_back", "input", "consumer", "budget", "paused", "marked_unhealthy", "removed", "no_endpoint", "event_loop",
 ]  # fmt: skip
-"""Why work waits. Of two endpoints that are expected to take a request at the same time, the one whose code comes first is the reason.
-
-- ``ready``, ``running``: nothing prevents the work.
-- ``rate_limit``, ``token_limit``: a limit on requests or tokens in a time: configured, learned, or stated by the server.
-- ``concurrency_limit``: as many requests are in flight as the endpoint may have.
-- ``recovering``: the endpoint was out of service, and gets few requests until more are answered.
-- ``cooldown``: the endpoint turned requests away (429, 503), and is left alone for a time.
-- ``out_of_service``: the circuit breaker is open, because requests failed.
-- ``failing``: the last requests failed, and are tried again or have ended with errors.
-- ``quota``: the quota of the account is used up, or the process waits for its share of a limit that processes share.
-- ``no_answer``: requests are in flight for far longer than usual, and nothing is answered.
-- ``held_back``: the last items of a batch are left to faster endpoints.
-- ``input``: the input of a batch has not given the next item yet.
-- ``consumer``: streams wait until their reader takes what has arrived.
-- ``budget``: a run may not spend more before requests in flight have ended.
-- ``paused``, ``marked_unhealthy``, ``removed``: an operator's decision.
-- ``no_endpoint``: no endpoint serves the model.
-- ``event_loop``: the event loop is blocked by code that does not yield, so that nothing is sent or read.
-"""
+"""Why work waits; ``docs/how-to/why-nothing-moves.md`` lists them. Of two endpoints that are expected to take a request at the same time,
+the one whose code comes first is the reason."""
 
 WAITING: tuple[ReasonCode, ...] = (
     "rate_limit", "token_limit", "concurrency_limit", "cooldown", "out_of_service", "failing", "quota", "no_answer", "paused",

@@ -32,7 +32,7 @@ from qreward.engine.stalls import StallWatch
 from qreward.engine.stream_batch import BatchStreamSink
 from qreward.engine.stream_sink import SingleStreamSink
 from qreward.errors import ConfigError, NoEndpoint, RequestTimeout
-from qreward.live.snapshot import RouteView, SnapshotMaker
+from qreward.live.snapshot import SnapshotMaker
 from qreward.options import DEFAULT
 from qreward.progress import start_progress
 from qreward.quota.renewal import Sharing
@@ -223,7 +223,7 @@ class Runtime:
             given.get("progress"),
             total,
             title=title,
-            **RouteView(self.look, lambda: [pool]).for_progress(),
+            **self.look.for_progress(lambda: [pool]),
             prices=prices,
             clock=self.clock,
         )

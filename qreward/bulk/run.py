@@ -25,7 +25,6 @@ from qreward.bulk.settings import BulkSettings
 from qreward.codecs.base import WireRequest
 from qreward.errors import BatchCancelled, ClientClosed, ConfigError, NoEndpoint, QRewardError
 from qreward.judge.types import Scorer
-from qreward.live.snapshot import RouteView
 from qreward.progress import ProgressMeter, start_progress
 from qreward.reasons import Explanation
 from qreward.results import EndpointStats, Result, dollars, merged_stats
@@ -295,8 +294,8 @@ class BulkRun(LineRun):
 
     def _progress(self) -> ProgressMeter | None:
         wanted, prices = self._settings.progress, self.runtime.prices
-        route = RouteView(self.runtime.look, lambda: [pool for pool in self._batches if isinstance(pool, Pool)])
-        return start_progress(wanted, title="qreward run", prices=prices, **route.for_progress(), clock=self.runtime.clock)
+        route = self.runtime.look.for_progress(lambda: [pool for pool in self._batches if isinstance(pool, Pool)])
+        return start_progress(wanted, title="qreward run", prices=prices, **route, clock=self.runtime.clock)
 
     async def _total(self) -> int | None:
         """Return the most lines that this run will send; None if it is not known in advance."""

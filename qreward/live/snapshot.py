@@ -38,34 +38,40 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
-class EndpointSnapshot(_Part):
-    """The state of one endpoint. Counts are those since the client was created."""
+class Totals(_Part):
+    """Counts since the client was created, of one endpoint or of all. Rates are those of the last seconds."""
+
+    in_flight: int = 0
+    sent: int = 0
+    answered: int = 0
+    rejected: int = Field(0, description="requests that were turned away: 429, 503 and 529")
+    failed: int = 0
+    server_errors: int = Field(0, description="failures with a status of 500 or more")
+    retried: int = 0
+    hedged: int = 0
+    cancelled: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    answers_per_second: float = 0.0
+    tokens_per_second: float = Field(0.0, description="output tokens, as reported by the server")
+    waiting: int = Field(0, description="items that have no result and are not in flight; 0 for an endpoint")
+
+
+class EndpointSnapshot(Totals):
+    """The state of one endpoint."""
 
     name: str
     models: list[str] = Field(description="patterns of the routes that it serves")
     state: ReasonCode = Field(description="ready, or why it takes no request now")
     why: str = Field(description="the state in words, with numbers")
     ready_in: float | None = Field(description="seconds until it can take a request; None if an event must come first")
-    in_flight: int
     limit: int = Field(description="requests that may be in flight now")
     limit_why: str = Field(description="the reason for the last change of the limit")
     limit_changes: dict[str, int] = Field(description="number of changes of the limit, by direction and reason")
     pace: float | None = Field(description="requests a second that it can take at present; None before its first answer")
-    answers_per_second: float
-    tokens_per_second: float = Field(description="output tokens a second, as reported by the server")
     p50: float | None = Field(description="seconds of an answer")
     p95: float | None
-    sent: int
-    answered: int
-    rejected: int = Field(description="requests that it turned away: 429, 503 and 529")
-    failed: int
-    server_errors: int = Field(description="failures with a status of 500 or more")
-    retried: int
-    hedged: int
-    cancelled: int
-    prompt_tokens: int
-    output_tokens: int
-    cached_tokens: int
     cached_share: float | None = Field(description="share (0 to 1) of prompt tokens that were cached; None without prompt tokens")
     cost: float | None = Field(description="US dollars; None without a price")
     last_failure: str | None = Field(description="kind of its last failure; the text of the server is left out")
@@ -107,26 +113,6 @@ class LoopSnapshot(_Part):
     blocked: bool
 
 
-class Totals(_Part):
-    """Sums over the endpoints and routes."""
-
-    waiting: int = 0
-    in_flight: int = 0
-    sent: int = 0
-    answered: int = 0
-    rejected: int = 0
-    failed: int = 0
-    server_errors: int = 0
-    retried: int = 0
-    hedged: int = 0
-    cancelled: int = 0
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-    cached_tokens: int = 0
-    answers_per_second: float = 0.0
-    tokens_per_second: float = 0.0
-
-
 class Snapshot(_Part):
     """The state of one client at one moment. ``model_dump_json`` writes it, and ``model_json_schema`` describes it.
 
@@ -149,8 +135,18 @@ class Snapshot(_Part):
     why: list[str] = Field(description="one sentence for each kind of work that waits")
 
 
-COUNTS = ("sent", "answered", "rejected", "failed", "server_errors", "retried", "hedged", "cancelled", "prompt_tokens", "output_tokens",
-          "cached_tokens")  # fmt: skip
+COUNTS = (
+    "sent",
+    "rejected",
+    "failed",
+    "server_errors",
+    "retried",
+    "hedged",
+    "cancelled",
+    "prompt_tokens",
+    "output_tokens",
+    "cached_tokens",
+)
 
 
 class SnapshotMaker:
@@ -179,12 +175,24 @@ class SnapshotMaker:
             made = [explain(now, pool) for pool in (self.pools() if pools is None else pools)]
         return found + [each for each in made if pools is not None or each.waiting or each.in_flight or each.is_stuck]
 
-    def done_in(self, pools: Sequence[Pool], left: int) -> tuple[float, float] | None:
-        with self._engine.lock:
-            now = self._engine.clock()
-            found = [(pool.done_in(now, left), pool.done_in(now, max(left, waiting_in(pool)))) for pool in pools]
-        bands = [(least[0], most[1]) for least, most in found if least is not None and most is not None]
-        return (min(least for least, _ in bands), max(most for _, most in bands)) if bands else None
+    def for_progress(self, pools: Callable[[], Sequence[Pool]]) -> dict[str, Any]:
+        """Return the functions with which ``start_progress`` shows the load of routes, the time left, and why nothing moves."""
+
+        def load() -> RouteLoad:
+            loads = [load_of(pool) for pool in pools()]
+            return RouteLoad(*map(sum, zip(*loads, strict=True))) if loads else RouteLoad()
+
+        def done_in(left: int) -> tuple[float, float] | None:  # other work of the routes may go first
+            with self._engine.lock:
+                now = self._engine.clock()
+                found = [(pool.done_in(now, left), pool.done_in(now, max(left, waiting_in(pool)))) for pool in pools()]
+            bands = [(least[0], most[1]) for least, most in found if least is not None and most is not None]
+            return (min(least for least, _ in bands), max(most for _, most in bands)) if bands else None
+
+        def why() -> str:
+            return "; ".join(each.text for each in self.explain(pools()) if each.is_stuck)
+
+        return {"load": load, "done_in": done_in, "why": why}
 
     def _elsewhere(self, drivers: Iterable[LoopDriver]) -> list[Explanation]:
         late = max((driver.lag() for driver in drivers), default=0.0)
@@ -216,19 +224,17 @@ class SnapshotMaker:
             endpoints = [self._endpoint(now, source, *rates[source.name]) for source in sources]
             explained = [(pool, explain(now, pool)) for pool in self.pools()]
             models = [_model(now, pool, why) for pool, why in explained]
+        batches = [waiter for driver in drivers for waiter in list(driver.waiters) if isinstance(waiter, BatchWaiter)]
         loops = [LoopSnapshot(thread=each.thread, lag=(lag := each.lag()), blocked=lag >= BLOCKED) for each in drivers]
-        sums = {
-            name: sum(getattr(each, name) for each in endpoints)
-            for name in (*COUNTS, "in_flight", "answers_per_second", "tokens_per_second")
-        }
+        sums = {name: sum(getattr(each, name) for each in endpoints) for name in Totals.model_fields}
         costs = [each.cost for each in endpoints if each.cost is not None]
         return Snapshot(
             at=time.time(),
             pid=os.getpid(),
-            totals=Totals(waiting=sum(each.waiting for each in models), **sums),
+            totals=Totals(**sums | {"waiting": sum(each.waiting for each in models)}),
             models=models,
             endpoints=endpoints,
-            batches=_batches(now, drivers),
+            batches=[BatchSnapshot(**batch.progress_at(now)) for batch in batches],
             loops=loops,
             lag=max((each.lag for each in loops), default=0.0),
             cost=sum(costs) if costs else None,
@@ -237,7 +243,7 @@ class SnapshotMaker:
 
     def _endpoint(self, now: float, source: Source, answers: float, tokens: float) -> EndpointSnapshot:
         tally, reason, endpoint = source.tally, reason_of(now, source), cast("Endpoint", source.handle)
-        counts = {name: getattr(tally, "ok" if name == "answered" else name) for name in COUNTS}
+        counts = {name: getattr(tally, name) for name in COUNTS}
         price, fault = self._prices.get(source.name), source.fault
         return EndpointSnapshot(
             name=source.name,
@@ -255,6 +261,7 @@ class SnapshotMaker:
             p50=source.latency.at(0.5),
             p95=source.latency.at(0.95),
             **counts,
+            answered=tally.ok,
             cached_share=tally.cached_tokens / tally.prompt_tokens if tally.prompt_tokens else None,
             cost=None if price is None else dollars(price, tally.prompt_tokens, tally.output_tokens),
             last_failure=None if fault is None else fault.shown,
@@ -278,27 +285,6 @@ class SnapshotMaker:
         }
 
 
-class RouteView:
-    """What the progress of a batch shows of its routes. ``pools`` returns them."""
-
-    def __init__(self, look: SnapshotMaker, pools: Callable[[], Sequence[Pool]]) -> None:
-        self._look, self._pools = look, pools
-
-    def for_progress(self) -> dict[str, Any]:
-        return {"load": self.load, "done_in": self.done_in, "why": self.why}
-
-    def load(self) -> RouteLoad:
-        loads = [load_of(pool) for pool in self._pools()]
-        return RouteLoad(*map(sum, zip(*loads, strict=True))) if loads else RouteLoad()
-
-    def done_in(self, left: int) -> tuple[float, float] | None:
-        """Return the least and the most seconds in which ``left`` items are expected to be done, or None. Other work may go first."""
-        return self._look.done_in(self._pools(), left)
-
-    def why(self) -> str:
-        return "; ".join(each.text for each in self._look.explain(self._pools()) if each.is_stuck)
-
-
 def _model(now: float, pool: Pool, why: Explanation) -> ModelSnapshot:
     return ModelSnapshot(
         route=why.route,
@@ -310,8 +296,3 @@ def _model(now: float, pool: Pool, why: Explanation) -> ModelSnapshot:
         eta=pool.done_in(now, why.waiting),
         endpoints=[source.name for source in pool.sources],
     )
-
-
-def _batches(now: float, drivers: Iterable[LoopDriver]) -> list[BatchSnapshot]:
-    found = [waiter for driver in drivers for waiter in list(driver.waiters) if isinstance(waiter, BatchWaiter)]
-    return [BatchSnapshot(**batch.progress_at(now)) for batch in found]

@@ -123,7 +123,7 @@ class Channel:
         self._document = {
             "version": VERSION,
             "pid": self._pid,
-            "program": Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python",  # arguments may hold keys
+            "program": _program(),
             "started": _STARTED,
             "at": time.time(),
             "ended": self._closed,
@@ -196,6 +196,12 @@ class Channel:
         self.path.unlink(missing_ok=True)
         atexit.unregister(self.close)
         self._server.server_close()
+
+
+def _program() -> str:
+    """Return the name of the program, without its arguments, which may hold keys."""
+    path = Path(sys.argv[0] if sys.argv else "")
+    return (path.parent.name if path.name == "__main__.py" else path.name) or "python"  # ``python -m package``
 
 
 def _stack_of(thread: int) -> Iterator[str]:

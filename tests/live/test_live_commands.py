@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -147,3 +149,22 @@ def test_a_killed_process_is_known_by_its_last_state_one_that_ends_says_so_and_a
         assert len(running) == 2
         assert [request(folder / f"{each.pid}.sock", "GET", "/snapshot")["pid"] for each in running] == [each.pid for each in running]
         parent.communicate("\n\n")
+
+
+def test_top_redraws_itself_in_a_terminal_until_q_is_pressed() -> None:
+    pytest.importorskip("rich")
+    client, screen = new_client(), b""
+    with opened() as made:
+        made.add(client._runtime)
+        ours, theirs = pty.openpty()
+        command = [sys.executable, "-W", "ignore", "-m", "qreward", "top", "--interval", "0.2"]
+        with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=os.environ | {"COLUMNS": "120"}) as top:
+            os.close(theirs)
+            while screen.count(b"gpu-0") < 2:  # twice: it was drawn again
+                screen += os.read(ours, 65536)
+            os.write(ours, b"sq")
+            with contextlib.suppress(OSError):  # the other end is closed
+                while os.read(ours, 65536):
+                    pass
+            assert top.wait(20) == 0
+        os.close(ours)

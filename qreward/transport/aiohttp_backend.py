@@ -33,6 +33,9 @@ CONNECTS_AT_ONCE = 64
 seconds, until they time out. With 64 handshakes at a time, the total time is the same, and the loop is blocked for less than 100 ms
 (measured)."""
 
+_open_sessions: dict[aiohttp.ClientSession, asyncio.AbstractEventLoop] = {}
+"""The sessions that are not closed. A client that is dropped without ``aclose`` is closed by its event loop. This dictionary keeps its
+sessions until then. Without it, the garbage collector might free them together with the client, before the loop has closed them."""
 _POLL = getattr(select, "poll", None)  # Windows has none
 _LARGE = 1 << 20  # bytes of the largest body that is passed as one bytes object; aiohttp warns about a larger object
 _NOT_SENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.ClientHttpProxyError, aiohttp.InvalidURL, UnicodeError)
@@ -114,6 +117,7 @@ class AiohttpTransport(HttpTransport):
             response.close()  # if only the session were closed, a task that reads the response would wait forever
         session, self._session = self._session, None
         if session is not None:
+            _open_sessions.pop(session, None)
             await session.close()
 
     def _open(self) -> aiohttp.ClientSession:
@@ -138,6 +142,9 @@ class AiohttpTransport(HttpTransport):
             read_bufsize=65536,
             max_field_size=32768,
         )
+        for session in [session for session, loop in list(_open_sessions.items()) if loop.is_closed()]:
+            _open_sessions.pop(session, None)  # nothing can close it any more
+        _open_sessions[self._session] = asyncio.get_running_loop()
         return self._session
 
     def _url(self, path: str) -> URL:

@@ -10,6 +10,7 @@ from typing import assert_type
 from pydantic import SecretStr
 
 from qreward import (
+    ApiKey,
     AttemptRecord,
     BatchInterrupted,
     BatchResult,
@@ -43,7 +44,7 @@ def right() -> None:
     assert_type(limits.rpm, float | None)
     endpoint = Endpoint("http://gpu-0:8000/v1", api_key="${JUDGE_KEY}", models=["judge-*"], limits=limits, timeouts=Timeouts(connect=5))
     assert_type(endpoint.name, str)
-    assert_type(endpoint.api_key, SecretStr | None)
+    assert_type(endpoint.api_key, SecretStr | ApiKey | None)
     assert_type(endpoint.models, tuple[str, ...])
     route = Route(pattern="judge-*", endpoints=("gpu-0",), strategy=LoadBalanceStrategy.LEAST_CONNECTIONS, weights={"gpu-0": 2})
     config = ClientConfig(endpoints=(endpoint,), routes=(route,), retry=Retry(attempts=2), timeout=None)

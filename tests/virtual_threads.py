@@ -94,7 +94,7 @@ class VirtualThreads(Time):
         finally:
             self._in_use.__exit__(None, None, None)
             self._deadlock = self._deadlock or Deadlock("the test is over")
-            for _, turn in self._waiting.values():
+            for _since, turn in self._waiting.values():
                 turn.release()
             self._portal.soon(self._portal._stop.set)
             self._paused.release()

@@ -148,7 +148,7 @@ class HedgingPolicy:
         if self.policy is None:
             return inf
         pace = _pace(source, pool)
-        return HANG * pool.lengths.p999 * pace if pace else inf
+        return max(HANG * pool.lengths.p999 * pace, source.latency.p99 or 0.0) if pace else inf
 
     def hedged_after(self, source: Source, *, streamed: bool = False) -> float:
         """Return the seconds without an answer, or without a first token if streamed, after which a request is hedged."""

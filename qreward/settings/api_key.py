@@ -57,6 +57,10 @@ class ApiKey:
         """The latest keys. They are hidden in errors."""
         return tuple(self.state.keys)
 
+    def get_secret_value(self) -> str:
+        """Return the latest key, as pydantic's ``SecretStr`` does; ``""`` before a key was obtained."""
+        return self.state.keys[-1] if self.state.keys else ""
+
     @classmethod
     def __get_pydantic_core_schema__(cls, _source: Any, _handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.is_instance_schema(cls, serialization=core_schema.to_string_ser_schema())

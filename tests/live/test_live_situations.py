@@ -160,7 +160,8 @@ async def show(name: str, situation: Situation, fleet: FakeFleet, handler: Lines
     endpoints = [endpoint_of(name, situation, known[f"{name}-{fake.name}"]) for fake in situation.fakes]
     async with QRewardClient(endpoints) as client:
         situation.prepare(client, fleet, name)
-        batch = asyncio.create_task(client.batch_chat_completion(situation.items(), model=model, progress="plain", deadline=DEADLINE))
+        plain: Any = "plain"
+        batch = asyncio.create_task(client.batch_chat_completion(situation.items(), model=model, progress=plain, deadline=DEADLINE))
         await asyncio.sleep(LOOKED_AT)
         (found,) = client.explain(model)
         stats, document = str(client.stats()), client.snapshot().model_dump_json()
@@ -336,7 +337,10 @@ async def test_no_answer_of_a_broken_server_is_quoted_in_a_snapshot_or_a_reason(
         return SERVER * 9
 
     faults = ("malformed", "error_in_200", "truncated", "cut", "reset", "error_500", "error_503")
-    fakes = [FakeEndpoint(fault, models=(fault,), responder=answer, faults=Faults(**{fault: 1.0})) for fault in faults]
+    always: Any = [{fault: 1.0} for fault in faults]
+    fakes = [
+        FakeEndpoint(fault, models=(fault,), responder=answer, faults=Faults(**one)) for fault, one in zip(faults, always, strict=True)
+    ]
     async with FakeFleet(fakes) as fleet, QRewardClient(fleet.endpoints) as client:
         batches = [asyncio.create_task(client.batch_chat_completion(chats(4), model=fault, deadline=0.8)) for fault in faults]
         await asyncio.sleep(0.5)

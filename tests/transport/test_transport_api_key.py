@@ -88,12 +88,12 @@ def test_endpoints_with_the_same_source_share_a_key_also_in_another_loop() -> No
 
 
 def test_a_source_that_fails_is_an_error_without_its_text_and_the_next_request_asks_again() -> None:
-    texts = iter(["", ValueError("hunter2"), "good-1"])
+    texts = iter(["", "hunter2", "good-1"])
 
     def source() -> str:
         found = next(texts)
-        if isinstance(found, Exception):
-            raise found
+        if found == "hunter2":
+            raise ValueError(found)
         return found
 
     async def main() -> None:
@@ -137,7 +137,14 @@ def test_a_command_prints_the_key_and_files_name_it(tmp_path: Path) -> None:
     assert pickle.loads(pickle.dumps(endpoint)).api_key == endpoint.api_key
     shown = f"{endpoint!r} {endpoint.model_dump_json()}"
     assert "print" not in shown, "the arguments of a command may be secret"
-    for wrong in ({"command": "x", "second": 3}, {"command": []}, {}, {"command": "x", "seconds": 0}, {"command": "x", "seconds": "x"}):
+    wrongs: list[Any] = [
+        {"command": "x", "second": 3},
+        {"command": []},
+        {},
+        {"command": "x", "seconds": 0},
+        {"command": "x", "seconds": "x"},
+    ]
+    for wrong in wrongs:
         with pytest.raises(ConfigError):
             Endpoint("http://a/v1", api_key=wrong)
 

@@ -22,9 +22,11 @@ LOOK_AHEAD = 4096
 MOST_COMPARED, RANKED_FOR = 4, 0.25
 """``MOST_COMPARED``: number of sources that are compared for a retry. In a larger pool, these are the best ones of a ranking that is made
 again after ``RANKED_FOR`` seconds."""
-UNSHARED, EACH = 256, 8
+UNSHARED, UNCACHED, EACH = 256, 512, 8
 """``UNSHARED``: number of consecutive prompts without a common beginning with other prompts, after which most prompts are no longer
-compared. ``EACH``: from then on, one prompt in ``EACH`` is compared, until a prompt has a common beginning with another prompt."""
+compared. ``UNCACHED``: number of consecutive answers that report no cached tokens although some were expected, after which the same
+happens, because the servers have no prefix cache. ``EACH``: from then on, one prompt in ``EACH`` is compared, until a prompt has a common
+beginning with another prompt, or an answer reports cached tokens."""
 
 
 class Pool:
@@ -65,9 +67,10 @@ class Pool:
         if not self.compared or self.prefix_of is None:
             return None
         self._looked = (self._looked + 1) % EACH
-        prefix = self.prefix_of(payload, self._looked > 0 and self.holders.unshared >= UNSHARED)
+        holders = self.holders
+        prefix = self.prefix_of(payload, self._looked > 0 and (holders.unshared >= UNSHARED or holders.uncached >= UNCACHED))
         if prefix is None:
-            self.holders.unshared += 1
+            holders.unshared += 1
         return prefix
 
     def join(self, source: Source) -> None:

@@ -229,10 +229,11 @@ S = TypeVar("S", bound=HasCache)
 class Holders(Generic[S]):
     """Remembers the holders of each prefix. A holder is a source of the pool that was sent the prefix and is expected to have it cached."""
 
-    __slots__ = ("_before", "_recent", "unshared")
+    __slots__ = ("_before", "_recent", "uncached", "unshared")
 
     def __init__(self) -> None:
         self.unshared = 0  # number of tasks in a row whose prompts shared nothing with others, as far as they were compared
+        self.uncached = 0  # number of answers in a row that reported no cached tokens although some were expected
         self._recent: dict[int, tuple[S, ...]] = {}
         self._before: dict[int, tuple[S, ...]] = {}
 

@@ -417,6 +417,8 @@ class Scheduler:
         source.answered(now, attempt, answer)
         if task.prefix is not None:
             source.prefix_cache.answered(task.prefix, attempt.cached, answer, now - attempt.sent_at - attempt.held)
+            if attempt.cached.tokens and answer.cached_tokens is not None:
+                task.pool.holders.uncached = 0 if answer.cached_tokens else task.pool.holders.uncached + 1
         if source.down_since is not None and source.health.is_back:
             self._report_back(now, source)
         if source.tally.ok % LOOK_ANEW == 0:

@@ -16,7 +16,7 @@ from scheduler_driver import Driver
 from qreward.scheduler import affinity
 from qreward.scheduler.affinity import AffineQueue, Group
 from qreward.scheduler.outcome import Answer
-from qreward.scheduler.pool import EACH, UNSHARED
+from qreward.scheduler.pool import EACH, UNCACHED, UNSHARED
 from qreward.scheduler.prefixes import Holders, Prefix
 from qreward.scheduler.source import Source
 from qreward.scheduler.task import BatchFeed, Task, TaskState
@@ -312,9 +312,9 @@ def test_nothing_is_lost_if_keys_are_equal_by_chance(steps: list[tuple[list[int]
     assert sorted(taken) == list(range(len(steps)))
 
 
-def played(driver: Driver, keys: list[int | None], *, singles: bool) -> list[int]:
+def played(driver: Driver, keys: list[int | None], *, singles: bool, cached: int | None = 0) -> list[int]:
     """Run tasks of these groups, all of which last one second. Returns their order."""
-    tasks = []
+    tasks, before = [], len(driver.watch.finished)
     for key in keys:
         task = driver.task()
         task.prefix = None if key is None else Prefix((1, key), (400.0, 2000.0), 2400.0, named=True)
@@ -334,10 +334,21 @@ def played(driver: Driver, keys: list[int | None], *, singles: bool) -> list[int
     driver._after()
     while driver.watch.live:
         driver.now += 0.01
-        driver.report(next(iter(driver.watch.live)), Answer("yes", 600, 5, cached_tokens=0))
+        driver.report(next(iter(driver.watch.live)), Answer("yes", 600, 5, cached_tokens=cached))
     assert all(task.state is TaskState.DONE for task in tasks)
-    assert len(driver.watch.finished) == len(tasks)
+    assert len(driver.watch.finished) == before + len(tasks)
     return [attempt.task.index - tasks[0].index for _, attempt in driver.watch.sends]
+
+
+def test_answers_that_report_no_cached_tokens_although_some_were_expected_are_counted_until_one_reports_some() -> None:
+    driver = Driver({"a": 1, "b": 1})
+    counts = []
+    for cached in (0, None, 0, 600, 0):
+        played(driver, [1] * 10, singles=True, cached=cached)
+        counts.append(driver.pool.holders.uncached)
+    none, unknown, again, some, then = counts
+    assert 5 <= none <= 10, "the first of each source is not expected to find anything"
+    assert (unknown, again, some, then) == (none, none + 10, 0, 10)
 
 
 def test_single_calls_that_wait_and_items_of_batches_follow_the_same_rule() -> None:
@@ -373,6 +384,12 @@ def test_prompts_are_looked_at_seldom_while_they_share_nothing_and_all_of_them_a
     for number in range(EACH):
         pool.prefix_of_task(number)
     assert len(looked) == 5 + EACH
+    pool.holders.uncached = UNCACHED
+    for number in range(2 * EACH):
+        pool.prefix_of_task(number)
+    assert len(looked) == 5 + EACH + 2, "the servers report that they cache nothing"
+    pool.holders.uncached = pool.holders.unshared = 0
+    del looked[5 + EACH :]
     driver.remove("b")
     assert pool.prefix_of_task(0) is None, "there is nothing to choose"
     assert len(looked) == 5 + EACH

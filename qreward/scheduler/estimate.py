@@ -33,7 +33,7 @@ CAPACITY = 32
 CALM, MOST_FAILURES, FORGOTTEN = 5.0, 0.9, 0.01
 """``CALM``: number of successful sends that each source is assumed to have made. ``MOST_FAILURES``: highest share of failures.
 ``FORGOTTEN``: weight of failures below which a source counts as without failures."""
-FIT_EVERY, LEAST_SPREAD, MOST_OVERHEAD, OUTLIER = 16, 0.05, 20.0, 4.0
+FIT_EVERY, LEAST_SPREAD, MOST_OVERHEAD, OUTLIER = 16, 0.05, 20.0, 8.0
 """The overhead is computed anew after ``FIT_EVERY`` answers, if the variance of the lengths is at least ``LEAST_SPREAD`` times the square
 of their mean. It is at most ``MOST_OVERHEAD`` mean lengths. An answer counts as at most ``OUTLIER`` times the work that was expected."""
 
@@ -48,32 +48,47 @@ class CommonService:
         prior_seconds, prior_work: the answers that each source is assumed to have given (see ``PRIOR``).
     """
 
-    __slots__ = ("_count", "_seconds", "_sums", "_work", "overhead", "pace", "prior_seconds", "prior_work", "typical")
+    __slots__ = (
+        "_answers",
+        "_count",
+        "_length",
+        "_seconds",
+        "_sums",
+        "_tokens",
+        "overhead",
+        "pace",
+        "prior_seconds",
+        "prior_work",
+        "typical",
+    )
 
     def __init__(self) -> None:
         self.overhead, self.typical, self.pace = 0.0, 1.0, 0.0
         self.prior_seconds, self.prior_work = 0.0, PRIOR
-        self._seconds = self._work = 0.0
+        self._length = 1.0  # mean length of an answer
+        self._seconds = self._answers = self._tokens = 0.0  # decayed sums; the work is ``overhead * answers + tokens``
         self._count = 0
         self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)  # decayed sums of 1, tokens, tokens^2, work, tokens * work
 
     def add(self, tokens: int | None, seconds: float, pace: float) -> None:
         """Add an answer. ``seconds`` are those without load; ``pace`` is that of the source before this answer, or 0."""
-        work = self.overhead + tokens if tokens else self.typical
-        if not self._count and tokens:
-            self.typical = work
+        length = tokens or self._length
+        if not self._count:
+            self._length = length
         self._count += 1
         keep = 1.0 - 1.0 / self._count if self._count < LONG_MEMORY else 1.0 - 1.0 / LONG_MEMORY
-        self.typical += (work - self.typical) * (1.0 - keep)
+        self._length += (length - self._length) * (1.0 - keep)
         self._seconds = keep * self._seconds + seconds
-        self._work = keep * self._work + work
-        self.pace = self._seconds / self._work
-        if tokens and pace:
-            done = min(seconds / pace, OUTLIER * work)
+        self._answers = keep * self._answers + 1.0
+        self._tokens = keep * self._tokens + length
+        if tokens:
+            done = min(seconds / pace, OUTLIER * (self.overhead + tokens)) if pace else float(tokens)
             n, t, tt, y, ty = self._sums
             self._sums = (0.995 * n + 1, 0.995 * t + tokens, 0.995 * tt + tokens * tokens, 0.995 * y + done, 0.995 * ty + tokens * done)
             if not self._count % FIT_EVERY:
                 self._fit()
+        self.typical = self.overhead + self._length
+        self.pace = self._seconds / (self.overhead * self._answers + self._tokens)
         self.prior_work = PRIOR * self.typical
         self.prior_seconds = self.prior_work * self.pace
 
@@ -81,24 +96,20 @@ class CommonService:
         n, t, tt, y, ty = self._sums
         mean = t / n
         spread = tt / n - mean * mean
-        if spread < LEAST_SPREAD * mean * mean:
-            return
-        slope = (ty / n - mean * y / n) / spread
-        overhead = (y / n - slope * mean) / slope if slope > 0 else MOST_OVERHEAD * mean
-        before, self.overhead = self.overhead, min(max(overhead, 0.0), MOST_OVERHEAD * mean)
-        change = (self.overhead + mean) / (before + mean)  # what was counted in the old unit
-        self.typical *= change
-        self._work *= change
-        self.pace /= change
+        if spread >= LEAST_SPREAD * mean * mean:
+            slope = (ty / n - mean * y / n) / spread
+            overhead = (y / n - slope * mean) / slope if slope > 0 else MOST_OVERHEAD * mean
+            self.overhead = min(max(overhead, 0.0), MOST_OVERHEAD * mean)
 
 
 class SourceService:
     """What one source has shown: its pace, and its share of failures."""
 
-    __slots__ = ("_at", "_length", "_seconds", "_sent", "_taken", "_work", "failures")
+    __slots__ = ("_answers", "_at", "_length", "_seconds", "_sent", "_taken", "_tokens", "failures")
 
     def __init__(self) -> None:
-        self._seconds = self._taken = self._work = self._length = 0.0
+        self._seconds = self._answers = self._tokens = 0.0  # decayed sums; the work is ``overhead * answers + tokens``
+        self._taken = self._length = 0.0
         self._sent = self.failures = 0.0
         self._at = 0.0  # time of the latest observation
 
@@ -122,15 +133,16 @@ class SourceService:
         if now - self._at >= IDLE:
             self._age(now)
         keep = 1.0 - 1.0 / max(MEMORY, load + 1.0)
-        work = common.overhead + tokens if tokens else common.typical
+        length = tokens or common.typical - common.overhead
         self._seconds = keep * self._seconds + alone
-        self._work = keep * self._work + work
+        self._answers = keep * self._answers + 1.0
+        self._tokens = keep * self._tokens + length
         self._taken = 0.95 * self._taken + seconds
         self._length = 0.95 * self._length + (tokens or common.typical)
         self._sent = 0.95 * self._sent + 1.0
         if self.failures:
             self.failures = 0.95 * self.failures if self.failures > FORGOTTEN else 0.0
-        return tokens or (alone / pace if pace else work)
+        return tokens or (alone / pace if pace else common.typical)
 
     def outlasted(self, now: float, seconds: float, common: CommonService) -> None:
         """Add a request that was given up after ``seconds`` without an answer, if that is longer than expected.
@@ -140,7 +152,8 @@ class SourceService:
         if common.pace and seconds > self.pace(now, common) * common.typical:
             self._age(now)
             self._seconds += seconds
-            self._work += common.typical
+            self._answers += 1.0
+            self._tokens += common.typical - common.overhead
 
     def failed(self, now: float) -> None:
         self._age(now)
@@ -149,7 +162,7 @@ class SourceService:
 
     def pace(self, now: float, common: CommonService) -> float:
         """Return the seconds per unit of work without load; 0 if no source of the pool has answered yet."""
-        seconds, work = self._seconds, self._work
+        seconds, work = self._seconds, common.overhead * self._answers + self._tokens
         if now - self._at >= IDLE:
             fresh = 0.5 ** ((now - self._at) / HALF_LIFE)
             seconds, work = fresh * seconds, fresh * work
@@ -170,7 +183,8 @@ class SourceService:
         if now - self._at >= IDLE:
             fresh = 0.5 ** ((now - self._at) / HALF_LIFE)
             self._seconds *= fresh
-            self._work *= fresh
+            self._answers *= fresh
+            self._tokens *= fresh
             self._sent *= fresh
             self.failures *= fresh
             self._at = now

@@ -169,6 +169,36 @@ def test_answers_of_one_length_tell_nothing_of_the_overhead() -> None:
     assert (common.overhead, common.pace) == (0.0, pytest.approx(0.02))
 
 
+def test_what_was_learned_before_the_overhead_was_known_counts_in_the_same_unit() -> None:
+    """An equal source that gave only short answers before would seem slow for as long as it gets no more of them."""
+    common, one, other = CommonService(), SourceService(), SourceService()
+    answer(common, one, 0.0, 2.7, 1200)
+    for _ in range(12):
+        answer(common, other, 1.0, 0.3, 8)
+    for _ in range(60):  # all of them go to the one source
+        answer(common, one, 1.0, 0.3, 8)
+    assert common.overhead > 20
+    assert other.pace(1.0, common) == pytest.approx(one.pace(1.0, common), rel=0.2)
+
+
+def test_equal_sources_share_short_answers_soon_after_one_of_them_has_given_a_long_answer() -> None:
+    """An answer takes 0.25 s at least, and longer with each other one in flight. Each round has 24 calls."""
+    common, one, other = CommonService(), SourceService(), SourceService()
+    one.answered(3.0, common, 2.7, 1200, 0.0, 32)
+    counts, shares = {one: 12, other: 12}, []
+    for number in range(6):
+        now = 3.5 + number
+        for service, count in counts.items():
+            for _ in range(count):
+                service.answered(now, common, 0.25 + 0.008 * count, 8, count - 1.0, 32)
+        counts = {one: 0, other: 0}
+        for _ in range(24):
+            counts[min(counts, key=lambda each: each.pace(now, common) * (1 + counts[each] / 32))] += 1
+        shares.append(counts[one])
+    assert shares[0] < 22, shares
+    assert all(10 <= share <= 14 for share in shares[2:]), shares
+
+
 def test_a_few_answers_that_take_very_long_hardly_change_the_overhead() -> None:
     common, service, rng = CommonService(), SourceService(), Random(0)
     for number, tokens in enumerate(lengths(0, 2000)):
@@ -192,7 +222,8 @@ def test_whatever_is_answered_the_estimate_is_positive_finite_and_between_the_so
         assert 0 < common.pace < 1e3 + 1
         assert common.typical > 0
         for service in services:
-            own = service._seconds / service._work if service._work else common.pace
+            work = common.overhead * service._answers + service._tokens
+            own = service._seconds / work if work else common.pace
             low, high = sorted((own, common.pace))
             assert low * (1 - 1e-9) <= service.pace(now, common) <= high * (1 + 1e-9)
             assert 1.0 <= service.tries(now) <= 1 / (1 - MOST_FAILURES) + 1e-9

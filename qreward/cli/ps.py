@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-import msgspec
-
 from qreward.live import view
 from qreward.live.directory import directory, processes
 
@@ -18,7 +16,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the processes. Returns 0. Raises ``ConfigError`` if their directory cannot be used."""
     found = list(processes(directory()))
     if args.json:
-        print(msgspec.json.encode([{"pid": each.pid, "state": each.state, **each.document} for each in found]).decode())
+        print(view.as_json(found))
     else:
         print("\n".join(view.plain(view.listed(found))) if found else view.NONE)
     return 0

@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import msgspec
-
 from qreward.live import view
 from qreward.live.directory import Kept, Process, directory, processes
 
@@ -52,7 +50,7 @@ def _print_on(args: argparse.Namespace, look: Look, shown: view.Shown) -> None:
     while True:
         found = list(look())
         if args.json:
-            print(msgspec.json.encode([{"pid": each.pid, "state": each.state, **each.document} for each in found]).decode(), flush=True)
+            print(view.as_json(found), flush=True)
         else:
             _print(view.blocks(found, shown))
         if args.once:

@@ -184,7 +184,7 @@ class Engine(Generic[S]):
             else:
                 LOG.warning("endpoint %r is back in service after %.1f s", source, seconds)
 
-    def watch_also(self, watcher: Watcher) -> None:
+    def add_watcher(self, watcher: Watcher) -> None:
         """Notify one more watcher of the calls that begin from now on."""
         if self.watch is None:
             self.watch = Instrumentation((), self.clock)
@@ -192,7 +192,7 @@ class Engine(Generic[S]):
         for driver in self.drivers():
             driver.watch = self.watch
 
-    def watch_no_more(self, watcher: Watcher) -> None:
+    def remove_watcher(self, watcher: Watcher) -> None:
         if self.watch is not None:
             self.watch.watchers = tuple(each for each in self.watch.watchers if each is not watcher)
 

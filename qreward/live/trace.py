@@ -59,7 +59,7 @@ class Trace:
         self._began = engine.clock()
         self._file.write("[")
         self._write(self._named("process_name", QUEUES, 0, "queues"), first=True)
-        engine.watch_also(self)
+        engine.add_watcher(self)
 
     def __enter__(self) -> Self:
         return self
@@ -69,7 +69,7 @@ class Trace:
 
     def close(self) -> None:
         """End the recording. Attempts in flight are not in the file."""
-        self._engine.watch_no_more(self)
+        self._engine.remove_watcher(self)
         with self._lock:
             if not self._file.closed:
                 self._file.write("]\n")

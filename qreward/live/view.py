@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, NamedTuple
 
+import msgspec
+
 from qreward.live.directory import Process
 from qreward.notebook.render import Column, frame, number, seconds, table
 
@@ -19,6 +21,11 @@ WIDTH = 30
 """Number of seconds in a sparkline, and of characters in the reason of a pause."""
 MOST_CHANGES = 3
 """Number of latest orders that are shown."""
+
+
+def as_json(found: Iterable[Process]) -> str:
+    """Return what ``--json`` prints: the number, the state and the document of each process."""
+    return msgspec.json.encode([{"pid": each.pid, "state": each.state, **each.document} for each in found]).decode()
 
 
 class Block(NamedTuple):

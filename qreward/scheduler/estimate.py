@@ -49,18 +49,8 @@ class CommonService:
     """
 
     __slots__ = (
-        "_answers",
-        "_count",
-        "_length",
-        "_seconds",
-        "_sums",
-        "_tokens",
-        "overhead",
-        "pace",
-        "prior_seconds",
-        "prior_work",
-        "typical",
-    )
+        "_answers", "_count", "_length", "_seconds", "_sums", "_tokens", "overhead", "pace", "prior_seconds", "prior_work", "typical",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.overhead, self.typical, self.pace = 0.0, 1.0, 0.0

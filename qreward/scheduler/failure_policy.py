@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from qreward.errors import AuthenticationFailed, ClientClosed, QRewardError, RequestTimeout
 from qreward.results import AttemptRecord
-from qreward.scheduler.outcome import Answer, Cancelled, Failure, FailureKind, Fault, Outcome, described
+from qreward.scheduler.outcome import Answer, Cancelled, Failure, FailureKind, LastFailure, Outcome, described
 from qreward.scheduler.source import Source
 from qreward.scheduler.task import Attempt, CancelReason, Task
 from qreward.settings.policies import Retry
@@ -135,7 +135,7 @@ class FailurePolicy:
             source.cooldown.uncapped_hint = requested if requested is not None and requested > most else None
             return False
         source.tally.failed += 1
-        source.fault = Fault(now, failure.kind, str(failure.error), described(failure))
+        source.fault = LastFailure(now, failure.kind, str(failure.error), described(failure))
         source.tally.server_errors += (getattr(failure.error, "status_code", None) or 0) >= 500
         if failure.kind in NO_SIGN_OF_LIFE:
             source.silence.ended(source.inflight)

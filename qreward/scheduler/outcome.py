@@ -110,7 +110,7 @@ CANCELLED = Cancelled()
 Outcome = Answer | Failure | Cancelled
 
 
-class Fault(NamedTuple):
+class LastFailure(NamedTuple):
     """The last failure of a source other than overload. ``shown`` is its description without the server's text."""
 
     at: float

@@ -112,10 +112,11 @@ class Pool:
         Each source takes tasks from the time at which its limits and its health allow it, at its highest rate (``Source.rate``). The last
         task is answered after the mean time of an answer, or after a time that only one answer in twenty exceeds.
         """
+        typical = self.common.typical
         known = [
             (
                 source.ready_at(now, slot=True) - now,
-                source.latency.mean or self.common.typical * source.service.pace(now, self.common),
+                source.latency.mean or typical * source.service.pace(now, self.common) * source.service.tries(now),
                 source,
             )
             for source in self.sources

@@ -19,7 +19,7 @@ from qreward.scheduler.health import Cooldown, Health
 from qreward.scheduler.limits.concurrency import AdaptiveLimit, ConcurrencyLimit, FixedLimit
 from qreward.scheduler.limits.headers import DOUBT, HeaderRateLimit
 from qreward.scheduler.limits.rate import Gcra, LearnedRate
-from qreward.scheduler.outcome import Answer, Fault, RateLimitInfo
+from qreward.scheduler.outcome import Answer, LastFailure, RateLimitInfo
 from qreward.scheduler.prefixes import PredictedCache
 from qreward.scheduler.stats import LatencyStats, StallDetector, StreamTiming
 from qreward.scheduler.task import MOST_DOUBLINGS, Attempt, Task
@@ -124,7 +124,7 @@ class Source:
         self.answered_at = -inf  # when the latest answer came
         self.proven = -inf  # latest send time of a request that was answered
         self.unanswered = 0  # requests that timed out since the last sign of life
-        self.fault: Fault | None = None  # its last failure other than overload
+        self.fault: LastFailure | None = None  # its last failure other than overload
         self.prefix_cache = PredictedCache()
 
     def ready_at(self, now: float, slot: bool = False) -> float:

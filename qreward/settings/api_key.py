@@ -50,7 +50,7 @@ class ApiKey:
         if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
             raise ValueError("seconds must be a number greater than 0")
         self.seconds = seconds
-        self.state = _STATES.setdefault(self.source, KeyState())
+        self.state = _STATES.setdefault(self.source, ObtainedKeys())
 
     @property
     def known(self) -> tuple[str, ...]:
@@ -78,7 +78,7 @@ class ApiKey:
         return f"ApiKey({self._shown!r}{'' if self.seconds is None else f', seconds={self.seconds:g}'})"
 
 
-class KeyState:
+class ObtainedKeys:
     """The latest keys of one function or command."""
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class KeyState:
         self.pending: Future[None] | None = None  # ends when the key that is being obtained is known
 
 
-_STATES: WeakValueDictionary[Hashable, KeyState] = WeakValueDictionary()
+_STATES: WeakValueDictionary[Hashable, ObtainedKeys] = WeakValueDictionary()
 
 
 def api_key_of(value: Any) -> Any:

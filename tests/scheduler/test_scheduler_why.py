@@ -8,7 +8,7 @@ from typing import get_args
 from qreward.errors import RateLimited
 from qreward.reasons import ReasonCode
 from qreward.scheduler.load_balancing import make_balancer
-from qreward.scheduler.outcome import Failure, FailureKind, Fault, described
+from qreward.scheduler.outcome import Failure, FailureKind, LastFailure, described
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.queue import Queue
 from qreward.scheduler.source import Source, make_source
@@ -70,7 +70,7 @@ def test_states_that_need_no_server_have_their_codes() -> None:
         elif code == "quota":
             each.health.eject(0.0, 300.0)
             error = RateLimited("the text of the server", status_code=402)
-            each.fault = Fault(0.0, FailureKind.QUOTA, str(error), described(Failure(FailureKind.QUOTA, error)))
+            each.fault = LastFailure(0.0, FailureKind.QUOTA, str(error), described(Failure(FailureKind.QUOTA, error)))
         return each
 
     codes: tuple[ReasonCode, ...] = ("ready", "removed", "marked_unhealthy", "recovering", "quota")

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,11 +20,13 @@ import pytest
 from qreward import BatchResult, DeadlineExceeded, Endpoint, Limits, NoEndpoint, QRewardClient, QueueFull, RequestTimeout, progress
 from qreward.engine import driver, stalls
 from qreward.reasons import Explanation, ReasonCode
-from qreward.scheduler import why
+from qreward.scheduler import health, why
 from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency
 
 KEY, PROMPT, SERVER = "sk-planted-key", "planted prompt", "planted text of the server"
-LOOKED_AT, DEADLINE = 2.0, 3.2
+DEADLINE = 3600.0
+PATIENCE = 60.0
+"""Seconds until a test gives up on what is to be shown. No test passes because of it."""
 HANGS = Faults(hang=1)
 FAILS = Faults(error_500=1)
 
@@ -68,15 +71,20 @@ def situations() -> dict[str, Situation]:
     quick = FakeEndpoint("0", latency=Latency(base=0.4))
     again = FakeEndpoint("1", faults=HANGS)
     return {
-        "rate": Situation("rate_limit", "0 takes the next in ", [one], Limits(rpm=6)),
+        "rate": Situation("rate_limit", "0 takes the next in ", [one], Limits(rpm=1)),
         "tokens": Situation("token_limit", "limit of 1.67 tokens/s", [one], Limits(tpm=100)),
         "slots": Situation(
-            "concurrency_limit", "0 is at its limit of 1 in flight (configured", [quick], Limits(max_concurrency=1), moves=True
+            "concurrency_limit",
+            "0 is at its limit of 1 in flight (configured",
+            [quick],
+            Limits(max_concurrency=1),
+            items=lambda: chats(500),
+            moves=True,
         ),
         "shared": Situation("quota", "waits for its share of a limit that it shares with", [one], Limits(rpm=2, shared="local")),
         "hangs": Situation("no_answer", "0 has answered nothing for", [hangs], Limits(max_concurrency=4)),
         "flies": Situation("no_answer", "12 in flight for model-flies: flies-0 has answered nothing for", [hangs]),
-        "429": Situation("cooldown", "because it turned requests away (", [FakeEndpoint("0", rpm=0.1, burst=1)]),
+        "429": Situation("cooldown", "because it turned requests away (", [FakeEndpoint("0", rpm=2, burst=1, retry_after="seconds")]),
         "hour": Situation("cooldown", "it asked for 3600 s", [FakeEndpoint("0", rpm=1 / 60, burst=1, retry_after="seconds")]),
         "breaker": Situation("out_of_service", "it answered 500", [FakeEndpoint("0", faults=FAILS), again], Limits(max_concurrency=2)),
         "dead": Situation("out_of_service", "no connection (Connect call failed", [one], prepare=kill),
@@ -104,6 +112,8 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Seen]:
     """What each situation showed. All situations run at the same time."""
     with pytest.MonkeyPatch.context() as patch:
         shorten(patch)
+        patch.setattr(driver, "EVERY", 3600.0)  # ``show`` looks for work that does not move
+        patch.setattr(health, "OPEN", 3600.0)  # what is out of service stays so
         patch.setenv("QREWARD_SHARE_DIR", str(tmp_path_factory.mktemp("shared")))
         return asyncio.run(run_all())
 
@@ -154,6 +164,13 @@ def endpoint_of(name: str, situation: Situation, endpoint: Endpoint) -> Endpoint
     return Endpoint(**settings)
 
 
+async def until(holds: Callable[[], bool]) -> None:
+    with suppress(TimeoutError):  # the test then says what is missing
+        async with asyncio.timeout(PATIENCE):
+            while not holds():  # noqa: ASYNC110 - servers and timers make it true
+                await asyncio.sleep(0.05)
+
+
 async def show(name: str, situation: Situation, fleet: FakeFleet, handler: Lines) -> Seen:
     model = f"model-{name}"
     known = {endpoint.name: endpoint for endpoint in fleet.endpoints}
@@ -162,9 +179,26 @@ async def show(name: str, situation: Situation, fleet: FakeFleet, handler: Lines
         situation.prepare(client, fleet, name)
         plain: Any = "plain"
         batch = asyncio.create_task(client.batch_chat_completion(situation.items(), model=model, progress=plain, deadline=DEADLINE))
-        await asyncio.sleep(LOOKED_AT)
+
+        def is_shown() -> bool:
+            (found,) = client.explain(model)
+            line = situation.ends or situation.moves or any(situation.said in each for each in handler.lines if f"INFO {model}:" in each)
+            return line and (found.code, situation.said in found.text) == (situation.code, True)
+
+        await until(is_shown)
         (found,) = client.explain(model)
         stats, document = str(client.stats()), client.snapshot().model_dump_json()
+        engine: Any = client._runtime.engine
+        engine.stalls.look(engine, engine.clock())
+        answered = client.snapshot().totals.answered
+        await until(lambda: not situation.moves or client.snapshot().totals.answered > answered)
+        later = SimpleNamespace(
+            lock=engine.lock, clock=lambda: engine.clock() + stalls.FIRST
+        )  # without a wait, which the machine could stretch
+        engine.stalls.look(later, later.clock() - stalls.EVERY)
+        waiters: Any = list(engine.driver().waiters)
+        for waiter in waiters:
+            waiter._expire()
         done = await batch
     return Seen(found, stats, document, [line for line in handler.lines if model in line or f"{name}-" in line], done)
 
@@ -229,7 +263,7 @@ async def test_a_slow_reader_of_a_stream_is_the_reason(short: pytest.LogCaptureF
     async with FakeFleet([fake]) as fleet, QRewardClient(fleet.endpoints) as client:
         stream = aiter(client.stream_chat_completion(chats(1)[0], model="m"))
         await anext(stream)
-        await asyncio.sleep(2.0)
+        await until(lambda: any(text.startswith("nothing has ended") for text in short.messages))
         (found,) = client.explain()
         assert (found.code, found.in_flight) == ("consumer", 1)
         assert found.text.startswith("1 stream waits for the reader to take what has arrived, for ")
@@ -300,7 +334,7 @@ async def test_a_budget_that_requests_in_flight_hold_is_the_reason_and_a_spent_o
     async with FakeFleet([FakeEndpoint("a", faults=HANGS)]) as fleet, QRewardClient(fleet.endpoints) as client:
         given: dict[str, Any] = {"model": "m", "max_tokens": 1000, "progress": "plain"}
         run = asyncio.create_task(client.run(lines, tmp_path / "out.jsonl", **given))
-        await asyncio.sleep(2.0)
+        await until(lambda: any("waits for its budget" in text for text in short.messages))
         found = {each.code: each.text for each in client.explain()}
         assert "the next line of qreward run waits for its budget" in found["budget"]
         assert "of 1000 tokens spent" in found["budget"]

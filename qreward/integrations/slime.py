@@ -198,7 +198,7 @@ def middle(config: RewardConfig) -> float:
     judge = list(config.stages.values())[-1]
     if isinstance(judge, str):
         return 0.0
-    is_share = judge.rubric is not None or judge.verdict == "yes_no"
+    is_share = judge.has_criteria or judge.verdict == "yes_no"
     return fmean(judge.range or ((0.0, 1.0) if is_share else judge.scale))
 
 

@@ -32,6 +32,8 @@ class JudgeModel(ABC):
         identity: the part of the request key that all requests of this object share. Headers are left out, because they may contain an API
             key.
         question: the text at the end of the prompt that asks the question and says how to answer; ``""`` for no such text.
+        reads: how an answer is read, if the questions of two rubrics are equal, but their names, weights or values differ. Only calls with
+            equal ``reads`` share an answer.
     """
 
     model: str
@@ -40,6 +42,7 @@ class JudgeModel(ABC):
     cached_as: str
     identity: bytes
     question: str
+    reads: str = ""
 
     def __init__(self, model: str, config: JudgeConfig) -> None:
         self.model = model

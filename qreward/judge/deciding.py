@@ -94,7 +94,7 @@ class DecidingModel(JudgeModel):
         super().__init__(model, config)
         self._single = subject if isinstance(subject, SingleQuestion) else None
         self._criteria = () if isinstance(subject, SingleQuestion) else tuple(subject)
-        self._group = CriterionGroup(self._criteria)
+        self._group, self.reads = CriterionGroup(self._criteria), "".join(each.reads for each in self._criteria)
         self._questions = (subject.question,) if isinstance(subject, SingleQuestion) else tuple(each.question for each in subject)
         self._decide, self._auto, self._least = decide, auto, config.min_label_mass
         self._names = [""] if len(self._questions) == 1 else [f"criterion {each.name!r}: " for each in self._criteria]

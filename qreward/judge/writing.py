@@ -83,6 +83,7 @@ class WritingModel(JudgeModel):
         self.reasks, self._parser, self._form = config.reasks, parser, form
         self._accepted = frozenset(map(ending_of, config.finish_reasons)) - {None}
         self._criterion = about if isinstance(about, Criterion) else None
+        self.reads = "" if self._criterion is None else self._criterion.reads
         words = about.in_words() if isinstance(about, Rubric) else in_words(about) if about else ""
         self.question = f"{words}\n\n{parser.instruction}" if words else parser.instruction
         schema = {"name": parser.model.__name__, "schema": parser.schema, "strict": True}

@@ -58,6 +58,9 @@ class RewardConfig(Policy):
         columns: field of the item (``prompt``, ``response``, ``reference``, or any field that the judge's prompt names) -> name of the
             trainer's column that holds the field.
         priority: priority of all requests, 0 (most urgent) to 9.
+        rank: ``scores`` or ``advantages`` ranks the responses to one prompt with :meth:`Judge.rank`; the rewards are then these numbers of
+            the :class:`~qreward.judge.ranking.Ranking`. It needs a ``judge``, and a trainer that passes the responses to a prompt together.
+            None scores each response.
 
     Raises:
         ConfigError: a setting is unknown or wrong.
@@ -75,6 +78,7 @@ class RewardConfig(Policy):
     on_failure: Failure = "default"
     columns: dict[str, str] = Field(default_factory=dict)
     priority: Level = default(Priority.NORMAL)
+    rank: Literal["scores", "advantages"] | None = None
     _place: str = PrivateAttr("configuration")
 
     @property

@@ -58,13 +58,13 @@ class JudgeModel(ABC):
         rubric."""
 
     @abstractmethod
-    def prepare(self, sample: int, room: int = 1) -> Callable[[Any], WireRequest]:
+    def prepare(self, sample: int, room: int = 1, cut_at: int = 0) -> Callable[[Any], WireRequest]:
         """Return the function that makes a request from the return value of :meth:`input_of`. Raises ``ConfigError`` or ``BadRequest``.
 
-        ``room`` is the factor by which a limit of tokens is raised.
+        ``room`` is the factor by which a limit of tokens is raised: the user's limit, or ``cut_at`` if the user set none.
         """
 
-    def has_more_room(self, room: int) -> bool:  # noqa: ARG002 - for subclasses
+    def has_more_room(self, room: int, cut_at: int) -> bool:  # noqa: ARG002 - for subclasses
         """Return whether an answer that was cut off may become longer if ``room`` is doubled."""
         return False
 

@@ -56,7 +56,8 @@ class JudgeConfig(Policy):
         range: lowest and highest reward. Scores are mapped linearly from ``scale`` to ``range``. None returns scores unchanged.
         samples: requests per model and item, at most ``MOST_SAMPLES``.
         settle: how several answers are aggregated into one score: ``majority``, ``mean`` or ``median``.
-        reasks: how often a request is sent again after an answer that cannot be parsed, within the item's timeout.
+        reasks: how often a request is sent again after an answer that cannot be parsed, within the item's timeout. After an answer that was
+            cut off at its token limit, the limit is doubled, up to 16,384.
         finish_reasons: further values of ``finish_reason`` that end a complete answer. An answer with a value that is not known is not
             parsed, and the first of each such value is logged.
         response_format: how servers are asked for JSON: ``json_schema``, ``json_object`` or ``none``. ``auto`` finds a format

@@ -124,7 +124,7 @@ class DecidingModel(JudgeModel):
             return ""
         return next((each.name for each in self._criteria if each.question is inputs.questions[0]), "")
 
-    def prepare(self, sample: int, room: int = 1) -> Callable[[Any], WireRequest]:  # noqa: ARG002 - all samples are alike
+    def prepare(self, sample: int, room: int = 1, cut_at: int = 0) -> Callable[[Any], WireRequest]:  # noqa: ARG002 - all samples are alike
         return self._sample
 
     def fall_back(self, form: str, error: QRewardError, reply: Reply | None = None) -> bool:  # noqa: ARG002 - see JudgeModel

@@ -113,7 +113,7 @@ async def test_the_report_says_what_a_step_was_worth_and_what_it_cost(tmp_path: 
     shown = capsys.readouterr().out
     assert "verdicts: 7, prompts: 3, failed: 1 (RequestTimeout: 1)\n" in shown
     assert "tokens: 105, cost: $2, attempts unreported: 1" in shown
-    assert "prompts whose responses all score the same: 1" in shown
+    assert "prompts whose responses score the same: 1" in shown
     assert "safe       0.78  1 of 6" in shown
     assert len(read_verdicts(path, last=3600.0)) == 7
     assert report_of(summary([])).startswith("verdicts: 0, prompts: 0, failed: 0\n")

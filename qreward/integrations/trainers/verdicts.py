@@ -159,7 +159,7 @@ def report_of(found: Mapping[str, Any]) -> str:
     spent = f"tokens: {found['tokens']}, cost: ${found['cost']:.6g}, attempts unreported: {found['unreported']}"
     text = [
         f"verdicts: {found['verdicts']}, prompts: {len(found['prompts'])}, failed: {found['failed']}{errors and f' ({errors})'}",
-        f"score: mean {_number(found['mean'])}, deviation {_number(found['deviation'])}; prompts whose responses all score the same: {same}",
+        f"score: mean {_number(found['mean'])}, deviation {_number(found['deviation'])}; prompts whose responses score the same: {same}",
         f"{spent}, median seconds: {_number(found['seconds'])}",
     ]
     if found["criteria"]:

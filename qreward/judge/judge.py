@@ -174,6 +174,7 @@ class Judge:
         inherited = self.__dict__.get("_flights")
         self._flights: weakref.WeakKeyDictionary[LoopDriver, Flights] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
+        self._spending.lock = threading.Lock()
         return inherited
 
     @classmethod
@@ -312,7 +313,7 @@ class Judge:
     @property
     def spent(self) -> Usage:
         """The tokens and US dollars that this judge has spent in this process, also on answers that could not be read."""
-        return self._spending.total or Usage()
+        return self._spending.total
 
     @property
     def verdict_settings(self) -> list[Any]:

@@ -309,12 +309,13 @@ class Flight:
         if task.trail:
             self.trail += tuple(task.trail)
             self.endpoint = self.trail[-1].endpoint
-        paid = outcome.value.usage if isinstance(outcome, Answer) else None
-        answered_by = source.name if source is not None and isinstance(outcome, Answer) else None
-        self.usage = added(self.usage, self.caller.spending.paid(paid, answered_by, task.trail or ()))
         if isinstance(outcome, Answer):
             assert source is not None
             answer, self.endpoint = outcome.value, source.name
+            paid = self.caller.spending.paid(outcome.value.usage, source.name, task.trail)
+            self.usage = added(self.usage, paid)
+        elif task.trail:
+            self.usage = added(self.usage, self.caller.spending.paid(None, None, task.trail))
         step = self.caller.evaluate(self.call, answer, self.endpoint)
         if step.unread:
             self.trail += (AttemptRecord(self.endpoint or "", "unreadable", seconds, 200, step.unread),)

@@ -35,8 +35,8 @@ class Gcra:
         """Earliest time at which a request is allowed. If the time has passed, a request is allowed now."""
         return self._arrival - self.burst
 
-    def take(self, now: float, cost: float = 1.0, _plain: float | None = None) -> None:
-        """Charge for a request. The last argument is used by ``HeaderRateLimit`` only."""
+    def take(self, now: float, cost: float = 1.0) -> None:
+        """Charge for a request."""
         self._arrival = max(self._arrival, now) + cost / self.rate
 
     def give_back(self, cost: float) -> None:

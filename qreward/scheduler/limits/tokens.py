@@ -37,7 +37,7 @@ class TokenEstimator:
         reserved = attempt.source.reserved and most
         attempt.prompt = prompt
         attempt.cost = prompt * self._scale + (most if reserved else min(expected, most or inf))
-        pace.take(now, attempt.cost, prompt + (most if reserved else min(FIRST_OUTPUT, most or inf)))
+        pace.take(now, attempt.cost)
 
     def settle(self, attempt: Attempt, answer: Answer | None) -> None:
         """Correct the charge of an ended attempt by the tokens that the answer reports. Without an answer, return the whole charge."""

@@ -1,9 +1,7 @@
 """Token accounting for sources with a token limit.
 
-The tokens that a task uses are known only when it is answered. So an estimate is reserved when the task is sent, and corrected when it is
-answered. The tokens of the prompt are estimated from its size, and scaled by the error of earlier estimates. The tokens of the output are
-estimated as the mean of the output tokens of earlier answers. If a server advertises how many tokens remain, ``HeaderRateLimit`` learns how
-many tokens the server charges. For that it needs a *plain* estimate, which does not depend on earlier answers.
+An estimate is reserved when a task is sent, and corrected when it is answered. The tokens of the prompt are estimated from its size, scaled
+by the error of earlier estimates; the tokens of the output are the mean of earlier answers.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ HANG = 1.3
 UNKNOWN = 4.0
 """A source that has not answered yet is assumed to need ``UNKNOWN`` times the seconds of the slowest known source of the pool."""
 GAIN, LEAST_GAIN = 1.25, 0.5
-"""A tail copy is made if the remaining time of the attempt is longer than ``GAIN`` times the time of the copy, and ``LEAST_GAIN`` seconds."""
+"""A tail copy is made if the attempt still needs more than ``GAIN`` times the time of the copy, and ``LEAST_GAIN`` seconds."""
 EQUAL = 1.1
 """An attempt past the 99th percentile length is also copied to a source that needs at most ``EQUAL`` times the seconds per token."""
 WORTH = 1.5

@@ -160,7 +160,6 @@ class AdaptiveLimit(ConcurrencyLimit):
         self._side = 1.0  # whether the limit lies above (1) or below (-1) the base
         self._good = self.most  # answers since the last reject
         self._away = 0  # rejects in a row with no other request in flight
-        self._reject_after = 0.0  # seconds until a request is rejected, moving average
         self._clean = 0  # answers since the last try or reject
         self._mark = 0.0  # time of the last try or reject
         self._floor = 0  # the limit before the last try
@@ -193,8 +192,7 @@ class AdaptiveLimit(ConcurrencyLimit):
             if current.answers >= max(SHORTEST_ROUND, self.limit / 2):
                 self._end_round(now, inflight)
 
-    def rejected(self, now: float, sent_at: float, hint: float | None, others: int) -> bool:
-        self._reject_after += 0.2 * (now - sent_at - self._reject_after)
+    def rejected(self, now: float, _sent_at: float, hint: float | None, others: int) -> bool:
         tried = now < self._blame_until and others >= self._floor
         lone = not tried and hint is None and others > 0 and self._good >= self.limit / 2
         self._good = 0
@@ -229,13 +227,10 @@ class AdaptiveLimit(ConcurrencyLimit):
         self.reason = f"rejected while {others} were served"
         self._set(base, now, others)
 
-    def _settle(self) -> float:
-        return max(SETTLE, 3 * self._reject_after)
-
     def _try_more(self, now: float) -> None:
         waited = now - self._mark
         due = self._step or self._clean >= PATIENCE or waited >= HOLD
-        barred = now < max(self._no_try_before, self.crowded_until) or waited < self._settle()
+        barred = now < max(self._no_try_before, self.crowded_until) or waited < SETTLE
         if not due or barred or self.limit >= min(self.most, 1.5 * self._round.limit):
             return
         if self._elasticity.value < HIGH:  # a higher limit would not increase throughput
@@ -243,7 +238,7 @@ class AdaptiveLimit(ConcurrencyLimit):
             return
         self._floor = self.limit
         self._step = min(2 * self._step or 1, max(1, self.limit // 3))
-        self._mark, self._clean, self._blame_until = now, 0, now + self._settle()
+        self._mark, self._clean, self._blame_until = now, 0, now + SETTLE
         self.limit = min(self.most, self.limit + self._step)
         count_change(self.changes, self._floor, self.limit, "trial")
         self._base = float(self.limit)
@@ -256,29 +251,19 @@ class AdaptiveLimit(ConcurrencyLimit):
                 self._elasticity.break_off()
         else:
             change = self._elasticity.add(self.limit, current.seconds / current.tokens)
-            factor = 1.0
+            factor, elasticity = 1.0, inf if change is None else change
             if self._starting:
-                factor = self._start_factor(inf if change is None else change)
+                self.reason = f"start: elasticity {elasticity:.2f}"
+                self._starting = elasticity >= KEEP
+                factor = 2.0 if self._starting else 1.0 if elasticity > LOW else 0.5
             elif change is not None and self._side < 0:  # every second round, after one above the base and one below
-                factor = self._seek_factor()
+                elasticity = self._elasticity.value
+                self.reason = f"elasticity {elasticity:.2f}"
+                factor = DOWN if elasticity < LOW else UP if elasticity > HIGH and not self._capped else 1.0
             base *= factor if now >= self.crowded_until else min(1.0, factor)
         self._side = -self._side
         self._rounds += 1
         self._set(base, now, inflight)
-
-    def _start_factor(self, elasticity: float) -> float:
-        self._starting = elasticity >= KEEP
-        self.reason = f"start: elasticity {elasticity:.2f}"
-        if self._starting:
-            return 2.0
-        return 1.0 if elasticity > LOW else 0.5
-
-    def _seek_factor(self) -> float:
-        elasticity = self._elasticity.value
-        self.reason = f"elasticity {elasticity:.2f}"
-        if elasticity > HIGH and not self._capped:
-            return UP
-        return DOWN if elasticity < LOW else 1.0
 
     def _set(self, base: float, now: float, inflight: int) -> None:
         self._base = max(1.0, min(float(self.most), base))

@@ -113,9 +113,11 @@ class Prober:
             self._begin(source)
 
     def stop(self) -> None:
-        for pending in (*self._timers.values(), *self._under_way):
-            pending.cancel()
+        for timer in self._timers.values():
+            timer.cancel()
         self._timers.clear()
+        for task in self._under_way:
+            task.cancel()
 
     def _begin(self, source: Source) -> None:
         if self._engine.prober is not self or self._engine.closed:

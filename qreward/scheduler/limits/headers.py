@@ -201,7 +201,6 @@ class HeaderRateLimit:
         self._full_at = now + reset if sent_at + reset > self._full_at else min(self._full_at, now + reset)
         self._lag = max(now - sent_at, FADE * self._lag)
         self._span = info.window or max(self._span, reset)
-        self._even = limit is not None and self._began > -inf and self._lag > self._span > 0  # each window ends before it is known
-        if self._even:
-            self.refill = EVEN * limit / self._span
+        if limit is not None and self._began > -inf and self._lag > self._span > 0:  # each window ends before it is known
+            self._even, self.refill = True, EVEN * limit / self._span
             self._most = self._largest + BURST * self.refill

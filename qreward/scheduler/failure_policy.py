@@ -135,7 +135,7 @@ class FailurePolicy:
         if failure.kind is not FailureKind.UNREACHABLE:  # a request that did not reach the source cannot be the cause
             task_to_blame = self._is_task_to_blame(task, source)
             task.failures = (*task.failures, (source, now))
-            if task_to_blame or (failure.kind is FailureKind.TIMEOUT and _hangs_elsewhere(now, attempt)):
+            if task_to_blame or (failure.kind is FailureKind.TIMEOUT and task.overdue):  # it seems to hang at every source
                 return False
         source.failed(now)
         silent = failure.kind is FailureKind.UNREACHABLE and source.answered_at <= attempt.sent_at
@@ -206,16 +206,6 @@ def unanswered(task: Task, now: float) -> list[AttemptRecord]:
     attempts = [each for each in (task.attempt, task.copy) if each is not None]
     detail = "the timeout of the request came before an answer"
     return [AttemptRecord(each.source.name, "timeout", now - each.sent_at, None, detail, each is task.copy) for each in attempts]
-
-
-def _hangs_elsewhere(now: float, attempt: Attempt) -> bool:
-    """Return whether the task of an attempt that timed out has timed out before, or is far too long at another source as well."""
-    task = attempt.task
-    other = task.other(attempt)
-    if task.overdue or other is None:
-        return task.overdue > 0
-    slow = other.source.latency.p99
-    return slow is not None and now - other.sent_at > 2 * slow
 
 
 def _overdue(now: float, attempt: Attempt) -> Failure:

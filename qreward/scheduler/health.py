@@ -2,8 +2,7 @@
 
 The breaker opens if so many of the last requests failed that the share of failures is credibly above one half (see ``CHANCE``), or at the
 first sign of death, such as a refused connection. It stays open for 2 s, with jitter. Then it is half-open, and one task is sent. If that
-task fails, the breaker opens again. If it is answered, a quarter of the concurrency limit may be used. Each further answer adds one slot
-and each failure removes one, until the whole limit may be used again and the breaker is closed (slow start).
+task fails, the breaker opens again. If it is answered, the breaker is closed.
 
 Each task counts once, so one task that always fails cannot open the breaker. ``failure_policy`` decides which failures count. A stalled
 source is also out of service; any answer puts it back in service.
@@ -24,8 +23,6 @@ of five, eight of nine, or fifteen of twenty."""
 OPEN = 2.0
 """Seconds for which the breaker is open, before jitter. Envoy's growing times of up to 300 s suit fleets with spare capacity. Here a source
 must be used again within seconds of its recovery. Each test of the source costs a task one of its attempts."""
-QUICK_START = 4
-"""After its first answer, a half-open source may use its concurrency limit divided by this number."""
 
 
 def _least_failures() -> list[int]:
@@ -88,21 +85,15 @@ class Health:
             self.open_until, self.half_open_limit, self.since, self._stalled = -inf, 1, now, False
             self._update()
 
-    def ok(self, now: float, sent_at: float, limit: int) -> None:
-        if self._stalled:
-            self._close()
-            self._update()
-        elif self.open_until != -inf or sent_at < self.since:
+    def ok(self, now: float, sent_at: float) -> None:
+        if not self._stalled and (self.open_until != -inf or sent_at < self.since):
             return
         if self._ejected:
             self._ejected, self.serving_since = False, now
-        if self.half_open_limit == inf:
-            self.clean = True
-            return
-        self.half_open_limit = self.half_open_limit + 1 if self.half_open_limit > 1 else max(2, limit // QUICK_START)
-        if self.half_open_limit >= limit:
+        if self._stalled or self.half_open_limit < inf:
             self._close()
-        self._update()
+            self._update()
+        self.clean = True
 
     def failed(self, now: float, sent_at: float, order: int, task: int, *, dead: bool = False) -> bool:
         """Record that a task failed at this source. Returns True if this failure takes the source out of service.
@@ -115,8 +106,6 @@ class Health:
         insort(self._failures, (order, task))
         del self._failures[: -4 * WINDOW]
         if not (dead or self.half_open_limit == 1 or self._mostly_fails(order)):
-            self.half_open_limit = max(1, self.half_open_limit - 1)
-            self._update()
             return False
         self.eject(now, OPEN * self._rng.uniform(0.5, 1.5))
         return True

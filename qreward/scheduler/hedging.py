@@ -4,8 +4,7 @@ A *copy* is a second attempt at a task whose first attempt goes on. The first an
 charged to one budget, except those of the attempts at a stalled source. ``docs/design/duplicates.md`` gives the reasons.
 
 Hang    An attempt that takes 1.3 times as long as an answer of the 99.9th percentile length, and longer than 99 % of its source's answers,
-        is suspected to hang. It is copied ahead of all work that waits. Each suspicion doubles that time for the task. If the copy seems
-        to hang as well, it is cancelled and replaced.
+        is suspected to hang. It is copied ahead of all work that waits. Each suspicion doubles that time for the task.
 Hedge   A request outside of a batch is copied if it takes longer than 95 % of its source's answers (if streamed: of its source's first
         tokens), and if a source with a free slot is expected to answer a copy well before it (Dean and Barroso, CACM 2013).
 Tail    Once the queue is empty, the last requests of a batch are copied to sources with a free slot, those with the most remaining time
@@ -33,8 +32,8 @@ HANG = 1.3
 """See the rule. Without its second condition, a busy client copied up to 4 % of its requests in vain."""
 UNKNOWN = 4.0
 """A source that has not answered yet is assumed to need ``UNKNOWN`` times the seconds of the slowest known source of the pool."""
-GAIN, LEAST_GAIN = 1.25, 0.5
-"""A tail copy is made if the attempt still needs more than ``GAIN`` times the time of the copy, and ``LEAST_GAIN`` seconds."""
+GAIN = 1.25
+"""A tail copy is made if the attempt still needs more than ``GAIN`` times the time of the copy."""
 EQUAL = 1.1
 """An attempt past the 99th percentile length is also copied to a source that needs at most ``EQUAL`` times the seconds per token."""
 WORTH = 1.5
@@ -46,9 +45,8 @@ class Overdue(IntEnum):
     """The limit that an attempt has passed. The scheduler acts on lower values first."""
 
     TIMED_OUT = 0
-    COPY_HUNG = 1
-    HUNG = 2
-    LATE = 3
+    HUNG = 1
+    LATE = 2
 
 
 class HedgingPolicy:
@@ -77,15 +75,6 @@ class HedgingPolicy:
         self.balance -= 1
         return True
 
-    def withdraw_for(self, now: float, suspect: Attempt) -> bool:
-        """Take one copy from the budget for an attempt that seems to hang. Returns False if too little is left.
-
-        A quarter of the reserve must remain, unless the attempt has run for twice the time after which it is suspected to hang.
-        """
-        suspected_after = self.hung_after(suspect.source, suspect.task.pool) * 2.0**suspect.task.suspected
-        certain = now - suspect.sent_at >= 2 * suspected_after
-        return self.policy is not None and self.withdraw(0.0 if certain else self.policy.reserve / 4)
-
     # which attempts take too long
 
     def look_after(self, source: Source) -> float:
@@ -107,11 +96,8 @@ class HedgingPolicy:
             if attempt.cancel_reason is not None:
                 continue
             limits = [(Overdue.TIMED_OUT, _limit(now, attempt))]
-            hung = hung_after.get(task.pool, inf) * 2.0**task.suspected
-            if attempt is task.copy:
-                limits.append((Overdue.COPY_HUNG, 2 * hung))
-            elif self.may_be_copied(attempt):
-                limits.append((Overdue.HUNG, hung))
+            if self.may_be_copied(attempt):
+                limits.append((Overdue.HUNG, hung_after.get(task.pool, inf) * 2.0**task.suspected))
                 limits.append((Overdue.LATE, inf if task.feed is not None else hedged_after[task.streamed]))
             for kind, limit in limits:
                 if age >= limit:
@@ -195,8 +181,7 @@ class HedgingPolicy:
                     continue
                 age = now - attempt.sent_at
                 to_go = pool.common.lengths.long(age / pace) * pace - age
-                if to_go > LEAST_GAIN:
-                    yield to_go, attempt
+                yield to_go, attempt
 
 
 def _limit(now: float, attempt: Attempt) -> float:

@@ -753,11 +753,8 @@ class Scheduler:
                 self._suspect(now, attempt)
             elif kind is Overdue.LATE:
                 self._hedge(now, attempt)
-            elif kind is Overdue.TIMED_OUT:
+            else:
                 self._cancel(attempt, CancelReason.OVERDUE)
-            else:  # both attempts seem to hang: another copy replaces this one
-                attempt.task.failures = (*attempt.task.failures, (source, now))
-                self._cancel(attempt, CancelReason.ABANDONED)
         source.look_after = self._hedging.look_after(source)
         soonest = min(next_at, source.silence.alarm_at(source.inflight, source.latency.mean), now + source.look_after)
         if any(self._hedging.may_be_copied(attempt) for _, attempt in found):  # no source had capacity for the copy
@@ -780,7 +777,7 @@ class Scheduler:
 
     def _suspect(self, now: float, attempt: Attempt) -> None:
         task = attempt.task
-        if task.pool.best(now, task)[0] < inf and self._hedging.withdraw_for(now, attempt):
+        if task.pool.best(now, task)[0] < inf and self._hedging.withdraw():
             task.suspected += 1
             self._copy(now, task)
 

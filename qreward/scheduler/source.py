@@ -198,7 +198,7 @@ class Source:
         if self.learned is not None:
             self.learned.ok(now)
         if not self.health.clean:
-            self.health.ok(now, sent_at, self.window.limit)
+            self.health.ok(now, sent_at)
         tally = self.tally
         tally.ok += 1
         tally.prompt_tokens += answer.prompt_tokens or 0

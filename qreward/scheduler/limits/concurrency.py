@@ -11,8 +11,7 @@ W3  A reject sets the limit to the number of requests that are still served, les
     good answers is ignored, unless it carries a hint (``Retry-After``).
 W4  When 100 answers have come after a reject, raise the limit by one slot as a try, and double the step after each try that succeeds. A
     reject of a try takes it back, and has no other effect. If it carries a hint, the next try comes after twenty times that wait.
-W5  If two rejects in a row find no other request in flight, the source is away, not full. Start again as in W1, but with at least half of
-    the base under which 100 answers last came without a reject.
+W5  If two rejects in a row find no other request in flight, the source is away, not full. Start again as in W1.
 """
 
 from __future__ import annotations
@@ -152,7 +151,6 @@ class AdaptiveLimit(ConcurrencyLimit):
         self.most = MOST if most is None else most
         self._start = most if most is not None and most <= TRUSTED else min(START, self.most)
         super().__init__(self._start)
-        self._held = 0.0  # the last base under which 100 answers came without a reject
         self._rounds = 1
         self.reason = "start"
         self.crowded_until = -inf  # the limit does not grow before this time, because requests wait inside the server
@@ -171,7 +169,7 @@ class AdaptiveLimit(ConcurrencyLimit):
     def _begin(self, now: float, inflight: int) -> None:
         self._starting, self._capped, self._step = True, False, 0
         self._elasticity.break_off()
-        self._set(max(self._start, self._held / 2), now, inflight)
+        self._set(self._start, now, inflight)
 
     def sent(self, _now: float, inflight: int) -> None:
         self._round.peak = max(self._round.peak, inflight)
@@ -180,8 +178,6 @@ class AdaptiveLimit(ConcurrencyLimit):
         self._clean += 1
         self._good += 1
         self._away = 0
-        if self._good >= PATIENCE:
-            self._held = self._base
         if self._capped and inflight + 1 >= self.limit:
             self._try_more(now)
         current = self._round
@@ -212,7 +208,7 @@ class AdaptiveLimit(ConcurrencyLimit):
         self.crowded_until = until
 
     def returned(self, now: float, inflight: int) -> None:  # W5
-        if self.limit < max(self._start, self._held / 2):
+        if self.limit < self._start:
             self.reason = "back: starting again"
             self._begin(now, inflight)
 

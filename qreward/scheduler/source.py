@@ -17,7 +17,7 @@ from qreward.reasons import ReasonCode
 from qreward.scheduler.estimate import CAPACITY, SourceService
 from qreward.scheduler.health import Cooldown, Health
 from qreward.scheduler.limits.concurrency import AdaptiveLimit, ConcurrencyLimit, FixedLimit
-from qreward.scheduler.limits.headers import DOUBT, HeaderRateLimit
+from qreward.scheduler.limits.headers import HeaderRateLimit
 from qreward.scheduler.limits.rate import Gcra, LearnedRate
 from qreward.scheduler.outcome import Answer, LastFailure, RateLimitInfo
 from qreward.scheduler.prefixes import PredictedCache
@@ -198,7 +198,7 @@ class Source:
         if self.learned is not None:
             self.learned.ok(now)
         if not self.health.clean:
-            self.health.ok(now, sent_at, self.window.limit)
+            self.health.ok(now, sent_at)
         tally = self.tally
         tally.ok += 1
         tally.prompt_tokens += answer.prompt_tokens or 0
@@ -221,10 +221,10 @@ class Source:
         """
         if self.learned is None or (limits is None and not self.metered):  # limits are not adapted, or none was advertised
             return
-        for unit, cost, doubt in (("requests", 1, 0.0), ("tokens", used or 0, DOUBT)):
+        for unit, cost in (("requests", 1), ("tokens", used or 0)):
             limit, advertised = getattr(self, unit), None if limits is None else getattr(limits, unit)
             if advertised is not None and not isinstance(limit, HeaderRateLimit):
-                limit, self.metered = HeaderRateLimit(limit, doubt=doubt), True
+                limit, self.metered = HeaderRateLimit(limit), True
                 setattr(self, unit, limit)
             if isinstance(limit, HeaderRateLimit):
                 limit.update(now, sent_at, advertised, answered=used is not None, others=self.inflight * cost, hint=hint)

@@ -1,7 +1,4 @@
-"""``SyncQRewardClient``, the blocking client.
-
-Each method runs the method of :class:`~qreward.client.QRewardClient` of the same name in the portal, an event loop in a background thread.
-"""
+"""``SyncQRewardClient``, the blocking client."""
 
 from __future__ import annotations
 

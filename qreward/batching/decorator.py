@@ -1,7 +1,4 @@
-"""``@batch``: turns a function of lists into a function of single items whose calls are merged.
-
-A batched function can be pickled by value. Only the function and its settings are pickled, so each process has its own queues.
-"""
+"""``@batch``: turns a function of lists into a function of single items whose calls are merged."""
 
 from __future__ import annotations
 
@@ -35,10 +32,7 @@ class CallSignature(NamedTuple):
 
 
 class Binder:
-    """Converts the arguments of one call to a tuple of values, and the tuples of many calls to the arguments of a batch.
-
-    A parameter that a call leaves out is not passed to the function, so it has its declared default. ``bound`` is True for a method.
-    """
+    """Converts the arguments of one call to a tuple of values, and the tuples of many calls to the arguments of a batch."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -56,10 +50,7 @@ class Binder:
         self._lone = self._whole == (1 + bound, ()) and not variadic
 
     def values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], CallSignature | None]:
-        """Return the values of a call in the order of the parameters, and its ``CallSignature``; None if it passed every parameter.
-
-        Only calls with equal signatures share a batch. A signature that is not None is appended to the values, because ``spread`` needs it.
-        """
+        """Return the values of a call in the order of the parameters, and its ``CallSignature``; None if it passed every parameter."""
         count, given = self._count, len(args)
         if given + len(kwargs) == count and given <= self._whole.positional:
             if not kwargs:

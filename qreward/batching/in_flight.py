@@ -1,8 +1,4 @@
-"""A batch that is running: its items, the batch function, and the result or error of each caller.
-
-Results are assigned by position. They are assigned only if there is exactly one result for each item. Two callers never receive the same
-exception object. This module does not decide when a batch is sent or which items are in it.
-"""
+"""A batch that is running: its items, the batch function, and the result or error of each caller."""
 
 from __future__ import annotations
 
@@ -49,17 +45,7 @@ class ServedItem(PendingItem):
 
 
 class BatchFunction:
-    """A batch function and its settings, which all queues of the function share. It does not depend on an event loop.
-
-    Args:
-        call: callable that calls the function with the values of the items. The default is the function itself.
-        first_of: callable that returns the first argument of a call, from the value of its item.
-
-    Attributes:
-        context: the context in which batches run. It is a copy of the context in which this object was created.
-        serve: the module ``ray.serve.context`` in a process with Ray Serve; otherwise None.
-        plain: True if items can be added in a faster way, because the queue is open and no setting or Ray Serve needs more than the value.
-    """
+    """A batch function and its settings, which all queues of the function share. It does not depend on an event loop."""
 
     __slots__ = ("_first_of", "call", "closed", "context", "counters", "function", "kind", "name", "plain", "serve", "settings")
 
@@ -227,16 +213,7 @@ _BATCH: ContextVar[InFlightBatch | None] = ContextVar("qreward_batch", default=N
 
 @dataclass(slots=True, eq=False, repr=False)
 class InFlightBatch:
-    """A batch that has been sent. It makes one call of the batch function, in a separate task.
-
-    Attributes:
-        limit: the maximum size of the batch.
-        alive: number of callers that have not left.
-        error: the error of the whole batch; None without such an error.
-        failed: number of callers that received an error from the function.
-        unstoppable: future of work in a thread or an actor. Cancellation does not end this work, and the slot stays occupied until it is
-            done. None without such work.
-    """
+    """A batch that has been sent. It makes one call of the batch function, in a separate task."""
 
     function: BatchFunction
     items: list[Any]
@@ -312,10 +289,7 @@ class InFlightBatch:
 
 
 async def in_thread(function: Callable[[], Any]) -> Any:
-    """Run a function in a daemon thread, which blocks neither the event loop nor the exit of the process, and return its result.
-
-    If the caller is cancelled, the thread continues, and the slot of the batch stays occupied. Raises ``QueueFull`` if no thread is free.
-    """
+    """Run a function in a daemon thread, which blocks neither the event loop nor the exit of the process, and return its result."""
     loop, context = asyncio.get_running_loop(), copy_context()
     done: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
 
@@ -335,10 +309,7 @@ async def in_thread(function: Callable[[], Any]) -> Any:
 
 
 async def isolate(call: Callable[[Any], Any], items: Any, outcomes_of: Callable[[BaseException, Any], list[Any] | None]) -> list[Any]:
-    """Return the outcome of each item. A list for which ``await call(items)`` raises is split in halves, one after the other.
-
-    ``outcomes_of(error, items)`` returns the outcomes of a list that is not split, or None.
-    """
+    """Return the outcome of each item. A list for which ``await call(items)`` raises is split in halves, one after the other."""
     try:
         return await call(items)  # type: ignore[no-any-return]
     except BaseException as error:

@@ -1,7 +1,4 @@
-"""Metrics of batches: for OpenTelemetry if the program has set up its SDK, and ``serve_batch_*`` in a replica of Ray Serve.
-
-Neither is imported here. A program that records metrics has imported what it records them with.
-"""
+"""Metrics of batches: for OpenTelemetry if the program has set up its SDK, and ``serve_batch_*`` in a replica of Ray Serve."""
 
 from __future__ import annotations
 

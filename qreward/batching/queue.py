@@ -1,7 +1,4 @@
-"""``BatchQueue``: callers submit single items, the queue calls one function for many items, and each caller gets the result of its item.
-
-The queue has one worker per event loop. The workers share only the function, its settings and its counters.
-"""
+"""``BatchQueue``: callers submit single items, the queue calls one function for many items, and each caller gets the result of its item."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The settings of a batch queue, their defaults and their validation.
-
-``None`` switches a setting off. Durations are in seconds. If Ray Serve has the same setting, the error messages have Ray Serve's wording.
-"""
+"""The settings of a batch queue, their defaults and their validation."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Streams: the batch function is an async generator that yields lists with one piece per caller, and each caller reads a separate stream.
-
-The generator runs at most ``AHEAD`` pieces ahead of the fastest reader. Each slower reader has a buffer of ``KEPT`` pieces. If a buffer
-is full, the generator waits until a piece is read from this buffer, but at most ``stream_timeout`` seconds. When all readers have left, the
-generator is closed.
-"""
+"""Streams: the batch function is an async generator that yields lists with one piece per caller, and each caller reads a separate stream."""
 
 from __future__ import annotations
 

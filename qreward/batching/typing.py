@@ -1,8 +1,4 @@
-"""The types of ``@batch`` for type checkers: parameters of type ``list[T]`` become parameters of type ``T``.
-
-Type checkers accept these parameters by position only, because Python's type system cannot keep their names. At run time, the parameters
-can also be passed by name.
-"""
+"""The types of ``@batch`` for type checkers: parameters of type ``list[T]`` become parameters of type ``T``."""
 
 from __future__ import annotations
 

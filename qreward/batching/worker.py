@@ -1,8 +1,4 @@
-"""The part of a batch queue that belongs to one event loop: it accepts items, starts batches and runs the timer.
-
-An item has no task and no timer. Instead, all submissions share one callback, and one timer is set for the earliest due time. ``SlotRule``
-decides when a batch is sent and which items are in it.
-"""
+"""The part of a batch queue that belongs to one event loop: it accepts items, starts batches and runs the timer."""
 
 from __future__ import annotations
 
@@ -57,8 +53,7 @@ class LoopWorker:
 
     def add_many(self, values: Sequence[Any], level: int, timeout: float | None) -> list[Any]:
         """Add all items, or none if the queue has no room for all. Return for each value its item, or the error of ``batch_size_fn`` or
-        ``batch_key_fn``.
-        """
+        ``batch_key_fn``."""
         self._admit(len(values))
         added: list[Any] = []
         for value in values:
@@ -187,10 +182,7 @@ class LoopWorker:
         batch.task.add_done_callback(lambda task: self._ended(batch, task), context=self._context)
 
     def _ended(self, batch: InFlightBatch, task: asyncio.Task[None]) -> None:
-        """Free the slot of a batch that has ended, and start the next batch.
-
-        The callers of the batch run before this callback. If they submit further items, these items are in the next batch.
-        """
+        """Free the slot of a batch that has ended, and start the next batch."""
         if batch not in self.batches:
             return
         rest = batch.unstoppable

@@ -89,11 +89,7 @@ def _types(types: Any) -> tuple[Any, ...]:
 
 
 def _retried(kind: Any) -> Any:
-    """Return the class to retry for a member of ``exception_types``.
-
-    It is the member itself if it is a subclass of ``Exception`` or not a class. It is ``Exception`` for ``BaseException``, and
-    ``NotAnException`` for any other class.
-    """
+    """Return the class to retry for a member of ``exception_types``."""
     if not isinstance(kind, type) or issubclass(kind, Exception):
         return kind
     return Exception if kind is BaseException else NotAnException
@@ -120,11 +116,7 @@ def schedule(*args: Any, **settings: Any) -> Callable[[Callable[..., Any]], Any]
 
 
 class OldFunction(ScheduledFunction):
-    """A function with the errors and defaults of 0.1.7.
-
-    A ``BaseException`` of ``types`` is retried, except those that end tasks and programs. The default replaces every failure except an open
-    circuit breaker.
-    """
+    """A function with the errors and defaults of 0.1.7."""
 
     def __init__(self, types: tuple[type[BaseException], ...], body: Callable[..., Any], *settings: Any) -> None:
         super().__init__(body, *settings)
@@ -238,10 +230,7 @@ class OldConfigWatcher(ConfigWatcher):
 
 
 class OldTelemetryExporter(TelemetryExporter):
-    """An exporter with the span methods of 0.1.7. It records calls in the metrics of today, such as ``qreward.schedule.duration``.
-
-    An exporter that is created while ``QREWARD_OTEL_ENABLED`` is ``false``, ``0``, ``no`` or ``off`` does nothing.
-    """
+    """An exporter with the span methods of 0.1.7. It records calls in the metrics of today, such as ``qreward.schedule.duration``."""
 
     def __init__(self, meter_name: str = "", tracer_name: str = "qreward.scheduler") -> None:  # noqa: ARG002 - metrics have one scope now
         super().__init__()
@@ -272,10 +261,7 @@ class OldTelemetryExporter(TelemetryExporter):
 
 
 class PriorityTaskQueue:
-    """A queue that is ordered by priority, lowest number first.
-
-    An item that has waited for ``starvation_threshold`` seconds counts as an item of priority 0.
-    """
+    """A queue that is ordered by priority, lowest number first."""
 
     def __init__(self, starvation_threshold: float = 60.0) -> None:
         self._threshold = starvation_threshold or inf

@@ -63,14 +63,7 @@ def old_names(module: str) -> Callable[[str], Any]:
 
 
 def old_name(module: str, name: str) -> Any:
-    """Return the object for a name of a 0.1.7 module, and warn at the line of the import.
-
-    The ``__getattr__`` of the 0.1.7 module calls this function.
-
-    Raises:
-        ImportError: the name was dropped. The message says what to use instead.
-        AttributeError: 0.1.7 had no such name.
-    """
+    """Return the object for a name of a 0.1.7 module, and warn at the line of the import."""
     if name in GONE:
         raise ImportError(f"{module}.{name} was part of QReward 0.1.7 and was dropped: {GONE[name]}; {PAGE}")
     if name not in KEPT:

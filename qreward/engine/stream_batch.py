@@ -1,9 +1,4 @@
-"""``BatchStreamSink``, the waiter of a batch of streams: it receives the chunks and outcomes of these streams for the caller.
-
-The chunks of all streams are put into one queue, in the order in which they arrive. The queue is bounded: while it is full because the
-consumer is slow, neither the streams nor the input are read. In all other respects, ``BatchStreamSink`` is a ``BatchWaiter``: the input is
-read as needed, and items are sent as endpoints have free slots.
-"""
+"""``BatchStreamSink``, the waiter of a batch of streams: it receives the chunks and outcomes of these streams for the caller."""
 
 from __future__ import annotations
 
@@ -26,11 +21,7 @@ AHEAD = 256
 
 
 class BatchStreamSink(StreamWaiter, BatchWaiter):
-    """Receives the events of a batch of streams. Its constructor takes the arguments of :class:`BatchWaiter`, and ``most``.
-
-    Args:
-        most: maximum number of concurrent streams; 0 for as many as the endpoints accept.
-    """
+    """Receives the events of a batch of streams. Its constructor takes the arguments of :class:`BatchWaiter`, and ``most``."""
 
     _read_at_once = 1  # an item that fails fills the queue of events too
 

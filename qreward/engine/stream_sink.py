@@ -1,10 +1,4 @@
-"""Streamed attempts (``StreamAttempt``) and the waiters that receive their chunks (``StreamWaiter``, ``SingleStreamSink``).
-
-No chunk is passed on before the first token. Until then an attempt can fail, or lose against another attempt, without the consumer
-noticing it. At the first token the attempt is committed, and the scheduler cancels the other attempts. A stream has one consumer, which
-reads the events. The buffer of events is bounded: while it is full, nothing more is read, and only the time limit of the whole request
-runs. This module does not depend on HTTP, or on what the consumer does with the chunks.
-"""
+"""Streamed attempts (``StreamAttempt``) and the waiters that receive their chunks (``StreamWaiter``, ``SingleStreamSink``)."""
 
 from __future__ import annotations
 
@@ -38,9 +32,7 @@ MARGIN = 0.05
 
 class OpenStream(Protocol):
     """An open stream. The backend's method ``stream`` returns an open stream or a ``Failure``. Each chunk has the attributes ``text`` and
-    ``has_output``. ``whole`` is True while the stream is open and its answer has ended. ``end`` sets the outcome of such a stream to the
-    outcome of its answer, and that of any other open stream to ``CANCELLED``. A cancelled ``read`` does the same.
-    """
+    ``has_output``. ``whole`` is True while the stream is open and its answer has ended."""
 
     limits: RateLimitInfo | None
     outcome: Outcome | None
@@ -53,10 +45,7 @@ class OpenStream(Protocol):
 
 
 class InactivityTimer:
-    """Limits all waits of an asyncio task with one timer. The timer cancels the task when a wait takes too long.
-
-    The timer is not set again for each token. If it fires before the current deadline, it is set again for that deadline.
-    """
+    """Limits all waits of an asyncio task with one timer. The timer cancels the task when a wait takes too long."""
 
     __slots__ = ("_deadline", "_fires_at", "_task", "_timer", "expired", "loop")
 
@@ -104,14 +93,7 @@ class InactivityTimer:
 
 
 class Signal:
-    """Wakes all asyncio tasks that wait for it.
-
-    The futures that its methods return must be awaited immediately. For speed the methods are not coroutines, because a reader waits for
-    each token.
-
-    Attributes:
-        read: True while the stream's one reader waits.
-    """
+    """Wakes all asyncio tasks that wait for it."""
 
     __slots__ = ("_loop", "_waiters", "read")
 
@@ -393,13 +375,7 @@ class StreamRestarted:
 
 
 class SingleStreamSink(StreamWaiter):
-    """Receives the events of a single stream.
-
-    Attributes:
-        begun: an attempt was committed, and its chunks are passed on.
-        left: the consumer has given up the stream.
-        result: the result, or None while the stream is not finished.
-    """
+    """Receives the events of a single stream."""
 
     __slots__ = ("_only_result", "_pieces", "_taken", "_task", "begun", "context", "left", "result")
 

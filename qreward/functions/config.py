@@ -1,7 +1,4 @@
-"""``ScheduleConfig``: the parameters of ``@schedule``, their validation, and their changes while the function is in use.
-
-Calls use ``CompiledSettings``, which is computed from a configuration once per change. This module does not call functions.
-"""
+"""``ScheduleConfig``: the parameters of ``@schedule``, their validation, and their changes while the function is in use."""
 
 from __future__ import annotations
 
@@ -98,12 +95,7 @@ OnChange = Callable[[Any, frozenset[str]], object]
 
 
 class Changes:
-    """Holds the callbacks that are called when one object changes.
-
-    Attributes:
-        lock: held while a change is made and its callbacks run. Callbacks therefore see changes in order. The lock is reentrant, so a
-            callback may make another change.
-    """
+    """Holds the callbacks that are called when one object changes."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -357,10 +349,7 @@ def same(one: object, other: object) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """Return a value as ``repr`` of the configuration shows it. None, numbers, strings and enum members are shown as code.
-
-    Any other object is shown by its name.
-    """
+    """Return a value as ``repr`` of the configuration shows it. None, numbers, strings and enum members are shown as code."""
     if isinstance(value, Enum):
         return f"{type(value).__name__}.{value.name}"
     if value is None or isinstance(value, bool | int | float | str):
@@ -371,16 +360,7 @@ def _shown(value: Any) -> str:
 
 
 class CompiledSettings:
-    """The settings of a configuration at one moment, in the form that calls use. One call uses one object from its begin to its end.
-
-    Args:
-        config: the configuration.
-        waits: False is for tests. Calls then do not wait before retries or after overload, ignore rate limits, and are not hedged.
-
-    Attributes:
-        options: the options for the scheduler.
-        needs_thread: True if blocking functions run in a thread, because a call may end while a try still runs.
-    """
+    """The settings of a configuration at one moment, in the form that calls use. One call uses one object from its begin to its end."""
 
     __slots__ = ("_again", "_waits", "callback", "debug", "default", "exporter", "key_func", "needs_thread", "options")
 

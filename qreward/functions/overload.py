@@ -1,20 +1,4 @@
-"""Detects whether an exception means that a server is overloaded, and how long to wait. This module supports exceptions of many libraries,
-and imports none of these libraries.
-
-Only statuses, headers and machine-readable codes of an exception count. Messages are ignored, because words such as "too many requests"
-may also come from a prompt or a log line. A false detection would be costly: the call would wait and be retried, and the failure would not
-count for the circuit breaker.
-
-These exceptions are inspected:
-
-- the exception itself, then the exception that it was raised ``from``;
-- the exception that was being handled, if the ``except`` block itself raised the new exception, as in
-  ``except RateLimitError: raise JudgeFailed``. If a function that the block calls raised the new exception, the handled exception is
-  ignored, because the new exception is then about the fallback;
-- all exceptions of an exception group. The group counts as an overload only if each of its exceptions counts as an overload.
-
-An exhausted account (402, ``insufficient_quota``) is not an overload, because waiting does not help.
-"""
+"""Detects whether an exception means that a server is overloaded, and how long to wait."""
 
 from __future__ import annotations
 
@@ -36,12 +20,7 @@ _GRPC = frozenset({"RESOURCE_EXHAUSTED", "UNAVAILABLE"})
 
 
 class Overload(NamedTuple):
-    """States that a server is overloaded, or that a rate limit is exhausted.
-
-    Attributes:
-        retry_after: seconds to wait, as the server requested; None if the server requested no wait.
-        should_retry: False if the server forbids a retry, and True if it asks for a retry (``x-should-retry``). None if it does neither.
-    """
+    """States that a server is overloaded, or that a rate limit is exhausted."""
 
     retry_after: float | None = None
     should_retry: bool | None = None
@@ -52,25 +31,7 @@ class _AccountExhausted(Exception):
 
 
 def overload_of(error: BaseException) -> Overload | None:
-    """Return the overload that an exception reports, or None for any other error. This function never raises.
-
-    Exceptions are recognised by their attributes, not by their type:
-
-    - status 429, 503 or 529 in ``status_code``, ``status`` or ``response``, as in httpx, aiohttp, requests, openai and anthropic;
-    - RESOURCE_EXHAUSTED and UNAVAILABLE of gRPC;
-    - :class:`qreward.RateLimited`, which a function can raise itself.
-
-    The wait is read from the headers (``retry-after-ms``, ``retry-after``, ``x-ratelimit-*``), or from an attribute ``retry_after``
-    (seconds) of the exception.
-
-    Example:
-        >>> class TooBusy(Exception):
-        ...     status_code, headers = 429, {"Retry-After": "2"}
-        >>> overload_of(TooBusy())
-        Overload(retry_after=2.0, should_retry=None)
-        >>> overload_of(ValueError("429 too many requests")) is None
-        True
-    """
+    """Return the overload that an exception reports, or None for any other error. This function never raises."""
     found: Overload | None = None
     link: BaseException | None = error
     for _ in range(LINKS):
@@ -109,11 +70,7 @@ def _raised_by_handler(error: BaseException, caught: BaseException) -> bool:
 
 
 def _overload_of_one(error: BaseException) -> Overload | None:
-    """Return the overload that one exception reports; None if it reports no overload. The chain of the exception is not inspected.
-
-    Raises:
-        _AccountExhausted: the exception reports that the account has no quota left.
-    """
+    """Return the overload that one exception reports; None if it reports no overload. The chain of the exception is not inspected."""
     if isinstance(error, ExceptionGroup):
         return _overload_of_group(error.exceptions)
     if isinstance(error, RateLimited):

@@ -1,8 +1,4 @@
-"""``ConfigWatcher``: checks regularly whether settings have changed, and applies new settings. Each watcher has a thread of its own.
-
-A watcher compares the settings of its source (a file, the environment or a callback) with those of the last check. If they differ, the
-watcher applies them to its target: a function or a client.
-"""
+"""``ConfigWatcher``: checks regularly whether settings have changed, and applies new settings."""
 
 from __future__ import annotations
 
@@ -31,10 +27,7 @@ SET_IN_CODE = FIXED | {"exception_types", "default_result", "metrics_callback", 
 
 
 def _environment(prefix: str) -> dict[str, object]:
-    """Return the settings in environment variables. The part of each name after the prefix is the name of a setting in upper case.
-
-    Empty variables are ignored.
-    """
+    """Return the settings in environment variables. The part of each name after the prefix is the name of a setting in upper case."""
     texts = {name: text for name in sorted(os.environ) if name.startswith(prefix) and (text := os.environ.get(name))}
     return dict(_read_variable(prefix, *each) for each in texts.items())
 

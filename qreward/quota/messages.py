@@ -26,16 +26,7 @@ after its report."""
 
 
 class Demand(msgspec.Struct, array_like=True):
-    """Reports a member's state and demand for one limit.
-
-    For a rate limit, amounts are requests or tokens, and ``limit`` and ``rate`` are per minute. For a concurrency limit, amounts are
-    requests in flight. ``hold``, ``using`` and ``lasts`` have a meaning only for a concurrency limit, and ``want``, ``least``, ``spent``,
-    ``returned`` and ``left`` only for a rate limit.
-
-    Attributes:
-        spent: total of the granted amounts that the member has used since it started.
-        returned: total of the amounts in ``spent`` that turned out to be unused, such as tokens that an answer did not need.
-    """
+    """Reports a member's state and demand for one limit."""
 
     limit: float  # the configured limit
     want: float = 0.0  # amount that the member could use until its next renewal, including ``left``

@@ -1,8 +1,4 @@
-"""The queue of the items that wait to be merged, and the requests that are filled with these items.
-
-Callers and observers receive the outcome of a ``MergedItem``. The scheduler sends a ``MergedRequest``, which is empty until an endpoint
-takes it. This module does not depend on HTTP, and must not use an event loop or a clock. The present time is an argument, ``now``.
-"""
+"""The queue of the items that wait to be merged, and the requests that are filled with these items."""
 
 from __future__ import annotations
 
@@ -24,12 +20,7 @@ from qreward.scoring.sizing import EndpointLimits, LearnedLimits
 
 
 class PriorityLane:
-    """The waiting items of one priority: either single items or items of batches.
-
-    Attributes:
-        request: the unfilled merged request in the scheduler, or None.
-        feed: the feed of the merged requests of batches; None for single items, for which the scheduler keeps capacity free.
-    """
+    """The waiting items of one priority: either single items or items of batches."""
 
     __slots__ = ("feed", "level", "request", "tenant", "waiting")
 
@@ -42,13 +33,7 @@ class PriorityLane:
 
 
 class MergedItem(Task):
-    """One item, as a task whose outcome its caller receives. The scheduler sends another task, the ``MergedRequest`` with the item.
-
-    Attributes:
-        payload: the request with this item alone.
-        until: the deadline in seconds; inf while the time limit has not started, for example for an item that a batch has read ahead.
-        place: as for ``collector.Item``. A new item is ``OVER`` until it is added.
-    """
+    """One item, as a task whose outcome its caller receives. The scheduler sends another task, the ``MergedRequest`` with the item."""
 
     __slots__ = ("_since", "arrived", "lane", "place", "request", "until")
     key = None
@@ -92,13 +77,7 @@ class MergedItem(Task):
 
 
 class Split:
-    """The split of a failed merged request into two parts. If both are answered, the request had too many items for ``source``.
-
-    Attributes:
-        source: the endpoint that refused the request; None if no endpoint refused it.
-        length: number of items of the longer part.
-        others_served: True if other items of the request were answered. If a part fails later, an item is then the cause, not the server.
-    """
+    """The split of a failed merged request into two parts. If both are answered, the request had too many items for ``source``."""
 
     __slots__ = ("_open", "length", "others_served", "source")
 
@@ -116,15 +95,7 @@ class Split:
 
 
 class MergedRequest(Task):
-    """One request with the items of several calls.
-
-    Attributes:
-        lane: the lane for which the request was made. It may contain items of all lanes.
-        members: the items of the request, including items that are over.
-        split: the split of which this request is a part, or None. A part gets no further items.
-        refused_by: the endpoint that refused the request; None if no endpoint refused it.
-        misconfigured: True if the last attempt showed that its endpoint is configured wrongly. Parts of the request would fail too.
-    """
+    """One request with the items of several calls."""
 
     __slots__ = ("_live", "lane", "members", "misconfigured", "refused_by", "split")
 
@@ -170,18 +141,7 @@ The maximum of ``MergeQueue.failures`` is twice this value."""
 
 
 class MergeQueue:
-    """The waiting items of one ``RequestMerger``.
-
-    The caller of a method must hold the engine's lock, because the thread of another event loop may fill a merged request. Only ``waiting``
-    may be read without the lock.
-
-    Attributes:
-        lanes: (priority, whether the items belong to batches) -> lane. The most urgent lane is first.
-        deadlines: the deadlines of items whose time limit has started.
-        unread: number of items that batches have not added yet; inf if unknown.
-        sent_at: time in seconds at which a merged request was last filled.
-        failures: score of recent failures at servers; see ``FAILURE_WEIGHT``. Parts of a split request do not count.
-    """
+    """The waiting items of one ``RequestMerger``."""
 
     def __init__(self, pool: Pool, spec: MergeSpec, known: LearnedLimits) -> None:
         self._pool, self._spec, self._known = pool, spec, known
@@ -206,10 +166,7 @@ class MergeQueue:
         return wanted, self.sent_at + sizing.pause(self._pool) if wanted and self.waiting < full else -inf
 
     def waiting_in_pool(self) -> int:
-        """Return the number of tasks that wait for the pool, plus the number of waiting single items.
-
-        One item of each lane stands for the unfilled merged request, which the queue of the pool contains.
-        """
+        """Return the number of tasks that wait for the pool, plus the number of waiting single items."""
         single = sum(lane.waiting - (lane.request is not None) for lane in self.lanes.values() if lane.feed is None)
         return single + self._pool.queue.waiting
 
@@ -274,11 +231,7 @@ class MergeQueue:
     # filling a merged request
 
     def fill(self, now: float, request: MergedRequest, source: Source) -> bool:
-        """Choose the items of a merged request just before it is sent. Return False if there are none.
-
-        A request takes further items until an attempt has been counted; a 429 is not counted. Items that exceed the limits go back to the
-        head of the queue.
-        """
+        """Choose the items of a merged request just before it is sent. Return False if there are none."""
         self.unqueue(request)
         items = request.left()
         limits = self._limits_at(source, items)

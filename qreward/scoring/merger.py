@@ -1,9 +1,4 @@
-"""Merge waiting items into requests, and distribute each answer or error among the items of its request.
-
-Items that may share a request have one ``RequestMerger`` per event loop. Its ``MergeQueue`` is used under the engine's lock. All other code
-runs in the thread of the event loop. ``ItemWaiter`` receives the results of one call, and ``MergedBatchWaiter`` receives
-the results of a batch.
-"""
+"""Merge waiting items into requests, and distribute each answer or error among the items of its request."""
 
 from __future__ import annotations
 
@@ -37,13 +32,7 @@ AHEAD = 4 * sizing.MOST
 
 
 class RequestMerger:
-    """Merges items into requests, and receives the outcomes of these requests (see ``engine.driver.Waiter``).
-
-    Args:
-        attempts: number of failed attempts after which a merged request fails or is split.
-        most_waiting: maximum number of requests that wait for the pool, including single items; None for no limit.
-        idle: function that is called when the merger has neither items nor batches left.
-    """
+    """Merges items into requests, and receives the outcomes of these requests (see ``engine.driver.Waiter``)."""
 
     def __init__(
         self,
@@ -70,11 +59,7 @@ class RequestMerger:
     # adding items
 
     def put(self, items: list[MergedItem], *, batch: bool = False) -> None:
-        """Add items. They are submitted in the next iteration of the event loop. Items that are added in one iteration can then be merged.
-
-        Raises:
-            QueueFull: ``most_waiting`` is reached. This limit does not apply to items of a batch.
-        """
+        """Add items. They are submitted in the next iteration of the event loop. Items that are added in one iteration can then be merged."""
         engine, watch = self.driver.engine, self.driver.watch
         if self._most_waiting is not None and not batch:
             with engine.lock:
@@ -236,10 +221,7 @@ class RequestMerger:
             self._send_again([item], 1, Split(None, 1, True))
 
     def _split(self, request: MergedRequest) -> None:
-        """Send the items again in two halves. Repeated splits finally send an invalid item alone.
-
-        If the request has used up its attempts, all of its items may be invalid. Each part then has at most two attempts.
-        """
+        """Send the items again in two halves. Repeated splits finally send an invalid item alone."""
         items = request.left()
         tries = max(0, self._attempts - 2) if request.tries >= self._attempts else 0
         parts = halves(items)
@@ -263,10 +245,7 @@ class RequestMerger:
     # ending early
 
     def end(self, items: Iterable[MergedItem], error_of: Callable[[MergedItem], QRewardError] | None = None, *, late: bool = False) -> None:
-        """End items that wait or were sent. Withdraw merged requests whose items are then all over.
-
-        ``error_of`` returns the error of an item. It is None if the callers no longer wait. ``late`` is True if their time is up.
-        """
+        """End items that wait or were sent. Withdraw merged requests whose items are then all over."""
         items = [item for item in items if item.place is not OVER]
         if not items:
             return
@@ -367,10 +346,7 @@ class _ItemOptions(RequestOptions):
 
 
 class MergedBatchWaiter(BatchWaiter):
-    """A batch whose items share requests. They wait in the ``RequestMerger`` of their merge key, which ``find`` returns.
-
-    The scheduler uses the feed of the batch only to detect outages.
-    """
+    """A batch whose items share requests. They wait in the ``RequestMerger`` of their merge key, which ``find`` returns."""
 
     def __init__(
         self,

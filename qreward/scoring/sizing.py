@@ -1,9 +1,4 @@
-"""Choose how many items a merged request should have.
-
-``EndpointLimits`` learns how many items an endpoint accepts in one request. ``length`` chooses the number of items. This number is large
-enough that the fixed cost of a request does not dominate, and small enough that the items keep all slots busy. This module does not depend
-on the content of items or on HTTP.
-"""
+"""Choose how many items a merged request should have."""
 
 from __future__ import annotations
 
@@ -37,17 +32,7 @@ is also refused."""
 
 
 class ServiceTimeModel:
-    """Models the response time in seconds as a linear function ``a + b * n`` of the number of items ``n``.
-
-    The function is fitted by weighted least squares to about the last twenty requests.
-
-    Example:
-        >>> service = ServiceTimeModel()
-        >>> for items in (1, 50, 100, 150):
-        ...     service.add(items, 0.02 + 0.0015 * items)
-        >>> service.least()
-        14
-    """
+    """Models the response time in seconds as a linear function ``a + b * n`` of the number of items ``n``."""
 
     __slots__ = ("_n", "_nn", "_nt", "_t", "_w")
 
@@ -78,9 +63,8 @@ def places(now: float, pool: Pool) -> int:
 
 
 def _capacity(source: Source) -> int:
-    """Return the number of concurrent requests that the limits allow. A rate limit allows its rate times the mean response time
-    (Little's law).
-    """
+    """Return the number of concurrent requests that the limits allow. A rate limit allows its rate times the mean response time (Little's
+    law)."""
     rates = [pace.rate for pace in (source.requests, source.learned) if pace is not None]
     rate = min((rate for rate in rates if rate is not None), default=inf)
     return source.window.limit if rate == inf else min(source.window.limit, 1 + int(rate * source.latency.mean))
@@ -95,37 +79,14 @@ def length(now: float, pool: Pool, waiting: float, service: ServiceTimeModel) ->
 
 
 def pause(pool: Pool) -> float:
-    """Return the seconds after a request during which single items wait for other items, even if a slot is free.
-
-    If all slots are in use, a slot becomes free every ``latency / slots`` seconds. The pause is this interval, multiplied by the share of
-    slots in use. Therefore, the pause is 0 if the pool is idle. Without a pause, single items would take the last slots one by one. The
-    next item would then wait until a whole response has arrived.
-    """
+    """Return the seconds after a request during which single items wait for other items, even if a slot is free."""
     sources = list(pool.sources)
     slots, busy = sum(source.window.limit for source in sources), sum(source.inflight for source in sources)
     return max((source.latency.mean for source in sources), default=0.0) * busy / slots**2 if slots else 0.0
 
 
 class EndpointLimits:
-    """Learns the limits of requests to one endpoint, for items of one kind.
-
-    The limits are learned from two kinds of events.
-
-    *Rejections.* Text Embeddings Inference has a queue slot for each item. If a request has more items than there are slots, the server
-    rejects the request, and reports only that it has no capacity. Therefore, shorter requests are tried after rejections. If even a single
-    item is rejected, the length was not the cause, and the full limit applies again. If a shorter request is accepted, the next requests
-    have the same length. Later, the length is doubled repeatedly, until the full limit is reached.
-
-    *Refusals.* A request was also too long if it was refused and both of its halves were accepted. Long items may have been the cause, so a
-    longer request is tried again after many answers.
-
-    Args:
-        usual: the limits of this kind of server.
-        cap: the maximum number of items that the client sets; None for no maximum.
-
-    Attributes:
-        limits: the current limits of one request.
-    """
+    """Learns the limits of requests to one endpoint, for items of one kind."""
 
     __slots__ = ("_answers_below_limits", "_answers_below_usual", "_cap", "_most", "_patience", "_refused_patience", "_rejections",
                  "_reported", "_usual", "limits")  # fmt: skip
@@ -179,20 +140,14 @@ class EndpointLimits:
 
 
 class LearnedLimits:
-    """Holds the learned limits of all endpoints of a client. The limits of an endpoint are kept until the endpoint is removed.
-
-    The mergers of all event loops share this object, so the caller of a method must hold the engine's lock.
-    """
+    """Holds the learned limits of all endpoints of a client. The limits of an endpoint are kept until the endpoint is removed."""
 
     def __init__(self) -> None:
         self._known: dict[Source, dict[Hashable, EndpointLimits]] = {}
         self._reported: dict[Source, int] = {}
 
     def at(self, source: Source, usual: MergeLimits, cap: int | None) -> EndpointLimits:
-        """Return the limits of requests to an endpoint.
-
-        The limits are learned separately for each pair of ``usual`` and ``cap`` (see ``EndpointLimits``).
-        """
+        """Return the limits of requests to an endpoint."""
         kinds = self._known.get(source)
         if kinds is None:
             self._known = {source: known for source, known in self._known.items() if not source.removed}

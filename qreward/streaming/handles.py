@@ -1,8 +1,4 @@
-"""The objects through which callers read streamed responses: ``Stream`` for one response, ``BatchStream`` for many.
-
-Nothing is sent before the caller uses the object. If the caller leaves a stream before its end, the requests are stopped. Each loop over a
-stream reads through a ``StreamReader`` of its own, which closes the stream when the loop ends.
-"""
+"""The objects through which callers read streamed responses: ``Stream`` for one response, ``BatchStream`` for many."""
 
 from __future__ import annotations
 
@@ -96,15 +92,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class StreamReader(AsyncIterator[T_co], Generic[T_co]):
-    """An iterator over a stream. Leaving the iterator early closes the stream.
-
-    The iterator and the stream are two objects. When a loop ends by ``break`` or by an error, the iterator is freed, even if the caller
-    still holds the stream.
-
-    Args:
-        stream: the stream to read.
-        show: function that converts an item into the value to return, or into None to skip the item.
-    """
+    """An iterator over a stream. Leaving the iterator early closes the stream."""
 
     __slots__ = ("_show", "_stream")
 

@@ -1,8 +1,4 @@
-"""``RewardBuffer`` merges the queries of several callers into batches for one scorer, and returns to each caller the rewards of its query.
-
-It is built on ``BatchQueue``, and adds three features. A query may have several completions, a scorer may be a Ray actor, and an error
-applies to a single completion.
-"""
+"""``RewardBuffer`` merges the queries of several callers into batches for one scorer, and returns to each caller the rewards of its query."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Calls a scorer of any kind without blocking the event loop, and isolates the completions for which it fails.
-
-Ray is never imported: the method of an actor is recognised by its attribute ``remote``, which returns an awaitable.
-"""
+"""Calls a scorer of any kind without blocking the event loop, and isolates the completions for which it fails."""
 
 from __future__ import annotations
 
@@ -30,16 +27,7 @@ _DEAD_ACTOR = "RayActorError"
 
 
 def scoring_function(scorer: Any) -> ScoringFunction:
-    """Return an async function that calls a scorer with completions and metadata, and returns the scorer's result.
-
-    Args:
-        scorer: callable that is called with ``(completions, metadata)``, or with the completions alone if it takes only one argument. It is
-            an async or blocking function, an object with ``__call__``, or any object with ``remote``, such as the method of a Ray actor. It
-            may also be an ASGI app whose ``state.reward_model`` is a Ray actor with the method ``get_score``.
-
-    Raises:
-        TypeError: the scorer cannot be called in this way, or is a class or a generator function.
-    """
+    """Return an async function that calls a scorer with completions and metadata, and returns the scorer's result."""
     if holds_actor(scorer):
         return partial(_of_app, scorer)
     remote = getattr(scorer, "remote", None)
@@ -89,14 +77,7 @@ def _arguments(pairs: Pairs, count: int) -> tuple[Any, ...]:
 
 
 def own_copy(value: Any) -> Any:
-    """Return a copy in which all mappings, lists, tuples, sets and bytearrays are copied, at any depth. Other objects are shared.
-
-    Example:
-        >>> metadata = {"tests": [{"input": "1"}]}
-        >>> own_copy(metadata)["tests"][0].clear()
-        >>> metadata
-        {'tests': [{'input': '1'}]}
-    """
+    """Return a copy in which all mappings, lists, tuples, sets and bytearrays are copied, at any depth. Other objects are shared."""
     kind = type(value)
     if kind in _IMMUTABLE:
         return value
@@ -128,13 +109,7 @@ class BisectingScorer:
         self._scored_before = False
 
     async def score_each(self, pairs: Pairs) -> list[ScoreResult]:
-        """Return the outcome of each completion. The list must not be empty.
-
-        A list for which the scorer raises is split in halves until the bad completions are found: for ``k`` bad ones among ``n``, about
-        ``2 k log2(n)`` calls, one after the other. A list is not split if no completion can be the cause, for example after a timeout.
-        If the scorer does not return one outcome for each completion, the whole list fails. ``own`` of a failed completion is True if the
-        scorer scored another completion of this or the previous list, and the error is of a kind that a completion can cause.
-        """
+        """Return the outcome of each completion. The list must not be empty."""
         try:
             scored = await isolate(self._scored, pairs, partial(self._outcomes_of, len(pairs)))
         except InvalidScores as error:

@@ -1,8 +1,4 @@
-"""Options of calls of decorated functions, and the limits that these options set: adaptive limits, rate limits, and circuit breakers.
-
-The options are plain values, computed from the user's settings (``functions.config``, which describes them). The reasons behind the limits
-are in ``docs/design/functions.md``.
-"""
+"""Options of calls of decorated functions, and the limits that these options set: adaptive limits, rate limits, and circuit breakers."""
 
 from __future__ import annotations
 
@@ -74,15 +70,7 @@ LEAST_ROUND = 5
 
 
 class AimdLimit:
-    """Adapts a limit between two bounds by additive increase and multiplicative decrease (AIMD; Chiu and Jain, 1989).
-
-    The limit is evaluated each time as many tries have ended as it allows (at least 5). Only tries count that started after its last
-    change, so that the effect of a change is seen before the next change. ``most`` is an upper bound in addition to that of ``config``.
-
-    Attributes:
-        limit: the present limit.
-        wanted: a call had to wait for the limit since its last evaluation, so that a higher limit would help.
-    """
+    """Adapts a limit between two bounds by additive increase and multiplicative decrease (AIMD; Chiu and Jain, 1989)."""
 
     __slots__ = ("_bounds", "_exact", "_failed", "_fell_at", "_ok", "_seconds", "_since", "config", "limit", "wanted")
 
@@ -184,13 +172,7 @@ class SlidingWindowLimit:
 
 
 class Breaker:
-    """A circuit breaker (Nygard, "Release It!", 2007). It is closed, open until a time, or half-open with one probe call in flight.
-
-    Attributes:
-        config: the configuration; may be replaced at any time.
-        probe: the call whose outcome decides while the breaker is half-open, or None.
-        failures: failures in a row.
-    """
+    """A circuit breaker (Nygard, "Release It!", 2007). It is closed, open until a time, or half-open with one probe call in flight."""
 
     __slots__ = ("_opened_at", "config", "failures", "probe")
 

@@ -1,7 +1,4 @@
-"""State of decorated functions and of their calls.
-
-A *key* is what the function's ``key_func`` returns for a call.
-"""
+"""State of decorated functions and of their calls."""
 
 from __future__ import annotations
 
@@ -117,10 +114,7 @@ class Call:
             self.not_before = now + failure.wait
 
     def may_retry(self) -> bool:
-        """Return whether a retry may be made now, in addition to the tries in flight.
-
-        One try may be in flight, and one further try for each failure since the last overload, but at most ``parallel_tries`` in all.
-        """
+        """Return whether a retry may be made now, in addition to the tries in flight."""
         options = self.options
         return self.retries < options.retries and len(self.tried) < max(1, min(options.parallel_tries, 1 + self.streak))
 
@@ -130,15 +124,7 @@ class Call:
 
 
 class ConcurrencyGroup:
-    """Limits the tries in flight of a pool, over all keys of all functions of the pool.
-
-    Attributes:
-        limit: tries that may be in flight now; inf without a limit.
-        adaptive: the adaptive limit, or None.
-        inflight: tries in flight.
-        functions: the functions of the pool.
-        ready: keys with a call that waits only for a free slot, by the rank of that call.
-    """
+    """Limits the tries in flight of a pool, over all keys of all functions of the pool."""
 
     __slots__ = ("_most", "adaptive", "functions", "inflight", "limit", "ready")
 
@@ -168,18 +154,7 @@ def _strictness(adapting: Adapting) -> tuple[float, ...]:
 
 
 class KeyState:
-    """Holds the state of one key of a function.
-
-    Attributes:
-        queue: calls that wait for the rate limit or for a free slot, by rank.
-        rate_limit, breaker: its rate limit and its circuit breaker, or None.
-        adaptive: adapts its rate limit, or None.
-        closed_until: end of the cooldown after an overload error that carried a wait.
-        calls: number of calls that have not ended.
-        inflight: tries in flight.
-        used_at: when a try last started or ended.
-        resting: it is in the function's list of keys that may be dropped soon.
-    """
+    """Holds the state of one key of a function."""
 
     __slots__ = (
         "adaptive", "breaker", "calls", "closed_until", "function", "inflight", "key", "queue", "rate_limit", "resting", "used_at",
@@ -249,13 +224,7 @@ class KeyState:
 
 
 class Function:
-    """Holds the state of one decorated function, whose present options may be replaced.
-
-    Attributes:
-        keyed: True if the function may have more than one key.
-        quantiles: quantiles of the seconds that successful tries took.
-        hedges_left: hedge budget, to which each call adds.
-    """
+    """Holds the state of one decorated function, whose present options may be replaced."""
 
     __slots__ = ("__weakref__", "_resting", "_rests", "counters", "group", "hedges_left", "keyed", "keys", "name", "options", "quantiles")
 

@@ -51,7 +51,7 @@ class Item:
 
 
 class KeyQueue:
-    """The waiting items of one key, in the order in which they are sent. A removed item stays in the list until an item behind it is taken."""
+    """The waiting items of one key, in the order in which they are sent. A removed item stays in the list until it is reached."""
 
     __slots__ = ("cost", "dead", "items", "key")
 

@@ -1,4 +1,4 @@
-"""Streams: the batch function is an async generator that yields lists with one piece per caller, and each caller reads a separate stream."""
+"""Streams: the batch function is an async generator of lists with one piece per caller, and each caller reads its own stream."""
 
 from __future__ import annotations
 

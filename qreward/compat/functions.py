@@ -198,6 +198,11 @@ class OldScheduleConfig(ScheduleConfig):
         return self.adjust_wait_time(basic_wait_time, has_wait_time, max_wait_time)
 
 
+def _environment() -> dict[str, str]:
+    variables = {name: f"QREWARD_SCHEDULE_{name.upper()}" for name in ScheduleConfig.model_fields}
+    return {name: os.environ[variable] for name, variable in variables.items() if os.environ.get(variable)}
+
+
 class OldConfigWatcher(ConfigWatcher):
     """A watcher with the parameters of 0.1.7. ``cooldown`` is the minimum number of seconds between two changes."""
 
@@ -210,7 +215,7 @@ class OldConfigWatcher(ConfigWatcher):
         poll_interval: float = 5.0,
         cooldown: float = 5.0,
     ) -> None:
-        places: dict[str, dict[str, Any]] = {"file": {"file": file_path}, "env": {"env": True}, "callback": {"callback": callback}}
+        places: dict[str, Any] = {"file": {"file": file_path}, "env": {"callback": _environment}, "callback": {"callback": callback}}
         if source not in places:
             raise ConfigError(f"source must be 'file', 'env' or 'callback', not {source!r}")
         super().__init__(config, **places[source], poll_interval=poll_interval)

@@ -13,7 +13,7 @@ from qreward.documentation import page
 PAGE = f"see {page('coming-from/qreward-0.1.7')}"
 
 KEPT = {
-    "ConfigWatcher": ("compat.functions.OldConfigWatcher", "write qreward.ConfigWatcher(function, file=...), or env=True, or callback=..."),
+    "ConfigWatcher": ("compat.functions.OldConfigWatcher", "write qreward.ConfigWatcher(function, file=...), or callback=..."),
     "LoadBalanceStrategy": ("settings.policies.LoadBalanceStrategy", "write from qreward import LoadBalanceStrategy"),
     "ModelRouter": ("compat.proxies.ModelRouter", "write Endpoint(models=[...]), or QRewardClient.register_model_route(...)"),
     "OpenAIChatProxy": ("compat.proxies.OpenAIChatProxy", "write qreward.QRewardClient([qreward.Endpoint(base_url, api_key=...)])"),

@@ -88,7 +88,7 @@ class MergeSpec:
 
 
 class EmbeddingsSpec(MergeSpec):
-    """Makes and merges requests for embeddings. An item is a whole call, and receives the response that it would receive without merging."""
+    """Makes and merges requests for embeddings. An item is a whole call, and receives the response that it would receive alone."""
 
     __slots__ = ()
 

@@ -59,7 +59,7 @@ class RequestMerger:
     # adding items
 
     def put(self, items: list[MergedItem], *, batch: bool = False) -> None:
-        """Add items. They are submitted in the next iteration of the event loop. Items that are added in one iteration can then be merged."""
+        """Add items. They are submitted in the next iteration of the event loop, so that all items of one iteration can be merged."""
         engine, watch = self.driver.engine, self.driver.watch
         if self._most_waiting is not None and not batch:
             with engine.lock:

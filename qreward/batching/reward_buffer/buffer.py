@@ -1,4 +1,4 @@
-"""``RewardBuffer`` merges the queries of several callers into batches for one scorer, and returns to each caller the rewards of its query."""
+"""``RewardBuffer`` merges the queries of several callers into batches for one scorer."""
 
 from __future__ import annotations
 

@@ -216,6 +216,11 @@ class Collector:
         """Return the queues of all keys with waiting items."""
         return [queue for queue in self._keys.values() if queue.count]
 
+    def queue(self, key: Hashable) -> KeyQueue | None:
+        """Return the queue of a key, or None if no item of this key waits."""
+        queue = self._keys.get(key)
+        return queue if queue is not None and queue.count else None
+
     def first(self) -> KeyQueue | None:
         """Return the queue whose first item is next, or None if no item waits."""
         if len(self._keys) > 1:

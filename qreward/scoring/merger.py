@@ -26,6 +26,7 @@ from qreward.scoring import sizing
 from qreward.scoring.merge_queue import MergedItem, MergedRequest, MergeQueue, Split
 from qreward.scoring.merge_spec import MergeSpec
 from qreward.scoring.sizing import LearnedLimits
+from qreward.settings.policies import Priority
 
 AHEAD = 4 * sizing.MOST
 """Maximum number of items that batches read ahead. Reading continues when fewer than half of this number of items wait."""
@@ -102,7 +103,7 @@ class RequestMerger:
     def _submit(self, now: float, paused: bool) -> None:
         """Submit an unfilled merged request for each lane with waiting items, and the next one if it is sent at once."""
         for lane in self.queue.lanes.values():
-            if paused and lane.feed is None:
+            if paused and lane.feed is None and lane.level >= Priority.NORMAL:
                 continue
             while lane.waiting and lane.request is None:
                 lane.request = MergedRequest(self._pool, lane, self)
@@ -147,24 +148,25 @@ class RequestMerger:
     async def execute(self, attempt: Attempt) -> Outcome:
         """Make one attempt. A failure that one item may have caused becomes ``REFUSED``: the request is split, not retried as a whole."""
         self._continue()
-        request, source, lock = cast("MergedRequest", attempt.task), attempt.source, self.driver.engine.lock
+        request, source = cast("MergedRequest", attempt.task), attempt.source
         count = len(request.members)
         outcome: Outcome = await self.driver.backend.send(source.handle, request.payload)
         if not isinstance(outcome, Failure):
             return outcome
         kind, request.misconfigured = outcome.kind, outcome.misconfigured
         if kind is FailureKind.OVERLOADED and outcome.retry_after is None and source.inflight == 1:
-            with lock:
+            with self.driver.engine.lock:
                 self.queue.record_rejection(source, count)
         if splits(outcome, count):
             request.refused_by = source
             kind = FailureKind.REFUSED
         elif kind is FailureKind.TRANSIENT and isinstance(outcome.error, RequestError) and outcome.error.status_code is not None:
-            with lock:
-                suspicious = self.queue.record_failure(request)
-            if suspicious and count > 1 and may_have_a_bad_item(outcome.error):
+            # sent whole once more, because most failures of servers are not the fault of an item
+            if count > 1 and (request.split is not None or request.tries) and may_have_a_bad_item(outcome.error):
                 kind = FailureKind.REFUSED
-            elif request.is_suspect():  # LOCAL: the retry does not count against the health of the endpoint
+            elif (
+                request.split is not None and request.split.others_served
+            ):  # LOCAL: the retry does not count against the health of the endpoint
                 kind = FailureKind.LOCAL
         return outcome if kind is outcome.kind else Failure(kind, outcome.error, limits=outcome.limits)
 
@@ -225,7 +227,9 @@ class RequestMerger:
         items = request.left()
         tries = max(0, self._attempts - 2) if request.tries >= self._attempts else 0
         parts = halves(items)
-        split = Split(request.refused_by if len(items) > 1 else None, len(parts[0]), request.is_suspect())
+        split = Split(
+            request.refused_by if len(items) > 1 else None, len(parts[0]), request.split is not None and request.split.others_served
+        )
         for part in filter(None, parts):
             self._send_again(part, tries, split)
 

@@ -86,19 +86,23 @@ def pause(pool: Pool) -> float:
 
 
 class EndpointLimits:
-    """Learns the limits of requests to one endpoint, for items of one kind."""
+    """Learns how long requests to one endpoint may be, for items of one kind. ``cap`` is the maximum number of items that the client sets.
 
-    __slots__ = ("_answers_below_limits", "_answers_below_usual", "_cap", "_most", "_patience", "_refused_patience", "_rejections",
-                 "_reported", "_usual", "limits")  # fmt: skip
+    Text Embeddings Inference has a queue slot for each item, and rejects a longer request as if it had no capacity: shorter requests are
+    then tried. A request was also too long if it was refused and both of its halves were accepted. A longer request is tried again later.
+    """
+
+    __slots__ = ("_answers", "_before", "_cap", "_patience", "_refused", "_rejected", "_rejections", "_reported", "_usual", "limits")
 
     def __init__(self, usual: MergeLimits, cap: int | None) -> None:
         self._cap, self._reported = cap, usual.items
-        self._patience, self._refused_patience = 1, REFUSED_PATIENCE
+        self._rejected, self._refused = 1, 0  # numbers of answers before a longer request is tried, after a rejection or a refusal
         self._begin(usual)
 
     def _begin(self, usual: MergeLimits) -> None:
-        self.limits = self._most = self._usual = usual.with_items(self._cap)
-        self._rejections = self._answers_below_limits = self._answers_below_usual = 0
+        self.limits = self._before = self._usual = usual.with_items(self._cap)
+        self._rejections = self._answers = 0
+        self._patience = 1
 
     def report(self, items: int) -> None:
         if self._reported is not None and self._usual != ALONE and items != self._reported:
@@ -107,10 +111,8 @@ class EndpointLimits:
 
     def record_refusal(self, most: int) -> None:
         """Limit requests to ``most`` items, because a longer request was refused and its halves were accepted."""
-        if self._most is not self._usual:
-            self._refused_patience *= 2
-        self._answers_below_usual = 0
-        self._most = self._most.with_items(most)
+        self._patience = self._refused = 2 * self._refused or REFUSED_PATIENCE
+        self._answers = 0
         self.limits = self.limits.with_items(most)
 
     def record_rejection(self, items: int) -> None:
@@ -118,25 +120,23 @@ class EndpointLimits:
         self._rejections += 1
         if self._reported is None or self._rejections < LONE_REJECTS:
             return
-        if self._answers_below_limits == 0 and self._rejections == LONE_REJECTS:
-            self._patience = min(2 * self._patience, MOST_PATIENCE)
+        if self._rejections == LONE_REJECTS:
+            self._before = self.limits
+            if not self._answers:
+                self._rejected = min(2 * self._rejected, MOST_PATIENCE)
+        self._patience = self._rejected
         if items > 1:
-            self.limits = self._most.with_items(items // 2)
-        else:
-            self.limits, self._rejections = self._most, 0
+            self.limits = self._usual.with_items(items // 2)
+        else:  # the length was not the cause
+            self.limits, self._rejections = self._before, 0
 
     def record_answer(self) -> None:
         self._rejections = 0
-        if self.limits is not self._most:
-            self._answers_below_limits += 1
-            if self._answers_below_limits >= self._patience:
-                self._answers_below_limits = 0
-                self.limits = self._most.with_items(2 * (self.limits.items or 1))
-        elif self._most is not self._usual:
-            self._answers_below_usual += 1
-            if self._answers_below_usual >= self._refused_patience:
-                self._answers_below_usual = 0
-                self.limits = self._most = self._usual.with_items(2 * (self._most.items or 1))
+        if self.limits is not self._usual:
+            self._answers += 1
+            if self._answers >= self._patience:
+                self._answers = 0
+                self.limits = self._usual.with_items(2 * (self.limits.items or 1))
 
 
 class LearnedLimits:

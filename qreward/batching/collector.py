@@ -19,10 +19,8 @@ from qreward.settings.policies import Priority
 T = TypeVar("T")
 Measure = Callable[[list[Any]], float]
 """A function that returns the total size of a list of items. It calls ``batch_size_fn``."""
-ALL = 2**62
-"""Number of items that stands for "no limit"."""
-WEIGHT = 0.2
-"""Weight (0 to 1) of the latest batch in the moving average of batch durations."""
+ALL = 2**62  # number of items that stands for "no limit"
+WEIGHT = 0.2  # weight (0 to 1) of the latest batch in the moving average of batch durations
 
 
 class ItemState(Enum):

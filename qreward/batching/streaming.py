@@ -11,10 +11,8 @@ from qreward.batching.collector import OVER, TAKEN
 from qreward.batching.in_flight import InFlightBatch, ServedItem, results_of
 from qreward.errors import RequestTimeout
 
-AHEAD = 16
-"""Maximum number of pieces by which the generator is ahead of the fastest reader."""
-KEPT = 1024
-"""Maximum number of pieces that are buffered for a slow reader."""
+AHEAD = 16  # maximum number of pieces by which the generator is ahead of the fastest reader
+KEPT = 1024  # maximum number of pieces that are buffered for a slow reader
 _ENDS = (StopIteration, StopAsyncIteration)
 
 

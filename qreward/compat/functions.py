@@ -26,7 +26,7 @@ from qreward.functions.watcher import ConfigWatcher
 from qreward.settings.policies import Priority
 from qreward.telemetry import TelemetryExporter
 
-OLD_DEFAULTS: dict[str, Any] = {
+OLD_DEFAULTS: dict[str, Any] = {  # parameter of ``schedule`` in 0.1.7 -> its default, in the order of the parameters
     "timeout": 0,
     "hedged_request_time": 0,
     "hedged_request_proportion": 0.05,
@@ -52,16 +52,14 @@ OLD_DEFAULTS: dict[str, Any] = {
     "priority": Priority.NORMAL,
     "telemetry_exporter": None,
 }
-"""Parameter of ``schedule`` in 0.1.7 -> its default, in the order of the parameters."""
 
 _ZERO_WAS_OFF = ("timeout", "hedged_request_time", "limit_size", "circuit_breaker_threshold")
-_BELONGS_TO = {
+_BELONGS_TO = {  # parameter whose default has changed -> the parameter without which it has no effect
     "hedged_request_max_times": "hedged_request_time",
     "retry_max_interval": "retry_times",
     "speed_up_max_multiply": "retry_times",
     "adaptive_latency_threshold": "adaptive_limit",
 }
-"""Parameter whose default has changed -> the parameter without which it has no effect."""
 
 
 class NotAnException(Exception):

@@ -20,14 +20,13 @@ from qreward.settings.policies import Endpoint, Limits, LoadBalanceStrategy, Tim
 from qreward.streaming.handles import BatchStream
 
 _OWN_CLIENT = "pass your own client: Endpoint(base_url, http_client=httpx.AsyncClient(event_hooks=...))"
-REPLACED = {
+REPLACED = {  # parameter that a proxy does not take any more -> what to do instead
     "chat_process_fuc": "write chat_process_func",
     "error_process_fuc": "write error_process_func",
     "httpx_request_hook": _OWN_CLIENT,
     "httpx_response_hook": _OWN_CLIENT,
     "is_hack_embedding_method": "describe a server whose responses are not OpenAI's with qreward.register_kind",
 }
-"""Parameter that a proxy does not take any more -> what to do instead."""
 
 
 class OpenAIChatProxy:

@@ -16,8 +16,7 @@ from qreward.scheduler.outcome import Answer
 from qreward.scheduler.source import Source
 from qreward.scheduler.task import BatchFeed, Task
 
-AHEAD = 256
-"""Number of events, of all streams together, that are queued for the consumer before reading pauses."""
+AHEAD = 256  # number of events, of all streams together, that are queued for the consumer before reading pauses
 
 
 class BatchStreamSink(StreamWaiter, BatchWaiter):

@@ -26,8 +26,7 @@ AHEAD = 64
 
 GRACE = 2.0
 """Seconds that a stream may stay open after its answer has ended. The answer then counts without the end of the stream."""
-MARGIN = 0.05
-"""Seconds before its deadline at which an answer that has ended counts without the end of the stream."""
+MARGIN = 0.05  # seconds before its deadline at which an answer that has ended counts without the end of the stream
 
 
 class OpenStream(Protocol):

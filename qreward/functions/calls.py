@@ -22,10 +22,8 @@ from qreward.scheduler.outcome import CANCELLED, Answer, Cancelled
 from qreward.scheduler.scheduler import FINISH, SEND, Command
 from qreward.scheduler.task import Task
 
-ErrorClassifier = Callable[[Exception], CallFailure]
-"""Classifies an exception of the function as a ``CallFailure``."""
-Inbox = SimpleQueue[Any]
-"""Wakes a blocking caller, who then looks for a try to run in its own thread, and for the outcome of its call."""
+ErrorClassifier = Callable[[Exception], CallFailure]  # classifies an exception of the function as a ``CallFailure``
+Inbox = SimpleQueue[Any]  # wakes a blocking caller, who then looks for a try to run in its own thread, and for the outcome of its call
 
 
 class Time:

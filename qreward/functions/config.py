@@ -20,8 +20,7 @@ from qreward.callables import Code, FunctionKind, kind_of
 from qreward.engine import background
 from qreward.errors import ConfigError
 from qreward.functions.overload import overload_of
-from qreward.scheduler.functions.limits import Adapting, Breaking, FunctionOptions, Hedging, Pause, Rate
-from qreward.scheduler.functions.state import CallFailure
+from qreward.scheduler.functions.state import Adapting, Breaking, CallFailure, FunctionOptions, Hedging, Pause, Rate
 from qreward.settings import files
 from qreward.settings.base import Count, Many, Number, Policy, Seconds, SomeSeconds, default, with_faults
 from qreward.settings.policies import Level, Priority

@@ -18,8 +18,7 @@ from zlib import crc32
 
 import msgspec
 
-from qreward.quota.ledger import Ledger
-from qreward.quota.messages import RenewReply, RenewRequest
+from qreward.quota.ledger import Ledger, RenewReply, RenewRequest
 from qreward.settings.api_key import ApiKey
 from qreward.settings.policies import Endpoint
 
@@ -68,8 +67,7 @@ def _checked(found: int, name: object, is_right: Callable[[int], bool]) -> int:
 
 LAYOUT = 3
 """Version of the file format. It is part of the file name, so that programs with different formats use different files."""
-HEAD = struct.Struct("<QII")
-"""The beginning of a slot: number of the change, length and checksum of the content."""
+HEAD = struct.Struct("<QII")  # the beginning of a slot: number of the change, length and checksum of the content
 SLOT = 256 * 1024
 """Number of bytes in a slot, enough for about a thousand members. Unused bytes take no disk space."""
 PATIENCE = 0.25
@@ -254,8 +252,7 @@ def _close_all(files: dict[str, LedgerFile]) -> None:
         file.close()
 
 
-SECRET_HEADERS = ("authorization", "api-key", "x-api-key")
-"""Headers that hold the API key if ``api_key`` is not set."""
+SECRET_HEADERS = ("authorization", "api-key", "x-api-key")  # headers that hold the API key if ``api_key`` is not set
 
 
 def key_of(endpoint: Endpoint) -> str:

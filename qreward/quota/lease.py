@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import floor, inf
 
-from qreward.quota.messages import LEASE, RENEW, Demand, Grant, RenewReply, RenewRequest
+from qreward.quota.ledger import LEASE, RENEW, Demand, Grant, RenewReply, RenewRequest
 from qreward.scheduler.limits.concurrency import ConcurrencyLimit
 from qreward.scheduler.limits.rate import Gcra
 from qreward.settings.policies import Limits
@@ -18,10 +18,8 @@ NEWCOMER = 8
 SLOWER = 1.0
 """Number of requests a minute by which a member on its own stays below its share. If this number is more than half of the share, half of
 the share is used instead."""
-CATCH_UP = 1 / 32
-"""Seconds by which a member on its own may send a request early, because the scheduler wakes in steps of 1/64 s."""
-FIRST_TOKENS = 256.0
-"""Number of tokens that each of the first requests is expected to use."""
+CATCH_UP = 1 / 32  # seconds by which a member on its own may send a request early, because the scheduler wakes in steps of 1/64 s
+FIRST_TOKENS = 256.0  # number of tokens that each of the first requests is expected to use
 
 
 class Lease:

@@ -15,25 +15,21 @@ from qreward.engine.driver import Engine
 from qreward.engine.instrumentation import LOG
 from qreward.quota.file_ledger import FileTransport, key_of
 from qreward.quota.lease import Lease
-from qreward.quota.messages import LINGER, MINUTE, RENEW, Demand, Grant, RenewReply, RenewRequest
+from qreward.quota.ledger import LINGER, MINUTE, RENEW, Demand, Grant, RenewReply, RenewRequest
 from qreward.scheduler.source import Source
 from qreward.scheduler.task import LOW
 from qreward.settings.policies import Endpoint, Limits
 
-SOON = 0.05
-"""Minimum number of seconds between a renewal and an early renewal."""
+SOON = 0.05  # minimum number of seconds between a renewal and an early renewal
 AGAIN = 0.25
 """Seconds after which a failed renewal is retried. After two failures in a row the ledger counts as unreachable."""
-RETRY = 1.0
-"""Seconds between two tries while the ledger is unreachable."""
-CLOSE_TIMEOUT = 3.0
-"""Maximum number of seconds for which ``aclose`` waits until the shares are returned."""
+RETRY = 1.0  # seconds between two tries while the ledger is unreachable
+CLOSE_TIMEOUT = 3.0  # maximum number of seconds for which ``aclose`` waits until the shares are returned
 AHEAD = 1.5
 """Factor on the amount that a source used recently. The source requests the product, so that its use can grow."""
 SLOW = 2.0
 """Factor on the 99th percentile of the latency. When the product has passed, requests in flight have certainly ended."""
-IDLE = 2.0
-"""Seconds without work after which a source counts as idle."""
+IDLE = 2.0  # seconds without work after which a source counts as idle
 
 
 class LedgerTransport(Protocol):

@@ -10,12 +10,9 @@ from qreward.scheduler.outcome import ProbeResult
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.source import Source
 
-MOST = 256
-"""Maximum number of items per request, for servers that have no limit."""
-LEAST = 8
-"""Minimum number of items per request while response times are unknown, if at least this number of items waits."""
-WEIGHT = 0.95
-"""Factor by which the weight of all older requests is multiplied for each new request."""
+MOST = 256  # maximum number of items per request, for servers that have no limit
+LEAST = 8  # minimum number of items per request while response times are unknown, if at least this number of items waits
+WEIGHT = 0.95  # factor by which the weight of all older requests is multiplied for each new request
 PORTION = 1.5
 """Number of requests per slot into which the remaining items are divided. With more requests than slots, a slow endpoint gets fewer items.
 The values 1, 1.5, 2 and 3 were measured on servers that take 20 ms + 1.5 ms per item or 100 ms per request, with equal and with different
@@ -24,8 +21,7 @@ speeds. The value 1.5 was the best."""
 LONE_REJECTS = 2
 """Number of successive rejections after which shorter requests are tried at an endpoint. A rejection counts if the endpoint has no other
 request of this client."""
-MOST_PATIENCE = 64
-"""Maximum number of requests that must be answered after a rejection before a longer request is tried."""
+MOST_PATIENCE = 64  # maximum number of requests that must be answered after a rejection before a longer request is tried
 REFUSED_PATIENCE = 1000
 """Number of requests that must be answered after a refusal before a longer request is tried. The number is doubled if the longer request
 is also refused."""

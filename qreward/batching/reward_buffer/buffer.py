@@ -23,11 +23,9 @@ from qreward.batching.stats import QueueStats
 from qreward.callables import name_of
 from qreward.errors import BadRequest, ConfigError
 
-_SMOOTHING = 0.2
-"""Weight (0 to 1) of the latest batch in the moving average of the seconds per completion."""
+_SMOOTHING = 0.2  # weight (0 to 1) of the latest batch in the moving average of the seconds per completion
 MAX_QUEUE_SIZE = 4096
-_UNKNOWN = 1.0
-"""Seconds that ``room_in`` returns for a full queue before the first batch has ended."""
+_UNKNOWN = 1.0  # seconds that ``room_in`` returns for a full queue before the first batch has ended
 
 
 class RewardBuffer:

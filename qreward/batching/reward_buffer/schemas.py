@@ -12,8 +12,7 @@ from pydantic import BaseModel
 from qreward.codecs.error_body import one_line
 from qreward.errors import BadRequest, InvalidResponse
 
-SHOWN = 500
-"""Maximum number of characters of an error message that are kept."""
+SHOWN = 500  # maximum number of characters of an error message that are kept
 _NAMES = ("error", "errors", "meta", "metas", "next_turn_feedback", "extra_logs")
 
 

@@ -16,8 +16,7 @@ from qreward.batching.reward_buffer.schemas import InvalidScores, ScoreResult, d
 from qreward.callables import FunctionKind, kind_of, lists_taken
 from qreward.errors import QueueFull
 
-Pairs = Sequence[tuple[str, dict[str, Any]]]
-"""A list of pairs of a completion and its metadata."""
+Pairs = Sequence[tuple[str, dict[str, Any]]]  # a list of pairs of a completion and its metadata
 ScoringFunction = Callable[[Pairs], Awaitable[Any]]
 
 _log = logging.getLogger("qreward")

@@ -8,17 +8,14 @@ from random import Random
 
 from qreward.errors import CircuitOpen, RequestError, RequestTimeout
 from qreward.scheduler.failure_policy import backoff
-from qreward.scheduler.functions.heap import IndexedHeap
-from qreward.scheduler.functions.limits import AimdLimit
-from qreward.scheduler.functions.state import Call, CallFailure, ConcurrencyGroup, Function, KeyState, Try
+from qreward.scheduler.functions.state import AimdLimit, Call, CallFailure, ConcurrencyGroup, Function, IndexedHeap, KeyState, Try
 from qreward.scheduler.health import HealthChange
 from qreward.scheduler.outcome import Answer, Cancelled
 from qreward.scheduler.queue import AGEING
 from qreward.scheduler.scheduler import CANCEL, FINISH, SEND, Command
 from qreward.scheduler.task import CancelReason, TaskState
 
-HEDGE_LATER = 0.25
-"""Seconds between two checks of a call that is due for a hedge but finds no free slot."""
+HEDGE_LATER = 0.25  # seconds between two checks of a call that is due for a hedge but finds no free slot
 LATE, SETTLE = 0.02, 0.05
 """A hedge whose timer is more than ``LATE`` seconds late is put off once by ``SETTLE`` seconds: the event loop or the interpreter was held,
 so tries may have ended whose outcomes are reported next. ``LATE`` is above the accuracy of the engine's timers (1/64 s)."""

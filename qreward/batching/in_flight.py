@@ -28,20 +28,15 @@ _log = logging.getLogger("qreward")
 class PendingItem(Item):
     """An item whose caller waits for one result. The caller's ``future`` is cancelled when it leaves."""
 
-    __slots__ = ("batch", "future")
+    __slots__ = ("batch", "future", "request_context")
     future: asyncio.Future[Any]
     batch: InFlightBatch
+    request_context: Any  # of its call, in a process with Ray Serve
 
     def fail(self, error: BaseException) -> None:
         self.place = OVER
         if not self.future.done():
             self.future.set_exception(error)
-
-
-class ServedItem(PendingItem):
-    """An item of a process with Ray Serve, with the request context of its call."""
-
-    __slots__ = ("request_context",)
 
 
 class BatchFunction:
@@ -78,8 +73,6 @@ class BatchFunction:
         self.update()
 
     def change(self, changes: Any) -> None:
-        if "clock" in changes:
-            raise ConfigError("clock cannot be changed; create a new queue")
         self.settings = replace(self.settings, **changes)
         self.update()
         if "max_batch_size" in changes:

@@ -224,7 +224,7 @@ class BatchQueue(Generic[T, R]):
         self.change(max_concurrent_batches=batches)
 
     def change(self, **settings: Unpack[Options]) -> None:
-        """Change any settings except ``clock`` while the queue is in use.
+        """Change any settings while the queue is in use.
 
         Raises:
             TypeError, ConfigError: a value is invalid, as in the constructor. Nothing is changed.

@@ -47,7 +47,6 @@ class Options(TypedDict, total=False):
     max_queue_size: int | None
     timeout: float | None
     stream_timeout: float | None
-    clock: Callable[[], float] | None
     on_batch: Callable[[BatchRecord], object] | None
 
 
@@ -71,7 +70,6 @@ class BatchSettings:
             means no limit.
         stream_timeout: maximum number of seconds for which a stream that is not read may delay the other streams of its batch. Afterwards,
             the stream ends with ``RequestTimeout``. None means no limit.
-        clock: function that returns the time in seconds. The default is the event loop's clock.
         on_batch: function that is called with a :class:`BatchRecord` when a batch has ended.
 
     Raises:
@@ -87,7 +85,6 @@ class BatchSettings:
     max_queue_size: int | None = None
     timeout: float | None = None
     stream_timeout: float | None = 60.0
-    clock: Callable[[], float] | None = None
     on_batch: Callable[[BatchRecord], object] | None = None
 
     def __post_init__(self) -> None:
@@ -106,7 +103,7 @@ class BatchSettings:
             raise ConfigError(f"batch_wait_timeout_s must be a float >= 0, got {wait}")
         check_seconds("timeout", self.timeout)
         check_seconds("stream_timeout", self.stream_timeout)
-        for name in ("batch_size_fn", "batch_key_fn", "clock", "on_batch"):
+        for name in ("batch_size_fn", "batch_key_fn", "on_batch"):
             value = getattr(self, name)
             if value is not None and not callable(value):
                 raise TypeError(f"{name} must be a callable or None, got {type(value)}")

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from qreward.batching.collector import OVER, TAKEN
-from qreward.batching.in_flight import InFlightBatch, ServedItem, results_of
+from qreward.batching.in_flight import InFlightBatch, PendingItem, results_of
 from qreward.errors import RequestTimeout
 
 AHEAD = 16  # maximum number of pieces by which the generator is ahead of the fastest reader
@@ -16,7 +16,7 @@ KEPT = 1024  # maximum number of pieces that are buffered for a slow reader
 _ENDS = (StopIteration, StopAsyncIteration)
 
 
-class BatchStreamReader(ServedItem):
+class BatchStreamReader(PendingItem):
     """An item whose caller reads a stream. Its ``future`` never gets a result, and is cancelled at the end of the stream."""
 
     __slots__ = ("_error", "_waiter", "buffer")

@@ -12,7 +12,7 @@ from typing import Any
 
 from qreward.batching import metrics
 from qreward.batching.collector import OVER, TAKEN, WAITING, Collector, SlotRule
-from qreward.batching.in_flight import BatchFunction, InFlightBatch, PendingItem, ServedItem, too_large
+from qreward.batching.in_flight import BatchFunction, InFlightBatch, PendingItem, too_large
 from qreward.batching.settings import BatchRecord
 from qreward.batching.streaming import BatchStreamReader, StreamBatch
 from qreward.callables import FunctionKind
@@ -28,7 +28,7 @@ class LoopWorker:
         self.function = function
         self.loop = loop
         self.pid = os.getpid()
-        self.clock = function.settings.clock or loop.time
+        self.clock = loop.time
         self.collector = Collector()
         self.rule = SlotRule(self.collector)
         self.batches: set[InFlightBatch] = set()
@@ -84,12 +84,11 @@ class LoopWorker:
         function, settings = self.function, self.function.settings
         key = function.key_of(value, signature_key)
         cost = 1 if settings.batch_size_fn is None else function.size_of(value)
-        kind = BatchStreamReader if function.kind is FunctionKind.STREAMED else PendingItem if function.serve is None else ServedItem
-        if function.serve is None:
-            return kind(value, self.clock(), key, cost, level)
-        context = function.serve._get_serve_request_context()
-        item: Any = kind(value, self.clock(), (key, context.multiplexed_model_id), cost, level)
-        item.request_context = context
+        kind = BatchStreamReader if function.kind is FunctionKind.STREAMED else PendingItem
+        item = kind(value, self.clock(), key, cost, level)
+        if function.serve is not None:
+            item.request_context = function.serve._get_serve_request_context()
+            item.key = key, item.request_context.multiplexed_model_id
         return item
 
     def _put(self, item: Any, timeout: float | None) -> Any:
@@ -145,9 +144,6 @@ class LoopWorker:
             at = inf
         if self._timer is not None or at != inf:
             self._set_timer(min(at, self.collector.deadlines.next()), now)
-        self._report_idle()
-
-    def _report_idle(self) -> None:
         if self._closing and not self._busy():
             self._idle.set()
 
@@ -188,7 +184,7 @@ class LoopWorker:
         rest = batch.unstoppable
         if rest is not None and not rest.done():
             rest.add_done_callback(lambda _: self._ended(batch, task), context=self._context)
-            self._report_idle()
+            self.pump()
             return
         if not task.cancelled():
             task.exception()

@@ -20,7 +20,6 @@ Pairs = Sequence[tuple[str, dict[str, Any]]]  # a list of pairs of a completion 
 ScoringFunction = Callable[[Pairs], Awaitable[Any]]
 
 _log = logging.getLogger("qreward")
-_IMMUTABLE = frozenset({str, int, float, bool, bytes, type(None)})
 _NOT_THE_ITEMS_FAULT = (ConnectionError, TimeoutError, QueueFull)
 _DEAD_ACTOR = "RayActorError"
 
@@ -28,10 +27,15 @@ _DEAD_ACTOR = "RayActorError"
 def scoring_function(scorer: Any) -> ScoringFunction:
     """Return an async function that calls a scorer with completions and metadata, and returns the scorer's result."""
     if holds_actor(scorer):
-        return partial(_of_app, scorer)
+
+        async def call_app(pairs: Pairs) -> Any:
+            completions, metadata = _arguments(pairs, 2)
+            return await _awaited(scorer.state.reward_model.get_score.remote(completions=completions, metadata=metadata))
+
+        return call_app
     remote = getattr(scorer, "remote", None)
     if callable(remote) and not isinstance(scorer, type):
-        return partial(_remotely, remote)
+        return lambda pairs: _awaited(remote(*_arguments(pairs, 2)))
     kind = None if isinstance(scorer, type) else kind_of(scorer)
     if kind is None:
         what = f"the class {scorer.__name__}; give an instance of it" if isinstance(scorer, type) else f"a {type(scorer).__name__}"
@@ -55,15 +59,6 @@ def holds_actor(scorer: Any) -> bool:
     return hasattr(state, "reward_model") or (state is not None and (hasattr(scorer, "router") or not callable(scorer)))
 
 
-async def _of_app(app: Any, pairs: Pairs) -> Any:
-    completions, metadata = _arguments(pairs, 2)
-    return await _awaited(app.state.reward_model.get_score.remote(completions=completions, metadata=metadata))
-
-
-async def _remotely(remote: Any, pairs: Pairs) -> Any:
-    return await _awaited(remote(*_arguments(pairs, 2)))
-
-
 async def _awaited(reference: Any) -> Any:
     if not inspect.isawaitable(reference):
         raise TypeError(f"remote() of the scorer returned a {type(reference).__name__}, which cannot be awaited; pass an actor's method")
@@ -77,25 +72,15 @@ def _arguments(pairs: Pairs, count: int) -> tuple[Any, ...]:
 
 def own_copy(value: Any) -> Any:
     """Return a copy in which all mappings, lists, tuples, sets and bytearrays are copied, at any depth. Other objects are shared."""
-    kind = type(value)
-    if kind in _IMMUTABLE:
+    if type(value) is tuple:
+        return tuple(map(own_copy, value))
+    if isinstance(value, Mapping) and not isinstance(value, dict):
+        return {key: own_copy(each) for key, each in value.items()}
+    if not isinstance(value, dict | list | set | bytearray):
         return value
-    if isinstance(value, Mapping):
-        made = {key: own_copy(each) for key, each in value.items()}
-        return made if kind is dict or not isinstance(value, dict) else _refilled(value, made)
-    if kind is list or kind is tuple:
-        return kind(map(own_copy, value))
-    if isinstance(value, list):
-        return _refilled(value, {at: own_copy(each) for at, each in enumerate(value)})
-    if isinstance(value, set | bytearray):
-        return copy(value)
-    return value
-
-
-def _refilled(value: Any, parts: Mapping[Any, Any]) -> Any:
-    made = copy(value)
-    for key, part in parts.items():
-        made[key] = part
+    made: Any = copy(value)
+    for key, part in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        made[key] = own_copy(part)
     return made
 
 

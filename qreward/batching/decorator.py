@@ -128,10 +128,9 @@ def batch(function: Any = None, /, *first: Any, **settings: Unpack[Options]) -> 
     has one queue per instance. An exception *in* the list is raised only for the caller of its item. If the function raises, each caller
     gets a separate exception object.
 
-    A batch is sent as soon as a slot is free. It contains the items that were submitted until then (see :class:`BatchQueue`). The settings
-    are the fields of :class:`~qreward.batching.BatchSettings`. They can be changed later, with ``score.set_max_batch_size(64)``,
-    ``set_batch_wait_timeout_s``, ``set_max_concurrent_batches`` or ``change(...)``. ``score.stats()`` returns the current state, and
-    ``await score.close()`` closes the queues.
+    When a batch is sent is described at :class:`BatchQueue`. The settings are the fields of :class:`~qreward.batching.BatchSettings`. They
+    can be changed later, with ``score.set_max_batch_size(64)``, ``set_batch_wait_timeout_s``, ``set_max_concurrent_batches`` or
+    ``change(...)``. ``score.stats()`` returns the current state, and ``await score.close()`` closes the queues.
 
     Raises:
         TypeError: the decorated object is not a function, ``@batch`` without parentheses decorates a plain ``def``, or a setting has the

@@ -9,7 +9,7 @@ from typing import Any
 
 from qreward.engine.batch import BatchWaiter
 from qreward.engine.driver import LoopDriver
-from qreward.engine.stream_sink import StreamRestarted, StreamWaiter, closed, interrupted
+from qreward.engine.stream_sink import OpenStream, StreamRestarted, StreamWaiter, closed, interrupted
 from qreward.errors import QRewardError, RequestError
 from qreward.results import BatchResult, Result
 from qreward.scheduler.outcome import Answer
@@ -28,7 +28,7 @@ class BatchStreamSink(StreamWaiter, BatchWaiter):
         StreamWaiter.__init__(self, driver)
         BatchWaiter.__init__(self, driver, *args, **kwargs)
         self._most = most
-        self._texts: dict[Task, list[str]] = {}
+        self._streams: dict[Task, OpenStream] = {}  # of the committed attempts; they hold the texts
         self._only_results = False
         self._paused: deque[asyncio.Future[None]] = deque()
         self._read_again = False
@@ -105,9 +105,9 @@ class BatchStreamSink(StreamWaiter, BatchWaiter):
     execute = StreamWaiter.execute
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
-        texts = self._texts.pop(task, None)
-        if texts is not None and isinstance(outcome, RequestError):
-            outcome = interrupted(outcome, "".join(texts))
+        stream = self._streams.pop(task, None)
+        if stream is not None and isinstance(outcome, RequestError):
+            outcome = interrupted(outcome, stream.text())
         super().finish(task, outcome, source, seconds)
         if self._read_again:
             self._read_soon()
@@ -150,19 +150,16 @@ class BatchStreamSink(StreamWaiter, BatchWaiter):
 
     # the attempt's side
 
-    def begin(self, task: Task) -> None:
-        before = self._texts.get(task)
+    def begin(self, task: Task, stream: OpenStream) -> None:
+        before = self._streams.get(task)
         if before is not None and not self._only_results:
-            self._events.append((task.index, StreamRestarted("".join(before), task.last_error)))
-        self._texts[task] = []
+            self._events.append((task.index, StreamRestarted(before.text(), task.last_error)))
+        self._streams[task] = stream
 
     def put(self, task: Task, chunks: list[Any]) -> bool:
-        texts, index = self._texts[task], task.index
-        for chunk in chunks:
-            if text := chunk.text:
-                texts.append(text)
-                if not self._only_results:
-                    self._events.append((index, text))
+        if not self._only_results:
+            index = task.index
+            self._events.extend((index, text) for chunk in chunks if (text := chunk.text))
         self._arrived.give()
         return len(self._events) >= AHEAD and not self._only_results
 

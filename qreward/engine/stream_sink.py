@@ -39,6 +39,7 @@ class OpenStream(Protocol):
     @property
     def whole(self) -> bool: ...
     def end(self) -> Outcome: ...
+    def text(self) -> str: ...
     async def read(self) -> list[Any] | None: ...
     async def aclose(self) -> None: ...
 
@@ -199,7 +200,7 @@ class StreamWaiter(Waiter):
         del self._open_attempts[attempt]
         self._arrived.give()
 
-    def begin(self, task: Task) -> None:
+    def begin(self, task: Task, stream: OpenStream) -> None:
         """Called before the first chunk of a committed attempt. Text of an earlier attempt is discarded."""
         raise NotImplementedError
 
@@ -261,7 +262,7 @@ class StreamAttempt:
             if stream.limits is not None:
                 self._receiver.driver.opened(self._attempt, stream.limits)
             chunks = await self._read_first(stream)
-            if chunks is not None and not self._begin():
+            if chunks is not None and not self._begin(stream):
                 return CANCELLED
             while chunks is not None:
                 # an empty list is a keep-alive, which does not extend the limit: proxies send them even when the server hangs
@@ -307,13 +308,13 @@ class StreamAttempt:
         limited = inf if limit is None else attempt.sent_at + limit + attempt.held_until(clock)
         self._timer.shorten(now, max(0.0, min(seconds, attempt.task.deadline - clock - MARGIN, limited - clock - MARGIN)))
 
-    def _begin(self) -> bool:
+    def _begin(self, stream: OpenStream) -> bool:
         """Commit the attempt at its first token. Returns False if the attempt is no longer wanted."""
         if not self._receiver.driver.commit(self._attempt):
             return False
         self._tempo = self._attempt.source.stream_timing  # ``commit`` has set it if it was not set before
         self._limit = self._tempo.gap_limit()
-        self._receiver.begin(self._attempt.task)
+        self._receiver.begin(self._attempt.task, stream)
         return True
 
     def _pass_on(self, stream: OpenStream, chunks: list[Any]) -> bool:
@@ -376,13 +377,13 @@ class StreamRestarted:
 class SingleStreamSink(StreamWaiter):
     """Receives the events of a single stream."""
 
-    __slots__ = ("_only_result", "_pieces", "_taken", "_task", "begun", "context", "left", "result")
+    __slots__ = ("_only_result", "_stream", "_taken", "_task", "context", "left", "result")
 
     def __init__(self, driver: LoopDriver) -> None:
         super().__init__(driver)
-        self.begun = self.left = False
+        self.left = False  # the consumer has given up the stream
         self.result: Result[Any] | None = None
-        self._pieces: list[str] = []
+        self._stream: OpenStream | None = None  # of the committed attempt; it holds the text
         self._only_result = False  # the consumer takes no more events
         self._task: Task | None = None
         self.context = copy_context()
@@ -425,7 +426,12 @@ class SingleStreamSink(StreamWaiter):
 
     def text(self) -> str:
         """Return the text that has arrived since the last restart."""
-        return "".join(self._pieces)
+        return "" if self._stream is None else self._stream.text()
+
+    @property
+    def begun(self) -> bool:
+        """Whether an attempt was committed, so that its chunks are passed on."""
+        return self._stream is not None
 
     def leave(self) -> None:
         if self.left:
@@ -471,17 +477,12 @@ class SingleStreamSink(StreamWaiter):
 
     # the attempt's side
 
-    def begin(self, task: Task) -> None:
+    def begin(self, task: Task, stream: OpenStream) -> None:
         if self.begun and not self._only_result:
             self._events.append(StreamRestarted(self.text(), task.last_error))
-        self.begun = True
-        self._pieces.clear()
+        self._stream = stream
 
     def put(self, _task: Task, chunks: list[Any]) -> bool:
-        pieces = self._pieces
-        for chunk in chunks:
-            if text := chunk.text:
-                pieces.append(text)
         if self._only_result:
             return False
         self._events += chunks

@@ -66,7 +66,6 @@ class BatchFunction:
         self.counters = BatchCounters()
         self.closed = False
         self.update()
-        self._warn()
 
     def close(self) -> None:
         self.closed = True
@@ -76,7 +75,6 @@ class BatchFunction:
         self.settings = replace(self.settings, **changes)
         self.update()
         if "max_batch_size" in changes:
-            self._warn()
             self.warn_of_ongoing_requests()
 
     def check_kind(self, *, streamed: bool) -> None:
@@ -116,15 +114,6 @@ class BatchFunction:
     def warn_of_ongoing_requests(self) -> None:
         if self.settings.batch_size_fn is None:
             warn_of_ongoing_requests(self.name, self.settings.max_batch_size, self.settings.max_concurrent_batches)
-
-    def _warn(self) -> None:
-        size, most = self.settings.max_batch_size, self.settings.max_queue_size
-        if most is not None and self.settings.batch_size_fn is None and most < size:
-            _log.warning(
-                "%s: max_batch_size (%d) is larger than max_queue_size (%d), so a batch that fills while another one runs never reaches "
-                "max_batch_size; set max_queue_size to at least max_batch_size",
-                *(self.name, size, most),
-            )
 
 
 def too_large() -> RuntimeError:

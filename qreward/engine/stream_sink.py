@@ -162,20 +162,17 @@ class StreamWaiter(Waiter):
         """Return True if no more events will arrive. Raises the error that ended the stream, if there was one."""
         raise NotImplementedError
 
-    def took(self) -> None:
-        """Called after an event was taken."""
+    def took(self) -> None:  # called after an event was taken
         raise NotImplementedError
 
-    async def ends(self) -> Any:
-        """Wait for the end and return the result."""
+    async def ends(self) -> Any:  # waits for the end and returns the result
         raise NotImplementedError
 
     def leave(self) -> None:
         """Give up the stream and cancel its requests in flight. Must be called in the event loop's thread."""
         raise NotImplementedError
 
-    def over(self) -> bool:
-        """Return True if the stream is over, so that ``leave`` has nothing left to do."""
+    def over(self) -> bool:  # then ``leave`` has nothing left to do
         raise NotImplementedError
 
     async def idle(self) -> None:
@@ -208,8 +205,7 @@ class StreamWaiter(Waiter):
         """Take chunks. Returns True if ``space`` must be awaited before the next call."""
         raise NotImplementedError
 
-    async def space(self) -> None:
-        """Wait until more chunks may be put."""
+    async def space(self) -> None:  # waits until more chunks may be put
         raise NotImplementedError
 
 

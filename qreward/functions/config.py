@@ -145,8 +145,7 @@ class ScheduleConfig(Policy):
     """The configuration of a function: the parameters of ``@schedule``, and the type of ``function.config``.
 
     A *try* is one run of the function. ``None`` switches a feature off. A parameter marked "with x" has no effect while the parameter x is
-    off. The two parameters may be set in any order. Configurations are equal if all their values are equal. Configurations are not
-    hashable, because they can change. Copies and pickles do not contain the ``on_change`` callbacks.
+    off. Configurations can change, so they are not hashable. Copies and pickles do not contain the ``on_change`` callbacks.
 
     Args:
         timeout: maximum number of seconds for a whole call, including waiting, retries and hedges.
@@ -273,16 +272,7 @@ class ScheduleConfig(Policy):
             raise place.named(error) from None
 
     def update(self, /, **changes: Any) -> frozenset[str]:
-        """Change parameters while the function is in use. If one of them is invalid, no parameter is changed.
-
-        This method may be called from any thread. Code that reads one parameter gets the old or the new value. To read several values at
-        one moment, take a :meth:`snapshot`.
-
-        Args:
-            changes: new values by parameter name.
-
-        Returns:
-            The names of the parameters whose values differ from before.
+        """Change parameters while the function is in use, from any thread. Returns the names of those whose values differ from before.
 
         Raises:
             ConfigError: a name or a value is invalid, or ``pool`` or ``key_func`` would change. Nothing is changed.
@@ -301,14 +291,10 @@ class ScheduleConfig(Policy):
         return changed
 
     def on_change(self, callback: Callable[[ScheduleConfig, frozenset[str]], object]) -> Callable[[], None]:
-        """Call ``callback(config, names)`` after each update that changes at least one value.
+        """Call ``callback(config, names)`` after each update that changes a value. Returns a function that removes the callback.
 
-        The callback runs in the thread that makes the change. Changes are reported one at a time, in order. The callback should therefore
-        be quick, and must not wait for another thread that changes this configuration. If the callback raises, the error is logged and the
-        change is kept.
-
-        Returns:
-            A function that removes the callback.
+        The callback runs in the thread that makes the change. Changes are reported one at a time, in order, so the callback must not wait
+        for another thread that changes this configuration. If the callback raises, the error is logged and the change is kept.
         """
         return self._changes.add(callback)
 

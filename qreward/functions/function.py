@@ -437,22 +437,18 @@ def schedule(config: ScheduleConfig | None = None, /, **settings: Any) -> Decora
 def schedule(config: Any = None, /, **settings: Any) -> Any:
     """Add retries, hedges, limits, a circuit breaker, priority and a time limit to a slow or flaky function.
 
-    An async function stays async, and a blocking function stays blocking, even in a thread with a running event loop. If a call of an
-    async function ends early, its running tries are cancelled. A blocking function cannot be stopped, so its result is discarded if the
-    call ends early. Exceptions of the function are raised unchanged.
+    An async function stays async, and a blocking function stays blocking. If a call ends early, running tries of an async function are
+    cancelled, and results of a blocking function are discarded. The decorated function has ``config``, ``stats()`` and ``reset()``.
 
     Args:
         config: the settings. Later changes of the settings take effect. For ``@schedule`` without parentheses, this is the function itself.
         settings: settings by name; see :class:`~qreward.ScheduleConfig` for all of them.
 
-    Returns:
-        The decorated function, with ``config``, ``stats()`` and ``reset()``.
-
     Raises:
         ConfigError: a setting is invalid, or the decorated object cannot be scheduled (for example a class or a generator function).
 
     A call of the decorated function raises the exceptions of the function, and:
-        ConfigError: the function is not async, but returned an awaitable or a generator, whose work no setting would apply to.
+        ConfigError: the function is not async, but returned an awaitable or a generator.
         RequestTimeout: the call did not end within ``timeout``.
         CircuitOpen: the function failed too often, so the circuit breaker rejects calls for a while.
 

@@ -75,12 +75,10 @@ STOP_TIMEOUT = 2.0
 class ConfigWatcher:
     """Updates the settings of a function or a client when a file or the result of a callback changes.
 
-    Valid settings are applied together. If any setting is invalid, or the file is missing or incomplete, nothing is changed. The error is
-    reported once, as a warning of the logger ``qreward.schedule`` and to ``on_error``.
-
-    For a function, the source may set some of the parameters. If the source no longer sets a parameter, the parameter is reset to the value
-    that it had when the watcher was created. For a client, the source has the complete configuration. After a fork, a running watcher also
-    runs in the child process.
+    If any setting is invalid, or the file is missing or incomplete, nothing is changed, and the error is reported once, as a warning of the
+    logger ``qreward.schedule`` and to ``on_error``. For a function, the source may set some of the parameters; one that it no longer sets
+    is reset to its value at the creation of the watcher. For a client, the source has the complete configuration. After a fork, a running
+    watcher also runs in the child process.
 
     Args:
         target: a :class:`ScheduleConfig`, a function decorated with ``@schedule``, or a client.

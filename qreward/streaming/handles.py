@@ -126,9 +126,8 @@ class Stream(StreamHandle[SingleStreamSink]):
     """A chat completion that arrives token by token. ``QRewardClient.stream_chat_completion`` returns it.
 
     Nothing is sent before the stream is iterated, entered or awaited. From then on, the stream belongs to the running event loop, and only
-    one task at a time may read it. Leaving a stream early closes the request immediately and frees its slot. A stream is left by ``break``,
-    by an error, by :meth:`aclose`, at the end of ``async with``, or when its last reference is dropped. A slow reader slows the server
-    down, because the client stops reading the response while the client's buffer is full.
+    one task at a time may read it. Leaving a stream early closes the request immediately: by ``break``, by an error, by :meth:`aclose`, at
+    the end of ``async with``, or when its last reference is dropped. A slow reader slows the server down.
 
     Until the first token, a failed request is retried, at another endpoint if possible. After the first token, an error becomes
     :class:`~qreward.errors.StreamInterrupted`, which is raised once all received text has been read. With ``on_interrupt="restart"``, the

@@ -39,13 +39,13 @@ class Item:
     """One item that waits for a batch."""
 
     value: Any
-    arrived: float = 0.0
-    key: Hashable = None
-    cost: float = 1
-    level: int = Priority.NORMAL
-    deadline: float = inf
-    number: int = field(init=False)
-    place: ItemState = field(init=False)
+    arrived: float = 0.0  # time of submission, in seconds
+    key: Hashable = None  # only items with equal keys share a batch
+    cost: float = 1  # size of the item alone, in items or in the unit of ``batch_size_fn``
+    level: int = Priority.NORMAL  # 0 (most urgent) to 9
+    deadline: float = inf  # time in seconds after which the item is no longer sent
+    number: int = field(init=False)  # position in the order of submission
+    place: ItemState = field(init=False)  # code that answers a taken item sets it to ``OVER``
 
 
 class KeyQueue:
@@ -56,7 +56,7 @@ class KeyQueue:
     def __init__(self, key: Hashable) -> None:
         self.key = key
         self.items: list[Any] = []
-        self.dead, self.cost = 0, 0.0
+        self.dead, self.cost = 0, 0.0  # number of removed items that are still in the list, and total cost of the waiting items
 
     @property
     def count(self) -> int:

@@ -59,8 +59,8 @@ class BatchFunction:
         self.function = function
         self.kind = kind
         self.settings = settings
-        self.call = call or function
-        self._first_of = first_of
+        self.call = call or function  # calls the function with the values of the items
+        self._first_of = first_of  # returns the first argument of a call, from the value of its item
         self.name = name_of(function)
         self.context: Context = copy_context()
         self.counters = BatchCounters()
@@ -199,12 +199,12 @@ class InFlightBatch:
 
     function: BatchFunction
     items: list[Any]
-    limit: float
+    limit: float  # the maximum size of the batch
     sent_at: float
-    alive: int = 0
-    failed: int = 0
-    error: BaseException | None = None
-    unstoppable: asyncio.Future[Any] | None = None
+    alive: int = 0  # callers that have not left
+    failed: int = 0  # callers that received an error from the function
+    error: BaseException | None = None  # of the whole batch
+    unstoppable: asyncio.Future[Any] | None = None  # work in a thread or an actor: the slot stays occupied until it is done
     task: asyncio.Task[None] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -124,9 +124,9 @@ class LeasedQuota(Gcra):
         self._lease = lease
         self._whole = cost == 1
         self._spread = inf
-        self.left = self.spent = self.returned = self.share = 0.0
+        self.left = self.spent = self.returned = self.share = 0.0  # ``left``: granted and not used; ``share``: per minute
         self.limit = inf  # limit per minute for all members together
-        self.largest = self.mean = cost
+        self.largest = self.mean = cost  # the highest recent cost of a request, which fades, and the average
 
     @property
     def least(self) -> float:

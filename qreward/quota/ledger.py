@@ -33,8 +33,8 @@ class Demand(msgspec.Struct, array_like=True):
     hold: float = 0.0  # the share that the member holds, of the requests in flight
     rate: float = 0.0  # the share that the member could use; inf for any share
     least: float = 1.0  # the smallest amount that is useful to the member
-    spent: float = 0.0
-    returned: float = 0.0
+    spent: float = 0.0  # total of the granted amounts that the member has used since it started
+    returned: float = 0.0  # total of the amounts in ``spent`` that turned out to be unused, such as tokens that an answer did not need
     left: float = 0.0  # granted amount that the member has not used yet
     using: int = 0  # requests in flight
     lasts: float = LINGER  # seconds after which the requests in flight have certainly ended
@@ -88,7 +88,7 @@ class Account(msgspec.Struct, array_like=True):
     """Records one member's use of a limit per minute."""
 
     at: float  # time of the member's last report
-    spent: float
+    spent: float  # the totals in this report; see ``Demand``
     returned: float
     served: float = 0.0  # the member's clock for fair queueing
     out: float = 0.0  # amount that was granted and has not been reported as used

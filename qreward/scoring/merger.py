@@ -42,9 +42,9 @@ class RequestMerger:
         spec: MergeSpec,
         known: LearnedLimits,
         *,
-        attempts: int,
-        most_waiting: int | None,
-        idle: Callable[[], object],
+        attempts: int,  # failed attempts after which a merged request fails or is split
+        most_waiting: int | None,  # requests that may wait for the pool, including single items
+        idle: Callable[[], object],  # called when the merger has neither items nor batches left
     ) -> None:
         self.driver = driver
         self.context = Context()

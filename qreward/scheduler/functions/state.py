@@ -150,7 +150,10 @@ LEAST_ROUND = 5  # minimum number of tries that must have ended before an adapti
 
 
 class AimdLimit:
-    """Adapts a limit between two bounds by additive increase and multiplicative decrease (AIMD; Chiu and Jain, 1989)."""
+    """Adapts a limit between two bounds (AIMD; Chiu and Jain, 1989), each time as many tries have ended as it allows (at least 5).
+
+    Only tries count that started after its last change, so that the effect of a change is seen before the next change.
+    """
 
     __slots__ = ("_bounds", "_exact", "_failed", "_fell_at", "_ok", "_seconds", "_since", "config", "limit", "wanted")
 
@@ -203,7 +206,7 @@ class AimdLimit:
         self.limit = int(self._exact)
         self._ok = self._failed = 0
         self._seconds = 0.0
-        self.wanted = False
+        self.wanted = False  # a call had to wait for the limit since, so a higher limit would help
         if self.limit != before:
             self._since = now
         return self.limit != before
@@ -258,8 +261,8 @@ class Breaker:
 
     def __init__(self, config: Breaking) -> None:
         self.config = config
-        self.failures = 0
-        self.probe: object = None
+        self.failures = 0  # in a row
+        self.probe: object = None  # the call whose outcome decides while the breaker is half-open
         self._opened_at = -inf
 
     @property
@@ -416,11 +419,11 @@ class ConcurrencyGroup:
     __slots__ = ("_most", "adaptive", "functions", "inflight", "limit", "ready")
 
     def __init__(self) -> None:
-        self.limit: float = inf
+        self.limit: float = inf  # tries that may be in flight now
         self.adaptive: AimdLimit | None = None
         self.inflight = 0
         self.functions: WeakSet[Function] = WeakSet()
-        self.ready: IndexedHeap[KeyState] = IndexedHeap()
+        self.ready: IndexedHeap[KeyState] = IndexedHeap()  # keys with a call that waits only for a free slot, by its rank
         self._most: float = inf
 
     def follow(self) -> None:
@@ -450,17 +453,17 @@ class KeyState:
     def __init__(self, function: Function, key: Hashable) -> None:
         self.function = function
         self.key = key
-        self.queue: IndexedHeap[Call] = IndexedHeap()
+        self.queue: IndexedHeap[Call] = IndexedHeap()  # calls that wait for the rate limit or for a free slot
         self.calls = self.inflight = 0
-        self.used_at = -inf
-        self.resting = False
+        self.used_at = -inf  # when a try last started or ended
+        self.resting = False  # it is in the function's list of keys that may be dropped soon
         self.reset()
 
     def reset(self) -> None:
         self.rate_limit: SlidingWindowLimit | None = None
         self.breaker: Breaker | None = None
         self.adaptive: AimdLimit | None = None
-        self.closed_until = -inf
+        self.closed_until = -inf  # end of the cooldown after an overload error that carried a wait
         self.follow()
 
     @property
@@ -518,7 +521,7 @@ class Function:
     def __init__(self, name: str, group: ConcurrencyGroup, options: FunctionOptions, *, keyed: bool) -> None:
         self.name = name
         self.group = group
-        self.keyed = keyed
+        self.keyed = keyed  # it may have more than one key
         self.options = options
         self.keys: dict[Hashable, KeyState] = {}
         self._rests = 0
@@ -528,8 +531,8 @@ class Function:
 
     def reset(self) -> None:
         """Reset all counts and learned values, and drop unused keys. Calls that wait or are in flight continue."""
-        self.quantiles = Quantiles(fade_after=1000)
-        self.hedges_left = HEDGES_AT_ONCE
+        self.quantiles = Quantiles(fade_after=1000)  # of the seconds that successful tries took
+        self.hedges_left = HEDGES_AT_ONCE  # hedge budget, to which each call adds
         self.counters = FunctionCounters()
         self._resting: list[tuple[float, int, KeyState]] = []
         self.keys = {key: state for key, state in self.keys.items() if not state.idle}

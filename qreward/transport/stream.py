@@ -99,6 +99,10 @@ class ChatStream:
         assert self.outcome is not None
         return self.outcome
 
+    def text(self) -> str:
+        """Return the text of the first choice that has arrived."""
+        return self.outcome.value.text() if isinstance(self.outcome, Answer) else self._assembly.text()
+
     async def aclose(self) -> None:
         """Close the stream and its connection. After ``[DONE]``, keep the connection if the body ends within ``DRAIN`` seconds."""
         self.end()

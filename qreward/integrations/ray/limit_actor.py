@@ -14,8 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from qreward.integrations.ray.backends import is_connected, require_ray
-from qreward.quota.ledger import Ledger
-from qreward.quota.messages import RenewReply, RenewRequest
+from qreward.quota.ledger import Ledger, RenewReply, RenewRequest
 from qreward.transport.local import is_death
 
 NAMESPACE = "qreward"

@@ -13,6 +13,7 @@ from functools import partial
 from random import Random
 from time import monotonic
 from typing import Any, Protocol, cast
+from weakref import WeakMethod
 
 from qreward import options
 from qreward.codecs.base import WireRequest
@@ -21,6 +22,7 @@ from qreward.deciding.dialects import DialectFinder
 from qreward.deciding.requests import send_divided
 from qreward.decisions import Decision
 from qreward.engine import background
+from qreward.engine.addresses import AddressLists
 from qreward.engine.batch import BatchWaiter, size_of
 from qreward.engine.driver import Backend, LoopDriver
 from qreward.engine.fleet import Fleet
@@ -82,6 +84,8 @@ class Runtime:
     ) -> None:
         self.clock = clock
         self._start_arguments = telemetry, observers, backend_factory
+        self._changing = threading.Lock()
+        self.addresses = AddressLists(WeakMethod(self._addresses_changed), clock)
         self._start(config)
         background.watch(self, Runtime._restart)
 
@@ -89,20 +93,19 @@ class Runtime:
         self._set_config(config)
         telemetry, observers, backend_factory = self._start_arguments
         self.telemetry, watcher, listeners = _watching(telemetry, observers)
-        self._changing = threading.Lock()
         rng = Random()  # noqa: S311 - jitter, not secrets
         scheduler = Scheduler(config.retry, rng, estimated, config.hedge, config.max_queued)
         watch = watch_for(watcher, listeners, self.clock)
         backend_factory = backend_factory or partial(HttpBackend, config.transport)
         self.engine: ProbingEngine = ProbingEngine(scheduler, backend_factory, clock=self.clock, watch=watch)
-        self.fleet = Fleet(self.engine, config.endpoints, config.routes, config.prefix_affinity)
+        self.fleet = Fleet(self.engine, config.endpoints, config.routes, config.prefix_affinity, self.addresses)
         self._mergers: dict[Hashable, RequestMerger] = {}
         self._list_limits = LearnedLimits()
         self.dialects = DialectFinder()
         self.engine.watch_over(self.fleet.sources, self._list_limits.apply_probe)
         self._sharing = Sharing(self.engine, self.fleet.sources)
         self.prices: dict[str, tuple[float, float]] = {}
-        self._set_prices(config.endpoints)
+        self._set_prices()
         self.look = SnapshotMaker(self.engine, self.fleet.sources, self.prices)
         self.engine.stalls = StallWatch(self.look.pools, self.look.reasons.values)
         if self.telemetry is not None:
@@ -116,6 +119,8 @@ class Runtime:
         """Start anew in a forked child process. Returns the objects of the parent process, which this runtime no longer uses."""
         inherited = self.engine, self.fleet, self._sharing
         self._sharing.close_transports()  # the child's open files are copies of the parent's files
+        self._changing = threading.Lock()
+        self.addresses.start_again()
         self._start(self.config)
         return inherited
 
@@ -128,9 +133,7 @@ class Runtime:
     @property
     def config(self) -> ClientConfig:
         """The current settings, including endpoints and routes that were added later."""
-        registered = tuple(route for route in self.fleet.routes() if self.fleet.is_registered(route))
-        endpoints = tuple(cast("Endpoint", source.handle) for source in self.fleet.sources())
-        return self._config.model_copy(update={"endpoints": endpoints, "routes": registered})
+        return self._config.model_copy(update={"endpoints": tuple(self.fleet.entries), "routes": tuple(self.fleet.registered)})
 
     @property
     def closed(self) -> bool:
@@ -155,8 +158,7 @@ class Runtime:
     def add(self, endpoint: Endpoint) -> None:
         with self._changing:
             self.fleet.add(endpoint)
-            self.dialects.changed()
-            self._set_prices((endpoint,))
+            self._set_prices()
         self._sources_changed()
 
     def remove(self, name: str) -> None:
@@ -171,24 +173,32 @@ class Runtime:
         with self._changing:
             changed = self.fleet.reload(self.config, wanted)
             self._set_config(wanted)
-            self.dialects.changed()
-            self._set_prices(wanted.endpoints)
+            self._set_prices()
         self._sources_changed()
         return changed
 
-    def _set_prices(self, endpoints: Iterable[Endpoint]) -> None:
-        """Set the prices of endpoints. The prices of removed endpoints are kept, for the cost of running batches."""
-        for endpoint in endpoints:
+    def _addresses_changed(self) -> None:
+        with self._changing:
+            self.fleet.refresh()
+            self._set_prices()
+        self._sources_changed()
+
+    def _set_prices(self) -> None:
+        """Set the prices of the endpoints. The prices of removed endpoints are kept, for the cost of running batches."""
+        for source in self.fleet.sources():
+            endpoint = cast("Endpoint", source.handle)
             if endpoint.price is not None:
                 self.prices[endpoint.name] = endpoint.price
             else:
                 self.prices.pop(endpoint.name, None)
 
     def _sources_changed(self) -> None:
+        self.dialects.changed()
         self.engine.sources_changed()
         self._sharing.sources_changed()
 
     async def aclose(self) -> None:
+        self.addresses.close()
         await self.engine.aclose()
         await self._sharing.aclose()
 

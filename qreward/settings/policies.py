@@ -314,12 +314,17 @@ _WITHOUT_SCHEME = re.compile(r"(?P<host>[A-Za-z0-9.-]+:\d{1,5})(/|/v1/?)?|(?P<do
 def _root_url(value: str) -> str:
     if not value.isprintable() or value != value.strip():
         raise ValueError("must not hold line breaks, or blanks around it")
+    listed = value.removeprefix("list:")
+    if listed and listed != value and "://" not in listed:
+        return value  # a list in a file
     try:
-        parts = urlsplit(value)
-        _ = parts.port
+        parts = urlsplit(listed)
+        port = parts.port
     except ValueError:
         raise ValueError("must be a URL such as 'http://gpu-0:8000/v1'; its host or port is not valid") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if parts.scheme == "dns" and not port and parts.hostname:
+        raise ValueError("must name a port, such as 'dns://judges:8000/v1'")
+    if parts.scheme not in ("http", "https", "dns") or not parts.hostname or (parts.scheme == "dns" and listed != value):
         bare = _WITHOUT_SCHEME.fullmatch(value)  # other texts are not shown, because one may be a key
         proposed = f"http://{bare['host']}/v1" if bare and bare["host"] else f"https://{bare['domain']}/v1" if bare else ""
         hint = f"; write {proposed!r}" if proposed else " such as 'http://gpu-0:8000/v1'"
@@ -401,7 +406,9 @@ class Endpoint(Policy):
 
     Args:
         base_url: root of the API, such as ``https://api.example.com/v1``. ``${VAR}`` and ``${VAR:-default}`` are replaced from the
-            environment.
+            environment. ``dns://name:port/v1`` stands for all addresses of a name, and ``list:`` with a path or a URL for a list of such
+            roots (lines, or JSON). Each address becomes an endpoint with these settings, whose name is its host and port. The list is read
+            when the client is made, which may block for some seconds, and again every ``refresh`` seconds.
         name: name of the endpoint in results and errors; by default host and port.
         api_key: key that is sent as ``Authorization: Bearer``. ``${VAR}`` and ``${VAR:-default}`` are replaced from the environment. An
             empty key is not sent. The key is never shown. A function, or ``{"command": ..., "seconds": ...}`` in a configuration file,
@@ -433,6 +440,7 @@ class Endpoint(Policy):
         keepalive: seconds for which an idle connection is kept open. vLLM and uvicorn close idle connections after 5 seconds.
         probe: seconds between two probes of the server's health and load; None disables probing. For ``openai_batch``, ``probe`` is also
             the maximum number of seconds between two requests for the state of a batch (60 by default).
+        refresh: seconds between two reads of the list of addresses. If a list cannot be read or is empty, the last one is kept.
 
     Example:
         >>> Endpoint("http://gpu-0:8000/v1", models=["judge-*"], limits=Limits(max_concurrency=64)).name
@@ -468,6 +476,7 @@ class Endpoint(Policy):
     max_response_bytes: Count = 16 * 1024 * 1024
     keepalive: Seconds = 4.0
     probe: Seconds | None = None
+    refresh: Seconds = 10.0
 
     def __init__(self, base_url: str | None = None, **data: Any) -> None:
         if base_url is not None:
@@ -570,6 +579,11 @@ class Endpoint(Policy):
         settings.setdefault("limits", Limits(max_concurrency=most, adaptive=most is None))
         return cls(f"http://localhost/{quote(name, safe='')}", name=name, models=models, compute=compute, **settings)
 
+    @property
+    def is_list(self) -> bool:
+        """True if ``base_url`` stands for a list of addresses."""
+        return self.base_url.startswith(("dns://", "list:"))
+
     def set_for_connections(self) -> str:
         """Return the names of the settings that only a built-in HTTP client can apply; ``""`` if all of them have their defaults."""
         ours = [name for name in ("verify", "keepalive") if getattr(self, name) != type(self).model_fields[name].default]
@@ -595,7 +609,7 @@ class Endpoint(Policy):
     @model_validator(mode="after")
     def _named(self) -> Endpoint:
         if not self.name:
-            object.__setattr__(self, "name", urlsplit(self.base_url).netloc)
+            object.__setattr__(self, "name", urlsplit(self.base_url).netloc or self.base_url)
         return self
 
     def __getstate__(self) -> dict[Any, Any]:

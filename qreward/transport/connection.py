@@ -33,7 +33,7 @@ from qreward.transport.keyed import KeyedTransport
 from qreward.transport.local import LocalTransport
 from qreward.transport.redaction import Secrets, secrets_of
 
-SHAREABLE = frozenset({"weight", "price", "models", "probe", "limits", "timeouts", "decisions", "decision_labels"})
+SHAREABLE = frozenset({"weight", "price", "models", "probe", "refresh", "limits", "timeouts", "decisions", "decision_labels"})
 """Names of settings on which an endpoint's connections do not depend. The connections do depend on some members of ``limits`` and
 ``timeouts``, which ``_of_connections`` lists."""
 _MOST_WRONG = 64  # maximum number of models whose last failures are kept

@@ -375,9 +375,11 @@ class LoopDriver:
         attempt.handle, before = me, me.cancelling()
         outcome: Outcome
         try:
-            task = attempt.task
+            task, endpoint = attempt.task, attempt.source.handle
+            if endpoint.send_priority:
+                task.payload.level = task.level
             execute = task.waiter.execute
-            sending = self.backend.send(attempt.source.handle, task.payload) if execute is None else execute(attempt)
+            sending = self.backend.send(endpoint, task.payload) if execute is None else execute(attempt)
             outcome = await (sending if attempt.span is None else within(attempt.span, sending))
         except asyncio.CancelledError:
             if (

@@ -431,6 +431,9 @@ class Endpoint(Policy):
         headers: additional HTTP headers of each request. Values may contain ``${VAR}`` and are never shown.
         group_header: name of a header that carries a hash of a call's ``group``, such as ``X-Session-ID`` or ``X-SMG-Routing-Key``, for a
             router in front of several servers.
+        send_priority: True adds the priority of a call to the body as ``priority``, 0 (first) to 9, as in vLLM: a lower value is served
+            earlier. vLLM needs ``--scheduling-policy priority``; SGLang ``--enable-priority-scheduling`` and
+            ``--schedule-low-priority-values-first``.
         http_client: your own ``httpx.AsyncClient`` or ``httpx.AsyncBaseTransport``, used instead of the built-in HTTP client.
         compute: what runs the requests in place of a server; set by :meth:`local`, :meth:`actors` and :meth:`app`.
         verify: False disables TLS verification; a string is the path of a CA bundle.
@@ -469,6 +472,7 @@ class Endpoint(Policy):
     price: Annotated[tuple[Dollars, Dollars] | None, BeforeValidator(_two_prices)] = None
     headers: Annotated[dict[str, SecretStr], BeforeValidator(_expand_headers)] = Field(default_factory=dict)
     group_header: Annotated[str | None, AfterValidator(_header_name)] = None
+    send_priority: bool = False
     http_client: Annotated[Any, AfterValidator(_http_client)] = Field(default=None, repr=False, exclude=True)
     compute: Annotated[Any, AfterValidator(_compute)] = Field(default=None, repr=False, exclude=True)
     verify: bool | str = True

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any, cast
 
-from qreward.codecs.base import WireRequest
+from qreward.codecs.base import WireRequest, with_priority
 from qreward.codecs.decisions.base import Dialect
 from qreward.codecs.decisions.operation import OTHER_BODY, TIMEOUT, Decide
 from qreward.codecs.rewards.registry import bound
@@ -49,7 +49,7 @@ class HttpBackend:
                 connection = self._enter(endpoint)
             else:
                 connection.in_flight += 1  # the usual case of ``_enter``, without a function call
-            asked, decide = call, call.codec if isinstance(call.codec, Decide) else None
+            asked, whole, decide = call, call, call.codec if isinstance(call.codec, Decide) else None
             refused: list[tuple[Dialect, Failure]] = []
             if decide is not None and (pending := decide.pending_at(endpoint, call.model)) is not None:
                 await asyncio.wait([asyncio.wrap_future(pending)], timeout=TIMEOUT)  # another event loop, which may stand still, ends it
@@ -57,6 +57,8 @@ class HttpBackend:
                 call, path, native = bound(asked, endpoint)
                 transport = connection.root_transport() if native else connection.transport
                 body = call.codec.encode(call, connection.renamed.get(call.model, call.model))
+                if endpoint.send_priority:
+                    body = with_priority(body, whole)
                 if call.headers is not None:
                     connection_settings.check_call_headers(call.headers, call.model)
                 reply = await transport.post(path, body, connection_settings.call_headers(endpoint, call))

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import cast
 
 from qreward.codecs import rate_limit_headers
-from qreward.codecs.base import EmbeddedError, Malformed, Reply, TransportError, Unfinished, WireRequest
+from qreward.codecs.base import EmbeddedError, Malformed, Reply, TransportError, Unfinished, WireRequest, with_priority
 from qreward.codecs.chat import ChatCodec
 from qreward.codecs.chat_stream import ChatChunk, StreamAccumulator, read_chunk, whole_chunk
 from qreward.codecs.sse import Event, EventTooLong, Parser
@@ -241,6 +241,7 @@ async def open_stream(connection: EndpointConnection, call: WireRequest) -> Chat
 async def _send(connection: EndpointConnection, call: WireRequest, options: Mapping[str, object]) -> ByteStream:
     codec, model = call.codec, call.model
     request = WireRequest(codec, model, call.inputs, {**call.params, "stream": True, **options}, None)
-    return await connection.transport.stream(
-        codec.path, codec.encode(request, connection.renamed.get(model, model)), connection_settings.call_headers(connection.endpoint, call)
-    )
+    body = codec.encode(request, connection.renamed.get(model, model))
+    if connection.endpoint.send_priority:
+        body = with_priority(body, call)
+    return await connection.transport.stream(codec.path, body, connection_settings.call_headers(connection.endpoint, call))

@@ -48,9 +48,8 @@ def main() -> None:
             for together in (False, True):
                 seconds, computed = run(model, together=together, caching=caching)
                 form = f"1 request with n={SAMPLES}" if together else f"{SAMPLES} requests"
-                print(
-                    f"{model:4} {'prefix cache' if caching else 'no cache':12} {form:18} {seconds:6.1f} s {computed:9,} prompt tokens computed"
-                )
+                cache = "prefix cache" if caching else "no cache"
+                print(f"{model:4} {cache:12} {form:18} {seconds:6.1f} s {computed:9,} prompt tokens computed")
 
 
 if __name__ == "__main__":

@@ -375,7 +375,8 @@ class LoopDriver:
         attempt.handle, before = me, me.cancelling()
         outcome: Outcome
         try:
-            task, endpoint = attempt.task, attempt.source.handle
+            task = attempt.task
+            endpoint: Any = attempt.source.handle
             if endpoint.send_priority:
                 task.payload.level = task.level
             execute = task.waiter.execute

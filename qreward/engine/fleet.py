@@ -210,12 +210,12 @@ class Fleet:
         """Replace endpoints and routes. If ``policies`` gives the old and the new configuration, replace the scheduler's policies too."""
         entries, registered = list(endpoints), list(routes)
         if (double := repeated(entry.name for entry in entries)) is None:
-            endpoints, routes = self._addresses.resolved(entries, registered)
-            double = repeated(endpoint.name for endpoint in endpoints)
+            found, over = self._addresses.resolved(entries, registered)
+            double = repeated(endpoint.name for endpoint in found)
         if double is not None:
             raise ConfigError(f"two endpoints are called {double!r}; give each its own name=")
         self.entries, self.registered = entries, registered
-        self._engine.apply(partial(self._replace, endpoints=endpoints, routes=routes, policies=policies))
+        self._engine.apply(partial(self._replace, endpoints=found, routes=over, policies=policies))
         self._release_connections()
 
     def _replace(

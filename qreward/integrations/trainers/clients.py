@@ -12,7 +12,7 @@ import os
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from qreward.client import QRewardClient
 from qreward.engine.portal import portal
@@ -62,7 +62,8 @@ def _watcher_of(client: QRewardClient, file: str | Path | None) -> ConfigWatcher
     if named:
         watcher = ConfigWatcher(client, file=named)
     elif file is not None and Path(file).is_file():
-        watcher = ConfigWatcher(client, callback=lambda: load_reward_config(file).client)
+        read: Any = lambda: load_reward_config(file).client  # noqa: E731
+        watcher = ConfigWatcher(client, callback=read)
     else:
         return None
     watcher.start()

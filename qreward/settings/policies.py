@@ -1,13 +1,9 @@
-"""The models of all settings: endpoints, limits, timeouts, retries, hedging, routes and reward models.
-
-Each parameter is defined once, for the client, configuration files and the command line. This module does not depend on JSON or HTTP.
-``qreward.codecs.rewards`` defines how the settings of a reward model affect requests.
-"""
+"""The models of all settings: endpoints, limits, timeouts, retries, hedging, routes and reward models."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Executor
 from enum import IntEnum, StrEnum
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -32,6 +28,7 @@ from qreward.settings.base import (
     check_glob,
     check_header,
     expand_once,
+    not_a_bool,
     repeated,
     shown,
     wrong,
@@ -40,21 +37,6 @@ from qreward.settings.local import AsgiApp, LocalFunction, actor_function, http_
 from qreward.spelling import ELSEWHERE, closest, did_you_mean
 
 _PLACE = re.compile(r"\{(prompt|response)\}")
-
-
-def _not_a_bool(value: object) -> object:
-    if isinstance(value, bool):
-        raise ValueError("must be a name or a position, not true or false")
-    return value
-
-
-def _not_one_text(items: str) -> Callable[[object], object]:
-    def check(value: object) -> object:
-        if isinstance(value, str):
-            raise ValueError(f"must be a list of {items}")
-        return value
-
-    return check
 
 
 def _distinct(value: tuple[str, ...]) -> tuple[str, ...]:
@@ -95,8 +77,8 @@ class RewardModel(Policy):
     """
 
     route: Literal["classify", "pooling", "score", "embeddings"] | None = None
-    label: Annotated[int | str, BeforeValidator(_not_a_bool)] | None = None
-    labels: Annotated[tuple[str, ...], BeforeValidator(_not_one_text("names, such as ['bad', 'good']")), AfterValidator(_distinct)] = ()
+    label: Annotated[int | str, BeforeValidator(not_a_bool)] | None = None
+    labels: Annotated[tuple[str, ...], AfterValidator(_distinct)] = ()
     activation: bool = False
     activation_field: Literal["use_activation", "activation", "softmax"] = "use_activation"
     template: Annotated[str | None, AfterValidator(_with_both)] = None
@@ -125,10 +107,7 @@ class Priority(IntEnum):
 
 
 def priority_level(value: object) -> int:
-    """Return a priority as a number from 0 to 9. The value is a number, or the name of a :class:`Priority` in upper or lower case.
-
-    Raises:
-        ValueError: the value is neither such a number nor such a name.
+    """Return a priority as a number from 0 to 9. Raises ``ValueError`` for a value that is neither such a number nor a name.
 
     Example:
         >>> priority_level("high"), priority_level(3)
@@ -143,7 +122,6 @@ def priority_level(value: object) -> int:
 
 
 Level = Annotated[Accepting[int, int | str], BeforeValidator(priority_level)]
-"""Type of a setting that is a priority. It may be given as a number or as a name, and is read as a number."""
 
 
 class LoadBalanceStrategy(StrEnum):
@@ -347,15 +325,9 @@ def _valid_patterns(value: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(map(check_glob, value))
 
 
-def _two_prices(value: object) -> object:
-    if value is not None and (not isinstance(value, list | tuple) or len(value) != 2):
-        raise ValueError("must be US dollars for a million prompt tokens and for a million completion tokens, such as [0.15, 0.6]")
-    return value
-
-
-def _two_labels(value: object) -> object:
-    if value is not None and (not isinstance(value, list | tuple) or len(value) != 2):
-        raise ValueError("must be the token ids of yes and of no, such as [9693, 2201]")
+def _in_order(value: object) -> object:
+    if isinstance(value, set | frozenset):
+        raise ValueError("must be a list, because a set has no order")
     return value
 
 
@@ -458,9 +430,7 @@ class Endpoint(Policy):
     base_url: Annotated[str, _EXPANDED, AfterValidator(_root_url)]
     name: Annotated[str, AfterValidator(_readable_name)] = ""
     api_key: Annotated[SecretStr | ApiKey | None, BeforeValidator(api_key_of), _EXPANDED, AfterValidator(_sendable)] = None
-    models: Annotated[tuple[str, ...], BeforeValidator(_not_one_text("patterns, such as ['judge-*']")), AfterValidator(_valid_patterns)] = (
-        "*",
-    )
+    models: Annotated[tuple[str, ...], AfterValidator(_valid_patterns)] = ("*",)
     model_names: dict[str, str] = Field(default_factory=dict)
     kind: Annotated[str, AfterValidator(_known_kind)] = "openai"
     weight: Weight = 1.0
@@ -468,8 +438,8 @@ class Endpoint(Policy):
     timeouts: Timeouts = Timeouts()
     reward: RewardModel | None = None
     decisions: DecisionDialect | None = None
-    decision_labels: Annotated[tuple[Many, Many] | None, BeforeValidator(_two_labels)] = None
-    price: Annotated[tuple[Dollars, Dollars] | None, BeforeValidator(_two_prices)] = None
+    decision_labels: Annotated[tuple[Many, Many] | None, BeforeValidator(_in_order)] = None
+    price: Annotated[tuple[Dollars, Dollars] | None, BeforeValidator(_in_order)] = None
     headers: Annotated[dict[str, SecretStr], BeforeValidator(_expand_headers)] = Field(default_factory=dict)
     group_header: Annotated[str | None, AfterValidator(_header_name)] = None
     send_priority: bool = False

@@ -1,7 +1,4 @@
-"""The options of calls, and their validation. The functions of this module run before a request is sent.
-
-Each option is declared once, in a ``TypedDict``. Methods take the options as ``**options: Unpack[...]``.
-"""
+"""The options of calls, and their validation."""
 
 from __future__ import annotations
 
@@ -258,12 +255,7 @@ def show_options(client: type) -> None:
 
 
 def arguments_of(kind: type, options: Mapping[str, Any]) -> Arguments:
-    """Divide the arguments of a call into options and parameters.
-
-    Args:
-        kind: the ``TypedDict`` of the call's options. An option that ``kind`` lacks counts as a parameter, and :func:`preparer` refuses it.
-        options: the keyword arguments of the call.
-    """
+    """Divide the arguments of a call into options and parameters."""
     names = _names_of(kind)
     if names.isdisjoint(options):
         return Arguments({}, dict(options))
@@ -286,11 +278,7 @@ def preparer(
     body: Mapping[str, Any] | None,
     group: object = None,
 ) -> Callable[[Any], WireRequest]:
-    """Return a function that makes a ``WireRequest`` of one item. Values that all items of a batch share are checked once, by this call.
-
-    Raises:
-        ConfigError: the model, the parameters, the headers or the body are invalid.
-    """
+    """Return a function that makes a ``WireRequest`` of one item. Values that all items of a batch share are checked once, by this call."""
     if not isinstance(model, str) or not model:
         what = repr(model) if isinstance(model, str | int | float | None) else f"a {type(model).__name__}"
         pairs = (
@@ -330,11 +318,7 @@ def _merged(params: Mapping[str, Any], body: Mapping[str, Any] | None) -> Mappin
 
 
 def check_params(params: Mapping[str, Any]) -> None:
-    """Raise ``ConfigError`` for a parameter that is an option of another call, a setting of a client or endpoint, or misspelled.
-
-    Without this check, the parameter would go into the JSON body, and most servers would ignore it. Well-known arguments of LiteLLM and of
-    the openai client are refused for the same reason. ``extra_body`` accepts any name.
-    """
+    """Raise ``ConfigError`` for a parameter that is an option of another call, a setting of a client or endpoint, or misspelled."""
     for name in params:
         if fault := _fault_of(name):
             raise ConfigError(fault)
@@ -359,7 +343,6 @@ def _fault_of(name: str) -> str | None:
 
 
 def _place_of(name: str) -> str | None:
-    """Return where a name belongs that is not an option of a call; None if it belongs to no other place."""
     if name in ELSEWHERE:
         return ELSEWHERE[name]
     if ours := meant(name, Limits.model_fields):
@@ -370,11 +353,7 @@ def _place_of(name: str) -> str | None:
 
 
 def client_settings(endpoints: object, settings: Mapping[str, Any]) -> tuple[ClientConfig, dict[str, Any]]:
-    """Return the configuration of a client, and the arguments of its runtime that are not part of the configuration.
-
-    Raises:
-        ConfigError: a setting is unknown or invalid.
-    """
+    """Return the configuration of a client, and the arguments of its runtime that are not part of the configuration."""
     for name in settings:
         if name not in ClientSettings.__optional_keys__:
             hint = _place_of(name) or did_you_mean(name, sorted(ClientSettings.__optional_keys__))
@@ -389,10 +368,7 @@ def client_settings(endpoints: object, settings: Mapping[str, Any]) -> tuple[Cli
 
 
 def batch_items(name: str, given: object) -> Iterable[Any] | AsyncIterable[Any]:
-    """Return ``given`` if it can be the input of a batch, or raise ``ConfigError``.
-
-    Any iterable or async iterable can be the input, except strings, bytes and mappings.
-    """
+    """Return ``given`` if it can be the input of a batch, or raise ``ConfigError``."""
     if type(given) is not list and (isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable | AsyncIterable)):
         raise ConfigError(f"{name} must be a list, an iterator or an async iterator of items, not a {type(given).__name__}")
     return given
@@ -440,12 +416,7 @@ def count(name: str, value: int) -> int:
 
 
 def request_options(options: Mapping[str, Any], default_timeout: float | None) -> RequestOptions:
-    """Return the scheduling options of the requests of one call.
-
-    Args:
-        options: ``timeout``, ``priority``, ``hedge`` and ``tenant``, as far as the caller set them. Other names are ignored.
-        default_timeout: the client's timeout, in seconds.
-    """
+    """Return the scheduling options of the requests of one call."""
     timeout = options.get("timeout", DEFAULT)
     hedge, tenant = options.get("hedge", True), options.get("tenant")
     if not isinstance(hedge, bool):

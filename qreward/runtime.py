@@ -1,8 +1,4 @@
-"""``Runtime``: the engine, endpoints and settings behind the methods of a client.
-
-The client's methods, judges and integrations reach the engine and the endpoints through the runtime. ``runtime_of`` returns the runtime
-of a client.
-"""
+"""``Runtime``: the engine, endpoints and settings behind the methods of a client."""
 
 from __future__ import annotations
 
@@ -57,21 +53,7 @@ Items = Iterable[Any] | AsyncIterable[Any]
 
 
 class Runtime:
-    """Holds the engine, the endpoints and the settings of one client.
-
-    After a fork, the runtime of the child process starts anew with the same settings, without requests or connections.
-
-    Args:
-        config: the client's settings.
-        telemetry, observers, backend_factory, clock: see :class:`~qreward.client.QRewardClient`.
-
-    Attributes:
-        engine: the asyncio engine, for all event loops in which the client is used.
-        fleet: the endpoints and routes.
-        dialects: finds and keeps the dialect (request format) in which each endpoint answers decisions.
-        prices: endpoint name -> US dollars for a million prompt tokens, and for a million completion tokens.
-        look: makes snapshots and explanations.
-    """
+    """Holds the engine, the endpoints and the settings of one client."""
 
     def __init__(
         self,
@@ -116,7 +98,6 @@ class Runtime:
             show_if_wanted(self)
 
     def _restart(self) -> object:
-        """Start anew in a forked child process. Returns the objects of the parent process, which this runtime no longer uses."""
         inherited = self.engine, self.fleet, self._sharing
         self._sharing.close_transports()  # the child's open files are copies of the parent's files
         self._changing = threading.Lock()
@@ -184,8 +165,7 @@ class Runtime:
         self._sources_changed()
 
     def _set_prices(self) -> None:
-        """Set the prices of the endpoints. The prices of removed endpoints are kept, for the cost of running batches."""
-        for source in self.fleet.sources():
+        for source in self.fleet.sources():  # the prices of removed endpoints are kept, for the cost of running batches
             endpoint = cast("Endpoint", source.handle)
             if endpoint.price is not None:
                 self.prices[endpoint.name] = endpoint.price
@@ -216,14 +196,7 @@ class Runtime:
         return options.request_options(given, self._config.timeout) if given else self._usual
 
     def collecting(self, given: Mapping[str, Any], pool: Pool, items: object, title: str) -> dict[str, Any]:
-        """Return the arguments of a batch's waiter from the options of :class:`~qreward.options.ResultOptions`.
-
-        Args:
-            given: the options that the caller gave.
-            pool: the endpoints whose load the progress shows.
-            items: the input. If it has a length, that length is the total of the progress.
-            title: title of the progress.
-        """
+        """Return the arguments of a batch's waiter from the options of :class:`~qreward.options.ResultOptions`."""
         deadline = options.seconds("deadline", given.get("deadline"))
         on_result = options.callback("on_result", given.get("on_result"))
         total = size_of(items)
@@ -267,7 +240,6 @@ class Runtime:
         return await send_divided(self.one, call, result, most=most, options=request_options, clock=self.clock, began=began)
 
     async def _find_dialects(self, pool: Pool, model: str, request_options: RequestOptions) -> RequestOptions:
-        """Find out which dialect each endpoint uses. Returns the options with the remaining timeout."""
         began, timeout = self.clock(), request_options.timeout
         await self.dialects.find(self.driver(), pool, model, timeout)
         if timeout is None:
@@ -373,14 +345,11 @@ class Runtime:
 
 
 def estimated(call: WireRequest) -> tuple[float, float]:
-    """Return the estimated prompt tokens and maximum output tokens of a request, for the scheduler.
-
-    Never negative and never an exception, whatever the parameters are: the server says what is wrong with them.
-    """
+    """Return the estimated prompt tokens and maximum output tokens of a request, for the scheduler."""
     try:
         prompt, most = call.codec.estimate_tokens(call)
     except Exception:
-        return 0.0, 0.0
+        return 0.0, 0.0  # the server says what is wrong with the parameters
     return max(0.0, prompt), max(0.0, most)
 
 
@@ -397,10 +366,7 @@ def runtime_of(client: Client) -> Runtime:
 
 
 def _watching(telemetry: Any, observers: Any) -> tuple[Any, Any, list[object]]:
-    """Return three values: the telemetry, the watcher of the telemetry, and a list of the observers.
-
-    The first two values are None if telemetry is disabled.
-    """
+    """Return the telemetry, its watcher (None without telemetry) and the observers."""
     if isinstance(observers, str) or not isinstance(observers, Iterable):
         raise ConfigError(f"observers must be a list of observers, such as [MyObserver()], not {type(observers).__name__}")
     if telemetry is None:

@@ -51,18 +51,7 @@ ELSEWHERE = {
 
 
 def closest(name: object, known: Iterable[str], *, most: int = 1, cutoff: float = 0.6) -> list[str]:
-    """Return the known names that are most similar to ``name``, best first. Case is ignored.
-
-    Args:
-        name: the invalid name.
-        known: the valid names.
-        most: maximum number of names to return.
-        cutoff: minimum similarity, from 0 (any name) to 1 (only the same name).
-
-    Example:
-        >>> closest("time_out", ["timeout", "deadline"])
-        ['timeout']
-    """
+    """Return the known names that are most similar to ``name``, best first. Case is ignored."""
     by_case: dict[str, list[str]] = {}
     for each in known:
         by_case.setdefault(each.lower(), []).append(each)
@@ -71,12 +60,7 @@ def closest(name: object, known: Iterable[str], *, most: int = 1, cutoff: float 
 
 
 def meant(name: object, known: Iterable[str], *, cutoff: float = TYPO) -> str | None:
-    """Return the known name that ``name`` stands for: itself, its synonym, or the most similar name; None if there is none.
-
-    Example:
-        >>> meant("max_workers", ["max_concurrency"]), meant("rpmm", ["rpm"]), meant("rps", ["timeout"])
-        ('max_concurrency', 'rpm', None)
-    """
+    """Return the known name that ``name`` stands for: itself, its synonym, or the most similar name; None if there is none."""
     names = list(known)
     if name in names:
         return str(name)
@@ -85,14 +69,7 @@ def meant(name: object, known: Iterable[str], *, cutoff: float = TYPO) -> str | 
 
 
 def did_you_mean(name: object, known: Iterable[str], *, cutoff: float = 0.6, otherwise: str = "valid names:") -> str:
-    """Return the end of an error message about a wrong name: the closest valid name, or all valid names.
-
-    Example:
-        >>> did_you_mean("rpmm", ["rpm", "tpm"])
-        "did you mean 'rpm'?"
-        >>> did_you_mean("x", ["rpm", "tpm"])
-        "valid names: 'rpm', 'tpm'"
-    """
+    """Return the end of an error message about a wrong name: the closest valid name, or all valid names."""
     names = list(known)
     if ours := meant(name, names, cutoff=cutoff):
         return f"did you mean {ours!r}?"

@@ -52,13 +52,7 @@ _HARMLESS = re.compile(r"[+-]?\d[\d_.,]*\s*[A-Za-z%]{0,8}|[A-Za-z_ -]{0,24}")
 
 
 class Number:
-    """Validates a number, with pydantic's messages. Booleans are refused, because YAML reads a bare ``on`` or ``yes`` as true.
-
-    Args:
-        whole: True allows only integers.
-        least, most: inclusive bounds of the value.
-        above, below: exclusive bounds of the value.
-    """
+    """Validates a number, with pydantic's messages. Booleans are refused, because YAML reads a bare ``on`` or ``yes`` as true."""
 
     def __init__(
         self,
@@ -179,15 +173,7 @@ def check_header(name: object, value: object) -> str:
 
 
 def expand_variables(value: object) -> object:
-    """Return a string in which ``${VAR}`` and ``${VAR:-default}`` are replaced from the environment. Other values are returned unchanged.
-
-    Raises:
-        ValueError: a variable without a default is not set or empty, or the string is a variable in another notation, such as ``$VAR``.
-
-    Example:
-        >>> expand_variables("http://${QREWARD_EXAMPLE_HOST:-gpu-0}:8000/v1")
-        'http://gpu-0:8000/v1'
-    """
+    """Return a string in which ``${VAR}`` and ``${VAR:-default}`` are replaced from the environment. Raises ``ValueError``."""
     if isinstance(value, SecretStr):
         value = value.get_secret_value()
     if not isinstance(value, str):
@@ -209,12 +195,7 @@ def expand_variables(value: object) -> object:
 
 
 def variables_in(text: str) -> list[str]:
-    """Return the names of the environment variables that a text refers to.
-
-    Example:
-        >>> variables_in("http://${HOST}:${PORT:-8000}/v1")
-        ['HOST', 'PORT']
-    """
+    """Return the names of the environment variables that a text refers to."""
     return list(dict.fromkeys(match[1] for match in _VARIABLE.finditer(text)))
 
 
@@ -303,7 +284,6 @@ def _hint(model: type[BaseModel], name: str) -> str:
 
 
 def _place_in(model: type[BaseModel], name: str) -> tuple[str, str] | None:
-    """Return where a setting belongs that is part of another setting of the model: as code, and as its path in a file."""
     inner = {outer: kind for outer in model.model_fields if (kind := _inner(model, outer)) is not None}
     here = [(outer, kind, (f"{ours}=...", ours)) for outer, kind in inner.items() if (ours := meant(name, kind.model_fields))]
     deeper = ((outer, kind, found) for outer, kind in inner.items() if (found := _place_in(kind, name)))

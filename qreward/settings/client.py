@@ -124,14 +124,7 @@ class ClientConfig(Policy):
 def load_config(source: str | Path | Mapping[str, Any]) -> ClientConfig:
     """Return the configuration in a YAML, JSON or TOML file, or in a mapping.
 
-    In every string, ``${VAR}`` is replaced with the environment variable. ``${VAR:-default}`` is replaced with the default if the variable
-    is not set or empty. Settings that are valid but have no effect are logged as warnings; see :func:`without_effect`.
-
-    Args:
-        source: path of a ``.yaml``, ``.yml``, ``.json`` or ``.toml`` file, or a mapping with the content of such a file.
-
-    Returns:
-        The validated configuration.
+    Environment variables are replaced, and settings that are valid but have no effect are logged as warnings.
 
     Raises:
         ConfigError: the file cannot be read or is invalid. The message names the file and, where known, the line.
@@ -185,10 +178,7 @@ class _Overlay(msgspec.Struct):
 
 
 def keep_limits(file: str | Path, endpoint: str, limits: Mapping[str, float | None], reason: str) -> Path:
-    """Write limits of an endpoint to the overlay of a configuration file. Returns the path of the overlay.
-
-    Raises ``ConfigError`` if the file has no such endpoint, or if the file, the overlay or a limit is invalid.
-    """
+    """Write limits of an endpoint to the overlay of a configuration file. Returns its path. Raises ``ConfigError``."""
     config, place = read_config(file)
     names = [each.name for each in config.endpoints]
     if endpoint not in names:
@@ -216,11 +206,7 @@ def usual_file() -> str | None:
 
 
 def config_of(content: Mapping[str, Any], place: SettingsLocation) -> ClientConfig:
-    """Return the configuration in settings that :func:`~qreward.settings.files.read_settings` has read.
-
-    Raises:
-        ConfigError: a setting is invalid. The message names the place.
-    """
+    """Return the configuration in settings that :func:`~qreward.settings.files.read_settings` has read."""
     if not content:
         raise ConfigError(f"{place}: is empty; {_LEAST}")
     try:
@@ -230,18 +216,7 @@ def config_of(content: Mapping[str, Any], place: SettingsLocation) -> ClientConf
 
 
 def without_effect(config: ClientConfig) -> Iterator[tuple[str, str]]:
-    """Find settings that are valid but probably mistakes.
-
-    Such settings are endpoints that get no requests, weights that have no effect, and two endpoints that are one server.
-
-    Yields:
-        The name of an endpoint, and a warning about the endpoint.
-
-    Example:
-        >>> config = ClientConfig(endpoints=(Endpoint("http://gpu-0:8000/v1", weight=2),))
-        >>> [name for name, _ in without_effect(config)]
-        ['gpu-0:8000']
-    """
+    """Yield the names of endpoints whose settings are valid but probably mistakes, with a warning."""
     routed = {name for route in config.routes for name in route.endpoints}
     patterns = {route.pattern for route in config.routes}
     weighted = {name for route in config.routes if route.strategy in WEIGHTED for name in route.endpoints}
@@ -272,17 +247,7 @@ def _overlap(one: Endpoint, other: Endpoint, config: ClientConfig) -> bool:
 
 
 def config_from_env(environ: Mapping[str, str] = os.environ) -> ClientConfig:
-    """Return a configuration from environment variables.
-
-    ``QREWARD_CONFIG`` is the path of a configuration file. Without it, ``OPENAI_BASE_URL`` (or ``OPENAI_API_BASE``) and ``OPENAI_API_KEY``
-    define one endpoint.
-
-    Args:
-        environ: variable -> value. ``${VAR}`` inside a value is always read from the environment of the process.
-
-    Raises:
-        ConfigError: none of the variables is set, or a value is invalid.
-    """
+    """Return the configuration in the file of ``QREWARD_CONFIG``, or one endpoint from OpenAI's variables. Raises ``ConfigError``."""
     if file := environ.get(CONFIG_VARIABLE):
         return load_config(file)
     base_name = next((name for name in ("OPENAI_BASE_URL", "OPENAI_API_BASE") if environ.get(name)), "OPENAI_BASE_URL")

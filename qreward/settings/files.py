@@ -55,17 +55,7 @@ def _with_name(path: Path_, text: str, content: Any) -> str:
 def read_settings(
     source: str | Path | Mapping[str, Any], *, empty: str, known: str = "", expand: bool = True
 ) -> tuple[dict[str, Any], SettingsLocation]:
-    """Read the settings in a YAML, JSON or TOML file, or in a mapping. Returns them and their location.
-
-    Args:
-        source: path of the file, or a mapping.
-        empty: what to do about an empty file, for the error message.
-        known: what the mapping must contain, such as ``with 'endpoints'``, for the error message.
-        expand: whether environment variables are replaced; see ``expand_variables``.
-
-    Raises:
-        ConfigError: the settings cannot be read, or are not a mapping. The message names the file and contains no values.
-    """
+    """Return the settings in a file or mapping, and their location. Raises ``ConfigError``, which names the file and contains no values."""
     is_mapping = isinstance(source, Mapping)
     place = SettingsLocation("configuration" if is_mapping else str(Path(str(source)).expanduser()), content=source if is_mapping else None)
     try:
@@ -202,7 +192,6 @@ def _line_of(text: str, path: Path_) -> int | None:
 
 
 def _children(node: Any) -> Iterator[tuple[str | int, tuple[int, Any]]]:
-    """Yield the name or index of each child of a YAML node, with its line and node; those of merged mappings come last."""
     if node.id == "sequence":
         yield from ((index, (inner.start_mark.line + 1, inner)) for index, inner in enumerate(node.value))
     if node.id == "mapping":

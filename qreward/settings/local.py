@@ -1,7 +1,4 @@
-"""What an endpoint without a server runs: a function in this process, the method of an actor, or an ASGI application.
-
-``Endpoint.local``, ``Endpoint.actors`` and ``Endpoint.app`` make these objects. ``qreward.transport`` calls what they hold.
-"""
+"""What an endpoint without a server runs: a function in this process, the method of an actor, or an ASGI application."""
 
 from __future__ import annotations
 

@@ -177,12 +177,7 @@ MAX_REQUEST_TEXT = 64
 
 
 def attributes_of(params: Mapping[str, Any]) -> Attributes:
-    """Return the parameters of a request as attributes.
-
-    Example:
-        >>> attributes_of({"temperature": 0, "n": 1, "stop": "END", "user": "me", "response_format": {"type": "json_object"}})
-        {'gen_ai.request.temperature': 0, 'gen_ai.request.stop_sequences': ('END',), 'gen_ai.output.type': 'json'}
-    """
+    """Return the parameters of a request as attributes."""
     found: Attributes = {}
     for name, value in params.items():
         known = _PARAMETERS.get(name)
@@ -230,13 +225,7 @@ _ERROR_TYPES: tuple[tuple[type[BaseException], str], ...] = (
 
 
 def error_type(error: BaseException) -> str:
-    """Return the ``error.type`` of an error: its HTTP status, a name such as ``timeout``, or the name of its class.
-
-    Example:
-        >>> from qreward.errors import RateLimited, RequestTimeout
-        >>> error_type(RateLimited("no", status_code=429)), error_type(RequestTimeout("late")), error_type(KeyError("x"))
-        ('429', 'timeout', '_OTHER')
-    """
+    """Return the ``error.type`` of an error: its HTTP status, a name such as ``timeout``, or the name of its class."""
     if isinstance(error, errors.StreamInterrupted) and isinstance(error.__cause__, errors.RequestError):
         error = error.__cause__
     status = getattr(error, "status_code", None)

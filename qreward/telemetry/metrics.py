@@ -178,7 +178,6 @@ class Instruments:
         return create(metric.name, [partial(self._observe, key)], metric.unit, metric.description)
 
     def _observe(self, key: str, _options: CallbackOptions) -> Iterable[Observation]:
-        """Return one observation for each set of attributes: the sum over all clients."""
         sums: dict[tuple[tuple[str, Any], ...], float] = {}
         with _lock:
             clients = list(self._clients.items())

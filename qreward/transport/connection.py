@@ -1,8 +1,4 @@
-"""The connection to one endpoint: its transport, the outcomes of its replies, and the probes of its server.
-
-A probe asks a server whether it is ready and how loaded it is. The record of the server's kind
-(``qreward.codecs.rewards.base.ServerKind``) lists the requests of a probe. Methods raise only ``TransportError`` and ``CancelledError``.
-"""
+"""The connection to one endpoint: its transport, the outcomes of its replies, and the probes of its server."""
 
 from __future__ import annotations
 
@@ -133,15 +129,11 @@ class EndpointConnection:
         return failure_from_body(error, reply, self.name, call.model, secrets, keyless=self._is_keyless(call))
 
     def _is_keyless(self, call: WireRequest) -> bool:
-        """Return True if it is certain that no API key was sent. Configured headers and the user's own HTTP client may have sent a key."""
         endpoint = self.endpoint
         return endpoint.api_key is None and not endpoint.headers and not call.headers and endpoint.http_client is None
 
     async def probe(self) -> ProbeResult:
-        """Probe the server.
-
-        If no connection opens, the server is not ready. After a timeout or a broken connection, it is unknown whether the server is ready.
-        """
+        """Probe the server. If no connection opens, it is not ready; after a timeout or a broken connection, that is unknown."""
         kind = kind_of(self.endpoint.kind)
         load, statuses = Load(), {}
         for path in kind.probe:
@@ -175,10 +167,7 @@ class EndpointConnection:
 
 
 def open_transport(endpoint: Endpoint, transport: Any = "aiohttp") -> HttpTransport:
-    """Return the transport for an endpoint: for its ``compute`` or ``http_client``, or else the client's ``transport``.
-
-    Raises ``ConfigError`` if a setting of the endpoint cannot be applied.
-    """
+    """Return the transport for an endpoint: for its ``compute`` or ``http_client``, or else the client's ``transport``."""
     if isinstance(endpoint.compute, LocalFunction):
         return LocalTransport(endpoint, endpoint.compute)
     if isinstance(endpoint.api_key, ApiKey):

@@ -1,7 +1,4 @@
-"""Redaction of secrets: every text that becomes part of an error passes through ``Secrets.hide``.
-
-This module defines which settings of an endpoint are secret. It does not depend on the meaning of the texts.
-"""
+"""Redaction of secrets: every text that becomes part of an error passes through ``Secrets.hide``."""
 
 from __future__ import annotations
 
@@ -21,15 +18,7 @@ _SHORT = 8  # characters; a shorter secret is hidden only as a whole word, becau
 
 
 class Secrets:
-    """Replaces secrets in texts.
-
-    Args:
-        values: keys, header values, passwords, proxy URLs.
-
-    Example:
-        >>> Secrets(["correct-horse"]).hide("no such key: correct-horse, nor Bearer abcdefgh")
-        'no such key: ***, nor ***'
-    """
+    """Replaces secrets in texts."""
 
     __slots__ = ("_pattern", "_values")
 
@@ -57,7 +46,6 @@ def secrets_of(endpoint: Endpoint) -> Secrets:
 
 
 def _credentials(proxy: str) -> list[str]:
-    """Return the parts of a proxy URL that must not be shown."""
     try:
         parts = urlsplit(proxy)
     except ValueError:
@@ -76,8 +64,7 @@ def _plain_values(endpoint: Endpoint) -> list[str]:
 
 
 def _parts(values: Iterable[object]) -> list[str]:
-    """Return each value and the part after its scheme, because a server may quote only ``abc`` of ``Token abc``."""
-    texts = [str(value) for value in values]
+    texts = [str(value) for value in values]  # and the part after a scheme, because a server may quote only ``abc`` of ``Token abc``
     return texts + [rest.strip() for text in texts if (rest := text.partition(" ")[2])]
 
 

@@ -1,7 +1,4 @@
-"""Exceptions of the package. Every message says what happened, where, and what to change. No message contains a key.
-
-This module does not depend on HTTP, asyncio or the configuration.
-"""
+"""Exceptions of the package. Every message says what happened, where, and what to change. No message contains a key."""
 
 from __future__ import annotations
 
@@ -15,10 +12,8 @@ class QRewardError(Exception):
     """Base class of all exceptions that this package raises on purpose.
 
     Attributes:
-        usage: tokens of the responses that were received, although none of them became a result. An example is a judge response that could
-            not be parsed. None if there were no such responses, or if no server reported usage.
-        help_url: the section of the documentation about this class of errors: causes and remedies. It is not part of the message, so
-            that a log of many failures does not repeat it.
+        usage: tokens of responses that did not become a result, such as a judge's that could not be parsed; None if there are none.
+        help_url: the section of the documentation about this class of errors: causes and remedies.
     """
 
     usage: Usage | None = None
@@ -39,13 +34,7 @@ Fault = tuple[tuple[str | int, ...], str]
 
 
 class ConfigError(QRewardError, ValueError):
-    """The configuration or an argument is invalid. Raised before anything is sent. The message has one line per fault.
-
-    A traceback shows ``help_url`` below the message.
-
-    Attributes:
-        faults: the invalid settings, if several settings were checked together; otherwise empty.
-    """
+    """The configuration or an argument is invalid. Raised before anything is sent. The message has one line for each of ``faults``."""
 
     faults: tuple[Fault, ...] = ()
 
@@ -108,10 +97,7 @@ class ServerError(RequestError):
 class BadRequest(RequestError):
     """The request itself is wrong, and sending it again cannot help.
 
-    Either the server refused the request (400, 413, 422), or the request was not sent.
-
-    The error is also raised for 404, 405 and 410. In these cases, the ``base_url`` of the endpoint or the name of the model is probably
-    wrong.
+    The server refused it (400, 413, 422), or it was not sent. After 404, 405 and 410, ``base_url`` or the model's name is probably wrong.
     """
 
 

@@ -49,10 +49,7 @@ class ClientSettings(Watching, total=False):
 
 
 class ModelParams(TypedDict, total=False):
-    """Members of the JSON body that are declared for type checkers. At run time, a call also accepts names that are not declared here.
-
-    :func:`check_params` refuses a few names. ``extra_body`` accepts every name.
-    """
+    """Members of the JSON body that are declared for type checkers. A call also accepts others; ``extra_body`` accepts every name."""
 
     add_generation_prompt: bool
     chat_template_kwargs: Mapping[str, Any]
@@ -98,11 +95,9 @@ class SchedulingOptions(TypedDict, total=False):
     """Options that decide when a request is sent, and how long it may take.
 
     Attributes:
-        timeout: maximum number of seconds. In a call, this is the limit of the whole call, which includes the time in the queue. In a
-            batch, ``timeout`` is the limit of one item, measured from when an endpoint takes the item. If no endpoint of the route responds
-            for ``timeout`` seconds, all waiting items of the batch fail with ``RequestTimeout``. In a stream, ``timeout`` is the limit of
-            the whole stream, which includes time in which the caller does not read. The default is the client's timeout. None sets no
-            limit.
+        timeout: seconds of a call or stream, including the time in the queue, or of one item of a batch from when an endpoint takes it. If
+            no endpoint of the route responds for so long, all waiting items of the batch fail with ``RequestTimeout``. The default is the
+            client's timeout. None sets no limit.
         priority: 0 (most urgent) to 9, or ``"high"``, ``"normal"``, ``"low"``.
         tenant: name of the party that the request is made for. Tenants that wait at the same priority receive equal shares of
             the endpoints.
@@ -131,10 +126,9 @@ class ChatOptions(CallOptions, total=False):
     """Options of a chat completion: the options of one call, and ``group``.
 
     Attributes:
-        group: name of a group of requests whose prompts begin with the same text, such as the id of a question. Requests of one group go to
-            the same endpoint, because its prefix cache holds this text. A tuple contains the names of nested groups, the outermost first,
-            such as ``(rubric, question)``. A function receives the messages and returns the group, or None. Without a group, prompts that
-            begin alike are found by their text; see :class:`~qreward.settings.policies.PrefixAffinity`.
+        group: name of a group of requests whose prompts begin with the same text, such as the id of a question, which go to the same
+            endpoint. A tuple names nested groups, the outermost first. A function receives the messages and returns the group, or None.
+            Without a group, prompts that begin alike are found by their text; see :class:`~qreward.settings.policies.PrefixAffinity`.
     """
 
     group: object
@@ -212,8 +206,7 @@ class StreamOptions(ChatOptions, total=False):
 
 
 class BatchStreamOptions(StreamOptions, CollectingOptions, total=False):
-    """Options of a batch of streams: the options of one stream, the options that decide how results are collected, and two further
-    options.
+    """Options of a batch of streams.
 
     Attributes:
         max_concurrent_streams: maximum number of concurrent streams; 0 for as many as the endpoints accept.
@@ -227,8 +220,7 @@ class BatchStreamOptions(StreamOptions, CollectingOptions, total=False):
 
 _PARAMS = ModelParams.__optional_keys__
 _PARAM_TYPO = 0.88
-"""Minimum similarity of a misspelled parameter. It is higher than ``TYPO``, because servers have many parameters with similar names, such
-as ``reasoning_effort`` and ``reasoning_format``."""
+"""Minimum similarity of a misspelled parameter: higher than ``TYPO``, because servers have many parameters with similar names."""
 _OF_ENDPOINTS = Endpoint.model_fields.keys() - {"models"}  # OpenRouter has a parameter ``models``
 OPTIONS = (ChatBatchOptions.__optional_keys__ | BatchStreamOptions.__optional_keys__) - _PARAMS
 """The options of all calls. None of them is sent to a server as a parameter."""

@@ -8,9 +8,8 @@ from typing import Annotated
 import msgspec
 
 MOST_TOKENS = 10**9
-"""Highest count of tokens that is read from a response. No response has so many, so a higher count is a fault of the server."""
+"""Highest count of tokens that is read from a response. A higher one is a fault of the server."""
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
-"""Number of tokens in a response. The bounds are checked where a response is decoded, so that a wrong count cannot reach the scheduler."""
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True, gc=False):

@@ -55,17 +55,13 @@ class RewardModel(Policy):
     """Properties of an endpoint's reward model that the server does not report.
 
     Args:
-        route: the API of the server that returns the reward. ``classify`` is for sequence classifiers; it is the default of vLLM, SGLang
-            and TEI. ``pooling`` is vLLM's API for token and process reward models; the last row is the reward. ``score`` is vLLM's API for
-            cross-encoders, which take pairs. ``embeddings`` is for servers that return the reward as a vector of one number. None uses the
-            default of the endpoint's kind. The kind ``openai`` has no default.
-        label: which number is the reward if a response has several numbers. It is the name of a class, the name of an attribute such as
-            ``helpfulness``, or a position. Positions count from 0, or from the end if they are negative. By default, the only number is the
-            reward. If there are several numbers, the default is the last class for vLLM's ``classify`` and ``pooling`` (as in verl),
-            and the attribute ``reward`` for OpenRLHF and NIM.
+        route: the API of the server that returns the reward: ``classify`` (sequence classifiers; the default of vLLM, SGLang and TEI),
+            ``pooling`` (vLLM's token and process reward models; the last row is the reward), ``score`` (vLLM's cross-encoders), or
+            ``embeddings`` (the reward is a vector of one number). None uses the default of the endpoint's kind; ``openai`` has none.
+        label: which of several numbers is the reward: the name of a class or attribute, or a position (from the end if negative). The
+            default is the last class for vLLM (as in verl), and the attribute ``reward`` for OpenRLHF and NIM.
         labels: names of the classes in the order of the model, for servers that do not report the names.
-        activation: True makes the server apply a sigmoid or softmax to the scores. By default, scores are raw, because reward models are
-            trained on raw scores.
+        activation: True makes the server apply a sigmoid or softmax to the scores. By default, scores are raw, as in training.
         activation_field: name of the vLLM parameter for ``activation``: ``use_activation`` since 0.11.2, ``activation`` in older versions,
             and ``softmax`` in the oldest versions. A server ignores an unknown name and applies its activation.
         template: text that joins prompt and response; contains ``{prompt}`` and ``{response}``. None sends prompt and response separately,
@@ -84,10 +80,7 @@ class RewardModel(Policy):
     template: Annotated[str | None, AfterValidator(_with_both)] = None
 
     def render(self, prompt: str, response: str) -> str:
-        """Return prompt and response as one text. Without a template, they are concatenated.
-
-        Braces in the prompt or in the response have no special meaning.
-        """
+        """Return prompt and response as one text. Their braces have no special meaning. Without a template, they are concatenated."""
         if self.template is None:
             return prompt + response
         texts = {"prompt": prompt, "response": response}
@@ -95,7 +88,7 @@ class RewardModel(Policy):
 
 
 MAX_RETRY_AFTER = 60.0
-"""Default of ``Retry.max_retry_after``, in seconds. The method ``_calculate_retry_timeout`` of openai-python 2 has the same limit."""
+"""Seconds. The method ``_calculate_retry_timeout`` of openai-python 2 has the same limit."""
 
 
 class Priority(IntEnum):
@@ -125,10 +118,7 @@ Level = Annotated[Accepting[int, int | str], BeforeValidator(priority_level)]
 
 
 class LoadBalanceStrategy(StrEnum):
-    """The rule that chooses one of several available endpoints.
-
-    If no endpoint is available, the first endpoint that becomes available takes the request.
-    """
+    """The rule that chooses one of several available endpoints. If there is none, the first that becomes available takes the request."""
 
     EXPECTED_FINISH = "expected_finish"
     ROUND_ROBIN = "round_robin"
@@ -152,9 +142,8 @@ class Limits(Policy):
         tpm_counts: which tokens the provider counts: the tokens that were ``used`` (default), or the tokens that were ``reserved``
             (``max_tokens``).
         connects_per_second: maximum number of new connections per second.
-        shared: which processes share ``rpm``, ``tpm`` and ``max_concurrency``. ``none`` shares them with no other process. ``local`` shares
-            them among the processes of this user on this machine that use the same address and key. ``ray`` shares them among the processes
-            of the whole Ray cluster that use the same address and key.
+        shared: which processes share ``rpm``, ``tpm`` and ``max_concurrency``: ``none``, ``local`` (this user's processes on this machine
+            with the same address and key), or ``ray`` (the processes of the whole Ray cluster with the same address and key).
 
     Example:
         >>> Limits(max_concurrency=64, rpm=600).rpm
@@ -181,13 +170,12 @@ class Limits(Policy):
 
 
 class Timeouts(Policy):
-    """Time limits of one attempt, in seconds. The limits do not include time in the queue.
+    """Time limits of one attempt, in seconds, without the time in the queue.
 
     Args:
-        connect: seconds for opening a connection.
-        read: seconds between two reads of the response. Without streaming, this time includes the whole generation.
-        attempt: seconds for the whole attempt. By default, the limit is learned. The learned limit is well above the times of the
-            endpoint's slowest responses.
+        connect: for opening a connection.
+        read: between two reads of the response. Without streaming, this includes the whole generation.
+        attempt: for the whole attempt. By default, the limit is learned, well above the slowest responses of the endpoint.
     """
 
     connect: Seconds = 10.0
@@ -198,16 +186,14 @@ class Timeouts(Policy):
 class Retry(Policy):
     """The settings that decide when a failed request is sent again.
 
-    Overload (429, 503, 529) is not a failure: it uses no attempt, and the request may wait until its timeout. If another
-    endpoint is available, the first retry goes to that endpoint at once. Before any other retry, the request waits with full jitter
-    (Brooker, "Exponential Backoff And Jitter", AWS 2015).
+    Overload (429, 503, 529) is not a failure: it uses no attempt, and the request may wait until its timeout. The first retry goes at once
+    to another endpoint that is available. Any other retry waits with full jitter (Brooker, "Exponential Backoff And Jitter", AWS 2015).
 
     Args:
-        attempts: maximum number of failed attempts of one request, including the first attempt.
-        base: maximum number of seconds of the first wait. The maximum doubles with each further attempt.
+        attempts: maximum number of failed attempts of one request, including the first.
+        base: maximum number of seconds of the first wait, which doubles with each further attempt.
         cap: maximum number of seconds of any wait.
-        max_retry_after: maximum number of seconds for which a ``Retry-After`` is respected. If an endpoint sends a longer time, a single
-            request is sent to the endpoint after ``max_retry_after`` seconds. The default is the default of openai-python 2.
+        max_retry_after: maximum number of seconds for which a ``Retry-After`` is respected. After that, one request is sent.
     """
 
     attempts: Count = 4
@@ -217,18 +203,16 @@ class Retry(Policy):
 
 
 class Hedge(Policy):
-    """The settings that decide when a request in flight is also sent to a second endpoint, as a copy.
+    """The settings that decide when a request in flight is also sent to a second endpoint. The first response is used.
 
-    The first response is used, and the other attempt is cancelled. Copies are sent in four cases: a single call takes unusually long (Dean
-    and Barroso, "The Tail at Scale", CACM 2013); the last requests of a batch are in flight and other endpoints are idle; a request seems
-    to hang; the endpoint of a request has stopped responding. The copies of the first three cases share one budget. An endpoint never
-    works on two attempts of the same request.
+    Copies are sent if a single call takes unusually long (Dean and Barroso, "The Tail at Scale", CACM 2013), if the last requests of a
+    batch are in flight and other endpoints are idle, if a request seems to hang (these three share one budget), and if the endpoint of a
+    request has stopped responding.
 
     Args:
-        quantile: quantile of an endpoint's latency after which a single call is hedged. For a streamed call, it is the quantile of the time
-            to the first token.
+        quantile: quantile of an endpoint's latency after which a single call is hedged; for a stream, of the time to the first token.
         after: seconds after which a single call is hedged; replaces ``quantile``.
-        budget: number of copies allowed per request, averaged over all requests of a client. 0.05 allows one copy for every 20 requests.
+        budget: number of copies per request, averaged over all requests of a client: 0.05 is one copy for every 20 requests.
         reserve: number of copies allowed in addition, for a client that has sent few requests.
         tail: whether the last requests of a batch are copied.
 
@@ -247,13 +231,11 @@ class Hedge(Policy):
 class PrefixAffinity(Policy):
     """The settings of prefix affinity: requests whose prompts begin alike go to the same endpoint, whose prefix cache holds the beginning.
 
-    Only routes with several endpoints use prefix affinity. Priorities, tenants, deadlines and retries take precedence over prefix affinity.
-    No endpoint stays idle because of prefix affinity.
+    Priorities, tenants, deadlines and retries take precedence, and no endpoint stays idle because of it.
 
     Args:
-        look_ahead: number of requests of a batch that are read ahead. An endpoint chooses its next request among these requests.
-        capacity: number of tokens that the prefix cache of one endpoint holds. None learns this number from the cached tokens that answers
-            report.
+        look_ahead: number of requests of a batch that are read ahead, among which an endpoint chooses.
+        capacity: number of tokens that the prefix cache of one endpoint holds. None learns it from the cached tokens that answers report.
 
     Example:
         >>> PrefixAffinity(look_ahead=1024).capacity is None
@@ -388,18 +370,15 @@ class Endpoint(Policy):
         models: glob patterns of the models that the server serves.
         model_names: name of a model in calls -> name of the model on the server, for models whose two names differ.
         kind: API of the server: ``openai``, ``vllm``, ``sglang``, ``tei``, ``openrlhf``, ``nim``, or a kind that ``register_kind`` has
-            added. ``openai_batch`` is a provider's Batch API. Only bulk runs (``client.run``, ``qreward run``) send requests to such an
-            endpoint.
-        weight: relative share of the requests under ``WEIGHTED_ROUND_ROBIN`` and ``LEAST_CONNECTIONS``. The weight has no effect
-            under other strategies.
+            added. ``openai_batch`` is a provider's Batch API, which only bulk runs (``client.run``, ``qreward run``) use.
+        weight: relative share of the requests under ``WEIGHTED_ROUND_ROBIN`` and ``LEAST_CONNECTIONS``.
         limits: see :class:`Limits`.
         timeouts: see :class:`Timeouts`.
         reward: properties of the endpoint's reward model that the server does not report; see :class:`RewardModel`.
         decisions: API by which the server answers the questions of ``decide``: ``openai``, ``vllm``, ``sglang``, ``systemone``,
             ``generative_scoring``, or ``chat`` (log probabilities of chat completions). By default, one small request finds out the API.
         decision_labels: the token ids of the answers yes and no in the model's vocabulary, for ``decisions="generative_scoring"``.
-        price: US dollars for a million prompt tokens and for a million completion tokens. The price is used to report costs, and
-            does not affect scheduling.
+        price: US dollars for a million prompt tokens and for a million completion tokens, for reports of costs.
         headers: additional HTTP headers of each request. Values may contain ``${VAR}`` and are never shown.
         group_header: name of a header that carries a hash of a call's ``group``, such as ``X-Session-ID`` or ``X-SMG-Routing-Key``, for a
             router in front of several servers.
@@ -479,7 +458,7 @@ class Endpoint(Policy):
         An exception is a :class:`~qreward.errors.ServerError`, which is tried again; ``BadRequest`` and ``RateLimited`` keep their meaning.
 
         Args:
-            function: the function. A function that is not async runs in a thread. A call that is given up keeps its place among
+            function: the function. If it is not async, it runs in a thread, and a call that is given up keeps its place among
                 ``max_concurrency`` until it returns.
             models: glob patterns of the models that the function serves.
             name: name of the endpoint; by default the name of the function.
@@ -519,11 +498,9 @@ class Endpoint(Policy):
 
         Args:
             pool_or_actor: the pool, or the handle of an actor.
-            models: glob patterns of the models.
+            models, max_batch_size, settings: as for :meth:`local`. By default, ``max_concurrency`` is 1, or ``slots`` of a pool.
             name: name of the endpoint; by default the name of the pool's scorer. Give each actor a name of its own.
             method: name of the method of an actor, which is called with ``remote``.
-            max_batch_size: maximum number of items of one call.
-            settings: as for :meth:`local`. By default, ``max_concurrency`` is 1 for an actor, and ``slots`` of a pool.
 
         Raises:
             ConfigError: a setting is invalid, or the object is neither a pool nor an actor with this method.
@@ -536,15 +513,8 @@ class Endpoint(Policy):
     def app(cls, asgi_app: Any, base_url: str = "http://app/v1", **settings: Any) -> Self:
         """Make an endpoint of an ASGI application in this process, such as a FastAPI app. Its requests need no socket.
 
-        The application's lifespan is not started, and a streamed response arrives as a whole.
-
-        Args:
-            asgi_app: the application.
-            base_url: root of the API, as the application's routes and the header ``Host`` see it.
-            settings: other settings of an endpoint, such as ``kind``, ``models``, ``limits`` and ``name``.
-
-        Raises:
-            ConfigError: a setting is invalid.
+        The application's lifespan is not started, and a streamed response arrives as a whole. ``base_url`` is the root of the API, as the
+        application's routes and the header ``Host`` see it. Raises ``ConfigError`` for an invalid setting.
         """
         return cls(base_url, compute=AsgiApp(asgi_app), **settings)
 

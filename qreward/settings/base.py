@@ -228,9 +228,11 @@ def with_faults(faults: Sequence[Fault], prefix: Callable[[tuple[str | int, ...]
 
 
 def _sentence(detail: Any, model: type[BaseModel]) -> str:
-    path, kind, value, message = detail["loc"], detail["type"], detail["input"], str(detail["msg"])
-    for pydantics, ours in _WORDS.items():
-        message = message.replace(pydantics, ours)
+    path, kind, value, message = detail["loc"], detail["type"], detail["input"], str(detail["msg"]).removeprefix("Value error, ")
+    if kind not in ("value_error", "wrong"):  # the messages of validators are our own
+        for pydantics, ours in _WORDS.items():
+            message = message.replace(pydantics, ours)
+        message = re.sub(", (?:unable to|got a number) [a-z ]+", "", message)
     if kind == "extra_forbidden":
         path, name = path[:-1], str(path[-1])
         message = f"unknown setting {name!r}; {_hint(_model_at(model, path), name)}"
@@ -243,14 +245,18 @@ def _sentence(detail: Any, model: type[BaseModel]) -> str:
 
 
 _WORDS = {
-    "Value error, ": "",
     "Input should be ": "must be ",
+    "Value should ": "must ",
+    "Tuple should ": "must ",
     "Field required": "is required",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+    "greater than": "more than",
+    " after validation": "",
     "tuple": "list",
-    "Tuple": "List",
     "dictionary": "mapping",
 }
-"""Words in pydantic's messages -> the words of YAML and JSON."""
+"""Words in pydantic's messages -> shorter words, which are also those of YAML and JSON."""
 
 
 def shown(value: object) -> str:

@@ -28,25 +28,21 @@ def configure(
     everywhere: bool = True,
     **settings: Any,
 ) -> Telemetry:
-    """Set up the OpenTelemetry SDK.
-
-    Spans are exported in batches, and metrics at intervals. When the process ends, all remaining spans and metrics are exported.
+    """Set up the OpenTelemetry SDK, which exports spans in batches, metrics at intervals, and the rest when the process ends.
 
     Args:
         exporter: ``otlp`` (over HTTP) or ``console``.
-        endpoint: base URL of an OTLP receiver, such as ``http://127.0.0.1:4318``. The default is the value of
-            ``OTEL_EXPORTER_OTLP_ENDPOINT``. Other variables with the prefix ``OTEL_EXPORTER_OTLP_`` set headers and timeouts.
+        endpoint: base URL of an OTLP receiver, such as ``http://127.0.0.1:4318``, instead of ``OTEL_EXPORTER_OTLP_ENDPOINT``.
         service_name: ``service.name`` of the resource. The default is the value of ``OTEL_SERVICE_NAME``.
         interval: seconds between two exports of metrics.
-        everywhere: whether these providers become the global providers of the program, which every client and every other library uses.
+        everywhere: whether these providers become the global providers of the program.
         settings: further arguments of :class:`Telemetry`.
 
     Returns:
         A ``Telemetry`` with these providers. With ``everywhere``, it need not be passed to a client.
 
     Raises:
-        ConfigError: an argument is invalid, a package is missing (the message contains the command that installs it), or global providers
-            are already set.
+        ConfigError: an argument is invalid, a package is missing, or global providers are already set.
 
     Example:
         >>> from qreward.telemetry import configure
@@ -55,16 +51,16 @@ def configure(
     """
     if exporter not in _EXPORTERS:
         raise ConfigError(f"telemetry: exporter must be 'otlp' or 'console', not {exporter!r}")
-    if everywhere:
-        _refuse_second()
+    for kind, provider in (("tracer", trace.get_tracer_provider()), ("meter", metrics.get_meter_provider())) if everywhere else ():
+        if is_active(provider):
+            raise ConfigError(
+                f"telemetry: a global {kind} provider is already set, and clients use it; remove configure(), or pass everywhere=False"
+            )
     sdk = "opentelemetry.sdk"
     resource = _imported(f"{sdk}.resources.Resource").create({"service.name": service_name} if service_name else {})
     package, *kinds = _EXPORTERS[exporter]
-    urls = (
-        [()] * 2
-        if endpoint is None or exporter == "console"
-        else [(f"{endpoint.rstrip('/')}/v1/{what}",) for what in ("traces", "metrics")]
-    )
+    paths = ("traces", "metrics")
+    urls = [() if endpoint is None or exporter == "console" else (f"{endpoint.rstrip('/')}/v1/{path}",) for path in paths]
     spans, points = (_imported(f"{package}.{kind}")(*url) for kind, url in zip(kinds, urls, strict=True))
     tracer_provider = _imported(f"{sdk}.trace.TracerProvider")(resource=resource)
     tracer_provider.add_span_processor(_imported(f"{sdk}.trace.export.BatchSpanProcessor")(spans))
@@ -83,11 +79,3 @@ def _imported(path: str) -> Any:
     except ImportError:
         package = "opentelemetry-sdk" if module.startswith("opentelemetry.sdk") else "opentelemetry-exporter-otlp-proto-http"
         raise ConfigError(f"telemetry: this needs {package}; install it by: pip install 'qreward[otel]' {package}") from None
-
-
-def _refuse_second() -> None:
-    for kind, provider in (("tracer", trace.get_tracer_provider()), ("meter", metrics.get_meter_provider())):
-        if is_active(provider):
-            raise ConfigError(
-                f"telemetry: a global {kind} provider is already set, and clients use it; remove configure(), or pass everywhere=False"
-            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from contextvars import Token
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -38,16 +39,6 @@ from qreward.telemetry.metrics import CHECK_INTERVAL, is_active
 from qreward.telemetry.telemetry import Telemetry
 
 
-def propagated_headers(context: Context) -> dict[str, str] | None:
-    """Return the headers that the program's propagators write for a context; None if there are no headers, or a propagator fails."""
-    headers: dict[str, str] = {}
-    try:
-        propagate.inject(headers, context)
-    except Exception:  # raised by the program's own propagator
-        return None
-    return {name: text for name, text in headers.items() if isinstance(text, str) and text.isascii() and text.isprintable()} or None
-
-
 class AttemptScope:
     """The context in which an attempt is sent, so that other instrumentations find their parent. Without a span, it is that of the call."""
 
@@ -68,7 +59,11 @@ class AttemptScope:
 
     def enter(self) -> None:
         if self._propagates:
-            self._carried = CARRIED.set(propagated_headers(self._context))
+            headers: dict[str, str] = {}
+            with suppress(Exception):  # raised by the program's own propagator
+                propagate.inject(headers, self._context)
+            sendable = {name: text for name, text in headers.items() if isinstance(text, str) and text.isascii() and text.isprintable()}
+            self._carried = CARRIED.set(sendable or None)
         self._attached = attach(self._context)
 
     def leave(self) -> None:
@@ -158,9 +153,8 @@ class CallWatcher:
                 attempt.span.begin(self._tracer, attempt, call.address)
 
     def first(self, attempt: Attempt, now: float) -> None:
-        """Record that the first chunk of an answer arrived. The first chunk after a restart of the stream is not recorded."""
         call: CallState | None = attempt.task.span
-        if call is None or call.first is not None:
+        if call is None or call.first is not None:  # the first chunk after a restart of the stream is not recorded
             return
         call.first = now - attempt.task.born
         if call.metered:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -84,40 +84,31 @@ class Telemetry:
         self.instruments.observe(client, read)
 
     def flush(self) -> None:
-        """Flush the providers that were passed in. Global providers are not affected."""
+        """Flush the providers that were passed in."""
         self._each("force_flush")
 
     def shutdown(self) -> None:
-        """Flush and shut down the providers that were passed in. Global providers are not affected."""
+        """Flush and shut down the providers that were passed in."""
         self._each("shutdown")
 
     def _each(self, action: str) -> None:
         for provider in (self.tracer_provider, self.meter_provider):
-            act = getattr(provider, action, None)
-            if act is not None:
-                act()
+            getattr(provider, action, lambda: None)()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the settings without the providers. The process that unpickles them uses its own global providers."""
+        # without the providers: the process that unpickles them uses its own global ones
         kept = ("provider", "providers", "propagate", "chunks", "capture_content", "content_length")
-        return _rebuilt, ({name: getattr(self, name) for name in kept},)
+        return partial(Telemetry, **{name: getattr(self, name) for name in kept}), ()
 
     def __repr__(self) -> str:
-        own = "own" if self.tracer_provider or self.meter_provider else "global"
-        return f"<Telemetry {own} providers>"
-
-
-def _rebuilt(settings: dict[str, Any]) -> Telemetry:
-    return Telemetry(**settings)
+        return f"<Telemetry {'own' if self.tracer_provider or self.meter_provider else 'global'} providers>"
 
 
 class TelemetryExporter:
     """Records each call of a function: ``@schedule(telemetry_exporter=TelemetryExporter())``.
 
-    The exporter records one histogram, ``qreward.schedule.duration``. Its values are the seconds from the call to its end, including
-    waiting and retries. Its attributes are ``code.function.name`` and, if the call failed, ``error.type``. The value of ``error.type`` is
-    ``timeout``, ``circuit_open``, ``cancelled``, or the class of the exception. Keys are not recorded, because their number is unbounded.
-    One exporter can serve any number of functions.
+    It records one histogram, ``qreward.schedule.duration``: seconds from the call to its end, including waiting and retries, with the
+    attributes ``code.function.name`` and, if the call failed, ``error.type``. One exporter can serve any number of functions.
 
     Args:
         telemetry: the settings with the meter provider to use. The default is the global provider, even if it is set later.

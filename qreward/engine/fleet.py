@@ -43,8 +43,8 @@ from qreward.spelling import did_you_mean
 
 SETTINGS = ("retry", "hedge", "prefix_affinity", "max_queued", "timeout")
 ADJUSTABLE = frozenset({
-    "limits", "weight", "price", "models", "timeouts", "max_response_bytes", "keepalive", "probe", "refresh", "decisions",
-    "decision_labels",
+    "limits", "weight", "price", "models", "timeouts", "max_response_bytes", "keepalive", "probe", "refresh", "send_priority",
+    "decisions", "decision_labels",
 })  # fmt: skip
 """Settings of an endpoint that may change while it stays the same server."""
 MAX_MODELS = 1000

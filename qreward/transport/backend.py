@@ -105,7 +105,10 @@ class HttpBackend:
                 connection.endpoint = fresh.pop(connection.name)
                 self._connections[id(heir)] = connection
             else:
-                self._dismiss(connection)
+                connection.retired = True
+                self._dismissed[connection] = None
+                if not connection.in_flight:
+                    self._end(connection)
 
     async def aclose(self) -> None:
         """Close all connections. Later requests fail with ``ClientClosed``."""
@@ -128,12 +131,6 @@ class HttpBackend:
                 self._dismissed[connection] = None
         connection.in_flight += 1
         return connection
-
-    def _dismiss(self, connection: EndpointConnection) -> None:
-        connection.retired = True
-        self._dismissed[connection] = None
-        if not connection.in_flight:
-            self._end(connection)
 
     def _leave(self, connection: EndpointConnection | None) -> None:
         if connection is None:  # the connection could not be made

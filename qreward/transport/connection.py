@@ -29,7 +29,9 @@ from qreward.transport.keyed import KeyedTransport
 from qreward.transport.local import LocalTransport
 from qreward.transport.redaction import Secrets, secrets_of
 
-SHAREABLE = frozenset({"weight", "price", "models", "probe", "refresh", "limits", "timeouts", "decisions", "decision_labels"})
+SHAREABLE = frozenset(
+    {"weight", "price", "models", "probe", "refresh", "send_priority", "limits", "timeouts", "decisions", "decision_labels"}
+)
 """Names of settings on which an endpoint's connections do not depend. The connections do depend on some members of ``limits`` and
 ``timeouts``, which ``_of_connections`` lists."""
 _MOST_WRONG = 64  # maximum number of models whose last failures are kept
@@ -38,13 +40,7 @@ PASSING = frozenset({408, 425, 429})
 
 
 class EndpointConnection:
-    """Holds an endpoint, and the objects that are created once for the endpoint: the transport, the names of the models, and the secrets.
-
-    Attributes:
-        info: the server information that changes only when the server restarts; None until it is fetched.
-        in_flight: number of requests in flight.
-        retired: True if the connection accepts no new requests and is closed when the last request has ended.
-    """
+    """Holds what is made once for an endpoint: the transport, the names of the models, and the secrets."""
 
     __slots__ = (
         "_carrier", "_hidden", "_root", "_secrets", "_wrong", "endpoint", "in_flight", "info", "name", "renamed", "retired",
@@ -100,18 +96,15 @@ class EndpointConnection:
         except (Malformed, EmbeddedError, Unfinished) as error:
             return self.failure_from_body(error, reply, call)
         if isinstance(value, DecisionReply):
-            self._name_in_errors(value)
+            for error in value.table.errors.values():
+                if isinstance(error, RequestError):
+                    error.endpoint, error.args = self.name, (f"endpoint {self.name!r}, model {error.model!r}: {error}",)
         if self._wrong:
             self._wrong.pop(call.model, None)
         usage, limits = value.usage, rate_limit_headers.read(reply.headers)
         if usage is None:
             return Answer(value, limits=limits)
         return Answer(value, usage.prompt_tokens, usage.completion_tokens, limits, usage.cached_tokens)
-
-    def _name_in_errors(self, reply: DecisionReply) -> None:
-        for error in reply.table.errors.values():
-            if isinstance(error, RequestError):
-                error.endpoint, error.args = self.name, (f"endpoint {self.name!r}, model {error.model!r}: {error}",)
 
     def failure_from_reply(self, reply: Reply, call: WireRequest) -> Failure:
         secrets = self.secrets.and_headers(call.headers)
@@ -170,15 +163,9 @@ def open_transport(endpoint: Endpoint, transport: Any = "aiohttp") -> HttpTransp
     """Return the transport for an endpoint: for its ``compute`` or ``http_client``, or else the client's ``transport``."""
     if isinstance(endpoint.compute, LocalFunction):
         return LocalTransport(endpoint, endpoint.compute)
-    if isinstance(endpoint.api_key, ApiKey):
-        return KeyedTransport(_open_unkeyed(endpoint, transport), endpoint.api_key)
-    return _open_unkeyed(endpoint, transport)
-
-
-def _open_unkeyed(endpoint: Endpoint, transport: Any) -> HttpTransport:
-    if endpoint.compute is None and endpoint.http_client is None and transport == "aiohttp":
-        return AiohttpTransport(endpoint)
-    return HttpxTransport(endpoint, transport)
+    plain = endpoint.compute is None and endpoint.http_client is None and transport == "aiohttp"
+    opened = AiohttpTransport(endpoint) if plain else HttpxTransport(endpoint, transport)
+    return KeyedTransport(opened, endpoint.api_key) if isinstance(endpoint.api_key, ApiKey) else opened
 
 
 def failure_of(error: Exception, endpoint: Endpoint, call: WireRequest, connection: EndpointConnection | None) -> Failure:

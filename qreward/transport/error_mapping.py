@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-from typing import Any, NamedTuple
+from contextlib import suppress
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from qreward.codecs import rate_limit_headers
@@ -136,9 +137,10 @@ def failure_from_body(
 ) -> Failure:
     """Return the failure for a 2xx response whose body is not a valid answer, carries an error, or has an incomplete answer."""
     about = _About(reply, endpoint, model, secrets, keyless)
-    stated = None if isinstance(error, Unfinished) else _error_in(reply.body)
-    if stated is None and isinstance(error, EmbeddedError):
-        stated = error.body
+    stated = error.body if isinstance(error, EmbeddedError) else None
+    if not isinstance(error, Unfinished):
+        with suppress(Malformed):
+            stated = error_in(read_error(reply.body)) or stated
     if stated is not None or isinstance(error, EmbeddedError):
         error_body = error_body_of(stated)
         return about.failure(_meaning_of(reply.status, error_body), f"an error in the body: {error_body.text or 'without a message'}", now)
@@ -168,13 +170,6 @@ def shorten(secrets: Secrets, text: str, most: int) -> str:
     """Return the text on one line, without secrets, cut to ``most`` characters."""
     clean = secrets.hide(one_line(secrets.hide(text)))  # twice, because joining lines may complete or split a secret
     return clean if len(clean) <= most else clean[: most - 3] + "..."
-
-
-def _error_in(body: bytes) -> Any:
-    try:
-        return error_in(read_error(body))
-    except Malformed:
-        return None
 
 
 def _meaning_of(status: int, error_body: ErrorBody) -> FailureMeaning:

@@ -50,7 +50,11 @@ class LocalTransport(HttpTransport):
         me = asyncio.current_task()
         before = 0 if me is None else me.cancelling()
         try:
-            return _Whole(200, _written(await self._answer(path, jsonio.read(body) if isinstance(body, bytes) else {})))
+            answer = await self._answer(path, jsonio.read(body) if isinstance(body, bytes) else {})
+            try:
+                return _Whole(200, jsonio.dumps(answer))
+            except BadRequest as error:
+                raise TypeError(f"the function returned what is no text, completion or number: {error}") from None
         except asyncio.CancelledError:
             if me is None or me.cancelling() > before:
                 raise
@@ -160,13 +164,6 @@ def _plain(value: Any) -> Any:
         return {name: _plain(each) for name, each in value.items()}
     convert = getattr(value, "tolist", None) or getattr(value, "model_dump", None)
     return value if convert is None else convert()
-
-
-def _written(document: Any) -> bytes:
-    try:
-        return jsonio.dumps(document)
-    except BadRequest as error:
-        raise TypeError(f"the function returned what is no text, completion or number: {error}") from None
 
 
 def _outcome_of(error: Exception) -> ByteStream:

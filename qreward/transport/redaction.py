@@ -42,7 +42,10 @@ class Secrets:
 
 def secrets_of(endpoint: Endpoint) -> Secrets:
     """Return the secrets in an endpoint's settings."""
-    return Secrets([*_parts(_plain_values(endpoint)), *_credentials(connection_settings.configured_proxy(endpoint))])
+    key = endpoint.api_key
+    keys = list(key.known) if isinstance(key, ApiKey) else [] if key is None else [key.get_secret_value()]
+    headers = [value.get_secret_value() for value in endpoint.headers.values()]
+    return Secrets([*_parts([*keys, *headers]), *_credentials(connection_settings.configured_proxy(endpoint))])
 
 
 def _credentials(proxy: str) -> list[str]:
@@ -55,12 +58,6 @@ def _credentials(proxy: str) -> list[str]:
     user, password = unquote(parts.username or ""), unquote(parts.password or "")
     pair = f"{user}:{password}"
     return [proxy, parts.netloc.rpartition("@")[0], pair, password or user, base64.b64encode(pair.encode()).decode()]
-
-
-def _plain_values(endpoint: Endpoint) -> list[str]:
-    key = endpoint.api_key
-    keys = list(key.known) if isinstance(key, ApiKey) else [] if key is None else [key.get_secret_value()]
-    return keys + [value.get_secret_value() for value in endpoint.headers.values()]
 
 
 def _parts(values: Iterable[object]) -> list[str]:

@@ -61,7 +61,8 @@ class ChatStream:
             data = await self._body.read()
             chunks = self._take(data) if data else self._end()
         except Exception as error:
-            self._settle(self._broken(error))
+            whole = isinstance(error, TransportError) and self._finished()  # an answer that was already complete remains valid
+            self._settle(self._ended(well=True) if whole else self._failure_of(error))
         except BaseException:
             self.end()
             raise
@@ -105,7 +106,12 @@ class ChatStream:
     def _take(self, data: bytes) -> list[ChatChunk]:
         if not self._known:
             data = self._beginning + data
-            if not self._recognise(data):
+            self._beginning = data[:_LOOKED_AT]
+            first = data.lstrip(_BLANKS)[:1]
+            self._known = bool(first) or len(data) >= _LOOKED_AT
+            if first in _NO_STREAM:
+                self._whole = bytearray()
+            if not self._known:
                 return []
         if self._whole is None:
             return self._chunks(self._parser.feed(data))
@@ -114,14 +120,6 @@ class ChatStream:
         if len(self._whole) > cap:
             raise too_long(cap)
         return []
-
-    def _recognise(self, beginning: bytes) -> bool:
-        self._beginning = beginning[:_LOOKED_AT]
-        first = beginning.lstrip(_BLANKS)[:1]
-        self._known = bool(first) or len(beginning) >= _LOOKED_AT
-        if first in _NO_STREAM:
-            self._whole = bytearray()
-        return self._known
 
     def _chunks(self, events: Iterator[Event]) -> list[ChatChunk]:
         chunks, data = [], self._beginning
@@ -176,9 +174,6 @@ class ChatStream:
         if usage is None:
             return Answer(assembly)
         return Answer(assembly, usage.prompt_tokens, usage.completion_tokens, cached_tokens=usage.cached_tokens)
-
-    def _broken(self, error: Exception) -> Answer | Failure:
-        return self._ended(well=True) if isinstance(error, TransportError) and self._finished() else self._failure_of(error)
 
     def _finished(self) -> bool:
         choices = self._call.params.get("n")

@@ -90,6 +90,7 @@ class Runtime:
         self._set_prices()
         self.look = SnapshotMaker(self.engine, self.fleet.sources, self.prices)
         self.engine.stalls = StallWatch(self.look.pools, self.look.reasons.values)
+        self.addresses.follow()
         if self.telemetry is not None:
             self.telemetry.observe(self, Runtime.state)
         if "QREWARD_LIVE" in os.environ:
@@ -173,6 +174,7 @@ class Runtime:
                 self.prices.pop(endpoint.name, None)
 
     def _sources_changed(self) -> None:
+        self.addresses.follow()
         self.dialects.changed()
         self.engine.sources_changed()
         self._sharing.sources_changed()

@@ -82,10 +82,13 @@ class AddressLists:
         """
         members = {entry.name: self.members(entry) for entry in entries}
         self._lists = {name: known for name, known in self._lists.items() if name in members}
+        return [each for endpoints in members.values() for each in endpoints], [_over(route, members) for route in routes]
+
+    def follow(self) -> None:
+        """Start the thread if there is a list."""
         if self._lists and self._thread is None:
             self._thread = threading.Thread(target=self._follow, args=[self._stopping], name="qreward-addresses", daemon=True)
             self._thread.start()
-        return [each for endpoints in members.values() for each in endpoints], [_over(route, members) for route in routes]
 
     def check(self) -> None:
         """Read the lists that are due. After a failure, the last list is kept, and a warning is logged once."""

@@ -263,7 +263,7 @@ def shown(value: object) -> str:
     """Return a value as messages show it: numbers and short words as they are, others by their type, because one may be an API key."""
     if value is None or isinstance(value, bool | int | float) or (isinstance(value, str) and _HARMLESS.fullmatch(value)):
         return repr(value)
-    names = {str: "string", list: "list", tuple: "list", dict: "mapping"}
+    names: dict[type, str] = {str: "string", list: "list", tuple: "list", dict: "mapping"}
     return f"a {names.get(type(value), type(value).__name__)}"
 
 

@@ -30,11 +30,11 @@ from qreward.telemetry.attributes import (
     call_point,
     error_description,
     error_type,
+    messages_of,
     metadata_of,
     rejection,
     start_at,
 )
-from qreward.telemetry.content import messages_of
 from qreward.telemetry.metrics import CHECK_INTERVAL, is_active
 from qreward.telemetry.telemetry import Telemetry
 

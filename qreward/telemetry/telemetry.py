@@ -1,18 +1,20 @@
-"""``Telemetry``, the settings of a client's telemetry, and ``TelemetryExporter`` for ``@schedule``."""
+"""``Telemetry``: what a client records; ``TelemetryExporter`` for ``@schedule``; ``configure``, which sets up the SDK."""
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Mapping
 from functools import cached_property, partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from opentelemetry import metrics as meters
 from opentelemetry import trace
 
 from qreward.errors import ConfigError
 from qreward.settings.base import shown
-from qreward.telemetry.metrics import SCHEMA_URL, Instruments, Read, instruments_of, version
+from qreward.telemetry.metrics import SCHEMA_URL, Instruments, Read, instruments_of, is_active, version
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
@@ -134,3 +136,73 @@ class TelemetryExporter:
         if not metrics.ok:
             point["error.type"] = metrics.error or metrics.outcome if metrics.outcome == "failed" else metrics.outcome
         instruments.schedule_duration.record(metrics.latency, point)
+
+
+Exporter = Literal["otlp", "console"]
+
+_EXPORTERS = {
+    "otlp": ("opentelemetry.exporter.otlp.proto.http", "trace_exporter.OTLPSpanExporter", "metric_exporter.OTLPMetricExporter"),
+    "console": ("opentelemetry.sdk", "trace.export.ConsoleSpanExporter", "metrics.export.ConsoleMetricExporter"),
+}
+
+
+def configure(
+    exporter: Exporter = "otlp",
+    *,
+    endpoint: str | None = None,
+    service_name: str | None = None,
+    interval: float = 15.0,
+    everywhere: bool = True,
+    **settings: Any,
+) -> Telemetry:
+    """Set up the OpenTelemetry SDK, which exports spans in batches, metrics at intervals, and the rest when the process ends.
+
+    Args:
+        exporter: ``otlp`` (over HTTP) or ``console``.
+        endpoint: base URL of an OTLP receiver, such as ``http://127.0.0.1:4318``, instead of ``OTEL_EXPORTER_OTLP_ENDPOINT``.
+        service_name: ``service.name`` of the resource. The default is the value of ``OTEL_SERVICE_NAME``.
+        interval: seconds between two exports of metrics.
+        everywhere: whether these providers become the global providers of the program.
+        settings: further arguments of :class:`Telemetry`.
+
+    Returns:
+        A ``Telemetry`` with these providers. With ``everywhere``, it need not be passed to a client.
+
+    Raises:
+        ConfigError: an argument is invalid, a package is missing, or global providers are already set.
+
+    Example:
+        >>> from qreward.telemetry import configure
+        >>> telemetry = configure("console", everywhere=False)
+        >>> telemetry.shutdown()
+    """
+    if exporter not in _EXPORTERS:
+        raise ConfigError(f"telemetry: exporter must be 'otlp' or 'console', not {exporter!r}")
+    for kind, provider in (("tracer", trace.get_tracer_provider()), ("meter", meters.get_meter_provider())) if everywhere else ():
+        if is_active(provider):
+            raise ConfigError(
+                f"telemetry: a global {kind} provider is already set, and clients use it; remove configure(), or pass everywhere=False"
+            )
+    sdk = "opentelemetry.sdk"
+    resource = _imported(f"{sdk}.resources.Resource").create({"service.name": service_name} if service_name else {})
+    package, *kinds = _EXPORTERS[exporter]
+    paths = ("traces", "metrics")
+    urls = [() if endpoint is None or exporter == "console" else (f"{endpoint.rstrip('/')}/v1/{path}",) for path in paths]
+    spans, points = (_imported(f"{package}.{kind}")(*url) for kind, url in zip(kinds, urls, strict=True))
+    tracer_provider = _imported(f"{sdk}.trace.TracerProvider")(resource=resource)
+    tracer_provider.add_span_processor(_imported(f"{sdk}.trace.export.BatchSpanProcessor")(spans))
+    reader = _imported(f"{sdk}.metrics.export.PeriodicExportingMetricReader")(points, export_interval_millis=1000 * interval)
+    meter_provider = _imported(f"{sdk}.metrics.MeterProvider")([reader], resource=resource)
+    if everywhere:
+        trace.set_tracer_provider(tracer_provider)
+        meters.set_meter_provider(meter_provider)
+    return Telemetry(tracer_provider=tracer_provider, meter_provider=meter_provider, **settings)
+
+
+def _imported(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ImportError:
+        package = "opentelemetry-sdk" if module.startswith("opentelemetry.sdk") else "opentelemetry-exporter-otlp-proto-http"
+        raise ConfigError(f"telemetry: this needs {package}; install it by: pip install 'qreward[otel]' {package}") from None

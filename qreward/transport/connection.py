@@ -96,9 +96,9 @@ class EndpointConnection:
         except (Malformed, EmbeddedError, Unfinished) as error:
             return self.failure_from_body(error, reply, call)
         if isinstance(value, DecisionReply):
-            for error in value.table.errors.values():
-                if isinstance(error, RequestError):
-                    error.endpoint, error.args = self.name, (f"endpoint {self.name!r}, model {error.model!r}: {error}",)
+            for fault in value.table.errors.values():
+                if isinstance(fault, RequestError):
+                    fault.endpoint, fault.args = self.name, (f"endpoint {self.name!r}, model {fault.model!r}: {fault}",)
         if self._wrong:
             self._wrong.pop(call.model, None)
         usage, limits = value.usage, rate_limit_headers.read(reply.headers)

@@ -64,7 +64,8 @@ class Number:
         most: float | None = None,
     ) -> None:
         bounds: Any = Field(ge=least, gt=above, lt=below, le=most, allow_inf_nan=None if whole else False)
-        self._adapter = TypeAdapter[float](Annotated[int if whole else float, bounds])
+        kind: Any = Annotated[int if whole else float, bounds]
+        self._adapter: TypeAdapter[float] = TypeAdapter(kind)
 
     def __call__(self, value: object) -> float:
         return self._adapter.validate_python(not_a_bool(value))

@@ -159,7 +159,7 @@ def test_a_list_that_cannot_be_used_is_an_error_before_the_first_request(tmp_pat
         (f"list:{file}-2", "", "No such file"),
         (f"list:{file}", "# nothing\n", "is empty"),
         (f"list:{file}", '["http', "cannot be used"),
-        (f"list:{file}", "[1]", "must be a string"),
+        (f"list:{file}", "[1]", "must be a valid string"),
         (f"list:{file}", DNS, "another list"),
         (f"list:{file}", "http://u:sk-secret@a/v1", "must not hold a user"),
         (f"list:{file}", "x" * 1_000_001, "longer than"),

@@ -233,7 +233,6 @@ class Arguments(NamedTuple):
     params: dict[str, Any]
 
     def preparer(self, codec: Codec, model: str) -> Callable[[Any], WireRequest]:
-        """Return a function that makes a ``WireRequest`` of one item with these arguments. See :func:`preparer`."""
         options = self.options
         return preparer(codec, model, self.params, options.get("extra_headers"), options.get("extra_body"), options.get("group"))
 
@@ -273,11 +272,8 @@ def preparer(
     """Return a function that makes a ``WireRequest`` of one item. Values that all items of a batch share are checked once, by this call."""
     if not isinstance(model, str) or not model:
         what = repr(model) if isinstance(model, str | int | float | None) else f"a {type(model).__name__}"
-        pairs = (
-            "; several items are one argument, such as zip(prompts, responses)"
-            if not isinstance(model, str) and isinstance(model, Sequence | Iterator)
-            else ""
-        )
+        several = not isinstance(model, str) and isinstance(model, Sequence | Iterator)
+        pairs = "; several items are one argument, such as zip(prompts, responses)" if several else ""
         raise ConfigError(f"model must be the name of a model, not {what}{pairs}")
     if body is not None and not isinstance(body, Mapping):
         raise ConfigError(f"extra_body must be a mapping, not a {type(body).__name__}")
@@ -293,7 +289,6 @@ def preparer(
 
 
 def _merged(params: Mapping[str, Any], body: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Return the members of the JSON body, after they were checked."""
     check_params(params)
     merged = {**params, **body} if body else params
     if merged.get("stream"):
@@ -416,12 +411,7 @@ def request_options(options: Mapping[str, Any], default_timeout: float | None) -
     if tenant is not None and (not isinstance(tenant, str) or not tenant):
         raise ConfigError(f"tenant must be a name, or None, not {tenant!r}")
     limit = default_timeout if timeout is DEFAULT else seconds("timeout", timeout)
-    return RequestOptions(level(options.get("priority", Priority.NORMAL)), limit, hedge, tenant)
-
-
-def level(priority: int | str) -> int:
-    """Return a priority as a number from 0 to 9. A priority may also be the name of a :class:`~qreward.settings.policies.Priority`."""
     try:
-        return priority_level(priority)
+        return RequestOptions(priority_level(options.get("priority", Priority.NORMAL)), limit, hedge, tenant)
     except ValueError as error:
         raise ConfigError(f"priority {error}") from None

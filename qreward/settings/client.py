@@ -21,7 +21,6 @@ from qreward.spelling import closest, did_you_mean
 _log = logging.getLogger("qreward")
 OPENAI_BASE_URL = "https://api.openai.com/v1"
 CONFIG_VARIABLE = "QREWARD_CONFIG"
-"""Environment variable that names a configuration file. A client that is made without settings reads this file."""
 TRANSPORT_VARIABLE = "QREWARD_TRANSPORT"
 TRANSPORTS = ("aiohttp", "httpx")
 
@@ -46,7 +45,6 @@ def _not_none(value: object) -> object:
 
 
 _ROUTES = TypeAdapter(dict[str, Annotated[Route, BeforeValidator(_not_none)]])
-"""Validates a mapping from pattern to route. The errors name the pattern."""
 
 
 class ClientConfig(Policy):
@@ -54,16 +52,13 @@ class ClientConfig(Policy):
 
     Args:
         endpoints: the endpoints: at least one, each with a unique name.
-        routes: rules that say which endpoints serve which models, in addition to the endpoints' ``models``. As in a file, ``routes`` may
-            also be a mapping of pattern to ``{endpoints, strategy, weights}``.
-        retry: see :class:`~qreward.settings.policies.Retry`.
-        hedge: see :class:`~qreward.settings.policies.Hedge`; ``None`` disables hedging.
-        prefix_affinity: see :class:`~qreward.settings.policies.PrefixAffinity`; ``None`` disables prefix affinity.
-        max_queued: maximum number of single calls that wait for a route. A further call fails with ``QueueFull``. ``None`` sets no limit.
+        routes: which endpoints serve which models, in addition to the endpoints' ``models``; also a mapping of pattern to ``{endpoints,
+            strategy, weights}``.
+        retry, hedge, prefix_affinity: see their classes. ``None`` disables hedging, or prefix affinity.
+        max_queued: maximum number of single calls that wait for a route. A further call fails with ``QueueFull``.
         timeout: total seconds of one call, including the time in the queue. ``None`` sets no limit.
         transport: what sends the requests of endpoints without an ``http_client``: ``aiohttp``; ``httpx``, for respx and other tools that
-            know httpx; or, in code, an ``httpx.AsyncClient`` with its own proxy and event hooks. The default is the environment variable
-            ``QREWARD_TRANSPORT``, or ``aiohttp``.
+            know httpx; or, in code, an ``httpx.AsyncClient`` of your own. The default is ``QREWARD_TRANSPORT``, or ``aiohttp``.
 
     Raises:
         ConfigError: a setting is unknown or invalid. The message says where, and never contains the value of a secret.
@@ -196,8 +191,7 @@ def keep_limits(file: str | Path, endpoint: str, limits: Mapping[str, float | No
 
 _LEAST = "it must contain at least 'endpoints'"
 USUAL_FILES = ("qreward.toml", "qreward.yaml", "qreward.yml", "qreward.json")
-"""Usual names of a configuration file. A file with such a name is not read unless the user names the file. If such a file is in
-the working directory, messages about missing settings name the file."""
+"""Usual names of a configuration file. Such a file is not read unless it is named, but messages about missing settings name it."""
 
 
 def usual_file() -> str | None:

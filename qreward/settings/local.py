@@ -75,7 +75,6 @@ class LocalFunction:
         return sum(each.default is each.empty for each in self._parameters() if each.kind in _BY_POSITION)
 
     def keywords(self) -> Callable[[str], bool]:
-        """Return a function that says whether a call may pass a parameter, such as ``temperature``, by name."""
         parameters = self._parameters()
         if any(each.kind is each.VAR_KEYWORD for each in parameters):
             return lambda _: True

@@ -321,11 +321,9 @@ def _readable_name(value: str) -> str:
 
 _EXPANDED = BeforeValidator(expand_once)
 _PATHS = ("/chat/completions", "/completions", "/embeddings", "/responses", "/rerank", "/get_reward")
-"""Paths that calls append to ``base_url``. Users often leave such a path at the end of a copied address, which is an error."""
-
-
+"""Paths that calls append to ``base_url``, and that are often left at the end of a copied address."""
 BATCH_KIND = "openai_batch"
-"""The kind of endpoints that take files of requests. Only bulk runs send requests to such endpoints."""
+"""The kind of endpoints that take files of requests, which only bulk runs send."""
 SERVER_KINDS = ["openai", "vllm", "sglang", "tei", "openrlhf", "nim", BATCH_KIND]
 """The accepted values of ``Endpoint.kind``. ``qreward.register_kind`` adds values."""
 
@@ -352,7 +350,6 @@ def _compute(value: object) -> object:
 
 
 DecisionDialect = Literal["openai", "vllm", "sglang", "systemone", "generative_scoring", "chat"]
-"""The APIs of decisions. Each API has a codec with the name of the API in ``qreward.codecs.decisions``."""
 
 
 class Endpoint(Policy):
@@ -364,19 +361,16 @@ class Endpoint(Policy):
             roots (lines, or JSON). Each address becomes an endpoint with these settings, whose name is its host and port. The list is read
             when the client is made, which may block for some seconds, and again every ``refresh`` seconds.
         name: name of the endpoint in results and errors; by default host and port.
-        api_key: key that is sent as ``Authorization: Bearer``. ``${VAR}`` and ``${VAR:-default}`` are replaced from the environment. An
-            empty key is not sent. The key is never shown. A function, or ``{"command": ..., "seconds": ...}`` in a configuration file,
-            obtains a key that expires; see :class:`ApiKey`.
+        api_key: key that is sent as ``Authorization: Bearer``, and never shown. ``${VAR}`` is replaced. An empty key is not sent. A
+            function, or ``{"command": ..., "seconds": ...}`` in a configuration file, obtains a key that expires; see :class:`ApiKey`.
         models: glob patterns of the models that the server serves.
         model_names: name of a model in calls -> name of the model on the server, for models whose two names differ.
         kind: API of the server: ``openai``, ``vllm``, ``sglang``, ``tei``, ``openrlhf``, ``nim``, or a kind that ``register_kind`` has
             added. ``openai_batch`` is a provider's Batch API, which only bulk runs (``client.run``, ``qreward run``) use.
         weight: relative share of the requests under ``WEIGHTED_ROUND_ROBIN`` and ``LEAST_CONNECTIONS``.
-        limits: see :class:`Limits`.
-        timeouts: see :class:`Timeouts`.
-        reward: properties of the endpoint's reward model that the server does not report; see :class:`RewardModel`.
+        limits, timeouts, reward: see :class:`Limits`, :class:`Timeouts` and :class:`RewardModel`.
         decisions: API by which the server answers the questions of ``decide``: ``openai``, ``vllm``, ``sglang``, ``systemone``,
-            ``generative_scoring``, or ``chat`` (log probabilities of chat completions). By default, one small request finds out the API.
+            ``generative_scoring``, or ``chat`` (log probabilities). By default, one small request finds it out.
         decision_labels: the token ids of the answers yes and no in the model's vocabulary, for ``decisions="generative_scoring"``.
         price: US dollars for a million prompt tokens and for a million completion tokens, for reports of costs.
         headers: additional HTTP headers of each request. Values may contain ``${VAR}`` and are never shown.
@@ -392,8 +386,7 @@ class Endpoint(Policy):
             no proxy.
         max_response_bytes: maximum number of bytes of a response. A larger response is an error.
         keepalive: seconds for which an idle connection is kept open. vLLM and uvicorn close idle connections after 5 seconds.
-        probe: seconds between two probes of the server's health and load; None disables probing. For ``openai_batch``, ``probe`` is also
-            the maximum number of seconds between two requests for the state of a batch (60 by default).
+        probe: seconds between two probes of the server's health and load, and of the state of a batch at ``openai_batch``.
         refresh: seconds between two reads of the list of addresses. If a list cannot be read or is empty, the last one is kept.
 
     Example:
@@ -529,7 +522,7 @@ class Endpoint(Policy):
         return self.base_url.startswith(("dns://", "list:"))
 
     def set_for_connections(self) -> str:
-        """Return the names of the settings that only a built-in HTTP client can apply; ``""`` if all of them have their defaults."""
+        """Return the names of the settings that only a built-in HTTP client can apply, and that are set."""
         ours = [name for name in ("verify", "keepalive") if getattr(self, name) != type(self).model_fields[name].default]
         return ", ".join(ours) or "limits.connects_per_second" * (self.limits.connects_per_second is not None)
 

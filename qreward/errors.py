@@ -74,9 +74,6 @@ class RequestError(QRewardError):
         self.request_id = request_id
         self.attempts: tuple[AttemptRecord, ...] = ()
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.args, self.__dict__)
-
 
 class RequestTimeout(RequestError, TimeoutError):
     """A time limit passed: either the limit of the whole request, which includes the time in the queue, or the limit of one attempt."""
@@ -143,9 +140,3 @@ class BatchCancelled(Rejected):
 
 class ClientClosed(Rejected):
     """The client was closed before the request had a result."""
-
-
-def _rebuild(cls: type[RequestError], args: tuple[str, ...], state: dict[str, object]) -> RequestError:
-    error = cls(*args)
-    error.__dict__.update(state)
-    return error

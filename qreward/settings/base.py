@@ -236,7 +236,9 @@ def _sentence(detail: Any, model: type[BaseModel]) -> str:
         message = re.sub(", (?:unable to|got a number) [a-z ]+", "", message)
     if kind == "extra_forbidden":
         path, name = path[:-1], str(path[-1])
-        message = f"unknown setting {name!r}; {_hint(_model_at(model, path), name)}"
+        for part in path:
+            model = _inner(model, str(part)) or model
+        message = f"unknown setting {name!r}; {_hint(model, name)}"
     elif kind in ("literal_error", "enum"):
         near = closest(value, re.findall(r"'([^']*)'", message)) if isinstance(value, str) else []
         message += f", not {shown(value)}" + (f"; did you mean {near[0]!r}?" if near else "")
@@ -266,12 +268,6 @@ def shown(value: object) -> str:
         return repr(value)
     names: dict[type, str] = {str: "string", list: "list", tuple: "list", dict: "mapping"}
     return f"a {names.get(type(value), type(value).__name__)}"
-
-
-def _model_at(model: type[BaseModel], path: tuple[object, ...]) -> type[BaseModel]:
-    for part in path:
-        model = _inner(model, str(part)) or model
-    return model
 
 
 def _inner(model: type[BaseModel], name: str) -> type[BaseModel] | None:

@@ -25,10 +25,6 @@ TRANSPORT_VARIABLE = "QREWARD_TRANSPORT"
 TRANSPORTS = ("aiohttp", "httpx")
 
 
-def _is_body(value: object) -> bool:
-    return isinstance(value, Mapping) and "pattern" not in value
-
-
 def _transport(value: object) -> object:
     if value in TRANSPORTS if isinstance(value, str) else http_package_of(value) is not None:
         return value
@@ -84,7 +80,9 @@ class ClientConfig(Policy):
     def _from_mapping(cls, value: object) -> object:
         if not isinstance(value, Mapping):
             return value
-        named = {key: {"pattern": key, **body} if _is_body(body) else None for key, body in value.items()}
+        named = {
+            key: {"pattern": key, **body} if isinstance(body, Mapping) and "pattern" not in body else None for key, body in value.items()
+        }
         return list(_ROUTES.validate_python(named).values())
 
     @field_validator("endpoints")

@@ -104,9 +104,10 @@ def _dotted(path: Path_) -> str:
 
 
 def _parse(path: Path) -> tuple[object, Callable[[Path_], int | None]]:
-    if path.suffix.lower() not in _FORMATS:
-        raise ConfigError(f"has an unknown format; its name must end in {', '.join(_FORMATS)}")
-    parse, line_of = _FORMATS[path.suffix.lower()]
+    """Return the content of a file, and a function that returns the line of a setting. ``tomllib`` reports no lines."""
+    ending = path.suffix.lower()
+    if ending not in _ENDINGS:
+        raise ConfigError(f"has an unknown format; its name must end in {', '.join(_ENDINGS)}")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -114,31 +115,25 @@ def _parse(path: Path) -> tuple[object, Callable[[Path_], int | None]]:
     except ValueError:
         raise ConfigError("is not UTF-8 text") from None
     try:
-        return (parse(text) if text.strip() else None), partial(line_of, text)
+        if not text.strip():
+            return None, lambda _: None
+        if ending == ".toml":
+            return tomllib.loads(text), lambda _: None
+        return json.loads(text, object_pairs_hook=_without_repeats) if ending == ".json" else _parse_yaml(text), partial(_line_of, text)
     except ConfigError:
         raise
-    except (ValueError, RecursionError):
-        raise ConfigError("contains a number or a date that cannot be read, or is nested too deeply") from None
-
-
-def _parse_json(text: str) -> object:
-    try:
-        return json.loads(text, object_pairs_hook=_without_repeats)
     except json.JSONDecodeError as error:
         raise ConfigError(f"is not valid JSON: {error.msg} (line {error.lineno}, column {error.colno})") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"is not valid TOML: {error}") from None
+    except (ValueError, RecursionError):
+        raise ConfigError("contains a number or a date that cannot be read, or is nested too deeply") from None
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if double := repeated(name for name, _ in pairs):
         raise ConfigError(f"the name {double!r} occurs twice in one mapping; keep one")
     return dict(pairs)
-
-
-def _parse_toml(text: str) -> object:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"is not valid TOML: {error}") from None
 
 
 def _parse_yaml(text: str) -> object:
@@ -202,9 +197,4 @@ def _children(node: Any) -> Iterator[tuple[str | int, tuple[int, Any]]]:
                     yield from _children(merged)
 
 
-_FORMATS: dict[str, tuple[Callable[[str], object], Callable[[str, Path_], int | None]]] = {
-    ".yaml": (_parse_yaml, _line_of),
-    ".yml": (_parse_yaml, _line_of),
-    ".json": (_parse_json, _line_of),
-    ".toml": (_parse_toml, lambda _text, _path: None),  # ``tomllib`` reports no lines
-}
+_ENDINGS = (".yaml", ".yml", ".json", ".toml")

@@ -254,9 +254,7 @@ def _expand_headers(value: object, info: ValidationInfo) -> object:
 
 
 def _header_name(value: str | None) -> str | None:
-    if value is not None:
-        check_header(value, "")
-    return value
+    return value if value is None else check_header(value, "")
 
 
 def _sendable(value: SecretStr | ApiKey | None) -> SecretStr | ApiKey | None:
@@ -527,24 +525,16 @@ class Endpoint(Policy):
         return ", ".join(ours) or "limits.connects_per_second" * (self.limits.connects_per_second is not None)
 
     @model_validator(mode="after")
-    def _one_master(self) -> Endpoint:
+    def _fits_together(self) -> Endpoint:
         if self.http_client is not None and self.compute is not None:
             raise ValueError("http_client has no effect on an endpoint without a server; leave it out")
         if self.http_client is not None and (names := self.set_for_connections()):
             raise ValueError(f"{names} cannot be set together with http_client; set it in the client you pass")
-        return self
-
-    @model_validator(mode="after")
-    def _with_labels(self) -> Endpoint:
         scoring = self.decisions == "generative_scoring"
         if scoring and self.decision_labels is None:
             raise ValueError("decisions='generative_scoring' needs decision_labels: the token ids of yes and of no, such as [9693, 2201]")
         if self.decision_labels is not None and not scoring:
             raise ValueError("decision_labels have an effect only with decisions='generative_scoring'; set it, or leave them out")
-        return self
-
-    @model_validator(mode="after")
-    def _named(self) -> Endpoint:
         if not self.name:
             object.__setattr__(self, "name", urlsplit(self.base_url).netloc or self.base_url)
         return self

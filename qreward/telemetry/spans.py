@@ -113,7 +113,10 @@ class CallWatcher:
         if context is self._quiet and 0 <= now - self._quiet_since < CHECK_INTERVAL:  # as just before, for another item of the batch
             return False
         metered, parent = self._meters.live(now), context.run(get_current)
-        if not (self._tracing or metered or parent or self._is_tracing(now)):
+        if not 0 <= now - self._checked_at < CHECK_INTERVAL and not (self._tracing or metered or parent):
+            self._checked_at = now
+            self._tracing = is_active(self._telemetry.tracer_provider or get_tracer_provider())
+        if not (self._tracing or metered or parent):
             self._quiet, self._quiet_since = context, now
             return False
         kind = self._kind_of(operation_of(task), model_of(task), route_of(task.pool), task.streamed, len(task.items))
@@ -185,7 +188,10 @@ class CallWatcher:
             point = attempt_point(call.kind, address, type_of(attempt), result, failure)
             self._meters.attempt_duration.record(now - attempt.sent_at, point)
             if isinstance(outcome, Failure) and outcome.kind is FailureKind.OVERLOADED:
-                self._record_cooldown(attempt.source, address, now)
+                until, known = attempt.source.cooldown.opens_at, max(now, self._closed.get(address.name, now))
+                if until > known:
+                    self._closed[address.name] = until
+                    self._meters.rate_limit_wait.record(until - known, address.attributes)
         if call.recording and not plain:
             self._end_attempt(attempt, address, result, error, failure)
 
@@ -211,12 +217,6 @@ class CallWatcher:
             call.span.end()
 
     # spans
-
-    def _is_tracing(self, now: float) -> bool:
-        if not 0 <= now - self._checked_at < CHECK_INTERVAL:
-            self._checked_at = now
-            self._tracing = is_active(self._telemetry.tracer_provider or get_tracer_provider())
-        return self._tracing
 
     def _end_attempt(self, attempt: Attempt, address: ServerAddress, result: str, error: Any, failure: str | None) -> None:
         scope: AttemptScope | None = attempt.span
@@ -290,9 +290,3 @@ class CallWatcher:
             for token, count in (("input", end.prompt_tokens), ("output", end.output_tokens)):
                 if count is not None:
                     meters.tokens.record(count, call_point(kind, address, metadata.model, None, token))
-
-    def _record_cooldown(self, source: Source, address: ServerAddress, now: float) -> None:
-        until, known = source.cooldown.opens_at, max(now, self._closed.get(address.name, now))
-        if until > known:
-            self._closed[address.name] = until
-            self._meters.rate_limit_wait.record(until - known, address.attributes)

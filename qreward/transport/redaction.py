@@ -24,7 +24,9 @@ class Secrets:
 
     def __init__(self, values: Iterable[str] = ()) -> None:
         self._values = frozenset(value for value in values if value)
-        spellings = {spelling for value in self._values for spelling in _spellings(value)}
+        spellings: set[str] = set()
+        for each in self._values:
+            spellings |= {each, json.dumps(each)[1:-1], quote(each), quote(each, safe=""), html.escape(each), repr(each)[1:-1]}
         longest_first = sorted(spellings, key=lambda spelling: (-len(spelling), spelling))
         self._pattern = re.compile("|".join([*map(_matcher, longest_first), _LOOKS_SECRET.pattern]))
 
@@ -63,10 +65,6 @@ def _credentials(proxy: str) -> list[str]:
 def _parts(values: Iterable[object]) -> list[str]:
     texts = [str(value) for value in values]  # and the part after a scheme, because a server may quote only ``abc`` of ``Token abc``
     return texts + [rest.strip() for text in texts if (rest := text.partition(" ")[2])]
-
-
-def _spellings(secret: str) -> set[str]:
-    return {secret, json.dumps(secret)[1:-1], quote(secret), quote(secret, safe=""), html.escape(secret), repr(secret)[1:-1]}
 
 
 def _matcher(spelling: str) -> str:

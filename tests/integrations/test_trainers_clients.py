@@ -18,6 +18,7 @@ from qreward.runtime import runtime_of
 
 @pytest.fixture(autouse=True)
 def closed() -> Iterator[None]:
+    close_all()
     yield
     close_all()
 

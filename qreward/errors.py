@@ -27,8 +27,6 @@ class QRewardError(Exception):
 
 _DOCUMENTED = (__name__, "qreward.results")
 """The modules whose errors have sections of their own on the page of errors."""
-
-
 Fault = tuple[tuple[str | int, ...], str]
 """One invalid setting: its path, such as ``("endpoints", 1, "limits")``, and a description of the fault."""
 
@@ -53,8 +51,7 @@ class RequestError(QRewardError):
     Attributes:
         endpoint: name of the endpoint of the last attempt, or None if no endpoint was reached.
         model: the requested model.
-        status_code: HTTP status of the last response, or None if there was no response.
-        request_id: the server's ``x-request-id``, if it sent one.
+        status_code, request_id: HTTP status and ``x-request-id`` of the last response, or None.
         attempts: every attempt, oldest first.
     """
 

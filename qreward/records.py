@@ -28,7 +28,7 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def cached_tokens(self) -> int | None:
-        """Prompt tokens that the server read from its prefix cache. These tokens are included in ``prompt_tokens``."""
+        """Those of ``prompt_tokens`` that the server read from its prefix cache."""
         details = self.prompt_tokens_details
         return None if details is None else details.cached_tokens
 

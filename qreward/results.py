@@ -16,8 +16,7 @@ T = TypeVar("T")
 
 _RAISE: Any = object()
 """The default of :meth:`BatchResult.scores`: failed items raise their errors."""
-CAUSES = 3
-"""Number of errors that the message of a :class:`BatchFailed` names."""
+CAUSES = 3  # number of errors that the message of a ``BatchFailed`` names
 
 
 class RouteLoad(NamedTuple):
@@ -149,12 +148,10 @@ class EndpointState:
 
     Attributes:
         in_flight: requests in flight.
-        window: the largest number of requests that may be in flight now.
-        why_window: the reason for the last change of ``window``.
+        window, why_window: the largest number of requests that may be in flight now, and the reason for its last change.
         obstacle: the reason why no request can be sent to the endpoint now; ``ready`` if a request can be sent.
         ready_in: seconds until a request can be sent, 0.0 for now. None if the endpoint waits for an event, such as a response.
-        sharing: text about limits that processes share: the share of this process, and whether other processes use the limits too. None if
-            the limits of the endpoint are not shared.
+        sharing: the share of this process in limits that processes share; None if they are not shared.
     """
 
     in_flight: int

@@ -6,9 +6,7 @@ import difflib
 from collections.abc import Iterable
 
 TYPO = 0.85
-"""Minimum similarity (0 to 1) of two names at which the first name counts as a misspelling of the second name. This minimum is used
-where unknown names are allowed. For example, ``time_out`` counts as a misspelling of ``timeout``, but ``store`` does not count as a
-misspelling of ``score``."""
+"""Minimum similarity (0 to 1) of a misspelling where unknown names are allowed: ``time_out`` is ``timeout``, ``store`` is not ``score``."""
 
 _RETRIES = ("retries", "max_retries", "num_retries", "max_attempts")
 SYNONYMS = {
@@ -23,21 +21,13 @@ SYNONYMS = {
 
 _RETRY = "retries are a setting of the client: QRewardClient(..., retry=Retry(attempts=...)), which counts the first attempt too"
 _OTHER_MODEL = "no call is repeated with another model; catch the error and call the other model, or use a Cascade of judges"
-_ADDRESS = "it belongs to the endpoint: Endpoint(base_url)"
 ELSEWHERE = {
-    "retries": _RETRY,
-    "num_retries": _RETRY,
-    "max_retries": _RETRY,
-    "retry_policy": _RETRY,
-    "fallbacks": _OTHER_MODEL,
-    "context_window_fallbacks": _OTHER_MODEL,
-    "content_policy_fallbacks": _OTHER_MODEL,
+    **dict.fromkeys(("retries", "num_retries", "max_retries", "retry_policy"), _RETRY),
+    **dict.fromkeys(("fallbacks", "context_window_fallbacks", "content_policy_fallbacks"), _OTHER_MODEL),
     "mock_response": "responses are faked by servers: qreward.testing.FakeFleet([FakeEndpoint(..., responder=...)])",
-    "request_timeout": "the timeout of a call is timeout=, in seconds",
-    "stream_timeout": "the timeout of a call is timeout=, in seconds",
+    **dict.fromkeys(("request_timeout", "stream_timeout"), "the timeout of a call is timeout=, in seconds"),
     "api_key": "it belongs to the endpoint: Endpoint(base_url, api_key=...)",
-    "api_base": _ADDRESS,
-    "base_url": _ADDRESS,
+    **dict.fromkeys(("api_base", "base_url"), "it belongs to the endpoint: Endpoint(base_url)"),
     "http_client": "it belongs to the endpoint: Endpoint(base_url, http_client=...)",
     "default_headers": "it belongs to the endpoint: Endpoint(base_url, headers={...})",
     "headers": "the headers of a call are extra_headers=",

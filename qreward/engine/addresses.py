@@ -129,9 +129,8 @@ class AddressLists:
 
 def resolved(config: ClientConfig) -> ClientConfig:
     """Return a configuration in which each entry with a list is replaced by its addresses. Raises ``ConfigError``."""
-    members = {entry.name: _read(entry) if entry.is_list else (entry,) for entry in config.endpoints}
-    endpoints = tuple(each for found in members.values() for each in found)
-    return config.model_copy(update={"endpoints": endpoints, "routes": tuple(_over(route, members) for route in config.routes)})
+    endpoints, routes = AddressLists(lambda: None).resolved(config.endpoints, config.routes)
+    return config.model_copy(update={"endpoints": tuple(endpoints), "routes": tuple(routes)})
 
 
 def _over(route: Route, members: Mapping[str, Sequence[Endpoint]]) -> Route:

@@ -376,11 +376,8 @@ class LoopDriver:
         outcome: Outcome
         try:
             task = attempt.task
-            endpoint: Any = attempt.source.handle
-            if endpoint.send_priority:
-                task.payload.level = task.level
             execute = task.waiter.execute
-            sending = self.backend.send(endpoint, task.payload) if execute is None else execute(attempt)
+            sending = self.backend.send(attempt.source.handle, task.payload) if execute is None else execute(attempt)
             outcome = await (sending if attempt.span is None else within(attempt.span, sending))
         except asyncio.CancelledError:
             if (

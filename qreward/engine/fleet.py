@@ -250,7 +250,7 @@ class Fleet:
             adjust(old, endpoint, rng)
             return old
         source = make_source(endpoint.name, rng, endpoint.limits, weight=endpoint.weight, attempt_timeout=endpoint.timeouts.attempt)
-        source.handle = endpoint
+        source.handle, source.sends_priority = endpoint, endpoint.send_priority
         self._size_cache(source)
         source.held = self._held if old is None else old.held
         if old is not None and old.health.marked_unhealthy:  # an operator took the endpoint of this name out of service
@@ -397,6 +397,7 @@ def adjust(source: Source, endpoint: Endpoint, rng: Random) -> None:
         source.tokens = _at_rate(source.tokens, limits.tpm)
     source.reserved = limits.tpm_counts == "reserved"
     source.weight, source.attempt_timeout, source.handle = endpoint.weight, endpoint.timeouts.attempt, endpoint
+    source.sends_priority = endpoint.send_priority
 
 
 def _resized(window: ConcurrencyLimit, most: int | None, rng: Random) -> ConcurrencyLimit:

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from qreward import Endpoint, Judge, QRewardClient
+from qreward.settings.client import ClientConfig
 
 pytestmark = pytest.mark.real_time
 
@@ -56,3 +57,13 @@ async def test_an_endpoint_is_told_the_priority_of_each_call_if_it_is_set_so() -
 
 async def test_an_endpoint_is_not_told_by_default() -> None:
     assert await sent() == [None, None, None, None, None, None, -7]
+
+
+async def test_a_reload_tells_an_endpoint_from_then_on() -> None:
+    server = Server()
+    transport = httpx.MockTransport(server)
+    async with QRewardClient([Endpoint("http://gpu-0:8000/v1", http_client=transport)]) as client:
+        for tells in (False, True, False):
+            client.reload(ClientConfig(endpoints=(Endpoint("http://gpu-0:8000/v1", http_client=transport, send_priority=tells),)))
+            await client.chat_completion(CHAT, "m", priority=2)
+    assert [body.get("priority") for body in server.bodies] == [None, 2, None]

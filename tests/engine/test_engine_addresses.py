@@ -16,7 +16,7 @@ import pytest
 from engine_tools import MODEL, client_of, now
 from reload_tools import Servers, ask, begin
 
-from qreward import ConfigError, Endpoint, Limits, QRewardClient, Route
+from qreward import ConfigError, Endpoint, Limits, LoadBalanceStrategy, QRewardClient, Route
 from qreward.cli.check import check_all
 from qreward.engine import addresses
 from qreward.live.steer import Order, steer
@@ -112,7 +112,7 @@ async def test_the_last_list_is_kept_with_one_warning_while_the_name_cannot_be_r
 
 
 async def test_routes_limits_and_orders_name_the_whole_list(names: Names) -> None:
-    routes = (Route(pattern="rm-*", endpoints=("judges", "x"), strategy="weighted_round_robin", weights={"judges": 3}),)
+    routes = (Route(pattern="rm-*", endpoints=("judges", "x"), strategy=LoadBalanceStrategy.WEIGHTED_ROUND_ROBIN, weights={"judges": 3}),)
     config = ClientConfig(endpoints=(judges(price=(1, 2)), Endpoint("http://x/v1", name="x")), routes=routes)
     async with client_of(Servers(), config.endpoints, routes=routes) as client:
         assert client.config == config == pickle.loads(pickle.dumps(client)).config

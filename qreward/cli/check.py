@@ -20,6 +20,7 @@ import msgspec
 from qreward.cli import diagnose, machine
 from qreward.cli.arguments import add_timeout
 from qreward.cli.config_files import form_of
+from qreward.engine.addresses import resolved
 from qreward.errors import ConfigError
 from qreward.integrations.trainers.settings import SCORERS, RewardConfig, name_source_in_errors, read_reward_settings, reward_config_of
 from qreward.integrations.trainers.settings import check as check_reward_config
@@ -173,6 +174,7 @@ async def check_all(
 
     ``asked`` are the models of the scorers that use the endpoints.
     """
+    config = resolved(config)
     return await asyncio.gather(*(check(endpoint, config, seconds, calls=calls, form=form, asked=asked) for endpoint in config.endpoints))
 
 

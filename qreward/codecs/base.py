@@ -25,9 +25,11 @@ class WireRequest:
         params: further members of the JSON body.
         headers: additional HTTP headers of this call, or None.
         group: value that is equal for requests whose prompts begin with the same text; None for a request without a group.
+        level: the priority of the task, which the engine sets if the endpoint is told of it.
     """
 
-    __slots__ = ("codec", "group", "headers", "inputs", "model", "params")
+    __slots__ = ("codec", "group", "headers", "inputs", "level", "model", "params")
+    level: int
 
     def __init__(
         self,
@@ -90,6 +92,12 @@ class Unfinished(Exception):
     def __init__(self, ending: str) -> None:
         super().__init__(finish_reason.described(ending))
         self.ending = ending
+
+
+def with_priority(body: bytes, call: WireRequest) -> bytes:
+    """Return the JSON body of a request with the member ``priority``, unless the caller has set it."""
+    level = getattr(call, "level", None)
+    return body if level is None or "priority" in (call.params or ()) else b'%b,"priority":%d}' % (body[:-1], level)
 
 
 class Reply:

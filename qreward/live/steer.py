@@ -102,8 +102,8 @@ def _limit(runtime: Runtime, order: Order) -> list[str]:
     old = cast("Endpoint", source.handle)
     limits = old.limits.changed(order.limits)
     if not order.dry_run:
-        config = runtime.config
-        changed = [each if each is not old else each.model_copy(update={"limits": limits}) for each in config.endpoints]
+        config, entry = runtime.config, runtime.fleet.entry_of(source.name)
+        changed = [each if each is not entry else each.model_copy(update={"limits": limits}) for each in config.endpoints]
         runtime.reload(config.model_copy(update={"endpoints": tuple(changed)}))
     return [f"{source.name}: {name} {_shown(getattr(old.limits, name))} -> {_shown(getattr(limits, name))}" for name in order.limits]
 

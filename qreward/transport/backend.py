@@ -1,8 +1,4 @@
-"""The backend that the engine uses: ``HttpBackend.send`` sends a request to an endpoint and returns an ``Answer`` or a ``Failure``.
-
-This module uses codecs, transports and failures. It does not depend on queues, retries or limits. An ``HttpBackend`` belongs to one event
-loop.
-"""
+"""The backend that the engine uses: ``HttpBackend.send`` sends a request to an endpoint and returns an ``Answer`` or a ``Failure``."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any, cast
 
-from qreward.codecs.base import WireRequest
+from qreward.codecs.base import WireRequest, with_priority
 from qreward.codecs.decisions.base import Dialect
 from qreward.codecs.decisions.operation import OTHER_BODY, TIMEOUT, Decide
 from qreward.codecs.rewards.registry import bound
@@ -26,13 +22,7 @@ from qreward.transport.stream import ChatStream, open_stream
 
 
 class HttpBackend:
-    """Sends requests to endpoints, from one event loop. ``transport`` is the setting of :class:`~qreward.settings.client.ClientConfig`.
-
-    Example:
-        backend = HttpBackend()
-        outcome = await backend.send(endpoint, WireRequest(CHAT, "judge-7b", messages, {"temperature": 0}, None))
-        await backend.aclose()
-    """
+    """Sends requests to endpoints, from one event loop. ``transport`` is the setting of :class:`~qreward.settings.client.ClientConfig`."""
 
     def __init__(self, transport: Any = "aiohttp") -> None:
         self._transport = transport
@@ -49,7 +39,7 @@ class HttpBackend:
                 connection = self._enter(endpoint)
             else:
                 connection.in_flight += 1  # the usual case of ``_enter``, without a function call
-            asked, decide = call, call.codec if isinstance(call.codec, Decide) else None
+            asked, whole, decide = call, call, call.codec if isinstance(call.codec, Decide) else None
             refused: list[tuple[Dialect, Failure]] = []
             if decide is not None and (pending := decide.pending_at(endpoint, call.model)) is not None:
                 await asyncio.wait([asyncio.wrap_future(pending)], timeout=TIMEOUT)  # another event loop, which may stand still, ends it
@@ -57,6 +47,8 @@ class HttpBackend:
                 call, path, native = bound(asked, endpoint)
                 transport = connection.root_transport() if native else connection.transport
                 body = call.codec.encode(call, connection.renamed.get(call.model, call.model))
+                if endpoint.send_priority:
+                    body = with_priority(body, whole)
                 if call.headers is not None:
                     connection_settings.check_call_headers(call.headers, call.model)
                 reply = await transport.post(path, body, connection_settings.call_headers(endpoint, call))
@@ -73,10 +65,7 @@ class HttpBackend:
             self._leave(connection)
 
     async def stream(self, endpoint: Endpoint, call: WireRequest) -> ChatStream | Failure:
-        """Make one streamed attempt. Returns an open stream as soon as the server has answered 2xx; see ``qreward.transport.stream``.
-
-        Raises only ``CancelledError``, and closes the connection of the attempt first.
-        """
+        """Make one streamed attempt. Returns an open stream as soon as the server has answered 2xx. Raises only ``CancelledError``."""
         connection, opened = None, None
         try:
             connection = self._enter(endpoint)
@@ -91,10 +80,7 @@ class HttpBackend:
         return opened
 
     async def look(self, endpoint: Endpoint) -> ProbeResult:
-        """Probe a server, to learn whether it is ready and how loaded it is. Raises only ``CancelledError``.
-
-        If the probe fails, the result is empty, or the ``trouble`` of the result contains the reason why this server cannot be probed.
-        """
+        """Probe a server, to learn whether it is ready and how loaded it is. Raises only ``CancelledError``."""
         connection = None
         try:
             connection = self._enter(endpoint)
@@ -109,12 +95,7 @@ class HttpBackend:
             self._leave(connection)
 
     def keep(self, endpoints: Iterable[Endpoint]) -> None:
-        """Keep the connections of these endpoints. Every other connection is closed when its last request has ended.
-
-        This method must be called in the event loop. A new ``Endpoint`` object with the name of an old ``Endpoint`` takes over the
-        connections of the old object, unless a setting on which the connections depend has changed. A later request to an endpoint that is
-        not kept opens a separate connection, which is closed after the request.
-        """
+        """Keep the connections of these endpoints, and close the others after their last request. A new version takes them over."""
         kept = self._kept = {id(endpoint): endpoint for endpoint in endpoints}
         fresh = {endpoint.name: endpoint for key, endpoint in kept.items() if key not in self._connections}
         for key in [key for key in self._connections if key not in kept]:
@@ -124,7 +105,10 @@ class HttpBackend:
                 connection.endpoint = fresh.pop(connection.name)
                 self._connections[id(heir)] = connection
             else:
-                self._dismiss(connection)
+                connection.retired = True
+                self._dismissed[connection] = None
+                if not connection.in_flight:
+                    self._end(connection)
 
     async def aclose(self) -> None:
         """Close all connections. Later requests fail with ``ClientClosed``."""
@@ -148,14 +132,7 @@ class HttpBackend:
         connection.in_flight += 1
         return connection
 
-    def _dismiss(self, connection: EndpointConnection) -> None:
-        connection.retired = True
-        self._dismissed[connection] = None
-        if not connection.in_flight:
-            self._end(connection)
-
     def _leave(self, connection: EndpointConnection | None) -> None:
-        """Count a request that has ended, and close a retired connection after its last request."""
         if connection is None:  # the connection could not be made
             return
         connection.in_flight -= 1
@@ -170,10 +147,7 @@ class HttpBackend:
 def _after(
     decide: Decide, endpoint: Endpoint, sent: WireRequest, outcome: Answer | Failure, refused: list[tuple[Dialect, Failure]]
 ) -> WireRequest | Answer | Failure:
-    """Return what follows from the outcome of a decision: the request in another dialect, or the outcome of the attempt.
-
-    A refusal is added to ``refused``. If no dialect is left, the outcome is the first refusal if the server has its path, or else the last.
-    """
+    """Return what follows from the outcome of a decision: the request in another dialect, or the outcome of the attempt."""
     dialect = cast("Dialect", sent.codec)
     if isinstance(outcome, Answer):
         decide.answered(endpoint, sent.model, dialect)

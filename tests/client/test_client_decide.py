@@ -159,8 +159,8 @@ def test_the_settings_of_an_endpoint_are_checked() -> None:
         "must be 'openai', 'vllm', 'sglang', 'systemone', 'generative_scoring' or 'chat'": {"decisions": "opena"},
         "needs decision_labels": {"decisions": "generative_scoring"},
         "have an effect only with decisions='generative_scoring'": {"decision_labels": (1, 2)},
-        "must be the token ids of yes and of no": {"decisions": "generative_scoring", "decision_labels": [1]},
-        "'yes' is not a whole number": {"decisions": "generative_scoring", "decision_labels": ["yes", "no"]},
+        "decision_labels.1: is required": {"decisions": "generative_scoring", "decision_labels": [1]},
+        "must be a valid integer, not 'yes'": {"decisions": "generative_scoring", "decision_labels": ["yes", "no"]},
     }
     for words, settings in cases.items():
         with pytest.raises(ConfigError) as caught:

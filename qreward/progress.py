@@ -1,8 +1,4 @@
-"""Progress of a batch: a bar, lines in the log, or calls of a function.
-
-A ``ProgressMeter`` counts results and shows the counts at most a few times a second. This module does not depend on the engine or
-on asyncio. tqdm is an optional dependency, which is imported only for a bar.
-"""
+"""Progress of a batch: a bar, lines in the log, or calls of a function."""
 
 from __future__ import annotations
 
@@ -187,10 +183,7 @@ class ProgressMeter:
         self._total = total
 
     def refresh(self) -> None:
-        """Show the counts if ``interval`` seconds have passed since they were last shown, or if nothing has ended for ``QUIET`` seconds.
-
-        The meter's owner calls this regularly, because the number of requests in flight changes even when no item finishes.
-        """
+        """Show the counts if ``interval`` seconds have passed since they were last shown, or if nothing has ended for ``QUIET`` seconds."""
         now = self._clock()
         is_quiet = self._why is not None and now >= self._moved_at + QUIET and self._quiet_since != self._moved_at
         if now >= self._due or is_quiet:
@@ -226,13 +219,7 @@ class ProgressMeter:
         )
 
     def _eta(self, left: int, each: float | None, quiet: float) -> tuple[float, float] | None:
-        """Return the band of the scheduler's estimate, widened to the speed so far, and to the time for which nothing has ended.
-
-        Args:
-            left: number of items.
-            each: seconds per item since the batch began, or None before the first item.
-            quiet: seconds since the last item ended.
-        """
+        """Return the band of the scheduler's estimate, widened to the speed so far, and to the time for which nothing has ended."""
         least, most = (None if self._done_in is None else self._done_in(left)) or (inf, 0.0)
         if each is not None:
             least, most = min(least, left * each) if not most else least, max(most, left * each)
@@ -279,14 +266,7 @@ class _Plain:
 
 
 class _Lines:
-    """Writes a line 2 seconds after the start, and then every 10 seconds.
-
-    The lines go to the log, or to standard error if no log is configured.
-
-    Args:
-        title: label of the progress.
-        hint: appended to the first line.
-    """
+    """Writes a line 2 seconds after the start, and then every 10 seconds."""
 
     def __init__(self, title: str, hint: str = "") -> None:
         self._title, self._hint = title, hint
@@ -323,10 +303,7 @@ def _cell_line(title: str) -> Callable[[Progress], None]:
 
 
 class _Bar:
-    """A tqdm bar with details after the rate. Details that do not fit into the line are left out, least important first.
-
-    A finished bar is removed if it is nested in another bar.
-    """
+    """A tqdm bar with details after the rate. Details that do not fit into the line are left out, least important first."""
 
     interval = 0.25
 
@@ -380,10 +357,7 @@ def _bar() -> Any:
 
 
 def _has_widgets() -> bool:
-    """Return whether ipywidgets is installed.
-
-    Without ipywidgets, tqdm warns and writes to standard error, which a notebook shows in red.
-    """
+    """Return whether ipywidgets is installed."""
     return importlib.util.find_spec("ipywidgets") is not None
 
 

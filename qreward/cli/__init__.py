@@ -1,8 +1,4 @@
-"""The command line: ``qreward VERB ...``.
-
-A verb is a module with ``add_arguments(parser)`` and ``run(args) -> int``. ``VERBS`` is the only list of verbs, and only the module of
-the requested verb is imported.
-"""
+"""The command line: ``qreward VERB ...``."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""``qreward check [CONFIG]``: checks each endpoint of a configuration, and reports its state and how to fix its problems.
-
-The command sends only GET requests. The option ``--call`` adds one small model request per endpoint, or one per model if the file has the
-settings of a trainer or a judge. API keys are sent as in normal requests, and are never shown. To learn whether a server looks at the key,
-a request is sent again without it.
-"""
+"""``qreward check [CONFIG]``: checks each endpoint of a configuration, and reports its state and how to fix its problems."""
 
 from __future__ import annotations
 
@@ -88,11 +83,7 @@ def examined(file: str | None, seconds: float, *, calls: bool = False) -> dict[s
 
 
 def _settings(file: str | None) -> tuple[dict[str, Any], ClientConfig | None, tuple[diagnose.ScorerModel, ...]]:
-    """Return the part of the report about the settings, the configuration, and the models of its scorers.
-
-    The part says where the settings come from, what is wrong with them, and which environment variables they use. The configuration is None
-    if there are no settings, or if they are wrong.
-    """
+    """Return the part of the report about the settings, the configuration, and the models of its scorers."""
     named = file or os.environ.get(CONFIG_VARIABLE)
     variable = next((name for name in machine.SETTINGS[2:] if os.environ.get(name)), None)
     found: dict[str, Any] = {
@@ -117,14 +108,7 @@ def _whole_report(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def configuration(file: str | None) -> tuple[ClientConfig, tuple[diagnose.ScorerModel, ...]]:
-    """Return the settings in a file, and the models of its scorers. If ``file`` is None, return what ``QRewardClient.from_env`` uses.
-
-    If the file has the settings of a trainer or a judge, they are checked, and the settings of its client are returned. Any other file has
-    no scorers.
-
-    Raises:
-        ConfigError: the settings are invalid, or the file cannot be read.
-    """
+    """Return the settings in a file, and the models of its scorers. If ``file`` is None, return what ``QRewardClient.from_env`` uses."""
     if file is None:  # ``from_env`` is not called, because it logs warnings; this command prints them as notes
         named = os.environ.get(CONFIG_VARIABLE)
         return (read_config(named)[0] if named else config_from_env()), ()
@@ -169,10 +153,7 @@ def used_form(file: str | None) -> str:
 async def check_all(
     config: ClientConfig, seconds: float, *, calls: bool, form: str = "", asked: Sequence[diagnose.ScorerModel] = ()
 ) -> list[dict[str, Any]]:
-    """Check all endpoints concurrently, each with a timeout of ``seconds``. The requests that ``--call`` adds have their own timeout.
-
-    ``asked`` are the models of the scorers that use the endpoints.
-    """
+    """Check all endpoints concurrently, each with a timeout of ``seconds``. The requests that ``--call`` adds have their own timeout."""
     return await asyncio.gather(*(check(endpoint, config, seconds, calls=calls, form=form, asked=asked) for endpoint in config.endpoints))
 
 

@@ -1,8 +1,4 @@
-"""Writes commented settings files: a client's configuration, and the settings of a judge.
-
-A file is described once, as a ``Document``, and rendered as YAML, TOML or JSON. JSON has no comments. This module asks no questions and
-sends no requests.
-"""
+"""Writes commented settings files: a client's configuration, and the settings of a judge."""
 
 from __future__ import annotations
 
@@ -27,11 +23,7 @@ class Setting(NamedTuple):
 
 
 class Document(NamedTuple):
-    """A file: the lines of its heading, its settings, and its sections.
-
-    A section is a mapping, or one item of a list of mappings: the name of the mapping or list, whether it is an item, and the settings, of
-    which the first is ``used``. The items of one list are adjacent.
-    """
+    """A file: the lines of its heading, its settings, and its sections."""
 
     heading: Sequence[str]
     settings: Sequence[Setting]
@@ -74,10 +66,7 @@ def _lines(settings: Sequence[Setting], between: str) -> list[str]:
 
 
 def _inline(value: Any, between: str) -> str:
-    """Return a value on one line. Strings, numbers and lists are written as in JSON, which is valid YAML and TOML.
-
-    In a mapping, the text ``between`` is written between each name and its value.
-    """
+    """Return a value on one line. Strings, numbers and lists are written as in JSON, which is valid YAML and TOML."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{name}{between}{_inline(inner, between)}" for name, inner in value.items()) + "}"
     if isinstance(value, list):
@@ -90,9 +79,7 @@ _VARIABLES = {"base_url": "OPENAI_BASE_URL", "api_key": "OPENAI_API_KEY"}
 
 
 def form_of(file: str | Path | None) -> str:
-    """Return the form in which hints write settings: the ending of the file, such as ``.toml``. The form is empty if there is no file,
-    because the settings are then environment variables.
-    """
+    """Return the form in which hints write settings: the ending of the file, such as ``.toml``."""
     return Path(file).suffix.lower() if file else ""
 
 
@@ -115,13 +102,7 @@ _LIMITS = "concurrent requests, requests per minute, tokens per minute; measured
 
 
 def client_document(endpoints: Sequence[dict[str, Any]], check: str, timeout: float | None = None) -> Document:
-    """Return the document of a client's configuration.
-
-    Args:
-        endpoints: the settings of each endpoint; ``api_key`` is a string such as ``${JUDGE_KEY}``.
-        check: the command that checks the file.
-        timeout: timeout of one call in seconds. None writes the default as a comment.
-    """
+    """Return the document of a client's configuration."""
     heading = (
         "The endpoints of qreward, and how they may be used.",
         f"Check them:    {check}",
@@ -150,13 +131,7 @@ def _endpoint(given: dict[str, Any], is_first: bool) -> list[Setting]:
 
 
 def judge_document(model: str, client: str, trainer: Sequence[str] = ()) -> Document:
-    """Return the document of a judge's settings, for ``qreward run --judge`` and for trainers.
-
-    Args:
-        model: name of the judge model.
-        client: name of the configuration file of the client, which is in the same folder.
-        trainer: lines about the trainer that uses the file.
-    """
+    """Return the document of a judge's settings, for ``qreward run --judge`` and for trainers."""
     settings = [
         Setting("client", client, "the file with the endpoints, in the folder of this file"),
         Setting("deadline", 60, "timeout of one reward in seconds, including time in the queue and retries", used=False),

@@ -1,12 +1,4 @@
-"""Examines one endpoint, and derives the problems of its configuration.
-
-``examine`` sends GET requests to the status routes of all kinds of server and makes a TLS handshake. ``call`` sends one small model
-request. API keys are sent as in normal requests, and are never shown. The handshake reads the TLS version and the expiry of the
-certificate without verifying the certificate. The transport verifies the certificate when it sends requests.
-
-``problems`` and ``notes`` turn the findings into sentences that say what to change. The sentences contain settings in the form of the
-user's file. A problem makes calls fail; a note does not.
-"""
+"""Examines one endpoint, and derives the problems of its configuration."""
 
 from __future__ import annotations
 
@@ -64,21 +56,14 @@ _REMEDY = "change models or the route, or map names with model_names"
 
 
 class Tls(msgspec.Struct, frozen=True):
-    """The result of a TLS handshake.
-
-    ``version`` is the TLS version, such as ``TLSv1.3``. ``days`` is the number of days until the certificate expires; None if unknown.
-    """
+    """The result of a TLS handshake."""
 
     version: str
     days: float | None
 
 
 async def tls_handshake(host: str, port: int) -> Tls | None:
-    """Make a TLS handshake without verifying the certificate or sending a request. Return None if there is no TLS server.
-
-    The module ``ssl`` decodes a certificate only if it has verified the certificate. A second handshake therefore trusts the certificate
-    from the first handshake.
-    """
+    """Make a TLS handshake without verifying the certificate or sending a request. Return None if there is no TLS server."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -108,24 +93,7 @@ async def _handshake(host: str, port: int, context: ssl.SSLContext) -> ssl.SSLOb
 
 
 class Examined(msgspec.Struct):
-    """The findings of an examination.
-
-    Attributes:
-        statuses: requested path -> HTTP status of the response; paths without a response are missing.
-        failure: reason why there was no response, or a text that says that ``base_url`` has the wrong scheme; otherwise None.
-        seconds: time of the fastest response.
-        seems: kind of server that the responses indicate; None if unknown.
-        load: readiness, load, limits and models, joined from all responses.
-        listed: whether the server lists its models.
-        refusal: what the server answered instead of a list of models, such as ``404`` or ``a web page``. None if the server listed its
-            models, or if the answer does not show whether the server has such a list.
-        elsewhere: the root of an API at another path of the same host, if ``base_url`` is not the root of an API; otherwise None.
-        context: maximum number of tokens of a request and its answer (``max_model_len``); None if the server does not report it.
-        unguarded: whether a request that a key should protect is also answered without the key; None if no such request was sent.
-        moved_to: scheme and host to which the server redirects; None if it does not redirect.
-        clock_ahead: seconds by which this machine's clock is ahead of the time in the server's ``Date`` header; None without this header.
-        tls: result of the TLS handshake; None without https, behind a proxy, or if the handshake failed.
-    """
+    """The findings of an examination."""
 
     statuses: dict[str, int] = {}
     failure: str | None = None
@@ -152,10 +120,7 @@ class Examined(msgspec.Struct):
 
 
 async def examine(endpoint: Endpoint, seconds: float) -> Examined:
-    """Send all GET requests and make the TLS handshake, and return the findings. Responses that take more than ``seconds`` are ignored.
-
-    This function raises only if it is cancelled.
-    """
+    """Send all GET requests and make the TLS handshake, and return the findings. Responses that take more than ``seconds`` are ignored."""
     try:
         connection = EndpointConnection(endpoint)
     except ConfigError as error:
@@ -322,10 +287,7 @@ def _is_page(reply: Reply) -> bool:
 
 
 def _seems(replies: Mapping[str, Reply], loads: Mapping[str, Load]) -> str | None:
-    """Return the kind of server, or None if it is not recognised. The kind is recognised by content that only this kind returns.
-
-    A status is not enough, because some servers return 200 for any path.
-    """
+    """Return the kind of server, or None if it is not recognised. The kind is recognised by content that only this kind returns."""
     metrics = b"\n" + replies["/metrics"].body if "/metrics" in replies else b""
     owners = b"".join(replies[path].body for path in (API_MODELS, MODELS) if path in replies).replace(b" ", b"")
     ready, empty = replies.get(_NIM_READY), Load()
@@ -346,10 +308,7 @@ def asks_score(endpoint: Endpoint, scores: bool | None) -> bool:
 
 
 async def call(endpoint: Endpoint, model: str, seconds: float, *, scores: bool | None = None) -> QRewardError | None:
-    """Send one small model request. Return None if it succeeds, and its error without secrets if it fails.
-
-    ``scores`` is True to ask for a score, False for a chat completion, and None for what the endpoint seems to serve.
-    """
+    """Send one small model request. Return None if it succeeds, and its error without secrets if it fails."""
     if asks_score(endpoint, scores):
         request = WireRequest(SCORE, model, [SCORE.item(("Say yes.", "yes"))], {}, None)
     else:
@@ -421,15 +380,7 @@ def asked_of(endpoint: Endpoint, config: ClientConfig, asked: Iterable[ScorerMod
 
 
 class Called(msgspec.Struct, frozen=True):
-    """The outcome of the request that ``--call`` adds. If no request was sent, ``answered`` is False and ``error`` is None.
-
-    Attributes:
-        answered: whether the request succeeded.
-        error: the error of the request if it failed.
-        models: the names that were requested.
-        instead: what the server answers, if it refused a chat completion: ``embeddings`` or ``scores``; otherwise None.
-        unguarded: whether the server also answers the request without the key; None if this was not tried.
-    """
+    """The outcome of the request that ``--call`` adds. If no request was sent, ``answered`` is False and ``error`` is None."""
 
     answered: bool = False
     error: QRewardError | None = None
@@ -452,10 +403,7 @@ def refuses_chat(error: QRewardError | None) -> bool:
 
 
 def auth_of(endpoint: Endpoint, found: Examined, called: Called = NOT_CALLED) -> str:
-    """Return a text that says whether the server accepts the key. The model request counts more than the GET requests.
-
-    The reason is that some keys may call models, but may not list them.
-    """
+    """Return a text that says whether the server accepts the key. The model request counts more than the GET requests."""
     has_key = sends_key(endpoint)
     seen = [found.statuses[path] for path in GUARDED if path in found.statuses]
     refused = None if called.answered else next((status for status in (called.status, *seen) if status in (401, 403)), None)
@@ -500,11 +448,7 @@ def problems(
     form: str = "",
     asked: Iterable[ScorerModel] = (),
 ) -> Iterator[str]:
-    """Yield the problems, most important first.
-
-    ``form`` is the form of the user's settings; see :func:`qreward.cli.config_files.form_of`. ``asked`` are the models that scorers request
-    from the endpoint.
-    """
+    """Yield the problems, most important first."""
     if found.failure is not None:
         yield found.failure
         return
@@ -588,10 +532,7 @@ def _of_answers(endpoint: Endpoint, found: Examined, called: Called, form: str) 
 
 
 def _of_path(endpoint: Endpoint, found: Examined, form: str) -> str | None:
-    """Return None if ``base_url`` seems to be the root of an API that the endpoint can use.
-
-    Otherwise, return a text that says why ``base_url`` seems wrong, and what to change.
-    """
+    """Return None if ``base_url`` seems to be the root of an API that the endpoint can use."""
     base_url, refusal, kind = endpoint.base_url, found.refusal, kind_of(endpoint.kind)
     below = found.statuses.get(MODELS, 404)
     if found.statuses.get(API_MODELS) == 404 and (below in (200, 401, 403) or below >= 500) and endpoint.reward is None:
@@ -621,10 +562,7 @@ def _of_refusal(refusal: str, base_url: str) -> str:
 
 
 def _of_models(endpoint: Endpoint, config: ClientConfig, found: Examined, asked: Iterable[ScorerModel]) -> Iterator[tuple[str, str]]:
-    """Yield a name or pattern that the list of models does not have, and the problem in words.
-
-    A server may list patterns, such as ``judge-*``. Whether the patterns of the endpoint have names in common with them is not known.
-    """
+    """Yield a name or pattern that the list of models does not have, and the problem in words."""
     served = found.load.models
     if not kind_of(endpoint.kind).lists_models or not found.listed:
         return

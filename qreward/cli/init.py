@@ -1,9 +1,4 @@
-"""``qreward init [PATH]``: writes a commented configuration file, from options, or with an example of a server.
-
-A key is never written. Instead, the file names the environment variable that holds the key. Existing files are replaced only if ``--force``
-is given. With the name of a judge model, the command also writes the settings of a judge, for ``qreward run --judge`` and for trainers. A
-judge can be added to an existing configuration file. The judge's settings go into a second file, which names the configuration file.
-"""
+"""``qreward init [PATH]``: writes a commented configuration file, from options, or with an example of a server."""
 
 from __future__ import annotations
 
@@ -190,11 +185,7 @@ def _variables(endpoints: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _validated(document: Document) -> ClientConfig:
-    """Return the settings as a client reads them, without ``api_key``, because the environment variable of the key may be set later.
-
-    Raises:
-        ConfigError: a setting is invalid.
-    """
+    """Return the settings as a client reads them, without ``api_key``, because the environment variable of the key may be set later."""
     content = document.content()
     keyless = [{name: value for name, value in each.items() if name != "api_key"} for each in content["endpoints"]]
     try:

@@ -1,7 +1,4 @@
-"""``qreward run INPUT... --output PATH``: sends the requests of files, and writes the results. The same command continues where it stopped.
-
-The work is done by ``qreward.bulk``.
-"""
+"""``qreward run INPUT... --output PATH``: sends the requests of files, and writes the results."""
 
 from __future__ import annotations
 

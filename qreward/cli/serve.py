@@ -1,8 +1,4 @@
-"""``qreward serve MODULE:FUNCTION``: runs a reward server around a scoring function until SIGTERM or Ctrl-C.
-
-The options are the settings of ``ServerConfig``. Their help texts are taken from its docstring. A token cannot be passed on the command
-line, because other users of the machine could see it there.
-"""
+"""``qreward serve MODULE:FUNCTION``: runs a reward server around a scoring function until SIGTERM or Ctrl-C."""
 
 from __future__ import annotations
 

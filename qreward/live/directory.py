@@ -1,8 +1,4 @@
-"""Where the processes of a user are found: one directory, with a socket and the last document of each process.
-
-Other users must not read it, so the directory belongs to the user and is closed to all others. A socket that nobody serves is removed
-by whoever finds it. The document of a process that has ended is kept for some time.
-"""
+"""Where the processes of a user are found: one directory, with a socket and the last document of each process."""
 
 from __future__ import annotations
 
@@ -44,13 +40,7 @@ def directory() -> Path:
 
 
 class Process(NamedTuple):
-    """One process of this user.
-
-    Attributes:
-        pid: its number.
-        state: ``running``; ``no answer`` for one that is stopped or swapped out; ``ended``; or ``died`` for one that was killed.
-        document: what it says about itself, or said last; see ``channel.document``.
-    """
+    """One process of this user."""
 
     pid: int
     state: str

@@ -1,7 +1,4 @@
-"""HTML of ``client.stats()``, of a batch result and of a verdict, and the tables, numbers and SVG plots in this HTML.
-
-All functions of this module are pure: they only convert values to text.
-"""
+"""HTML of ``client.stats()``, of a batch result and of a verdict, and the tables, numbers and SVG plots in this HTML."""
 
 from __future__ import annotations
 
@@ -50,14 +47,7 @@ def frame(*content: str) -> str:
 
 
 class Column(NamedTuple):
-    """A column of a table.
-
-    Attributes:
-        name: the heading.
-        means: explanation of the heading, shown as a tooltip.
-        cell: function that converts a row to HTML; ``""`` is an empty cell.
-        words: True if the column holds text, False if it holds numbers.
-    """
+    """A column of a table."""
 
     name: str
     means: str

@@ -1,7 +1,4 @@
-"""The settings of a reward server. The command line options and environment variables are derived from ``ServerConfig``.
-
-This module reads texts and the environment. It does not depend on HTTP or scoring.
-"""
+"""The settings of a reward server. The command line options and environment variables are derived from ``ServerConfig``."""
 
 from __future__ import annotations
 
@@ -140,12 +137,7 @@ def helps() -> dict[str, str]:
 
 
 def token_of(variable: str | None, path: str | None) -> str | None:
-    """Read the token from an environment variable or a file. Return None if neither is named.
-
-    Raises:
-        ConfigError: both a variable and a file are named, or the named source is missing, empty or unreadable. The message never shows the
-            token.
-    """
+    """Read the token from an environment variable or a file. Return None if neither is named."""
     if variable and path:
         raise ConfigError("pass --token-env or --token-file, not both")
     if variable:

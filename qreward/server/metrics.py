@@ -1,7 +1,4 @@
-"""Metrics of the server in the Prometheus text format 0.0.4. This module does not depend on HTTP or scoring.
-
-The names of batch metrics are the names of Ray Serve with the prefix ``qreward_``.
-"""
+"""Metrics of the server in the Prometheus text format 0.0.4. This module does not depend on HTTP or scoring."""
 
 from __future__ import annotations
 

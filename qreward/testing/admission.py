@@ -1,8 +1,4 @@
-"""Admission control of a fake endpoint: rate limits (with aiolimiter) and concurrency slots. This module does not use HTTP.
-
-An ``AsyncLimiter(burst, burst * 60 / rpm)`` is a bucket of size ``burst`` that leaks at ``rpm`` per minute. The limiter reports whether
-an amount fits (``has_capacity``), but not how large the remaining amount is. ``Bucket.available`` finds the remaining amount by bisection.
-"""
+"""Admission control of a fake endpoint: rate limits (with aiolimiter) and concurrency slots. This module does not use HTTP."""
 
 from __future__ import annotations
 
@@ -20,11 +16,7 @@ _ROUNDING_ERROR = 1e-6  # tolerance in tokens, or in milliseconds, with which th
 
 
 class Bucket:
-    """Applies one rate limit. A bucket admits ``per_minute`` requests or tokens a minute in the long run, and ``burst`` requests or tokens
-    at once.
-
-    A bucket belongs to the running event loop.
-    """
+    """Applies one rate limit."""
 
     def __init__(self, per_minute: float, burst: float) -> None:
         self.per_minute = per_minute
@@ -69,14 +61,7 @@ class Rates:
         self._buckets = {kind: Bucket(rate, burst) for kind, (rate, burst) in limits.items() if rate is not None}
 
     async def admit(self, tokens: int) -> tuple[str, float] | None:
-        """Charge one request to all buckets, or to no bucket if the request exceeds a limit. Does not suspend.
-
-        Args:
-            tokens: tokens of the request.
-
-        Returns:
-            None if the request is admitted. Otherwise the name of the exceeded rate limit, and the seconds until the request fits.
-        """
+        """Charge one request to all buckets, or to no bucket if the request exceeds a limit. Does not suspend."""
         if not self._buckets:
             return None
         amounts = {"requests": 1, "tokens": tokens}
@@ -98,11 +83,7 @@ class Rates:
 
 
 class Slot:
-    """Holds the place of one request among the concurrent requests of an endpoint.
-
-    Attributes:
-        due: time at which the slot is expected to be free. The code that sets ``due`` chooses the clock.
-    """
+    """Holds the place of one request among the concurrent requests of an endpoint."""
 
     __slots__ = ("_admission", "due")
 
@@ -116,11 +97,7 @@ class Slot:
 
 
 class RequestAdmission:
-    """Applies a concurrency limit, with a FIFO queue of waiting requests.
-
-    ``limit`` may be changed at any time. ``hand_over`` must be called after the change. A lower limit does not stop requests that hold
-    a slot.
-    """
+    """Applies a concurrency limit, with a FIFO queue of waiting requests."""
 
     def __init__(self, limit: int | None) -> None:
         self.limit = limit

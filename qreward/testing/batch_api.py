@@ -1,9 +1,4 @@
-"""The Batch API of a fake endpoint: files, batches and their lines. A line is one request of a batch.
-
-A :class:`BatchService` takes requests and the time, and returns responses. All lines of a batch are served at the moment at which the batch
-ends. The API follows OpenAI's documentation and the types of OpenAI's SDK. The fake has not been compared with the real service. This
-module does not use sockets.
-"""
+"""The Batch API of a fake endpoint: files, batches and their lines. A line is one request of a batch."""
 
 from __future__ import annotations
 
@@ -50,17 +45,7 @@ class _Batch:
 
 @dataclass
 class BatchService:
-    """Stores the files and batches of one endpoint, and serves requests to the Batch API.
-
-    Args:
-        settings: see :class:`Batching`.
-        serve: function that returns the response to a line.
-        takes: function that returns whether the endpoint serves a model.
-
-    Attributes:
-        worked: ``custom_id`` and body of a line -> number of successful responses to this line. A provider would charge for each successful
-            response.
-    """
+    """Stores the files and batches of one endpoint, and serves requests to the Batch API."""
 
     settings: Batching
     serve: Serve
@@ -71,11 +56,7 @@ class BatchService:
     _seen: Counter[bytes] = field(default_factory=Counter)
 
     def respond(self, method: str, path: str, query: Mapping[str, str], content_type: str, body: bytes, now: float) -> bytes | None:
-        """Return the body of a response with status 200. Return None if the path does not belong to the Batch API.
-
-        Raises:
-            ErrorResponse: the request is refused.
-        """
+        """Return the body of a response with status 200. Return None if the path does not belong to the Batch API."""
         self.advance(now)
         place, _, rest = path.removeprefix("/v1/").partition("/")
         identifier, _, verb = rest.partition("/")
@@ -244,13 +225,7 @@ class BatchService:
 
 
 def line_server(spec: FakeEndpoint, write: Callable[[list[Any], bytes], str], served: Callable[[str | None, bytes, int], None]) -> Serve:
-    """Return a function that serves lines in the same way as the routes of the endpoint serve requests.
-
-    Args:
-        spec: the endpoint.
-        write: function that returns the answer to a chat, from the messages and their digest.
-        served: function that is called for each line with the kind of error (None for success), the digest and the number of tokens.
-    """
+    """Return a function that serves lines in the same way as the routes of the endpoint serve requests."""
     kind = SERVER_KINDS[spec.kind]
 
     def serve(url: str, body: bytes) -> Served:

@@ -1,7 +1,4 @@
-"""The state and the statistics of one fake endpoint: settings, limits, phases, random draws and counters.
-
-This module does not use HTTP.
-"""
+"""The state and the statistics of one fake endpoint: settings, limits, phases, random draws and counters."""
 
 from __future__ import annotations
 
@@ -84,12 +81,7 @@ class EndpointCounters:
         self._digests.add(digest)
 
     def ended_in(self, problem: str | None, tokens: int = 0) -> None:
-        """Count the end of a request.
-
-        Args:
-            problem: None for a successful response, ``rejected``, or the kind of error.
-            tokens: tokens of a successful response.
-        """
+        """Count the end of a request."""
         if problem is None:
             self.counts["answered"] += 1
             self.counts["tokens"] += tokens
@@ -103,12 +95,7 @@ DEAD = Phase(behaviour="dead")
 
 
 class FakeEndpointState:
-    """Holds the settings, slots, rate limits, phases, random draws and counters of one endpoint. The state belongs to the running event
-    loop.
-
-    Raises:
-        ConfigError: the responder cannot be imported.
-    """
+    """Holds the settings, slots, rate limits, phases, random draws and counters of one endpoint."""
 
     def __init__(self, spec: FakeEndpoint) -> None:
         self.spec = spec

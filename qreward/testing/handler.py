@@ -1,7 +1,4 @@
-"""Request handling of a fake endpoint: admit or reject a request, wait for its service time, and respond, possibly with a fault.
-
-This module uses aiohttp's requests and responses and the state of one endpoint. It opens and closes no sockets.
-"""
+"""Request handling of a fake endpoint: admit or reject a request, wait for its service time, and respond, possibly with a fault."""
 
 from __future__ import annotations
 
@@ -116,11 +113,7 @@ class Handler:
             slot.free()
 
     async def _served(self, request: Incoming, job: Job, slot: Slot) -> web.StreamResponse:
-        """Wait for the service time and respond.
-
-        The response is counted before the client can read it. The slot is released at the same time, except for a fault that holds the
-        slot.
-        """
+        """Wait for the service time and respond."""
         state, chat = self._state, job.chat
         name = state.draw()
         if name is not None and FAULTS[name].at_once:

@@ -34,12 +34,7 @@ class Timeline:
         self._waiting = [phase for phase in phases if phase.after_requests is not None]
 
     def count(self, requests: int, now: float) -> bool:
-        """Begin the phases whose ``after_requests`` is reached. Return True if a phase began.
-
-        Args:
-            requests: requests that have arrived so far.
-            now: the present time.
-        """
+        """Begin the phases whose ``after_requests`` is reached. Return True if a phase began."""
         if not self._waiting:
             return False
         begun = [phase for phase in self._waiting if phase.after_requests is not None and requests >= phase.after_requests]
@@ -57,12 +52,7 @@ class Timeline:
         return min((time for window in self._windows for time in window[:2] if time > now), default=math.inf)
 
     def plan(self, now: float, service: float) -> tuple[float, str | None]:
-        """Return the time at which work ends, and the error that ends the work early; None if the work is completed.
-
-        Args:
-            now: the time at which the work begins.
-            service: seconds that the work takes in normal operation.
-        """
+        """Return the time at which work ends, and the error that ends the work early; None if the work is completed."""
         if not self._windows:
             return now + service, None
         while True:

@@ -1,10 +1,4 @@
-"""The texts of a fake endpoint's responses: the echo, the judge, or the user's own function.
-
-The judge needs no model. It compares a reference answer with a candidate answer. The judge is deterministic, so a test can check a reward
-that is computed from the verdict. The comparison ignores case, punctuation, articles, thousands separators and the notation of numbers. The
-comparison understands simple units and number words. On request, the comparison ignores the order of a list. It does no algebra: ``x + 1``
-and ``1 + x`` differ.
-"""
+"""The texts of a fake endpoint's responses: the echo, the judge, or the user's own function."""
 
 from __future__ import annotations
 
@@ -106,10 +100,7 @@ def _plain(text: str) -> str:
 
 
 def _quantity(text: str) -> tuple[str, Fraction] | None:
-    """Return the dimension and the value of a quantity. The dimension is ``""`` for a number without a unit.
-
-    Return None if the text is not exactly one quantity.
-    """
+    """Return the dimension and the value of a quantity. The dimension is ``""`` for a number without a unit."""
     text = re.sub(r"^(?:the|an?)\s+", "", text.strip(" \t\n,;:!?\"'()[]*_`").rstrip("."))
     kinds, total, position = set(), Fraction(0), 0
     for match in _QUANTITY.finditer(text):
@@ -277,10 +268,7 @@ def _plain_number(number: float | None) -> float | None:
 
 
 def _judged(texts: list[str]) -> dict[str, str]:
-    """Return the sections of the judged message. A section that it lacks comes from the last message that has it and no candidate answer.
-
-    If both have a reference answer, it is left out, because the candidate may have written one of them.
-    """
+    """Return the sections of the judged message."""
     found = [sections(text) for text in texts]
     judged = next((each for each in reversed(found) if "candidate answer" in each), {})
     others = {name: text for each in found if "candidate answer" not in each for name, text in each.items()}
@@ -290,12 +278,7 @@ def _judged(texts: list[str]) -> dict[str, str]:
 
 
 def sections(text: str) -> dict[str, str]:
-    """Return a mapping from each label, in lower case, to the text of its section.
-
-    Each label is at the start of a line. A section ends at the next label, or before the question and the form of a prompt of ``Judge``.
-    Only the first occurrence of a label counts, and none between lines of backticks. Therefore a candidate answer in the last section
-    cannot inject a reference answer. If a section is one block between lines of backticks, its text is the inside of the block.
-    """
+    """Return a mapping from each label, in lower case, to the text of its section."""
     blocks = [match.span() for match in _FENCED.finditer(text)]
 
     def outside(pattern: re.Pattern[str]) -> list[re.Match[str]]:
@@ -321,11 +304,7 @@ def range_of(form: str) -> tuple[float, float] | None:
 
 
 def writer_of(responder: str | Responder) -> Write:
-    """Return the function that writes the responses for the setting ``responder``.
-
-    Raises:
-        ConfigError: the responder cannot be imported.
-    """
+    """Return the function that writes the responses for the setting ``responder``."""
     if responder == "echo":
         return lambda _messages, digest: echo_text(digest)
     function: Any = judge if responder == "judge" else responder

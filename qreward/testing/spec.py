@@ -1,7 +1,4 @@
-"""Settings of a fake fleet, the same in Python and in a spec file.
-
-This module only validates settings. Other modules apply them.
-"""
+"""Settings of a fake fleet, the same in Python and in a spec file."""
 
 from __future__ import annotations
 
@@ -362,11 +359,7 @@ class FleetSpec(Policy):
 
 
 def read_spec(source: Iterable[FakeEndpoint | Mapping[str, Any]] | Mapping[str, Any] | str | Path) -> FleetSpec:
-    """Build the settings of a fleet from endpoints, from a mapping, or from the path of a ``.json``, ``.yaml`` or ``.toml`` file.
-
-    Raises:
-        ConfigError: a setting is invalid, or the file cannot be read.
-    """
+    """Build the settings of a fleet from endpoints, from a mapping, or from the path of a ``.json``, ``.yaml`` or ``.toml`` file."""
     if not isinstance(source, str | Path):
         return FleetSpec(**(source if isinstance(source, Mapping) else {"endpoints": tuple(source)}))
     least = "'endpoints'"

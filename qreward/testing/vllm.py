@@ -1,7 +1,4 @@
-"""The kind ``vllm``: the routes, bodies and errors of vLLM 0.32, as its source has them and as recordings of a running server show them.
-
-``tests/testing/test_fleet_contract.py`` compares the fake with the recordings. ``docs/how-to/testing.md`` lists what differs on purpose.
-"""
+"""The kind ``vllm``: the routes, bodies and errors of vLLM 0.32, as its source has them and as recordings of a running server show them."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
+from fakes.endpoint import ModelEndpoint
 
 from qreward.cli import main
 from qreward.testing import FakeEndpoint, FakeFleet
@@ -59,13 +60,13 @@ def check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Check:
 @contextmanager
 def fake(kind: Any = "openai", **settings: Any) -> Iterator[dict[str, Any]]:
     """A fake server, as an endpoint that fits it."""
-    with FakeFleet([FakeEndpoint("a", kind=kind, **settings)]) as fleet:
+    with FakeFleet([ModelEndpoint("a", kind=kind, **settings)]) as fleet:
         yield {"base_url": fleet.urls["a"], "kind": kind}
 
 
 def test_a_server_of_each_kind_that_is_set_up_well_is_found_well(check: Check) -> None:
     key = {"models": ["judge-7b"], "api_key": KEY}
-    with FakeFleet([FakeEndpoint(kind, kind=kind, **key) for kind in KINDS]) as fleet:
+    with FakeFleet([ModelEndpoint(kind, kind=kind, **key) for kind in KINDS]) as fleet:
         endpoints = [{"name": kind, "kind": kind, "base_url": url, **key} for kind, url in fleet.urls.items()]
         status, found = check.json(*endpoints, more=("--call",))
     assert (status, [each["problems"] for each in found]) == (0, [[]] * len(KINDS))
@@ -568,7 +569,7 @@ def test_of_the_settings_of_a_trainer_the_models_of_the_scorers_must_be_served(c
         ({"models": ["judge-7b"]}, {"judge": {"model": "jugde-7b"}}, "judge.model: no endpoint of the client serves the model 'jugde-7b'"),
     ]
     wrong = {}
-    with FakeFleet([FakeEndpoint("a", kind="vllm", models=["judge-7b"]), FakeEndpoint("b", models=["other"])]) as fleet:
+    with FakeFleet([ModelEndpoint("a", kind="vllm", models=["judge-7b"]), FakeEndpoint("b", models=["other"])]) as fleet:
         a, b = ({"name": name, "kind": kind, "base_url": fleet.urls[name], "proxy": ""} for name, kind in (("a", "vllm"), ("b", "openai")))
         for settings, scorer, words in cases:
             status, said = check.file({"client": {"endpoints": [a | settings]}, **scorer})
@@ -583,7 +584,7 @@ def test_of_the_settings_of_a_trainer_the_models_of_the_scorers_must_be_served(c
 
 
 def test_a_call_uses_the_models_of_the_scorers_and_an_answer_to_one_that_is_not_listed_is_enough(check: Check) -> None:
-    with FakeFleet([FakeEndpoint("a", kind="vllm", models=["judge-7b", "first"])]) as fleet:
+    with FakeFleet([ModelEndpoint("a", kind="vllm", models=["judge-7b", "first"])]) as fleet:
         client = {"endpoints": [{"name": "a", "kind": "vllm", "base_url": fleet.urls["a"], "proxy": ""}]}
         assert check.file({"client": client, "judge": {"model": "judge-7b"}}, "--call")[0] == 0
         status, said = check.file({"client": client, "judge": {"model": ["first", "jugde-7b"]}}, "--call")

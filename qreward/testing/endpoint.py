@@ -5,15 +5,14 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from qreward.testing.admission import Rates, RequestAdmission
-from qreward.testing.batch_api import BatchService, line_server
 from qreward.testing.phases import Timeline
 from qreward.testing.prefix_cache import PromptCache
 from qreward.testing.spec import FakeEndpoint, Phase
@@ -94,6 +93,15 @@ class EndpointCounters:
 DEAD = Phase(behaviour="dead")
 
 
+class Service(Protocol):
+    """Answers requests that are not routes, such as those of a Batch API."""
+
+    def takes_path(self, path: str) -> bool: ...
+    def respond(self, method: str, path: str, query: Mapping[str, str], content_type: str, body: bytes, now: float) -> bytes | None: ...
+    def configure(self, spec: FakeEndpoint) -> None: ...
+    def advance(self, now: float) -> None: ...
+
+
 class FakeEndpointState:
     """Holds the settings, slots, rate limits, phases, random draws and counters of one endpoint."""
 
@@ -114,7 +122,7 @@ class FakeEndpointState:
         self.timeline = Timeline(self.spec.phases, self.epoch)
         self._seed_faults()
         self._empty_cache()
-        self._start_batches()
+        self.service: Service | None = self.spec.service(self)
         self.phases_changed()
 
     def configure(self, spec: FakeEndpoint) -> None:
@@ -131,8 +139,8 @@ class FakeEndpointState:
             self._seed_faults()
         if before.prefix_cache != spec.prefix_cache:
             self._empty_cache()
-        if self.batches is not None:
-            self.batches.settings = spec.batching
+        if self.service is not None:
+            self.service.configure(spec)
         self.phases_changed()
 
     def kill(self, killed: bool = True) -> None:
@@ -172,8 +180,8 @@ class FakeEndpointState:
         return _matches(self.spec.models, model)
 
     def seen(self) -> Seen:
-        if self.batches is not None:
-            self.batches.advance(time.monotonic())
+        if self.service is not None:
+            self.service.advance(time.monotonic())
         counters, admission = self.counters, self.admission
         counts: dict[str, Any] = dict(counters.counts)
         if self.cache is not None:
@@ -192,12 +200,7 @@ class FakeEndpointState:
         """Start with an empty prefix cache. Requests in flight stay with the previous one."""
         self.cache: PromptCache | None = self.spec.prompt_cache()
 
-    def _start_batches(self) -> None:
-        self.batches: BatchService | None = None
-        if self.spec.kind == "openai_batch":
-            self.batches = BatchService(self.spec.batching, line_server(self.spec, self.write, self._line_served), self.serves)
-
-    def _line_served(self, problem: str | None, digest: bytes, tokens: int) -> None:
+    def line_served(self, problem: str | None, digest: bytes, tokens: int) -> None:
         self.counters.recognise(digest)
         self.counters.ended_in(problem, tokens)
 

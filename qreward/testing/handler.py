@@ -10,16 +10,14 @@ from aiohttp import web
 
 from qreward.testing import openai_api
 from qreward.testing.admission import Slot
-from qreward.testing.batch_api import BatchService
 from qreward.testing.decisions import DECISIONS
-from qreward.testing.endpoint import FakeEndpointState
+from qreward.testing.endpoint import FakeEndpointState, Service
 from qreward.testing.faults import FAULTS, NO_FAULT
 from qreward.testing.phases import refuses
 from qreward.testing.responses import JSON, FaultPlan, Incoming, Pace, deliver, end, forever, hint, sleep_until, stream
 from qreward.testing.server_kinds import SERVER_KINDS
 from qreward.testing.server_routes import ErrorResponse, FakeServerKind, Job, Route, RouteCall, ServerState, Traffic
 from qreward.testing.text import BYTES_PER_TOKEN, canonical, count_tokens, encode
-from qreward.testing.vllm import missing_routes
 
 
 class Handler:
@@ -33,16 +31,15 @@ class Handler:
 
     @property
     def _kind(self) -> FakeServerKind:
-        return SERVER_KINDS[self._state.spec.kind]
+        kind: FakeServerKind = self._state.spec.server(SERVER_KINDS)
+        return kind
 
     async def __call__(self, request: Incoming) -> web.StreamResponse:
         spec = self._state.spec
         route = {**self._kind.routes, **(DECISIONS if spec.decisions else {}), **spec.routes}.get(request.path)
-        if request.path in missing_routes(spec):
-            route = None
         try:
-            if self._state.batches is not None and request.path.startswith(("/v1/files", "/v1/batches")):
-                return await self._batched(request, self._state.batches)
+            if self._state.service is not None and self._state.service.takes_path(request.path):
+                return await self._by_service(request, self._state.service)
             if route is not None and request.method == "POST":
                 return await self._counted(request, route)
             return await self._status(request)
@@ -55,8 +52,8 @@ class Handler:
             body = error.body or self._kind.error(request.path, error)
             return web.Response(status=error.status, body=body, content_type=JSON, headers=headers)
 
-    async def _batched(self, request: Incoming, service: BatchService) -> web.StreamResponse:
-        """Serve a call of the Batch API. A fault that alters the body occurs after the call has taken effect."""
+    async def _by_service(self, request: Incoming, service: Service) -> web.StreamResponse:
+        """A fault that alters the body occurs after the call has taken effect."""
         if request.method == "POST":
             self._state.arrived()
         self._check_key(request)
@@ -194,9 +191,9 @@ class Handler:
         """Return the error for a request that found no slot (``rate`` is None) or exceeded a rate limit."""
         spec = self._state.spec
         if rate is None:
-            message, type_ = "Too many requests are being served; the server is full.", "overloaded_error"
-            if spec.reject_status in self._kind.failures and spec.kind == "vllm":
-                message, type_ = self._kind.failures[spec.reject_status]
+            message, type_ = self._kind.full.get(
+                spec.reject_status, ("Too many requests are being served; the server is full.", "overloaded_error")
+            )
             return ErrorResponse(spec.reject_status, message, "rejected", type_, "overloaded", ready_at)
         return ErrorResponse(429, f"Rate limit reached for {rate} per min.", "rejected", rate, "rate_limit_exceeded", ready_at)
 
@@ -208,8 +205,7 @@ class Handler:
         if request.method != "GET" or path not in self._kind.status:
             if path.startswith(self._kind.guarded) and self._kind.guarded != ("/",):
                 self._check_key(request)
-            is_route = path in self._kind.routes and path not in missing_routes(state.spec)
-            status = 405 if state.spec.kind == "vllm" and is_route else 404
+            status = self._kind.wrong_method if path in self._kind.routes else 404
             raise ErrorResponse(status, f"there is no {request.method} {path} here", "not_found", "not_found")
         self._check_key(request)
         content_type, text = self._kind.status[path]

@@ -126,6 +126,8 @@ class FakeServerKind:
     chunks: type[openai_api.Chunks] = openai_api.Chunks
     unknown: str = "The model {model!r} does not exist."
     failures: Mapping[int, tuple[str, str]] = field(default_factory=lambda: FAILURES)
+    full: Mapping[int, tuple[str, str]] = field(default_factory=dict)
+    wrong_method: int = 404
     request_ids: bool = True
     label: str = "LABEL_0"
     invalid: int = 400

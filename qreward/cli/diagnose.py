@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
-import time
 from collections.abc import Iterable, Iterator, Mapping
-from email.utils import parsedate_to_datetime
 from time import perf_counter
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
 
-from qreward.cli.config_files import KEY_EXAMPLE, written
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import Malformed, Reply, TransportError, WireRequest
 from qreward.codecs.chat import CHAT
@@ -28,10 +24,7 @@ from qreward.settings.policies import Endpoint
 from qreward.spelling import closest
 from qreward.transport.backend import HttpBackend
 from qreward.transport.connection import PASSING, EndpointConnection, open_transport
-from qreward.transport.connection_settings import proxy_of
 
-_NO_CHECK_TIME = 0x200000
-"""OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which ``ssl`` does not name."""
 API_MODELS = "the list of models under base_url"
 _NIM_READY = "/v1/health/ready"
 STATUS_PATHS = ("/health", "/metrics", "/info", "/v1/loads", "/get_load", SLOTS, _NIM_READY)
@@ -45,51 +38,10 @@ _PRODUCTS = {"llama.cpp": "openai", "Infinity": "openai"}
 _NO_SUCH_API = (400, 404, 405, 422, 500, 501)
 """Statuses of servers that do not offer chat completions."""
 ANY_NAME = "any"
-EXPIRY_WARNING = 14
-"""Minimum number of days until a certificate expires. If there are fewer days left, there is a note about the certificate."""
-CLOCK_WARNING = 60
-"""Maximum difference of two clocks in seconds. If the difference is larger, there is a note about it."""
 MAX_LISTED = 6
 """Maximum number of names that a message lists."""
 _UNLISTED = "; if the server has no list of models, add a model name to models and check with --call"
 _REMEDY = "change models or the route, or map names with model_names"
-
-
-class Tls(msgspec.Struct, frozen=True):
-    """The result of a TLS handshake."""
-
-    version: str
-    days: float | None
-
-
-async def tls_handshake(host: str, port: int) -> Tls | None:
-    """Make a TLS handshake without verifying the certificate or sending a request. Return None if there is no TLS server."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    try:
-        shown = await _handshake(host, port, context)
-    except (OSError, ValueError):  # ssl.SSLError is an OSError; an invalid host name raises ValueError
-        return None
-    days = None
-    try:
-        context.load_verify_locations(cadata=shown.getpeercert(binary_form=True) or b"")
-        context.verify_mode = ssl.CERT_REQUIRED
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME
-        certificate = (await _handshake(host, port, context)).getpeercert() or {}
-        days = (ssl.cert_time_to_seconds(str(certificate["notAfter"])) - time.time()) / 86400
-    except (OSError, ValueError, KeyError):  # the server shows another certificate each time, or its certificate cannot be decoded
-        pass
-    return Tls(shown.version() or "?", days)
-
-
-async def _handshake(host: str, port: int, context: ssl.SSLContext) -> ssl.SSLObject:
-    _, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=host)
-    try:
-        connection: ssl.SSLObject = writer.get_extra_info("ssl_object")
-        return connection
-    finally:
-        writer.transport.abort()
 
 
 class Examined(msgspec.Struct):
@@ -104,19 +56,11 @@ class Examined(msgspec.Struct):
     refusal: str | None = None
     elsewhere: str | None = None
     context: int | None = None
-    unguarded: bool | None = None
     moved_to: str | None = None
-    clock_ahead: float | None = None
-    tls: Tls | None = None
 
     @property
     def reachable(self) -> bool:
         return bool(self.statuses)
-
-    @property
-    def days(self) -> float | None:
-        """Days until the certificate expires. The number is negative for an expired certificate, and None if it is unknown."""
-        return None if self.tls is None else self.tls.days
 
 
 async def examine(endpoint: Endpoint, seconds: float) -> Examined:
@@ -127,14 +71,9 @@ async def examine(endpoint: Endpoint, seconds: float) -> Examined:
         return Examined(failure=str(error))
     found = Examined()
     replies: dict[str, Reply] = {}
-    secure = endpoint.base_url.startswith("https://")
     try:
         async with asyncio.timeout(seconds):
-            tls, _ = await asyncio.gather(_tls(endpoint, wanted=secure), _get_all(connection, found, replies))
-            found.tls = tls
-            found.unguarded = await _unguarded(endpoint, found)
-            if not secure and set(found.statuses.values()) <= {400} and await _tls(endpoint, wanted=True) is not None:
-                found.failure = "the server speaks TLS at this port; write base_url with https://"
+            await _get_all(connection, found, replies)
     except TimeoutError:
         if not found.reachable:
             found.failure = f"no answer within {seconds:g} s; check base_url, and that the server is up and not overloaded"
@@ -142,13 +81,6 @@ async def examine(endpoint: Endpoint, seconds: float) -> Examined:
         await connection.aclose()
     _read(endpoint.kind, found, replies)
     return found
-
-
-async def _tls(endpoint: Endpoint, *, wanted: bool) -> Tls | None:
-    if not wanted or proxy_of(endpoint) is not None:
-        return None
-    parts = urlsplit(endpoint.base_url)
-    return await tls_handshake(parts.hostname or "", parts.port or 443)
 
 
 async def _get_all(connection: EndpointConnection, found: Examined, replies: dict[str, Reply]) -> None:
@@ -180,32 +112,6 @@ async def _api_at_host(endpoint: Endpoint) -> str | None:
     return None
 
 
-def sends_key(endpoint: Endpoint) -> bool:
-    return endpoint.api_key is not None or bool(endpoint.headers)
-
-
-def may_ignore_keys(endpoint: Endpoint, found: Examined) -> bool:
-    """Return whether a key is sent, and no answer shows that the server looks at it."""
-    return sends_key(endpoint) and found.unguarded is not False and {401, 403}.isdisjoint(found.statuses.values())
-
-
-def without_key(endpoint: Endpoint) -> Endpoint:
-    return endpoint.model_copy(update={"api_key": None, "headers": {}})
-
-
-async def _unguarded(endpoint: Endpoint, found: Examined) -> bool | None:
-    """Send one of the answered requests again without the key. See ``Examined.unguarded``."""
-    path = next((path for path in GUARDED if 200 <= found.statuses.get(path, 0) < 300), None)
-    if path is None or not may_ignore_keys(endpoint, found):
-        return None
-    connection, again = EndpointConnection(without_key(endpoint)), Examined()
-    try:
-        await _get(connection, path, again, {})
-    finally:
-        await connection.aclose()
-    return 200 <= again.statuses.get(path, 0) < 300
-
-
 async def _get(connection: EndpointConnection, path: str, found: Examined, replies: dict[str, Reply]) -> None:
     began = perf_counter()
     try:
@@ -214,18 +120,11 @@ async def _get(connection: EndpointConnection, path: str, found: Examined, repli
         if not found.reachable:
             found.failure = connection.secrets.hide(str(error))
             if "; " not in found.failure:  # the connection broke off, as it does if the server speaks another protocol
-                found.failure += "; check the host and port of base_url, and the log of the server"
+                found.failure += "; check the scheme, the host and the port of base_url, and the log of the server"
         return
     took = perf_counter() - began
-    found.failure, found.seconds, found.clock_ahead = None, min(took, found.seconds or took), _clock_ahead(reply)
+    found.failure, found.seconds = None, min(took, found.seconds or took)
     found.statuses[path], replies[path] = reply.status, reply
-
-
-def _clock_ahead(reply: Reply) -> float | None:
-    try:
-        return time.time() - parsedate_to_datetime(reply.headers["Date"]).timestamp()
-    except (KeyError, ValueError, OverflowError):
-        return None
 
 
 def _read(kind: str, found: Examined, replies: dict[str, Reply]) -> None:
@@ -386,7 +285,6 @@ class Called(msgspec.Struct, frozen=True):
     error: QRewardError | None = None
     models: tuple[str, ...] = ()
     instead: str | None = None
-    unguarded: bool | None = None
 
     @property
     def status(self) -> int | None:
@@ -404,15 +302,13 @@ def refuses_chat(error: QRewardError | None) -> bool:
 
 def auth_of(endpoint: Endpoint, found: Examined, called: Called = NOT_CALLED) -> str:
     """Return a text that says whether the server accepts the key. The model request counts more than the GET requests."""
-    has_key = sends_key(endpoint)
+    has_key = endpoint.api_key is not None or bool(endpoint.headers)
     seen = [found.statuses[path] for path in GUARDED if path in found.statuses]
     refused = None if called.answered else next((status for status in (called.status, *seen) if status in (401, 403)), None)
     if refused is not None:
         return f"refused ({refused})" if has_key else f"required ({refused})"
     if called.answered or any(200 <= status < 300 for status in seen):
-        if not has_key:
-            return "not needed"
-        return "not checked" if (called.unguarded if called.answered else found.unguarded) else "accepted"
+        return "not refused" if has_key else "not needed"
     return "?"
 
 
@@ -432,7 +328,7 @@ def state_of(endpoint: Endpoint, found: Examined, called: Called = NOT_CALLED) -
 
 def _refused_path(endpoint: Endpoint, found: Examined) -> str | None:
     statuses = found.statuses.values()
-    if _of_path(endpoint, found, "") is not None:
+    if _of_path(endpoint, found) is not None:
         if found.refusal in (None, "404"):  # of the root that base_url names
             return "wrong path (404)"
         return f"failing ({found.refusal})" if found.refusal.startswith("5") else f"no API ({found.refusal})"
@@ -444,29 +340,23 @@ def problems(
     config: ClientConfig,
     found: Examined,
     called: Called = NOT_CALLED,
-    *,
-    form: str = "",
     asked: Iterable[ScorerModel] = (),
 ) -> Iterator[str]:
     """Yield the problems, most important first."""
     if found.failure is not None:
         yield found.failure
         return
-    yield from _of_answers(endpoint, found, called, form)
+    yield from _of_answers(endpoint, found, called)
     auth = auth_of(endpoint, found, called)
     if auth.startswith("refused"):
-        place = "api_key, or headers if it is sent there" if form else "OPENAI_API_KEY"
-        yield f"it refuses the key that was sent ({auth[9:-1]}); check {place}"
+        yield f"it refuses the key that was sent ({auth[9:-1]}); check api_key, or headers if it is sent there"
     if auth.startswith("required"):
-        how = f"api_key, such as {written('api_key', f'${{{KEY_EXAMPLE}}}', form)}" if form else "OPENAI_API_KEY"
-        yield f"it requires a key, and none was sent ({auth[10:-1]}); set {how}"
+        yield f"it requires a key, and none was sent ({auth[10:-1]}); set api_key, such as ${{JUDGE_KEY}}, or OPENAI_API_KEY"
     kind = _PRODUCTS.get(found.seems or "", found.seems)
     if kind not in (None, endpoint.kind) and endpoint.kind in DISTINCT_KINDS:
         what = found.seems if found.seems in _PRODUCTS else f"a server of kind {kind!r}"
-        yield f"it seems to be {what}, not {endpoint.kind!r}; set {written('kind', kind, form)}"
+        yield f"it seems to be {what}, not {endpoint.kind!r}; set kind to {kind!r}"
     yield from (text for wanted, text in _of_models(endpoint, config, found, asked) if not _served_call(wanted, called))
-    if (days := found.days) is not None and days < 0:
-        yield f"its certificate expired {-days:.0f} days ago; renew it"
     if called.error is not None:
         yield f"a call failed: {called.error}"
 
@@ -476,70 +366,47 @@ def notes(
     config: ClientConfig,
     found: Examined,
     called: Called = NOT_CALLED,
-    *,
-    form: str = "",
     asked: Iterable[ScorerModel] = (),
 ) -> Iterator[str]:
     """Yield the notes: the findings that do not make calls fail. See :func:`problems` for the arguments."""
     if endpoint.kind == "openai" and found.seems is not None and found.seems not in _PRODUCTS:
-        kind = written("kind", found.seems, form)
-        yield f"it seems to be a server of kind {found.seems!r}; with {kind} it can be asked for scores and for its load"
+        yield f"it seems to be a server of kind {found.seems!r}; with kind {found.seems!r} it can be asked for scores and for its load"
     if called.instead is not None:
         yield f"it answers requests for {called.instead}, and refuses chat completions"
-    yield from _of_key(endpoint, found, called)
     if any(_served_call(wanted, called) for wanted, _ in _of_models(endpoint, config, found, asked)):
         for model in called.models:
             if not _lists(found.load.models, model):
                 yield f"its list of models has no {model!r}, but it answered a call for this model"
     unlisted = found.reachable and not found.listed and kind_of(endpoint.kind).lists_models
-    if (
-        unlisted
-        and (called.answered or found.refusal is None)
-        and auth_of(endpoint, found, called) in ("accepted", "not checked", "not needed", "?")
-    ):
+    if unlisted and (called.answered or found.refusal is None) and auth_of(endpoint, found, called) in ("not refused", "not needed", "?"):
         yield "it does not list its models, so their names could not be checked; check them with --call"
-    yield from _of_clock(found)
     if endpoint.probe is not None and not kind_of(endpoint.kind).probe:
         yield f"probe has no effect: a server of kind {endpoint.kind!r} has no status route"
     if endpoint.base_url.startswith("https") and endpoint.verify is False:
         yield "its certificate is not verified; set verify to the path of its CA bundle instead of false"
-    if (days := found.days) is not None and 0 <= days < EXPIRY_WARNING:
-        yield f"its certificate expires in {days:.0f} days; renew it"
     yield from (text for name, text in without_effect(config) if name == endpoint.name)
 
 
-def _of_key(endpoint: Endpoint, found: Examined, called: Called) -> Iterator[str]:
-    if auth_of(endpoint, found, called) == "not checked":
-        rest = "it does not check keys" if called.answered else "the key was not checked; check it with --call"
-        yield f"it answers without the key too, so {rest}"
-
-
-def _of_clock(found: Examined) -> Iterator[str]:
-    if found.clock_ahead is not None and abs(found.clock_ahead) > CLOCK_WARNING:
-        how = "ahead of" if found.clock_ahead > 0 else "behind"
-        yield f"this machine's clock is {abs(found.clock_ahead):.0f} s {how} the server's; set the clock, or certificates may be refused"
-
-
-def _of_answers(endpoint: Endpoint, found: Examined, called: Called, form: str) -> Iterator[str]:
+def _of_answers(endpoint: Endpoint, found: Examined, called: Called) -> Iterator[str]:
     if found.load.ready is False:
         yield "it answers that it is not ready; wait until it has loaded its model, or look into its log"
     if moved := next((path for path, status in found.statuses.items() if 300 <= status < 400), None):
         path = "/models" if moved == API_MODELS else moved
         to = f" to {found.moved_to}" if found.moved_to else ""
         yield f"it redirects{to} ({found.statuses[moved]} for {path}); redirects are not followed; set base_url to the final one"
-    if not called.answered and (text := _of_path(endpoint, found, form)):
+    if not called.answered and (text := _of_path(endpoint, found)):
         yield text
 
 
-def _of_path(endpoint: Endpoint, found: Examined, form: str) -> str | None:
+def _of_path(endpoint: Endpoint, found: Examined) -> str | None:
     """Return None if ``base_url`` seems to be the root of an API that the endpoint can use."""
     base_url, refusal, kind = endpoint.base_url, found.refusal, kind_of(endpoint.kind)
     below = found.statuses.get(MODELS, 404)
     if found.statuses.get(API_MODELS) == 404 and (below in (200, 401, 403) or below >= 500) and endpoint.reward is None:
-        return f"its API is one level below base_url; set {written('base_url', f'{base_url}/v1', form)}"
+        return f"its API is one level below base_url; set base_url to {base_url}/v1"
     if found.elsewhere is not None:
         which = "every request" if set(found.statuses.values()) <= {404} else "a request for its models"
-        return f"it answers 404 to {which}, but it has an API at another path; set {written('base_url', found.elsewhere, form)}"
+        return f"it answers 404 to {which}, but it has an API at another path; set base_url to {found.elsewhere}"
     if set(found.statuses.values()) <= {404} and kind.probe:
         return f"it answers 404 to every request; check the host, the port and the path of base_url{_UNLISTED if found.refusal else ''}"
     if not kind.chat and kind.info is not None and found.statuses.get(kind.info) == 404:

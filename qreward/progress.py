@@ -245,9 +245,8 @@ def _view(wanted: object, title: str) -> ProgressView | None:
         return None
     if wanted == "plain":
         return _Lines(title)
-    if is_notebook():
-        return _Bar(bar, title) if _has_widgets() and (bar := _bar()) is not None else _Plain(0.5, _cell_line(title))
-    if sys.stderr is None or not sys.stderr.isatty():
+    shown = importlib.util.find_spec("ipywidgets") is not None if is_notebook() else sys.stderr is not None and sys.stderr.isatty()
+    if not shown:
         return _Lines(title)
     bar = _bar()
     return _Lines(title, hint="; pip install 'qreward[progress]' for a bar") if bar is None else _Bar(bar, title)
@@ -285,21 +284,6 @@ class _Lines:
             _log.info("%s", text)
         elif sys.stderr is not None:
             sys.stderr.write(f"{text}\n")
-
-
-def _cell_line(title: str) -> Callable[[Progress], None]:
-    """Return a function that shows a line in a notebook cell and rewrites the line in place. This needs no widgets."""
-    handle: Any = None
-
-    def show(progress: Progress) -> None:
-        nonlocal handle
-        line = {"text/plain": _line(title, progress)}
-        if handle is None:
-            handle = importlib.import_module("IPython.display").display(line, raw=True, display_id=True)
-        else:
-            handle.update(line, raw=True)
-
-    return show
 
 
 class _Bar:
@@ -354,11 +338,6 @@ def _bar() -> Any:
     except ImportError:
         return None
     return type("Bar", (tqdm,), {"monitor_interval": 0})  # tqdm's thread is not needed: the meter draws regularly
-
-
-def _has_widgets() -> bool:
-    """Return whether ipywidgets is installed."""
-    return importlib.util.find_spec("ipywidgets") is not None
 
 
 def is_on(variable: str) -> bool:

@@ -1,4 +1,4 @@
-"""What ``ps``, ``top``, the page and notebooks show: blocks of text and tables, which become plain lines, an object of Rich, or HTML."""
+"""What ``ps``, ``top``, the page and notebooks show: blocks of text and tables, which become lines or HTML."""
 
 from __future__ import annotations
 
@@ -175,11 +175,16 @@ COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
 # the three forms
 
 
-def plain(shown: Iterable[Block]) -> Iterator[str]:
-    """Yield lines of text, without characters that a terminal would carry out."""
+STYLES = {"bold": "1", "red": "31"}
+"""Style -> its code in a terminal."""
+
+
+def plain(shown: Iterable[Block], *, styled: bool = False) -> Iterator[str]:
+    """Yield lines of text, without characters that a terminal would carry out, but for the styles."""
     for block in shown:
         if not block.heads:
-            yield _printable(block.text)
+            text = _printable(block.text)
+            yield f"\x1b[{STYLES[block.style]}m{text}\x1b[0m" if styled and block.style else text
             continue
         rows = [block.heads, *block.rows]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -191,26 +196,6 @@ def plain(shown: Iterable[Block]) -> Iterator[str]:
 
 def _printable(text: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in text)
-
-
-def rich(shown: Iterable[Block]) -> Any:
-    """Return an object that Rich prints."""
-    from rich.console import Group  # noqa: PLC0415 - an extra
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
-    made: list[Any] = []
-    for block in shown:
-        if not block.heads:
-            made.append(Text(_printable(block.text), block.style))
-            continue
-        grid = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
-        for head in block.heads:
-            grid.add_column(head, justify="left" if head in WORDS else "right", no_wrap=head != "limit because")
-        for row in block.rows:
-            grid.add_row(*(Text(_printable(cell)) for cell in row))
-        made.append(grid)
-    return Group(*made)
 
 
 def html(shown: Iterable[Block]) -> str:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from qreward.live import view
-from qreward.live.directory import Kept, Process, directory, processes
+from qreward.live.directory import Process, directory, processes
 
 Look = Callable[[], Iterator[Process]]
 LEAST = 0.2
@@ -35,14 +35,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Show the processes. Returns 0. Raises ``ConfigError`` if their directory cannot be used."""
     folder, shown = directory(), view.Shown(sort=args.sort)
-    with Kept() as kept:
-        look = partial(processes, folder, kept)
-        if args.web:
-            _serve(args.port, lambda: view.html(view.blocks(list(look()), shown)))
-        elif args.json or args.once or not (sys.stdin.isatty() and sys.stdout.isatty()):
-            _print_on(args, look, shown)
-        else:
-            _redraw(args, look, shown)
+    look = partial(processes, folder)
+    if args.web:
+        _serve(args.port, lambda: view.html(view.blocks(list(look()), shown)))
+    elif args.json or args.once or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        _print_on(args, look, shown)
+    else:
+        _redraw(args, look, shown)
     return 0
 
 

@@ -131,7 +131,7 @@ class Snapshot(_Part):
     why: list[str] = Field(description="one sentence for each kind of work that waits")
 
 
-COUNTS = (
+COUNTS = [
     "sent",
     "rejected",
     "failed",
@@ -142,7 +142,7 @@ COUNTS = (
     "prompt_tokens",
     "output_tokens",
     "cached_tokens",
-)
+]
 
 
 class SnapshotMaker:

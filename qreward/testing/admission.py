@@ -1,4 +1,4 @@
-"""Admission control of a fake endpoint: rate limits (with aiolimiter) and concurrency slots. This module does not use HTTP."""
+"""Admission control of a fake endpoint: rate limits and concurrency slots."""
 
 from __future__ import annotations
 
@@ -6,51 +6,30 @@ import asyncio
 import math
 from collections import deque
 
-from aiolimiter import AsyncLimiter
-
 from qreward.testing.spec import FakeEndpoint
 
-_BISECTIONS = 40  # number of halvings; after all of them, the error is 1e-12 of the size of the bucket
-
-_ROUNDING_ERROR = 1e-6  # tolerance in tokens, or in milliseconds, with which the error of the bisection cannot change a rounded value
+_ROUNDING_ERROR = 1e-6  # in requests, tokens or milliseconds
 
 
 class Bucket:
-    """Applies one rate limit."""
+    """Applies one rate limit: ``per_minute`` in the long run, and ``burst`` at once. A bucket belongs to the running event loop."""
 
     def __init__(self, per_minute: float, burst: float) -> None:
-        self.per_minute = per_minute
-        self._burst = burst
-        self._limiter = AsyncLimiter(burst, burst * 60 / per_minute)
-
-    def admits(self, amount: float) -> bool:
-        return self._limiter.has_capacity(min(amount, self._burst))
-
-    async def take(self, amount: float) -> None:
-        """Take an amount. Does not suspend if ``admits`` has just returned True for this amount."""
-        await self._limiter.acquire(min(amount, self._burst))
-
-    def available(self) -> float:
-        """Return the amount of requests or tokens that could be taken now."""
-        if self._limiter.has_capacity(self._burst):
-            return self._burst
-        low, high = 0.0, self._burst
-        for _ in range(_BISECTIONS):
-            middle = (low + high) / 2
-            low, high = (middle, high) if self._limiter.has_capacity(middle) else (low, middle)
-        return low
-
-    def left(self) -> str:
-        """Return the value of ``available()`` as text for a header: a whole number of requests or tokens, rounded down."""
-        return f"{math.floor(self.available() + _ROUNDING_ERROR)}"
+        self.per_minute, self.burst = per_minute, burst
+        self._full_at = -math.inf  # time at which the bucket is full again
 
     def wait(self, amount: float) -> float:
-        """Return the seconds until the amount is admitted, if nothing else is taken meanwhile."""
-        return max(0.0, min(amount, self._burst) - self.available()) * 60 / self.per_minute
+        """Return the seconds until the amount is admitted, if nothing else is taken meanwhile; an amount above ``burst`` is ``burst``."""
+        missing = self.refilled_in() - (self.burst - min(amount, self.burst)) * 60 / self.per_minute
+        return missing if missing > 1e-9 else 0.0
+
+    def take(self, amount: float) -> None:
+        now = asyncio.get_running_loop().time()
+        self._full_at = max(self._full_at, now) + min(amount, self.burst) * 60 / self.per_minute
 
     def refilled_in(self) -> float:
         """Return the seconds until the bucket is full again."""
-        return self.wait(self._burst)
+        return max(0.0, self._full_at - asyncio.get_running_loop().time())
 
 
 class Rates:
@@ -60,24 +39,22 @@ class Rates:
         limits = {"requests": (endpoint.rpm, endpoint.request_burst), "tokens": (endpoint.tpm, endpoint.token_burst)}
         self._buckets = {kind: Bucket(rate, burst) for kind, (rate, burst) in limits.items() if rate is not None}
 
-    async def admit(self, tokens: int) -> tuple[str, float] | None:
-        """Charge one request to all buckets, or to no bucket if the request exceeds a limit. Does not suspend."""
-        if not self._buckets:
-            return None
+    def admit(self, tokens: int) -> tuple[str, float] | None:
+        """Charge one request to all buckets. If it exceeds a limit, charge none, and return the name of the limit and the wait in seconds."""
         amounts = {"requests": 1, "tokens": tokens}
-        over = [(bucket.wait(amounts[kind]), kind) for kind, bucket in self._buckets.items() if not bucket.admits(amounts[kind])]
-        if over:
-            seconds, kind = max(over)
+        seconds, kind = max(((bucket.wait(amounts[kind]), kind) for kind, bucket in self._buckets.items()), default=(0.0, ""))
+        if seconds > 0:
             return kind, seconds
         for kind, bucket in self._buckets.items():
-            await bucket.take(amounts[kind])
+            bucket.take(amounts[kind])
         return None
 
     def headers(self) -> dict[str, str]:
         """Return OpenAI's headers with the limit per minute, the remaining amount, and the time until the bucket is full again."""
         found: dict[str, str] = {}
         for kind, bucket in self._buckets.items():
-            values = {"limit": f"{bucket.per_minute:.0f}", "remaining": bucket.left(), "reset": duration(bucket.refilled_in())}
+            left = math.floor(bucket.burst - bucket.refilled_in() * bucket.per_minute / 60 + _ROUNDING_ERROR)
+            values = {"limit": f"{bucket.per_minute:.0f}", "remaining": f"{left}", "reset": duration(bucket.refilled_in())}
             found |= {f"x-ratelimit-{what}-{kind}": text for what, text in values.items()}
         return found
 

@@ -58,38 +58,6 @@ class Seen(msgspec.Struct, frozen=True):
     last_request: float | None = None
 
 
-class EndpointCounters:
-    """Holds the counters from which :class:`Seen` is made, and the digests of earlier requests, by which duplicates are recognised."""
-
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()  # the counts in Seen
-        self.errors: Counter[str] = Counter()
-        self.first_request: float | None = None
-        self.last_request: float | None = None
-        self._digests: set[bytes] = set()
-
-    def arrived(self, at: float) -> None:
-        self.counts["requests"] += 1
-        self.last_request = at
-        if self.first_request is None:
-            self.first_request = at
-
-    def recognise(self, digest: bytes) -> None:
-        """Record the digest of a request. Count a duplicate if an earlier request had this digest."""
-        self.counts["duplicates"] += digest in self._digests
-        self._digests.add(digest)
-
-    def ended_in(self, problem: str | None, tokens: int = 0) -> None:
-        """Count the end of a request."""
-        if problem is None:
-            self.counts["answered"] += 1
-            self.counts["tokens"] += tokens
-        elif problem == "rejected":
-            self.counts["rejected"] += 1
-        else:
-            self.errors[problem] += 1
-
-
 DEAD = Phase(behaviour="dead")
 
 
@@ -116,7 +84,11 @@ class FakeEndpointState:
     def reset(self) -> None:
         """Reset statistics, rate limits, phases and random draws. Slots in use stay in use, and a killed endpoint stays killed."""
         self.epoch = time.monotonic()
-        self.counters = EndpointCounters()
+        self.counts: Counter[str] = Counter()  # the counts in Seen
+        self.errors: Counter[str] = Counter()
+        self._first_request: float | None = None
+        self._last_request: float | None = None
+        self._digests: set[bytes] = set()
         self.admission.peak = self.admission.in_flight
         self.rates = Rates(self.spec)
         self.timeline = Timeline(self.spec.phases, self.epoch)
@@ -152,9 +124,26 @@ class FakeEndpointState:
     def arrived(self) -> None:
         """Count the arrival of a request. The arrival may begin a phase with ``after_requests``."""
         now = time.monotonic()
-        self.counters.arrived(now - self.epoch)
-        if self.timeline.count(self.counters.counts["requests"], now):
+        self.counts["requests"] += 1
+        self._last_request = now - self.epoch
+        self._first_request = self._last_request if self._first_request is None else self._first_request
+        if self.timeline.count(self.counts["requests"], now):
             self.phases_changed()
+
+    def recognise(self, digest: bytes) -> None:
+        """Count a duplicate if an earlier request had this digest."""
+        self.counts["duplicates"] += digest in self._digests
+        self._digests.add(digest)
+
+    def ended_in(self, problem: str | None, tokens: int = 0) -> None:
+        """Count the end of a request: None for a successful response, ``rejected``, or the kind of error."""
+        if problem is None:
+            self.counts["answered"] += 1
+            self.counts["tokens"] += tokens
+        elif problem == "rejected":
+            self.counts["rejected"] += 1
+        else:
+            self.errors[problem] += 1
 
     def draw(self) -> str | None:
         """Draw and return the fault of the next attempt; None for no fault."""
@@ -182,17 +171,17 @@ class FakeEndpointState:
     def seen(self) -> Seen:
         if self.service is not None:
             self.service.advance(time.monotonic())
-        counters, admission = self.counters, self.admission
-        counts: dict[str, Any] = dict(counters.counts)
+        admission = self.admission
+        counts: dict[str, Any] = dict(self.counts)
         if self.cache is not None:
             counts |= {"computed": self.cache.computed, "cached": self.cache.hits}
         return Seen(
             self.spec.name,
-            errors=dict(counters.errors),
+            errors=dict(self.errors),
             in_flight=admission.in_flight,
             peak_in_flight=admission.peak,
-            first_request=counters.first_request,
-            last_request=counters.last_request,
+            first_request=self._first_request,
+            last_request=self._last_request,
             **counts,
         )
 
@@ -201,8 +190,8 @@ class FakeEndpointState:
         self.cache: PromptCache | None = self.spec.prompt_cache()
 
     def line_served(self, problem: str | None, digest: bytes, tokens: int) -> None:
-        self.counters.recognise(digest)
-        self.counters.ended_in(problem, tokens)
+        self.recognise(digest)
+        self.ended_in(problem, tokens)
 
     def _seed_faults(self) -> None:
         self._rates_of_faults = self.spec.faults.rates()

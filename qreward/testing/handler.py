@@ -70,18 +70,17 @@ class Handler:
 
     async def _counted(self, request: Incoming, route: Route) -> web.StreamResponse:
         state = self._state
-        counters = state.counters
         self.under_way.add(request)
         try:
             state.arrived()
             self._check_key(request)
             return await self._admitted(request, route(RouteCall(self._kind, request.path, await request.read(), state.spec)))
         except ErrorResponse as error:
-            counters.ended_in(error.counted)
+            state.ended_in(error.counted)
             raise
         except (asyncio.CancelledError, ConnectionError) as error:
             if not request.dropped:
-                counters.counts["disconnects"] += 1
+                state.counts["disconnects"] += 1
             if isinstance(error, ConnectionError):  # raised by a write: the client has disconnected, and a cancellation follows
                 await forever()
             raise
@@ -91,14 +90,14 @@ class Handler:
     async def _admitted(self, request: Incoming, job: Job) -> web.StreamResponse:
         """Check a request and serve it. The checks are, in this order: model, phase, free slot, rate limits."""
         state = self._state
-        state.counters.recognise(job.digest)
+        state.recognise(job.digest)
         if job.model is not None and not state.serves(job.model):
             message = self._kind.unknown.format(model=job.model, served=", ".join(state.spec.models))
             raise ErrorResponse(404, message, "unknown_model", code="model_not_found")
         await self._check_phase(request)
         if state.admission.full and state.spec.over_cap == "reject":
             raise self._rejection(None, state.admission.next_free())
-        over = await state.rates.admit(job.tokens)
+        over = state.rates.admit(job.tokens)
         if over is not None:
             raise self._rejection(over[0], time.monotonic() + over[1])
         with self._traffic.count("waiting", job.items):
@@ -122,7 +121,7 @@ class Handler:
         def finish(problem: str | None) -> None:
             if FAULTS.get(problem or "", NO_FAULT).then != "wait":
                 slot.free()
-            state.counters.ended_in(problem, job.tokens)
+            state.ended_in(problem, job.tokens)
 
         content, finished = self._content(job), "stop"
         if job.most is not None and len(content) > BYTES_PER_TOKEN * job.most:
@@ -172,7 +171,7 @@ class Handler:
         fault = FAULTS["reset" if kind == "dead" else kind]
         if fault.then != "answer":
             if not request.dropped:
-                self._state.counters.ended_in(kind)
+                self._state.ended_in(kind)
             await end(request, fault)
         ready_at = self._state.timeline.opens(time.monotonic())
         message, type_ = self._kind.failures[fault.status]

@@ -146,7 +146,7 @@ class FakeServer:
         self._listener.shut()
         for request in self._handler.under_way:
             if not request.dropped:
-                self.state.counters.ended_in("dead")
+                self.state.ended_in("dead")
         self._drop_connections()
 
     def _drop_connections(self) -> None:

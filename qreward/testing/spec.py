@@ -201,7 +201,7 @@ class FakeEndpoint(Policy):
         rpm: requests admitted per minute. Further requests get HTTP 429.
         tpm: prompt and completion tokens admitted per minute. Further requests get HTTP 429. A request with more tokens than
             ``burst_tokens`` counts as ``burst_tokens``.
-        burst: requests admitted at once. The default is ``rpm``, as in ``aiolimiter.AsyncLimiter(rpm)``.
+        burst: requests admitted at once. The default is ``rpm``.
         burst_tokens: tokens admitted at once. The default is ``tpm``.
         rate_headers: whether the headers of every response report the rate limits, as the headers of OpenAI do:
             ``x-ratelimit-{limit,remaining,reset}-{requests,tokens}``.

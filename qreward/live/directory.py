@@ -47,17 +47,17 @@ class Process(NamedTuple):
     document: dict[str, Any]
 
 
-def processes(folder: Path) -> Iterator[Process]:
+def processes(folder: Path, patience: float = PATIENCE) -> Iterator[Process]:
     """Yield the processes of a directory, those that run first, and remove what is left of others."""
     names = {path.stem for path in folder.iterdir()}
-    found = [_process(folder, int(name)) for name in sorted(names, key=len) if name.isdecimal()]
+    found = [_process(folder, int(name), patience) for name in sorted(names, key=len) if name.isdecimal()]
     yield from sorted(filter(None, found), key=lambda each: (each.state in ("ended", "died"), -each.document.get("started", 0.0)))
 
 
-def _process(folder: Path, pid: int) -> Process | None:
+def _process(folder: Path, pid: int, patience: float) -> Process | None:
     path, state = folder / f"{pid}.sock", "died"
     try:
-        return _of_this_version(pid, "running", request(path, "GET", "/snapshot"))
+        return _of_this_version(pid, "running", request(path, "GET", "/snapshot", patience=patience))
     except (ConnectionRefusedError, FileNotFoundError):
         path.unlink(missing_ok=True)
     except (OSError, HTTPException):

@@ -40,7 +40,7 @@ class Rates:
         self._buckets = {kind: Bucket(rate, burst) for kind, (rate, burst) in limits.items() if rate is not None}
 
     def admit(self, tokens: int) -> tuple[str, float] | None:
-        """Charge one request to all buckets. If it exceeds a limit, charge none, and return the name of the limit and the wait in seconds."""
+        """Charge one request to all buckets. If it exceeds a limit, charge none; return the name of the limit and the seconds to wait."""
         amounts = {"requests": 1, "tokens": tokens}
         seconds, kind = max(((bucket.wait(amounts[kind]), kind) for kind, bucket in self._buckets.items()), default=(0.0, ""))
         if seconds > 0:

@@ -96,32 +96,8 @@ def start_progress(
     prices: Mapping[str, tuple[float, float]] | None = None,
     clock: Callable[[], float] = monotonic,
 ) -> ProgressMeter | None:
-    """Return a meter for one batch, or None if nothing is shown. Nothing is drawn before the first ``add`` or ``refresh``.
-
-    Args:
-        wanted: True shows a bar on a terminal and in a notebook. Elsewhere, and without tqdm, a line is written after 2 seconds and then
-            every 10 seconds. The line goes to the logger ``qreward`` at level INFO, or to standard error if logging is not configured.
-            False shows nothing. The value None means True if the environment variable ``QREWARD_PROGRESS`` is 1, and False otherwise.
-            ``"plain"`` writes the lines on a terminal too. A function is called with a :class:`Progress` at most four times a second, and
-            once at the end. A process whose ``RANK`` or ``LOCAL_RANK`` is above 0 shows nothing, but calls the function.
-        total: number of items, if known.
-        title: label of the progress, such as the model.
-        load: function that returns the load of the batch's route.
-        done_in: function that returns the least and the most seconds in which a number of items is expected to be done, or None.
-        why: function that returns why no item ends.
-        prices: endpoint name -> US dollars for a million prompt tokens and a million completion tokens.
-        clock: function that returns monotonic seconds.
-
-    Raises:
-        ConfigError: ``wanted`` has another type, or is an async function.
-
-    Example:
-        >>> seen = []
-        >>> meter = start_progress(seen.append, total=2)
-        >>> meter.add(Result(0, None, ConfigError("?"), None, 0.0, 0.0))
-        >>> meter.close()
-        >>> seen[-1].failed, seen[-1].total
-        (1, 2)
+    """Return a meter for one batch, or None if nothing is shown. ``wanted`` is the option ``progress`` of calls; the functions tell
+    the load of the route, in how many seconds a number of items is done, and why no item ends. Raises ``ConfigError``.
     """
     view = _view(wanted, title)
     return None if view is None else ProgressMeter(view, total, (load, done_in, why), prices or {}, clock)

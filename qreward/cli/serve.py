@@ -33,11 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal arrives. Return 0 if all requests that were in flight at the signal were finished, else 1.
-
-    Raises:
-        ConfigError: a setting or the scorer is wrong, or a package is missing.
-    """
+    """Serve until a signal arrives. Return 0 if all requests that were in flight at the signal were finished, else 1."""
     if missing := [name for name in _NEEDS if importlib.util.find_spec(name) is None]:
         raise ConfigError(f"the reward server needs {' and '.join(missing)}: pip install 'qreward[server]'")
     from qreward.server import server as running  # noqa: PLC0415 - an extra

@@ -100,11 +100,7 @@ class ServerConfig(Policy):
 
     @classmethod
     def from_texts(cls, **given: str | None) -> Self:
-        """Create the settings from texts.
-
-        If an argument is None, the text is read from the environment variable of the setting. An empty text stands for the default, and
-        ``none`` stands for None.
-        """
+        """Create the settings from texts, or else from the environment. An empty text stands for the default, and ``none`` for None."""
         texts = {name.removeprefix(PREFIX).lower(): text for name, text in os.environ.items() if name.startswith(PREFIX)}
         texts |= {name: text for name, text in given.items() if text is not None}
         values: dict[str, Any] = {name: None if text.lower() == "none" else text for name, text in texts.items() if text}
@@ -117,12 +113,7 @@ class ServerConfig(Policy):
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether an address can be reached only from this machine.
-
-    Example:
-        >>> is_loopback("127.0.0.1"), is_loopback("0.0.0.0")
-        (True, False)
-    """
+    """Return whether an address can be reached only from this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

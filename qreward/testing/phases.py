@@ -19,15 +19,7 @@ class TimeWindow(NamedTuple):
 
 
 class Timeline:
-    """Computes which phase of one endpoint is active at a time, and when work ends.
-
-    All times are in seconds, on the same clock as ``origin``, the time at which the endpoint started.
-
-    Example:
-        >>> slow = Timeline((Phase(behaviour="slow", factor=8, start=1, end=2),))
-        >>> slow.plan(0.5, 0.5625)
-        (1.5, None)
-    """
+    """Computes which phase of one endpoint is active at a time, and when work ends. Times are in seconds, on the clock of ``origin``."""
 
     def __init__(self, phases: tuple[Phase, ...], origin: float = 0.0) -> None:
         self._windows = [_window(phase, origin) for phase in phases if phase.after_requests is None]

@@ -30,15 +30,7 @@ _PUNCTUATION = re.compile(r"[\"'`\u2018\u2019\u201c\u201d()\[\]{}*_!?:;,$€£¥
 
 
 def same_answer(reference: str, candidate: str, any_order: bool = False) -> str | None:
-    """Compare a candidate answer with the reference answer.
-
-    Returns:
-        The reason why the answers are equal, in a few words; None if the answers differ.
-
-    Example:
-        >>> same_answer("1,500 m", "1500.0 m.")
-        'same text'
-    """
+    """Return the reason why a candidate answer equals the reference answer, in a few words; None if they differ."""
     wanted, given = _normal(reference), _normal(candidate)
     if reference.strip() == candidate.strip() or (wanted and wanted == given):
         return "same text"
@@ -99,23 +91,8 @@ _WORST = ("no", "false", "incorrect", "wrong", "fail")
 
 
 def judge(messages: list[Any]) -> str:
-    """Judge the candidate answer in the messages. Return a JSON object with the members that the prompt asks for.
-
-    A prompt of :class:`qreward.judge.Judge` describes the form of the answer. A right candidate answer gets the highest number, yes or
-    true. A wrong one gets the lowest number, no or false. A prompt without such a form gets the members ``verdict``, ``score`` (1 or 0),
-    ``reason`` and ``echo``.
-
-    The last message with the label ``Candidate answer:`` counts, except messages of the assistant. The reference answer is in the same
-    message, or in a message without a candidate answer. If a text is missing, if there are two reference answers, or if the form has a
-    member with other options, the response is a sentence, which no client can read as a verdict.
-
-    Example:
-        >>> judge([{"role": "user", "content": "Reference answer: 1/2\\nCandidate answer: 50%"}])[:45]
-        '{"verdict": "correct", "score": 1, "reason": '
-        >>> form = 'Answer with one JSON object:\\n"score": number, from 1 to 5'
-        >>> judge([{"role": "user", "content": f"Reference answer: 1/2\\nCandidate answer: 50%\\n\\n{form}"}])
-        '{"score": 5}'
-    """
+    """Judge the candidate answer in the messages. Return a JSON object with the members that the prompt asks for, or with ``verdict``,
+    ``score``, ``reason`` and ``echo``. If it cannot judge, the response is a sentence, which no client can read as a verdict."""
     texts = [text_of([each]) for each in messages if isinstance(each, dict) and each.get("role") != "assistant"]
     found = _judged(texts)
     if not found.get("reference answer") or "candidate answer" not in found:
@@ -196,12 +173,7 @@ def sections(text: str) -> dict[str, str]:
 
 
 def range_of(form: str) -> tuple[float, float] | None:
-    """Return the lowest and the highest number that the form of a member allows. Return None if the form does not say both.
-
-    Example:
-        >>> range_of("number, how good it is; from 1 to 5")
-        (1.0, 5.0)
-    """
+    """Return the lowest and the highest number that the form of a member allows, or None if the form does not say both."""
     found = next((ranges[-1] for pattern in _RANGES if (ranges := pattern.findall(form))), None)
     return None if found is None else (float(found[0]), float(found[1]))
 

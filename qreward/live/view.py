@@ -80,22 +80,29 @@ def _state(process: Process) -> str:
     return f"event loop blocked for {seconds(late)}" if late else "running"
 
 
-def _total(process: Process, name: str) -> int:
-    return sum(int(client["totals"][name]) for client in process.document.get("clients", {}).values())
+def _head(process: Process) -> dict[str, str]:
+    document = process.document
+    rates = document.get("rates", [])
+    totals = [client["totals"] for client in document.get("clients", {}).values()]
+    counts = {words: number(sum(int(each[name]) for each in totals)) for words, name in COUNTED.items()}
+    return {
+        "pid": str(process.pid),
+        "program": document.get("program", "?"),
+        "state": _state(process),
+        "age": _since(document["started"]) if document else "",
+        **counts,
+        "/s": number(rates[-1] if rates else 0),
+        "last 30 s": sparkline(rates),
+    }
+
+
+COUNTED = {"waiting": "waiting", "in flight": "in_flight", "answered": "answered"}
 
 
 def listed(processes: Iterable[Process]) -> Iterator[Block]:
     """Yield the table of ``qreward ps``."""
-    heads = ("pid", "program", "state", "age", "waiting", "in flight", "answered", "/s", "last 30 s")
-    rows = []
-    for each in processes:
-        document = each.document
-        rates, age = document.get("rates", []), _since(document["started"]) if document else ""
-        numbers = [number(_total(each, name)) for name in ("waiting", "in_flight", "answered")]
-        rows.append(
-            (str(each.pid), document.get("program", "?"), _state(each), age, *numbers, number(rates[-1] if rates else 0), sparkline(rates))
-        )
-    yield Block(heads=heads, rows=rows)
+    rows = [_head(each) for each in processes]
+    yield Block(heads=list(rows[0]), rows=[list(row.values()) for row in rows])
 
 
 def blocks(processes: Sequence[Process], shown: Shown) -> Iterator[Block]:
@@ -104,18 +111,10 @@ def blocks(processes: Sequence[Process], shown: Shown) -> Iterator[Block]:
         yield Block(NONE)
     for process in processes:
         document = process.document
-        rates = document.get("rates", [])
-        counts = [
-            f"{number(_total(process, name))} {words}"
-            for name, words in (("waiting", "wait"), ("in_flight", "in flight"), ("answered", "answered"))
-        ]
-        head = [
-            f"{process.pid} {document.get('program', '?')}",
-            _state(process),
-            *counts,
-            f"{number(rates[-1] if rates else 0)}/s {sparkline(rates)}",
-        ]
-        yield Block("  ".join(head), "bold" if process.state == "running" else "red")
+        head = _head(process)
+        words = [f"{head['pid']} {head['program']}", head["state"], f"{head['waiting']} wait"]
+        words += [*(f"{head[name]} {name}" for name in ("in flight", "answered")), f"{head['/s']}/s {head['last 30 s']}"]
+        yield Block("  ".join(words), "bold" if process.state == "running" else "red")
         for each in document.get("blocked", []):
             yield from (Block(f"    {place}", "red") for place in each["stack"])
         for client in document.get("clients", {}).values():

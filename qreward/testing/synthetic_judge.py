@@ -77,7 +77,6 @@ class SyntheticJudge(Policy):
             normal noise. The number is the standard deviation of the noise, and the distance between options is 1. The judge then reports
             the posterior probabilities, so the judge is calibrated. Its answer to a ``YesNo`` is right with probability
             ``Phi(1 / (2 * noise))``: 0.99 for 0.215, 0.9 for 0.39, and 0.75 for 0.74.
-        flip: probability that the judge takes a wrong option for the true option. The judge is then as confident as with the true option.
         label_mass: probability that the judge answers with one of the options, and not with some other token.
         refuse: probability that the judge declines a question. If the API has no refusals, the label mass of such a question is multiplied
             by 0.001 instead.
@@ -94,7 +93,6 @@ class SyntheticJudge(Policy):
     bias: float = Field(default=0.0, allow_inf_nan=False)
     temperature: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     noise: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    flip: float = Field(default=0.0, ge=0, le=1)
     label_mass: float = Field(default=1.0, gt=0, le=1)
     refuse: float = Field(default=0.0, ge=0, le=1)
     seed: int = 0
@@ -114,16 +112,13 @@ class SyntheticJudge(Policy):
             ConfigError: the input has a truth that does not fit the question.
         """
         asked, text = Asked.of(question), text_of(given)
-        logits = self._seen(text, asked)
-        if self.flip and _uniform("flip", self.seed, text, asked) < self.flip:
-            compared = len(_lines(text, asked)[1]) or len(logits)
-            logits = _flipped(logits, asked, compared, _uniform("to", self.seed, text, asked))
+        logits = self.seen(text, asked)
         biased = [(logit + self.bias * place) / self.temperature for logit, place in zip(logits, asked.places(), strict=True)]
-        refused = self.refuse > 0 and _uniform("refuse", self.seed, text, asked) < self.refuse
+        refused = self.refuse > 0 and uniform("refuse", self.seed, text, asked) < self.refuse
         return JudgeRead(tuple(softmax(biased)), self.label_mass * (_REFUSED_MASS if refused else 1.0), refused)
 
-    def _seen(self, text: str, asked: Asked) -> list[float]:
-        """Return the logit of each option, before flips, bias and temperature."""
+    def seen(self, text: str, asked: Asked) -> list[float]:
+        """Return the logit of each option, before bias and temperature."""
         truth = truth_of(text, asked)
         if self.noise is None:
             return [math.log(max(number, _LEAST)) for number in truth]
@@ -151,7 +146,7 @@ def truth_of(given: str | Sequence[Mapping[str, Any]], question: Question | Aske
         (0.0, 0.5, 0.5)
     """
     asked, text = Asked.of(question), text_of(given)
-    own, general = _lines(text, asked)
+    own, general = stated_truths(text, asked)
     if own is not None:
         return _stated(own, asked)
     if asked.kind == "choice" and general:
@@ -181,7 +176,7 @@ def softmax(logits: Sequence[float]) -> list[float]:
     return [power / sum(powers) for power in powers]
 
 
-def _lines(text: str, asked: Asked) -> tuple[str | None, list[str]]:
+def stated_truths(text: str, asked: Asked) -> tuple[str | None, list[str]]:
     """Return the value of the truth that names this question (None without one), and the values of the truths for all questions."""
     found = _truths(text)
     own = next((value for name, value in found if name and name in (asked.name, asked.key)), None)
@@ -247,7 +242,7 @@ def _hashed(text: str, asked: Asked) -> tuple[float, ...]:
 
 
 def _drawn(truth: Sequence[float], text: str, asked: Asked) -> int:
-    left = _uniform("answer", 0, text, asked)
+    left = uniform("answer", 0, text, asked)
     for place, number in enumerate(truth):
         left -= number
         if left < 0:
@@ -255,19 +250,7 @@ def _drawn(truth: Sequence[float], text: str, asked: Asked) -> int:
     return max(range(len(truth)), key=truth.__getitem__)
 
 
-def _flipped(logits: list[float], asked: Asked, compared: int, draw: float) -> list[float]:
-    """Return the logits of a judge that takes a wrong option for the true option."""
-    if asked.kind != "choice":
-        return logits[::-1]
-    best = logits.index(max(logits))
-    others = [place for place in range(min(compared, len(logits))) if place != best]
-    other = others[int(draw * len(others))]
-    flipped = list(logits)
-    flipped[best], flipped[other] = logits[other], logits[best]
-    return flipped
-
-
-def _uniform(use: str, seed: int, text: str, asked: Asked) -> float:
+def uniform(use: str, seed: int, text: str, asked: Asked) -> float:
     """Return a number between 0 and 1 that depends only on the arguments. Among the fields of the question, only the key has an effect."""
     digest = blake2b(f"{seed}/{use}".encode(), key=_key(text, asked.key), digest_size=8).digest()
     return (int.from_bytes(digest, "big") + 0.5) / 2**64
@@ -283,4 +266,4 @@ def _key(*texts: str) -> bytes:
 
 
 def _normal(use: str, seed: int, text: str, asked: Asked) -> float:
-    return _NORMAL.inv_cdf(_uniform(use, seed, text, asked))
+    return _NORMAL.inv_cdf(uniform(use, seed, text, asked))

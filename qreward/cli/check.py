@@ -161,18 +161,18 @@ async def check(
     uncalled = []
     if calls and found.reachable:
         model = diagnose.model_to_call(endpoint, config, load.models)
-        calling: list[tuple[str, bool | None]] = [(each.model, each.scores) for each in here]
+        calling: list[tuple[str, str | None]] = [(each.model, "scores" if each.scores else "chat") for each in here]
         calling = calling or ([] if model is None else [(model, None)])
+        longest = max(seconds, CALL_AT_LEAST)
         if not calling:
             uncalled.append("no model was called, because no model name is known; add a name without a wildcard to models")
         else:
-            sent = (diagnose.call(endpoint, name, max(seconds, CALL_AT_LEAST), scores=scores) for name, scores in calling)
+            sent = (diagnose.call(endpoint, name, longest, what) for name, what in calling)
             error = next(filter(None, await asyncio.gather(*sent)), None)
             called = diagnose.Called(answered=error is None, error=error, models=tuple(name for name, _ in calling))
-            (first, scores), *_ = calling
-            if scores is None and diagnose.refuses_chat(error):
+            if calling[0][1] is None and called.status in diagnose.NO_SUCH_API:
                 for what in ("embeddings", "scores"):
-                    if await diagnose.call_for(endpoint, what, first, max(seconds, CALL_AT_LEAST)) is None:
+                    if await diagnose.call(endpoint, calling[0][0], longest, what) is None:
                         called = msgspec.structs.replace(called, answered=True, error=None, instead=what)
                         break
     state = diagnose.state_of(endpoint, found, called)

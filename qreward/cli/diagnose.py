@@ -35,7 +35,7 @@ DISTINCT_KINDS = ("vllm", "sglang", "tei", "openrlhf", "nim")
 Kinds that a user has registered are missing too."""
 _PRODUCTS = {"llama.cpp": "openai", "Infinity": "openai"}
 """Servers that can be recognised and have no kind of their own -> their kind."""
-_NO_SUCH_API = (400, 404, 405, 422, 500, 501)
+NO_SUCH_API = (400, 404, 405, 422, 500, 501)
 """Statuses of servers that do not offer chat completions."""
 ANY_NAME = "any"
 MAX_LISTED = 6
@@ -201,29 +201,19 @@ def _seems(replies: Mapping[str, Reply], loads: Mapping[str, Load]) -> str | Non
     return next((kind for kind, shown in signs.items() if shown), None)
 
 
-def asks_score(endpoint: Endpoint, scores: bool | None) -> bool:
-    """Return whether the model request asks for a score; ``scores`` is None for what the endpoint seems to serve."""
-    return (endpoint.reward is not None or not kind_of(endpoint.kind).chat) if scores is None else scores
+async def call(endpoint: Endpoint, model: str, seconds: float, what: str | None = None) -> QRewardError | None:
+    """Send one small model request. Return None if it succeeds, and its error without secrets if it fails.
 
-
-async def call(endpoint: Endpoint, model: str, seconds: float, *, scores: bool | None = None) -> QRewardError | None:
-    """Send one small model request. Return None if it succeeds, and its error without secrets if it fails."""
-    if asks_score(endpoint, scores):
+    ``what`` is asked for: ``chat``, ``scores`` or ``embeddings``; by default what the endpoint seems to serve.
+    """
+    what = what or ("chat" if endpoint.reward is None and kind_of(endpoint.kind).chat else "scores")
+    if what == "scores":
         request = WireRequest(SCORE, model, [SCORE.item(("Say yes.", "yes"))], {}, None)
+    elif what == "embeddings":
+        request = WireRequest(EMBEDDINGS, model, EMBEDDINGS.validate(["yes"]), {}, None)
     else:
         request = WireRequest(CHAT, model, CHAT.validate([{"role": "user", "content": "Say yes."}]), {"max_tokens": 1}, None)
-    return await _send(endpoint, request, seconds)
-
-
-async def call_for(endpoint: Endpoint, what: str, model: str, seconds: float) -> QRewardError | None:
-    """Send one small model request for ``embeddings``, ``scores`` or a ``chat``. Return its error, or None if it succeeds."""
-    if what == "embeddings":
-        return await _send(endpoint, WireRequest(EMBEDDINGS, model, EMBEDDINGS.validate(["yes"]), {}, None), seconds)
-    return await call(endpoint, model, seconds, scores=what == "scores")
-
-
-async def _send(endpoint: Endpoint, request: WireRequest, seconds: float) -> QRewardError | None:
-    model, backend = request.model, HttpBackend()
+    backend = HttpBackend()
     try:
         async with asyncio.timeout(seconds):
             outcome = await backend.send(endpoint, request)
@@ -293,11 +283,6 @@ class Called(msgspec.Struct, frozen=True):
 
 
 NOT_CALLED = Called()
-
-
-def refuses_chat(error: QRewardError | None) -> bool:
-    """Return whether the error of a chat completion may mean that the server does not offer chat completions."""
-    return isinstance(error, RequestError) and error.status_code in _NO_SUCH_API
 
 
 def auth_of(endpoint: Endpoint, found: Examined, called: Called = NOT_CALLED) -> str:

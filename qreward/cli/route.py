@@ -1,7 +1,4 @@
-"""``qreward route CONFIG MODEL``: prints the pattern that a model matches, the endpoints that serve it, and their limits.
-
-The command sends no requests.
-"""
+"""``qreward route CONFIG MODEL``: prints the pattern that a model matches, the endpoints that serve it, and their limits."""
 
 from __future__ import annotations
 

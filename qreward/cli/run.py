@@ -1,7 +1,4 @@
-"""``qreward run INPUT... --output PATH``: sends the requests of files, and writes the results. The same command continues where it stopped.
-
-The work is done by ``qreward.bulk``.
-"""
+"""``qreward run INPUT... --output PATH``: sends the requests of files, and writes the results."""
 
 from __future__ import annotations
 
@@ -111,13 +108,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run a bulk run. Return 0 if all lines succeeded, 1 if some lines failed, and 75 if the same command can continue the run.
-
-    A dry run returns 0, or 2 if there are bad lines.
-
-    Raises:
-        ConfigError: a setting, a file or the journal is wrong.
-    """
+    """Return 0 if all lines succeeded, 1 if some failed, 75 if the same command can continue the run; a dry run 0, or 2 with bad lines."""
     scorer = _scorer_settings(args)
     settings: dict[str, Any] = {name: getattr(args, name) for name in _NAMES}
     settings |= {name: _text(settings[name]) for name in ("template", "system")}

@@ -1,7 +1,4 @@
-"""Orders of an operator to a running process: pause, resume, drain, restore, limit and cancel.
-
-An order is carried out by each client that it fits. The functions return sentences about its effect, and change nothing in a dry run.
-"""
+"""Orders of an operator to a running process: pause, resume, drain, restore, limit and cancel."""
 
 from __future__ import annotations
 
@@ -27,15 +24,7 @@ LIMITS = ("max_concurrency", "rpm", "tpm")
 
 
 class Order(msgspec.Struct, forbid_unknown_fields=True):
-    """An order.
-
-    Attributes:
-        action: what to do.
-        target: name of an endpoint; for ``cancel``, the number of a batch; None for all endpoints.
-        limits: for ``limit``: limits by name. None is no limit.
-        reason: recorded, and shown wherever it is said why requests wait.
-        dry_run: only say what would happen.
-    """
+    """An order."""
 
     action: Action
     target: str | None = None

@@ -1,7 +1,4 @@
-"""Calls of OpenAI's Batch API at one endpoint. This module does not repeat a failed call; the caller decides whether to repeat it.
-
-Files are sent and read in pieces, through the endpoint's transport. This module does not depend on runs or journals.
-"""
+"""Calls of OpenAI's Batch API at one endpoint."""
 
 from __future__ import annotations
 
@@ -35,11 +32,7 @@ class CallFailed(Exception):
 
 
 class BatchApi:
-    """Calls the Batch API of one endpoint. Every method raises ``CallFailed`` if its call fails. A cancelled call closes its connection.
-
-    Args:
-        endpoint: the endpoint. The calls use its address, key, proxy and TLS settings, like any request.
-    """
+    """Calls the Batch API of one endpoint. Every method raises ``CallFailed`` if its call fails. A cancelled call closes its connection."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
@@ -71,11 +64,9 @@ class BatchApi:
         return self._read(BatchObject, await self._call("POST", "/batches", model, msgspec.json.encode(wanted)), model)
 
     async def retrieve(self, batch: str, model: str) -> BatchObject:
-        """Return the current state of a batch."""
         return self._read(BatchObject, await self._call("GET", f"/batches/{batch}", model), model)
 
     async def find(self, tag: str, model: str) -> BatchObject | None:
-        """Return the batch with this tag, or None if there is none."""
         after = ""
         for _ in range(PAGES):
             body = await self._call("GET", f"/batches?limit={PAGE}{after}", model)
@@ -88,7 +79,6 @@ class BatchApi:
         return None
 
     async def lines(self, file: str, model: str) -> AsyncGenerator[bytes, None]:
-        """Yield each line of a file as soon as it arrives."""
         path, most = f"/files/{file}/content", self.endpoint.max_response_bytes
         try:
             stream = await self.connection.transport.begin("GET", path, None, None)

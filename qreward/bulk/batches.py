@@ -1,9 +1,4 @@
-"""The batches of a bulk run: one batch per model, or one batch for a scorer.
-
-Each batch has a queue of lines, and takes a line from the queue when it can send the line.
-
-``LineRun`` is the base class of :class:`~qreward.bulk.run.BulkRun` and :class:`~qreward.bulk.keyed.KeyedRun`.
-"""
+"""The batches of a bulk run: one batch per model, or one batch for a scorer."""
 
 from __future__ import annotations
 
@@ -38,18 +33,6 @@ SCORING = 2048
 
 
 class Entry:
-    """A line that is to be sent or was sent.
-
-    Attributes:
-        ordinal: position of the line in the input, from 0.
-        digest, place: as in :class:`~qreward.bulk.inputs.InputLine`.
-        custom_id: identifier of the line in the output.
-        content: the request, or the item for a scorer.
-        reserved: maximum cost of all attempts of the line together.
-        started: True if the journal has recorded the line as sent.
-        attempts: the failed attempts of the line in provider batches.
-    """
-
     __slots__ = ("attempts", "content", "custom_id", "digest", "ordinal", "place", "reserved", "started")
 
     def __init__(self, ordinal: int, line: InputLine, custom_id: str, content: Any, reserved: Spent) -> None:
@@ -60,10 +43,7 @@ class Entry:
 
 
 def _was_processed(error: QRewardError, attempts: Iterable[AttemptRecord]) -> bool:
-    """Return False if no server can have processed a failed line.
-
-    A last attempt that was cut off by the timeout counts as not processed where the line could not connect before.
-    """
+    """Return False if no server can have processed a failed line."""
     unreachable = set()
     for attempt in attempts:
         if attempt.outcome == "unreachable":
@@ -85,11 +65,9 @@ class LineQueue(asyncio.Queue["Entry | None"]):
         return self.qsize() >= WAITING
 
     def complete(self) -> None:
-        """Declare that no further lines will be added."""
         self.put_nowait(None)
 
     def close(self) -> None:
-        """Drop the waiting lines, and declare that no further lines will be added."""
         while not self.empty():
             self.get_nowait()
         self.complete()
@@ -184,27 +162,7 @@ class ScorerBatch:
 
 
 class LineRun(ABC):
-    """A run that sends lines through batches, one per model, and records each line in a journal.
-
-    Args:
-        runtime: runtime of the client.
-        journal: the journal; the run closes it.
-        settings: settings of the run.
-        reader: object that turns lines into requests.
-        scorer: judge or reward model that scores each line; None sends each line as a request.
-        done_before: number of lines that were done before this run.
-
-    Attributes:
-        runtime: runtime of the client.
-        scheduling: options of each request, as keyword arguments of a call.
-        request_options: the same options, for the scheduler.
-        budget: the limits of the run, and what is spent and reserved.
-        attempts: maximum number of attempts per line.
-        force: True if the run continues although its input or settings have changed, or results of an earlier batch are lost.
-        has_read_all: True if the input was read to its end.
-        read_on: event that is set when a line was taken from a queue or is done, so that the run may read more lines.
-        errors: kind of error -> number of lines of this run that failed with it, and the message of the first of these errors.
-    """
+    """A run that sends lines through batches, one per model, and records each line in a journal."""
 
     def __init__(
         self, runtime: Runtime, journal: Journal, settings: BulkSettings, reader: RequestReader, scorer: Scorer | None, done_before: int
@@ -228,7 +186,6 @@ class LineRun(ABC):
 
     @property
     def is_stopping(self) -> bool:
-        """True if no further lines may be sent."""
         return self._reason is not None
 
     def stop(self, reason: QRewardError | str) -> None:
@@ -240,14 +197,7 @@ class LineRun(ABC):
 
     @abstractmethod
     def finish(self, entry: Entry, result: Result[Any], text: bytes | None = None, spent: Spent | None = None) -> None:
-        """Record the result of a line.
-
-        Args:
-            entry: the line.
-            result: result of the line.
-            text: the result as a line of the output, without line break. If ``text`` is None, the line is made from ``result``.
-            spent: cost of the line. If ``spent`` is None, the cost is computed from the usage and the attempts of the result.
-        """
+        """Record the result of a line."""
 
     @abstractmethod
     def _ended(self, task: asyncio.Task[Any]) -> None:
@@ -278,7 +228,6 @@ class LineRun(ABC):
         return True
 
     def submitted(self, ordinals: Iterable[int]) -> None:
-        """Count these lines as sent."""
         for ordinal in ordinals:
             self._sent += 1
             self._sent_again += ordinal in self._journal.unfinished
@@ -305,8 +254,7 @@ class LineRun(ABC):
 
     def _leave_to_next_run(self, entry: Entry, result: Result[Any], spent: Spent = NOTHING) -> bool:
         """Stop the run and return True if a failed line has no result yet, so that the next run sends it: no server can have processed it,
-        or the batch was cancelled or the client closed meanwhile. ``spent`` is the most that its attempts can have cost.
-        """
+        or the batch was cancelled or the client closed meanwhile."""
         error = result.error
         if error is None or isinstance(error, BadRequest | ConfigError):
             return False

@@ -1,4 +1,4 @@
-"""The dry run of a bulk run reads the whole input and reports the requests that the run would send. It opens no journal."""
+"""The dry run of a bulk run reads the whole input and reports the requests that the run would send."""
 
 from __future__ import annotations
 
@@ -21,17 +21,6 @@ SHOWN = 20
 
 @dataclass(slots=True)
 class ModelPlan:
-    """Describes the requests that a run would send to one model.
-
-    Attributes:
-        endpoints: names of the endpoints that serve the model.
-        requests: number of requests.
-        prompt_tokens: prompt tokens of these requests, estimated from the number of characters.
-        output_tokens: sum of the ``max_tokens`` of these requests.
-        cost: maximum cost of these requests in US dollars, if each request is sent once. None if no endpoint has a price.
-        unlimited: number of requests without ``max_tokens``, whose cost has no limit.
-    """
-
     endpoints: tuple[str, ...]
     requests: int = 0
     prompt_tokens: float = 0.0
@@ -62,16 +51,6 @@ class ModelPlan:
 
 @dataclass(slots=True)
 class DryRun:
-    """The report of a dry run.
-
-    Attributes:
-        lines: number of lines that the run would read.
-        bad: number of lines that would fail without being sent.
-        faults: error messages of the first 20 bad lines, each with file and line number.
-        items: number of lines that a scorer would receive.
-        models: model -> the requests that the model would receive.
-    """
-
     lines: int = 0
     bad: int = 0
     faults: list[str] = field(default_factory=list)
@@ -90,16 +69,7 @@ class DryRun:
 
 
 def dry_run(client: Client, source: Inputs, settings: Mapping[str, Any], *, is_scored: bool = False) -> DryRun:
-    """Read the whole input and return a report of the requests that a run would send.
-
-    Args:
-        client: the client that would send the requests.
-        source, settings: as in :meth:`QRewardClient.run`.
-        is_scored: True if each line is an item for a scorer.
-
-    Raises:
-        ConfigError: a setting is wrong, or a file cannot be read to its end.
-    """
+    """Read the whole input and return a report of the requests that a run would send. Raises ``ConfigError``."""
     checked = BulkSettings(**settings)
     runtime, reader, found = runtime_of(client), RequestReader(checked), DryRun()
     for ordinal, line in enumerate(Input(source).lines()):

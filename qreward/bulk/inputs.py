@@ -1,8 +1,4 @@
-"""Input of a bulk run: lines of files, rows of tables, or items from the caller's program. The input is read as a stream.
-
-Every line has a place, such as ``requests.jsonl:17``, for error messages. Every line also has a digest (a hash of its content). The digest
-shows a later run whether the line has changed. This module does not interpret the content of lines.
-"""
+"""Input of a bulk run: lines of files, rows of tables, or items from the caller's program."""
 
 from __future__ import annotations
 
@@ -39,15 +35,6 @@ Inputs = str | Path | Sequence[str | Path] | Iterable[Mapping[str, Any]]
 
 
 class InputLine(NamedTuple):
-    """One line of the input.
-
-    Attributes:
-        place: file and line number, such as ``requests.jsonl:17``.
-        digest: 64-bit hash of the line's content.
-        content: content of the line, as JSON.
-        fault: reason why a row of a table cannot be written as JSON; ``""`` if there is no such reason.
-    """
-
     place: str
     digest: int
     content: bytes
@@ -71,17 +58,7 @@ def digest_of(content: bytes) -> int:
 
 
 class Input:
-    """Reads the input of a run. A file is opened again each time it is read.
-
-    Args:
-        source: paths, globs, ``-`` for standard input, or an iterable of mappings.
-
-    Attributes:
-        names: the files, in the order in which they are read; empty if the source is an iterable of mappings.
-
-    Raises:
-        ConfigError: a file does not exist, a glob matches no file, or a format needs a package that is not installed.
-    """
+    """Reads the input of a run. A file is opened again each time it is read. Raises ``ConfigError``."""
 
     def __init__(self, source: Inputs) -> None:
         self._rows: Iterable[Mapping[str, Any]] | None = None
@@ -101,11 +78,6 @@ class Input:
             raise ConfigError(f"the input must be paths or an iterable of mappings, not a {type(source).__name__}")
 
     def lines(self) -> Iterator[InputLine]:
-        """Yield all lines except blank ones.
-
-        Raises:
-            ConfigError: a file cannot be read to its end. The message names the file and the line.
-        """
         for chunk in self.chunks():
             yield from chunk
 
@@ -344,11 +316,7 @@ def _suffixes(name: str) -> tuple[str, str]:
 
 
 def _reader(name: str) -> Callable[[str], Iterator[InputLine]] | None:
-    """Return the function that reads the rows of a table; None for a file of JSON lines.
-
-    Raises:
-        ConfigError: the format is unknown, or needs a package that is not installed.
-    """
+    """Return the function that reads the rows of a table; None for a file of JSON lines. Raises ``ConfigError``."""
     if name == STANDARD_INPUT:
         return None
     kind, packed = _suffixes(name)

@@ -1,13 +1,4 @@
-"""The journal of a bulk run: an append-only file of the lines that were sent, their cost and their results.
-
-:mod:`qreward.bulk.records` lists the kinds of records. The record of a sent line is written before its request is sent, and the record of a
-result is written before the result counts. Killing the process therefore loses no record. ``fsync`` follows within ``SYNC`` seconds. A
-power failure can lose the records that were written after the last ``fsync``. An incomplete record at the end is dropped when the journal
-is opened. A damaged record elsewhere is skipped, and its line is sent again. A lock prevents a second run on the same file.
-
-SQLite is not used, because a record must be written before each request. Writing to the journal takes a fraction of the time of a
-transaction of SQLite for each line (``benchmarks/bulk.py --only journal``).
-"""
+"""The journal of a bulk run: an append-only file of the lines that were sent, their cost and their results."""
 
 from __future__ import annotations
 
@@ -51,42 +42,12 @@ class JournalInUse(ConfigError):
 
 
 class Line(NamedTuple):
-    """The result of one line of the input.
-
-    Attributes:
-        ok: False if the line failed.
-        result: the line of the output, without line break.
-    """
-
     ok: bool
     result: bytes
 
 
 class Journal:
-    """The journal of one output file. Opening a journal locks the file, drops an incomplete record, and builds an index of the results.
-
-    Args:
-        path: path of the file; it is created if it does not exist.
-        settings: the settings that all runs on this journal must share, as JSON values.
-        force: True accepts a journal of other settings.
-        retry_failed: True counts lines that failed as not done.
-        start_over: True drops the content of the journal if no request was sent for any line (see :func:`was_never_sent`).
-
-    Attributes:
-        torn: number of bytes that belong to no valid record: to an incomplete record at the end, or to damaged records.
-        unfinished: ordinals of lines that an earlier run sent without receiving a result. These lines may be charged twice.
-        spent_before: tokens and cost of earlier runs. Unfinished lines count with their maximum cost.
-        held: number of a provider batch -> the batch. The mapping holds the batches of earlier runs that have not ended. The provider
-            charges the lines of these batches.
-        batches: number of provider batches in the journal. It is also the number of the next batch, because batches are numbered from
-            0.
-        lost: number of lines whose result could not be written. The next run sends these lines again.
-
-    Raises:
-        ConfigError: another run has the file open, the file is not a journal, or its settings differ. The message names a setting that
-            differs.
-        JournalFull: the disk has no space for the journal.
-    """
+    """The journal of one output file. Opening a journal locks the file, drops an incomplete record, and builds an index of the results."""
 
     def __init__(
         self, path: Path, settings: Mapping[str, Any], *, force: bool = False, retry_failed: bool = False, start_over: bool = False
@@ -200,17 +161,14 @@ class Journal:
 
     @property
     def failed(self) -> int:
-        """The number of lines in ``done`` that failed."""
         return sum(place > self._sent_again and not place & 1 for place in self._places)
 
     @property
     def size(self) -> int:
-        """The highest ordinal with a result, plus 1."""
         return len(self._places)
 
     @property
     def started(self) -> int:
-        """The number of lines that were sent and have no result yet."""
         return len(self._started)
 
     def digest(self, ordinal: int) -> int | None:
@@ -241,11 +199,7 @@ class Journal:
     # while running
 
     def start(self, ordinal: int, digest: int, most: Spent = NOTHING) -> None:
-        """Record that a line is about to be sent, and its maximum cost ``most``. Call ``write`` before the request is sent.
-
-        Raises:
-            JournalFull: the disk has no space for the result, so the line must not be sent.
-        """
+        """Record that a line is about to be sent, and its maximum cost ``most``. Call ``write`` before the request is sent."""
         if self._sync_error is not None:
             raise self._error_of(self._sync_error)
         found = encode(STARTED, ordinal, digest, most)
@@ -258,11 +212,7 @@ class Journal:
         self._append(found)
 
     def write(self) -> None:
-        """Write all records that are not written yet.
-
-        Raises:
-            JournalFull: the disk has no space. Lines that were started since the last call must not be sent.
-        """
+        """Write all records that are not written yet. Raises ``JournalFull``."""
         if self._unwritten:
             try:
                 self._put()
@@ -270,17 +220,7 @@ class Journal:
                 raise self._error_of(error) from None
 
     def finish(self, ordinal: int, digest: int, result: bytes, spent: Spent = NOTHING, *, ok: bool) -> int:
-        """Record the result of a line and its cost. The record is written by the next ``write`` or ``flush``.
-
-        Args:
-            ordinal, digest: position and hash of the line.
-            result: the line of the output: JSON without line breaks.
-            spent: tokens and cost of the line.
-            ok: False if the line failed.
-
-        Returns:
-            The offset of the record in the file.
-        """
+        """Record the result of a line and its cost. The record is written by the next ``write`` or ``flush``."""
         place, size = self._end + self._unwritten_size, self._end_of_line(DONE if ok else FAILED, ordinal, digest, spent, result)
         self._put_result(ordinal, 2 * place + ok, digest)
         self._unwritten_results.append(ordinal)
@@ -301,16 +241,7 @@ class Journal:
         return len(found)
 
     def record_batch(self, number: int, content: bytes, spent: Spent = NOTHING) -> None:
-        """Record an event of a provider batch, and wait until the record is on the disk.
-
-        Args:
-            number: number of the batch.
-            content: the event, as JSON.
-            spent: cost of the batch in addition to the cost of the recorded results.
-
-        Raises:
-            JournalFull: the disk has no space for the record.
-        """
+        """Record an event of a provider batch, and wait until the record is on the disk. Raises ``JournalFull``."""
         self._spent += spent
         self._append(encode(BATCH, number, 0, spent, content))
         self.write()
@@ -372,12 +303,7 @@ class Journal:
         return QRewardError(f"the journal {str(self.path)!r} cannot be written: {error.strerror}")
 
     def close(self) -> None:
-        """Write and synchronise the remaining records, and unlock the journal.
-
-        Raises:
-            JournalFull: the disk is full, so ``lost`` results could not be written.
-            QRewardError: writing to the disk failed for another reason.
-        """
+        """Write and synchronise the remaining records, and unlock the journal. Raises ``JournalFull`` and ``QRewardError``."""
         self._closing.set()
         self._dirty.set()
         self._syncer.join()
@@ -442,10 +368,7 @@ def read_records(path: Path, place: int = 0) -> Iterator[tuple[int, int, Record]
 
 
 def was_never_sent(path: Path) -> bool:
-    """Return True if a file is a journal, and each of its lines failed before a request was sent for it.
-
-    So there is no result to keep, and nothing to pay. A typical cause is a wrong name in ``columns``.
-    """
+    """Return True if a file is a journal, and each of its lines failed before a request was sent for it."""
     with suppress(ValueError, AttributeError):
         if json.loads(read_header(path)).get("format") != FORMAT:
             return False

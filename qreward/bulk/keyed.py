@@ -1,9 +1,4 @@
-"""Bulk runs that several processes share. This module does not depend on Ray.
-
-Rows arrive in any order, at any process, and are identified by their content. Each process writes one journal; the journals are in one
-folder, under the names ``part-00000.jsonl.journal``, ``part-00001.jsonl.journal`` and so on. Every process reads all of them, so no process
-sends a row that already has a result. The requests are sent as batches of the client, one batch per model, as in :mod:`qreward.bulk.run`.
-"""
+"""Bulk runs that several processes share."""
 
 from __future__ import annotations
 
@@ -34,15 +29,6 @@ OF_ONE_PROCESS = ("deadline", "max_cost", "max_tokens", "sample", "shard", "orde
 
 
 class RowResult(NamedTuple):
-    """The result of a row.
-
-    Attributes:
-        ok: False if the row failed.
-        line: the row's line of the output, without line break.
-        is_kept: True if the result is in the journal. If it is False, the next run sends the row again.
-        usage: tokens of the request that was sent for the row; None if no request was sent.
-    """
-
     ok: bool
     line: bytes
     is_kept: bool = True
@@ -50,11 +36,7 @@ class RowResult(NamedTuple):
 
 
 def keyed_settings(options: Mapping[str, Any]) -> BulkSettings:
-    """Return the settings of a bulk run that several processes share.
-
-    Raises:
-        ConfigError: a setting is invalid, or works only if one process reads all lines.
-    """
+    """Return the settings of a bulk run that several processes share. Raises ``ConfigError``."""
     settings = BulkSettings(**options)
     if wrong := [name for name in OF_ONE_PROCESS if name in options and options[name] is not None]:
         raise ConfigError(f"{wrong[0]} needs one process that reads all lines, and here are several; leave it out, or use client.run")
@@ -62,14 +44,7 @@ def keyed_settings(options: Mapping[str, Any]) -> BulkSettings:
 
 
 class KeyedLine(NamedTuple):
-    """A row that is identified by its content.
-
-    Attributes:
-        digest: 64-bit hash of the row's content, as in the journal.
-        identifier: ``qreward-`` and a 128-bit hash of the row's content. It is the ``id`` of the row's line in the output.
-        line: the row as a line of the input. If the row has neither ``custom_id`` nor ``id``, ``identifier`` becomes its
-            ``custom_id``.
-    """
+    """A row that is identified by its content."""
 
     digest: int
     identifier: str
@@ -77,15 +52,7 @@ class KeyedLine(NamedTuple):
 
 
 def keyed_line(row: Mapping[str, Any]) -> KeyedLine:
-    """Return a row with the hash of its content. Neither the order of columns nor columns with null change the hash.
-
-    Raises:
-        TypeError: a value cannot be written as JSON.
-
-    Example:
-        >>> keyed_line({"id": 1, "prompt": "Why?"}).digest == keyed_line({"prompt": "Why?", "id": 1, "model": None}).digest
-        True
-    """
+    """Return a row with the hash of its content. Neither the order of columns nor columns with null change the hash."""
     fields = _without_nulls(row)
     content = msgspec.json.encode(fields, order="deterministic")
     key = blake2b(content, digest_size=16).digest()
@@ -101,22 +68,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 class JournalFolder:
-    """Holds the results in all journals of a folder. Each row with a result takes about 100 bytes of memory.
-
-    Args:
-        path: the folder. If the processes run on several machines, the folder must be on a file system that all of them share.
-        settings: the settings that all runs in the folder must share, as JSON values.
-        force: True accepts journals of other settings.
-        retry_failed: True counts rows that failed before this object was created as not done.
-
-    Attributes:
-        sent: total number of times that rows were sent.
-        sent_again: number of times that a row was sent although the row had been sent before. Either an earlier run had sent the row and
-            received no result, or another process sent the row at the same time.
-
-    Raises:
-        ConfigError: the folder does not exist, or holds journals of other settings.
-    """
+    """Holds the results in all journals of a folder. Each row with a result takes about 100 bytes of memory. Raises ``ConfigError``."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any], *, force: bool = False, retry_failed: bool = False) -> None:
         if not path.is_dir():
@@ -133,12 +85,7 @@ class JournalFolder:
     # reading
 
     def refresh(self) -> None:
-        """Read the records that were written since the last call.
-
-        Raises:
-            ConfigError: a journal has other settings.
-            OSError: a journal cannot be read.
-        """
+        """Read the records that were written since the last call. Raises ``ConfigError`` and ``OSError``."""
         for path in sorted(self.path.glob("part-*.jsonl.journal")):
             if (number := path.name[5:].partition(".")[0]).isdecimal():
                 self._read(int(number), path)
@@ -179,7 +126,6 @@ class JournalFolder:
             self._answers[digest] = part << 48 | place << 1 | ok
 
     def find(self, row: KeyedLine) -> Line | None:
-        """Return the result of a row; None if it is not done."""
         entry = self._answers.get(row.digest)
         if entry is None:
             return None
@@ -192,29 +138,20 @@ class JournalFolder:
 
     @property
     def done(self) -> int:
-        """The number of rows with a result."""
         return len(self._answers)
 
     @property
     def failed(self) -> int:
-        """The number of rows whose result is an error."""
         return sum(not entry & 1 for entry in self._answers.values())
 
     @property
     def in_flight(self) -> int:
-        """The number of rows that were sent and have no result."""
         return sum(digest not in self._answers for digest in self._started)
 
     # writing
 
     def claim(self) -> tuple[int, Journal]:
-        """Open the first journal that no process has open. If there is none, create a journal.
-
-        Returns the number of the journal, and the journal.
-
-        Raises:
-            ConfigError: the journal cannot be written, or has other settings.
-        """
+        """Open the first journal that no process has open. If there is none, create a journal. Raises ``ConfigError``."""
         for part in count():
             try:
                 return part, Journal(self._part(part), self._settings, force=self._force)
@@ -223,14 +160,7 @@ class JournalFolder:
         raise AssertionError
 
     def write(self) -> int:
-        """Write the rows that succeeded and the rows that failed to separate files, two files for each journal.
-
-        For example, the rows of the first journal that succeeded go to ``part-00000.jsonl``, and the rows that failed go to
-        ``part-00000.failed.jsonl``. Each row is written once. Returns the number of files such as ``part-00000.jsonl``.
-
-        Raises:
-            OSError: a file cannot be written, for example because the disk is full. Files of an earlier run are then unchanged.
-        """
+        """Write the rows that succeeded and the rows that failed to separate files, two files for each journal. Raises ``OSError``."""
         files = 0
         for part in sorted(self._ends):
             name = self._part(part).name.removesuffix(".journal")
@@ -257,17 +187,7 @@ def make_folder(path: Path) -> Path:
 
 
 class KeyedRun(LineRun):
-    """Sends the rows of one process. All methods must be called in one event loop.
-
-    Args:
-        runtime: runtime of the client.
-        folder: the journals of all processes. The run opens one of them for itself.
-        settings: see :func:`keyed_settings`.
-        scorer: judge or reward model that scores each row; None sends each row as a request.
-
-    Raises:
-        ConfigError: the journal cannot be written, or a setting is wrong.
-    """
+    """Sends the rows of one process. All methods must be called in one event loop. Raises ``ConfigError``."""
 
     def __init__(self, runtime: Runtime, folder: JournalFolder, settings: BulkSettings, scorer: Scorer | None = None) -> None:
         self._folder, reader = folder, RequestReader(settings)
@@ -279,10 +199,7 @@ class KeyedRun(LineRun):
         self._error: QRewardError | None = None
 
     async def results(self, rows: Sequence[Mapping[str, Any]]) -> list[RowResult]:
-        """Return the result of each row. A row that has no result in any journal is sent now. Equal rows are sent once.
-
-        A row that fails becomes a result with ``ok=False``. This method raises no exception for it.
-        """
+        """Return the result of each row. A row that has no result in any journal is sent now. Equal rows are sent once."""
         async with self._reading:
             await asyncio.to_thread(self._folder.refresh)
         self._journal.flush()
@@ -309,7 +226,6 @@ class KeyedRun(LineRun):
         return future
 
     def _send(self, row: KeyedLine) -> None:
-        """Put a row into the queue of its model's batch or of the scorer."""
         ordinal, self._next = self._next, self._next + 1
         entry = Entry(ordinal, row.line, row.identifier, None, Spent())
         pool = None
@@ -351,10 +267,7 @@ class KeyedRun(LineRun):
     # the end
 
     def stop(self, reason: QRewardError | str) -> None:
-        """Send no further rows. Requests in flight are finished and recorded. Every row without a result ends with the error ``reason``.
-
-        The next run uses the recorded results, and sends the rows without a recorded result.
-        """
+        """Send no further rows. Requests in flight are finished and recorded. Every row without a result ends with the error ``reason``."""
         if self._error is not None:
             return
         self._error = reason if isinstance(reason, QRewardError) else QRewardError(reason)
@@ -370,7 +283,6 @@ class KeyedRun(LineRun):
             self.stop(error if isinstance(error, QRewardError) else f"{type(error).__name__}: {error}")
 
     async def aclose(self) -> None:
-        """Wait for the rows in flight, and close the journal."""
         for batch in self._batches.values():
             batch.queue.complete()
         if self._tasks:

@@ -1,9 +1,4 @@
-"""Provider batches: files of requests that a provider processes within a day, at a lower price.
-
-This module does no I/O. It contains the limits, the JSON of OpenAI's Batch API
-(https://platform.openai.com/docs/api-reference/batch) and the events in the journal. ``batch_api`` makes the calls, and
-``provider_batches`` runs the batches.
-"""
+"""Provider batches: files of requests that a provider processes within a day, at a lower price."""
 
 from __future__ import annotations
 
@@ -69,8 +64,6 @@ class Counts(msgspec.Struct, frozen=True):
 
 
 class BatchObject(msgspec.Struct, frozen=True):
-    """The state of a batch, as the provider reports it."""
-
     id: str
     status: str
     output_file_id: str | None = None
@@ -134,7 +127,6 @@ class ResultLine(msgspec.Struct, frozen=True):
 
 
 def read(kind: type[T], body: bytes) -> T:
-    """Parse a batch, a page of batches or a line of an output or error file. Raises ``Malformed``."""
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -142,7 +134,6 @@ def read(kind: type[T], body: bytes) -> T:
 
 
 def next_poll(seconds: float, longest: float) -> float:
-    """Return the seconds until the next poll of a batch, after a wait of ``seconds``."""
     return min(longest, seconds * POLL_FACTOR)
 
 
@@ -169,24 +160,10 @@ def inputs_in(call: WireRequest) -> int:
 
 
 def request_line(ordinal: int, url: str, body: bytes) -> bytes:
-    """Return the line of a request in a batch file.
-
-    The ``custom_id`` is the position in the input, because the user's identifiers need not be unique.
-    """
     return b'{"custom_id":"%d","method":"POST","url":%b,"body":%b}\n' % (ordinal, msgspec.json.encode(url), body)
 
 
 class HeldBatch(msgspec.Struct):
-    """A provider batch in the journal that has not ended.
-
-    Attributes:
-        endpoint: name of the endpoint where the batch runs.
-        url, model: route and model of the lines.
-        tag: the tag in the batch's metadata.
-        lines: ordinal -> digest, and maximum tokens and cost of a line, in the order of the uploaded file.
-        id: the provider's identifier of the batch; None if the run ended before it received the identifier.
-    """
-
     endpoint: str
     url: str
     model: str
@@ -195,7 +172,6 @@ class HeldBatch(msgspec.Struct):
     id: str | None = None
 
     def digest(self, ordinal: int) -> int | None:
-        """Return the digest of a line; None if the line is not in the batch."""
         return self.lines[ordinal][0] if ordinal in self.lines else None
 
     def reserved(self, ordinal: int) -> Spent:
@@ -218,6 +194,5 @@ def apply_event(held: dict[int, HeldBatch], number: int, event: bytes) -> None:
 
 
 def provider_line(found: ResultLine, custom_id: str) -> bytes:
-    """Return a provider's result as a line of the output, with the user's ``custom_id``."""
     assert found.response is not None
     return msgspec.json.encode({"id": found.id, "custom_id": custom_id, "response": found.response, "error": None})

@@ -1,9 +1,4 @@
-"""Runs provider batches: collects lines in files, uploads the files, creates and polls the batches, and takes their results.
-
-No line is paid twice. Before a batch is created, the journal records the lines and the tag of the batch. The provider stores the tag with
-the batch. A later run therefore finds the batch, even if the process was killed while it created the batch. ``batch_api`` calls the Batch
-API. The requests of a batch are in a temporary file; about 500 bytes a line are kept in memory until the line has its result.
-"""
+"""Runs provider batches: collects lines in files, uploads the files, creates and polls the batches, and takes their results."""
 
 from __future__ import annotations
 
@@ -61,21 +56,7 @@ class Request(NamedTuple):
 
 
 class Batch:
-    """A file of lines that have one model, one ``url`` and one endpoint, and the provider batch that is created from it.
-
-    Attributes:
-        lines: ordinal -> line without a result. The ``content`` of each is a :class:`Request`.
-        written: ordinals of the lines, in the order of the uploaded file.
-        size, inputs: total bytes of the requests, and total inputs of the lines.
-        held: the journal's entry, if an earlier run created the batch; otherwise None.
-        number: number of the batch in the journal; None until the batch is recorded there.
-        tag: tag of the batch in the provider's metadata; ``""`` until the batch is recorded in the journal.
-        id: the provider's identifier of the batch; None until it is received.
-        missing: for a batch of an earlier run, the number of its lines that this run still has to read from the input.
-        reserved: maximum cost of the missing lines.
-        spent: cost of failed attempts whose lines are sent again.
-        since: time when the batch was created or found again, in seconds of the event loop's clock.
-    """
+    """A file of lines that have one model, one ``url`` and one endpoint, and the provider batch that is created from it."""
 
     def __init__(self, api: BatchApi, url: str, model: str, folder: Path, number: int | None = None, held: HeldBatch | None = None) -> None:
         self.api, self.url, self.model, self.held, self.number = api, url, model, held, number
@@ -108,27 +89,17 @@ class Batch:
             self.written.append(line.ordinal)
 
     def request(self, line: Entry) -> bytes:
-        """Return the request of a line."""
         self.file.flush()
         return os.pread(self.file.fileno(), line.content.size, line.content.begin)
 
     def take_rest(self) -> list[Entry]:
-        """Return the lines without a result, and forget them."""
         rest = list(self.lines.values())
         self.lines = {}
         return rest
 
 
 class ProviderBatches:
-    """Runs all provider batches of a run.
-
-    Args:
-        run: the run.
-        journal: the journal that records the batches. It may have batches of earlier runs. The results of these batches are taken too.
-
-    Raises:
-        ConfigError: a batch of an earlier run is at an endpoint that the client does not have.
-    """
+    """Runs all provider batches of a run. Raises ``ConfigError``."""
 
     def __init__(self, run: LineRun, journal: Journal) -> None:
         self._bulk, self._journal, self._folder, self._loop = run, journal, journal.path.parent, asyncio.get_running_loop()
@@ -203,7 +174,6 @@ class ProviderBatches:
     # the run
 
     async def run(self) -> None:
-        """Collect the lines of the queue, and run all batches until they have ended or the run is stopped."""
         self._begin(self._collect())
         try:
             while self._tasks and not self._bulk.is_stopping:
@@ -349,7 +319,6 @@ class ProviderBatches:
                 self._files.discard(batch)
 
     async def _submit(self, batch: Batch) -> None:
-        """Upload a file, create its batch, and poll the batch until it has ended."""
         api, model = batch.api, batch.model
         batch.file.flush()
         file = await self._repeat(batch, lambda: api.upload(batch.file.fileno(), batch.size, model))
@@ -401,7 +370,6 @@ class ProviderBatches:
         self._journal.record_batch(batch.number, msgspec.json.encode(found.id))
 
     async def _follow(self, batch: Batch, wait: float) -> None:
-        """Poll a batch until it has ended, and take its results."""
         batch.since, name = self._loop.time(), batch.id or ""
         while True:
             await asyncio.sleep(wait)

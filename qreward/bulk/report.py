@@ -17,12 +17,6 @@ SHOWN = 500
 
 
 def kind_of_error(error: Exception) -> str:
-    """Return the class of an error, with the HTTP status if there was a response.
-
-    Example:
-        >>> kind_of_error(RequestError("no", status_code=500))
-        'RequestError (500)'
-    """
     status = error.status_code if isinstance(error, RequestError) else None
     return type(error).__name__ + (f" ({status})" if status is not None else "")
 

@@ -1,8 +1,4 @@
-"""Turns a line of a bulk run's input into a request.
-
-A line has one of three forms: a line of OpenAI's Batch API (``custom_id``, ``url``, ``body``), a plain line with ``messages`` or
-``prompt``, or a row of a table. For a row, a template makes the prompt.
-"""
+"""Turns a line of a bulk run's input into a request."""
 
 from __future__ import annotations
 
@@ -27,27 +23,11 @@ gets the identifier of :func:`_invented`."""
 
 
 class BulkRequest(NamedTuple):
-    """One request of a bulk run.
-
-    Attributes:
-        custom_id: identifies the request in the output.
-        call: the request.
-    """
-
     custom_id: str
     call: WireRequest
 
 
 class RequestReader:
-    """Makes requests from lines.
-
-    Args:
-        settings: settings of the run; ``model``, ``params``, ``template``, ``system`` and ``columns`` are used.
-
-    Raises:
-        ConfigError: the template is invalid, ``params`` contains an option of the run, or the reference is read from the response.
-    """
-
     def __init__(self, settings: BulkSettings) -> None:
         check_params(settings.params)
         check_columns(settings.columns)

@@ -1,8 +1,4 @@
-"""One bulk run: reads the input, sends the lines that are not done, records them in the journal, and writes the output at the end.
-
-The requests are sent as batches of the client, one batch per model. Limits, retries, load balancing and prefix affinity therefore work as
-in any batch. A run can be stopped at any time. The next run on its journal continues where it stopped.
-"""
+"""One bulk run: reads the input, sends the lines that are not done, records them in the journal, and writes the output at the end."""
 
 from __future__ import annotations
 
@@ -37,14 +33,6 @@ _COLUMNS = "if a column has another name than its field, map the field to the co
 
 
 class BulkRun(LineRun):
-    """A run by one process on one journal.
-
-    Args:
-        source: the input.
-        outputs: the file of results and the file of failures.
-        runtime, journal, settings, reader, scorer: see :class:`~qreward.bulk.batches.LineRun`.
-    """
-
     def __init__(
         self,
         runtime: Runtime,
@@ -111,7 +99,6 @@ class BulkRun(LineRun):
     # reading
 
     async def _read_all(self) -> None:
-        """Read the input, and give each line that is not done to the batch of its model."""
         chunks = self._source.chunks()
         try:
             if self._journal.held:
@@ -206,10 +193,7 @@ class BulkRun(LineRun):
         return ProviderBatches(self, self._journal) if kind is ProviderBatches else super()._new_batch(entry, kind)
 
     async def _reserve(self, call: WireRequest, names: Iterable[str], attempts: int) -> Spent | None:
-        """Reserve and return the maximum cost of ``attempts`` attempts of a request, at the highest price of the named endpoints.
-
-        Wait while requests in flight hold the remaining budget. If the budget is too small, stop the run and return None.
-        """
+        """Reserve and return the maximum cost of ``attempts`` attempts of a request, at the highest price of the named endpoints."""
         price = highest(self.runtime.prices[name] for name in names if name in self.runtime.prices)
         try:
             one = upper_bound(call, price)

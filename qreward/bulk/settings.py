@@ -73,7 +73,6 @@ class BulkSettings(Policy):
 
     @property
     def is_limited(self) -> bool:
-        """True if ``max_cost`` or ``max_tokens`` is set."""
         return self.max_cost is not None or self.max_tokens is not None
 
     def in_shard(self, ordinals: range) -> range:
@@ -87,7 +86,6 @@ class BulkSettings(Policy):
         return range(ordinals.start + (index - 1 - ordinals.start) % count, ordinals.stop, count)
 
     def scheduling(self) -> dict[str, Any]:
-        """Return the options of each request."""
         return {"timeout": self.timeout, "priority": self.priority, "tenant": self.tenant}
 
     def shared_settings(self, names: tuple[str, ...], scorer: str | None) -> Mapping[str, Any]:

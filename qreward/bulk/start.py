@@ -27,20 +27,7 @@ async def run_bulk(
     scorer: AnyScorer | None = None,
     on_start: Callable[[BulkRun], object] = lambda _: None,
 ) -> BulkReport:
-    """Run a bulk run and return its report. See :meth:`QRewardClient.run`.
-
-    Args:
-        client: the client that sends the requests. With a scorer, this client must be the scorer's client.
-        source: paths, globs, ``-`` for standard input, or an iterable of mappings.
-        output: the file of the results. The journal and the file of failures are created beside this file.
-        settings: the fields of :class:`BulkSettings`.
-        scorer: a judge or reward model that scores each line as an item. None sends each line as a request. All runs on one journal must
-            use the same scorer.
-        on_start: function that is called with the run before the run begins. The caller can use it to stop the run later.
-
-    Raises:
-        ConfigError: a setting is wrong, a file cannot be read or written, or the journal belongs to another run.
-    """
+    """Run a bulk run and return its report. See :meth:`QRewardClient.run`. Raises ``ConfigError``."""
     checked = BulkSettings(**settings)
     runtime, lines, path = runtime_of(client), Input(source), Path(output)
     if checked.max_cost is not None and not runtime.prices:
@@ -74,7 +61,6 @@ async def run_bulk(
 
 
 def _check_apart(inputs: Iterable[str], written: Iterable[Path]) -> None:
-    """Raise ``ConfigError`` if a file is both read and written."""
     read = {Path(name).resolve() for name in inputs}
     for path in written:
         if path.resolve() in read:

@@ -15,17 +15,7 @@ names. A ``ListCodec`` reserves further names."""
 
 
 class WireRequest:
-    """Holds one request of a caller, before an endpoint is chosen for the request.
-
-    Attributes:
-        codec: object that encodes the body and decodes the response.
-        model: name of the model.
-        inputs: the messages of a chat completion, the input of an embeddings request, the items of an operation on a list, or the
-            ``DecisionInput`` of a decision.
-        params: further members of the JSON body.
-        headers: additional HTTP headers of this call, or None.
-        group: value that is equal for requests whose prompts begin with the same text; None for a request without a group.
-    """
+    """Holds one request of a caller, before an endpoint is chosen for the request."""
 
     __slots__ = ("codec", "group", "headers", "inputs", "model", "params")
 
@@ -63,10 +53,7 @@ class Codec(Protocol):
         """Return the decoded response. Raises ``Malformed``, ``EmbeddedError`` or ``Unfinished``."""
 
     def validate(self, inputs: Any) -> Any:
-        """Return the inputs in a form that ``encode`` accepts.
-
-        Raises ``BadRequest``, whose message has the fault and the position of the fault.
-        """
+        """Return the inputs in a form that ``encode`` accepts."""
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
         """Return a rough estimate of the prompt tokens and the maximum output tokens of a call."""
@@ -104,14 +91,7 @@ class Reply:
 
 
 class TransportError(Exception):
-    """No complete response was received. The message contains no secrets.
-
-    Attributes:
-        sent: False if it is certain that the server did not process the request; True if the server may have processed it.
-        timeout: True if a time limit of the transport passed.
-        local: True if the cause is on this machine, such as a lack of file descriptors.
-        malformed: True if the response is not valid HTTP, or is too large.
-    """
+    """No complete response was received. The message contains no secrets."""
 
     def __init__(self, message: str, *, sent: bool = True, timeout: bool = False, local: bool = False, malformed: bool = False) -> None:
         super().__init__(message)

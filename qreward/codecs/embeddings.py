@@ -1,4 +1,4 @@
-"""The codec of embeddings in the OpenAI API. This module does not depend on HTTP or endpoints."""
+"""The codec of embeddings in the OpenAI API."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ class _Item(msgspec.Struct, gc=False):
 
 
 class _Embeddings(msgspec.Struct, gc=False):
-    """Holds the members of a response that are checked on arrival."""
-
     data: list[_Item] | None = None
     usage: Usage | None = None
     error: Any = None
@@ -52,10 +50,7 @@ class EmbeddingsAnswer(msgspec.Struct, gc=False):
 
 
 class EmbeddingsCodec:
-    """Encodes requests to ``POST /embeddings``, and decodes the responses.
-
-    The input is a text, a list of texts, a list of token ids, or a list of lists of token ids.
-    """
+    """Encodes requests to ``POST /embeddings``, and decodes the responses."""
 
     path = "/embeddings"
 

@@ -1,4 +1,4 @@
-"""The scores of a function in this process. Its items and results are passed as the JSON that ``qreward.transport.local`` reads."""
+"""The scores of a function in this process."""
 
 from __future__ import annotations
 
@@ -15,10 +15,7 @@ from qreward.settings.policies import RewardModel
 
 
 class LocalScore(ListCodec):
-    """Passes the items to the function: a text, a mapping with ``prompt``, ``response`` and ``label``, or a list of messages.
-
-    The function returns a number for an item, or a mapping of numbers, one of which is the reward.
-    """
+    """Passes the items to the function: a text, a mapping with ``prompt``, ``response`` and ``label``, or a list of messages."""
 
     path = "/local/score"
     pairs = chats = True

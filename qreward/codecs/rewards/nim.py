@@ -1,4 +1,4 @@
-"""The kind ``nim``: NVIDIA NIM's reward models. They answer a chat with a line of named numbers."""
+"""The kind ``nim``: NVIDIA NIM's reward models."""
 
 from __future__ import annotations
 
@@ -16,11 +16,7 @@ _ATTRIBUTE = re.compile(r"\s*([A-Za-z][\w .-]{0,40}?)\s*:\s*([^\s,]+)\s*")
 
 
 class NimReward(ListCodec):
-    """Encodes and decodes ``POST /chat/completions`` with a response such as ``helpfulness:1.25,correctness:0.43`` or ``reward:-7.1``.
-
-    A request contains one conversation, so only concurrent requests increase the throughput. The reward is the attribute that
-    ``RewardModel.label`` names. Without a label, the reward is the attribute ``reward``, or the only attribute.
-    """
+    """Encodes and decodes ``POST /chat/completions`` with a response such as ``helpfulness:1.25,correctness:0.43`` or ``reward:-7.1``."""
 
     path = "/chat/completions"
     texts = False
@@ -43,12 +39,7 @@ class NimReward(ListCodec):
 
 
 def attributes_of(text: str) -> dict[str, float]:
-    """Parse a line such as ``helpfulness:1.25,correctness:0.43``. Raises ``InvalidRow`` for anything else.
-
-    Example:
-        >>> attributes_of("helpfulness:1.25, correctness:-0.5")
-        {'helpfulness': 1.25, 'correctness': -0.5}
-    """
+    """Parse a line such as ``helpfulness:1.25,correctness:0.43``. Raises ``InvalidRow`` for anything else."""
     found: dict[str, float] = {}
     for part in text.split(","):
         match = _ATTRIBUTE.fullmatch(part)

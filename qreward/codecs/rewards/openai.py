@@ -14,10 +14,7 @@ from qreward.settings.policies import BATCH_KIND
 
 class VectorScore(NumberCodec):
     """Encodes and decodes ``POST /embeddings`` at a server that returns a reward as a vector of one number (SGLang, vLLM, and servers with
-    the same API).
-
-    A longer vector is an embedding. A longer vector is an error, unless ``RewardModel.label`` selects one of the numbers of the vector.
-    """
+    the same API)."""
 
     path = "/embeddings"
     value_in = "embedding"
@@ -39,11 +36,7 @@ class OpenAIEmbeddingList(EmbeddingList):
 
 
 class CompletionList(ListCodec):
-    """Encodes and decodes ``POST /completions``. The value of a prompt is a list of ``n`` choices. Finish reasons are checked as in
-    ``ChatCodec``.
-
-    In the response, choice ``k`` of prompt ``i`` has the index ``i * n + k``. In the result, this choice has the index ``k``.
-    """
+    """Encodes and decodes ``POST /completions``. The value of a prompt is a list of ``n`` choices."""
 
     path = "/completions"
     member = "prompt"
@@ -85,10 +78,7 @@ class ModerationList(ListCodec):
 
 
 class Rerank(ListCodec):
-    """Encodes and decodes ``POST /rerank`` as vLLM and Jina serve it. The items are documents. All items share the query of the call.
-
-    The member ``index`` of a result says to which item the result belongs.
-    """
+    """Encodes and decodes ``POST /rerank`` as vLLM and Jina serve it. The items are documents. All items share the query of the call."""
 
     path = "/rerank"
     member = "documents"

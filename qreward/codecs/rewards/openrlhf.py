@@ -12,12 +12,7 @@ from qreward.codecs.rewards.parsing import InvalidRow
 
 
 class OpenRlhfReward(ListCodec):
-    """Encodes and decodes ``POST /get_reward`` with ``query`` (prompt and response in one text), ``prompts`` and ``labels``.
-
-    In the response, ``rewards`` has the reward of each item. The attributes of a :class:`RewardScore` are ``reward``, ``score`` (from the
-    list ``scores``) and the item's numbers from the lists in ``extra_logs``. ``RewardModel(label=...)`` selects one of these attributes as
-    the reward. Without ``RewardModel(template=...)``, the query is the prompt followed by the response.
-    """
+    """Encodes and decodes ``POST /get_reward`` with ``query`` (prompt and response in one text), ``prompts`` and ``labels``."""
 
     path = "/get_reward"
     native = True

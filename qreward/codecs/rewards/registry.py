@@ -99,14 +99,7 @@ def kind_of(name: str) -> ServerKind:
 
 
 def codec_of(kind: str, operation: Operation, settings: RewardModel = _USUAL) -> ListCodec:
-    """Return the codec of an operation for a kind of server. Equal arguments return the same codec.
-
-    Raises ``ConfigError`` if this kind of server does not support the operation or the route.
-
-    Example:
-        >>> codec_of("tei", SCORE).path, codec_of("tei", SCORE).limits.items
-        ('/predict', 32)
-    """
+    """Return the codec of an operation for a kind of server. Equal arguments return the same codec."""
     return _codec_of(kind, operation, settings)
 
 
@@ -135,24 +128,10 @@ def codec_at(endpoint: Endpoint, operation: Operation) -> ListCodec:
 
 
 def settings_of(endpoint: Endpoint) -> RewardModel:
-    """Return the endpoint's ``reward`` settings, or the defaults if the endpoint has no such settings."""
     return _USUAL if endpoint.reward is None else endpoint.reward
 
 
 def bound(call: WireRequest, endpoint: Endpoint) -> tuple[WireRequest, str, bool]:
-    """Bind a call to an endpoint.
-
-    Returns:
-        Three values: the call with the codec of the endpoint; the path of the request; and True if the path is relative to the root of the
-        server.
-
-    Raises:
-        ConfigError: the endpoint does not support the operation.
-
-    Example:
-        >>> [bound(WireRequest(EMBEDDINGS, "m", "", {}, None), Endpoint("http://a", kind=kind))[1:] for kind in ("tei", "vllm", "nim")]
-        [('/v1/embeddings', True), ('/embeddings', False), ('/embeddings', False)]
-    """
     codec = call.codec
     if isinstance(codec, Operation):
         found = codec_at(endpoint, codec)
@@ -167,10 +146,5 @@ def bound(call: WireRequest, endpoint: Endpoint) -> tuple[WireRequest, str, bool
 
 
 def server_root(base_url: str) -> str:
-    """Return the address of a server without the ``/v1`` of its OpenAI API.
-
-    Example:
-        >>> server_root("http://gpu-0:8000/v1"), server_root("http://tei:8080")
-        ('http://gpu-0:8000', 'http://tei:8080')
-    """
+    """Return the address of a server without the ``/v1`` of its OpenAI API."""
     return base_url.removesuffix("/v1")

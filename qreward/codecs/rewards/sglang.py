@@ -1,7 +1,4 @@
-"""The kind ``sglang``: rewards from ``/classify``, probabilities of labels from ``/v1/classify``, and ``/v1/rerank``.
-
-``/v1/classify`` always applies a softmax. For a reward model, which has one class, the result of the softmax is always 1.0.
-"""
+"""The kind ``sglang``: rewards from ``/classify``, probabilities of labels from ``/v1/classify``, and ``/v1/rerank``."""
 
 from __future__ import annotations
 
@@ -18,10 +15,7 @@ from qreward.results import Usage
 
 
 class SglangClassify(NumberCodec):
-    """Encodes and decodes ``POST /classify``, which returns an array of ``{"embedding", "meta_info"}`` in the order of the texts.
-
-    The reward is in ``embedding``.
-    """
+    """Encodes and decodes ``POST /classify``, which returns an array of ``{"embedding", "meta_info"}`` in the order of the texts."""
 
     path = "/classify"
     native = True

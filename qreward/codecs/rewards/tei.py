@@ -1,8 +1,4 @@
-"""The kind ``tei``, Text Embeddings Inference: ``/predict``, ``/rerank``, and the OpenAI route for embeddings.
-
-In this API, ``["a", "b"]`` is one pair. Therefore each item is sent as a list: ``[["a"], ["b"]]``. If one item fails, the whole request
-fails.
-"""
+"""The kind ``tei``, Text Embeddings Inference: ``/predict``, ``/rerank``, and the OpenAI route for embeddings."""
 
 from __future__ import annotations
 
@@ -39,11 +35,6 @@ class TeiLabels(ListCodec):
 
 
 class TeiPredict(TeiLabels):
-    """Encodes and decodes ``POST /predict`` for a reward.
-
-    The server sorts labels by score, so the reward is selected by the name of its label.
-    """
-
     def defaults(self) -> dict[str, Any]:
         return {"raw_scores": not self.settings.activation}
 
@@ -52,11 +43,6 @@ class TeiPredict(TeiLabels):
         return RewardScore(parsing.by_name(scores, self._label(), ""), scores if len(scores) > 1 else None)
 
     def _label(self) -> str | None:
-        """Return the name of the label that is the reward.
-
-        If ``RewardModel.label`` is a number, the number is a position in ``RewardModel.labels``. Without ``labels``, the names are
-        ``LABEL_0``, ``LABEL_1`` and so on.
-        """
         label, names = self.settings.label, self.settings.labels
         if not isinstance(label, int):
             return label

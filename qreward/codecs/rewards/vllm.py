@@ -1,8 +1,4 @@
-"""The kind ``vllm``: ``/classify``, ``/pooling``, ``/score``, ``/rerank``, and rewards from ``/embeddings``.
-
-vLLM accepts a whole list, or refuses the whole list. If one item is too long, the response to the whole list is a 400. Each conversation
-must be sent in a separate request.
-"""
+"""The kind ``vllm``: ``/classify``, ``/pooling``, ``/score``, ``/rerank``, and rewards from ``/embeddings``."""
 
 from __future__ import annotations
 
@@ -16,10 +12,7 @@ from qreward.codecs.rewards.parsing import InvalidRow
 
 
 class VllmClassify(NumberCodec):
-    """Encodes and decodes ``POST /classify`` for a reward, which is one of the numbers in ``probs``.
-
-    The numbers are logits if ``use_activation`` is false.
-    """
+    """Encodes and decodes ``POST /classify`` for a reward, which is one of the numbers in ``probs``."""
 
     path = "/classify"
     native = True
@@ -32,11 +25,7 @@ class VllmClassify(NumberCodec):
 
 
 class VllmLabels(VllmClassify):
-    """Encodes and decodes ``POST /classify`` for the probability of each label.
-
-    vLLM returns only the name of the most likely label. All other names are taken from ``RewardModel.labels``, or are ``LABEL_0``,
-    ``LABEL_1`` and so on. The server Infinity, which has the same API, returns all names.
-    """
+    """Encodes and decodes ``POST /classify`` for the probability of each label."""
 
     def defaults(self) -> dict[str, Any]:
         return {self.settings.activation_field: True}
@@ -73,11 +62,7 @@ class VllmPooling(VllmClassify):
 
 
 class VllmScore(ListCodec):
-    """Encodes and decodes ``POST /score`` for a cross-encoder. Pairs are sent as two lists of texts, so pairs of different callers can
-    share a request.
-
-    The lists are named ``text_1`` and ``text_2``, because all versions of vLLM accept these names.
-    """
+    """Encodes and decodes ``POST /score`` for a cross-encoder."""
 
     path = "/score"
     native = True

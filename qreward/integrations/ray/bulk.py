@@ -1,8 +1,4 @@
-"""Bulk runs over a Ray Dataset. Each row is a request, or an item for a judge or a reward model.
-
-Ray distributes the rows to its workers. Each worker has one client and one journal. All journals are in one folder, which every worker
-reads. A row that has a result is therefore not sent again by any worker. :mod:`qreward.bulk` turns rows into requests and sends them.
-"""
+"""Bulk runs over a Ray Dataset."""
 
 from __future__ import annotations
 

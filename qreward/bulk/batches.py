@@ -7,18 +7,18 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
 from typing import Any
 
-from qreward.bulk.budget import NOTHING, SpendingLimit, Spent
-from qreward.bulk.inputs import InputLine
+from qreward.bulk.budget import NOTHING, SpendingLimit, Spent, cost_of
 from qreward.bulk.journal import Journal, JournalFull
+from qreward.bulk.outputs import answer_line, failure_line
 from qreward.bulk.report import kind_of_error
-from qreward.bulk.requests import RequestReader
+from qreward.bulk.requests import Entry, RequestReader
 from qreward.bulk.settings import BulkSettings
 from qreward.engine.batch import BatchWaiter
 from qreward.errors import BadRequest, BatchCancelled, ClientClosed, ConfigError, InvalidResponse, NoEndpoint, QRewardError, RequestTimeout
 from qreward.judge.scorers import check_finite
 from qreward.judge.types import Scorer, Verdict
 from qreward.records import AttemptRecord
-from qreward.results import EndpointStats, Result
+from qreward.results import EndpointStats, Result, Usage
 from qreward.runtime import Runtime
 from qreward.scheduler.outcome import Failure, FailureKind, Outcome
 from qreward.scheduler.pool import Pool
@@ -28,18 +28,9 @@ WAITING = 1024
 """Maximum number of lines in a queue. The input is not read further while a line has to wait for room in its queue."""
 ALL_FAILED = 100
 """Number of failed lines after which the run stops if no line has succeeded. The cause is then probably not in the lines."""
+_COLUMNS = "if a column has another name than its field, map the field to the column with the setting columns"
 SCORING = 2048
 """Maximum number of lines that a scorer has at once. These lines count as sent. If the run is killed, the next run may send them again."""
-
-
-class Entry:
-    __slots__ = ("attempts", "content", "custom_id", "digest", "ordinal", "place", "reserved", "started")
-
-    def __init__(self, ordinal: int, line: InputLine, custom_id: str, content: Any, reserved: Spent) -> None:
-        self.ordinal, self.digest, self.place = ordinal, line.digest, line.place
-        self.custom_id, self.content = custom_id, content
-        self.reserved, self.started = reserved, False
-        self.attempts: tuple[AttemptRecord, ...] = ()
 
 
 def _was_processed(error: QRewardError, attempts: Iterable[AttemptRecord]) -> bool:
@@ -167,8 +158,7 @@ class LineRun(ABC):
     def __init__(
         self, runtime: Runtime, journal: Journal, settings: BulkSettings, reader: RequestReader, scorer: Scorer | None, done_before: int
     ) -> None:
-        self.runtime, self._journal, self._settings, self._scorer = runtime, journal, settings, scorer
-        self._reader = reader
+        self.runtime, self._journal, self._settings, self._scorer, self._reader = runtime, journal, settings, scorer, reader
         self.scheduling: Mapping[str, Any] = settings.scheduling()
         hedge = {"hedge": False} if settings.is_limited else {}  # no hedges with a budget, because the cost of a hedge is not reserved
         self.request_options = runtime.request_options({**self.scheduling, **hedge})
@@ -195,9 +185,30 @@ class LineRun(ABC):
             for batch in self._batches.values():
                 batch.stop()
 
-    @abstractmethod
-    def finish(self, entry: Entry, result: Result[Any], text: bytes | None = None, spent: Spent | None = None) -> None:
-        """Record the result of a line."""
+    def finish(self, entry: Entry, result: Result[Any], text: bytes | None = None, spent: Spent | None = None) -> bool:
+        """Record the result of a line. Return False if it could not be recorded, or if the next run sends the line."""
+        error, usage = result.error, result.usage if self._scorer is None or not result.ok else result.value.usage
+        if isinstance(error, BatchCancelled | ClientClosed) and entry.started:
+            spent = entry.reserved  # as in the journal, where the line stays without a result
+        elif spent is None:
+            price = self.runtime.prices.get(result.endpoint or "")
+            spent = cost_of(result, usage, price, entry.reserved, self.attempts) if entry.started else NOTHING
+        self.budget.settle(entry.reserved, spent)
+        if self._leave_to_next_run(entry, result, spent):
+            return False
+        if error is not None:
+            if self._scorer is not None and isinstance(error, ConfigError):
+                error.args = (f"{error}; {_COLUMNS}", *error.args[1:])
+            return self.fail(entry, error, spent, usage)
+        if text is None:
+            text = answer_line(entry.custom_id, entry.identifier, result, is_verdict=self._scorer is not None)
+        return self._record(entry, text, None, spent, usage)
+
+    def fail(self, entry: Entry, error: QRewardError, spent: Spent = NOTHING, usage: Usage | None = None) -> bool:
+        """Record that a line has failed."""
+        if not str(error).startswith(entry.place):
+            error.args = (f"{entry.place}: {error}", *error.args[1:])
+        return self._record(entry, failure_line(entry.custom_id, entry.identifier, error), error, spent, usage)
 
     @abstractmethod
     def _ended(self, task: asyncio.Task[Any]) -> None:
@@ -208,7 +219,7 @@ class LineRun(ABC):
         if self.is_stopping:
             return False
         try:
-            self._journal.start(entry.ordinal, entry.digest, entry.reserved)
+            self._journal.start(entry.key, entry.reserved)
         except QRewardError as error:  # the disk is full, for example
             self.stop(error)
             return False
@@ -221,16 +232,16 @@ class LineRun(ABC):
             self._journal.write()
         except QRewardError as error:
             entry.started = False
-            self._journal.withdraw(entry.ordinal, entry.digest)
+            self._journal.withdraw(entry.key)
             self.stop(error)
             return False
-        self.submitted((entry.ordinal,))
+        self.submitted((entry.key,))
         return True
 
-    def submitted(self, ordinals: Iterable[int]) -> None:
-        for ordinal in ordinals:
+    def submitted(self, keys: Iterable[int]) -> None:
+        for key in keys:
             self._sent += 1
-            self._sent_again += ordinal in self._journal.unfinished
+            self._sent_again += key in self._journal.unfinished
 
     def _batch_of(self, entry: Entry | None, kind: Any) -> Any:
         """Return the batch of a kind, which is a key of ``_batches``. If there is none yet, create it; ``entry`` is its first line."""
@@ -263,17 +274,17 @@ class LineRun(ABC):
             attempts = getattr(error, "attempts", ())  # an item of a judge that shared the request of an equal item has none of its own
             if _was_processed(error, (*result.attempts, *attempts)):
                 return False
-            self._journal.withdraw(entry.ordinal, entry.digest, spent)
+            self._journal.withdraw(entry.key, spent)
         self.stop(f"no line can be sent: {error}")
         return True
 
-    def _record(self, ordinal: int, digest: int, text: bytes, error: QRewardError | None, spent: Spent = NOTHING) -> int | None:
-        """Record the result of a line. Returns the offset of the record in the journal, or None if the disk is full."""
+    def _record(self, entry: Entry, text: bytes, error: QRewardError | None, spent: Spent, usage: Usage | None) -> bool:  # noqa: ARG002
+        """Record the result of a line. Return False if the disk is full. ``usage`` is for subclasses."""
         try:
-            place = self._journal.finish(ordinal, digest, text, spent, ok=error is None)
+            self._journal.finish(entry.key, text, spent, ok=error is None)
         except JournalFull as full:
             self.stop(full)
-            return None
+            return False
         self._ok += error is None
         if error is not None:
             self._failed += 1
@@ -287,7 +298,7 @@ class LineRun(ABC):
             self._is_flushing = True
             asyncio.get_running_loop().call_soon(self._flush)
         self.read_on.set()
-        return place
+        return True
 
     def _flush(self) -> None:
         self._is_flushing = False

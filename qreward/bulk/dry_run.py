@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from qreward.bulk.budget import highest, upper_bound
-from qreward.bulk.inputs import Input, InputLine, Inputs
+from qreward.bulk.inputs import Input, Inputs
 from qreward.bulk.provider import URLS, url_of
-from qreward.bulk.requests import RequestReader
+from qreward.bulk.requests import Entry, RequestReader
 from qreward.bulk.settings import BulkSettings
 from qreward.codecs.base import WireRequest
 from qreward.errors import ConfigError, QRewardError
@@ -71,7 +71,7 @@ class DryRun:
 def dry_run(client: Client, source: Inputs, settings: Mapping[str, Any], *, is_scored: bool = False) -> DryRun:
     """Read the whole input and return a report of the requests that a run would send. Raises ``ConfigError``."""
     checked = BulkSettings(**settings)
-    runtime, reader, found = runtime_of(client), RequestReader(checked), DryRun()
+    runtime, reader, found = runtime_of(client), RequestReader(checked, is_scored=is_scored), DryRun()
     for ordinal, line in enumerate(Input(source).lines()):
         if not checked.in_shard(range(ordinal, ordinal + 1)):
             continue
@@ -79,7 +79,12 @@ def dry_run(client: Client, source: Inputs, settings: Mapping[str, Any], *, is_s
             break
         found.lines += 1
         try:
-            _add(found, reader, runtime, line, ordinal, is_scored=is_scored, takes_batches=checked.provider_batches == "auto")
+            entry = Entry(line.digest, "", line.place)
+            reader.read(line, entry)
+            if is_scored:
+                found.items += 1
+            else:
+                _add(found, runtime, entry.content, takes_batches=checked.provider_batches == "auto")
         except QRewardError as error:
             found.bad += 1
             if len(found.faults) < SHOWN:
@@ -88,14 +93,7 @@ def dry_run(client: Client, source: Inputs, settings: Mapping[str, Any], *, is_s
     return found
 
 
-def _add(
-    found: DryRun, reader: RequestReader, runtime: Runtime, line: InputLine, ordinal: int, *, is_scored: bool, takes_batches: bool
-) -> None:
-    if is_scored:
-        reader.read_item(line, ordinal)
-        found.items += 1
-        return
-    call = reader.read(line, ordinal).call
+def _add(found: DryRun, runtime: Runtime, call: WireRequest, *, takes_batches: bool) -> None:
     batch_endpoints = runtime.fleet.batch_endpoints(call.model) if takes_batches and url_of(call) in URLS else ()
     plan = found.models.get(call.model)
     if plan is None:

@@ -31,6 +31,9 @@ CHUNK = 1 << 20
 ROWS = 1024
 """Number of rows of a table that are read or written at once."""
 
+DIGEST = (1 << 60) - 1
+"""The bits of a digest. A larger number would take more memory in Python."""
+
 Inputs = str | Path | Sequence[str | Path] | Iterable[Mapping[str, Any]]
 
 
@@ -54,7 +57,7 @@ class InputLine(NamedTuple):
 
 
 def digest_of(content: bytes) -> int:
-    return int.from_bytes(blake2b(content, digest_size=8).digest())
+    return int.from_bytes(blake2b(content, digest_size=8).digest()) & DIGEST
 
 
 class Input:

@@ -8,19 +8,24 @@ import json
 import os
 import threading
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import msgspec
 
 from qreward.bulk.budget import NOTHING, Spent
+from qreward.bulk.inputs import DIGEST
 from qreward.bulk.provider import HeldBatch, apply_event
-from qreward.bulk.records import BATCH, DONE, FAILED, FORMAT, STARTED, WITHDRAWN, Record, decode, encode
 from qreward.errors import ConfigError, QRewardError
 
+FORMAT = "qreward journal 4"
+STARTED, DONE, FAILED, WITHDRAWN, BATCH = "SDFCB"
+"""The kinds of records. A record is a line ``["S", key, tokens, cost, content, checksum]``; docs/how-to/bulk.md describes the format."""
 SYNC = 0.1
 """Seconds within which a record is synchronised to the disk."""
 CHUNK = 1 << 20
@@ -31,6 +36,36 @@ CONTINUE = 'continue with --resume force (in Python: resume="force")'
 """End of a message that refuses to continue a run."""
 _UNSENT = ("BadRequest", "ConfigError", "NoEndpoint")
 """Errors of a line for which no request could be made. An error of these classes that a server caused has attempts or a status."""
+
+
+_OK, _READ = 1, 2
+"""Bits of an entry of the index: the line succeeded; the line was read from the input of this run. The other bits are the offset."""
+
+
+class Record(NamedTuple):
+    """``key`` is that of a line, or the number of a provider batch; ``content`` is a result or the event of a batch, as JSON."""
+
+    kind: str
+    key: int
+    spent: Spent
+    content: bytes
+
+
+def encode(kind: str, key: int, spent: Spent = NOTHING, content: bytes = b"null") -> bytes:
+    """Return the line of a record. ``content`` must be JSON without line breaks. The checksum is the CRC-32 of all that precedes it."""
+    found = b'["%b",%d,%d,%r,%b' % (kind.encode(), key, spent.tokens, spent.cost, content)
+    return b"%b,%d]\n" % (found, crc32(found))
+
+
+def decode(line: bytes) -> Record | None:
+    """Return the record in a line; None if the line is incomplete or damaged."""
+    found, _, checksum = line.rpartition(b",")
+    if checksum != b"%d]\n" % crc32(found) or not found.startswith(b'["'):
+        return None
+    kind, key, tokens, cost, content = found[1:].split(
+        b",", 4
+    )  # content is not parsed: half a surrogate pair is JSON for some parsers only
+    return Record(kind[1:-1].decode(), int(key), Spent(int(tokens), float(cost)), content)
 
 
 class JournalFull(QRewardError):
@@ -47,7 +82,11 @@ class Line(NamedTuple):
 
 
 class Journal:
-    """The journal of one output file. Opening a journal locks the file, drops an incomplete record, and builds an index of the results."""
+    """The journal of one output file. Opening a journal locks the file, drops an incomplete record, and builds an index of the results.
+
+    The key of a line is the hash of its content; the n-th of equal lines has a key of its own. A record of a sent line is written before
+    its request is sent, so a killed process loses no record; ``fsync`` follows within ``SYNC`` seconds.
+    """
 
     def __init__(
         self, path: Path, settings: Mapping[str, Any], *, force: bool = False, retry_failed: bool = False, start_over: bool = False
@@ -58,12 +97,12 @@ class Journal:
         except OSError as error:
             raise ConfigError(f"the journal {str(path)!r} cannot be written: {error.strerror}") from None
         self._lock()
-        # for each line of the input, 16 bytes whether it has a result or not:
-        self._places = array("Q")  # twice the offset of its result, plus 1 if the line succeeded; 0 if it has no result
-        self._digests = array("Q")
-        self._sent_again = 0  # failures with a smaller number in ``_places`` do not count as done
-        self._started: dict[int, Spent] = {}  # ordinal of a line that this run sent and that has no result yet -> its maximum cost
-        self._left_before: dict[int, Spent] = {}  # ordinal of a line that an earlier run sent and that has no result -> its maximum cost
+        self._index: dict[int, int] = {}  # key -> offset of the result, 0 without one, and two bits
+        self._order = array("Q")  # the keys of the lines that were read, in the order of the input
+        self._equal: Counter[int] = Counter()  # digest -> number of lines that equal an earlier line
+        self._retried = 0  # failures up to this offset do not count as done
+        self._started: dict[int, Spent] = {}  # key of a line that this run sent and that has no result yet -> its maximum cost
+        self._left_before: dict[int, Spent] = {}  # the same for lines that an earlier run sent
         self._spent = NOTHING  # tokens and cost of all lines that are in neither of these two mappings
         self.held: dict[int, HeldBatch] = {}
         self.batches = 0
@@ -71,7 +110,7 @@ class Journal:
         self._largest = 4096
         self._unwritten: list[bytes] = []  # records that are not written yet
         self._unwritten_size = 0
-        self._unwritten_results: list[int] = []  # ordinals of the results among them
+        self._unwritten_results: list[int] = []  # keys of the results among them
         self._dirty, self._closing = threading.Event(), threading.Event()
         try:
             if start_over and was_never_sent(path):
@@ -81,7 +120,7 @@ class Journal:
             os.close(self._file)
             raise (self._error_of(error) if isinstance(error, OSError) else error) from None
         if retry_failed:
-            self._sent_again = 2 * self._end
+            self._retried = self._end
         self.unfinished = frozenset(self._left_before)
         self.spent_before = sum(self._left_before.values(), self._spent)
         self._sync_error: OSError | None = None
@@ -131,56 +170,69 @@ class Journal:
         os.close(folder)
 
     def _apply(self, record: Record, place: int) -> None:
-        kind, number = record.kind, record.number
+        kind, key = record.kind, record.key
         if kind == BATCH:
             self._spent += record.spent
-            apply_event(self.held, number, record.content)
-            self.batches = max(self.batches, number + 1)
+            apply_event(self.held, key, record.content)
+            self.batches = max(self.batches, key + 1)
             return
-        before = self._left_before.pop(number, NOTHING)
+        before = self._left_before.pop(key, NOTHING)
         if kind == STARTED:
             self._spent += before
-            self._left_before[number] = record.spent
+            self._left_before[key] = record.spent
             return
         self._spent += record.spent
         if kind != WITHDRAWN:
-            self._put_result(number, 2 * place + (kind == DONE), record.digest)
+            self._index[key] = place << 2 | (kind == DONE)
 
-    def _put_result(self, ordinal: int, place: int, digest: int) -> None:
-        if (more := ordinal + 1 - len(self._places)) > 0:
-            self._places.frombytes(bytes(8 * more))
-            self._digests.frombytes(bytes(8 * more))
-        self._places[ordinal], self._digests[ordinal] = place, digest
+    # the lines
 
-    # what is done
+    def take(self, digest: int) -> tuple[int, bool]:
+        """Return the key of a line that was read from the input, and whether the line is done."""
+        found = self._index.get(digest, 0)
+        if found & _READ:
+            self._equal[digest] += 1
+            digest = digest + self._equal[digest] & DIGEST
+            found = self._index.get(digest, 0)
+        self._index[digest] = found | _READ
+        self._order.append(digest)
+        return digest, self._counts(found)
+
+    def _counts(self, found: int) -> bool:
+        return found & _OK == _OK or found >> 2 > self._retried
+
+    def is_done(self, key: int) -> bool:
+        """Return whether a line has a result. With ``retry_failed``, lines that failed in an earlier run do not count."""
+        return self._counts(self._index.get(key, 0))
+
+    def place(self, key: int) -> int:
+        """Return the offset of the result of a line; 0 if it has none."""
+        return self._index.get(key, 0) >> 2
+
+    def drop_unread(self) -> None:
+        """Drop the results of lines that are not in the input any more."""
+        if len(self._index) > len(self._order):
+            self._index = {key: found for key, found in self._index.items() if found & _READ}
 
     @property
     def done(self) -> int:
-        """The number of lines with a result. With ``retry_failed``, lines that failed in an earlier run do not count."""
-        return sum(place & 1 for place in self._places) + self.failed
+        return sum(map(self._counts, self._index.values()))
 
     @property
     def failed(self) -> int:
-        return sum(place > self._sent_again and not place & 1 for place in self._places)
-
-    @property
-    def size(self) -> int:
-        return len(self._places)
+        return sum(not found & _OK and self._counts(found) for found in self._index.values())
 
     @property
     def started(self) -> int:
         return len(self._started)
 
-    def digest(self, ordinal: int) -> int | None:
-        """Return the digest of a line that is done; None for any other line."""
-        place = self._places[ordinal] if ordinal < len(self._places) else 0
-        return self._digests[ordinal] if place & 1 or place > self._sent_again else None
-
     def in_order(self) -> Iterator[Line]:
         """Yield the results in the order of the input. A line with several results yields the last one."""
         with self.path.open("rb") as file:
-            for place in filter(None, self._places):
-                file.seek(place >> 1)
+            for key in self._order:
+                if (place := self._index[key] >> 2) == 0:
+                    continue
+                file.seek(place)
                 if (record := decode(file.readline())) is None:
                     raise QRewardError(f"{str(self.path)!r} was changed by another program while it was in use")
                 yield Line(record.kind == DONE, record.content)
@@ -188,27 +240,22 @@ class Journal:
     def as_done(self) -> Iterator[Line]:
         """Yield the results in the order in which they were received. A line with several results yields the last one."""
         for place, _, record in read_records(self.path):
-            ordinal = record.number
-            if record.kind in (DONE, FAILED) and ordinal < len(self._places) and self._places[ordinal] >> 1 == place:
+            if record.kind in (DONE, FAILED) and self._index.get(record.key, 0) >> 2 == place:
                 yield Line(record.kind == DONE, record.content)
-
-    def cut(self, lines: int) -> None:
-        """Drop the results of all lines after the first ``lines``, because the input has become shorter."""
-        del self._places[lines:], self._digests[lines:]
 
     # while running
 
-    def start(self, ordinal: int, digest: int, most: Spent = NOTHING) -> None:
-        """Record that a line is about to be sent, and its maximum cost ``most``. Call ``write`` before the request is sent."""
+    def start(self, key: int, most: Spent = NOTHING) -> None:
+        """Record that a line is about to be sent, and its maximum cost. Call ``write`` before it is sent. Raises ``JournalFull``."""
         if self._sync_error is not None:
             raise self._error_of(self._sync_error)
-        found = encode(STARTED, ordinal, digest, most)
+        found = encode(STARTED, key, most)
         try:
             self._reserve(self._unwritten_size + len(found) + (1 + len(self._started)) * self._largest)
         except OSError as error:
             raise self._error_of(error) from None
-        self._spent += self._left_before.pop(ordinal, NOTHING)
-        self._started[ordinal] = most
+        self._spent += self._left_before.pop(key, NOTHING)
+        self._started[key] = most
         self._append(found)
 
     def write(self) -> None:
@@ -219,31 +266,29 @@ class Journal:
             except OSError as error:
                 raise self._error_of(error) from None
 
-    def finish(self, ordinal: int, digest: int, result: bytes, spent: Spent = NOTHING, *, ok: bool) -> int:
-        """Record the result of a line and its cost. The record is written by the next ``write`` or ``flush``."""
-        place, size = self._end + self._unwritten_size, self._end_of_line(DONE if ok else FAILED, ordinal, digest, spent, result)
-        self._put_result(ordinal, 2 * place + ok, digest)
-        self._unwritten_results.append(ordinal)
+    def finish(self, key: int, result: bytes, spent: Spent = NOTHING, *, ok: bool) -> None:
+        """Record the result of a line and its cost. ``write`` or ``flush`` writes the record."""
+        place, size = self._end + self._unwritten_size, self._end_of_line(DONE if ok else FAILED, key, spent, result)
+        self._index[key] = place << 2 | self._index.get(key, 0) & _READ | ok
+        self._unwritten_results.append(key)
         self._largest = max(self._largest, size)
-        return place
 
-    def withdraw(self, ordinal: int, digest: int, spent: Spent = NOTHING) -> None:
+    def withdraw(self, key: int, spent: Spent = NOTHING) -> None:
         """Record that a line is no longer in flight, has no result, and has cost ``spent``."""
-        self._end_of_line(WITHDRAWN, ordinal, digest, spent, b"null")
+        self._end_of_line(WITHDRAWN, key, spent, b"null")
 
-    def _end_of_line(self, kind: str, ordinal: int, digest: int, spent: Spent, content: bytes) -> int:
-        """Append the record with which a line ends, and return its size."""
-        spent += self._left_before.pop(ordinal, NOTHING)
-        self._started.pop(ordinal, None)
+    def _end_of_line(self, kind: str, key: int, spent: Spent, content: bytes) -> int:
+        spent += self._left_before.pop(key, NOTHING)
+        self._started.pop(key, None)
         self._spent += spent
-        found = encode(kind, ordinal, digest, spent, content)
+        found = encode(kind, key, spent, content)
         self._append(found)
         return len(found)
 
     def record_batch(self, number: int, content: bytes, spent: Spent = NOTHING) -> None:
         """Record an event of a provider batch, and wait until the record is on the disk. Raises ``JournalFull``."""
         self._spent += spent
-        self._append(encode(BATCH, number, 0, spent, content))
+        self._append(encode(BATCH, number, spent, content))
         self.write()
         try:
             os.fdatasync(self._file)
@@ -315,8 +360,8 @@ class Journal:
                 trouble = trouble or error
         os.close(self._file)
         self.lost = len(self._unwritten_results)
-        for ordinal in self._unwritten_results:
-            self._places[ordinal] = 0
+        for key in self._unwritten_results:
+            self._index[key] &= _READ
         if trouble is not None:
             raise self._error_of(trouble)
 
@@ -375,9 +420,9 @@ def was_never_sent(path: Path) -> bool:
         taken = set()
         for _, _, record in read_records(path):
             if record.kind == STARTED:  # for a scorer this record is written before it is known whether the item is valid
-                taken.add(record.number)
+                taken.add(record.key)
             elif record.kind == FAILED and _was_unsent(record.content):
-                taken.discard(record.number)
+                taken.discard(record.key)
             else:
                 return False
         return not taken

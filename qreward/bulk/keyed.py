@@ -11,17 +11,28 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from qreward.bulk.batches import Entry, LineRun
+from qreward.bulk.batches import LineRun
 from qreward.bulk.budget import Spent
-from qreward.bulk.inputs import InputLine
-from qreward.bulk.journal import Journal, JournalInUse, Line, check_header, read_header, read_records
-from qreward.bulk.outputs import OutputFile, answer_line, failure_line
-from qreward.bulk.records import BATCH, DONE, FAILED, STARTED, Record, decode
-from qreward.bulk.requests import IDS, RequestReader
+from qreward.bulk.inputs import DIGEST, InputLine
+from qreward.bulk.journal import (
+    DONE,
+    FAILED,
+    STARTED,
+    Journal,
+    JournalInUse,
+    Line,
+    Record,
+    check_header,
+    decode,
+    read_header,
+    read_records,
+)
+from qreward.bulk.outputs import OutputFile, failure_line
+from qreward.bulk.requests import Entry, RequestReader
 from qreward.bulk.settings import BulkSettings
 from qreward.errors import BadRequest, ConfigError, QRewardError
 from qreward.judge.types import Scorer
-from qreward.results import Result, Usage
+from qreward.results import Usage
 from qreward.runtime import Runtime
 
 OF_ONE_PROCESS = ("deadline", "max_cost", "max_tokens", "sample", "shard", "order", "progress")
@@ -43,22 +54,12 @@ def keyed_settings(options: Mapping[str, Any]) -> BulkSettings:
     return settings
 
 
-class KeyedLine(NamedTuple):
-    """A row that is identified by its content."""
-
-    digest: int
-    identifier: str
-    line: InputLine
-
-
-def keyed_line(row: Mapping[str, Any]) -> KeyedLine:
-    """Return a row with the hash of its content. Neither the order of columns nor columns with null change the hash."""
-    fields = _without_nulls(row)
-    content = msgspec.json.encode(fields, order="deterministic")
-    key = blake2b(content, digest_size=16).digest()
-    identifier, digest = f"qreward-{key.hex()}", int.from_bytes(key[:8])
-    named = fields if any(name in fields for name in IDS) else {"custom_id": identifier, **fields}
-    return KeyedLine(digest, identifier, InputLine(f"row {identifier}", digest, msgspec.json.encode(named)))
+def keyed_line(row: Mapping[str, Any]) -> tuple[Entry, InputLine]:
+    """Return a row as a line that is identified by the row's content. Neither the order of columns nor columns with null count."""
+    content = msgspec.json.encode(_without_nulls(row), order="deterministic")
+    found = blake2b(content, digest_size=16).digest()
+    entry = Entry(int.from_bytes(found[:8]) & DIGEST, f"qreward-{found.hex()}")
+    return entry, InputLine(f"row {entry.identifier}", entry.key, content)
 
 
 def _without_nulls(value: Any) -> Any:
@@ -75,8 +76,8 @@ class JournalFolder:
             raise ConfigError(f"there is no folder {str(path)!r} for the output; all workers need it, on a file system that they share")
         self.path, self._settings, self._force = path, settings, force
         self._ends: dict[int, int] = {}  # part -> offset up to which its journal was read
-        self._answers: dict[int, int] = {}  # digest -> part, offset and success, packed into one number
-        self._started: set[int] = set()  # digests of rows that were sent and have no result in the same journal
+        self._answers: dict[int, int] = {}  # key -> part, offset and success, packed into one number
+        self._started: set[int] = set()  # keys of rows that were sent and have no result in the same journal
         self._skips_failed = retry_failed
         self.sent = self.sent_again = 0
         self.refresh()
@@ -104,37 +105,35 @@ class JournalFolder:
         self._ends[part] = end
 
     def _take(self, part: int, place: int, record: Record) -> None:
-        kind, digest = record.kind, record.digest
-        if kind == BATCH:
-            return
+        kind, key = record.kind, record.key
         if kind != STARTED:
-            self._started.discard(digest)
+            self._started.discard(key)
             if kind == DONE or (kind == FAILED and not self._skips_failed):
-                self.put(digest, part, place, ok=kind == DONE)
+                self.put(key, part, place, ok=kind == DONE)
             return
         self.sent += 1
-        had = self._answers.get(digest)
-        if digest in self._started or (had is not None and had & 1):
+        had = self._answers.get(key)
+        if key in self._started or (had is not None and had & 1):
             self.sent_again += 1
         elif had is None:
-            self._started.add(digest)
+            self._started.add(key)
 
-    def put(self, digest: int, part: int, place: int, *, ok: bool) -> None:
+    def put(self, key: int, part: int, place: int, *, ok: bool) -> None:
         """Remember where the result of a row is stored. A success is never replaced; a failure is replaced by any later result."""
-        had = self._answers.get(digest)
+        had = self._answers.get(key)
         if had is None or not had & 1:
-            self._answers[digest] = part << 48 | place << 1 | ok
+            self._answers[key] = part << 48 | place << 1 | ok
 
-    def find(self, row: KeyedLine) -> Line | None:
-        entry = self._answers.get(row.digest)
-        if entry is None:
+    def find(self, row: Entry) -> Line | None:
+        found = self._answers.get(row.key)
+        if found is None:
             return None
-        with self._part(entry >> 48).open("rb") as file:
-            file.seek((entry & (1 << 48) - 1) >> 1)
+        with self._part(found >> 48).open("rb") as file:
+            file.seek((found & (1 << 48) - 1) >> 1)
             record = decode(file.readline())
         result = b"" if record is None else record.content
-        # the 128-bit identifier is compared, because two rows may have the same 64-bit digest, although this is unlikely
-        return Line(bool(entry & 1), result) if result.startswith(b'{"id":"%b"' % row.identifier.encode()) else None
+        # the 128-bit identifier is compared, because two rows may have the same key, although this is unlikely
+        return Line(bool(found & 1), result) if result.startswith(b'{"id":"%b"' % row.identifier.encode()) else None
 
     @property
     def done(self) -> int:
@@ -146,7 +145,7 @@ class JournalFolder:
 
     @property
     def in_flight(self) -> int:
-        return sum(digest not in self._answers for digest in self._started)
+        return sum(key not in self._answers for key in self._started)
 
     # writing
 
@@ -170,7 +169,7 @@ class JournalFolder:
 
     def _lines(self, part: int, *, ok: bool) -> Iterator[bytes]:
         for place, _, record in read_records(self._part(part)):
-            if record.kind in (DONE, FAILED) and self._answers.get(record.digest) == (part << 48 | place << 1 | ok):
+            if record.kind in (DONE, FAILED) and self._answers.get(record.key) == (part << 48 | place << 1 | ok):
                 yield record.content
 
     def _part(self, part: int) -> Path:
@@ -190,16 +189,18 @@ class KeyedRun(LineRun):
     """Sends the rows of one process. All methods must be called in one event loop. Raises ``ConfigError``."""
 
     def __init__(self, runtime: Runtime, folder: JournalFolder, settings: BulkSettings, scorer: Scorer | None = None) -> None:
-        self._folder, reader = folder, RequestReader(settings)
+        self._folder, reader = folder, RequestReader(settings, is_scored=scorer is not None)
         self._part, journal = folder.claim()
         super().__init__(runtime, journal, settings, reader, scorer, folder.done)
-        self._next = max(journal.size, 1 + max(journal.unfinished, default=-1))
-        self._waiting: dict[int, asyncio.Future[RowResult]] = {}  # by digest
+        self._waiting: dict[int, asyncio.Future[RowResult]] = {}  # by key
         self._reading = asyncio.Lock()
         self._error: QRewardError | None = None
 
     async def results(self, rows: Sequence[Mapping[str, Any]]) -> list[RowResult]:
-        """Return the result of each row. A row that has no result in any journal is sent now. Equal rows are sent once."""
+        """Return the result of each row. A row that has no result in any journal is sent now. Equal rows are sent once.
+
+        A row that fails becomes a result with ``ok=False``. This method raises no exception for it.
+        """
         async with self._reading:
             await asyncio.to_thread(self._folder.refresh)
         self._journal.flush()
@@ -211,58 +212,39 @@ class KeyedRun(LineRun):
     def _result(self, row: Mapping[str, Any]) -> asyncio.Future[RowResult]:
         future: asyncio.Future[RowResult] = asyncio.get_running_loop().create_future()
         try:
-            keyed = keyed_line(row)
+            entry, line = keyed_line(row)
         except (TypeError, ValueError) as error:
             wrong = BadRequest(f"the row cannot be written as JSON: {error}")
             future.set_result(RowResult(False, failure_line("", "qreward-none", wrong)))
             return future
-        if (waiting := self._waiting.get(keyed.digest)) is not None:
+        if (waiting := self._waiting.get(entry.key)) is not None:
             return waiting
-        if (found := self._folder.find(keyed)) is not None:
+        if (found := self._folder.find(entry)) is not None:
             future.set_result(RowResult(found.ok, found.result))
             return future
-        self._waiting[keyed.digest] = future
-        self._send(keyed)
-        return future
-
-    def _send(self, row: KeyedLine) -> None:
-        ordinal, self._next = self._next, self._next + 1
-        entry = Entry(ordinal, row.line, row.identifier, None, Spent())
+        self._waiting[entry.key] = future
         pool = None
         try:
             if self._error is not None:
-                raise self._error
-            if self._scorer is not None:
-                entry.custom_id, entry.content = self._reader.read_item(row.line, ordinal)
-            else:
-                entry.custom_id, entry.content = self._reader.read(row.line, ordinal)
+                self._fail_waiting(self._error)
+                return future
+            self._reader.read(line, entry)
+            if self._scorer is None:
                 pool = self.runtime.pool(entry.content.model)
         except QRewardError as error:
-            self._end(entry, failure_line(entry.custom_id, row.identifier, error), error, is_kept=self._error is None)
-            return
+            self.fail(entry, error)
+            return future
         self._batch_of(entry, pool).queue.put_nowait(entry)
+        return future
 
-    def finish(self, entry: Entry, result: Result[Any], _text: bytes | None = None, _spent: Spent | None = None) -> None:
-        name, error = self._name(entry), result.error
-        if error is not None:
-            is_kept = not self._leave_to_next_run(entry, result)
-            self._end(entry, failure_line(entry.custom_id, name, error), error, is_kept=is_kept, usage=result.usage)
-        else:
-            line = answer_line(entry.custom_id, name, result, is_verdict=self._scorer is not None)
-            self._end(entry, line, usage=result.usage if self._scorer is None else result.value.usage)
-
-    def _name(self, entry: Entry) -> str:
-        return entry.place.removeprefix("row ")
-
-    def _end(
-        self, entry: Entry, line: bytes, error: QRewardError | None = None, *, is_kept: bool = True, usage: Usage | None = None
-    ) -> None:
-        future = self._waiting.pop(entry.digest, None)  # first, because ``_record`` may stop the run, which fails all waiting rows
-        place = self._record(entry.ordinal, entry.digest, line, error) if is_kept else None
-        if place is not None:
-            self._folder.put(entry.digest, self._part, place, ok=error is None)
+    def _record(self, entry: Entry, text: bytes, error: QRewardError | None, spent: Spent, usage: Usage | None) -> bool:
+        future = self._waiting.pop(entry.key, None)  # first, because recording may stop the run, which fails all waiting rows
+        is_kept = super()._record(entry, text, error, spent, usage)
+        if is_kept:
+            self._folder.put(entry.key, self._part, self._journal.place(entry.key), ok=error is None)
         if future is not None and not future.done():
-            future.set_result(RowResult(error is None, line, place is not None, usage))
+            future.set_result(RowResult(error is None, text, is_kept, usage))
+        return is_kept
 
     # the end
 
@@ -271,11 +253,14 @@ class KeyedRun(LineRun):
         if self._error is not None:
             return
         self._error = reason if isinstance(reason, QRewardError) else QRewardError(reason)
-        waiting, self._waiting = self._waiting, {}
-        for digest, future in waiting.items():
-            if not future.done():
-                future.set_result(RowResult(False, failure_line("", f"qreward-{digest:016x}", self._error), is_kept=False))
+        self._fail_waiting(self._error)
         super().stop(reason)
+
+    def _fail_waiting(self, error: QRewardError) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for key, future in waiting.items():
+            if not future.done():
+                future.set_result(RowResult(False, failure_line("", f"qreward-{key:015x}", error), is_kept=False))
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

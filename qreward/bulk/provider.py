@@ -116,8 +116,8 @@ class ResultLine(msgspec.Struct, frozen=True):
     error: Any = None
 
     @property
-    def ordinal(self) -> int | None:
-        """The position of the line in the input. None if ``custom_id`` is not a number; such a line does not come from this package."""
+    def key(self) -> int | None:
+        """The key of the line. None if ``custom_id`` is not a number; such a line does not come from this package."""
         return int(self.custom_id) if self.custom_id.isdecimal() else None
 
     @property
@@ -159,8 +159,8 @@ def inputs_in(call: WireRequest) -> int:
     return 1 if whole else len(inputs)
 
 
-def request_line(ordinal: int, url: str, body: bytes) -> bytes:
-    return b'{"custom_id":"%d","method":"POST","url":%b,"body":%b}\n' % (ordinal, msgspec.json.encode(url), body)
+def request_line(key: int, url: str, body: bytes) -> bytes:
+    return b'{"custom_id":"%d","method":"POST","url":%b,"body":%b}\n' % (key, msgspec.json.encode(url), body)
 
 
 class HeldBatch(msgspec.Struct):
@@ -168,15 +168,12 @@ class HeldBatch(msgspec.Struct):
     url: str
     model: str
     tag: str
-    lines: dict[int, tuple[int, int, float]]
+    lines: dict[int, tuple[int, float]]  # key -> maximum tokens and cost, in the order of the uploaded file
     id: str | None = None
 
-    def digest(self, ordinal: int) -> int | None:
-        return self.lines[ordinal][0] if ordinal in self.lines else None
-
-    def reserved(self, ordinal: int) -> Spent:
+    def reserved(self, key: int) -> Spent:
         """Return the maximum cost of a line in the batch. It is zero if the line had no ``max_tokens``."""
-        return Spent(*self.lines[ordinal][1:])
+        return Spent(*self.lines[key])
 
 
 END = b"null"

@@ -18,10 +18,11 @@ import msgspec
 
 from qreward.bulk import provider
 from qreward.bulk.batch_api import BatchApi, CallFailed
-from qreward.bulk.batches import Entry, LineQueue, LineRun
+from qreward.bulk.batches import LineQueue, LineRun
 from qreward.bulk.budget import NOTHING, Spent, spent_by
 from qreward.bulk.journal import CONTINUE, Journal
 from qreward.bulk.provider import BatchObject, HeldBatch, ResultLine
+from qreward.bulk.requests import Entry
 from qreward.codecs.base import EmbeddedError, Malformed, Reply
 from qreward.engine.snapshots import Tallies
 from qreward.errors import BadRequest, ConfigError, QRewardError, RequestError
@@ -82,11 +83,11 @@ class Batch:
         """Add a line and write its request. Raises ``OSError`` if the disk is full."""
         self.file.write(request)
         line.content = Request(self.size, len(request), inputs)
-        self.lines[line.ordinal] = line
+        self.lines[line.key] = line
         self.size += len(request)
         self.inputs += inputs
         if self.held is None:
-            self.written.append(line.ordinal)
+            self.written.append(line.key)
 
     def request(self, line: Entry) -> bytes:
         self.file.flush()
@@ -133,17 +134,17 @@ class ProviderBatches:
         """Return the number of lines in the batches that keep running at the provider, and the number of these batches."""
         return sum(batch.missing + len(batch.lines) for batch in self._open.values()), len(self._open)
 
-    def reserved(self, ordinal: int, digest: int) -> Spent | None:
+    def reserved(self, key: int) -> Spent | None:
         """Return the maximum cost of a line in a batch of an earlier run; None if no batch of an earlier run has the line."""
-        holder = self._holder(ordinal, digest)
-        return holder.held.reserved(ordinal) if holder is not None and holder.held is not None else None
+        holder = self._holder(key)
+        return holder.held.reserved(key) if holder is not None and holder.held is not None else None
 
-    def _holder(self, ordinal: int, digest: int) -> Batch | None:
-        return next((batch for batch in self._open.values() if batch.held and batch.held.digest(ordinal) == digest), None)
+    def _holder(self, key: int) -> Batch | None:
+        return next((batch for batch in self._open.values() if batch.held and key in batch.held.lines), None)
 
     def _continue_held(self, number: int, held: HeldBatch) -> None:
         """Continue a batch of an earlier run. End the batch if the journal has all of its results."""
-        missing = [ordinal for ordinal in held.lines if self._journal.digest(ordinal) is None]
+        missing = [key for key in held.lines if not self._journal.is_done(key)]
         reserved = sum(map(held.reserved, missing), NOTHING)
         self._bulk.budget.hold(reserved)
         source = next((each for each in self._bulk.runtime.fleet.sources() if each.name == held.endpoint), None)
@@ -216,7 +217,7 @@ class ProviderBatches:
             try:
                 self._add_line(entry)
             except QRewardError as error:
-                self._bulk.finish(entry, Result(entry.ordinal, None, error, None, 0.0, 0.0))
+                self._bulk.finish(entry, Result(0, None, error, None, 0.0, 0.0))
             except OSError as error:
                 self._bulk.stop(_disk(error))
             while self._ready and not self._bulk.is_stopping:
@@ -232,9 +233,9 @@ class ProviderBatches:
         """Put a line into a file. If a batch of an earlier run has the line, put it into that batch."""
         call = entry.content
         url, inputs = provider.url_of(call), provider.inputs_in(call)
-        holder = self._holder(entry.ordinal, entry.digest)
+        holder = self._holder(entry.key)
         api = self._next_api(url, call.model) if holder is None else holder.api
-        request = provider.request_line(entry.ordinal, url, call.codec.encode(call, api.connection.renamed.get(call.model, call.model)))
+        request = provider.request_line(entry.key, url, call.codec.encode(call, api.connection.renamed.get(call.model, call.model)))
         if len(request) > provider.FILE_BYTES or inputs > provider.INPUTS:
             raise BadRequest(
                 f"it has {len(request)} bytes and {inputs} inputs; a provider batch takes {provider.FILE_BYTES} and {provider.INPUTS}, "
@@ -247,7 +248,7 @@ class ProviderBatches:
         assert holder.held is not None
         holder.add(entry, request, inputs)
         holder.missing -= 1
-        holder.reserved -= holder.held.reserved(entry.ordinal)
+        holder.reserved -= holder.held.reserved(entry.key)
         if not holder.missing:
             self._follow_soon(holder)
 
@@ -327,7 +328,7 @@ class ProviderBatches:
         number = batch.number = self._journal.batches
         self._journal.batches += 1
         batch.tag = f"{token_hex(8)}:{number}"
-        lines = {ordinal: (line.digest, line.reserved.tokens, line.reserved.cost) for ordinal, line in batch.lines.items()}
+        lines = {key: (line.reserved.tokens, line.reserved.cost) for key, line in batch.lines.items()}
         self._journal.record_batch(number, msgspec.json.encode(HeldBatch(api.endpoint.name, batch.url, model, batch.tag, lines)))
         self._open[number] = batch
         self._bulk.submitted(lines)
@@ -483,7 +484,7 @@ class ProviderBatches:
                 except Malformed:
                     continue
                 good += 1
-                line = None if found.ordinal is None else batch.lines.pop(found.ordinal, None)
+                line = None if found.key is None else batch.lines.pop(found.key, None)
                 if line is not None:  # it is None if an earlier download took the line, or if the line is not of this run
                     self._take_result(batch, line, found, again)
         return good
@@ -492,7 +493,7 @@ class ProviderBatches:
         outcome = _outcome(batch, line, found)
         if isinstance(outcome, Answer):
             name = batch.api.endpoint.name
-            result: Result[Any] = Result(line.ordinal, outcome.value, None, name, self._loop.time() - batch.since, 0.0, line.attempts)
+            result: Result[Any] = Result(0, outcome.value, None, name, self._loop.time() - batch.since, 0.0, line.attempts)
             self._tallies.add(result)
             spent = spent_by(result.usage, self._bulk.runtime.prices.get(name)) or line.reserved
             self._bulk.finish(line, result, provider.provider_line(found, line.custom_id), spent)
@@ -504,7 +505,7 @@ class ProviderBatches:
     def _fail_line(self, batch: Batch, line: Entry, failure: Failure) -> None:
         spent = self._note(batch, line, failure)
         error = with_trail(copy(failure.error), line.attempts)  # a copy, because several lines may share the error
-        result: Result[Any] = Result(line.ordinal, None, error, batch.api.endpoint.name, 0.0, 0.0, line.attempts)
+        result: Result[Any] = Result(0, None, error, batch.api.endpoint.name, 0.0, 0.0, line.attempts)
         self._tallies.add(result)
         self._bulk.finish(line, result, spent=spent)
 

@@ -34,8 +34,7 @@ class BulkSettings(Policy):
         shard: ``(i, n)`` sends only the i-th of every n lines, counted from 1.
         order: ``input`` writes the output in the order of the input; ``any`` writes it in the order in which the results arrived.
         retry_failed: True sends lines again that failed in an earlier run.
-        resume: ``auto`` refuses a journal that belongs to another input or to other settings. ``force`` accepts the journal, and sends only
-            new and changed lines.
+        resume: ``auto`` refuses a journal that belongs to another input or to other settings; ``force`` accepts the journal.
         provider_batches: ``auto`` prefers endpoints of kind ``openai_batch``, which answer within a day at a lower price; ``never`` uses
             only other endpoints.
         progress: as in :meth:`QRewardClient.batch_chat_completion`.

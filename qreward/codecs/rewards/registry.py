@@ -10,19 +10,13 @@ from qreward.codecs.base import WireRequest
 from qreward.codecs.decisions.operation import Decide
 from qreward.codecs.embeddings import EMBEDDINGS
 from qreward.codecs.rewards.base import ListCodec, Operation, ServerKind, pair_item, parts_item, text_item, token_item
+from qreward.codecs.rewards.kinds import BUILT_IN, EmbeddingList
 from qreward.codecs.rewards.local import local_codec
-from qreward.codecs.rewards.nim import NIM
-from qreward.codecs.rewards.openai import OPENAI, OPENAI_BATCH, EmbeddingList
-from qreward.codecs.rewards.openrlhf import OPENRLHF
-from qreward.codecs.rewards.sglang import SGLANG
-from qreward.codecs.rewards.tei import TEI
-from qreward.codecs.rewards.vllm import VLLM
 from qreward.errors import BadRequest, ConfigError
 from qreward.settings.local import LocalFunction
 from qreward.settings.policies import SERVER_KINDS, Endpoint, RewardModel
 from qreward.spelling import did_you_mean
 
-BUILT_IN = (OPENAI, VLLM, SGLANG, TEI, OPENRLHF, NIM, OPENAI_BATCH)
 _KINDS = {kind.name: kind for kind in BUILT_IN}
 _USUAL = RewardModel()
 

@@ -267,16 +267,13 @@ def _csv(name: str) -> Iterator[InputLine]:
                 raise ConfigError(f"{name}:1 names the column {twice[0]!r} twice; rename one")
             for row in filter(None, reader):
                 number = reader.line_num
-                yield _table_row(f"{name}:{number}", columns, row)
+                if len(row) != len(columns):
+                    yield _bad_row(f"{name}:{number}", row, f"it has {len(row)} columns, and the first line has {len(columns)}")
+                    continue
+                content = msgspec.json.encode(dict(zip(columns, row, strict=True)))
+                yield InputLine(f"{name}:{number}", digest_of(content), content)
     except damaged as error:
         raise ConfigError(f"{name} cannot be read after line {number}: {error}") from None
-
-
-def _table_row(place: str, columns: list[str], row: list[str]) -> InputLine:
-    if len(row) != len(columns):
-        return _bad_row(place, row, f"it has {len(row)} columns, and the first line has {len(columns)}")
-    content = msgspec.json.encode(dict(zip(columns, row, strict=True)))
-    return InputLine(place, digest_of(content), content)
 
 
 def _parquet(name: str) -> Iterator[InputLine]:

@@ -309,17 +309,18 @@ class Journal:
 
     def _reserve(self, size: int) -> None:
         """Reserve disk space for ``size`` more bytes. Raises ``OSError`` if the disk has no space."""
-        wanted = self._end + size
-        if wanted > self._reserved:
-            more = max(CHUNK, wanted - self._reserved)
+        exact = self._end + size - self._reserved
+        for more in (max(CHUNK, exact), exact) if exact > 0 else ():
             try:
-                _allocate(self._file, self._reserved, more)
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(self._file, self._reserved, more)
             except OSError as error:
-                if error.errno != errno.ENOSPC or more == wanted - self._reserved:
+                if error.errno == errno.ENOSPC and more > exact:
+                    continue
+                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):  # the file system cannot reserve space
                     raise
-                more = wanted - self._reserved
-                _allocate(self._file, self._reserved, more)
             self._reserved += more
+            return
 
     def _put(self) -> None:
         """Write all records that are not written yet. If this raises ``OSError``, the records are kept."""
@@ -364,16 +365,6 @@ class Journal:
             self._index[key] &= _READ
         if trouble is not None:
             raise self._error_of(trouble)
-
-
-def _allocate(file: int, offset: int, size: int) -> None:
-    """Reserve disk space, if the file system supports it. Raises ``OSError`` if the disk is full."""
-    if hasattr(os, "posix_fallocate"):
-        try:
-            os.posix_fallocate(file, offset, size)
-        except OSError as error:
-            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
-                raise
 
 
 def read_header(path: Path) -> bytes:
@@ -421,14 +412,10 @@ def was_never_sent(path: Path) -> bool:
         for _, _, record in read_records(path):
             if record.kind == STARTED:  # for a scorer this record is written before it is known whether the item is valid
                 taken.add(record.key)
-            elif record.kind == FAILED and _was_unsent(record.content):
-                taken.discard(record.key)
-            else:
+                continue
+            error = msgspec.json.decode(record.content)["error"] if record.kind == FAILED else {"code": None}
+            if error["code"] not in _UNSENT or error["status_code"] is not None or error["attempts"]:
                 return False
+            taken.discard(record.key)
         return not taken
     return False
-
-
-def _was_unsent(result: bytes) -> bool:
-    error = msgspec.json.decode(result)["error"]
-    return error["code"] in _UNSENT and error["status_code"] is None and not error["attempts"]

@@ -176,15 +176,6 @@ class JournalFolder:
         return self.path / f"part-{part:05}.jsonl.journal"
 
 
-def make_folder(path: Path) -> Path:
-    """Create a folder if it does not exist, and return its path. Raises ``ConfigError`` if it cannot be created."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"the output {str(path)!r} cannot be a folder: {error.strerror}; name another") from None
-    return path
-
-
 class KeyedRun(LineRun):
     """Sends the rows of one process. All methods must be called in one event loop. Raises ``ConfigError``."""
 

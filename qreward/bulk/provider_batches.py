@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import aclosing
 from copy import copy
@@ -17,11 +17,10 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from qreward.bulk import provider
-from qreward.bulk.batch_api import BatchApi, CallFailed
 from qreward.bulk.batches import LineQueue, LineRun
 from qreward.bulk.budget import NOTHING, Spent, spent_by
 from qreward.bulk.journal import CONTINUE, Journal
-from qreward.bulk.provider import BatchObject, HeldBatch, ResultLine
+from qreward.bulk.provider import BatchApi, BatchObject, CallFailed, HeldBatch, ResultLine
 from qreward.bulk.requests import Entry
 from qreward.codecs.base import EmbeddedError, Malformed, Reply
 from qreward.engine.snapshots import Tallies
@@ -108,17 +107,15 @@ class ProviderBatches:
         self._tallies = Tallies()
         self._apis: dict[str, BatchApi] = {}
         self._collecting: dict[tuple[str, str, str], Batch] = {}  # endpoint, url and model -> the file that is being filled
-        self._ready: deque[Batch] = deque()  # complete files that wait to be sent, oldest first
         self._turns: Counter[tuple[str, str]] = Counter()  # url and model -> number of complete files
         self._most_lines: dict[str, int] = {}  # endpoint -> maximum number of lines in a file, if its queue was too small for a full file
         self._files: set[Batch] = set()  # batches with an open file
         self._timer: asyncio.TimerHandle | None = None
-        self._last_line = 0.0
         self._has_all = False  # all lines of the queue are in files
         self._open: dict[int, Batch] = {}  # number -> batch, for the batches in the journal that have not ended
         self._tasks: set[asyncio.Task[None]] = set()
-        self._following = self._waiting = 0  # number of batches with a task; number of these tasks that wait for another batch to end
-        self._changed, self._room, self._ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._following = self._waiting = 0  # number of batches with a slot, and of those that wait for another batch to end
+        self._changed, self._ended, self._slots = asyncio.Event(), asyncio.Event(), asyncio.Semaphore(IN_FLIGHT)
         try:
             for number, held in list(journal.held.items()):
                 self._continue_held(number, held)
@@ -183,7 +180,6 @@ class ProviderBatches:
                 for task in [task for task in self._tasks if task.done()]:
                     self._tasks.discard(task)
                     task.result()
-                self._dispatch()
         finally:
             await self._leave()
 
@@ -220,21 +216,25 @@ class ProviderBatches:
                 self._bulk.finish(entry, Result(0, None, error, None, 0.0, 0.0))
             except OSError as error:
                 self._bulk.stop(_disk(error))
-            while self._ready and not self._bulk.is_stopping:
-                self._room.clear()
-                await self._room.wait()
+            if self._slots.locked():
+                async with self._slots:  # complete files are waiting, or the next one will
+                    pass
         self._has_all = True
         self._complete_all()
         for batch in tuple(self._open.values()):
             if batch.missing:  # the missing lines were removed from the input, or this run does not read them
-                self._follow_soon(batch)
+                self._begin(self._run_batch(batch, self._resume))
 
     def _add_line(self, entry: Entry) -> None:
         """Put a line into a file. If a batch of an earlier run has the line, put it into that batch."""
         call = entry.content
         url, inputs = provider.url_of(call), provider.inputs_in(call)
-        holder = self._holder(entry.key)
-        api = self._next_api(url, call.model) if holder is None else holder.api
+        if (holder := self._holder(entry.key)) is not None:
+            api = holder.api
+        elif endpoints := self._bulk.runtime.fleet.batch_endpoints(call.model):
+            api = self._api(endpoints[self._turns[url, call.model] % len(endpoints)])  # they take turns, file by file
+        else:
+            raise ConfigError(f"model {call.model!r} has no endpoint of kind 'openai_batch' any more")
         request = provider.request_line(entry.key, url, call.codec.encode(call, api.connection.renamed.get(call.model, call.model)))
         if len(request) > provider.FILE_BYTES or inputs > provider.INPUTS:
             raise BadRequest(
@@ -250,13 +250,7 @@ class ProviderBatches:
         holder.missing -= 1
         holder.reserved -= holder.held.reserved(entry.key)
         if not holder.missing:
-            self._follow_soon(holder)
-
-    def _next_api(self, url: str, model: str) -> BatchApi:
-        endpoints = self._bulk.runtime.fleet.batch_endpoints(model)
-        if not endpoints:
-            raise ConfigError(f"model {model!r} has no endpoint of kind 'openai_batch' any more")
-        return self._api(endpoints[self._turns[url, model] % len(endpoints)])  # they take turns, file by file
+            self._begin(self._run_batch(holder, self._resume))
 
     def _put(self, api: BatchApi, url: str, model: str, line: Entry, request: bytes, inputs: int) -> None:
         """Add a line to the file of its endpoint, url and model. Raises ``OSError`` if the disk is full."""
@@ -271,53 +265,36 @@ class ProviderBatches:
         batch.add(line, request, inputs)
         if len(batch.lines) >= most:
             self._complete(key)
-        self._last_line = self._loop.time()
-        if self._timer is None:
-            self._timer = self._loop.call_later(IDLE, self._complete_if_idle)
-
-    def _complete_if_idle(self) -> None:
-        self._timer = None
-        if (left := self._last_line + IDLE - self._loop.time()) > 0.001:
-            self._timer = self._loop.call_later(left, self._complete_if_idle)
-        else:
-            self._complete_all()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(IDLE, self._complete_all)
 
     def _complete_all(self) -> None:
         for key in tuple(self._collecting):
             self._complete(key)
 
     def _complete(self, key: tuple[str, str, str]) -> None:
-        self._ready.append(self._collecting.pop(key))
         self._turns[key[1:]] += 1
-        self._changed.set()
-
-    def _dispatch(self) -> None:
-        while self._ready and self._following < IN_FLIGHT and not self._bulk.is_stopping:
-            self._following += 1
-            self._begin(self._run_batch(self._ready.popleft(), self._submit))
-        if not self._ready:
-            self._room.set()
+        self._begin(self._run_batch(self._collecting.pop(key), self._submit))
 
     # one batch
 
-    def _follow_soon(self, batch: Batch) -> None:
-        self._following += 1
-        self._begin(self._run_batch(batch, self._resume))
-
     async def _run_batch(self, batch: Batch, work: Callable[[Batch], Awaitable[None]]) -> None:
         """Do the work of one batch. If the work raises, the run stops. The next run continues the batch at the provider."""
-        try:
-            await work(batch)
-        except QRewardError as error:
-            self._bulk.stop(f"provider batch {batch.id or 'not created'}: {error}")
-        except OSError as error:
-            self._bulk.stop(_disk(error))
-        finally:
-            self._following -= 1
-            self._ended.set()
-            if batch.number not in self._open:
-                batch.file.close()
-                self._files.discard(batch)
+        async with self._slots:
+            self._following += 1
+            try:
+                await work(batch)
+            except QRewardError as error:
+                self._bulk.stop(f"provider batch {batch.id or 'not created'}: {error}")
+            except OSError as error:
+                self._bulk.stop(_disk(error))
+            finally:
+                self._following -= 1
+                self._ended.set()
+                if batch.number not in self._open:
+                    batch.file.close()
+                    self._files.discard(batch)
 
     async def _submit(self, batch: Batch) -> None:
         api, model = batch.api, batch.model
@@ -354,15 +331,14 @@ class ProviderBatches:
 
     async def _resume(self, batch: Batch) -> None:
         """Continue a batch of an earlier run. If the earlier run did not receive the batch's identifier, search for the batch's tag."""
+        for wait in (0.0, batch.first_poll) if batch.id is None else ():  # the provider may still be creating the batch
+            await asyncio.sleep(wait)
+            if (found := await self._repeat(batch, lambda: batch.api.find(batch.tag, batch.model))) is not None:
+                self._name(batch, found)
+                break
         if batch.id is None:
-            found = await self._repeat(batch, lambda: batch.api.find(batch.tag, batch.model))
-            if found is None:
-                await asyncio.sleep(batch.first_poll)  # the provider may still be creating the batch
-                found = await self._repeat(batch, lambda: batch.api.find(batch.tag, batch.model))
-            if found is None:
-                await self._send_rest(batch, batch.take_rest())
-                return
-            self._name(batch, found)
+            await self._send_rest(batch, batch.take_rest())
+            return
         await self._follow(batch, 0.0)
 
     def _name(self, batch: Batch, found: BatchObject) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -200,7 +200,9 @@ class BulkRun(LineRun):
 
     async def _work(self) -> None:
         loop, seconds = asyncio.get_running_loop(), self._settings.deadline
-        self._meter = self._progress()
+        route = self.runtime.look.for_progress(lambda: [pool for pool in self._batches if isinstance(pool, Pool)])
+        prices, clock = self.runtime.prices, self.runtime.clock
+        self._meter = start_progress(self._settings.progress, title="qreward run", prices=prices, **route, clock=clock)
         deadline = None if seconds is None else loop.call_later(seconds, self.stop, f"its deadline of {seconds:g} s has come")
         beats = set() if self._meter is None else {loop.create_task(self._refresh(self._meter))}
         self._reading = self._begin(self._read_all())
@@ -235,11 +237,6 @@ class BulkRun(LineRun):
         except OSError as error:
             self._reason = f"the output cannot be written: {error.strerror or error}; its lines are all in the journal"
             return None, None
-
-    def _progress(self) -> ProgressMeter | None:
-        wanted, prices = self._settings.progress, self.runtime.prices
-        route = self.runtime.look.for_progress(lambda: [pool for pool in self._batches if isinstance(pool, Pool)])
-        return start_progress(wanted, title="qreward run", prices=prices, **route, clock=self.runtime.clock)
 
     async def _total(self) -> int | None:
         """Return the most lines that this run will send; None if it is not known in advance."""
@@ -297,12 +294,11 @@ class BulkRun(LineRun):
         return found
 
     def _write(self) -> tuple[Path | None, Path | None]:
-        ok, failed = (self._output.write(self._lines(ok=True)), self._failures.write(self._lines(ok=False)))
-        return self._output.path if ok else None, self._failures.path if failed else None
+        def written(file: OutputFile, ok: bool) -> Path | None:
+            found = self._journal.in_order() if self._settings.order == "input" else self._journal.as_done()
+            return file.path if file.write(line.result for line in found if line.ok == ok) else None
 
-    def _lines(self, *, ok: bool) -> Iterator[bytes]:
-        found = self._journal.in_order() if self._settings.order == "input" else self._journal.as_done()
-        return (line.result for line in found if line.ok == ok)
+        return written(self._output, True), written(self._failures, False)
 
 
 async def run_bulk(

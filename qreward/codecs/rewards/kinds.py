@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Any
 
 from qreward.codecs import json as jsonio
@@ -11,10 +12,11 @@ from qreward.codecs.chat import joined
 from qreward.codecs.finish_reason import ABORTED, described, ending_of
 from qreward.codecs.rewards import parsing
 from qreward.codecs.rewards.answers import Choices, Moderated, RewardScore
-from qreward.codecs.rewards.base import ALONE, ListCodec, MergeLimits, NumberCodec, Pair, ServerKind
+from qreward.codecs.rewards.base import ALONE, Conversation, ListCodec, MergeLimits, NumberCodec, Operation, Pair, ServerKind
 from qreward.codecs.rewards.parsing import InvalidRow
+from qreward.errors import ConfigError
 from qreward.results import Usage
-from qreward.settings.policies import BATCH_KIND
+from qreward.settings.policies import BATCH_KIND, RewardModel
 
 # the OpenAI API, and servers with routes like it
 
@@ -345,6 +347,47 @@ def attributes_of(text: str) -> dict[str, float]:
             raise InvalidRow(f"its {match[1]} is a text, not a finite number") from None
         found[match[1]] = parsing.number(value, match[1])
     return found
+
+
+# a function in this process: its items and results are the JSON that qreward.transport.local reads
+
+
+class LocalScore(ListCodec):
+    """Passes the items to the function: a text, a mapping with ``prompt``, ``response`` and ``label``, or a list of messages."""
+
+    path = "/local/score"
+    pairs = chats = True
+
+    def mergeable(self, item: Any) -> bool:  # noqa: ARG002 - a function takes conversations in a list too
+        return True
+
+    def encode(self, call: WireRequest, model: str) -> bytes:
+        self.operation.check(call.params)
+        return jsonio.write(model, "items", [_passed(self.form(item)) for item in call.inputs], {"params": call.params}, all_text=False)
+
+    def value(self, row: Any) -> RewardScore:
+        if not isinstance(row, dict):
+            return RewardScore(parsing.number(row))
+        if row.get("error"):
+            raise parsing.InvalidRow(f"the function returned an error for it: {row['error']}")
+        numbers = {name: float(raw) for name, raw in row.items() if parsing.is_number(raw)}
+        return RewardScore(parsing.by_name(numbers, self.settings.label, "reward"), numbers)
+
+
+def _passed(item: Any) -> Any:
+    if isinstance(item, Pair):
+        return {"prompt": item.prompt, "response": item.response} | ({} if item.label is None else {"label": item.label})
+    return item.messages if isinstance(item, Conversation) else item
+
+
+@lru_cache(maxsize=256)
+def local_codec(operation: Operation, settings: RewardModel, most: int | None) -> LocalScore:
+    """Return the codec of a function that takes ``most`` items at once. Raises ``ConfigError`` for an operation other than ``score``."""
+    if operation.name != "score":
+        raise ConfigError(f"a function in this process answers chat completions and scores, but not {operation.name}")
+    codec = LocalScore(operation, settings)
+    codec.limits = MergeLimits(items=most or 1)
+    return codec
 
 
 OPENAI = ServerKind(

@@ -205,7 +205,6 @@ class LineRun(ABC):
         return self._record(entry, text, None, spent, usage)
 
     def fail(self, entry: Entry, error: QRewardError, spent: Spent = NOTHING, usage: Usage | None = None) -> bool:
-        """Record that a line has failed."""
         if not str(error).startswith(entry.place):
             error.args = (f"{entry.place}: {error}", *error.args[1:])
         return self._record(entry, failure_line(entry.custom_id, entry.identifier, error), error, spent, usage)

@@ -61,8 +61,6 @@ def digest_of(content: bytes) -> int:
 
 
 class Input:
-    """Reads the input of a run. A file is opened again each time it is read. Raises ``ConfigError``."""
-
     def __init__(self, source: Inputs) -> None:
         self._rows: Iterable[Mapping[str, Any]] | None = None
         self._is_closed = False
@@ -129,7 +127,6 @@ def _matching(name: str) -> list[str]:
 
 @contextmanager
 def _opened(name: str) -> Iterator[BinaryIO]:
-    """Open a file or standard input, and decompress it if its name ends in ``.gz`` or ``.zst``."""
     if name == STANDARD_INPUT:
         yield sys.stdin.buffer
     elif _suffix(name) == ".gz":
@@ -216,7 +213,6 @@ _OTHER_JSON = re.compile(rb"\s*([{\[][ \t\r]*\n|\[\s*\{)")
 
 
 def _check_begin(label: str, data: bytes) -> None:
-    """Raise ``ConfigError`` if a file that begins with ``data`` has another format than its name says."""
     for begin, what in _OTHER_FORMATS.items():
         if data.startswith(begin):
             raise ConfigError(f"{label} is {what}")
@@ -228,7 +224,6 @@ def _in_chunks(lines: Iterator[InputLine]) -> Iterator[list[InputLine]]:
 
 
 def _unreadable() -> tuple[type[Exception], ...]:
-    """Return the exceptions that readers raise for a damaged or truncated file."""
     packed = sys.modules.get("zstandard")  # loaded only if a .zst file is read
     return (OSError, EOFError, zlib.error, *((packed.ZstdError,) if packed is not None else ()))
 
@@ -309,7 +304,6 @@ def _suffix(name: str) -> str:
 
 
 def _suffixes(name: str) -> tuple[str, str]:
-    """Return the suffix of the format, and the suffix of the compression (``""`` if the file is not compressed)."""
     if _suffix(name) in _PACKED:
         return _suffix(name.rpartition(".")[0]), _suffix(name)
     return _suffix(name), ""

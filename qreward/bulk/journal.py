@@ -206,7 +206,6 @@ class Journal:
         return self._counts(self._index.get(key, 0))
 
     def place(self, key: int) -> int:
-        """Return the offset of the result of a line; 0 if it has none."""
         return self._index.get(key, 0) >> 2
 
     def drop_unread(self) -> None:
@@ -259,7 +258,6 @@ class Journal:
         self._append(found)
 
     def write(self) -> None:
-        """Write all records that are not written yet. Raises ``JournalFull``."""
         if self._unwritten:
             try:
                 self._put()
@@ -308,7 +306,6 @@ class Journal:
         self._unwritten_size += len(found)
 
     def _reserve(self, size: int) -> None:
-        """Reserve disk space for ``size`` more bytes. Raises ``OSError`` if the disk has no space."""
         exact = self._end + size - self._reserved
         for more in (max(CHUNK, exact), exact) if exact > 0 else ():
             try:
@@ -374,7 +371,6 @@ def read_header(path: Path) -> bytes:
 
 
 def check_header(path: Path, line: bytes, settings: Mapping[str, Any], *, force: bool) -> None:
-    """Raise ``ConfigError`` if ``line``, the first line of a journal, is not a header or has other settings."""
     try:
         header = dict(json.loads(line[max(0, line.find(b"{")) :]))  # earlier formats have a checksum before it
     except (ValueError, TypeError):

@@ -47,7 +47,6 @@ class RowResult(NamedTuple):
 
 
 def keyed_settings(options: Mapping[str, Any]) -> BulkSettings:
-    """Return the settings of a bulk run that several processes share. Raises ``ConfigError``."""
     settings = BulkSettings(**options)
     if wrong := [name for name in OF_ONE_PROCESS if name in options and options[name] is not None]:
         raise ConfigError(f"{wrong[0]} needs one process that reads all lines, and here are several; leave it out, or use client.run")

@@ -110,7 +110,6 @@ class OutputFile:
             raise ConfigError(f"there is no folder {str(path.parent)!r} for the output; make it, or name another")
 
     def check_replaceable(self) -> None:
-        """Raise ``ConfigError`` if the file exists and is not the output of a bulk run."""
         if not self.path.exists() or not self.path.stat().st_size:
             return
         with suppress(OSError, EOFError, ValueError, zlib.error):  # it has another format

@@ -12,7 +12,7 @@ import msgspec
 from qreward.bulk.budget import Spent
 from qreward.codecs.base import Malformed, Reply, TransportError, WireRequest
 from qreward.codecs.chat import CHAT
-from qreward.codecs.embeddings import EMBEDDINGS
+from qreward.codecs.embeddings import EMBEDDINGS, inputs_of
 from qreward.codecs.passthrough import passthrough
 from qreward.scheduler.outcome import Failure, FailureKind
 from qreward.settings.policies import Endpoint
@@ -150,7 +150,6 @@ def next_poll(seconds: float, longest: float) -> float:
 
 
 def url_of(call: WireRequest) -> str:
-    """Return the ``url`` of a request in a batch file, such as ``/v1/chat/completions``."""
     path = call.codec.path
     return path if path.startswith("/v1/") else f"/v1{path}"
 
@@ -165,10 +164,7 @@ def partial_request(url: str, model: str, inputs: int = 1) -> WireRequest:
 
 
 def inputs_in(call: WireRequest) -> int:
-    """Return the number of inputs of an embeddings request; 1 for any other request."""
-    inputs = call.inputs
-    whole = call.codec is not EMBEDDINGS or isinstance(inputs, str) or isinstance(inputs[0], int)
-    return 1 if whole else len(inputs)
+    return len(inputs_of(call)) if call.codec is EMBEDDINGS else 1
 
 
 def request_line(key: int, url: str, body: bytes) -> bytes:

@@ -56,8 +56,6 @@ class Request(NamedTuple):
 
 
 class Batch:
-    """A file of lines that have one model, one ``url`` and one endpoint, and the provider batch that is created from it."""
-
     def __init__(self, api: BatchApi, url: str, model: str, folder: Path, number: int | None = None, held: HeldBatch | None = None) -> None:
         self.api, self.url, self.model, self.held, self.number = api, url, model, held, number
         self.tag, self.id = ("", None) if held is None else (held.tag, held.id)
@@ -99,8 +97,6 @@ class Batch:
 
 
 class ProviderBatches:
-    """Runs all provider batches of a run. Raises ``ConfigError``."""
-
     def __init__(self, run: LineRun, journal: Journal) -> None:
         self._bulk, self._journal, self._folder, self._loop = run, journal, journal.path.parent, asyncio.get_running_loop()
         self.queue = LineQueue(run.read_on)
@@ -253,7 +249,6 @@ class ProviderBatches:
             self._begin(self._run_batch(holder, self._resume))
 
     def _put(self, api: BatchApi, url: str, model: str, line: Entry, request: bytes, inputs: int) -> None:
-        """Add a line to the file of its endpoint, url and model. Raises ``OSError`` if the disk is full."""
         key, most = (api.endpoint.name, url, model), self._most_lines.get(api.endpoint.name, provider.LINES)
         batch = self._collecting.get(key)
         if batch is not None and (batch.size + len(request) > provider.FILE_BYTES or batch.inputs + inputs > provider.INPUTS):

@@ -310,7 +310,6 @@ async def run_bulk(
     scorer: AnyScorer | None = None,
     on_start: Callable[[BulkRun], object] = lambda _: None,
 ) -> BulkReport:
-    """Run a bulk run and return its report. See :meth:`QRewardClient.run`. Raises ``ConfigError``."""
     checked = BulkSettings(**settings)
     runtime, lines, path = runtime_of(client), Input(source), Path(output)
     if checked.max_cost is not None and not runtime.prices:

@@ -35,8 +35,6 @@ class _Choice(msgspec.Struct, gc=False):
 
 
 class _Completion(msgspec.Struct, gc=False):
-    """Holds the members of a response that are decoded on arrival."""
-
     choices: list[_Choice] | None = None
     usage: Usage | None = None
     error: Any = None
@@ -110,7 +108,6 @@ class ChatCodec:
         return False
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
-        """Return two numbers: the prompt tokens, estimated from the number of characters; and the result of :func:`most_output`."""
         return sum(_length(message.get("content")) for message in call.inputs) / CHARS_PER_TOKEN, most_output(call.params)
 
     def validate(self, inputs: Any) -> Any:
@@ -224,20 +221,17 @@ def _message(raw: Any, index: int) -> dict[str, Any]:
 def _read_leniently(body: bytes) -> _Completion:
     document = jsonio.read_object(body)
     raw = document.get("choices")
-    choices = [_lenient_choice(choice) for choice in raw] if isinstance(raw, list) else None
+    choices = [_lenient_choice(choice if isinstance(choice, dict) else {}) for choice in raw] if isinstance(raw, list) else None
     return _Completion(choices, jsonio.usage_of(document.get("usage")), document.get("error"))
 
 
-def _lenient_choice(raw: object) -> _Choice:
-    if not isinstance(raw, dict):
-        return _Choice()
+def _lenient_choice(raw: dict[str, Any]) -> _Choice:
     message = raw.get("message")
     read = _Message(message.get("content")) if isinstance(message, dict) else None
     return _Choice(raw.get("index"), read, raw.get("error"), raw.get("finish_reason"))
 
 
 def completed(kind: str, member: str, model: str, document: dict[str, Any]) -> dict[str, Any]:
-    """Return the document, and add the missing members that openai's type requires."""
     raw, choices = document.get("choices"), []
     for index, each in enumerate(raw if isinstance(raw, list) else []):
         choice = {"index": index, "finish_reason": None, **(each if isinstance(each, dict) else {})}

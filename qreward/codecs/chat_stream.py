@@ -35,7 +35,6 @@ class ChunkChoice(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
     @property
     def ending(self) -> str | None:
-        """The reason why the choice ended; None if the choice continues."""
         return ending_of(self.finish_reason)
 
     @property
@@ -61,7 +60,6 @@ class ChatChunk(msgspec.Struct, gc=False):
 
     @property
     def finish_reason(self) -> str | None:
-        """The reason why the first choice ended; None if the choice does not end with this chunk."""
         return next((choice.ending for choice in self.choices if choice.index == 0), None)
 
     @property
@@ -101,7 +99,6 @@ def _text(choices: list[ChunkChoice]) -> str:
 
 
 def _read_leniently(event: Event, model: str) -> ChatChunk | None:
-    """Read an event that the fast decoder refuses."""
     body = event.data
     if event.name == "error":
         try:
@@ -193,7 +190,6 @@ class _Choice:
         return kept
 
     def document(self, index: int) -> dict[str, Any]:
-        """Return the choice in the form that it has in a response without streaming."""
         message = {"role": "assistant", "content": None, **_finished(self.message)}
         if type(self.message.get("tool_calls")) is Indexed:
             for call in message["tool_calls"]:
@@ -205,8 +201,6 @@ class _Choice:
 
 
 class StreamAccumulator:
-    """Assembles the chunks of a stream into a completion. Implements ``Answered`` of ``qreward.results``."""
-
     __slots__ = ("_choices", "_edges", "_half", "_usage_body", "model", "size", "usage")
 
     def __init__(self, model: str) -> None:
@@ -262,7 +256,6 @@ class StreamAccumulator:
         return [ending_of(choice.ending) for choice in self._choices.values()]
 
     def heads(self) -> list[bytes]:
-        """Return the first chunk, the chunks that end a choice, and the chunk with the usage."""
         return [*self._edges, self._usage_body]
 
     def text(self) -> str:

@@ -48,7 +48,6 @@ def error_in(document: Any) -> Any:
 
 
 def error_body_of(document: Any) -> ErrorBody:
-    """Parse the error in a JSON document or in its ``error`` member."""
     if isinstance(document, list):
         return error_body_of(document[0]) if document else ErrorBody("")
     if not isinstance(document, dict):
@@ -179,7 +178,6 @@ def _status(name: str) -> int | None:
 
 
 def is_unknown_model(error_body: ErrorBody) -> bool:
-    """Return True if the server does not have the model. Errors of OpenAI, vLLM, SGLang and LiteLLM's proxy are recognised."""
     return not _NO_MODEL.isdisjoint(error_body.names) or _SAYS_NO_MODEL.match(error_body.text) is not None
 
 
@@ -190,5 +188,4 @@ def is_too_much_output(error_body: ErrorBody) -> bool:
 
 
 def is_too_long(error_body: ErrorBody) -> bool:
-    """Return True if the input exceeds the model's context."""
     return not _TOO_LONG.isdisjoint(error_body.names) or _SAYS_TOO_LONG.search(error_body.text) is not None

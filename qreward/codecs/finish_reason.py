@@ -43,12 +43,10 @@ def ending_of(reason: object) -> str | None:
 
 
 def is_whole(ending: str | None) -> bool:
-    """Return True if a response with this result of ``ending_of`` is known to be complete."""
     return ending in _WHOLE
 
 
 def is_failure(ending: str | None) -> bool:
-    """Return True if a response with this result of ``ending_of`` is known to be no answer."""
     return ending in ABORTED or ending in WITHHELD
 
 

@@ -43,7 +43,6 @@ def write(model: str, name: str, inputs: Any, params: Mapping[str, Any], *, all_
 
 
 def dumps(value: Any) -> bytes:
-    """Return a value as JSON. Raises ``BadRequest`` if JSON cannot represent the value."""
     try:
         return _ENCODER.encode(value)
     except (TypeError, ValueError):
@@ -121,7 +120,6 @@ def base64_floats(text: str) -> list[float]:
 
 
 def build(kind: Any, body: bytes, completed: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
-    """Return an openai object of type ``kind`` for a response body."""
     try:
         return kind.model_validate_json(body)
     except ValueError:

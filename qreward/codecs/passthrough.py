@@ -14,8 +14,6 @@ from qreward.results import Usage
 
 
 class PassthroughAnswer(msgspec.Struct, gc=False):
-    """Holds a response: the undecoded JSON, and the usage. ``usage`` is None if the server reported no usage."""
-
     body: bytes
     usage: Usage | None
 

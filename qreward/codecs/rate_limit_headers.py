@@ -69,7 +69,6 @@ def retry_after(headers: Headers, now: float) -> float | None:
 
 
 def should_retry(headers: Headers) -> bool | None:
-    """Return the value of the header ``x-should-retry``; None if the value is neither true nor false."""
     return {"true": True, "false": False}.get((headers.get("x-should-retry") or "").strip().lower())
 
 
@@ -112,7 +111,6 @@ def _not_negative(number: float) -> float | None:
 
 
 def read(headers: Headers, now: float | None = None) -> RateLimitInfo | None:
-    """Return the rate limits in the headers, or None if there are none."""
     for name in _SIGNS:
         if name in headers:
             break

@@ -77,7 +77,6 @@ class ListAnswer(msgspec.Struct, gc=False):
         return self.items
 
     def shares(self) -> list[ItemAnswer | InvalidResponse]:
-        """Return the answer or the error of each item. Each answer has its share of the usage."""
         whole, count = self.usage, len(self.items)
         estimated = self.each is None and whole is not None and count > 1
         usages = self._estimated(whole) if estimated and whole is not None else self.each or [whole] * count
@@ -109,8 +108,6 @@ def share(total: int | None, sizes: Sequence[float]) -> list[int | None]:
 
 
 class Choices(ItemAnswer, gc=False):
-    """Holds the choices of a completion for one prompt. ``build`` returns a list of openai ``CompletionChoice``."""
-
     def build(self) -> Any:
         from openai.types import CompletionChoice  # noqa: PLC0415 - takes most of a second, and is often not needed
 
@@ -118,8 +115,6 @@ class Choices(ItemAnswer, gc=False):
 
 
 class Moderated(ItemAnswer, gc=False):
-    """Holds the moderation of one input. ``build`` returns an openai ``Moderation``."""
-
     def build(self) -> Any:
         from openai.types import Moderation  # noqa: PLC0415
 

@@ -50,21 +50,20 @@ def pair_item(raw: Any) -> str | Pair | Conversation:
     """Return an item to score: a text, a ``Pair``, or a ``Conversation``. Raises ``BadRequest``."""
     if isinstance(raw, str):
         return raw
-    found = raw
     if isinstance(raw, Mapping):
-        if "messages" not in raw and not ("prompt" in raw and "response" in raw):
+        if "messages" in raw:
+            return _chat(raw["messages"])
+        if not ("prompt" in raw and "response" in raw):
             raise BadRequest("a dict must have 'prompt' and 'response', or 'messages'")
-        found = Conversation(raw["messages"]) if "messages" in raw else Pair(raw["prompt"], raw["response"], raw.get("label"))
-    elif isinstance(raw, tuple) or (isinstance(raw, list) and len(raw) == 2 and isinstance(raw[1], str | None)):
+        return _pair(Pair(raw["prompt"], raw["response"], raw.get("label")))
+    if isinstance(raw, tuple) or (isinstance(raw, list) and len(raw) == 2 and isinstance(raw[1], str | None)):
         if len(raw) != 2:
             raise BadRequest(f"a tuple of {len(raw)} cannot be scored; a pair is (prompt, response)")
-        found = Pair(*raw)
-    elif isinstance(raw, list):
-        found = Conversation(raw)
-    if isinstance(found, Pair):
-        return _pair(found)
-    if isinstance(found, Conversation):
-        return _chat(found.messages)
+        return _pair(Pair(*raw))
+    if isinstance(raw, Pair):
+        return _pair(raw)
+    if isinstance(raw, list | Conversation):
+        return _chat(raw if isinstance(raw, list) else raw.messages)
     raise _not_an_item(raw, "item", "an item to score must be (prompt, response), a text or a list of messages")
 
 

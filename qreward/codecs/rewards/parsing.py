@@ -25,12 +25,10 @@ def read(body: bytes) -> Any:
 
 
 def is_error(document: dict[str, Any]) -> bool:
-    """Return True if a document is an error response."""
     return bool(document.get("error")) or document.get("object") == "error" or ("message" in document and "type" in document)
 
 
 def check_ending(reason: object) -> None:
-    """Raise ``InvalidRow`` if the chat codec does not accept a ``finish_reason``."""
     try:
         CHAT.check_ending(reason)
     except Unfinished as error:
@@ -46,7 +44,6 @@ def member(document: Any, name: str) -> list[Any]:
 
 
 def as_many(rows: list[Any], count: int, what: str) -> list[Any]:
-    """Return the rows if their number is ``count``, the number of items. Raises ``Malformed`` otherwise."""
     if len(rows) != count:
         raise Malformed(f"the answer has {len(rows)} {what} for {count} item{'s'[: count != 1]}")
     return rows
@@ -111,7 +108,6 @@ def row_of(raw: Any) -> dict[str, Any]:
 
 
 def by_position(values: Sequence[float], label: int | str | None, names: Sequence[str], *, last: bool, what: str) -> float:
-    """Return the number that a label selects. Raises ``InvalidRow``."""
     if isinstance(label, str):
         if label not in names:
             raise InvalidRow(f"its {what} has no {label!r}; label may be a position, or one of the names in labels ({safe_names(names)})")

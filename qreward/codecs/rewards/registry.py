@@ -101,7 +101,6 @@ def codec_of(kind: str, operation: Operation, settings: RewardModel = _USUAL) ->
 
 
 def codec_at(endpoint: Endpoint, operation: Operation) -> ListCodec:
-    """Return the codec of an operation at an endpoint. Raises ``ConfigError`` as :func:`codec_of` does."""
     settings = endpoint.reward or _USUAL
     if isinstance(endpoint.compute, LocalFunction):
         return local_codec(operation, settings, endpoint.compute.max_batch_size)
@@ -123,5 +122,4 @@ def bound(call: WireRequest, endpoint: Endpoint) -> tuple[WireRequest, str, bool
 
 
 def server_root(base_url: str) -> str:
-    """Return the address of a server without the ``/v1`` of its OpenAI API."""
     return base_url.removesuffix("/v1")

@@ -114,7 +114,6 @@ def _of_models(body: bytes) -> Load:
 
 
 def _of_slots(body: bytes) -> Load:
-    """Parse the slots of llama.cpp's server."""
     document = _document(body)
     slots = [row for row in document if isinstance(row, dict) and "is_processing" in row] if isinstance(document, list) else []
     if not slots:
@@ -142,7 +141,6 @@ def _document(body: bytes) -> Any:
 
 
 def _amount(document: Any, name: str) -> float | None:
-    """Return a member of an object if the member is a finite number and not negative. Otherwise return None."""
     raw = document.get(name) if isinstance(document, dict) else None
     value = _finite(raw) if type(raw) in (int, float) else None
     return value if value is not None and value >= 0 else None

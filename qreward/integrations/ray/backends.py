@@ -178,8 +178,6 @@ class ActorLost(Exception):
 
 @dataclass(frozen=True)
 class PoolConfig:
-    """The settings of a pool, as documented in :class:`~qreward.integrations.ray.ScorerPool`."""
-
     actors: int = 1
     max_concurrent_batches: int = 1
     backend: Backend = "auto"
@@ -305,7 +303,6 @@ def choose(spec: ScorerSpec, config: PoolConfig) -> ActorBackend:
 
 
 def is_connected() -> bool:
-    """Return whether this process is connected to Ray, without importing Ray."""
     ray = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())
 
@@ -317,7 +314,6 @@ def check_installed(backend: Backend) -> None:
 
 
 def require_ray() -> Any:
-    """Import and return Ray. If it is not installed, raise ``ModuleNotFoundError`` with the install command."""
     try:
         return importlib.import_module("ray")
     except ModuleNotFoundError as error:

@@ -65,7 +65,6 @@ class Supervisor:
     # called in other threads
 
     def submit(self, work: Callable[[], Coroutine[Any, Any, Any]], caller: asyncio.AbstractEventLoop) -> Future[Any]:
-        """Run a caller's work in the supervisor's event loop."""
         return self._post(self._run_for(caller, work))
 
     def close(self, drain: bool, caller: asyncio.AbstractEventLoop) -> Future[Any]:
@@ -118,7 +117,6 @@ class Supervisor:
         return value
 
     def kill_if_busy(self, actor: Actor, reply: asyncio.Future[Reply]) -> None:
-        """Kill an actor that still works on a batch whose timeout has passed."""
         if not reply.done():
             self._on_death(actor, ActorLost("it was killed, because it still worked on a batch after its batch_timeout", excused=True))
 
@@ -274,7 +272,6 @@ class Supervisor:
 
 
 def delay_of(deaths: int) -> float:
-    """Return the seconds to wait before an actor is restarted after ``deaths`` deaths in a row."""
     return 0.0 if deaths < 2 else min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** (deaths - 2))
 
 

@@ -62,9 +62,7 @@ def decode(line: bytes) -> Record | None:
     found, _, checksum = line.rpartition(b",")
     if checksum != b"%d]\n" % crc32(found) or not found.startswith(b'["'):
         return None
-    kind, key, tokens, cost, content = found[1:].split(
-        b",", 4
-    )  # content is not parsed: half a surrogate pair is JSON for some parsers only
+    kind, key, tokens, cost, content = found[1:].split(b",", 4)  # not parsed: half a surrogate pair is JSON for some parsers only
     return Record(kind[1:-1].decode(), int(key), Spent(int(tokens), float(cost)), content)
 
 

@@ -15,6 +15,10 @@ _MARKUP = re.compile(r"(?is)<(script|style)\b.*?</\1\s*>|<!--.*?-->|<[^>]*>")
 _EVENT = re.compile(rb"\s*(?:event:[^\n]*\n)?data:([^\n]*)")
 
 
+# OpenAI, vLLM: {"error": {"message", "type", "code", "param"}}; others: {"error": "text"}, {"errors": [...]}, {"code", "msg"};
+# TEI: {"error", "error_type"}; SGLang: {"object": "error", "message", "code"}; FastAPI: {"detail": ...}; lists, events, text, HTML
+
+
 class ErrorBody(msgspec.Struct, frozen=True):
     text: str
     names: tuple[str, ...] = ()

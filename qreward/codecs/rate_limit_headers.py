@@ -38,12 +38,12 @@ class Names(NamedTuple):
 
 
 REQUESTS = (
-    Names.of("x-ratelimit-{}-requests"),
-    Names.of("x-ratelimit-{}"),
-    Names.of("ratelimit-{}"),
-    Names.of("anthropic-ratelimit-requests-{}"),
-    Names.of("x-ratelimit-{}-requests-minute", _MINUTE),
-    Names.of("x-ratelimit-{}-req-minute", _MINUTE),
+    Names.of("x-ratelimit-{}-requests"),  # OpenAI, Azure OpenAI, Groq, LiteLLM's proxy; mostly token buckets
+    Names.of("x-ratelimit-{}"),  # gateways
+    Names.of("ratelimit-{}"),  # draft-ietf-httpapi-ratelimit-headers up to version -06
+    Names.of("anthropic-ratelimit-requests-{}"),  # the reset is a time, which may be slightly in the past
+    Names.of("x-ratelimit-{}-requests-minute", _MINUTE),  # Cerebras
+    Names.of("x-ratelimit-{}-req-minute", _MINUTE),  # Mistral, without reset
     Names.of("x-ratelimit-{}-requests-day", _DAY),
 )
 TOKENS = (
@@ -168,6 +168,7 @@ def _window(policies: str, limit: str | None) -> float | None:
 
 
 def _of_draft(headers: Headers) -> RateLimit | None:
+    """Read ``ratelimit: "name";r=50;t=30`` and ``ratelimit-policy: "name";q=100;w=60``, as since version -08 of the draft."""
     policies = dict(_items(headers.get("ratelimit-policy") or ""))
     found = []
     for name, item in _items(headers.get("ratelimit") or ""):

@@ -9,7 +9,7 @@ from typing import Any
 
 from qreward.bulk.budget import NOTHING, SpendingLimit, Spent, cost_of
 from qreward.bulk.journal import Journal, JournalFull
-from qreward.bulk.outputs import answer_line, failure_line
+from qreward.bulk.outputs import failure_line, success_line, verdict_line
 from qreward.bulk.report import kind_of_error
 from qreward.bulk.requests import Entry, RequestReader
 from qreward.bulk.settings import BulkSettings
@@ -154,7 +154,7 @@ class LineRun(ABC):
         self, runtime: Runtime, journal: Journal, settings: BulkSettings, reader: RequestReader, scorer: Scorer | None, done_before: int
     ) -> None:
         self.runtime, self._journal, self._settings, self._scorer, self._reader = runtime, journal, settings, scorer, reader
-        self.scheduling: Mapping[str, Any] = settings.scheduling()
+        self.scheduling: Mapping[str, Any] = {name: getattr(settings, name) for name in ("timeout", "priority", "tenant")}
         hedge = {"hedge": False} if settings.is_limited else {}  # no hedges with a budget, because the cost of a hedge is not reserved
         self.request_options = runtime.request_options({**self.scheduling, **hedge})
         self.budget = SpendingLimit(settings.max_cost, settings.max_tokens, journal.spent_before)
@@ -196,7 +196,8 @@ class LineRun(ABC):
                 error.args = (f"{error}; {_COLUMNS}", *error.args[1:])
             return self.fail(entry, error, spent, usage)
         if text is None:
-            text = answer_line(entry.custom_id, entry.identifier, result, is_verdict=self._scorer is not None)
+            names = entry.custom_id, entry.identifier
+            text = success_line(*names, result.body) if self._scorer is None else verdict_line(*names, result.value)
         return self._record(entry, text, None, spent, usage)
 
     def fail(self, entry: Entry, error: QRewardError, spent: Spent = NOTHING, usage: Usage | None = None) -> bool:

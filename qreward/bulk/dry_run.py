@@ -28,20 +28,6 @@ class ModelPlan:
     cost: float | None = None
     unlimited: int = 0
 
-    def add(self, call: WireRequest, runtime: Runtime) -> None:
-        prompt, output = call.codec.estimate_tokens(call)
-        self.requests += 1
-        self.prompt_tokens += prompt
-        self.output_tokens += output
-        price = highest(runtime.prices[name] for name in self.endpoints if name in runtime.prices)
-        try:
-            most = upper_bound(call, price)
-        except ConfigError:
-            self.unlimited += 1
-            return
-        if price is not None:
-            self.cost = (self.cost or 0.0) + most.cost
-
     def __str__(self) -> str:
         cost = "" if self.cost is None else f", at most ${self.cost:.4f}"
         unlimited = f", {self.unlimited} without max_tokens (their cost has no limit)" if self.unlimited else ""
@@ -94,8 +80,19 @@ def dry_run(client: Client, source: Inputs, settings: Mapping[str, Any], *, is_s
 
 
 def _add(found: DryRun, runtime: Runtime, call: WireRequest, *, takes_batches: bool) -> None:
-    batch_endpoints = runtime.fleet.batch_endpoints(call.model) if takes_batches and url_of(call) in URLS else ()
     plan = found.models.get(call.model)
     if plan is None:
-        plan = found.models[call.model] = ModelPlan(tuple(each.name for each in batch_endpoints or runtime.pool(call.model).sources))
-    plan.add(call, runtime)
+        at_provider = runtime.fleet.batch_endpoints(call.model) if takes_batches and url_of(call) in URLS else ()
+        plan = found.models[call.model] = ModelPlan(tuple(each.name for each in at_provider or runtime.pool(call.model).sources))
+    prompt, output = call.codec.estimate_tokens(call)
+    plan.requests += 1
+    plan.prompt_tokens += prompt
+    plan.output_tokens += output
+    price = highest(runtime.prices[name] for name in plan.endpoints if name in runtime.prices)
+    try:
+        most = upper_bound(call, price)
+    except ConfigError:
+        plan.unlimited += 1
+        return
+    if price is not None:
+        plan.cost = (plan.cost or 0.0) + most.cost

@@ -18,7 +18,6 @@ from qreward.bulk.inputs import ROWS, needed
 from qreward.codecs import json as jsonio
 from qreward.errors import ConfigError, QRewardError
 from qreward.judge.types import CriterionResult, Verdict
-from qreward.results import Result
 
 
 def success_line(custom_id: str, identifier: str, body: bytes) -> bytes:
@@ -50,12 +49,6 @@ def _distribution(found: Mapping[Any, float] | None) -> dict[str, float] | None:
     if found is None:
         return None
     return {option if isinstance(option, str) else json.dumps(option): probability for option, probability in found.items()}
-
-
-def answer_line(custom_id: str, identifier: str, result: Result[Any], *, is_verdict: bool) -> bytes:
-    if is_verdict:
-        return verdict_line(custom_id, identifier, result.value)
-    return success_line(custom_id, identifier, result.body)
 
 
 def failure_line(custom_id: str, identifier: str, error: QRewardError) -> bytes:

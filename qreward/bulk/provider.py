@@ -198,11 +198,6 @@ def apply_event(held: dict[int, HeldBatch], number: int, event: bytes) -> None:
         held[number].id = msgspec.json.decode(event)
 
 
-def provider_line(found: ResultLine, custom_id: str) -> bytes:
-    assert found.response is not None
-    return msgspec.json.encode({"id": found.id, "custom_id": custom_id, "response": found.response, "error": None})
-
-
 class CallFailed(Exception):
     """Raised when a call of the Batch API has failed. ``failure`` has the kind of failure and an error without secrets."""
 

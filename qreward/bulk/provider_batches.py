@@ -467,7 +467,8 @@ class ProviderBatches:
             result: Result[Any] = Result(0, outcome.value, None, name, self._loop.time() - batch.since, 0.0, line.attempts)
             self._tallies.add(result)
             spent = spent_by(result.usage, self._bulk.runtime.prices.get(name)) or line.reserved
-            self._bulk.finish(line, result, provider.provider_line(found, line.custom_id), spent)
+            text = {"id": found.id, "custom_id": line.custom_id, "response": found.response, "error": None}
+            self._bulk.finish(line, result, msgspec.json.encode(text), spent)
         elif outcome.kind in provider.SENT_AGAIN:
             again.append((line, outcome))
         else:

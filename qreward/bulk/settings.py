@@ -81,9 +81,6 @@ class BulkSettings(Policy):
         index, count = self.shard or (1, 1)
         return range(ordinals.start + (index - 1 - ordinals.start) % count, ordinals.stop, count)
 
-    def scheduling(self) -> dict[str, Any]:
-        return {"timeout": self.timeout, "priority": self.priority, "tenant": self.tenant}
-
     def shared_settings(self, names: tuple[str, ...], scorer: str | None) -> Mapping[str, Any]:
         """Return the settings that all runs on one journal must share: the input, the scorer, and the settings that shape the requests."""
         shared = {name: getattr(self, name) for name in ("model", "params", "template", "system", "columns", "shard")}

@@ -91,7 +91,8 @@ class Replica:
         _REPLICAS[key] = self
 
     async def score(self, completions: Sequence[str], metadata: Sequence[Mapping[str, Any]] | None = None) -> list[ScoreResult]:
-        return [_portable(one) for one in await self._buffer.score(completions, metadata)]
+        scored = await self._buffer.score(completions, metadata)  # an exception may not be picklable; its text is in ``error``
+        return [one if one.cause is None else ScoreResult(one.reward, one.error, one.meta, one.feedback) for one in scored]
 
     async def add_query(self, query: Any) -> SingletonAnswer | BatchAnswer:
         return await self._buffer.add_query(query)
@@ -101,11 +102,6 @@ class Replica:
         if message["type"] == "lifespan.shutdown.complete" and (closing := close_scorer(self._made)) is not None:
             await closing
         await send(message)
-
-
-def _portable(scored: ScoreResult) -> ScoreResult:
-    """Return the result without its exception, which may not be picklable. The text of the exception is in ``error``."""
-    return scored if scored.cause is None else ScoreResult(scored.reward, scored.error, scored.meta, scored.feedback)
 
 
 def _checked(settings: Mapping[str, Any]) -> Any:

@@ -179,11 +179,7 @@ class BulkRun(LineRun):
     # the run
 
     async def run(self) -> BulkReport:
-        """Run until the end of the input, or until the run is stopped, and return the report.
-
-        Raises:
-            ConfigError: the input cannot be read to its end, or has changed. Requests in flight are finished and recorded first.
-        """
+        """Run until the end of the input, or until the run is stopped. Raises ``ConfigError`` if the input cannot be read to its end."""
         began = self.runtime.clock()
         try:
             await self._work()

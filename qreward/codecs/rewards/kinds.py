@@ -35,10 +35,6 @@ class EmbeddingList(ListCodec):
         return parsing.numbers(parsing.row_of(row).get("embedding"), "embedding")
 
 
-class OpenAIEmbeddingList(EmbeddingList):
-    limits = MergeLimits(items=2048, tokens=300_000)  # as the openai package documents them
-
-
 class CompletionList(ListCodec):
     """``POST /completions``. Choice ``k`` of prompt ``i`` has the index ``i * n + k`` in the response, and ``k`` in the result."""
 
@@ -160,14 +156,6 @@ class VllmScore(ListCodec):
         return {"text_1": [pair.prompt for pair in items], "text_2": [pair.response for pair in items]}
 
 
-class VllmVectorScore(VectorScore):
-    chats = True
-
-
-class VllmRerank(Rerank):
-    native = True
-
-
 # SGLang: /v1/classify always applies a softmax, so a reward, which has one class, would always be 1.0
 
 
@@ -210,13 +198,6 @@ class SglangLabels(VllmLabels):
         return probs
 
 
-class SglangRerank(Rerank):
-    path = "/v1/rerank"
-    native = True
-    rows_in = ""
-    value_in = "score"
-
-
 # Text Embeddings Inference. ["a", "b"] is one pair, so each item is sent as a list: [["a"], ["b"]]
 
 
@@ -253,20 +234,6 @@ class TeiPredict(TeiLabels):
                 )
             label = f"LABEL_{label}"
         return RewardScore(parsing.by_name(scores, label, ""), scores if len(scores) > 1 else None)
-
-
-class TeiRerank(Rerank):
-    native = True
-    member = "texts"
-    rows_in = ""
-    value_in = "score"
-    limits = TeiLabels.limits
-
-
-class TeiEmbeddings(EmbeddingList):
-    path = "/v1/embeddings"  # instead of /embed, because its response has the usage
-    native = True
-    limits = TeiLabels.limits
 
 
 # OpenRLHF and qreward serve
@@ -390,40 +357,51 @@ def local_codec(operation: Operation, settings: RewardModel, most: int | None) -
     return codec
 
 
-OPENAI = ServerKind(
-    "openai",
-    {
-        "score": {"embeddings": VectorScore}, "rerank": Rerank, "embeddings": OpenAIEmbeddingList, "completions": CompletionList,
-        "moderations": ModerationList,
-    },
-    probe=("/v1/models",), chat=True, lists_models=True,
-)  # fmt: skip
+def _like(codec: type[ListCodec], **fields: Any) -> type[ListCodec]:
+    """Return a codec that differs from another in these fields."""
+    return type(codec.__name__, (codec,), fields)
+
+
+_TEI = {"native": True, "limits": TeiLabels.limits}
 BUILT_IN = (
-    OPENAI,
+    ServerKind(
+        "openai",
+        {
+            "score": {"embeddings": VectorScore}, "rerank": Rerank, "completions": CompletionList, "moderations": ModerationList,
+            "embeddings": _like(EmbeddingList, limits=MergeLimits(items=2048, tokens=300_000)),  # as the openai package documents them
+        },
+        probe=("/v1/models",), chat=True, lists_models=True,
+    ),
     ServerKind(
         "vllm",
         {
             "score": {
-                "": VllmClassify, "classify": VllmClassify, "pooling": VllmPooling, "score": VllmScore, "embeddings": VllmVectorScore,
+                "": VllmClassify, "classify": VllmClassify, "pooling": VllmPooling, "score": VllmScore,
+                "embeddings": _like(VectorScore, chats=True),
             },
-            "classify": VllmLabels, "rerank": VllmRerank, "embeddings": EmbeddingList, "completions": CompletionList,
+            "classify": VllmLabels, "rerank": _like(Rerank, native=True), "embeddings": EmbeddingList, "completions": CompletionList,
         },
         probe=("/health", "/metrics"), chat=True, lists_models=True,
     ),
     ServerKind(
         "sglang",
         {
-            "score": {"": SglangClassify, "classify": SglangClassify, "embeddings": VectorScore},
-            "classify": SglangLabels, "rerank": SglangRerank, "embeddings": EmbeddingList, "completions": CompletionList,
+            "score": {"": SglangClassify, "classify": SglangClassify, "embeddings": VectorScore}, "classify": SglangLabels,
+            "rerank": _like(Rerank, path="/v1/rerank", native=True, rows_in="", value_in="score"),
+            "embeddings": EmbeddingList, "completions": CompletionList,
         },
         probe=("/health", "/v1/loads"), chat=True,
     ),
     ServerKind(
         "tei",
-        {"score": {"": TeiPredict, "classify": TeiPredict}, "classify": TeiLabels, "rerank": TeiRerank, "embeddings": TeiEmbeddings},
+        {
+            "score": {"": TeiPredict, "classify": TeiPredict}, "classify": TeiLabels,
+            "rerank": _like(Rerank, member="texts", rows_in="", value_in="score", **_TEI),
+            "embeddings": _like(EmbeddingList, path="/v1/embeddings", **_TEI),  # instead of /embed: its response has the usage
+        },
         probe=("/health", "/metrics"), info="/info",
     ),
     ServerKind("openrlhf", {"score": OpenRlhfReward}),
     ServerKind("nim", {"score": NimReward}, probe=("/v1/health/ready",), lists_models=True),
-    ServerKind(BATCH_KIND, {}, probe=OPENAI.probe, chat=True, lists_models=True),  # OpenAI's Batch API, which only bulk runs use
+    ServerKind(BATCH_KIND, {}, probe=("/v1/models",), chat=True, lists_models=True),  # OpenAI's Batch API, which only bulk runs use
 )  # fmt: skip

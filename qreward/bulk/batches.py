@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
 from typing import Any
 
@@ -147,7 +146,7 @@ class ScorerBatch:
         return self._stats
 
 
-class LineRun(ABC):
+class LineRun:
     """A run that sends lines through batches, one per model, and records each line in a journal."""
 
     def __init__(
@@ -205,9 +204,10 @@ class LineRun(ABC):
             error.args = (f"{entry.place}: {error}", *error.args[1:])
         return self._record(entry, failure_line(entry.custom_id, entry.identifier, error), error, spent, usage)
 
-    @abstractmethod
     def _ended(self, task: asyncio.Task[Any]) -> None:
-        """Handle the end of a task of the run."""
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.stop(error if isinstance(error, QRewardError) else f"{type(error).__name__}: {error}")
 
     async def start(self, entry: Entry, *, at_once: bool = True) -> bool:
         """Record in the journal that a line is about to be sent. Returns False if the line must not be sent."""

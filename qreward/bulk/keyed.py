@@ -252,11 +252,6 @@ class KeyedRun(LineRun):
             if not future.done():
                 future.set_result(RowResult(False, failure_line("", f"qreward-{key:015x}", error), is_kept=False))
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.stop(error if isinstance(error, QRewardError) else f"{type(error).__name__}: {error}")
-
     async def aclose(self) -> None:
         for batch in self._batches.values():
             batch.queue.complete()

@@ -65,11 +65,9 @@ class BulkRun(LineRun):
         self._over.set()
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            if not isinstance(error, JournalFull):
-                self._error = self._error or error
-            self.stop(str(error))
+        super()._ended(task)
+        if not task.cancelled() and not isinstance(error := task.exception(), JournalFull):
+            self._error = self._error or error
         if not self._tasks:
             self._over.set()
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 from zlib import crc32
 
+import msgspec
+
 from qreward.codecs import finish_reason
 from qreward.results import Answered
 
@@ -14,26 +16,17 @@ RESERVED = frozenset({"model", "messages", "input"})
 names. A ``ListCodec`` reserves further names."""
 
 
-class WireRequest:
+class WireRequest(msgspec.Struct, eq=False):
     """Holds one request of a caller, before an endpoint is chosen for the request."""
 
-    __slots__ = ("codec", "group", "headers", "inputs", "model", "params")
+    codec: Codec
+    model: str
+    inputs: Any
+    params: Mapping[str, Any]
+    headers: Mapping[str, str] | None
+    group: object = None
 
-    def __init__(
-        self,
-        codec: Codec,
-        model: str,
-        inputs: Any,
-        params: Mapping[str, Any],
-        headers: Mapping[str, str] | None,
-        group: object = None,
-    ) -> None:
-        self.codec = codec
-        self.model = model
-        self.inputs = inputs
-        self.params = params
-        self.headers = headers
-        self.group = group
+    __repr__ = object.__repr__  # shows neither headers nor prompts
 
 
 def hash_of_group(group: object, start: int = 0) -> int:
@@ -79,15 +72,14 @@ class Unfinished(Exception):
         self.ending = ending
 
 
-class Reply:
+class Reply(msgspec.Struct, eq=False):
     """Holds a complete HTTP response. The names in ``headers`` are case-insensitive."""
 
-    __slots__ = ("body", "headers", "status")
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
 
-    def __init__(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
-        self.status = status
-        self.headers = headers
-        self.body = body
+    __repr__ = object.__repr__
 
 
 class TransportError(Exception):

@@ -15,8 +15,7 @@ import msgspec
 
 from qreward.bulk.dry_run import dry_run
 from qreward.bulk.report import BulkReport
-from qreward.bulk.run import BulkRun
-from qreward.bulk.start import run_bulk
+from qreward.bulk.run import BulkRun, run_bulk
 from qreward.client import QRewardClient
 from qreward.errors import ConfigError
 from qreward.integrations.trainers.settings import RewardConfig, check, load_reward_config, name_source_in_errors
@@ -58,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--resume",
         choices=("auto", "force"),
         default="auto",
-        help="force continues although the input or the settings have changed; auto refuses that (default: %(default)s)",
+        help="force continues although the names of the input or the settings have changed; auto refuses that (default: %(default)s)",
     )
     add(
         "--provider-batches",

@@ -19,14 +19,7 @@ from qreward.scheduler.task import BatchFeed, Task
 
 
 class DividedItem:
-    """Collects the results of an item that is sent in parts. A part may be divided again.
-
-    Attributes:
-        index: index of the item in the batch.
-        under_way: number of requests of the item that have not ended.
-        ended: for each part that has ended, the place of its first question in the item, the request, and the result.
-        failed: the attempts of requests that failed and were then divided.
-    """
+    """Collects the results of an item that is sent in parts. A part may be divided again."""
 
     __slots__ = ("ended", "failed", "index", "under_way")
 
@@ -50,12 +43,7 @@ class DividedItem:
 
 
 class DecisionBatch(BatchWaiter):
-    """Receives the outcome of each task of a batch of decisions. The other arguments are described at :class:`BatchWaiter`.
-
-    Args:
-        most: function that returns the largest number of questions per request, as far as this number is known.
-        waited: seconds of the deadline that have passed already.
-    """
+    """Receives the outcome of each task of a batch of decisions. The other arguments are described at :class:`BatchWaiter`."""
 
     _read_at_once = 1
 
@@ -96,10 +84,7 @@ class DecisionBatch(BatchWaiter):
         self._end_if_done()
 
     def _send_again(self, task: Task, result: Result[Any]) -> bool:
-        """Divide a failed request and send its parts, if an invalid question or the number of questions may be the cause.
-
-        Returns False if the request is not sent again.
-        """
+        """Divide a failed request and send its parts, if an invalid question or the number of questions may be the cause."""
         assert result.error is not None
         if self._ending or self._error is not None:
             return False

@@ -1,8 +1,4 @@
-"""Find the dialect of decisions of each endpoint of a model, by asking the endpoint a small decision in one dialect after the other.
-
-A dialect is the form in which an API takes questions and returns answers. Concurrent calls share these requests, also in several event
-loops and threads. This module does not depend on the format of a dialect.
-"""
+"""Find the dialect of decisions of each endpoint of a model, by asking the endpoint a small decision in one dialect after the other."""
 
 from __future__ import annotations
 
@@ -33,13 +29,7 @@ removed. There are limits because callers may use any number of names of models.
 
 
 class DialectFinder:
-    """Finds the dialects of a client's endpoints.
-
-    Attributes:
-        decide: the codec of the client's decisions, which remembers the dialects.
-        most: model -> largest number of questions in a request that all endpoints of the model accept. A model is added after all its
-            endpoints were asked.
-    """
+    """Finds the dialects of a client's endpoints."""
 
     def __init__(self) -> None:
         self.decide = Decide(self.changed)
@@ -59,14 +49,7 @@ class DialectFinder:
         return self.decide.most_questions(endpoints_of(pool), model) if known is None else known
 
     async def find(self, driver: LoopDriver, pool: Pool, model: str, seconds: float | None = None) -> None:
-        """Ask each endpoint once. Then wait until the dialect of one endpoint is known, all requests have ended, or the time is over.
-
-        Args:
-            driver: runs the requests.
-            pool: the endpoints.
-            model: the model.
-            seconds: maximum time to wait. A value above ``TIMEOUT``, or None, counts as ``TIMEOUT``.
-        """
+        """Ask each endpoint once. Then wait until the dialect of one endpoint is known, all requests have ended, or the time is over."""
         changes, endpoints = self._changes, endpoints_of(pool)
         pending = self._ask(driver, endpoints, model)
         if pending and not self._any_known(endpoints, model):
@@ -103,11 +86,7 @@ class DialectFinder:
 
 class Probe:
     """Asks one endpoint a small decision, in one dialect after the other, until it answers. It runs in a task of its own, so that no caller
-    can cancel it.
-
-    Attributes:
-        done: a future that has a result when the last request has ended.
-    """
+    can cancel it."""
 
     def __init__(self, driver: LoopDriver, endpoint: Endpoint, model: str, decide: Decide) -> None:
         self._driver, self._endpoint, self._model, self._decide = driver, endpoint, model, decide

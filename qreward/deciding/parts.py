@@ -1,7 +1,4 @@
-"""Decisions in parts: divide a request with more questions than a server accepts, and join the decisions of its parts.
-
-The functions are pure. This module must not import the engine or asyncio.
-"""
+"""Decisions in parts: divide a request with more questions than a server accepts, and join the decisions of its parts."""
 
 from __future__ import annotations
 
@@ -39,22 +36,14 @@ def divided(call: WireRequest, most: int) -> list[WireRequest]:
 
 
 def evenly(items: tuple[T, ...], most: int) -> list[tuple[T, ...]]:
-    """Divide items into parts of about the same size with at most ``most`` items each.
-
-    Example:
-        >>> evenly((1, 2, 3, 4, 5), 3)
-        [(1, 2), (3, 4, 5)]
-    """
+    """Divide items into parts of about the same size with at most ``most`` items each."""
     count = -(-len(items) // most)
     ends = [len(items) * place // count for place in range(count + 1)]
     return [items[begin:end] for begin, end in pairwise(ends)]
 
 
 def smaller(call: WireRequest, error: QRewardError, attempts: Sequence[AttemptRecord], most: int) -> list[WireRequest]:
-    """Divide a request that failed, so that in the end only the invalid question fails.
-
-    Returns the parts to send, each with at most ``most`` questions; empty if the request must not be sent again.
-    """
+    """Divide a request that failed, so that in the end only the invalid question fails."""
     count = len(questions_of(call))
     if count < 2 or not isinstance(error, BadRequest):
         return []
@@ -64,10 +53,7 @@ def smaller(call: WireRequest, error: QRewardError, attempts: Sequence[AttemptRe
 
 
 def joined(calls: Sequence[WireRequest], outcomes: Sequence[Outcome]) -> Outcome:
-    """Join the outcomes of all parts into one decision. The questions of a failed part have the error of the part.
-
-    Returns the error of the first part if all parts failed.
-    """
+    """Join the outcomes of all parts into one decision. The questions of a failed part have the error of the part."""
     answers: list[DecisionAnswer] = []
     model, usage = "", None
     errors = [outcome for outcome in outcomes if isinstance(outcome, QRewardError)]

@@ -23,18 +23,7 @@ Send = Callable[[WireRequest, RequestOptions], Awaitable[Result[Any]]]
 def decision_preparer(
     decide: Decide, given: Arguments, model: str, min_label_mass: float, questions: object = None
 ) -> Callable[[Any], WireRequest]:
-    """Return a function that makes the request for one item. The arguments that all items share are checked once, here.
-
-    Args:
-        decide: the codec of the client's decisions.
-        given: options and parameters of the call.
-        model: name of the model.
-        min_label_mass: an answer with a lower label mass (0 to 1) is an error.
-        questions: the questions for all items; None if each item is ``(input, questions)``.
-
-    Raises:
-        ConfigError: the questions, the model, ``min_label_mass`` or the parameters are invalid.
-    """
+    """Return a function that makes the request for one item. The arguments that all items share are checked once, here."""
     if type(min_label_mass) not in (int, float) or not 0 <= min_label_mass <= 1:
         raise ConfigError(f"min_label_mass must be a number from 0 to 1, not {min_label_mass!r}")
     options = given.options
@@ -65,21 +54,7 @@ async def send_divided(
     clock: Callable[[], float],
     began: float,
 ) -> Decision:
-    """Send one decision as several requests, because it has too many questions, or because the server rejected a question.
-
-    Args:
-        send: sends one request.
-        call: the request.
-        failed: the failed result of the undivided request; None if the undivided request was not sent.
-        most: returns the largest number of questions per request, as far as this number is known.
-        options: the scheduling options of the requests. The timeout is for the whole call, and starts at ``began``.
-        clock: returns monotonic seconds.
-        began: time on this clock when the call began.
-
-    Raises:
-        QRewardError: the request failed and cannot be divided, or all its parts failed. If all parts failed, the error is that of the first
-            part.
-    """
+    """Send one decision as several requests, because it has too many questions, or because the server rejected a question."""
 
     async def part(call: WireRequest) -> Outcome:
         left = options if options.timeout is None else options._replace(timeout=max(began + options.timeout - clock(), 1e-3))

@@ -1,8 +1,4 @@
-"""``JudgeModel``, the interface of one question to one judge model. The modules that build, send and share requests use this interface.
-
-``writing`` implements the interface for written answers, and ``deciding`` implements it for decisions. This module does not build prompts
-or parse verdicts.
-"""
+"""``JudgeModel``, the interface of one question to one judge model. The modules that build, send and share requests use this interface."""
 
 from __future__ import annotations
 
@@ -22,17 +18,7 @@ from qreward.judge.types import Vote
 
 
 class JudgeModel(ABC):
-    """Makes the requests for one question to one judge model, and reads the answers.
-
-    Attributes:
-        model: name of the model.
-        reasks: how often a request is sent again after an answer that cannot be read.
-        format: the form of new requests, such as a response format. The form changes when servers reject it.
-        cached_as: name of the model in the cache, including the namespace.
-        identity: the part of the request key that all requests of this object share. Headers are left out, because they may contain an API
-            key.
-        question: the text at the end of the prompt that asks the question and says how to answer; ``""`` for no such text.
-    """
+    """Makes the requests for one question to one judge model, and reads the answers."""
 
     model: str
     reasks: int
@@ -56,10 +42,7 @@ class JudgeModel(ABC):
 
     @abstractmethod
     def prepare(self, sample: int, room: int = 1) -> Callable[[Any], WireRequest]:
-        """Return the function that makes a request from the return value of :meth:`input_of`. Raises ``ConfigError`` or ``BadRequest``.
-
-        ``room`` is the factor by which a limit of tokens is raised.
-        """
+        """Return the function that makes a request from the return value of :meth:`input_of`. Raises ``ConfigError`` or ``BadRequest``."""
 
     def has_more_room(self, room: int) -> bool:  # noqa: ARG002 - for subclasses
         """Return whether an answer that was cut off may become longer if ``room`` is doubled."""
@@ -67,10 +50,7 @@ class JudgeModel(ABC):
 
     @abstractmethod
     def fall_back(self, form: str, error: QRewardError, reply: Reply | None = None) -> bool:
-        """Return whether a request that failed in the form ``form`` should be sent again in another form.
-
-        ``reply`` is the reply that could not be read, if there was one. If the method returns True, new requests use the other form too.
-        """
+        """Return whether a request that failed in the form ``form`` should be sent again in another form."""
 
     @abstractmethod
     def parse(self, answer: Any) -> Reply: ...
@@ -80,10 +60,7 @@ class JudgeModel(ABC):
         """Return the vote of a reply. Raises ``Unreadable`` and ``ScoreFunctionError``."""
 
     def divided(self, inputs: Any, error: QRewardError) -> Sequence[Any]:  # noqa: ARG002 - for subclasses
-        """Return the parts into which a failed request is divided; empty if it cannot be divided.
-
-        The parts are sent one after the other.
-        """
+        """Return the parts into which a failed request is divided; empty if it cannot be divided."""
         return ()
 
     def joined(self, replies: Sequence[Reply]) -> Reply:

@@ -26,15 +26,7 @@ Limits = tuple[int, ...]
 
 
 class Builders:
-    """Makes the request builders of one judge, and keeps them. A builder is made on first use.
-
-    ``given`` has ``prompt``, ``pair_prompt``, ``verdict``, ``score`` and the form ``pair_answer`` of the judge. Raises ``ConfigError`` if a
-    setting is invalid, or does not fit the method or the rubric.
-
-    Attributes:
-        autos: name of a model -> the record of whether the model answers with probabilities, for the method ``auto``.
-        written: the limits of a judge whose models all answer in writing: 0 for each model.
-    """
+    """Makes the request builders of one judge, and keeps them. A builder is made on first use."""
 
     def __init__(
         self,

@@ -1,9 +1,4 @@
-"""A persistent cache of models' answers in a SQLite file. Any number of processes may share one file.
-
-The cache stores the text of an answer, which is parsed again, and the fingerprint of the weights that wrote it. Answers are returned if an
-endpoint has sent their fingerprint last. The text of a decision is JSON: the confidence, the label mass and the probabilities for each
-question. SQLite runs in a thread of its own. docs/design/judging.md has the reasons.
-"""
+"""A persistent cache of models' answers in a SQLite file. Any number of processes may share one file."""
 
 from __future__ import annotations
 
@@ -46,15 +41,7 @@ _TABLES = (
 
 
 class CacheEntry(NamedTuple):
-    """Holds an answer to store, and the endpoint that sent the answer.
-
-    Attributes:
-        model: name of the model in the cache, including the namespace.
-        endpoint: name of the endpoint.
-        reply: the answer.
-        key: digest of the request. None for an answer that could not be parsed. The text of such an answer is not stored, but the file
-            records that the endpoint has the weights that wrote the answer.
-    """
+    """Holds an answer to store, and the endpoint that sent the answer."""
 
     model: str
     endpoint: str
@@ -79,12 +66,7 @@ CHUNK = 64
 
 
 class Cache:
-    """Stores answers in a file, and looks them up.
-
-    Args:
-        path: path of the file. The file is created on first use. The directory of the file must exist.
-        most: the maximum number of answers in the file. The oldest answers are deleted first.
-    """
+    """Stores answers in a file, and looks them up."""
 
     def __init__(self, path: str | Path, most: int = MOST) -> None:
         self._path, self._most = str(path), most

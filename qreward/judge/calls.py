@@ -31,24 +31,7 @@ class Again(NamedTuple):
 
 
 class JudgeCall(NamedTuple):
-    """Holds one request about an item to one judge model.
-
-    Attributes:
-        judge_model: the question to a judge model.
-        inputs: the input: the messages, or the input and the questions of a decision.
-        key: digest of the request without its headers, and of the form of the verdict. Calls with equal keys can share an answer.
-        sample: number of the sample, from 0.
-        swapped: True if the responses of a pair are shown in reverse order. The model's score is then the score of the second response.
-        form: the ``format`` of the model for which the call was made.
-        reasks: how often the request may be sent again after an answer that cannot be read.
-        group: identifies the requests that have a common prefix, for prefix affinity; None if the request has no such group.
-        fallback: the written request that replaces a request for decisions if the model gives no probabilities; None if there is none.
-        answers: number of answers so far.
-        room: the factor by which the limit of tokens is raised.
-        cut: True if an answer was cut off at its limit.
-        grows: False if a server has rejected a raised limit.
-        parts, rest: the replies to the parts of a request that was divided, and the parts that are still to be sent.
-    """
+    """Holds one request about an item to one judge model."""
 
     judge_model: JudgeModel
     inputs: Any

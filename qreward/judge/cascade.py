@@ -1,7 +1,4 @@
-"""``Cascade`` uses several scorers in turn. If a scorer is not sure of an item, the next scorer scores the item.
-
-Each stage is a scorer of any kind. This module uses only the interface of scorers. It does not depend on prompts or requests.
-"""
+"""``Cascade`` uses several scorers in turn. If a scorer is not sure of an item, the next scorer scores the item."""
 
 from __future__ import annotations
 

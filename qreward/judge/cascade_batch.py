@@ -29,13 +29,7 @@ the time of the batch is over."""
 
 
 class Stage(NamedTuple):
-    """Holds one scorer of a cascade, and decides whether its verdicts and errors are final.
-
-    Attributes:
-        min_confidence: minimum confidence of a final verdict. None for the last stage, because all its verdicts are final.
-        confidence: a function whose result replaces the confidence of a verdict, or None.
-        share: share (0 to 1) of the time limit of an item that the stage may use.
-    """
+    """Holds one scorer of a cascade, and decides whether its verdicts and errors are final."""
 
     name: str
     scorer: Scorer
@@ -72,13 +66,7 @@ class Stage(NamedTuple):
 
 
 class Earlier(NamedTuple):
-    """What an earlier stage, which failed or was not sure, has spent on an item.
-
-    Attributes:
-        note: what is said of the stage in the error of the item, if the stage failed; otherwise ``""``.
-        cached: True if the stage sent no request.
-        result: the result of the stage in a batch; None in a single call.
-    """
+    """What an earlier stage, which failed or was not sure, has spent on an item."""
 
     note: str
     usage: Usage | None
@@ -126,11 +114,7 @@ class _Sized:
 
 
 class CascadeBatch:
-    """Scores the items of one batch.
-
-    ``limit`` is the number of seconds for an item; None for no limit; ``DEFAULT`` for the default of each stage. ``count`` is called with
-    the name of the stage that decided an item. Raises ``ConfigError`` for an invalid option.
-    """
+    """Scores the items of one batch."""
 
     def __init__(
         self,

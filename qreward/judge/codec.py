@@ -1,7 +1,4 @@
-"""The codec of a judge. It encodes requests for written verdicts, recognises a rejected response format, and reads answers.
-
-This module must not import modules that build prompts or parse verdicts.
-"""
+"""The codec of a judge. It encodes requests for written verdicts, recognises a rejected response format, and reads answers."""
 
 from __future__ import annotations
 
@@ -44,10 +41,7 @@ class JudgeCodec(ChatCodec):
         return super().encode(call, model)
 
     def takes(self, ending: str) -> bool:
-        """Return False for an answer that the server aborted, so that the engine retries the request.
-
-        Other incomplete answers are accepted here. The judge does not parse them and sends the request again.
-        """
+        """Return False for an answer that the server aborted, so that the engine retries the request."""
         return ending not in ABORTED
 
 
@@ -62,15 +56,7 @@ JUDGE = JudgeCodec()
 
 
 class ModelReply(NamedTuple):
-    """Holds one written answer.
-
-    Attributes:
-        text: the content of the answer.
-        reasoning: the reasoning that the server returned separately, or ``""``.
-        refusal: the refusal message of a model that declined, or ``""``.
-        ending: the ``finish_reason``; None if the server sent no ``finish_reason``.
-        fingerprint: identifies the weights that wrote the answer; see :func:`fingerprint_of`.
-    """
+    """Holds one written answer."""
 
     text: str
     reasoning: str = ""
@@ -85,11 +71,7 @@ class ModelReply(NamedTuple):
 
 
 class DecidedReply:
-    """Holds the decisions in one response. A ``DecidedReply`` also has the attributes of :class:`ModelReply`.
-
-    Attributes:
-        table: the answers to the questions.
-    """
+    """Holds the decisions in one response. A ``DecidedReply`` also has the attributes of :class:`ModelReply`."""
 
     __slots__ = ("fingerprint", "table")
     reasoning = refusal = ""

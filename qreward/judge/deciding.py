@@ -1,8 +1,4 @@
-"""Ask a model for decisions: the answer to a question is a probability for every option, and the score is the expected value.
-
-An answer without probabilities for a question is an error. The *label mass* of an answer is the total probability of all options. This
-module does not parse text that a model wrote.
-"""
+"""Ask a model for decisions: the answer to a question is a probability for every option, and the score is the expected value."""
 
 from __future__ import annotations
 
@@ -41,14 +37,7 @@ WRITING_ONLY = frozenset({
 
 @dataclass(frozen=True)
 class SingleQuestion:
-    """Holds the only question of a judge without a rubric.
-
-    Attributes:
-        question: the question.
-        rewards: the reward of each option.
-        names: name of each option in the distribution of a vote. For a pair, ``first`` and ``second`` are the places of the responses in
-            the input. If the order is not swapped, the prompt shows ``first`` as A.
-    """
+    """Holds the only question of a judge without a rubric."""
 
     question: Question
     rewards: tuple[float, ...]
@@ -56,12 +45,8 @@ class SingleQuestion:
 
 
 class AutoMethod:
-    """Records whether a model answers with probabilities, for the method ``auto``. The first answer of the model counts for all questions.
-
-    Attributes:
-        works: True after an answer with probabilities.
-        given_up: True after an answer without probabilities. The model is then asked to write.
-    """
+    """Records whether a model answers with probabilities, for the method ``auto``. The first answer of the model counts for all
+    questions."""
 
     def __init__(self, model: str) -> None:
         self._model, self.works, self.given_up = model, False, False
@@ -74,16 +59,7 @@ class AutoMethod:
 
 
 class DecidingModel(JudgeModel):
-    """Makes one request for decisions to one model, and reads the answer. The request has one question, or criteria of a rubric.
-
-    Args:
-        subject: the question, or the criteria.
-        decide: the codec of the client's decisions.
-        auto: for the method ``auto``, records whether the model answers with probabilities. None for the method ``decide``.
-
-    Raises:
-        ConfigError: the parameters cannot be sent.
-    """
+    """Makes one request for decisions to one model, and reads the answer. The request has one question, or criteria of a rubric."""
 
     reasks = 0  # the same questions would have the same answers
     question = ""
@@ -202,17 +178,7 @@ MOST_SCORES = 20
 
 
 def question_of(verdict: type[Any], scale: tuple[float, float], bounds: tuple[float, float] | None, *, built_in: bool) -> SingleQuestion:
-    """Return the question that asks for a verdict.
-
-    Args:
-        verdict: ``ScoreVerdict`` or ``YesNoVerdict``.
-        scale: lowest and highest score.
-        bounds: lowest and highest reward; None leaves scores unchanged.
-        built_in: True if the judge has the built-in prompt. A prompt of the user asks the question itself.
-
-    Raises:
-        ConfigError: a decision cannot give a verdict of this form or on this scale.
-    """
+    """Return the question that asks for a verdict."""
     if verdict is YesNoVerdict:
         low, high = bounds or (0.0, 1.0)
         text = "The candidate answer is a good answer to the task." if built_in else "The verdict on what is asked above is yes."
@@ -238,15 +204,7 @@ def question_of(verdict: type[Any], scale: tuple[float, float], bounds: tuple[fl
 
 
 def _between(subject: str, numbers: tuple[str, ...], *, numbered: bool) -> Question:
-    """Return the question that asks for one of several numbers.
-
-    Servers number the levels of a ``Score`` from 0, and the model answers with the number of a level. With the names 1 to 5, the answer 4
-    would therefore count as the level that is named 5. So the levels are named 0, 1, ..., or the question is a ``Choice``, whose options
-    have letters.
-
-    Args:
-        numbered: True if the prompt names no other numbers, so that the levels may be named from 0.
-    """
+    """Return the question that asks for one of several numbers."""
     if not numbered or len(numbers) > LEVELS:
         return Choice(f"{subject} {numbers[0]} is the lowest score, {numbers[-1]} the highest.", numbers)
     places = tuple(map(str, range(len(numbers))))

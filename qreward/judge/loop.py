@@ -1,10 +1,4 @@
-"""The calls of a judge: equal calls are sent once, and an item that is decided waits for no further call.
-
-``JudgeCall`` and ``evaluate`` (see ``calls``) say what is sent, and what follows from an answer: the call is done, or another call is sent.
-An item waits for one ``Flight`` for each of its calls. The caller of the item, a single call or a batch, sends the flight and receives its
-outcomes. When this caller stops waiting, the caller of another waiting item takes over; when no item waits, the request is cancelled. All
-objects belong to one event loop.
-"""
+"""The calls of a judge: equal calls are sent once, and an item that is decided waits for no further call."""
 
 from __future__ import annotations
 
@@ -56,22 +50,7 @@ class Caller(Protocol):
 
 
 class ItemCalls:
-    """Holds an item and the outcomes of its calls.
-
-    Args:
-        calls: the calls, or the exception that was raised while they were made.
-        decide: see ``Decide``.
-        extra: the fields of the item that its result returns.
-
-    Attributes:
-        outcomes: outcome of each call; None while the call is pending.
-        born, begun, until: when the item arrived; when its first request was sent, or None; and its deadline, inf if it is not known yet.
-            All are seconds on the engine's clock.
-        inflight: index in ``calls`` -> the flight.
-        done: True if the item has its outcome, or no caller waits for it.
-        sent, usage, trail, endpoint, answered: whether a flight was charged to this item, and the tokens, failed attempts, last endpoint
-            and last successful attempt of these flights. A shared flight is charged to one item only.
-    """
+    """Holds an item and the outcomes of its calls."""
 
     __slots__ = (
         "answered", "begun", "born", "caller", "calls", "decide", "done", "endpoint", "extra", "index", "inflight", "outcomes", "sent",
@@ -210,15 +189,7 @@ class CallTask(Task):
 
 
 class Flight:
-    """Holds one call until its value or final error, and the items that wait for it. The call may be sent several times.
-
-    Attributes:
-        call: the call to send next.
-        caller: sends the call, and receives the outcomes of its tasks.
-        waiters: the waiting items, each with the index of the call in the item. The flight is charged to the first item.
-        task: the task that is queued or being sent; None if there is none at the moment.
-        usage, trail, endpoint, answered: as in ``ItemCalls``.
-    """
+    """Holds one call until its value or final error, and the items that wait for it. The call may be sent several times."""
 
     __slots__ = ("_key", "answered", "call", "caller", "endpoint", "pool", "task", "trail", "usage", "waiters")
 
@@ -392,15 +363,7 @@ class SingleItem(Waiter):
 
 
 class ItemBatch(BatchWaiter):
-    """Sends the calls of many items. See :class:`BatchWaiter` for the other arguments.
-
-    Args:
-        prepare: makes an ``ItemCalls`` from an item of the input. It does not raise.
-        answer_of: makes the answer of a result from an item and its value.
-        per_model: model -> the largest number of calls to it for one item.
-        size: number of items, if it is known.
-        waited: seconds of the deadline that have passed already.
-    """
+    """Sends the calls of many items. See :class:`BatchWaiter` for the other arguments."""
 
     _read_at_once = 1
 

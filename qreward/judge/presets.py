@@ -1,7 +1,4 @@
-"""Known prompts of judges, with the form and the scale of their answers.
-
-The facts are those of the benchmarks: what is shown, the form, the scale, what a tie is. The words are our own.
-"""
+"""Known prompts of judges, with the form and the scale of their answers."""
 
 from __future__ import annotations
 

@@ -51,17 +51,7 @@ def extra_of(item: object, names: Sequence[str] = POINT_NAMES) -> Mapping[str, A
 
 
 class ItemPrompt:
-    """Makes the messages for an item from the prompt of a judge, and adds questions to the messages.
-
-    Args:
-        prompt: the user's prompt; None for the built-in prompt.
-        apart: True if the built-in prompt leaves out the question, because each request adds its own question.
-        shows: True if the prompt itself says how to answer.
-
-    Attributes:
-        names: names of the fields of an item.
-        has_place: True if the template contains ``{answer_form}``.
-    """
+    """Makes the messages for an item from the prompt of a judge, and adds questions to the messages."""
 
     def __init__(self, prompt: object, config: JudgeConfig, *, pairs: bool, apart: bool, shows: bool = False) -> None:
         self.pairs, self.names = pairs, PAIR_NAMES if pairs else POINT_NAMES
@@ -98,21 +88,7 @@ class ModelQuestions(NamedTuple):
 
 
 class RequestBuilder:
-    """Builds the requests of one judge, for single responses or for pairs.
-
-    Args:
-        models: the prompt and the questions for each model. Either all prompts are for single responses, or all are for pairs.
-        samples: requests per question.
-        decide: aggregates the outcomes of all requests of an item. The outcomes are sorted by model, then by sample, then by question, then
-            by the order of a pair.
-        fallback: builds the written requests that replace requests for decisions, for models that give no probabilities. None if no model
-            needs such written requests.
-        calibrate: maps the score of a single response to its calibrated score. None leaves scores unchanged.
-
-    Attributes:
-        per_model: model -> requests per item.
-        decide: aggregates the outcomes of all requests of an item.
-    """
+    """Builds the requests of one judge, for single responses or for pairs."""
 
     def __init__(
         self,
@@ -138,10 +114,7 @@ class RequestBuilder:
             return ItemCalls(error, self.decide, extra)
 
     def requests(self, fields: Mapping[str, Any], *, extra: bool = False) -> list[JudgeCall]:
-        """Make the calls for an item. ``extra`` allows fields that no template names.
-
-        Raises ``ConfigError`` for a field that is missing or not allowed, and ``BadRequest`` for an invalid message.
-        """
+        """Make the calls for an item. ``extra`` allows fields that no template names."""
         group = tuple(map(_digest, (fields.get("prompt"), fields))) if self._grouped else None
         orders = [fields, {**fields, "first": fields["second"], "second": fields["first"]}] if self._pairs else [fields]
         found: list[JudgeCall] = []

@@ -1,7 +1,4 @@
-"""``VerdictParser``: describes to a judge how to answer, and converts an answer into a reward.
-
-``judge.parsing`` parses the text of an answer. This module adds the scale, the range and the user's score function.
-"""
+"""``VerdictParser``: describes to a judge how to answer, and converts an answer into a reward."""
 
 from __future__ import annotations
 
@@ -39,17 +36,7 @@ class ScoreFunctionError(Exception):
 
 
 class VerdictParser:
-    """Parses an answer into a verdict and its reward.
-
-    Args:
-        model: the pydantic model of an answer.
-        form: the form of an answer.
-        scale, range, score: see :class:`~qreward.judge.judge.Judge`. Without a score function, a number is mapped from ``scale`` to
-            ``range``. A bool, or the ``score`` property of a model, is mapped from 0..1 to ``range``.
-
-    Raises:
-        ConfigError: the model has no score, or the scale or range is invalid.
-    """
+    """Parses an answer into a verdict and its reward."""
 
     def __init__(
         self,

@@ -38,12 +38,7 @@ FORMATS: tuple[ResponseFormat, ...] = ("json_schema", "json_object", "none")
 
 class AnswerFormat:
     """Holds the response format that the servers of a model accept, for all questions to the model. With ``auto``, new requests use the
-    next of ``FORMATS`` when a server rejects a format.
-
-    Attributes:
-        format: the format of new requests.
-        written: the formats in which the model has written an answer.
-    """
+    next of ``FORMATS`` when a server rejects a format."""
 
     def __init__(self, config: JudgeConfig) -> None:
         self.is_auto = config.response_format == "auto"
@@ -57,16 +52,7 @@ class AnswerFormat:
 
 
 class WritingModel(JudgeModel):
-    """Asks one model a question that the model answers in writing.
-
-    Args:
-        form: the response format, shared by all questions to the model.
-        about: the criterion that the question asks about, or the rubric for a comparison by all criteria; None without a rubric.
-        told: False if only the user's prompt says how to answer.
-
-    Raises:
-        ConfigError: the parameters cannot be sent.
-    """
+    """Asks one model a question that the model answers in writing."""
 
     def __init__(
         self,
@@ -124,11 +110,7 @@ class WritingModel(JudgeModel):
         return any(limit * room < MOST_TOKENS for limit in self._limits.values())
 
     def fall_back(self, form: str, error: QRewardError, reply: Reply | None = None) -> bool:
-        """Return whether a server rejected this format, so that the request must be sent again. New requests then use the next format.
-
-        Some servers that cannot follow a format do not reject it, but answer with an empty text. An empty text counts as a rejection unless
-        the model has written an answer in this format before.
-        """
+        """Return whether a server rejected this format, so that the request must be sent again. New requests then use the next format."""
         said = reply is None or reply.text.strip() or reply.reasoning or reply.refusal or not reply.whole
         empty = not said and form not in self._form.written
         if not self._form.is_auto or form == FORMATS[-1] or not (empty or refuses_format(error, self.model)):
@@ -158,11 +140,7 @@ class WritingModel(JudgeModel):
         return Vote(score, verdict, reply.text, self.model, criteria=CriterionResults({each.name: result}))
 
     def repeated(self, inputs: Messages, reply: Reply, reason: str) -> Messages:
-        """Return the messages of the next request, after an answer that could not be read.
-
-        The conversation continues with the answer and the reason for the rejection. If the answer is empty, refused or incomplete, there is
-        nothing to correct, and the original messages are sent again with a note.
-        """
+        """Return the messages of the next request, after an answer that could not be read."""
         reason, form = reason.rstrip("."), self._again
         if reply.whole and not reply.refusal and reply.text.strip():
             note = f"This answer cannot be read: {reason}. Give your verdict again. {form}"

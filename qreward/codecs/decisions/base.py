@@ -1,8 +1,4 @@
-"""The base of all dialects of decisions: the input of a call, the encoding of the input, and checks of the numbers in answers.
-
-A dialect is the form in which one API takes questions and returns answers. In code, a dialect is a ``Codec``. The ``inputs`` of its calls
-are a ``DecisionInput``.
-"""
+"""The base of all dialects of decisions: the input of a call, the encoding of the input, and checks of the numbers in answers."""
 
 from __future__ import annotations
 
@@ -51,10 +47,7 @@ _EXAMPLE = "[{'role': 'user', 'content': '...'}]"
 
 
 class DecisionInput(NamedTuple):
-    """Holds the input of a call and the questions about the input. The input is a text, or a list of messages whose content is text.
-
-    An answer whose label mass is below ``min_label_mass`` (0 to 1) is an error.
-    """
+    """Holds the input of a call and the questions about the input. The input is a text, or a list of messages whose content is text."""
 
     input: str | list[dict[str, str]]
     questions: tuple[Question, ...]
@@ -106,20 +99,7 @@ class _EncodedQuestions(msgspec.Struct):
 
 class Dialect(ABC):
     """Encodes requests for decisions to one kind of API, and decodes the answers. Subclasses set the attributes, write questions and read
-    answers.
-
-    Attributes:
-        name: value of ``Endpoint.decisions``.
-        path: path of the API.
-        native: False if ``path`` is relative to the endpoint's ``base_url``; True if ``path`` is relative to the root of the server.
-        most_questions: maximum number of questions in a request.
-        most_options: maximum number of options of a ``Choice``.
-        types: the types of questions that the API takes, with their names in requests and answers.
-        input_member: name of the body's member with the input.
-        questions_member: name of the body's member with the questions.
-        reserved: names that no parameter of a call may have, because the dialect itself writes members with these names.
-        extra: further members of the body. A parameter of the caller replaces the member with the same name.
-    """
+    answers."""
 
     name: str
     path: str
@@ -146,17 +126,11 @@ class Dialect(ABC):
 
     @abstractmethod
     def rows(self, document: dict[str, Any], count: int) -> Sequence[Any]:
-        """Return the part of a response for each question, in the order of the questions. ``count`` is the number of questions.
-
-        Raises ``Malformed``.
-        """
+        """Return the part of a response for each question, in the order of the questions. ``count`` is the number of questions."""
 
     @abstractmethod
     def read(self, question: Question, row: Any) -> FoundAnswer:
-        """Return the answer to a question.
-
-        ``row`` is the part of the response for this question. Raises ``InvalidAnswer`` or ``NoAnswer``.
-        """
+        """Return the answer to a question."""
 
     def encode(self, call: WireRequest, model: str) -> bytes:
         """Return the JSON body. Raises ``BadRequest`` if this dialect cannot ask the questions, or if JSON cannot represent a value."""
@@ -272,12 +246,7 @@ class Dialect(ABC):
 
 def distribution(numbers: Sequence[object], count: int) -> tuple[float, ...]:
     """Return numbers as probabilities whose sum is 1. Raises ``InvalidAnswer`` if the numbers are not a distribution over ``count``
-    options.
-
-    Example:
-        >>> distribution([0.25, 0.74], 2)
-        (0.25252525252525254, 0.7474747474747475)
-    """
+    options."""
     if len(numbers) != count:
         raise InvalidAnswer(f"it has {len(numbers)} probabilities for {count} options")
     return normalised([probability(number) for number in numbers])
@@ -292,10 +261,7 @@ def normalised(numbers: Sequence[float]) -> tuple[float, ...]:
 
 
 def probability(number: object, rounding: float = _ROUNDING) -> float:
-    """Return a number from 0 to 1. A number that is outside by at most ``rounding`` becomes 0 or 1.
-
-    Raises ``InvalidAnswer`` for any other value.
-    """
+    """Return a number from 0 to 1. A number that is outside by at most ``rounding`` becomes 0 or 1."""
     if type(number) is float and 0.0 <= number <= 1.0:
         return number
     if type(number) is not float and type(number) is not int:
@@ -306,10 +272,7 @@ def probability(number: object, rounding: float = _ROUNDING) -> float:
 
 
 def mass(number: object) -> float | None:
-    """Return a number as a label mass, which is the total probability of all labels; None for None.
-
-    Raises ``InvalidAnswer`` if the number is not a probability.
-    """
+    """Return a number as a label mass, which is the total probability of all labels; None for None."""
     return None if number is None else probability(number, _MASS_ROUNDING)
 
 
@@ -321,10 +284,7 @@ def member(row: object, name: str) -> Any:
 
 
 def valid_input(inputs: Any) -> DecisionInput:
-    """Return checked input and questions. Raises ``BadRequest`` or ``ConfigError``, which say what to change.
-
-    The questions in a ``DecisionInput`` are not checked again.
-    """
+    """Return checked input and questions. Raises ``BadRequest`` or ``ConfigError``, which say what to change."""
     checked = inputs if isinstance(inputs, DecisionInput) else DecisionInput(inputs[0], check_questions(inputs[1]))
     given: object = checked.input
     if isinstance(given, str):

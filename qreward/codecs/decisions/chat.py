@@ -1,8 +1,4 @@
-"""The dialects that ask about the next token: ``chat`` and ``generative_scoring``.
-
-``chat`` is a decision of any chat model, from the log probabilities of the first token of its answer. ``generative_scoring`` is vLLM's
-``POST /generative_scoring``, which takes only ``YesNo`` questions.
-"""
+"""The dialects that ask about the next token: ``chat`` and ``generative_scoring``."""
 
 from __future__ import annotations
 
@@ -45,18 +41,8 @@ _THINKING = frozenset({"vllm", "sglang"})  # kinds of endpoints whose chat templ
 
 
 class ChatDialect(Dialect):
-    """Asks for decisions with ``POST /chat/completions`` and ``logprobs``.
-
-    A request has one question. The question comes after the input, so that the requests about one input have a common prefix. The
-    temperature is 1, because SGLang divides the logits by the temperature before it computes log probabilities
-    (``srt/layers/sampler.py``).
-
-    Args:
-        extra: further members of the body.
-        top: number of the most probable first tokens whose log probabilities are requested.
-        ids: label -> ids of the tokens that spell it. If all labels of a question have ids, the log probabilities of these tokens are
-            requested instead, with vLLM's parameter ``logprob_token_ids``. Then no label is missing, however improbable it is.
-    """
+    """Asks with ``POST /chat/completions`` and ``logprobs``. The question comes after the input, so that requests share a prefix. The
+    temperature is 1, because SGLang divides the logits by it before it computes log probabilities (``srt/layers/sampler.py``)."""
 
     name = "chat"
     path = "/chat/completions"
@@ -157,10 +143,7 @@ def label_ids(body: bytes) -> dict[str, list[int]]:
 
 
 def _messages(inputs: DecisionInput) -> list[dict[str, str]]:
-    """Return the messages of the request: one user message with the input and the question.
-
-    If the input begins with a system message and has further messages, the system message comes first, as a message of its own.
-    """
+    """Return the messages of the request: one user message with the input and the question."""
     given, question = inputs.input, asked(inputs.questions[0])
     if isinstance(given, str):
         return [{"role": "user", "content": f"{given}\n\n{question}"}]
@@ -186,14 +169,7 @@ def _tokens(choice: dict[str, Any]) -> list[tuple[str, float]]:
 
 
 class GenerativeScoringDialect(Dialect):
-    """Sends ``YesNo`` questions as items of one query. The server compares the probabilities that the next token is yes or no.
-
-    The server applies no chat template: the model continues a text that ends with ``Answer:``. A text that is too long for the model is
-    truncated without an error.
-
-    Args:
-        labels: the ids of the tokens for yes and no, from ``Endpoint(decision_labels=(yes, no))``.
-    """
+    """Sends ``YesNo`` questions as items of one query. The server compares the probabilities that the next token is yes or no."""
 
     name = "generative_scoring"
     path = "/generative_scoring"

@@ -1,9 +1,4 @@
-"""The dialects ``sglang`` and ``systemone``: answers are mapped by the id of a question, and probabilities by the name of an option.
-
-``sglang`` is ``POST /decisions`` as SGLang 0.5.23 serves it (``entrypoints/openai/serving_decisions.py``); only its path is that of OpenAI.
-``systemone`` is ``POST /systemone``, the System One API 0.2.0, as vLLM 0.33 and SGLang 0.5.23 serve it. If an input is too long for a
-checkpoint that was trained for decisions, both servers truncate the input without an error.
-"""
+"""The dialects ``sglang`` and ``systemone``: answers are mapped by the id of a question, and probabilities by the name of an option."""
 
 from __future__ import annotations
 

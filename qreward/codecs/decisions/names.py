@@ -32,12 +32,7 @@ ALL_SPELLINGS = "\n".join(token for token in SPELLINGS if token.isascii())
 
 
 def labels_of(question: Question) -> tuple[str, ...]:
-    """Return the label of each option in a prompt: yes or no, the number of a level, or a letter.
-
-    Example:
-        >>> labels_of(YesNo("It is right.")), labels_of(Score("Clear?", levels=["no", "fairly", "very"]))
-        (('yes', 'no'), ('0', '1', '2'))
-    """
+    """Return the label of each option in a prompt: yes or no, the number of a level, or a letter."""
     return _LABELS[type(question)][: len(question.options)]
 
 
@@ -48,12 +43,7 @@ def names_of(question: Question) -> tuple[str, ...]:
 
 def unique_names(options: Sequence[str | bool]) -> list[str]:
     """Return a name for each option. A name is one line. The names differ by more than upper and lower case, because some APIs require
-    this.
-
-    Example:
-        >>> unique_names([True, "true", "two\\nlines"])
-        ['true', 'true (2)', 'two lines']
-    """
+    this."""
     names: list[str] = []
     seen: set[str] = set()
     for option in options:
@@ -69,25 +59,12 @@ def unique_names(options: Sequence[str | bool]) -> list[str]:
 
 
 def described(name: str, description: str) -> str:
-    """Return the text of an option, with the description if the option has a description.
-
-    Example:
-        >>> described("calm", "factual and polite"), described("rude", "")
-        ('calm: factual and polite', 'rude')
-    """
+    """Return the text of an option, with the description if the option has a description."""
     return f"{name}: {description}" if description else name
 
 
 def asked(question: Question) -> str:
-    """Return the text of a question for a model: the question, a line per option with its label, and how to reply.
-
-    Example:
-        >>> print(asked(Choice("Tone?", choices={"calm": "factual", "rude": ""})))
-        Question: Tone?
-        A: calm: factual
-        B: rude
-        Reply with the letter of one option, and nothing else.
-    """
+    """Return the text of a question for a model: the question, a line per option with its label, and how to reply."""
     options = list(zip(labels_of(question), unique_names(question.options), question.descriptions, strict=True))
     if isinstance(question, YesNo):
         lines = [f"{label}: {description}" for label, _, description in options if description]
@@ -97,12 +74,7 @@ def asked(question: Question) -> str:
 
 
 def as_text(messages: Sequence[Mapping[str, str]]) -> str:
-    """Return messages as one text, for APIs that take no conversation. A single message is returned without its role.
-
-    Example:
-        >>> as_text([{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}])
-        'user: 2 + 2?\\n\\nassistant: 4'
-    """
+    """Return messages as one text, for APIs that take no conversation. A single message is returned without its role."""
     if len(messages) == 1:
         return messages[0]["content"]
     return "\n\n".join(f"{message['role']}: {message['content']}" for message in messages)

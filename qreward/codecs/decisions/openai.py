@@ -1,7 +1,4 @@
-"""The dialects ``openai`` and ``vllm``: ``POST /decisions``, as OpenAI defined it and as vLLM serves it.
-
-vLLM refuses unknown members, takes fewer questions and options than OpenAI, and takes the input as one text.
-"""
+"""The dialects ``openai`` and ``vllm``: ``POST /decisions``, as OpenAI defined it and as vLLM serves it."""
 
 from __future__ import annotations
 
@@ -107,10 +104,7 @@ class OpenAIDialect(Dialect):
         return super().decode(body, call)
 
     def _usual(self, questions: tuple[Question, ...], rows: Sequence[_Predicate | _Score | _Choice], least: float) -> AnswerTable:
-        """Return the answers of a response in the documented form.
-
-        Raises ``InvalidAnswer`` without a message for any other form, and for a label mass below ``least``.
-        """
+        """Return the answers of a response in the documented form."""
         numbers: list[float] = []
         masses: list[float | None] = []
         confidences: list[float] = []
@@ -191,12 +185,7 @@ def _numbers_of(question: Question, row: _Score | _Choice) -> Sequence[float]:
 
 
 class VLLMDialect(OpenAIDialect):
-    """Asks for decisions as vLLM 0.33 serves them (``entrypoints/openai/decisions``).
-
-    Args:
-        is_vllm: True if the settings of the endpoint say that it is vLLM, whose ``confidence`` is the highest probability times the label
-            mass. Another server that takes the same requests may mean another number, so that the label mass is unknown.
-    """
+    """Asks for decisions as vLLM 0.33 serves them (``entrypoints/openai/decisions``)."""
 
     name = "vllm"
     most_questions = 64

@@ -37,14 +37,7 @@ names of models."""
 
 class Decide:
     """Checks decisions, and remembers the dialect of each pair of endpoint and model. ``Decide`` is the codec of a ``WireRequest`` whose
-    ``inputs`` are a ``DecisionInput``.
-
-    Args:
-        learned: function that is called after an error response has shown that an endpoint uses another dialect.
-
-    Attributes:
-        pending: endpoint and model -> a future that has a result when the endpoint was asked which dialect it uses.
-    """
+    ``inputs`` are a ``DecisionInput``."""
 
     name = "decide"
     path = ""
@@ -95,16 +88,7 @@ class Decide:
         return min((self.dialect_at(endpoint, model).most_questions for endpoint in endpoints), default=1)
 
     def next_dialect(self, endpoint: Endpoint, model: str, tried: Sequence[tuple[Dialect, Exception]]) -> Dialect | None:
-        """Return the dialect in which a refused request is sent again; None if it must not be.
-
-        A server that refuses the number of log probabilities is asked for fewer. A server without the path, for example because it was
-        replaced, and one that refuses the body in a dialect that is only assumed, is asked in the other dialects to try.
-
-        Args:
-            endpoint: the endpoint, whose setting ``decisions`` stands.
-            model: the model.
-            tried: the dialects in which the request was sent, with the errors.
-        """
+        """Return the dialect in which a refused request is sent again; None if it must not be."""
         sent, error = tried[-1]
         if isinstance(sent, ChatDialect) and (fewer := sent.after(error)) is not None:
             return fewer

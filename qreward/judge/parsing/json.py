@@ -1,9 +1,4 @@
-"""A lenient JSON parser for the output of models. Common errors are accepted if they have only one possible meaning.
-
-In addition to JSON, the parser accepts trailing commas, single and typographic quotes, ``True``/``False``/``None``, comments, line breaks
-in strings, keys without quotes, and unknown escapes. It rejects an object that is not closed, unescaped quotes, a key with two different
-values, nesting deeper than :data:`DEEPEST`, and any other error. This module does not depend on verdicts.
-"""
+"""A lenient JSON parser for the output of models. Common errors are accepted if they have only one possible meaning."""
 
 from __future__ import annotations
 
@@ -32,11 +27,7 @@ class NotAnObject(ValueError):
 
 
 def object_at(text: str, start: int) -> tuple[dict[str, Any], int]:
-    """Return the members of the object that starts at ``start``, and the index of its end. The time is linear in the length of the text.
-
-    Raises:
-        NotAnObject: the object is not closed, or has an error that is not accepted.
-    """
+    """Return the members of the object that starts at ``start``, and the index of its end. The time is linear in the length of the text."""
     try:
         members, end = _DECODER.raw_decode(text, start)
         if text.count("{", start, end) + text.count("[", start, end) <= DEEPEST:

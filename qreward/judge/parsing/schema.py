@@ -1,12 +1,4 @@
-"""The pydantic model of a verdict: its deciding field, its validation, its JSON schema, and the instruction in the prompt.
-
-The *deciding field* of a model is the field that states the verdict, such as a score.
-
-The strict JSON schema uses only keywords that OpenAI's strict mode, OpenAI's fine-tuned models and guided decoding accept. Every object
-allows only its own members and requires all of them. No keyword limits a value: limits are written into descriptions, and checked when an
-answer is parsed.
-Source: https://platform.openai.com/docs/guides/structured-outputs#supported-schemas
-"""
+"""The pydantic model of a verdict: its deciding field, its validation, its JSON schema, and the instruction in the prompt."""
 
 from __future__ import annotations
 
@@ -119,14 +111,7 @@ docstring would make the cached answers useless."""
 
 
 class FieldKind(NamedTuple):
-    """Describes which values a field allows: numbers, a choice of texts, or neither.
-
-    Attributes:
-        number: True if the field allows numbers.
-        options: spelling -> value of each choice; empty if the field is not a choice of texts.
-        numerals: (number, value in the model) of each choice; empty if the field is not a choice of numbers.
-        limits: lowest and highest number, if the field limits both.
-    """
+    """Describes which values a field allows: numbers, a choice of texts, or neither."""
 
     number: bool = False
     options: Mapping[str, Any] = {}

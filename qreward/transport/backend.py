@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from qreward.codecs.base import WireRequest
 from qreward.codecs.decisions.base import Dialect
-from qreward.codecs.decisions.operation import OTHER_BODY, TIMEOUT, Decide
+from qreward.codecs.decisions.operation import NO_SUCH_PATH, OTHER_BODY, Decide
 from qreward.codecs.rewards.registry import bound
 from qreward.errors import ClientClosed, ConfigError
 from qreward.scheduler.outcome import Answer, Failure, ProbeResult
@@ -51,8 +51,6 @@ class HttpBackend:
                 connection.in_flight += 1  # the usual case of ``_enter``, without a function call
             asked, decide = call, call.codec if isinstance(call.codec, Decide) else None
             refused: list[tuple[Dialect, Failure]] = []
-            if decide is not None and (pending := decide.pending_at(endpoint, call.model)) is not None:
-                await asyncio.wait([asyncio.wrap_future(pending)], timeout=TIMEOUT)  # another event loop, which may stand still, ends it
             while True:
                 call, path, native = bound(asked, endpoint)
                 transport = connection.root_transport() if native else connection.transport
@@ -61,7 +59,7 @@ class HttpBackend:
                     connection_settings.check_call_headers(call.headers, call.model)
                 reply = await transport.post(path, body, connection_settings.call_headers(endpoint, call))
                 outcome = connection.outcome_of(reply, call)
-                if decide is None or (isinstance(outcome, Answer) and not refused and not decide.was_refused(endpoint, call.model)):
+                if decide is None:
                     return outcome
                 following = _after(decide, endpoint, call, outcome, refused)
                 if not isinstance(following, WireRequest):
@@ -170,18 +168,19 @@ class HttpBackend:
 def _after(
     decide: Decide, endpoint: Endpoint, sent: WireRequest, outcome: Answer | Failure, refused: list[tuple[Dialect, Failure]]
 ) -> WireRequest | Answer | Failure:
-    """Return what follows from the outcome of a decision: the request in another dialect, or the outcome of the attempt.
-
-    A refusal is added to ``refused``. If no dialect is left, the outcome is the first refusal if the server has its path, or else the last.
-    """
+    """Return what follows from the outcome of a decision: the request in another dialect, or the outcome of the attempt. A refusal is added
+    to ``refused``. If no dialect is left, the outcome is the first refusal by a server that has the path, or else the last."""
     dialect = cast("Dialect", sent.codec)
+    tried = [(each, failure.error) for each, failure in refused]
     if isinstance(outcome, Answer):
-        decide.answered(endpoint, sent.model, dialect)
+        decide.answered(endpoint, sent.model, dialect, tried)
         return outcome
     refused.append((dialect, outcome))
-    following = decide.next_dialect(endpoint, sent.model, [(each, failure.error) for each, failure in refused])
+    following = decide.next_dialect(endpoint, sent.model, [*tried, (dialect, outcome.error)])
     if following is not None:
         return WireRequest(following, sent.model, sent.inputs, sent.params, sent.headers, sent.group)
-    dialect, failure = refused[0] if getattr(refused[0][1].error, "status_code", None) in OTHER_BODY else refused[-1]
-    failure.error.args = (f"{failure.error}{decide.advice(endpoint, sent.model, dialect, failure.error)}",)
-    return failure
+    bodies = [each for each in refused if getattr(each[1].error, "status_code", None) in OTHER_BODY]
+    if bodies and getattr(outcome.error, "status_code", None) in OTHER_BODY | NO_SUCH_PATH:
+        dialect, outcome = bodies[0]
+    outcome.error.args = (f"{outcome.error}{decide.advice(endpoint, sent.model, dialect, outcome.error)}",)
+    return outcome

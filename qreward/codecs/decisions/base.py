@@ -116,9 +116,9 @@ class Dialect(ABC):
         self._question_cache: dict[int, _EncodedQuestion] = {}
         self._tuple_cache: dict[int, _EncodedQuestions] = {}
 
-    def at(self, endpoint: Endpoint) -> Dialect:  # noqa: ARG002 - for subclasses
-        """Return the variant of this dialect for the settings of an endpoint. By default, return the dialect itself."""
-        return self
+    def variants(self, endpoint: Endpoint) -> Sequence[Dialect]:  # noqa: ARG002 - for subclasses
+        """Return the variants of this dialect to try at an endpoint with these settings, the first one first."""
+        return (self,)
 
     @abstractmethod
     def write(self, question: Question) -> Any:

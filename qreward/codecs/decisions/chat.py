@@ -55,14 +55,8 @@ class ChatDialect(Dialect):
         super().__init__({"logprobs": True, "top_logprobs": top, "temperature": 1.0, **extra})
         self._own, self._top, self._ids = extra, top, ids or {}
 
-    def at(self, endpoint: Endpoint) -> Dialect:
-        return CHAT_WITHOUT_THINKING if endpoint.kind in _THINKING else CHAT_DECISIONS
-
-    def after(self, error: Exception) -> ChatDialect | None:
-        """Return the dialect that asks for fewer log probabilities, if the server refused the number; None after any other error."""
-        if getattr(error, "status_code", None) not in (400, 422) or "logprob" not in str(error).lower():
-            return None
-        return next((ChatDialect(self._own, top) for top in TOPS if top < self._top or self._ids), None)
+    def variants(self, endpoint: Endpoint) -> Sequence[Dialect]:
+        return _WITHOUT_THINKING if endpoint.kind in _THINKING else _CHATS
 
     def exact(self, ids: Mapping[str, Sequence[int]]) -> ChatDialect:
         """Return the dialect that asks for the log probabilities of the labels' tokens."""
@@ -185,8 +179,8 @@ class GenerativeScoringDialect(Dialect):
         super().__init__({"label_token_ids": labels, "apply_softmax": True})
         self.labels = labels
 
-    def at(self, endpoint: Endpoint) -> Dialect:
-        return _with_labels(endpoint.decision_labels)
+    def variants(self, endpoint: Endpoint) -> Sequence[Dialect]:
+        return (_with_labels(endpoint.decision_labels),)
 
     def write(self, question: Question) -> str:
         return f"\n\n{asked(question)}\nAnswer:"
@@ -212,6 +206,6 @@ def _with_labels(labels: tuple[int, int] | None) -> GenerativeScoringDialect:
     return GENERATIVE_SCORING if labels is None else GenerativeScoringDialect(labels)
 
 
-CHAT_DECISIONS = ChatDialect({})
-CHAT_WITHOUT_THINKING = ChatDialect({"chat_template_kwargs": {"enable_thinking": False}})
+_CHATS = CHAT_DECISIONS, *_ = [ChatDialect({}, top) for top in TOPS]
+_WITHOUT_THINKING = CHAT_WITHOUT_THINKING, *_ = [ChatDialect({"chat_template_kwargs": {"enable_thinking": False}}, top) for top in TOPS]
 GENERATIVE_SCORING = GenerativeScoringDialect()

@@ -77,8 +77,8 @@ class SystemOneDialect(SGLangDialect):
         super().__init__()
         self.most_options = most_options
 
-    def at(self, endpoint: Endpoint) -> Dialect:
-        return SYSTEMONE_OF_SGLANG if endpoint.kind == "sglang" else SYSTEMONE
+    def variants(self, endpoint: Endpoint) -> Sequence[Dialect]:
+        return (SYSTEMONE_OF_SGLANG if endpoint.kind == "sglang" else SYSTEMONE,)
 
     def write(self, question: Question) -> dict[str, Any]:
         asked: dict[str, Any] = {"type": self.types[type(question)], "instructions": question.instructions}

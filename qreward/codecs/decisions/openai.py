@@ -195,8 +195,8 @@ class VLLMDialect(OpenAIDialect):
         super().__init__()
         self._is_vllm = is_vllm
 
-    def at(self, endpoint: Endpoint) -> Dialect:
-        return VLLM if "vllm" in (endpoint.kind, endpoint.decisions) else LIKE_VLLM
+    def variants(self, endpoint: Endpoint) -> Sequence[Dialect]:
+        return (VLLM if "vllm" in (endpoint.kind, endpoint.decisions) else LIKE_VLLM,)
 
     def input_of(self, given: str | list[dict[str, str]]) -> Any:
         return Dialect.input_of(self, given)

@@ -7,10 +7,14 @@ from typing import Any, NamedTuple
 from qreward.codecs.base import WireRequest
 from qreward.codecs.finish_reason import LENGTH
 from qreward.errors import BadRequest, InvalidResponse, QRewardError
-from qreward.judge.asking import JudgeModel
 from qreward.judge.codec import Reply
+from qreward.judge.deciding import DecidingModel, halves, joined
 from qreward.judge.parsing import Unreadable
 from qreward.judge.verdict_parser import ScoreFunctionError
+from qreward.judge.writing import WritingModel
+
+JudgeModel = WritingModel | DecidingModel
+"""One question to one model: it makes the requests, and reads the answers."""
 
 
 class Done(NamedTuple):
@@ -79,7 +83,7 @@ def evaluate(call: JudgeCall, answer: Any) -> Done | Again:
         parts = (*call.parts, reply)
         return Again(call._replace(answers=call.answers + 1, parts=parts, inputs=call.rest[0], rest=call.rest[1:]), reply=reply)
     if call.parts:
-        reply = model.joined([*call.parts, reply])
+        reply = joined([*call.parts, reply])
     if call.fallback is not None and not model.format:
         return Again(call, reply=reply)  # the model now writes, and all answers to one item must be of one kind
     try:
@@ -96,7 +100,7 @@ def evaluate(call: JudgeCall, answer: Any) -> Done | Again:
 def _failed(call: JudgeCall, error: QRewardError) -> Done | Again:
     if _falls_back(call, error):
         return Again(call, error)
-    if parts := call.judge_model.divided(call.inputs, error):
+    if parts := halves(call.inputs, error):
         return Again(call._replace(inputs=parts[0], rest=(*parts[1:], *call.rest)), error)
     if call.room > 1 and isinstance(error, BadRequest):  # the server rejects the raised limit
         return Again(call._replace(room=1, cut=True, grows=False), error)
@@ -106,12 +110,12 @@ def _failed(call: JudgeCall, error: QRewardError) -> Done | Again:
 def _unread(call: JudgeCall, reply: Reply, reason: str, answer: Any) -> Done | Again:
     model, usage, is_cut = call.judge_model, answer.usage, reply.ending == LENGTH
     record = f"{reason}{'' if usage is None or usage.total_tokens is None else f' ({usage.total_tokens} tokens)'}"
-    grows = is_cut and call.grows and model.has_more_room(call.room)
+    grows = is_cut and call.grows and isinstance(model, WritingModel) and model.has_more_room(call.room)
     times = "" if call.answers == 1 else f" in {call.answers} answers"
     error = _about(call, InvalidResponse(model.without_verdict(reply, reason, times), model=model.model))
     if _falls_back(call, error, reply):
         return Again(call, error, reply, record)
-    if call.reasks <= 0 or (is_cut and call.cut and not grows):
+    if call.reasks <= 0 or isinstance(model, DecidingModel) or (is_cut and call.cut and not grows):
         return Done(error, reply, record)
     inputs, room = model.repeated(call.inputs, reply, reason), call.room * (2 if grows else 1)
     return Again(call._replace(inputs=inputs, reasks=call.reasks - 1, room=room, cut=call.cut or is_cut), error, reply, record)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from functools import lru_cache
@@ -18,6 +19,18 @@ from qreward.errors import BadRequest, QRewardError
 
 LOG = logging.getLogger("qreward")
 
+_ENCODER = msgspec.json.Encoder()
+_KEYS = msgspec.json.Encoder(enc_hook=repr)
+
+
+def encoded(value: object) -> bytes:
+    """Return a value as JSON, for use in a key. A lone surrogate is escaped, because UTF-8 cannot encode it."""
+    try:
+        return _KEYS.encode(value)
+    except UnicodeEncodeError:
+        return json.dumps(msgspec.to_builtins(value, enc_hook=repr), default=repr).encode()
+
+
 _ABOUT_FORM = re.compile(r"(?i)response.?format|json.?schema|json.?object|guided|structured.?output|grammar|xgrammar|outlines")
 
 
@@ -33,23 +46,18 @@ class JudgeCodec(ChatCodec):
 
     def encode(self, call: WireRequest, model: str) -> bytes:
         """Return the JSON body. Raises ``BadRequest`` for values that JSON cannot represent."""
-        if all(_is_text(message) for message in call.inputs):
-            try:
-                return _ENCODER.encode({"model": model, "messages": call.inputs, **call.params})
-            except (TypeError, ValueError):
-                pass  # lone surrogates in a text, or objects in the parameters: the slower encoder handles them
-        return super().encode(call, model)
+        for message in call.inputs:
+            for value in message.values():
+                if type(value) is not str:
+                    return super().encode(call, model)
+        try:
+            return _ENCODER.encode({"model": model, "messages": call.inputs, **call.params})
+        except (TypeError, ValueError):  # lone surrogates in a text, or objects in the parameters
+            return super().encode(call, model)
 
     def takes(self, ending: str) -> bool:
         """Return False for an answer that the server aborted, so that the engine retries the request."""
         return ending not in ABORTED
-
-
-_ENCODER = msgspec.json.Encoder()
-
-
-def _is_text(message: Any) -> bool:
-    return all(type(value) is str for value in message.values())
 
 
 JUDGE = JudgeCodec()

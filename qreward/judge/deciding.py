@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,8 +16,7 @@ from qreward.codecs.decisions.base import DecisionInput, DecisionReply, valid_in
 from qreward.codecs.decisions.operation import Decide
 from qreward.decisions import AnswerTable, Choice, FoundAnswer, Option, Question, Score, YesNo, too_improbable
 from qreward.errors import BadRequest, ConfigError, QRewardError
-from qreward.judge.asking import JudgeModel, encoded
-from qreward.judge.codec import DecidedReply, Reply, fingerprint_of
+from qreward.judge.codec import DecidedReply, Reply, encoded, fingerprint_of
 from qreward.judge.config import JudgeConfig
 from qreward.judge.parsing import ScoreVerdict, Unreadable, YesNoVerdict
 from qreward.judge.prompts import Messages
@@ -58,7 +58,7 @@ class AutoMethod:
             _log.info("the judge model %r is asked %s: %s", self._model, "for decisions" if works else "to write its verdicts", why)
 
 
-class DecidingModel(JudgeModel):
+class DecidingModel:
     """Makes one request for decisions to one model, and reads the answer. The request has one question, or criteria of a rubric."""
 
     reasks = 0  # the same questions would have the same answers
@@ -67,7 +67,7 @@ class DecidingModel(JudgeModel):
     def __init__(
         self, model: str, subject: SingleQuestion | Sequence[Criterion], config: JudgeConfig, decide: Decide, auto: AutoMethod | None = None
     ) -> None:
-        super().__init__(model, config)
+        self.model, self.cached_as = model, json.dumps([config.cache_namespace, model])
         self._single = subject if isinstance(subject, SingleQuestion) else None
         self._criteria = () if isinstance(subject, SingleQuestion) else tuple(subject)
         self._group = CriterionGroup(self._criteria)
@@ -85,7 +85,7 @@ class DecidingModel(JudgeModel):
             raise ConfigError(str(error)) from None
 
     @property
-    def format(self) -> str:  # type: ignore[override]
+    def format(self) -> str:
         """``DECISION``; or ``""`` after an answer without probabilities, with the method ``auto``."""
         return "" if self._auto is not None and self._auto.given_up else DECISION
 
@@ -103,7 +103,7 @@ class DecidingModel(JudgeModel):
     def prepare(self, sample: int, room: int = 1) -> Callable[[Any], WireRequest]:  # noqa: ARG002 - all samples are alike
         return self._sample
 
-    def fall_back(self, form: str, error: QRewardError, reply: Reply | None = None) -> bool:  # noqa: ARG002 - see JudgeModel
+    def fall_back(self, form: str, error: QRewardError, reply: Reply | None = None) -> bool:  # noqa: ARG002 - as WritingModel has it
         """Return True if the model is asked to write from now on: the method is ``auto``, and the error shows that it gives no
         probabilities."""
         if self._auto is None or self._auto.works or form != DECISION or not _lacks_probabilities(error):
@@ -113,18 +113,6 @@ class DecidingModel(JudgeModel):
 
     def parse(self, answer: DecisionReply) -> DecidedReply:
         return DecidedReply(answer.table, fingerprint_of(answer.model, None, None))
-
-    def divided(self, inputs: DecisionInput, error: QRewardError) -> Sequence[DecisionInput]:
-        """Return the two halves of a request with more questions than the endpoint takes, a limit that may become known only after the
-        request was sent; an empty sequence for any other error."""
-        count = len(inputs.questions)
-        if count < 2 or not isinstance(error, BadRequest) or error.status_code is not None:
-            return ()
-        return [inputs._replace(questions=part) for part in (inputs.questions[: count // 2], inputs.questions[count // 2 :])]
-
-    def joined(self, replies: Sequence[Reply]) -> DecidedReply:
-        parts = [reply for reply in replies if isinstance(reply, DecidedReply)]
-        return DecidedReply(AnswerTable.joined([part.table for part in parts]), parts[-1].fingerprint)
 
     def vote(self, reply: Reply, *, swapped: bool) -> Vote:
         """Return the vote with the expected score. Raises ``Unreadable`` for a question without an answer or with too low a label mass."""
@@ -150,8 +138,22 @@ class DecidingModel(JudgeModel):
             found.append(FoundAnswer(tuple(numbers), mass, confidence))
         return AnswerTable.of(self._questions, found)
 
-    def repeated(self, inputs: DecisionInput, reply: Reply, reason: str) -> DecisionInput:  # noqa: ARG002 - never called, as reasks is 0
-        return inputs
+    def without_verdict(self, reply: Reply, reason: str, times: str) -> str:  # noqa: ARG002 - as WritingModel has it
+        return f"model {self.model!r} gave no verdict: {reason}"
+
+
+def halves(inputs: object, error: QRewardError) -> Sequence[DecisionInput]:
+    """Return the halves of a request with more questions than the endpoint takes, a limit that may become known only after the request was
+    sent; an empty sequence for any other error."""
+    if not isinstance(inputs, DecisionInput) or not isinstance(error, BadRequest) or error.status_code is not None:
+        return ()
+    half = len(inputs.questions) // 2
+    return [inputs._replace(questions=part) for part in (inputs.questions[:half], inputs.questions[half:])] if half else ()
+
+
+def joined(replies: Sequence[Reply]) -> DecidedReply:
+    parts = [reply for reply in replies if isinstance(reply, DecidedReply)]
+    return DecidedReply(AnswerTable.joined([part.table for part in parts]), parts[-1].fingerprint)
 
 
 def _single_vote(single: SingleQuestion, table: AnswerTable, model: str, *, swapped: bool) -> Vote:

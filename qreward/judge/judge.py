@@ -23,7 +23,6 @@ from qreward.engine.portal import BlockingTwin, blocking
 from qreward.errors import ConfigError, DeadlineExceeded, QRewardError, RequestTimeout
 from qreward.judge import config as settings_of
 from qreward.judge.answers import Answer, forms_of
-from qreward.judge.builders import Builders
 from qreward.judge.cache import Cache, CacheEntry
 from qreward.judge.calibrated import Calibrator, identity_of, range_to_calibrate
 from qreward.judge.calibration import Calibration, JudgeIdentity
@@ -35,7 +34,7 @@ from qreward.judge.parsing import Form, ScoreVerdict
 from qreward.judge.presets import expanded
 from qreward.judge.prompts import Builder
 from qreward.judge.ranking import Ranking, budget_of
-from qreward.judge.requests import RequestBuilder
+from qreward.judge.requests import Builders, RequestBuilder
 from qreward.judge.rubric import Rubric
 from qreward.judge.types import Comparison, Item, JudgeAnswer, Pair, Verdict, check_batch_options
 from qreward.judge.verdict_parser import VerdictParser, verdict_named

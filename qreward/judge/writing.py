@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import lru_cache
 from string import ascii_uppercase
@@ -14,8 +15,7 @@ from qreward.codecs.error_body import one_line
 from qreward.codecs.finish_reason import LENGTH, ending_of, is_failure
 from qreward.errors import BadRequest, ConfigError, QRewardError
 from qreward.judge.answers import JSON
-from qreward.judge.asking import JudgeModel, encoded
-from qreward.judge.codec import JUDGE, ModelReply, Reply, log_unknown, parse_reply, refuses_format
+from qreward.judge.codec import JUDGE, ModelReply, Reply, encoded, log_unknown, parse_reply, refuses_format
 from qreward.judge.config import JudgeConfig, ResponseFormat
 from qreward.judge.parsing import ScoreVerdict, YesNoVerdict
 from qreward.judge.prompts import Messages
@@ -51,7 +51,7 @@ class AnswerFormat:
             self.format = FORMATS[FORMATS.index(self.format) + 1]
 
 
-class WritingModel(JudgeModel):
+class WritingModel:
     """Asks one model a question that the model answers in writing."""
 
     def __init__(
@@ -64,7 +64,7 @@ class WritingModel(JudgeModel):
         *,
         told: bool = True,
     ) -> None:
-        super().__init__(model, config)
+        self.model, self.cached_as = model, json.dumps([config.cache_namespace, model])
         self._again = (parser.instruction if told or parser.form is not JSON else "") or "Answer in the form that was asked for."
         self.reasks, self._parser, self._form = config.reasks, parser, form
         self._accepted = frozenset(map(ending_of, config.finish_reasons)) - {None}
@@ -87,17 +87,20 @@ class WritingModel(JudgeModel):
             raise ConfigError(str(error)) from None
 
     @property
-    def format(self) -> str:  # type: ignore[override]
+    def format(self) -> str:
+        """The form of new requests. It changes when servers reject it."""
         return self._form.format if self._parser.form is JSON else FORMATS[-1]
 
     def input_of(self, messages: Messages) -> Messages:
         return messages
 
     def criterion_of(self, inputs: Messages) -> str:  # noqa: ARG002 - always the same
+        """Return the name of the criterion that a request asks about; ``""`` for several or none."""
         return "" if self._criterion is None else self._criterion.name
 
     def prepare(self, sample: int, room: int = 1) -> Callable[[Any], WireRequest]:
-        """See :meth:`JudgeModel.prepare`. A ``seed`` is increased by one for each sample, so that samples differ."""
+        """Return the function that makes a request from its messages. A ``seed`` is increased by one for each sample. ``room`` is the
+        factor by which a limit of tokens is raised."""
         key = self.format, sample if self._seed is not None else 0, room
         if key not in self._prepare:
             form = {"response_format": self._formats[self.format]} if self.format in self._formats else {}

@@ -22,8 +22,7 @@ from qreward.codecs.decisions.base import (
     member,
     probability,
 )
-from qreward.codecs.decisions.names import ALL_SPELLINGS, MOST_LETTERS, SPELLINGS, as_text, asked, labels_of
-from qreward.codecs.passthrough import passthrough
+from qreward.codecs.decisions.names import MOST_LETTERS, SPELLINGS, as_text, asked, labels_of
 from qreward.decisions import Choice, FoundAnswer, Question, Score, YesNo
 from qreward.errors import BadRequest
 from qreward.settings.policies import Endpoint
@@ -51,16 +50,11 @@ class ChatDialect(Dialect):
     types: ClassVar[Mapping[Kind, str]] = {YesNo: "yes_no", Score: "score", Choice: "choice"}
     reserved = frozenset({"model", "messages", "input", "questions", "logprobs", "stream", "n"})
 
-    def __init__(self, extra: Mapping[str, Any], top: int = TOPS[0], ids: Mapping[str, Sequence[int]] | None = None) -> None:
+    def __init__(self, extra: Mapping[str, Any], top: int = TOPS[0]) -> None:
         super().__init__({"logprobs": True, "top_logprobs": top, "temperature": 1.0, **extra})
-        self._own, self._top, self._ids = extra, top, ids or {}
 
     def variants(self, endpoint: Endpoint) -> Sequence[Dialect]:
         return _WITHOUT_THINKING if endpoint.kind in _THINKING else _CHATS
-
-    def exact(self, ids: Mapping[str, Sequence[int]]) -> ChatDialect:
-        """Return the dialect that asks for the log probabilities of the labels' tokens."""
-        return ChatDialect(self._own, self._top, ids)
 
     def write(self, question: Question) -> str:
         return asked(question)
@@ -69,10 +63,7 @@ class ChatDialect(Dialect):
         inputs: DecisionInput = call.inputs
         self.check(inputs.questions, call.params)
         length = {} if "max_completion_tokens" in call.params else {"max_tokens": 1}
-        extra = self.extra
-        if self._ids and (ids := self._ids_for(inputs.questions[0])):
-            extra = {**extra, "top_logprobs": 0, "logprob_token_ids": ids}
-        return jsonio.write(model, "messages", _messages(inputs), {**length, **extra, **call.params}, all_text=True)
+        return jsonio.write(model, "messages", _messages(inputs), {**length, **self.extra, **call.params}, all_text=True)
 
     def rows(self, document: dict[str, Any], count: int) -> Sequence[Any]:  # noqa: ARG002 - always one
         choices = document.get("choices")
@@ -101,39 +92,13 @@ class ChatDialect(Dialect):
         if not whole:
             raise NoAnswer("the model's first token is none of the labels (this dialect does not work with a model that thinks first)")
         if missing := len(labels) - len(found):
-            unseen = max(1.0 - math.fsum(numbers), 0.0)
-            if not self._ids_for(question):  # no other token is more probable than the least of the most probable ones
-                unseen = min(unseen, missing * min(numbers))
+            # no other token is more probable than the least of the most probable ones
+            unseen = min(max(1.0 - math.fsum(numbers), 0.0), missing * min(numbers))
             if unseen > UNSEEN * (whole + unseen):
                 share = f"{unseen / (whole + unseen):.2f} of the probability of all labels"
                 raise NoAnswer(f"the server returned too few tokens: the labels that are missing may have {share}")
         shares = [found.get(label, 0.0) / whole for label in labels]
         return FoundAnswer(distribution(shares, len(shares)), label_mass=whole)
-
-    def _ids_for(self, question: Question) -> list[int]:
-        """Return the ids of the tokens of a question's labels; an empty list if they are unknown."""
-        labels = labels_of(question)
-        return [number for label in labels for number in self._ids[label]] if self._ids.keys() >= set(labels) else []
-
-
-def tokenize_call(model: str) -> WireRequest:
-    """Return the request for the ids of the tokens of all labels: vLLM's ``POST /tokenize``."""
-    text = {"prompt": ALL_SPELLINGS, "add_special_tokens": False, "return_token_strs": True}
-    return WireRequest(passthrough("/tokenize"), model, None, text, None)
-
-
-def label_ids(body: bytes) -> dict[str, list[int]]:
-    """Return label -> ids of the tokens that spell it, from vLLM's response to ``tokenize_call``; an empty dict for any other response."""
-    document = jsonio.read_object(body)
-    ids, tokens = document.get("tokens"), document.get("token_strs")
-    if not isinstance(ids, list) or not isinstance(tokens, list) or len(ids) != len(tokens):
-        return {}
-    found: dict[str, list[int]] = {}
-    for number, token in zip(ids, tokens, strict=True):
-        label = SPELLINGS.get(token) if isinstance(token, str) else None
-        if label is not None and type(number) is int and number not in found.setdefault(label, []):
-            found[label].append(number)
-    return found
 
 
 def _messages(inputs: DecisionInput) -> list[dict[str, str]]:

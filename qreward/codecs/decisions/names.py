@@ -27,8 +27,6 @@ SPELLINGS: Mapping[str, str] = {
 }
 """Token -> the label that it spells. Tokenizers write a space before a word as a space, as SentencePiece's sign or as that of byte-level
 BPE. A letter in lower case is no label, because ``a`` is a word."""
-ALL_SPELLINGS = "\n".join(token for token in SPELLINGS if token.isascii())
-"""A text that contains each label in each spelling."""
 
 
 def labels_of(question: Question) -> tuple[str, ...]:

@@ -40,7 +40,7 @@ class Decide:
     name = "decide"
     path = ""
 
-    def __init__(self, learned: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, learned: Callable[[Endpoint, str, Dialect], object] = lambda *_: None) -> None:
         self._learned = learned
         self._known: dict[tuple[str, ...], Dialect] = {}
 
@@ -50,9 +50,8 @@ class Decide:
         return found if found is None or endpoint.decisions in (None, found.name) else None
 
     def is_certain(self, endpoint: Endpoint, model: str) -> bool:
-        """Return False if requests may show how to ask an endpoint: its dialect, or the ids of vLLM's tokens for the dialect ``chat``."""
-        named = endpoint.decisions is not None and (endpoint.decisions, endpoint.kind) != ("chat", "vllm")
-        return named or self.known(endpoint, model) is not None
+        """Return whether the dialect of an endpoint is set or known."""
+        return endpoint.decisions is not None or self.known(endpoint, model) is not None
 
     def to_try(self, endpoint: Endpoint) -> list[Dialect]:
         """Return the dialects that an endpoint may use, the first to try first."""
@@ -71,15 +70,13 @@ class Decide:
         """Return the dialect in which a refused request is sent again: a server that does not have the path is asked in the others, and so
         is one that refuses the body and has not answered before. ``tried`` has the dialects so far, with the errors."""
         known, last, sent = self.known(endpoint, model), tried[-1][1], [dialect for dialect, _ in tried]
-        other_body = _status(last) in OTHER_BODY or isinstance(last, InvalidResponse)
-        if _status(last) not in NO_SUCH_PATH and (not other_body or known in sent):
+        if _status(last) not in NO_SUCH_PATH and (known in sent or not refuses_body(last)):
             return None
         missing = {dialect.path for dialect, error in tried if _status(error) in NO_SUCH_PATH}
         rows = [*([] if known is None else [known]), *self.to_try(endpoint)]
         found = next((each for each in rows if each not in sent and each.path not in missing), None)
         if found is not None and known in sent:  # the server was replaced; its path is gone
             self.remember(endpoint, model, found)
-            self._learned()
         return found
 
     def answered(self, endpoint: Endpoint, model: str, dialect: Dialect, tried: Sequence[tuple[Dialect, Exception]] = ()) -> None:
@@ -87,12 +84,12 @@ class Decide:
         known = self.known(endpoint, model)
         if known is not dialect and (known is None or known in [each for each, _ in tried]):
             self.remember(endpoint, model, dialect)
-            self._learned()
 
     def remember(self, endpoint: Endpoint, model: str, dialect: Dialect) -> None:
         if len(self._known) >= MOST_KNOWN:
             self._known.clear()
         self._known[key_of(endpoint, model)] = dialect
+        self._learned(endpoint, model, dialect)
 
     def advice(self, endpoint: Endpoint, model: str, sent: Dialect, error: Exception) -> str:
         """Return a hint to add to an error that a wrong dialect may have caused; ``""`` for any other error."""
@@ -118,6 +115,11 @@ class Decide:
 
     def __repr__(self) -> str:
         return "<Decide>"
+
+
+def refuses_body(error: Exception) -> bool:
+    """Return whether a server may expect another form of the body."""
+    return _status(error) in OTHER_BODY or isinstance(error, InvalidResponse)
 
 
 def key_of(endpoint: Endpoint, model: str) -> tuple[str, ...]:

@@ -11,12 +11,11 @@ from decision_tools import ALL, CLEAR, QUESTIONS, RIGHT, SCORING, TONE, TYPED, a
 
 from qreward.codecs.base import EmbeddedError, WireRequest
 from qreward.codecs.decisions.base import DecisionInput, Dialect
-from qreward.codecs.decisions.chat import CHAT_DECISIONS, CHAT_WITHOUT_THINKING, GENERATIVE_SCORING, label_ids, tokenize_call
+from qreward.codecs.decisions.chat import CHAT_DECISIONS, CHAT_WITHOUT_THINKING, GENERATIVE_SCORING
 from qreward.codecs.decisions.named import SGLANG, SYSTEMONE, SYSTEMONE_OF_SGLANG
 from qreward.codecs.decisions.names import as_text, unique_names
 from qreward.codecs.decisions.openai import LIKE_VLLM, OPENAI, VLLM, OpenAIDialect
 from qreward.codecs.decisions.operation import DIALECTS, ORDER, OTHERS, PROBE, Decide
-from qreward.codecs.passthrough import passthrough
 from qreward.decisions import Choice, Question, Score, YesNo
 from qreward.errors import BadRequest, ConfigError
 from qreward.settings.policies import Endpoint
@@ -314,19 +313,6 @@ def test_a_server_that_refuses_twenty_log_probabilities_is_asked_for_fewer_until
         assert "vLLM: --max-logprobs 20" in decide.advice(endpoint, "m", tried[0][0], TOO_MANY)
         decide.answered(endpoint, "m", CHAT_WITHOUT_THINKING)
         assert decide.next_dialect(endpoint, "m", [(CHAT_WITHOUT_THINKING, TOO_MANY)]) is None, "it has answered for twenty"
-
-
-def test_the_tokens_of_the_labels_are_asked_for_where_the_server_has_told_their_ids() -> None:
-    tokens = ["yes", "Ċ", "Ġyes", "Ċ", "Yes", "no", "▁No", "A", "B", "ĠB", "a", "0"]
-    ids = label_ids(json.dumps({"count": 12, "tokens": [*range(100, 112)], "token_strs": tokens}).encode())
-    assert ids == {"yes": [100, 102, 104], "no": [105, 106], "A": [107], "B": [108, 109], "0": [111]}
-    exact = CHAT_DECISIONS.exact(ids)
-    bodies = [body_of(exact, [question]) for question in (RIGHT, TONE, CLEAR)]
-    assert [body.get("logprob_token_ids") for body in bodies] == [[100, 102, 104, 105, 106], [107, 108, 109], None]
-    assert [body["top_logprobs"] for body in bodies] == [0, 0, 20], "a label of the last question has no token"
-    for other in (b'{"tokens": [1]}', b'{"tokens": [1], "token_strs": []}', b'{"tokens": "x", "token_strs": "x"}'):
-        assert label_ids(other) == {}
-    assert json.loads(passthrough("/tokenize").encode(tokenize_call("m"), "served"))["prompt"].count("\n") > 60
 
 
 def test_an_error_that_a_wrong_dialect_may_have_caused_says_how_to_name_the_right_one() -> None:

@@ -28,7 +28,6 @@ def _check_text(kind: str, what: str, value: object) -> None:
 
 
 def _set_options(question: Score | Choice, what: str, given: object) -> tuple[Option, ...]:
-    """Set and return the options of a question, and set their descriptions. Raises ``ConfigError``."""
     kind = type(question).__name__
     _check_text(kind, "instructions", question.instructions)
     if isinstance(given, str) or not isinstance(given, Sequence | Mapping):
@@ -301,7 +300,6 @@ class AnswerTable(msgspec.Struct, frozen=True):
 
     @classmethod
     def joined(cls, tables: Sequence[AnswerTable]) -> AnswerTable:
-        """Return one table with the answers of several tables."""
         errors, begin = dict[int, QRewardError](), 0
         for table in tables:
             errors |= {begin + place: error for place, error in table.errors.items()}
@@ -315,7 +313,6 @@ class AnswerTable(msgspec.Struct, frozen=True):
         )
 
     def answers(self) -> tuple[DecisionAnswer, ...]:
-        """Return the answer to each question."""
         found, end = [], 0
         for question, mass, sure in zip(self.questions, self.label_masses, self.confidences, strict=True):
             begin, end = end, end + len(question.options)
@@ -378,7 +375,6 @@ class Decision(Sequence[DecisionAnswer]):
 
 
 def check_questions(questions: object) -> tuple[Question, ...]:
-    """Return the questions as a tuple."""
     if isinstance(questions, YesNo | Score | Choice):
         raise ConfigError(f"questions must be a list, such as [{type(questions).__name__}(...)]")
     if isinstance(questions, str | Mapping) or not isinstance(questions, Sequence) or not questions:

@@ -65,7 +65,6 @@ class DecisionBatch(BatchWaiter):
                 feed.left += len(calls) - 1
 
     def _tasks(self, item: DividedItem, place: int, calls: list[WireRequest], timeout: float | None) -> list[Task]:
-        """Return the tasks of an item's parts, whose first question is at ``place``."""
         tasks = []
         for call in calls:
             task = self._request_options._replace(timeout=timeout).task(call, self._pool, self, item.index)

@@ -42,7 +42,6 @@ class DialectFinder:
         LOG.debug("endpoint %r, model %r: speaks the dialect %r of decisions", endpoint.name, model, dialect.name)
 
     def most_questions(self, pool: Pool, model: str) -> int:
-        """Return the largest number of questions in a request that every endpoint of a pool accepts."""
         known = self.most.get(model)
         return self.decide.most_questions(_endpoints_of(pool), model) if known is None else known
 

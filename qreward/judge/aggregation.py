@@ -115,7 +115,6 @@ def aggregate_comparisons(outcomes: Sequence[SampleOutcome], how: Settle) -> Agg
 
 
 def _preferred(score: float) -> float:
-    """Return which response a score prefers: 1.0 for the first response, 0.0 for the second response, 0.5 for a tie."""
     return 1.0 if score > 0.5 else 0.0 if score < 0.5 else 0.5
 
 

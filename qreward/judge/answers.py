@@ -93,7 +93,6 @@ def shown_in(prompt: object, *, pairs: bool = False) -> Form | None:
 
 
 def forms_of(answer: object, prompts: tuple[object, object], response_format: str, method: str, *, finds: bool) -> tuple[Form, Form]:
-    """Return the forms of the answers about single responses and about pairs: the declared form, or else what ``prompts`` show."""
     form = declared(answer)
     if form is not None and form is not JSON:
         if response_format in ("json_schema", "json_object"):

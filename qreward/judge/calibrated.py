@@ -47,7 +47,6 @@ class ScoreRange(NamedTuple):
 
 
 def range_to_calibrate(method: str, ends: tuple[float, float] | None) -> ScoreRange:
-    """Return the range of the scores of a judge with this method and these lowest and highest scores."""
     if method == "auto":
         raise ConfigError("calibration: method='auto' may decide or write, which gives different scores; set method to 'decide' or 'write'")
     if ends is None:

@@ -67,7 +67,6 @@ def sigmoid(value: float) -> float:
 
 
 def fitting() -> Any:
-    """Return the module ``calibration_fit``. Raises ``ConfigError`` if scipy is not installed."""
     try:
         from qreward.judge import calibration_fit  # noqa: PLC0415 - needs the extra qreward[calibration]
     except ModuleNotFoundError as error:

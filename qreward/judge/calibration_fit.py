@@ -111,6 +111,5 @@ def ece(probabilities: Sequence[float], labels: Sequence[float], bins: int | Non
 
 
 def ece_by_chance(probabilities: Sequence[float], labels: Sequence[float], bins: int | None = None) -> float:
-    """Return the expected ECE of exact probabilities, for the same number of yes-or-no labels."""
     variances = (sum(probability * (1 - probability) for probability, _ in pairs) for pairs in bins_of(probabilities, labels, bins))
     return sum(sqrt(2 / pi * variance) for variance in variances) / len(labels)

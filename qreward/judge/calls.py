@@ -62,7 +62,6 @@ class JudgeCall(NamedTuple):
         return self.form != self.judge_model.format
 
     def current(self) -> JudgeCall:
-        """Return the call in the form that the model uses now."""
         if not self.judge_model.format and self.fallback is not None:
             return self.fallback._replace(answers=self.answers, form=self.fallback.judge_model.format)
         return self._replace(form=self.judge_model.format)
@@ -74,7 +73,6 @@ class JudgeCall(NamedTuple):
 
 
 def evaluate(call: JudgeCall, answer: Any) -> Done | Again:
-    """Return what follows from the decoded answer to a call, or from its error."""
     if isinstance(answer, QRewardError):
         return _failed(call, answer)
     model = call.judge_model

@@ -129,7 +129,6 @@ class Earlier(NamedTuple):
 
 
 def completed(before: Sequence[Earlier], stage: str, outcome: Verdict | QRewardError) -> Verdict | QRewardError:
-    """Return the outcome of the cascade: the final one of a stage, with the tokens and the errors of the earlier stages."""
     usage = reduce(added, [*(each.outcome.usage for each in before), outcome.usage], None)
     failed = [each for each in before if isinstance(each.outcome, QRewardError)]
     if isinstance(outcome, QRewardError):
@@ -478,7 +477,6 @@ class _Batch:
             self._before.setdefault(index, []).append(result)
 
     def _end(self, place: int, index: int, result: Result[Verdict], outcome: Verdict | QRewardError) -> None:
-        """End an item with the final outcome of a stage."""
         stage, before = self._stages[place], self._before.pop(index, [])
         self._left.pop(index, None)  # an item that was never read is not there
         self._count(stage.name)

@@ -45,7 +45,6 @@ class JudgeCodec(ChatCodec):
     """Encodes faster than ``ChatCodec``. The parameters are not checked here, because they were checked when the judge was created."""
 
     def encode(self, call: WireRequest, model: str) -> bytes:
-        """Return the JSON body. Raises ``BadRequest`` for values that JSON cannot represent."""
         for message in call.inputs:
             for value in message.values():
                 if type(value) is not str:
@@ -91,7 +90,6 @@ class DecidedReply:
 
     @property
     def text(self) -> str:
-        """The JSON that is stored in the cache: the confidence, the label mass and the probabilities of each answer."""
         rows = [[each.confidence, each.label_mass, *each.probabilities.values()] for each in self.table.answers()]
         return msgspec.json.encode(rows).decode()
 

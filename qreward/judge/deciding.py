@@ -115,7 +115,6 @@ class DecidingModel:
         return DecidedReply(answer.table, fingerprint_of(answer.model, None, None))
 
     def vote(self, reply: Reply, *, swapped: bool) -> Vote:
-        """Return the vote with the expected score. Raises ``Unreadable`` for a question without an answer or with too low a label mass."""
         table = reply.table if isinstance(reply, DecidedReply) else self._from_text(reply.text)
         for place, mass in enumerate(table.label_masses):
             why = str(table.errors[place]) if table.errors and place in table.errors else too_improbable(mass, self._least)
@@ -130,7 +129,6 @@ class DecidingModel:
         )  # the score is computed from all requests of the sample
 
     def _from_text(self, text: str) -> AnswerTable:
-        """Return the answers in a text from the cache. Raises ``ValueError`` or ``TypeError`` if the text answers other questions."""
         found = []
         for question, (confidence, mass, *numbers) in zip(self._questions, msgspec.json.decode(text), strict=True):
             if len(numbers) != len(question.options) or not all(0.0 <= number <= 1.0 and isfinite(number) for number in numbers):
@@ -167,7 +165,6 @@ def _single_vote(single: SingleQuestion, table: AnswerTable, model: str, *, swap
 
 
 def _lacks_probabilities(error: QRewardError) -> bool:
-    """Return whether a server rejected a request for probabilities, or its answer had no probabilities."""
     if isinstance(error, BadRequest):
         return error.status_code is not None and "logprob" in str(error).lower()
     return str(error).endswith("the server returned no log probabilities") or "first token is none of the labels (" in str(error)
@@ -180,7 +177,6 @@ MOST_SCORES = 20
 
 
 def question_of(verdict: type[Any], scale: tuple[float, float], bounds: tuple[float, float] | None, *, built_in: bool) -> SingleQuestion:
-    """Return the question that asks for a verdict."""
     if verdict is YesNoVerdict:
         low, high = bounds or (0.0, 1.0)
         text = "The candidate answer is a good answer to the task." if built_in else "The verdict on what is asked above is yes."
@@ -206,7 +202,6 @@ def question_of(verdict: type[Any], scale: tuple[float, float], bounds: tuple[fl
 
 
 def _between(subject: str, numbers: tuple[str, ...], *, numbered: bool) -> Question:
-    """Return the question that asks for one of several numbers."""
     if not numbered or len(numbers) > LEVELS:
         return Choice(f"{subject} {numbers[0]} is the lowest score, {numbers[-1]} the highest.", numbers)
     places = tuple(map(str, range(len(numbers))))

@@ -86,7 +86,6 @@ def _kind(value: object) -> str:
 
 
 def labelled(source: Items, scale: tuple[float, float] = (0.0, 1.0)) -> tuple[list[Mapping[str, Any]], list[float]]:
-    """Return labelled items without their labels, and the labels in 0..1."""
     low, high = bounds("scale", scale)
     if low >= high:
         raise ConfigError(f"scale must be (lowest, highest), such as (0, 10), not ({low:g}, {high:g})")

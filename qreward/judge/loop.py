@@ -158,7 +158,6 @@ class ItemCalls:
                 flight.leave(self, error)
 
     def charge(self, flight: Flight) -> None:
-        """Add the failed attempts of a flight to this item, and the tokens that were not charged to another item."""
         self.sent = True
         self.usage, flight.usage = added(self.usage, flight.usage), None
         self.trail += flight.trail
@@ -204,7 +203,6 @@ class Flight:
         self.answered: AttemptRecord | None = None
 
     def new_task(self, timeout: float | None) -> CallTask:
-        """Create a task for the call in its current form, and make it the current task."""
         if self.call.is_stale():
             self.call = self.call.current()
         self.task = CallTask(self, timeout)
@@ -245,7 +243,6 @@ class Flight:
             self.caller.enqueue(self, again=True)
 
     def end(self, outcome: Any) -> None:
-        """End the flight with a value or an error, and pass the outcome to all waiting items."""
         self._close()
         waiters, self.waiters = self.waiters, []
         self._pass_on(outcome, waiters)
@@ -265,7 +262,6 @@ class Flight:
             del self.caller.flights[self._key]
 
     def finish(self, task: CallTask, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
-        """Receive the outcome of the current task: end the flight, or send what follows."""
         self.task, answer = None, outcome
         if task.trail:
             self.trail += tuple(task.trail)
@@ -313,7 +309,6 @@ class SingleItem(Waiter):
         self.context = copy_context()
 
     async def ask(self, item: ItemCalls, born: float) -> Any:
-        """Return the value of the item, which arrived at the time ``born``. Raises the error of the item."""
         driver, timeout = self.driver, self.options.timeout
         self._item, self._ended = item, driver.loop.create_future()
         driver.waiters[self] = None

@@ -80,7 +80,6 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 
 
 def preset_of(name: str) -> Mapping[str, Any]:
-    """Return the settings of a preset. Raises ``ConfigError`` for an unknown name."""
     if name not in PRESETS:
         raise ConfigError(f"preset: there is no {name!r}; {did_you_mean(name, PRESETS)}")
     return PRESETS[name]

@@ -77,7 +77,6 @@ def _better(first: float, second: float) -> float:
 
 
 def _inverse(matrix: Matrix) -> Matrix:
-    """Return the inverse of a symmetric positive definite matrix, by Cholesky's decomposition."""
     size = len(matrix)
     lower: Matrix = []
     for index, row in enumerate(matrix):

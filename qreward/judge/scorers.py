@@ -17,7 +17,6 @@ AnyScorer = Scorer | BlockingTwin[Any]
 
 
 def unblocked(given: Any, what: str, needed: Sequence[str] = ("score", "batch_score", "aclose")) -> Scorer:
-    """Return the asynchronous form of a scorer or of its blocking twin. Raises ``ConfigError`` if a needed method is missing."""
     scorer = given._async if isinstance(given, BlockingTwin) else given
     missing = [name for name in needed if not callable(getattr(scorer, name, None))]
     if missing:

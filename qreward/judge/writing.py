@@ -133,7 +133,6 @@ class WritingModel:
         return reply
 
     def vote(self, reply: Reply, *, swapped: bool) -> Vote:
-        """Return the vote of an answer. Raises ``Unreadable`` and ``ScoreFunctionError``; see :meth:`VerdictParser.read`."""
         assert isinstance(reply, ModelReply)
         score, verdict = self._parser.read(reply)
         if (each := self._criterion) is None:
@@ -143,7 +142,6 @@ class WritingModel:
         return Vote(score, verdict, reply.text, self.model, criteria=CriterionResults({each.name: result}))
 
     def repeated(self, inputs: Messages, reply: Reply, reason: str) -> Messages:
-        """Return the messages of the next request, after an answer that could not be read."""
         reason, form = reason.rstrip("."), self._again
         if reply.whole and not reply.refusal and reply.text.strip():
             note = f"This answer cannot be read: {reason}. Give your verdict again. {form}"
@@ -175,7 +173,6 @@ def _choice_verdict(count: int) -> type[BaseModel]:
 
 
 def in_words(criterion: Criterion) -> str:
-    """Return the text of the question about a criterion, with a line for each level or choice."""
     question = criterion.question
     marks = map(str, range(10)) if criterion.levels is not None else ascii_uppercase if criterion.choices is not None else ()
     lines = [

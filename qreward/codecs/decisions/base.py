@@ -63,7 +63,6 @@ class DecisionReply(msgspec.Struct):
 
     @property
     def answers(self) -> tuple[DecisionAnswer, ...]:
-        """One answer per question, in the order of the questions."""
         return self.table.answers()
 
     def text(self) -> str:
@@ -71,7 +70,6 @@ class DecisionReply(msgspec.Struct):
         return ""
 
     def build(self) -> Decision:
-        """Return a ``Decision`` with the answers, the model and the usage."""
         return Decision(self.answers, self.model, self.usage)
 
 
@@ -117,7 +115,6 @@ class Dialect(ABC):
         self._tuple_cache: dict[int, _EncodedQuestions] = {}
 
     def variants(self, endpoint: Endpoint) -> Sequence[Dialect]:  # noqa: ARG002 - for subclasses
-        """Return the variants of this dialect to try at an endpoint with these settings, the first one first."""
         return (self,)
 
     @abstractmethod
@@ -133,7 +130,6 @@ class Dialect(ABC):
         """Return the answer to a question."""
 
     def encode(self, call: WireRequest, model: str) -> bytes:
-        """Return the JSON body. Raises ``BadRequest`` if this dialect cannot ask the questions, or if JSON cannot represent a value."""
         inputs: DecisionInput = call.inputs
         asked = self._encoded_questions(inputs.questions)
         if not asked.checked or call.params:
@@ -193,7 +189,6 @@ class Dialect(ABC):
                 raise BadRequest(f"questions[{place}] has {len(question.options)} choices; {here} {self.most_options}")
 
     def decode(self, body: bytes, call: WireRequest) -> DecisionReply:
-        """Return the answers. Raises ``EmbeddedError``, or ``Malformed`` if no answer is valid."""
         document, questions = jsonio.read_object(body), call.inputs.questions
         if document.get("error"):
             raise EmbeddedError(document["error"])
@@ -224,7 +219,6 @@ class Dialect(ABC):
         return DecisionReply(AnswerTable.of(questions, found), named, jsonio.usage_of(document.get("usage")))
 
     def type_checked(self, question: Question, answer: object) -> dict[str, Any]:
-        """Return an answer whose member ``type`` is that of the question. Raises ``InvalidAnswer``."""
         kind = answer.get("type") if type(answer) is dict else member(answer, "type")
         if kind != self.types[type(question)]:
             raise InvalidAnswer(f"it has the type {kind!r}")
@@ -253,7 +247,6 @@ def distribution(numbers: Sequence[object], count: int) -> tuple[float, ...]:
 
 
 def normalised(numbers: Sequence[float]) -> tuple[float, ...]:
-    """Return probabilities divided by their sum. Raises ``InvalidAnswer`` if the sum is too far from 1."""
     whole = math.fsum(numbers)
     if abs(whole - 1.0) > SUM_TOLERANCE + _ROUNDING:
         raise InvalidAnswer(f"the sum of its probabilities is {whole:.4g}")
@@ -284,7 +277,6 @@ def member(row: object, name: str) -> Any:
 
 
 def valid_input(inputs: Any) -> DecisionInput:
-    """Return checked input and questions. Raises ``BadRequest`` or ``ConfigError``, which say what to change."""
     checked = inputs if isinstance(inputs, DecisionInput) else DecisionInput(inputs[0], check_questions(inputs[1]))
     given: object = checked.input
     if isinstance(given, str):

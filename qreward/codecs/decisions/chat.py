@@ -102,7 +102,6 @@ class ChatDialect(Dialect):
 
 
 def _messages(inputs: DecisionInput) -> list[dict[str, str]]:
-    """Return the messages of the request: one user message with the input and the question."""
     given, question = inputs.input, asked(inputs.questions[0])
     if isinstance(given, str):
         return [{"role": "user", "content": f"{given}\n\n{question}"}]
@@ -111,7 +110,6 @@ def _messages(inputs: DecisionInput) -> list[dict[str, str]]:
 
 
 def _tokens(choice: dict[str, Any]) -> list[tuple[str, float]]:
-    """Return the candidates for the first token, each with its log probability. Raises ``InvalidAnswer`` or ``NoAnswer``."""
     logprobs = choice.get("logprobs")
     content = logprobs.get("content") if isinstance(logprobs, dict) else None
     if not isinstance(content, list) or not content:

@@ -49,7 +49,6 @@ class SGLangDialect(Dialect):
         return FoundAnswer(self._named_numbers(question, answer), label_mass=mass(answer.get("label_mass")))
 
     def _named_numbers(self, question: Question, answer: dict[str, Any]) -> tuple[float, ...]:
-        """Return the probability of each option. Raises ``InvalidAnswer`` if the answer names other options."""
         raw, names = answer.get("probabilities"), self.encoded_question(question).names
         if type(raw) is dict and len(raw) == len(names):
             try:

@@ -30,12 +30,10 @@ BPE. A letter in lower case is no label, because ``a`` is a word."""
 
 
 def labels_of(question: Question) -> tuple[str, ...]:
-    """Return the label of each option in a prompt: yes or no, the number of a level, or a letter."""
     return _LABELS[type(question)][: len(question.options)]
 
 
 def names_of(question: Question) -> tuple[str, ...]:
-    """Return the names of a question's options in the answers of SGLang and of System One."""
     return tuple(unique_names(question.options)) if isinstance(question, Choice) else labels_of(question)
 
 
@@ -79,6 +77,5 @@ def as_text(messages: Sequence[Mapping[str, str]]) -> str:
 
 
 def shown(question: Question) -> str:
-    """Return a question for an error message: its name, or the first 60 characters of its text."""
     text = question.name or question.instructions
     return repr(text if len(text) <= 60 else text[:60] + "...")

@@ -104,7 +104,6 @@ class OpenAIDialect(Dialect):
         return super().decode(body, call)
 
     def _usual(self, questions: tuple[Question, ...], rows: Sequence[_Predicate | _Score | _Choice], least: float) -> AnswerTable:
-        """Return the answers of a response in the documented form."""
         numbers: list[float] = []
         masses: list[float | None] = []
         confidences: list[float] = []
@@ -170,7 +169,6 @@ class OpenAIDialect(Dialect):
 
 
 def _numbers_of(question: Question, row: _Score | _Choice) -> Sequence[float]:
-    """Return the probability of each option of a question. Raises ``InvalidAnswer`` if the row has other options or another order."""
     options, found = question.options, row.probabilities
     if len(found) != len(options):
         raise InvalidAnswer

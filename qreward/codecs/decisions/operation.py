@@ -50,16 +50,13 @@ class Decide:
         return found if found is None or endpoint.decisions in (None, found.name) else None
 
     def is_certain(self, endpoint: Endpoint, model: str) -> bool:
-        """Return whether the dialect of an endpoint is set or known."""
         return endpoint.decisions is not None or self.known(endpoint, model) is not None
 
     def to_try(self, endpoint: Endpoint) -> list[Dialect]:
-        """Return the dialects that an endpoint may use, the first to try first."""
         names = (endpoint.decisions,) if endpoint.decisions else ORDER.get(endpoint.kind, OTHERS)
         return [dialect for name in names for dialect in DIALECTS[name].variants(endpoint)]
 
     def dialect_at(self, endpoint: Endpoint, model: str) -> Dialect:
-        """Return the dialect in which a request to an endpoint is encoded: the known one, or the first to try."""
         return self.known(endpoint, model) or self.to_try(endpoint)[0]
 
     def most_questions(self, endpoints: Iterable[Endpoint], model: str) -> int:
@@ -118,7 +115,6 @@ class Decide:
 
 
 def refuses_body(error: Exception) -> bool:
-    """Return whether a server may expect another form of the body."""
     return _status(error) in OTHER_BODY or isinstance(error, InvalidResponse)
 
 

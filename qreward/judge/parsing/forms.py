@@ -44,7 +44,6 @@ class Form(NamedTuple):
 
 
 def form_of(example: str) -> Form:
-    """Return the form that an example shows. Raises ``ValueError`` if the example shows no value."""
     shown = example.strip().translate(WIDE)
     for shape, pattern in _DELIMITED:
         if found := shape.fullmatch(shown):
@@ -167,7 +166,6 @@ class FormReader:
         return value
 
     def _value(self, match: re.Match[str]) -> Any:
-        """Return the value of an occurrence, or the reason why it has none."""
         if match.groupdict().get("unclear"):
             return Unreadable("The verdict is none of the values that were asked for.")
         try:
@@ -176,7 +174,6 @@ class FormReader:
             return error
 
     def _is_own(self, sentence: Sentence, before: str) -> bool:
-        """Return False for a verdict that the judge may report, deny or suppose, or that may be the result of the task."""
         if not sentence.own or (self._form.label and not LEAD.fullmatch(before)):
             return False
         says = [*SAYS.finditer(before)]

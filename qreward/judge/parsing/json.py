@@ -42,7 +42,6 @@ def object_at(text: str, start: int) -> tuple[dict[str, Any], int]:
 
 
 def _rewritten(text: str, start: int) -> tuple[list[str], int]:
-    """Return the tokens of the object, rewritten as strict JSON, and the index of the object's end."""
     strict: list[str] = []
     depth, at = 0, start
     while match := _TOKEN.match(text, at):

@@ -162,7 +162,6 @@ def _closer(mark: re.Match[str]) -> str:
 
 
 def _last_closers(text: str) -> dict[str, int]:
-    """Return the last place of each mark that may close a quotation."""
     last: dict[str, int] = {}
     for mark in _MARK.finditer(text):
         if mark["closing"]:
@@ -173,7 +172,6 @@ def _last_closers(text: str) -> dict[str, int]:
 
 
 def _may_close(mark: re.Match[str]) -> bool:
-    """Return False for a quotation mark at the beginning of a word."""
     follows = mark.string[mark.end() : mark.end() + 1]
     return mark[0] not in "\"'" or not (follows.isascii() and follows.isalnum())
 
@@ -212,7 +210,6 @@ def _closes(mark: re.Match[str], closer: str) -> bool:
 
 
 def _object(text: str, start: int, value_of: ValueOf, found: Found) -> tuple[str, int]:
-    """Return the replacement for a text that may be a JSON object or a ``json`` block with an object, and the index of the text's end."""
     block = _JSON_BLOCK.match(text, start)
     start = block.end() if block else start
     if not block and not _LIKE_JSON.match(text, start):

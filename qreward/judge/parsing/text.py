@@ -65,7 +65,6 @@ def _on_scale(value: float | Decimal, scale: Scale | None) -> float:
 
 
 def shown(end: float) -> str:
-    """Return the lowest or highest number of a scale as a text, without a trailing ``.0``."""
     return f"{end:g}"
 
 
@@ -133,7 +132,6 @@ class Sentence(NamedTuple):
 
 
 def sentences(words: str, *, marked: bool = False) -> Iterator[Sentence]:
-    """Yield the sentences of ``words`` in order."""
     report, gaps, all_gaps = "", 0, words.count(GAP)
     for raw in words.split("\n"):
         line = _line(raw)
@@ -359,7 +357,6 @@ class TextReader:
         return value, members
 
     def value_in(self, match: re.Match[str]) -> Any:
-        """Return the value of a verdict that a pattern has found. Raises :class:`Unreadable`."""
         if self._options is not None:
             return choice_of(match["option"], self._values)
         groups = match.groupdict()
@@ -390,7 +387,6 @@ class TextReader:
             return True
 
     def states_other(self, words: str, value: Any) -> bool:
-        """Return whether a sentence is a verdict other than ``value``, in any form."""
         match = self._verdict.fullmatch(words)
         if not match or OBJECT in words:
             return False
@@ -400,7 +396,6 @@ class TextReader:
             return True
 
     def explains(self, after: Sequence[str], value: Any) -> bool:
-        """Return whether the sentences after a verdict are its reasons, and do not revise it."""
         after = [words for words in after if not _COURTESY.fullmatch(words)]
         if not after:
             return True

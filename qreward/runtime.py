@@ -16,9 +16,8 @@ from typing import Any, Protocol, cast
 
 from qreward import options
 from qreward.codecs.base import WireRequest
-from qreward.deciding.batch import DecisionBatch
 from qreward.deciding.dialects import DialectFinder
-from qreward.deciding.requests import send_divided
+from qreward.deciding.requests import DecisionBatch, send_divided
 from qreward.decisions import Decision
 from qreward.engine import background
 from qreward.engine.batch import BatchWaiter, size_of

@@ -12,17 +12,21 @@ from qreward.codecs import json as jsonio
 from qreward.codecs.base import EmbeddedError, Malformed, Unfinished, WireRequest
 from qreward.codecs.decisions.base import (
     DECLINED,
+    MOST_LETTERS,
+    SPELLINGS,
     DecisionInput,
     Dialect,
     InvalidAnswer,
     Kind,
     NoAnswer,
+    as_text,
+    asked,
     distribution,
+    labels_of,
     mass,
     member,
     probability,
 )
-from qreward.codecs.decisions.names import MOST_LETTERS, SPELLINGS, as_text, asked, labels_of
 from qreward.decisions import Choice, FoundAnswer, Question, Score, YesNo
 from qreward.errors import BadRequest
 from qreward.settings.policies import Endpoint

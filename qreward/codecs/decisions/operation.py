@@ -8,8 +8,7 @@ from typing import Any
 from qreward.codecs.base import WireRequest
 from qreward.codecs.decisions.base import DecisionInput, DecisionReply, Dialect, valid_input
 from qreward.codecs.decisions.chat import CHAT_DECISIONS, GENERATIVE_SCORING, ChatDialect
-from qreward.codecs.decisions.named import SGLANG, SYSTEMONE
-from qreward.codecs.decisions.openai import OPENAI, VLLM
+from qreward.codecs.decisions.native import OPENAI, SGLANG, SYSTEMONE, VLLM
 from qreward.decisions import YesNo
 from qreward.errors import InvalidResponse
 from qreward.settings.policies import Endpoint

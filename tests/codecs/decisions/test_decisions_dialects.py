@@ -10,11 +10,9 @@ import pytest
 from decision_tools import ALL, CLEAR, QUESTIONS, RIGHT, SCORING, TONE, TYPED, answer, body_of, call, in_groups
 
 from qreward.codecs.base import EmbeddedError, WireRequest
-from qreward.codecs.decisions.base import DecisionInput, Dialect
+from qreward.codecs.decisions.base import DecisionInput, Dialect, as_text, unique_names
 from qreward.codecs.decisions.chat import CHAT_DECISIONS, CHAT_WITHOUT_THINKING, GENERATIVE_SCORING
-from qreward.codecs.decisions.named import SGLANG, SYSTEMONE, SYSTEMONE_OF_SGLANG
-from qreward.codecs.decisions.names import as_text, unique_names
-from qreward.codecs.decisions.openai import LIKE_VLLM, OPENAI, VLLM, OpenAIDialect
+from qreward.codecs.decisions.native import LIKE_VLLM, OPENAI, SGLANG, SYSTEMONE, SYSTEMONE_OF_SGLANG, VLLM, OpenAIDialect
 from qreward.codecs.decisions.operation import DIALECTS, ORDER, OTHERS, PROBE, Decide
 from qreward.decisions import Choice, Question, Score, YesNo
 from qreward.errors import BadRequest, ConfigError

@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from qreward.codecs.base import EmbeddedError, Malformed, Unfinished
 from qreward.codecs.decisions.base import DecisionReply, Dialect
 from qreward.codecs.decisions.chat import CHAT_DECISIONS
-from qreward.codecs.decisions.named import SGLANG, SYSTEMONE, SYSTEMONE_OF_SGLANG
-from qreward.codecs.decisions.openai import OPENAI, VLLM
+from qreward.codecs.decisions.native import OPENAI, SGLANG, SYSTEMONE, SYSTEMONE_OF_SGLANG, VLLM
 from qreward.decisions import MIN_LABEL_MASS, DecisionAnswer, Question, YesNo
 from qreward.errors import InvalidResponse
 

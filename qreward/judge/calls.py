@@ -45,7 +45,6 @@ class JudgeCall(NamedTuple):
     form: str
     reasks: int
     group: object = None
-    fallback: JudgeCall | None = None
     answers: int = 0
     room: int = 1
     cut: bool = False
@@ -62,8 +61,6 @@ class JudgeCall(NamedTuple):
         return self.form != self.judge_model.format
 
     def current(self) -> JudgeCall:
-        if not self.judge_model.format and self.fallback is not None:
-            return self.fallback._replace(answers=self.answers, form=self.fallback.judge_model.format)
         return self._replace(form=self.judge_model.format)
 
     def request(self) -> WireRequest:
@@ -82,8 +79,6 @@ def evaluate(call: JudgeCall, answer: Any) -> Done | Again:
         return Again(call._replace(answers=call.answers + 1, parts=parts, inputs=call.rest[0], rest=call.rest[1:]), reply=reply)
     if call.parts:
         reply = joined([*call.parts, reply])
-    if call.fallback is not None and not model.format:
-        return Again(call, reply=reply)  # the model now writes, and all answers to one item must be of one kind
     try:
         return Done(model.vote(reply, swapped=call.swapped), reply)
     except Unreadable as unreadable:
@@ -96,7 +91,7 @@ def evaluate(call: JudgeCall, answer: Any) -> Done | Again:
 
 
 def _failed(call: JudgeCall, error: QRewardError) -> Done | Again:
-    if _falls_back(call, error):
+    if isinstance(call.judge_model, WritingModel) and call.judge_model.fall_back(call.form, error):
         return Again(call, error)
     if parts := halves(call.inputs, error):
         return Again(call._replace(inputs=parts[0], rest=(*parts[1:], *call.rest)), error)
@@ -111,17 +106,12 @@ def _unread(call: JudgeCall, reply: Reply, reason: str, answer: Any) -> Done | A
     grows = is_cut and call.grows and isinstance(model, WritingModel) and model.has_more_room(call.room)
     times = "" if call.answers == 1 else f" in {call.answers} answers"
     error = _about(call, InvalidResponse(model.without_verdict(reply, reason, times), model=model.model))
-    if _falls_back(call, error, reply):
+    if isinstance(model, WritingModel) and model.fall_back(call.form, error, reply):
         return Again(call, error, reply, record)
     if call.reasks <= 0 or isinstance(model, DecidingModel) or (is_cut and call.cut and not grows):
         return Done(error, reply, record)
     inputs, room = model.repeated(call.inputs, reply, reason), call.room * (2 if grows else 1)
     return Again(call._replace(inputs=inputs, reasks=call.reasks - 1, room=room, cut=call.cut or is_cut), error, reply, record)
-
-
-def _falls_back(call: JudgeCall, error: QRewardError, reply: Reply | None = None) -> bool:
-    model = call.judge_model
-    return model.fall_back(call.form, error, reply) and (bool(model.format) or call.fallback is not None)
 
 
 def _about(call: JudgeCall, error: QRewardError) -> QRewardError:

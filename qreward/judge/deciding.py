@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite
@@ -24,8 +23,6 @@ from qreward.judge.rubric import Criterion, CriterionGroup, DecidedCriteria, Rub
 from qreward.judge.types import Vote
 from qreward.options import preparer
 
-_log = logging.getLogger("qreward")
-
 DECISION = "decision"
 """The ``format`` of requests for decisions."""
 WRITING_ONLY = frozenset({
@@ -44,35 +41,20 @@ class SingleQuestion:
     names: tuple[Option, ...]
 
 
-class AutoMethod:
-    """Records whether a model answers with probabilities, for the method ``auto``. The first answer of the model counts for all
-    questions."""
-
-    def __init__(self, model: str) -> None:
-        self._model, self.works, self.given_up = model, False, False
-
-    def settle(self, *, works: bool, why: str) -> None:
-        """Record whether the model answers with probabilities. Only the first call has an effect, and is logged."""
-        if not self.works and not self.given_up:
-            self.works, self.given_up = works, not works
-            _log.info("the judge model %r is asked %s: %s", self._model, "for decisions" if works else "to write its verdicts", why)
-
-
 class DecidingModel:
     """Makes one request for decisions to one model, and reads the answer. The request has one question, or criteria of a rubric."""
 
     reasks = 0  # the same questions would have the same answers
     question = ""
+    format = DECISION
 
-    def __init__(
-        self, model: str, subject: SingleQuestion | Sequence[Criterion], config: JudgeConfig, decide: Decide, auto: AutoMethod | None = None
-    ) -> None:
+    def __init__(self, model: str, subject: SingleQuestion | Sequence[Criterion], config: JudgeConfig, decide: Decide) -> None:
         self.model, self.cached_as = model, json.dumps([config.cache_namespace, model])
         self._single = subject if isinstance(subject, SingleQuestion) else None
         self._criteria = () if isinstance(subject, SingleQuestion) else tuple(subject)
         self._group = CriterionGroup(self._criteria)
         self._questions = (subject.question,) if isinstance(subject, SingleQuestion) else tuple(each.question for each in subject)
-        self._decide, self._auto, self._least = decide, auto, config.min_label_mass
+        self._least = config.min_label_mass
         self._names = [""] if len(self._questions) == 1 else [f"criterion {each.name!r}: " for each in self._criteria]
         given = {} if config.method == "auto" else {name: value for name, value in config.params.items() if name != "hedge"}
         self._headers, body = config.params.get("extra_headers"), given.pop("extra_body", None)
@@ -83,11 +65,6 @@ class DecidingModel:
             self._sample = preparer(decide, model, given, self._headers, body)
         except BadRequest as error:
             raise ConfigError(str(error)) from None
-
-    @property
-    def format(self) -> str:
-        """``DECISION``; or ``""`` after an answer without probabilities, with the method ``auto``."""
-        return "" if self._auto is not None and self._auto.given_up else DECISION
 
     def input_of(self, messages: Messages) -> DecisionInput:
         only = messages[0]["content"] if len(messages) == 1 and messages[0].get("role") == "user" else messages
@@ -103,14 +80,6 @@ class DecidingModel:
     def prepare(self, sample: int, room: int = 1) -> Callable[[Any], WireRequest]:  # noqa: ARG002 - all samples are alike
         return self._sample
 
-    def fall_back(self, form: str, error: QRewardError, reply: Reply | None = None) -> bool:  # noqa: ARG002 - as WritingModel has it
-        """Return True if the model is asked to write from now on: the method is ``auto``, and the error shows that it gives no
-        probabilities."""
-        if self._auto is None or self._auto.works or form != DECISION or not _lacks_probabilities(error):
-            return False
-        self._auto.settle(works=False, why="its servers return no probabilities")  # the text of the error may quote the prompt
-        return True
-
     def parse(self, answer: DecisionReply) -> DecidedReply:
         return DecidedReply(answer.table, fingerprint_of(answer.model, None, None))
 
@@ -120,8 +89,6 @@ class DecidingModel:
             why = str(table.errors[place]) if table.errors and place in table.errors else too_improbable(mass, self._least)
             if why:
                 raise Unreadable(f"{self._names[place]}{why}")
-        if self._auto is not None and isinstance(reply, DecidedReply):  # a cached answer does not show what the servers do now
-            self._auto.settle(works=True, why="it answers with probabilities")
         if self._single is not None:
             return _single_vote(self._single, table, self.model, swapped=swapped)
         return Vote(
@@ -162,12 +129,6 @@ def _single_vote(single: SingleQuestion, table: AnswerTable, model: str, *, swap
     score = min(max(expected, min(single.rewards)), max(single.rewards))  # rounding may exceed the ends
     distribution = dict(zip(single.names, numbers, strict=True))
     return Vote(score, model=model, swapped=swapped, confidence=table.confidences[0], distribution=distribution)
-
-
-def _lacks_probabilities(error: QRewardError) -> bool:
-    if isinstance(error, BadRequest):
-        return error.status_code is not None and "logprob" in str(error).lower()
-    return str(error).endswith("the server returned no log probabilities") or "first token is none of the labels (" in str(error)
 
 
 LEVELS = 10

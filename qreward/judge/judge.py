@@ -456,10 +456,10 @@ class Judge:
         if self._config.method == "write":
             return self._builders.get(self._builders.written, pairs=pairs)
         dialects, driver = runtime_of(self._client).dialects, runtime_of(self._client).driver()
-        autos = self._builders.autos
-        asked = [model for model in pools if not autos[model].given_up and model not in dialects.most]
-        await asyncio.gather(*(dialects.find(driver, pools[model], model, timeout) for model in asked))
-        limits = tuple(0 if autos[model].given_up else dialects.most_questions(pool, model) for model, pool in pools.items())
+        auto, works = self._config.method == "auto", dialects.works
+        asked = [model for model in pools if (model not in works if auto else model not in dialects.most)]
+        await asyncio.gather(*(dialects.find(driver, pools[model], model, timeout, works=auto) for model in asked))
+        limits = tuple(0 if auto and works.get(model) is False else dialects.most_questions(pool, model) for model, pool in pools.items())
         return self._builders.get(limits, pairs=pairs)
 
     def _pools(self) -> dict[str, Pool]:

@@ -19,7 +19,7 @@ from qreward.judge.answers import shown_in
 from qreward.judge.calls import JudgeCall, JudgeModel
 from qreward.judge.codec import encoded
 from qreward.judge.config import JudgeConfig
-from qreward.judge.deciding import WRITING_ONLY, AutoMethod, DecidingModel, SingleQuestion, preference_question, question_of
+from qreward.judge.deciding import WRITING_ONLY, DecidingModel, SingleQuestion, preference_question, question_of
 from qreward.judge.loop import ItemCalls
 from qreward.judge.parsing import PreferenceVerdict
 from qreward.judge.prompts import Messages, Prompt
@@ -99,10 +99,9 @@ class RequestBuilder:
         models: Sequence[ModelQuestions],
         samples: int,
         decide: Decide,
-        fallback: RequestBuilder | None = None,
         calibrate: Callable[[float], float] | None = None,
     ) -> None:
-        self._models, self._samples, self.decide, self._fallback, self._calibrate = models, samples, decide, fallback, calibrate
+        self._models, self._samples, self.decide, self._calibrate = models, samples, decide, calibrate
         self._names, self._pairs = models[0].prompt.names, models[0].prompt.pairs
         each = samples * (2 if self._pairs else 1)
         self.per_model = {questions[0].model: len(questions) * each for _, questions in models}
@@ -135,12 +134,7 @@ class RequestBuilder:
                 key = blake2b(judge_model.identity + sample.to_bytes(4, "big") + digest, digest_size=16).digest()
                 inputs = judge_model.input_of(messages)
                 found.append(JudgeCall(judge_model, inputs, key, sample, order > 0, judge_model.format, judge_model.reasks, group))
-        if self._fallback is None:
-            return found
-        return [
-            one._replace(fallback=other) if one.judge_model is not other.judge_model else one
-            for one, other in zip(found, self._fallback.requests(fields, extra=extra), strict=True)
-        ]
+        return found
 
     def result(self, decided: Aggregate, usage: Usage | None, *, cached: bool) -> Verdict | Comparison:
         score, votes, confidence = decided
@@ -167,10 +161,9 @@ class Builders:
         calibrate: Callable[[float], float] | None = None,
     ) -> None:
         self._config, self._given, self._parser, self._decide, self._calibrate = config, given, parser, decide, calibrate
-        self.autos = {model: AutoMethod(model) for model in config.model}
         self._formats = {model: AnswerFormat(config) for model in config.model}
         self._prompts: dict[tuple[bool, bool], ItemPrompt] = {}
-        self._made: dict[tuple[bool, Limits, bool], RequestBuilder] = {}
+        self._made: dict[tuple[bool, Limits], RequestBuilder] = {}
         self._lock = threading.Lock()
         self.written: Limits = (0,) * len(config.model)
         self._point: SingleQuestion | None = None
@@ -196,7 +189,7 @@ class Builders:
 
     def get(self, limits: Limits, *, pairs: bool) -> RequestBuilder:
         with self._lock:
-            key = pairs, limits, all(auto.works for auto in self.autos.values())
+            key = pairs, limits
             if key not in self._made:
                 self._made[key] = self._make(limits, pairs)
             return self._made[key]
@@ -206,8 +199,7 @@ class Builders:
             self._deciding(model, most, pairs) if most else self._writing(model, pairs)
             for model, most in zip(self._config.model, limits, strict=True)
         ]
-        decide, fallback = self._decide_by(models, pairs), self._fallback(models, limits, pairs)
-        return RequestBuilder(models, self._config.samples, decide, fallback, self._calibrate)
+        return RequestBuilder(models, self._config.samples, self._decide_by(models, pairs), self._calibrate)
 
     def _decide_by(self, models: Sequence[ModelQuestions], pairs: bool) -> Decide:
         config = self._config
@@ -218,20 +210,6 @@ class Builders:
             return partial(aggregate_scores, how=config.settle, width=None if ends is None else ends[1] - ends[0])
         sizes = tuple(len(questions) for _, questions in models for _ in range(config.samples))
         return partial(aggregate_rubrics, how=config.settle, rubric=config.rubric, sizes=sizes, bounds=config.range or (0.0, 1.0))
-
-    def _fallback(self, models: Sequence[ModelQuestions], limits: Limits, pairs: bool) -> RequestBuilder | None:
-        """Return the builder of written requests for models that may give no probabilities, with the method ``auto``. Returns None if there
-        is no such model, or if it would need another number of requests for written answers."""
-        undetermined = [most for model, most in zip(self._config.model, limits, strict=True) if most and not self.autos[model].works]
-        if self._config.method != "auto" or not undetermined:
-            return None
-        others = [
-            self._writing(model, pairs) if most else written
-            for model, most, written in zip(self._config.model, limits, models, strict=True)
-        ]
-        if any(len(one.questions) != len(other.questions) for one, other in zip(models, others, strict=True)):
-            return None
-        return RequestBuilder(others, self._config.samples, self._decide_by(others, pairs))
 
     def _prompt(self, pairs: bool, *, apart: bool) -> ItemPrompt:
         if (pairs, apart) not in self._prompts:
@@ -255,7 +233,7 @@ class Builders:
 
     def _deciding(self, model: str, most: int, pairs: bool) -> ModelQuestions:
         """Return the questions for decisions. The criteria of a rubric are divided evenly into as few requests as the servers allow."""
-        config, auto = self._config, self.autos[model] if self._config.method == "auto" else None
+        config = self._config
         subjects: list[SingleQuestion | Sequence[Criterion]]
         if pairs:
             subjects = [preference_question(built_in=self._given["pair_prompt"] is None, rubric=config.rubric)]
@@ -263,7 +241,7 @@ class Builders:
             subjects = [self._point] if self._point is not None else []
         else:
             subjects = [*evenly(config.rubric.criteria, most)]
-        questions = [DecidingModel(model, each, config, self._decide, auto) for each in subjects]
+        questions = [DecidingModel(model, each, config, self._decide) for each in subjects]
         return ModelQuestions(self._prompt(pairs, apart=True), questions)
 
 

@@ -108,7 +108,11 @@ def fingerprint_of(model: object, system_fingerprint: object, metadata: object) 
     """Return one text for the fields with which a server identifies the weights that wrote an answer: ``model``, ``system_fingerprint``
     (OpenAI) and ``metadata.weight_version`` (SGLang)."""
     version = metadata.get("weight_version") if isinstance(metadata, dict) else None
-    return repr(tuple([value if type(value) is str else None for value in (model, system_fingerprint, version)]))
+    return repr((
+        model if type(model) is str else None,
+        system_fingerprint if type(system_fingerprint) is str else None,
+        version if type(version) is str else None,
+    ))  # fmt: skip
 
 
 def parse_reply(answer: ChatAnswer) -> ModelReply:
@@ -116,21 +120,15 @@ def parse_reply(answer: ChatAnswer) -> ModelReply:
     document: Any = {}
     message: Any = None
     try:
-        document = _decoded(answer.body)
+        try:
+            document = msgspec.json.decode(answer.body)
+        except jsonio.REFUSED:
+            document = jsonio.read_object(answer.body)  # lenient, and slower
         choices = document["choices"]
-        message = first_of(choices, [choice.get("index") for choice in choices])["message"]
+        message = (choices[0] if len(choices) == 1 else first_of(choices, [choice.get("index") for choice in choices]))["message"]
     except (Malformed, LookupError, TypeError, AttributeError):
-        pass
+        document = document if isinstance(document, dict) else {}
     message = message if isinstance(message, dict) else {}
     fingerprint = fingerprint_of(document.get("model"), document.get("system_fingerprint"), document.get("metadata"))
     refusal, reasoning = message.get("refusal"), message.get("reasoning_content") or message.get("reasoning")
     return ModelReply(answer.text(), joined(reasoning), joined(refusal), answer.finish_reason, fingerprint)
-
-
-def _decoded(body: bytes) -> dict[str, Any]:
-    """Return the JSON object in a body. The lenient parser is slower, so it reads only a body that is not strict JSON."""
-    try:
-        document = msgspec.json.decode(body)
-    except jsonio.REFUSED:
-        document = None
-    return document if isinstance(document, dict) else jsonio.read_object(body)

@@ -74,7 +74,8 @@ def _escaped(match: re.Match[str]) -> str:
 
 def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members: dict[str, Any] = {}
-    for key, value in ((_whole(key), _whole(value)) for key, value in pairs):
+    for name, given in pairs:
+        key, value = _whole(name), _whole(given)
         if key in members and (members[key] != value or type(members[key]) is not type(value)):
             raise NotAnObject("A key has two different values.")
         members[key] = value

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from math import inf
 from typing import Any, TypeVar
@@ -14,13 +14,13 @@ from qreward.codecs.decisions.operation import Decide
 from qreward.decisions import Decision, DecisionAnswer, Question, check_questions
 from qreward.engine.batch import BatchWaiter
 from qreward.engine.snapshots import ItemTallies, result_of
-from qreward.errors import BadRequest, ConfigError, QRewardError
+from qreward.errors import BadRequest, ConfigError, DeadlineExceeded, QRewardError, RequestTimeout
 from qreward.options import Arguments, preparer
 from qreward.records import AttemptRecord, Usage, added
 from qreward.results import Result
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.source import Source
-from qreward.scheduler.task import BatchFeed, RequestOptions, Task
+from qreward.scheduler.task import BatchFeed, Task
 
 REFUSED = "refused"
 """The ``outcome`` of an attempt whose request the server rejected as wrong (400, 413, 422 or a content filter). If the input is too long,
@@ -95,10 +95,6 @@ class JoinedAnswer:
         return ""
 
 
-Send = Callable[[WireRequest, RequestOptions], Awaitable[Result[Any]]]
-"""A function that sends one request and returns its result. If the request failed, the result has the error."""
-
-
 def decision_preparer(
     decide: Decide, given: Arguments, model: str, min_label_mass: float, questions: object = None
 ) -> Callable[[Any], WireRequest]:
@@ -123,40 +119,21 @@ def decision_preparer(
     return request
 
 
-async def send_divided(
-    send: Send,
-    call: WireRequest,
-    failed: Result[Any] | None,
-    *,
-    most: Callable[[], int],
-    options: RequestOptions,
-    clock: Callable[[], float],
-    began: float,
-) -> Decision:
-    """Send one decision as several requests, because it has too many questions, or because the server rejected a question."""
+def in_time(result: Result[Decision], timeout: float | None) -> Decision:
+    """Return the decision of one call, whose deadline was its timeout. Raises its error."""
 
-    async def part(call: WireRequest) -> Outcome:
-        left = options if options.timeout is None else options._replace(timeout=max(began + options.timeout - clock(), 1e-3))
-        try:
-            result = await send(call, left)
-        except QRewardError as error:
+    def own(error: QRewardError | None) -> QRewardError | None:
+        if not isinstance(error, DeadlineExceeded):
             return error
-        return result.value if result.error is None else await again(call, result)
+        late = RequestTimeout(f"no answer within the timeout of {timeout:g} s; {str(error).partition('; ')[2]}")
+        late.attempts, late.usage = result.attempts, error.usage
+        return late
 
-    async def again(call: WireRequest, result: Result[Any]) -> Outcome:
-        assert result.error is not None
-        calls = smaller(call, result.error, result.attempts, most())
-        return await parts(calls) if calls else result.error
-
-    async def parts(calls: list[WireRequest]) -> Outcome:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(part(call)) for call in calls]
-        return joined(calls, [task.result() for task in tasks])
-
-    outcome = await (parts(divided(call, most())) if failed is None else again(call, failed))
-    if isinstance(outcome, QRewardError):
-        raise outcome
-    return outcome
+    if (error := own(result.error)) is not None:
+        raise error
+    decision = result.value
+    answers = [DecisionAnswer(each.question, error=own(each.error)) if each.error is not None else each for each in decision]
+    return replace(decision, answers=tuple(answers)) if decision.errors else decision
 
 
 class DividedItem:

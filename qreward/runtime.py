@@ -13,9 +13,8 @@ from weakref import WeakMethod
 
 from qreward import options
 from qreward.codecs.base import WireRequest
-from qreward.deciding.batch import DecisionBatch
 from qreward.deciding.dialects import DialectFinder
-from qreward.deciding.requests import send_divided
+from qreward.deciding.requests import DecisionBatch, in_time, smaller
 from qreward.decisions import Decision
 from qreward.engine import background
 from qreward.engine.addresses import AddressLists
@@ -233,13 +232,25 @@ class Runtime:
         if model not in dialects.most:
             request_options = await self._find_dialects(pool, model, request_options)
             began = self.clock()
-        result = None
-        if len(call.inputs.questions) <= dialects.most_questions(pool, model):
-            result = await self.one(call, request_options)
-            if result.error is None:
-                return cast("Decision", result.value)
         most = partial(dialects.most_questions, pool, model)
-        return await send_divided(self.one, call, result, most=most, options=request_options, clock=self.clock, began=began)
+        if (count := len(call.inputs.questions)) <= most():
+            result = await self.one(call, request_options)
+            if result.error is None or not smaller(call, result.error, result.attempts, most()):
+                return cast("Decision", result.value)
+            count = (count + 1) // 2
+        timeout = request_options.timeout
+        batch = DecisionBatch(
+            self.driver(),
+            pool,
+            [call],
+            lambda call: call,
+            most=lambda: min(most(), count),
+            waited=self.clock() - began,
+            request_options=request_options,
+            **self.collecting({"deadline": timeout, "progress": False}, pool, [call], model),
+        )
+        (result,) = await batch.run()
+        return in_time(result, timeout)
 
     async def _find_dialects(self, pool: Pool, model: str, request_options: RequestOptions) -> RequestOptions:
         began, timeout = self.clock(), request_options.timeout

@@ -6,7 +6,8 @@ from typing import Any
 
 from qreward.codecs import rate_limit_headers
 from qreward.codecs.base import EmbeddedError, Malformed, Reply, TransportError, Unfinished, WireRequest
-from qreward.codecs.decisions.base import DecisionReply, Dialect
+from qreward.codecs.decisions.base import DecisionReply
+from qreward.codecs.decisions.operation import Decide
 from qreward.codecs.rewards.registry import kind_of, server_root
 from qreward.codecs.rewards.server_info import MODELS, Load, read_load
 from qreward.errors import BadRequest, ClientClosed, ConfigError, RequestError
@@ -173,7 +174,7 @@ def failure_of(error: Exception, endpoint: Endpoint, call: WireRequest, connecti
     match error:
         case TransportError() if connection is not None:
             return failure_from_transport(error, connection.name, call.model, connection.secrets.and_headers(call.headers))
-        case BadRequest() if isinstance(call.codec, Dialect):  # more questions or options than this server takes
+        case BadRequest() if isinstance(call.codec, Decide):  # more questions or options than this server takes
             error.endpoint, error.model = endpoint.name, call.model
             return Failure(FailureKind.UNSUITABLE, error)
         case BadRequest():

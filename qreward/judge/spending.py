@@ -31,8 +31,8 @@ class Budget(Policy):
         tokens: prompt and completion tokens together; None for no limit.
     """
 
-    cost: Annotated[float, BeforeValidator(Number("US dollars", above=0))] | None = None
-    tokens: Annotated[int, BeforeValidator(Number("tokens", whole=True, least=1))] | None = None
+    cost: Annotated[float, BeforeValidator(Number(above=0))] | None = None
+    tokens: Annotated[int, BeforeValidator(Number(whole=True, least=1))] | None = None
 
     @model_validator(mode="after")
     def _limited(self) -> Budget:

@@ -47,7 +47,7 @@ PURE = ("scheduler", "quota.ledger", "quota.lease")
 """They take the time and randomness as arguments, and do no I/O."""
 
 UPWARD = {
-    ("client", "bulk.start"): "client.run; most programs run no bulk",
+    ("client", "bulk.run"): "client.run; most programs run no bulk",
     ("client", "bulk.inputs"): "for types only",
     ("client", "bulk.report"): "for types only",
     ("client", "compat.names"): "names of QReward 0.1.7, looked up when a program imports one",

@@ -24,6 +24,8 @@ def _called(callback: Any, read: Callable[[Any], Any]) -> Any:
     """Return the settings that a callback returns, or None if nothing has changed."""
     try:
         answer = callback()
+    except ConfigError:
+        raise
     except Exception as error:  # the message is left out because it may hold secrets
         raise ConfigError(f"callback: raised {type(error).__name__}") from error
     if answer is None or isinstance(answer, ClientConfig):

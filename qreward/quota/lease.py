@@ -148,7 +148,7 @@ class LeasedQuota(Gcra):
             return inf
         return self._arrival - self.burst
 
-    def take(self, now: float, cost: float = 1.0, _plain: float | None = None) -> None:
+    def take(self, now: float, cost: float = 1.0) -> None:
         if not self._whole:
             self.largest = max(cost, FADE * self.largest)
             self.mean += 0.1 * (cost - self.mean)

@@ -87,7 +87,7 @@ def test_a_file_that_is_wrong_changes_nothing_and_is_reported_once(watched: Any)
     broken = {
         '{"timeout": 5, "retr': "is not valid JSON: Unterminated string",
         "": "is empty; write {} if nothing is to be set",
-        '{"retry_times": 3, "timeout": -1}': "timeout: must be more than 0 seconds, not -1",
+        '{"retry_times": 3, "timeout": -1}': "timeout: must be more than 0, not -1",
         '{"pool": "others"}': "pool: cannot be changed while the function is in use; set it in code",
     }
     for number, (text, said) in enumerate(broken.items()):

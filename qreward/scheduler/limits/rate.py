@@ -14,8 +14,8 @@ from __future__ import annotations
 from math import inf
 
 BURST = 0.1
-"""The requests that the rate allows in this number of seconds may be sent together. With a value of one second, a provider that counts in
-windows of one second could receive twice the rate (simulated)."""
+"""The requests that the rate allows in this number of seconds may be sent together. With one second, a provider that counts in windows of
+one second could receive twice the rate (simulated)."""
 
 
 class Gcra:
@@ -69,12 +69,10 @@ class LearnedRate:
 
     @property
     def rate(self) -> float:
-        """Requests per second; inf while there is no limit."""
         return inf if self.pace is None else self.pace.rate
 
     @property
     def ready_at(self) -> float:
-        """Earliest time at which a request is allowed. If the time has passed, a request is allowed now."""
         return -inf if self.pace is None else self.pace.ready_at
 
     def sent(self, now: float) -> None:

@@ -614,6 +614,8 @@ class Scheduler:
             self._end(task)  # its content was sent with another request
             return
         attempt = Attempt(task, source, now, task.overdue)
+        if source.sends_priority:
+            task.payload.level = task.level
         task.state = TaskState.SENT
         task.sends = attempt.number = task.sends + 1
         if task.attempt is not None:

@@ -74,8 +74,8 @@ class Source:
     __slots__ = (
         "answered_at", "attempt_timeout", "attempts", "check_at", "cooldown", "counted_at", "down_since", "due", "fault", "handle",
         "health", "held", "inflight", "inflight_seconds", "latency", "learned", "lease", "look_after", "metered", "name", "pools",
-        "prefix_cache", "proven", "removed", "requests", "reserved", "service", "silence", "stream_timing", "tally", "tokens",
-        "unanswered", "weight", "window",
+        "prefix_cache", "proven", "removed", "requests", "reserved", "sends_priority", "service", "silence", "stream_timing", "tally",
+        "tokens", "unanswered", "weight", "window",
     )  # fmt: skip
 
     def __init__(
@@ -93,6 +93,7 @@ class Source:
         self.name = name
         self.weight = weight
         self.handle: object = None
+        self.sends_priority = False  # its requests carry the level of their task
         self.pools: list[Pool] = []
         self.removed = False
         self.held = ""  # why an operator has paused it; "" if it is not paused

@@ -263,7 +263,7 @@ def rewarder(source: Source = None, *, deadline: float) -> Rewarder:
 
 
 def _made(config: RewardConfig, deadline: float) -> Rewarder:
-    client = shared_client(config.client)
+    client = shared_client(config.client, config.place)
     with name_source_in_errors(config):
         check(config, [route.pattern for route in client.list_routes()])
         scorer = make_scorer(client, config.scorer, owns_client=False)  # other rewarders share the client

@@ -96,11 +96,7 @@ class Group(Generic[T]):
 
 
 class LargestFirst(Generic[T]):
-    """Orders cold groups by the amount of text that they save (see the module).
-
-    The order is coarse: groups are sorted into classes of amounts, and the limit of each class is twice the limit of the class before. In
-    simulations, a finer order made no batch faster.
-    """
+    """Orders cold groups by the text that they save, in classes of twice the amount. A finer order gained nothing in simulations."""
 
     __slots__ = ("_classes",)
 
@@ -254,13 +250,7 @@ class AffineQueue(Generic[T]):
     # by prefix affinity
 
     def take(self, source: HasCache, look_ahead: int, holders: Holders[Any]) -> T:
-        """Remove and return the task that a source should take. The queue must not be empty.
-
-        Args:
-            source: the source.
-            look_ahead: number of the oldest tasks among which the source chooses; 0 to take the oldest task.
-            holders: the holders of all prefixes.
-        """
+        """Remove and return the task that a source should take among the ``look_ahead`` oldest ones. The queue must not be empty."""
         if self._ahead or not look_ahead:
             return self.popleft()
         ungrouped, waiting = self._ungrouped, self._grouped - self._left
@@ -323,10 +313,7 @@ class AffineQueue(Generic[T]):
     # the tree of groups
 
     def form_groups(self, look_ahead: int, holders: Holders[Any]) -> None:
-        """Sort some of the oldest unsorted tasks into groups.
-
-        Nothing is sorted if no sorted task waits and the oldest task has no prefix.
-        """
+        """Sort some of the oldest unsorted tasks into groups, unless no sorted task waits and the oldest one has no prefix."""
         ungrouped, position = self._ungrouped, self._grouped
         waiting = position - self._left
         if not ungrouped or not look_ahead or (not waiting and ungrouped[0].prefix is None):
@@ -452,10 +439,7 @@ class AffineQueue(Generic[T]):
         heappush(self._held.setdefault(source, []), (-group.depth, -at, self._entries, group))
 
     def _sweep(self) -> None:
-        """Drop groups that have no tasks and that no source holds.
-
-        Inner groups are checked before the groups around them, which can be dropped only then.
-        """
+        """Drop groups that have no tasks and that no source holds, the inner ones first."""
         if not self._to_check:
             self._to_check = sorted(self._groups.values(), key=attrgetter("depth"))
             self._kept = 0

@@ -183,13 +183,8 @@ class TailGuard:
 
     @staticmethod
     def _slowest(now: float, pool: Pool) -> tuple[float, float]:
-        """Compute which sources should take the remaining items, and how long these items will last.
-
-        Returns:
-            The first value is the largest number of seconds per token of a source that should be used. It is inf if all sources should be
-            used, because many items are left or too little is known.
-            The second value is the number of seconds until all items are taken.
-        """
+        """Return the most seconds per token of a source that should take the remaining items, and the seconds until all of them are taken.
+        The first is inf, for all sources, if many items are left or too little is known."""
         pool.common.count(now)
         left, lengths = pool.queue.left(), pool.common.lengths
         long = lengths.at(1 - LONG)

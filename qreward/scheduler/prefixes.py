@@ -105,10 +105,7 @@ class PredictedCache:
         self._reported = 0.0  # the last size that the server reported
 
     def report_capacity(self, tokens: float) -> None:
-        """Record how many tokens the cache holds, as the server reports. Learning continues from this number.
-
-        The number has the bounds of a learned one. Does nothing if the capacity was set and is not learned.
-        """
+        """Record how many tokens the cache holds, as the server reports. If the capacity is learned, learning continues from there."""
         if self._learns and tokens != self._reported:
             self._reported = tokens
             self.capacity = min(max(LEAST, tokens), MOST)
@@ -149,10 +146,7 @@ class PredictedCache:
         return _new(Expected, (tokens, computed, age, known, warm, clock))
 
     def failed(self, prefix: Prefix, expected: Expected, outcome: Failure | Cancelled) -> None:
-        """Record that a request ended without an answer. ``expected`` is what ``use`` returned for the request.
-
-        A prefix that only this request has used may not be in the cache, and is forgotten.
-        """
+        """Record that a request ended without an answer. A prefix that only this request has used is forgotten."""
         used = self._used
         for key in prefix.keys[expected.warm :]:
             if used.get(key) == expected.clock:
@@ -186,12 +180,8 @@ class PredictedCache:
         self._used.clear()
 
     def _learn(self, prefix: Prefix, expected: Expected, cached: int) -> None:
-        """Correct the capacity after an answer that contradicts it.
-
-        An answer contradicts the capacity if a prefix was found although its age was above the capacity, or was missing although its age
-        was below the capacity. Then the capacity moves towards this age. If a prefix was found at an age just below the capacity, the
-        capacity grows.
-        """
+        """Move the capacity towards the age of a prefix that was found although it was older, or was missing although it was younger. If
+        the age was just below the capacity, the capacity grows."""
         lengths, known = prefix.lengths, expected.known
         least = (lengths[known - 1] + (lengths[known - 2] if known > 1 else 0.0)) / 2 / self.characters
         capacity, age, found = self.capacity, expected.age, cached > least
@@ -202,10 +192,7 @@ class PredictedCache:
         self.capacity = min(max(capacity, LEAST), MOST)
 
     def _sweep(self) -> None:
-        """Drop prefixes whose age exceeds twice the capacity.
-
-        Younger prefixes are kept even if they are evicted, because they can show that the learned capacity is too small.
-        """
+        """Drop prefixes older than twice the capacity. Younger ones can show that the learned capacity is too small."""
         oldest = self.clock - 2 * self.capacity
         self._used = {key: then for key, then in self._used.items() if then > oldest}
         self._sweep_at = SWEEP + 2 * len(self._used)
@@ -254,10 +241,7 @@ class Holders(Generic[S]):
         return tuple([source for source in holders if source.prefix_cache.is_warm(key)]) if holders else ()
 
     def last_held(self, keys: tuple[int, ...], place: int) -> int:
-        """Return the number of keys from the first key to the innermost key that a source holds.
-
-        Only the keys from the index ``place`` on are checked. If no source holds a key that is checked, return ``place``.
-        """
+        """Return the number of keys up to the innermost one that a source holds, or ``place`` if no source holds a key from there on."""
         recent, before = self._recent, self._before
         rest = keys[place:]
         if recent.keys().isdisjoint(rest) and (not before or before.keys().isdisjoint(rest)):  # usual; faster than one by one

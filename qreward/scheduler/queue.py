@@ -39,19 +39,13 @@ SWEEP = 64
 
 
 def due(task: Task) -> float:
-    """Return the time by which a task is ordered: its deadline, or ``PATIENCE`` seconds after its submission if that is sooner.
-
-    Tasks of equal timeouts keep their order, and no task starves.
-    """
+    """Return the time by which a task is ordered, so that tasks of equal timeouts keep their order, and no task starves."""
     return min(task.born + PATIENCE, task.deadline)
 
 
 def rank(task: Task, source: Source) -> float:
-    """Return the sort key of a task that was sent before. The key is the arrival time of the task, except for a half-open source.
-
-    For a half-open source, tasks with fewer failures come first. Without this order, a few tasks that always fail would keep every source
-    out of service.
-    """
+    """Return the sort key of a task that was sent before: its arrival time. For a half-open source, tasks with fewer failures come first,
+    or a few tasks that always fail would keep every source out of service."""
     return task.born if source.health.half_open_limit > 1 else task.born + LAST * len(task.failures)
 
 
@@ -155,10 +149,7 @@ class RetryQueue:
         self.groups[key].append(task)
 
     def first(self, source: Source, now: float) -> AffineQueue[Task] | None:
-        """Return the group whose first task a source should take, or None.
-
-        Only the first ``MOST_GROUPS`` groups are searched.
-        """
+        """Return the group whose first task a source should take, or None."""
         best: AffineQueue[Task] | None = None
         least = inf
         for group in list(islice(self.groups, MOST_GROUPS)):
@@ -207,11 +198,7 @@ class Tenant:
         self.batches: OrderedDict[BatchFeed, None] = OrderedDict()  # those with a non-empty buffer, the one whose turn it is first
 
     def next(self, allow_batch: bool = True) -> Task | BatchFeed | None:
-        """Return the next entry, or None if there is no entry.
-
-        The entry is a single task if one waits, unless a batch has waited ``BULK`` seconds longer than this task. Otherwise the entry is a
-        batch. If ``allow_batch`` is False, no batch is returned.
-        """
+        """Return a single task if one waits, unless a batch has waited ``BULK`` seconds longer; otherwise a batch, or None."""
         head = self.singles.head()
         if allow_batch and self.batches:
             feed = next(iter(self.batches))
@@ -251,12 +238,7 @@ class PriorityLevel:
     # taking
 
     def best(self, source: Source, now: float, allow_batch: bool) -> tuple[float, Found]:
-        """Find the entry that a source should take.
-
-        Returns:
-            The first value is the arrival time of the most urgent entry, or inf if there is no entry for this source.
-            The second value is the entry that the source should take, or None.
-        """
+        """Return the arrival time of the most urgent entry for a source (inf if there is none), and the entry that it should take."""
         found: Found = None
         first = age = inf
         for tenant in self.tenants.values():
@@ -364,22 +346,13 @@ class Queue:
     # taking
 
     def key(self, source: Source, now: float, *, allow_batch: bool = True) -> float:
-        """Return the sort key of the best entry for a source, or inf if there is no entry.
-
-        The pool with the smallest key is served first. For ``allow_batch`` see ``take``.
-        """
+        """Return the sort key of the best entry for a source, or inf. The pool with the smallest key is served first."""
         return min((self._levels[level].best(source, now, allow_batch)[0] + level * AGEING for level in self.levels), default=inf)
 
     def take(self, source: Source, now: float, *, allow_batch: bool = True) -> tuple[Task, BatchFeed | None] | None:
-        """Remove and return the best task for a source, or return None if there is no task.
+        """Remove and return the best task for a source, with its feed if it is a batch item that was never sent; None if there is no task.
 
-        If the task is a batch item that was never sent, its feed is returned with it.
-
-        Args:
-            source: the source that takes the task.
-            now: the time, in seconds.
-            allow_batch: False if batch items that were never sent must wait. Retries of batch items are taken nevertheless, because this
-                source may be the only source that they do not avoid.
+        Without ``allow_batch``, such items wait. Retries of batch items are taken nevertheless: this source may be the only one for them.
         """
         if not self.levels:
             return None

@@ -75,10 +75,6 @@ def outage_error_factory(feed: BatchFeed) -> Callable[[], RequestTimeout]:
 
 
 def too_late(now: float, task: Task) -> RequestTimeout:
-    """Return the error of a task that is dropped before it is sent.
-
-    Even a fast answer (5th percentile of the latency) of any source in service would come after the deadline of the task.
-    """
     error = RequestTimeout(
         f"dropped before it was sent: no endpoint of {task.pool.name} answers within what is left of the timeout of {task.timeout:g} s"
         f" (queueing included); raise the timeout, send less at once, or add endpoints ({said(now, task.pool)})"
@@ -186,17 +182,11 @@ class Scheduler:
             self._ask(feed)
 
     def attend(self, now: float, feed: BatchFeed) -> None:
-        """Watch a batch until ``close_feed``.
-
-        The waiting items of the batch fail if no source of its pool is alive for the timeout of an item (see ``outages``).
-        """
+        """Watch a batch until ``close_feed``: its waiting items fail if no source is alive for the timeout of an item (see ``outages``)."""
         self.outages.enter(now, feed)
 
     def refill(self, now: float, feed: BatchFeed, again: Sequence[Task] = ()) -> None:
-        """Take over the tasks that the engine has read into a feed, or take note that the engine has marked the feed as ended.
-
-        The tasks ``again`` were not read from the input. They go before all other tasks of the feed.
-        """
+        """Take over the tasks that the engine has read into a feed, or that it has ended. The tasks ``again`` go before all others."""
         feed.more_requested = False
         feed.take_in()
         for task in reversed(again):
@@ -232,10 +222,7 @@ class Scheduler:
     # inputs: attempts and time
 
     def event(self, now: float, attempt: Attempt, outcome: Outcome) -> None:
-        """Record the outcome of an attempt that has ended. Further events for the same attempt are ignored.
-
-        An outcome that cannot be recorded, such as an answer whose counts are no numbers, fails its task and nothing else.
-        """
+        """Record the outcome of an attempt that has ended, once. An outcome that cannot be recorded fails its task and nothing else."""
         if attempt.ended:
             return
         attempt.ended = True
@@ -344,10 +331,7 @@ class Scheduler:
             self._give_up(item, outage_error_factory(item))
 
     def next_wake(self) -> float | None:
-        """Return the time at which ``tick`` must be called next, or None if no timer is set.
-
-        The time may be a little earlier than needed, but is never later.
-        """
+        """Return the time at which ``tick`` must be called next, or a little earlier; None if no timer is set."""
         return self.wheel.next_wake()
 
     # inputs: the fleet
@@ -361,10 +345,7 @@ class Scheduler:
         source.look_after = self._hedging.look_after(source)
 
     def changed(self, now: float, source: Source) -> None:
-        """Use the capacity that a source may have gained.
-
-        Call this after the source has joined a pool, was marked healthy, or got higher limits.
-        """
+        """Use the capacity that a source may have gained: it has joined a pool, was marked healthy, or got higher limits."""
         if source.is_alive():
             self.outages.end(source)
         self._fill(now, source)
@@ -388,11 +369,7 @@ class Scheduler:
             self.changed(now, source)
 
     def set_policies(self, before: ClientConfig, after: ClientConfig) -> bool:
-        """Replace the policies that changed. The budget of a changed hedging policy is reset.
-
-        Returns:
-            True if the hedging policy was replaced. Then ``check_attempts_again`` must be called.
-        """
+        """Replace the policies that changed. Returns True if ``check_attempts_again`` must be called, because hedging has changed."""
         self._most_waiting = after.max_queued
         if before.retry != after.retry:
             self._failure_policy = FailurePolicy(after.retry, self.rng)
@@ -585,10 +562,7 @@ class Scheduler:
         return min(waiting, key=lambda pool: pool.queue.key(source, now, allow_batch=pool.allows_batch(now, source)))
 
     def _begin(self, now: float, task: Task, feed: BatchFeed) -> None:
-        """Start a task that a source takes from a batch.
-
-        The timeout of the task starts now, except during an outage: then the timeout has started earlier (see ``outages``).
-        """
+        """Start a task that a source takes from a batch. Its timeout starts now, or earlier during an outage (see ``outages``)."""
         task.pool.batch_inflight += 1
         if feed.left is not None:
             feed.left -= 1
@@ -729,10 +703,7 @@ class Scheduler:
         self.out.append((MORE, feed))
 
     def _fail_waiting(self, feed: BatchFeed, failing: Callable[[], QRewardError]) -> None:
-        """Fail the buffered items of a batch.
-
-        While input remains, one item is kept, because only a request can show that a source is alive.
-        """
+        """Fail the buffered items of a batch. While input remains, one is kept: only a request can show that a source is alive."""
         while len(feed.buffer) > (not feed.ended):
             self._finish(feed.buffer.pop(), failing())
         if not feed.buffer:
@@ -741,10 +712,7 @@ class Scheduler:
     # inspection of attempts that take too long
 
     def _look(self, now: float, source: Source) -> None:
-        """Inspect the attempts at a source, and schedule the next inspection.
-
-        Attempts that have exceeded their time limit are cancelled. Attempts that seem to hang or are due for a hedge are copied.
-        """
+        """Inspect the attempts at a source: cancel those that have exceeded their time limit, copy those that seem to hang or are late."""
         for pool in source.pools:
             pool.common.count(now)
         if now >= source.silence.alarm_at(source.inflight, source.latency.mean):
@@ -793,10 +761,7 @@ class Scheduler:
         self._offer(now, source)
 
     def _copy(self, now: float, task: Task) -> None:
-        """Send a task to the source that is expected to answer it first besides the one that works on it.
-
-        If that source has no capacity, queue the task ahead of tasks that were never sent.
-        """
+        """Send a task to the best source besides the one that works on it, or queue it ahead of tasks that were never sent."""
         source = task.pool.best(now, task)[1]
         if source is None or source.ready_at(now) > now:
             task.pool.queue.put(task)

@@ -213,12 +213,7 @@ class Source:
     ) -> None:
         """Update the rate limits that the server advertises, because a request ended or its streamed answer began.
 
-        Args:
-            now: seconds.
-            sent_at: when the request was sent.
-            limits: the advertised rate limits, or None if there were none.
-            used: tokens, if the request was served; None if it was rejected or failed.
-            hint: seconds after which a rejected request may be retried, as the server requests, or None.
+        ``used``: tokens, None if it was not served. ``hint``: seconds after which a rejected request may be retried, as the server says.
         """
         if self.learned is None or (limits is None and not self.metered):  # limits are not adapted, or none was advertised
             return
@@ -252,11 +247,9 @@ class Source:
             pool.in_service += by
 
     def was_well(self, then: float, *, asked_now: bool) -> bool:
-        """Return whether this source served other tasks around the time ``then``, at which a task failed here.
+        """Return whether this source has answered a request since a task failed here, and was not out of service in between.
 
-        Returns True if the source has answered a request since then, and was not out of service in between. If ``asked_now`` is False, the
-        task has now failed at another source. In that case no later answer is needed: this source need only have been in service since
-        then.
+        If the task has now failed at another source (``asked_now`` is False), no later answer is needed.
         """
         health = self.health
         return then >= health.serving_since and (self.answered_at > then or (not asked_now and health.is_back))

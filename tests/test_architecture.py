@@ -76,6 +76,7 @@ OUTSIDE = {
     "verl": {"integrations.verl.manager"},
     "openrlhf": {"integrations.openrlhf.agent"},
     "areal": {"integrations.areal.workflow"},
+    "openenv": {"integrations.openenv.rubric"},
     "verifiers": {"integrations.verifiers.judges"},
     "fastapi": {"server"},
     "starlette": {"server"},

@@ -30,6 +30,7 @@ DEFAULT = USUAL_FILES[0]
 ENDINGS = (".toml", ".yaml", ".yml", ".json")
 TRAINERS = {
     "areal": 'workflow="qreward.integrations.areal.workflow.QRewardRLVRWorkflow"',
+    "openenv": "super().__init__(rubric=QRewardRubric())",
     "openrlhf": '--train.agent_func_path "$(python -m qreward.integrations.openrlhf agent)"',
     "roll": "worker_cls: qreward.integrations.roll.JudgeRewardWorker",
     "slime": "--custom-rm-path qreward.integrations.slime.reward",
@@ -37,7 +38,10 @@ TRAINERS = {
     "verl": "reward.custom_reward_function.path=pkg://qreward.integrations.verl",
 }
 """Trainer -> the setting that makes the trainer use the judge. The trainer's page of the documentation shows the same setting."""
-IMPORTS = {"trl": "from qreward.integrations.trl import reward"}
+IMPORTS = {
+    "openenv": "from qreward.integrations.openenv import QRewardRubric",
+    "trl": "from qreward.integrations.trl import reward",
+}
 """Trainer -> the import that its setting needs."""
 EXAMPLE = "http://gpu-0:8000/v1"
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -30,6 +30,7 @@ DEFAULT = USUAL_FILES[0]
 ENDINGS = (".toml", ".yaml", ".yml", ".json")
 TRAINERS = {
     "areal": 'workflow="qreward.integrations.areal.workflow.QRewardRLVRWorkflow"',
+    "ms-swift": 'orms["qreward"] = QRewardORM',
     "openenv": "super().__init__(rubric=QRewardRubric())",
     "openrlhf": '--train.agent_func_path "$(python -m qreward.integrations.openrlhf agent)"',
     "roll": "worker_cls: qreward.integrations.roll.JudgeRewardWorker",
@@ -39,6 +40,7 @@ TRAINERS = {
 }
 """Trainer -> the setting that makes the trainer use the judge. The trainer's page of the documentation shows the same setting."""
 IMPORTS = {
+    "ms-swift": "from qreward.integrations.ms_swift import QRewardORM",
     "openenv": "from qreward.integrations.openenv import QRewardRubric",
     "trl": "from qreward.integrations.trl import reward",
 }

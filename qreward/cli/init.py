@@ -30,18 +30,20 @@ DEFAULT = USUAL_FILES[0]
 ENDINGS = (".toml", ".yaml", ".yml", ".json")
 TRAINERS = {
     "areal": 'workflow="qreward.integrations.areal.workflow.QRewardRLVRWorkflow"',
-    "ms-swift": 'orms["qreward"] = QRewardORM',
+    "ms_swift": 'orms["qreward"] = QRewardORM',
     "openenv": "super().__init__(rubric=QRewardRubric())",
     "openrlhf": '--train.agent_func_path "$(python -m qreward.integrations.openrlhf agent)"',
     "roll": "worker_cls: qreward.integrations.roll.JudgeRewardWorker",
     "slime": "--custom-rm-path qreward.integrations.slime.reward",
+    "tinker_cookbook": "class JudgedGroup(QRewardGroup, ProblemGroupBuilder)",
     "trl": 'reward_funcs=reward("reward.yaml")',
     "verl": "reward.custom_reward_function.path=pkg://qreward.integrations.verl",
 }
 """Trainer -> the setting that makes the trainer use the judge. The trainer's page of the documentation shows the same setting."""
 IMPORTS = {
-    "ms-swift": "from qreward.integrations.ms_swift import QRewardORM",
+    "ms_swift": "from qreward.integrations.ms_swift import QRewardORM",
     "openenv": "from qreward.integrations.openenv import QRewardRubric",
+    "tinker_cookbook": "from qreward.integrations.tinker_cookbook import QRewardGroup",
     "trl": "from qreward.integrations.trl import reward",
 }
 """Trainer -> the import that its setting needs."""

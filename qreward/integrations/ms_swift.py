@@ -6,11 +6,9 @@ which lasts, so that connections and measured limits outlive a batch.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from qreward.engine.portal import portal
 from qreward.integrations.trainers import Adapter
 from qreward.integrations.trainers.settings import Source
 from qreward.integrations.trl import rows_of
@@ -63,6 +61,5 @@ class QRewardORM:
             ConfigError: the settings do not fit the data.
         """
         made = ADAPTER.rewarder(self.settings)
-        rows = list(rows_of([each[:-1] for each in messages], completions, {**columns, "messages": messages}))
-        scoring = asyncio.run_coroutine_threadsafe(ADAPTER.score(made, rows), portal().loop)
-        return [ADAPTER.reward(each, made.config) for each in await asyncio.wrap_future(scoring)]
+        rows = rows_of([each[:-1] for each in messages], completions, {**columns, "messages": messages})
+        return [ADAPTER.reward(each, made.config) for each in await ADAPTER.score_in_portal(made, rows)]

@@ -146,5 +146,5 @@ def test_the_containers_take_our_rubric_and_know_its_last_score(settings: Path, 
 
 def test_the_example_runs_and_ends_quietly() -> None:
     done = subprocess.run([sys.executable, "-X", "dev", str(EXAMPLE)], capture_output=True, text=True, check=False, timeout=120)
-    assert (done.returncode, done.stdout) == (0, "4: 1.0\n5: 0.0\nno judge answers: RequestTimeout\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "4: 1.0\n5: 0.0\nno judge answers: no reward\n"), done.stderr
     assert "Unclosed" not in done.stderr

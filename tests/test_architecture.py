@@ -77,6 +77,7 @@ OUTSIDE = {
     "openrlhf": {"integrations.openrlhf.agent"},
     "areal": {"integrations.areal.workflow"},
     "openenv": {"integrations.openenv.rubric"},
+    "skyrl_gym": {"integrations.skyrl.env"},
     "verifiers": {"integrations.verifiers.judges"},
     "fastapi": {"server"},
     "starlette": {"server"},

@@ -34,6 +34,7 @@ TRAINERS = {
     "openenv": "super().__init__(rubric=QRewardRubric())",
     "openrlhf": '--train.agent_func_path "$(python -m qreward.integrations.openrlhf agent)"',
     "roll": "worker_cls: qreward.integrations.roll.JudgeRewardWorker",
+    "skyrl": 'skyrl_gym.register(id="qreward", entry_point="qreward.integrations.skyrl:QRewardEnv")',
     "slime": "--custom-rm-path qreward.integrations.slime.reward",
     "tinker_cookbook": "class JudgedGroup(QRewardGroup, ProblemGroupBuilder)",
     "trl": 'reward_funcs=reward("reward.yaml")',

@@ -16,7 +16,7 @@ from qreward.integrations.trainers import load_reward_config
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 SLOW = ROOT / "tests" / "slow"
-PAGES = ("areal", "ms_swift", "openenv", "openrlhf", "roll", "slime", "tinker_cookbook", "trl", "verifiers", "verl")
+PAGES = ("areal", "ms_swift", "openenv", "openrlhf", "roll", "skyrl", "slime", "tinker_cookbook", "trl", "verifiers", "verl")
 MISSES_A_REWARD = re.compile("1 rewards are missing so far; the last: ")
 """What slime's function logs of the first failure; nobody has set up logging."""
 
@@ -133,10 +133,15 @@ def test_the_arguments_of_slime_name_functions_that_are_there() -> None:
     assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
 
 
+ON_PYPI = {"skyrl": "skyrl(?:-gym)?", "art": "openpipe-art"}
+"""Page -> pattern of the names of its packages, where they differ."""
+
+
 def pinned(trainer: str) -> set[str]:
     """Versions of a trainer that its tests, also those of an older version, are run with."""
+    name = ON_PYPI.get(trainer, trainer)
     files = [file for folder in SLOW.glob(f"{trainer}*") for file in folder.glob("*.txt")]
-    return {version for file in files for version in re.findall(rf"^{trainer}==(\S+)$", file.read_text(encoding="utf-8"), re.MULTILINE)}
+    return {version for file in files for version in re.findall(rf"^{name}==(\S+)$", file.read_text(encoding="utf-8"), re.MULTILINE)}
 
 
 def test_each_page_names_the_versions_it_was_run_with_which_are_pinned_if_pypi_has_them() -> None:

@@ -30,6 +30,7 @@ DEFAULT = USUAL_FILES[0]
 ENDINGS = (".toml", ".yaml", ".yml", ".json")
 TRAINERS = {
     "areal": 'workflow="qreward.integrations.areal.workflow.QRewardRLVRWorkflow"',
+    "art": "after_each=score_group",
     "ms_swift": 'orms["qreward"] = QRewardORM',
     "openenv": "super().__init__(rubric=QRewardRubric())",
     "openrlhf": '--train.agent_func_path "$(python -m qreward.integrations.openrlhf agent)"',
@@ -42,6 +43,7 @@ TRAINERS = {
 }
 """Trainer -> the setting that makes the trainer use the judge. The trainer's page of the documentation shows the same setting."""
 IMPORTS = {
+    "art": "from qreward.integrations.art import score_group",
     "ms_swift": "from qreward.integrations.ms_swift import QRewardORM",
     "openenv": "from qreward.integrations.openenv import QRewardRubric",
     "tinker_cookbook": "from qreward.integrations.tinker_cookbook import QRewardGroup",

@@ -16,7 +16,7 @@ from qreward.integrations.trainers import load_reward_config
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 SLOW = ROOT / "tests" / "slow"
-PAGES = ("areal", "ms_swift", "openenv", "openrlhf", "roll", "skyrl", "slime", "tinker_cookbook", "trl", "verifiers", "verl")
+PAGES = ("areal", "art", "ms_swift", "openenv", "openrlhf", "roll", "skyrl", "slime", "tinker_cookbook", "trl", "verifiers", "verl")
 MISSES_A_REWARD = re.compile("1 rewards are missing so far; the last: ")
 """What slime's function logs of the first failure; nobody has set up logging."""
 

@@ -133,7 +133,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _scorer_settings(args: argparse.Namespace) -> RewardConfig | None:
     if args.judge is not None:
-        return load_reward_config(args.judge)
+        config = load_reward_config(args.judge)
+        if config.rank is not None:
+            raise ConfigError(f"{config.place}: rank: the lines of a run are no groups; leave out rank, or use Judge.batch_rank")
+        return config
     return None if args.score is None else RewardConfig(reward_model=args.score)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict, deque
 from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import replace
 from statistics import fmean, stdev
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -46,8 +47,10 @@ _ADAPTER = Adapter(
     deadline=DEADLINE,
     columns={"prompt": ("prompt",), "response": ("response",), "reference": ("label",)},
     missing="none",  # see Fallbacks
+    no_groups="where reward() has one sample; use --group-rm --custom-rm-path qreward.integrations.slime.group_reward",
     varying=True,
 )
+_GROUPS = replace(_ADAPTER, no_groups="")
 _log = logging.getLogger("qreward.integrations.slime")
 
 
@@ -81,12 +84,12 @@ async def group_reward(args: Any, samples: Sequence[Any], **kwargs: Any) -> list
         QRewardError: as in :func:`reward`.
         ConfigError: as in :func:`reward`.
     """
-    return await _rewards(args, samples)
+    return await _rewards(args, samples, _GROUPS)
 
 
-async def _rewards(args: Any, samples: Sequence[Any]) -> list[Any]:
-    made = _ADAPTER.rewarder(getattr(args, SETTINGS, None))
-    scored = await _ADAPTER.score(made, map(_row, samples))
+async def _rewards(args: Any, samples: Sequence[Any], adapter: Adapter = _ADAPTER) -> list[Any]:
+    made = adapter.rewarder(getattr(args, SETTINGS, None))
+    scored = await adapter.score(made, map(_row, samples))
     keys = _keys(args, samples)
     values = [_value(each, keys) for each in scored]
     fallback = Fallbacks.of(made, evaluating=_is_evaluation(samples)).fallback_for(values, scored)
@@ -194,11 +197,13 @@ _BY_REWARDER: WeakKeyDictionary[Rewarder, tuple[Fallbacks, Fallbacks]] = WeakKey
 
 
 def middle(config: RewardConfig) -> float:
-    """Return the middle of the score range of a judge, or of a cascade's last stage; 0 for a reward model, whose range is unknown."""
+    """Return the middle of the scores of a ranking, a judge, or a cascade's last stage; 0 for a reward model, whose range is unknown."""
+    if config.rank is not None:
+        return 0.5 if config.rank == "scores" else 0.0
     judge = list(config.stages.values())[-1]
     if isinstance(judge, str):
         return 0.0
-    is_share = judge.rubric is not None or judge.verdict == "yes_no"
+    is_share = judge.has_criteria or judge.verdict == "yes_no"
     return fmean(judge.range or ((0.0, 1.0) if is_share else judge.scale))
 
 

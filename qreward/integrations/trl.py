@@ -10,16 +10,18 @@ import functools
 import inspect
 import math
 import re
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 from qreward.codecs.chat import is_missing
 from qreward.errors import ConfigError
 from qreward.integrations.trainers import Adapter, RewardConfig, Rewarder, Scored
 from qreward.integrations.trainers.rewarder import reward_of
 from qreward.integrations.trainers.settings import Failure, Source
+from qreward.judge.asking import encoded
 from qreward.judge.types import Scorer
 
 __all__ = ["DEADLINE", "combined", "judge_reward", "reward"]
@@ -40,6 +42,7 @@ _ADAPTER = Adapter(
     deadline=DEADLINE,
     columns={"prompt": ("prompt",), "response": ("response",), "reference": ("reference", "solution", "answer", "ground_truth")},
     missing="none",
+    no_groups="",
 )
 
 
@@ -51,6 +54,7 @@ def reward(
     columns: Mapping[str, str] | None = None,
     on_failure: Failure | None = None,
     deadline: float | None = None,
+    rank: Literal["scores", "advantages"] | None = None,
 ) -> RewardFunction:
     """Return a reward function for ``reward_funcs``.
 
@@ -66,6 +70,7 @@ def reward(
         on_failure: what replaces a missing reward; overrides the settings. The value is ``none`` (needs TRL 1.6), ``raise``, or a number.
             The default is ``none`` if this is the only reward function of the trainer.
         deadline: seconds for one reward, which may need several requests; overrides the settings. The default is 300.
+        rank: ranks the completions of each prompt, as in the settings, which it overrides.
 
     Raises:
         ConfigError: a setting is wrong, or a missing reward would be None and the installed TRL is older than 1.6. A call of the returned
@@ -76,7 +81,7 @@ def reward(
     Example:
         ``GRPOTrainer(model, reward_funcs=reward("reward.yaml"), ...)``
     """
-    made = _made(settings, judge, name, columns=columns, on_failure=on_failure, deadline=deadline)
+    made = _made(settings, judge, name, columns=columns, on_failure=on_failure, deadline=deadline, rank=rank)
 
     async def scored(
         prompts: Sequence[Any],
@@ -172,6 +177,8 @@ def _made(settings: Source, judge: Scorer | None, name: str, **overrides: Any) -
 async def _scored(made: Rewarder, name: str, prompts: Sequence[Any], completions: Sequence[Any], given: Mapping[str, Any]) -> Rewards:
     """Return the rewards in the order of the completions, and log metrics."""
     refuse_silent_zeros(name, made.config.on_failure, given.get("log_metric"))
+    if made.config.rank is not None:
+        refuse_parts_of_groups(name, prompts, given.get("log_metric"))
     scored = await _ADAPTER.score(made, rows_of(prompts, completions, given))
     _log(name, scored, given)
     return [reward_of(each, made.config.on_failure, _ADAPTER.missing) for each in scored]
@@ -190,6 +197,24 @@ def refuse_silent_zeros(name: str, on_failure: Failure, log_metric: Any) -> None
             f"{name} is one of {len(functions)} reward functions, and TRL counts a missing reward of one of them as 0.0; "
             f"combine them by qreward.integrations.trl.combined(...), or choose on_failure: none (it counts as 0.0), raise, or a number"
         )
+
+
+def refuse_parts_of_groups(name: str, prompts: Sequence[Any], log_metric: Any) -> None:
+    """Raise ``ConfigError`` if this process has only some completions of a prompt. Ranks among them could not be compared with the others.
+
+    TRL gives each process ``per_device_train_batch_size`` completions, which may end within a group.
+    """
+    trainer = getattr(log_metric, "__self__", None)
+    training = getattr(getattr(trainer, "model", None), "training", True)
+    size = getattr(trainer, "num_generations" if training else "num_generations_eval", None)
+    if not isinstance(size, int):
+        return
+    for count in Counter(map(encoded, prompts)).values():
+        if count % size:
+            raise ConfigError(
+                f"{name}: rank needs all completions of a prompt in one process, and this process has {count} of {size}; set "
+                f"per_device_{'train' if training else 'eval'}_batch_size to a multiple of num_generations, or leave out rank"
+            )
 
 
 def refuse_old_trl(name: str) -> None:

@@ -32,6 +32,8 @@ class JudgeModel(ABC):
         identity: the part of the request key that all requests of this object share. Headers are left out, because they may contain an API
             key.
         question: the text at the end of the prompt that asks the question and says how to answer; ``""`` for no such text.
+        reads: how an answer is read, if the questions of two rubrics are equal, but their names, weights or values differ. Only calls with
+            equal ``reads`` share an answer.
     """
 
     model: str
@@ -40,6 +42,7 @@ class JudgeModel(ABC):
     cached_as: str
     identity: bytes
     question: str
+    reads: str = ""
 
     def __init__(self, model: str, config: JudgeConfig) -> None:
         self.model = model
@@ -55,13 +58,13 @@ class JudgeModel(ABC):
         rubric."""
 
     @abstractmethod
-    def prepare(self, sample: int, room: int = 1) -> Callable[[Any], WireRequest]:
+    def prepare(self, sample: int, room: int = 1, cut_at: int = 0) -> Callable[[Any], WireRequest]:
         """Return the function that makes a request from the return value of :meth:`input_of`. Raises ``ConfigError`` or ``BadRequest``.
 
-        ``room`` is the factor by which a limit of tokens is raised.
+        ``room`` is the factor by which a limit of tokens is raised: the user's limit, or ``cut_at`` if the user set none.
         """
 
-    def has_more_room(self, room: int) -> bool:  # noqa: ARG002 - for subclasses
+    def has_more_room(self, room: int, cut_at: int) -> bool:  # noqa: ARG002 - for subclasses
         """Return whether an answer that was cut off may become longer if ``room`` is doubled."""
         return False
 

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from functools import partial
 from typing import Any
 
 from qreward.codecs.decisions.operation import Decide
 from qreward.deciding.parts import evenly
-from qreward.errors import ConfigError
+from qreward.errors import BadRequest, ConfigError
 from qreward.judge.aggregation import Decide as DecideItem
 from qreward.judge.aggregation import aggregate_comparisons, aggregate_rubrics, aggregate_scores
 from qreward.judge.answers import shown_in
+from qreward.judge.asking import encoded
 from qreward.judge.config import JudgeConfig
 from qreward.judge.deciding import WRITING_ONLY, AutoMethod, DecidingModel, SingleQuestion, preference_question, question_of
 from qreward.judge.parsing import PreferenceVerdict
+from qreward.judge.prompts import is_absent
 from qreward.judge.requests import ItemPrompt, ModelQuestions, RequestBuilder
-from qreward.judge.rubric import Criterion
+from qreward.judge.rubric import Criterion, Rubric, rubric_of_item
 from qreward.judge.verdict_parser import VerdictParser
 from qreward.judge.writing import AnswerFormat, WritingModel, parser_of
+
+MOST_RUBRICS = 512
+"""Number of rubrics of items whose requests are kept. The requests for a rubric that returns later are prepared again."""
+_ANY = Rubric([Criterion("any", "It meets the criterion.")])  # the settings of a judge whose items have rubrics are checked with it
 
 Limits = tuple[int, ...]
 """For each model, the largest number of questions in a request for decisions; 0 for a model that answers in writing."""
@@ -44,7 +51,12 @@ class Builders:
         decide: Decide,
         calibrate: Callable[[float], float] | None = None,
     ) -> None:
+        self._column, self._usual = config.rubric_column, config.rubric
+        if self._column is not None and self._usual is None:
+            config = config.model_copy(update={"rubric": _ANY})
         self._config, self._given, self._parser, self._decide, self._calibrate = config, given, parser, decide, calibrate
+        self._of_value: dict[Any, Builders] = {}
+        self._of_rubric: dict[Any, Builders] = {}
         self.autos = {model: AutoMethod(model) for model in config.model}
         self._formats = {model: AnswerFormat(config) for model in config.model}
         self._prompts: dict[tuple[bool, bool], ItemPrompt] = {}
@@ -85,9 +97,41 @@ class Builders:
             self._deciding(model, most, pairs) if most else self._writing(model, pairs)
             for model, most in zip(config.model, limits, strict=True)
         ]
-        return RequestBuilder(
-            models, config.samples, self._decide_by(models, pairs), self._fallback(models, limits, pairs), self._calibrate
-        )
+        by_item = None if self._column is None else partial(self._of_item, limits, pairs)
+        fallback = self._fallback(models, limits, pairs)
+        return RequestBuilder(models, config.samples, self._decide_by(models, pairs), fallback, self._calibrate, by_item)
+
+    def _of_item(self, limits: Limits, pairs: bool, fields: Mapping[str, Any]) -> RequestBuilder:
+        """Return the builder for the rubric of an item. Equal rubrics have one builder."""
+        value: Any = fields.get(str(self._column))
+        if self._usual is not None and is_absent("reference", value):  # which holds for a blank text too
+            value = self._usual
+        elif is_absent("rubric", value):
+            has = "has no value" if self._column in fields else "is missing"
+            raise ConfigError(f"the item has no rubric: its field {self._column!r} {has}, and the judge has no rubric for such items")
+        if hasattr(value, "tolist"):
+            value = value.tolist()
+        key = value if isinstance(value, str) else encoded(value.settings() if isinstance(value, Rubric) else value)
+        with self._lock:
+            found = self._of_value.get(key)
+        if found is None:
+            try:
+                rubric = rubric_of_item(value)
+            except BadRequest as error:
+                raise BadRequest(f"the rubric in {self._column!r} is wrong: {error}") from None
+            with self._lock:
+                same = encoded(rubric.settings())
+                found = self._of_value[key] = self._of_rubric[same] = self._of_rubric.get(same) or self._with(rubric)
+                for known in (self._of_value, self._of_rubric):
+                    if len(known) > MOST_RUBRICS:
+                        del known[next(iter(known))]
+        return found.get(limits, pairs=pairs)
+
+    def _with(self, rubric: Rubric) -> Builders:
+        """Return builders with this rubric, which share the prompts and what is known of the models."""
+        other = copy(self)
+        other._config, other._column, other._made = self._config.model_copy(update={"rubric": rubric}), None, {}
+        return other
 
     def _decide_by(self, models: Sequence[ModelQuestions], pairs: bool) -> DecideItem:
         config = self._config

@@ -46,6 +46,7 @@ class JudgeCall(NamedTuple):
         answers: number of answers so far.
         room: the factor by which the limit of tokens is raised.
         cut: True if an answer was cut off at its limit.
+        cut_at: about how many tokens the first answer had that was cut off; 0 if the server did not say.
         grows: False if a server has rejected a raised limit.
         parts, rest: the replies to the parts of a request that was divided, and the parts that are still to be sent.
     """
@@ -62,6 +63,7 @@ class JudgeCall(NamedTuple):
     answers: int = 0
     room: int = 1
     cut: bool = False
+    cut_at: int = 0
     grows: bool = True
     parts: tuple[Reply, ...] = ()
     rest: tuple[Any, ...] = ()
@@ -81,7 +83,7 @@ class JudgeCall(NamedTuple):
         return self._replace(form=self.judge_model.format)
 
     def request(self) -> WireRequest:
-        wire = self.judge_model.prepare(self.sample, self.room)(self.inputs)
+        wire = self.judge_model.prepare(self.sample, self.room, self.cut_at)(self.inputs)
         wire.group = self.group
         return wire
 
@@ -123,7 +125,9 @@ def _failed(call: JudgeCall, error: QRewardError) -> Done | Again:
 def _unread(call: JudgeCall, reply: Reply, reason: str, answer: Any) -> Done | Again:
     model, usage, is_cut = call.judge_model, answer.usage, reply.ending == LENGTH
     record = f"{reason}{'' if usage is None or usage.total_tokens is None else f' ({usage.total_tokens} tokens)'}"
-    grows = is_cut and call.grows and model.has_more_room(call.room)
+    had = usage.completion_tokens if is_cut and usage is not None else None
+    cut_at = call.cut_at or (1 << (had - 1).bit_length() if had else 0)  # a power of two, so that there are few different requests
+    grows = is_cut and call.grows and model.has_more_room(call.room, cut_at)
     times = "" if call.answers == 1 else f" in {call.answers} answers"
     error = _about(call, InvalidResponse(model.without_verdict(reply, reason, times), model=model.model))
     if _falls_back(call, error, reply):
@@ -131,7 +135,9 @@ def _unread(call: JudgeCall, reply: Reply, reason: str, answer: Any) -> Done | A
     if call.reasks <= 0 or (is_cut and call.cut and not grows):
         return Done(error, reply, record)
     inputs, room = model.repeated(call.inputs, reply, reason), call.room * (2 if grows else 1)
-    return Again(call._replace(inputs=inputs, reasks=call.reasks - 1, room=room, cut=call.cut or is_cut), error, reply, record)
+    return Again(
+        call._replace(inputs=inputs, reasks=call.reasks - 1, room=room, cut=call.cut or is_cut, cut_at=cut_at), error, reply, record
+    )
 
 
 def _falls_back(call: JudgeCall, error: QRewardError, reply: Reply | None = None) -> bool:

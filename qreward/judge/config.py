@@ -43,6 +43,9 @@ class JudgeConfig(Policy):
             expected value. ``auto`` is ``decide`` for each model whose servers answer with probabilities, and ``write`` for other models.
         rubric: the criteria by which responses are judged, in place of ``verdict`` and ``scale``: a :class:`~qreward.judge.rubric.Rubric`,
             or the settings or file that ``Rubric.load`` accepts. None asks one question.
+        rubric_column: name of the field of an item that holds its own rubric: a list of criteria, a mapping as for ``Rubric.load`` or with
+            the list under ``criteria``, JSON with either, or a text with a statement in each line. An item without a value has ``rubric``.
+            If there is no ``rubric``, or the value is no rubric, the item fails. None for no such field.
         min_label_mass: minimum total probability (0 to 1) of all options of a decision. A decision with a lower total is an error. If the
             server does not report the total, the total is not checked. The default is one half. With a lower total, an answer other than an
             option is more probable than an option.
@@ -53,7 +56,8 @@ class JudgeConfig(Policy):
         range: lowest and highest reward. Scores are mapped linearly from ``scale`` to ``range``. None returns scores unchanged.
         samples: requests per model and item, at most ``MOST_SAMPLES``.
         settle: how several answers are aggregated into one score: ``majority``, ``mean`` or ``median``.
-        reasks: how often a request is sent again after an answer that cannot be parsed, within the item's timeout.
+        reasks: how often a request is sent again after an answer that cannot be parsed, within the item's timeout. After an answer that was
+            cut off at its token limit, the limit is doubled, up to 16,384.
         finish_reasons: further values of ``finish_reason`` that end a complete answer. An answer with a value that is not known is not
             parsed, and the first of each such value is logged.
         response_format: how servers are asked for JSON: ``json_schema``, ``json_object`` or ``none``. ``auto`` finds a format
@@ -81,6 +85,7 @@ class JudgeConfig(Policy):
     pair_prompt: str | None = None
     method: Method = "write"
     rubric: Accepting[Rubric | None, Rubric | Mapping[str, Any] | list[Any] | str | Path | None] = default(None)
+    rubric_column: Annotated[str, Field(min_length=1)] | None = None
     min_label_mass: Annotated[float, BeforeValidator(Number(least=0, most=1))] = MIN_LABEL_MASS
     verdict: str = "score"
     scale: tuple[float, float] = (0.0, 10.0)
@@ -103,6 +108,18 @@ class JudgeConfig(Policy):
         if not isinstance(data, Mapping) or not isinstance(data.get("preset"), str):
             return data
         return {**data, **{name: value for name, value in preset_of(data["preset"]).items() if data.get(name) is None}}
+
+    @property
+    def has_criteria(self) -> bool:
+        """True if the score is computed from criteria."""
+        return self.rubric is not None or self.rubric_column is not None
+
+    @field_validator("rubric_column")
+    @classmethod
+    def _apart(cls, value: str | None) -> str | None:
+        if value in ("prompt", "response", "reference"):
+            raise ValueError(f"cannot be {value!r}, which is judged; name the field that holds the rubric")
+        return value
 
     @field_validator("rubric", mode="before")
     @classmethod

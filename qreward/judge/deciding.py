@@ -94,7 +94,7 @@ class DecidingModel(JudgeModel):
         super().__init__(model, config)
         self._single = subject if isinstance(subject, SingleQuestion) else None
         self._criteria = () if isinstance(subject, SingleQuestion) else tuple(subject)
-        self._group = CriterionGroup(self._criteria)
+        self._group, self.reads = CriterionGroup(self._criteria), "".join(each.reads for each in self._criteria)
         self._questions = (subject.question,) if isinstance(subject, SingleQuestion) else tuple(each.question for each in subject)
         self._decide, self._auto, self._least = decide, auto, config.min_label_mass
         self._names = [""] if len(self._questions) == 1 else [f"criterion {each.name!r}: " for each in self._criteria]
@@ -124,7 +124,7 @@ class DecidingModel(JudgeModel):
             return ""
         return next((each.name for each in self._criteria if each.question is inputs.questions[0]), "")
 
-    def prepare(self, sample: int, room: int = 1) -> Callable[[Any], WireRequest]:  # noqa: ARG002 - all samples are alike
+    def prepare(self, sample: int, room: int = 1, cut_at: int = 0) -> Callable[[Any], WireRequest]:  # noqa: ARG002 - all samples are alike
         return self._sample
 
     def fall_back(self, form: str, error: QRewardError, reply: Reply | None = None) -> bool:  # noqa: ARG002 - see JudgeModel

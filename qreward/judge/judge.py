@@ -11,7 +11,7 @@ import weakref
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence, Sized
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack, cast
+from typing import Any, Unpack
 
 from pydantic import BaseModel
 
@@ -47,6 +47,8 @@ from qreward.scheduler.task import RequestOptions
 from qreward.settings.policies import Priority
 from qreward.sync_client import SyncQRewardClient
 
+_PASSED_ON = JudgeConfig.model_fields.keys() - {"prompt", "pair_prompt", "verdict", "scale", "answer", "preset", "params"}
+"""Arguments of a judge that its ``JudgeConfig`` takes unchanged."""
 PromptTemplate = str | Sequence[Mapping[str, Any]] | Builder
 
 
@@ -64,9 +66,9 @@ class Judge:
             templates; or a function from an item's fields to messages.
         verdict: the pydantic model of an answer. The score is the field ``score`` of this model, the property ``score``, or the only
             required field that is a number or a bool.
-        system, scale, range, method, rubric, min_label_mass, samples, settle, reasks, calibration, cache, cache_namespace: as in
+        system, scale, range, method, rubric, rubric_column, min_label_mass, samples, settle, reasks, finish_reasons, calibration: as in
             :class:`~qreward.judge.config.JudgeConfig`.
-        finish_reasons: as in :class:`~qreward.judge.config.JudgeConfig`.
+        cache, cache_namespace: as in :class:`~qreward.judge.config.JudgeConfig`.
         answer: the form of an answer: an example, such as ``"[[5]]"`` or ``"Score: 7"``; ``"json"``; a pattern with one group, which holds
             the value; a mapping, as in :class:`~qreward.judge.config.JudgeConfig`; or a function from the text of an answer to its value,
             an instance of ``verdict``, or None for no verdict. None takes the form that the prompt shows, or else JSON.
@@ -102,6 +104,7 @@ class Judge:
         range: tuple[float, float] | None = (0.0, 1.0),  # noqa: A002 - the name in the settings
         method: Method = "write",
         rubric: Rubric | Sequence[Any] | Mapping[str, Any] | str | Path | None = None,
+        rubric_column: str | None = None,
         min_label_mass: float = MIN_LABEL_MASS,
         samples: int = 1,
         settle: Settle = "majority",
@@ -117,6 +120,7 @@ class Judge:
         owns_client: bool = False,
         **params: Any,
     ) -> None:
+        settings: dict[str, Any] = {name: value for name, value in locals().items() if name in _PASSED_ON}
         if not isinstance(client, QRewardClient):
             raise ConfigError(f"client must be a QRewardClient, not a {type(client).__name__}; for SyncQRewardClient use SyncJudge")
         settings_of.check_params(params)
@@ -124,27 +128,12 @@ class Judge:
         given = {"prompt": prompt, "pair_prompt": pair_prompt, "scale": scale, "answer": answer}
         prompt, pair_prompt, scale, answer = expanded(preset, given).values()
         own_verdict = None if verdict is ScoreVerdict else verdict
-        settings_of.check_rubric(rubric, verdict=own_verdict, scale=scale, score=score, answer=answer)
-        form, pair_form = forms_of(answer, (prompt, pair_prompt), response_format, method, finds=rubric is None)
+        criteria = rubric if rubric is not None else rubric_column
+        settings_of.check_rubric(criteria, verdict=own_verdict, scale=scale, score=score, answer=answer)
+        form, pair_form = forms_of(answer, (prompt, pair_prompt), response_format, method, finds=criteria is None)
         parser = VerdictParser(verdict, scale=scale, range=range, score=score, form=form)
-        self._config = JudgeConfig(
-            model=model,  # type: ignore[arg-type]  # validated and converted there
-            system=system,
-            **({} if rubric is not None else cast("Any", {"scale": parser.scale})),
-            range=range,
-            method=method,
-            rubric=rubric,  # type: ignore[arg-type]
-            min_label_mass=min_label_mass,
-            samples=samples,
-            settle=settle,
-            reasks=reasks,
-            finish_reasons=finish_reasons,  # type: ignore[arg-type]  # converted there
-            response_format=response_format,
-            calibration=calibration,
-            cache=cache,
-            cache_namespace=cache_namespace,
-            params=params,
-        )
+        settings |= {} if criteria is not None else {"scale": parser.scale}
+        self._config = JudgeConfig(**settings, params=params)
         others = {"prompt": prompt, "pair_prompt": pair_prompt, "verdict": verdict, "score": score, "owns_client": owns_client}
         self._given: dict[str, Any] = {**others, "answer": answer}
         self._start(parser, pair_form, calibration)
@@ -153,7 +142,7 @@ class Judge:
         config, client = self._config, self._client
         self._answers = [each.name for each in (parser.form, pair_form)]
         self._schema = parser.schema
-        self._ends = (config.range or (0.0, 1.0)) if config.rubric is not None else parser.ends
+        self._ends = (config.range or (0.0, 1.0)) if config.has_criteria else parser.ends
         self._calibrator = Calibrator()
         calibrate = None if calibration is None else self._use(Calibration.load(calibration))
         given = {**self._given, "pair_answer": pair_form}
@@ -308,7 +297,7 @@ class Judge:
     def identity(self) -> JudgeIdentity:
         """The settings on which the scores depend, and the weights that have answered so far."""
         others = {name: self._given[name] for name in ("prompt", "score", "answer")}
-        verdict = [self._given["verdict"], self._schema] if self._config.rubric is None else None
+        verdict = [self._given["verdict"], self._schema] if not self._config.has_criteria else None
         return identity_of(self._config, {**others, "verdict": verdict}, self._calibrator.weights)
 
     @property
@@ -418,7 +407,7 @@ class Judge:
     async def _one(self, fields: Mapping[str, Any], options: Mapping[str, Any], *, pairs: bool = False) -> Any:
         born, request_options, pools = runtime_of(self._client).clock(), self._request_options(options), self._pools()
         builder = await self._builder(pools, request_options.timeout, pairs=pairs)
-        item = ItemCalls(builder.requests(fields), builder.decide)
+        item = builder.item(fields)
         if self._cache is not None:
             item.outcomes = list(await self._cache.votes(item.calls))  # type: ignore[arg-type]
         decided = await SingleItem(*self._here(), request_options, pools).ask(item, born)

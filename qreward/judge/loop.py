@@ -104,7 +104,7 @@ class ItemCalls:
         for place, call in enumerate(self.calls):
             if self.outcomes[place] is not None:
                 continue
-            key = (call.key, call.swapped, level, tenant, hedge)
+            key = (call.key, call.judge_model.reads, call.swapped, level, tenant, hedge)
             flight = table.get(key)
             if flight is None:
                 flight = table[key] = Flight(key, call, caller)
@@ -397,7 +397,7 @@ class ItemBatch(BatchWaiter):
     Args:
         prepare: makes an ``ItemCalls`` from an item of the input. It does not raise.
         answer_of: makes the answer of a result from an item and its value.
-        per_model: model -> the largest number of calls to it for one item.
+        per_model: model -> the largest number of calls to it for one item; None if it is not known.
         size: number of items, if it is known.
         waited: seconds of the deadline that have passed already.
     """
@@ -413,20 +413,22 @@ class ItemBatch(BatchWaiter):
         prepare: Callable[[Any], ItemCalls],
         *,
         answer_of: Callable[[ItemCalls, Any], Any] | None = None,
-        per_model: Mapping[str, int],
+        per_model: Mapping[str, int | None],
         options: RequestOptions,
         pools: Mapping[str, Pool],
         size: int | None,
         waited: float,
         **kwargs: Any,
     ) -> None:
-        per_pool: dict[Pool, int] = {}
+        per_pool: dict[Pool, int | None] = {}
         for model, count in per_model.items():  # fewer calls, if items share them
-            per_pool[pools[model]] = per_pool.get(pools[model], 0) + count
+            before = per_pool.get(pools[model], 0)
+            per_pool[pools[model]] = None if before is None or count is None else before + count
+        several = None in per_pool.values() or sum(filter(None, per_pool.values())) > 1
         first = pools[next(iter(pools))]
         super().__init__(driver, first, items, prepare, request_options=options, calls=per_pool, **kwargs)
         self.flights, self.evaluate, self.options, self.pools = flights, evaluate, options, pools
-        self.execute = self._send_timed if sum(per_model.values()) > 1 and options.timeout is not None else None
+        self.execute = self._send_timed if several and options.timeout is not None else None
         self._tallies = self.tallies = ItemTallies()
         self._size, self._waited, self._answer_of = size, waited, answer_of
 

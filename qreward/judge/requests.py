@@ -69,7 +69,7 @@ class ItemPrompt:
             partial(prompts.built_in, pairs=pairs, asks=not apart) if prompt is None else prompt,
             config.system,
             needed=self.names[:-1] if prompt is None else self.names[1:-1],  # built-in prompts also need the task
-            known=None if callable(prompt) else self.names,
+            known=None if callable(prompt) else (*self.names, *filter(None, [config.rubric_column])),
             what="pair_prompt" if pairs else "prompt",
         )
         self.has_place = ANSWER_FORM in self._prompt.names
@@ -108,9 +108,10 @@ class RequestBuilder:
         fallback: builds the written requests that replace requests for decisions, for models that give no probabilities. None if no model
             needs such written requests.
         calibrate: maps the score of a single response to its calibrated score. None leaves scores unchanged.
+        by_item: returns the builder for the rubric of an item; None if all items have the same questions.
 
     Attributes:
-        per_model: model -> requests per item.
+        per_model: model -> requests per item; None if items differ.
         decide: aggregates the outcomes of all requests of an item.
     """
 
@@ -121,11 +122,13 @@ class RequestBuilder:
         decide: Decide,
         fallback: RequestBuilder | None = None,
         calibrate: Callable[[float], float] | None = None,
+        by_item: Callable[[Mapping[str, Any]], RequestBuilder] | None = None,
     ) -> None:
+        self._by_item = by_item
         self._models, self._samples, self.decide, self._fallback, self._calibrate = models, samples, decide, fallback, calibrate
         self._names, self._pairs = models[0].prompt.names, models[0].prompt.pairs
         each = samples * (2 if self._pairs else 1)
-        self.per_model = {questions[0].model: len(questions) * each for _, questions in models}
+        self.per_model = {questions[0].model: None if by_item else len(questions) * each for _, questions in models}
         self._grouped = any(len(questions) > 1 for _, questions in models)
 
     def read(self, item: object) -> ItemCalls:
@@ -133,15 +136,22 @@ class RequestBuilder:
         extra = None
         try:
             extra = extra_of(item, self._names)
-            return ItemCalls(self.requests(fields_of(item, self._names), extra=True), self.decide, extra)
+            return self.item(fields_of(item, self._names), extra, strict=False)
         except Exception as error:
             return ItemCalls(error, self.decide, extra)
+
+    def item(self, fields: Mapping[str, Any], extra: Mapping[str, Any] | None = None, *, strict: bool = True) -> ItemCalls:
+        """Make the calls for the fields of an item, and raise what :meth:`requests` raises. ``strict`` refuses unknown fields."""
+        builder = self if self._by_item is None else self._by_item(fields)
+        return ItemCalls(builder.requests(fields, extra=not strict), builder.decide, extra)
 
     def requests(self, fields: Mapping[str, Any], *, extra: bool = False) -> list[JudgeCall]:
         """Make the calls for an item. ``extra`` allows fields that no template names.
 
         Raises ``ConfigError`` for a field that is missing or not allowed, and ``BadRequest`` for an invalid message.
         """
+        if self._by_item is not None:
+            return self._by_item(fields).requests(fields, extra=extra)
         group = tuple(map(_digest, (fields.get("prompt"), fields))) if self._grouped else None
         orders = [fields, {**fields, "first": fields["second"], "second": fields["first"]}] if self._pairs else [fields]
         found: list[JudgeCall] = []

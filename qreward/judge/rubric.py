@@ -5,7 +5,8 @@ This module defines values only. It must not import models or requests.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -13,10 +14,11 @@ from operator import mul
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from qreward.decisions import AnswerTable, Choice, DecisionAnswer, Option, Question, Score, YesNo
-from qreward.errors import ConfigError, Fault
+from qreward.errors import BadRequest, ConfigError, Fault
 from qreward.judge.types import CriterionResult, CriterionResults
 from qreward.settings.base import Number, Policy, repeated, with_faults
 from qreward.settings.files import read_settings
@@ -128,6 +130,11 @@ class Criterion(Policy):
             return tuple(self.choices.values())
         steps = len(self.question.options) - 1
         return (1.0, 0.0) if self.levels is None else tuple(level / steps for level in range(steps + 1))
+
+    @property
+    def reads(self) -> str:
+        """What the outcome of an answer depends on, besides the question."""
+        return repr((self.name, self.weight, self.gate, self.option_values))
 
     def value(self, distribution: Mapping[Option, float]) -> float:
         """Return the expected value, from 0 to 1.
@@ -300,6 +307,46 @@ class Rubric:
         if isinstance(found, Rubric):
             return found
         raise with_faults([((), text) if not path else (path, f"{_dotted(path)}: {text}") for path, text in found], lambda _: "Rubric: ")
+
+
+_BULLET = re.compile(r"\s*(?:[-*\u2022]|\d+[.)])\s+")
+
+
+def rubric_of_item(value: object) -> Rubric:
+    """Return the rubric in a field of an item: a list of criteria, a mapping, JSON with either, or text with a criterion in each line.
+
+    A criterion without a name has its instructions as its name. Raises ``BadRequest`` that lists all faults with their places.
+    """
+    if isinstance(value, str):
+        value = _in_text(value.strip())
+    if isinstance(value, Sized) and not value:
+        raise BadRequest("it is empty")
+    if isinstance(value, Mapping) and isinstance(value.get("criteria"), Sequence) and not isinstance(value["criteria"], str):
+        if others := sorted(map(str, value.keys() - {"criteria"})):
+            raise BadRequest(f"{others[0]!r} beside 'criteria' is not known; a rubric has only criteria")
+        value = value["criteria"]
+    found = rubric_or_faults([*map(_with_name, value)] if isinstance(value, list | tuple) else value)
+    if isinstance(found, Rubric):
+        return found
+    raise BadRequest("; ".join(f"{_dotted(path)}: {text}" if path else text for path, text in found))
+
+
+def _in_text(text: str) -> object:
+    if text[:1] not in ("[", "{"):
+        return [_BULLET.sub("", line, count=1).strip() for line in text.splitlines() if line.strip()]
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        raise BadRequest(f"it begins like JSON, but is not JSON: {error}") from None
+
+
+def _with_name(settings: object) -> object:
+    if isinstance(settings, str):
+        return {"name": settings, "instructions": settings}
+    if not isinstance(settings, Mapping):
+        return settings
+    given = {name: value for name, value in settings.items() if value is not None}  # tables have None for what a criterion has not
+    return {"name": given["instructions"], **given} if "instructions" in given else given
 
 
 def rubric_or_faults(source: object) -> Rubric | list[Fault]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from string import ascii_uppercase
 from typing import Any, Literal
@@ -15,7 +15,7 @@ from qreward.codecs.finish_reason import LENGTH, ending_of, is_failure
 from qreward.errors import BadRequest, ConfigError, QRewardError
 from qreward.judge.answers import JSON
 from qreward.judge.asking import JudgeModel, encoded
-from qreward.judge.codec import JUDGE, ModelReply, Reply, log_unknown, parse_reply, refuses_format
+from qreward.judge.codec import JUDGE, LOG, ModelReply, Reply, log_unknown, parse_reply, refuses_format
 from qreward.judge.config import JudgeConfig, ResponseFormat
 from qreward.judge.parsing import ScoreVerdict, YesNoVerdict
 from qreward.judge.prompts import Messages
@@ -32,6 +32,8 @@ SHOWN = 200
 MOST_TOKENS = 16_384
 """The limit of tokens up to which a limit of the user is doubled after an answer that was cut off."""
 LIMITS = ("max_tokens", "max_completion_tokens")
+BUDGETS = ("thinking_budget", "thinking_token_budget", "thinking_budget_tokens", "budget_tokens")
+"""Names of the limit of tokens for thinking: Gemini and Qwen, vLLM, llama.cpp, Anthropic. They may be inside other parameters."""
 FORMATS: tuple[ResponseFormat, ...] = ("json_schema", "json_object", "none")
 """Response formats, the strictest first. Every server accepts the last format."""
 
@@ -43,12 +45,14 @@ class AnswerFormat:
     Attributes:
         format: the format of new requests.
         written: the formats in which the model has written an answer.
+        was_cut: True if an answer of the model was cut off.
     """
 
     def __init__(self, config: JudgeConfig) -> None:
         self.is_auto = config.response_format == "auto"
         self.format: ResponseFormat = FORMATS[0] if self.is_auto else config.response_format
         self.written: set[str] = set()
+        self.was_cut = False
 
     def reject(self, form: str) -> None:
         """Move to the next format, because ``form`` was rejected. Does nothing if another request has already changed the format."""
@@ -83,6 +87,7 @@ class WritingModel(JudgeModel):
         self.reasks, self._parser, self._form = config.reasks, parser, form
         self._accepted = frozenset(map(ending_of, config.finish_reasons)) - {None}
         self._criterion = about if isinstance(about, Criterion) else None
+        self.reads = "" if self._criterion is None else self._criterion.reads
         words = about.in_words() if isinstance(about, Rubric) else in_words(about) if about else ""
         self.question = f"{words}\n\n{parser.instruction}" if words else parser.instruction
         schema = {"name": parser.model.__name__, "schema": parser.schema, "strict": True}
@@ -91,10 +96,12 @@ class WritingModel(JudgeModel):
         declared = [] if parser.form is JSON else [parser.form.name, parser.form.values]
         self.identity = encoded([self.cached_as, config.response_format, self._params, parser.schema, parser.scale, *declared])
         self._headers, self._body = config.params.get("extra_headers"), self._params.pop("extra_body", None)
-        self._limits = {name: limit for name in LIMITS if type(limit := self._params.get(name)) is int and limit > 0}
+        merged = {**self._params, **(self._body if isinstance(self._body, Mapping) else {})}
+        self._limits = {name: limit for name in LIMITS if type(limit := merged.get(name)) is int and limit > 0}
+        self._thinking = _budget_in(merged)
         seed = self._params.get("seed")
         self._seed = seed if isinstance(seed, int) else None
-        self._prepare: dict[tuple[str, int, int], Callable[[Any], WireRequest]] = {}
+        self._prepare: dict[tuple[str, int, int, int], Callable[[Any], WireRequest]] = {}
         try:
             self.prepare(0)
         except BadRequest as error:
@@ -110,18 +117,27 @@ class WritingModel(JudgeModel):
     def criterion_of(self, inputs: Messages) -> str:  # noqa: ARG002 - always the same
         return "" if self._criterion is None else self._criterion.name
 
-    def prepare(self, sample: int, room: int = 1) -> Callable[[Any], WireRequest]:
+    def prepare(self, sample: int, room: int = 1, cut_at: int = 0) -> Callable[[Any], WireRequest]:
         """See :meth:`JudgeModel.prepare`. A ``seed`` is increased by one for each sample, so that samples differ."""
-        key = self.format, sample if self._seed is not None else 0, room
+        key = self.format, sample if self._seed is not None else 0, room, cut_at if room > 1 else 0
         if key not in self._prepare:
             form = {"response_format": self._formats[self.format]} if self.format in self._formats else {}
             seed = {} if self._seed is None else {"seed": self._seed + sample}
-            room_for = {name: max(limit, min(limit * room, MOST_TOKENS)) for name, limit in self._limits.items()}
-            self._prepare[key] = preparer(JUDGE, self.model, {**form, **self._params, **seed, **room_for}, self._headers, self._body)
+            body, room_for = self._body, {} if room == 1 else self._limits_for(room, cut_at)
+            if isinstance(body, Mapping):
+                body = {name: value for name, value in body.items() if name not in room_for}
+            self._prepare[key] = preparer(JUDGE, self.model, {**form, **self._params, **seed, **room_for}, self._headers, body)
         return self._prepare[key]
 
-    def has_more_room(self, room: int) -> bool:
-        return any(limit * room < MOST_TOKENS for limit in self._limits.values())
+    def _limits_for(self, room: int, cut_at: int) -> dict[str, int]:
+        """Return the limits of tokens. If they are raised, an answer fits after all the thinking that is allowed."""
+        if room == 1:
+            return self._limits
+        limits = self._limits or ({LIMITS[0]: cut_at} if 0 < cut_at < MOST_TOKENS else {})
+        return {name: max(limit, min(max(limit * room, self._thinking + limit * room // 2), MOST_TOKENS)) for name, limit in limits.items()}
+
+    def has_more_room(self, room: int, cut_at: int) -> bool:
+        return self._limits_for(2 * room, cut_at) != self._limits_for(room, cut_at)
 
     def fall_back(self, form: str, error: QRewardError, reply: Reply | None = None) -> bool:
         """Return whether a server rejected this format, so that the request must be sent again. New requests then use the next format.
@@ -141,6 +157,17 @@ class WritingModel(JudgeModel):
         reply = parse_reply(answer)
         if reply.text.strip():
             self._form.written.add(self.format)
+        if reply.ending == LENGTH and not self._form.was_cut:
+            self._form.was_cut = True
+            begun = bool(reply.text.strip())
+            LOG.warning(
+                "an answer of the judge %r was cut off at its token limit%s, so it is not read; it is asked for again with more room, up to "
+                "reasks=%d times; raise max_tokens%s",
+                self.model,
+                "" if begun else " before the verdict began",
+                self.reasks,
+                "" if begun else ", or limit the thinking of the model",
+            )
         if reply.ending in self._accepted:
             return reply._replace(ending="stop")
         if not (reply.whole or reply.ending == LENGTH or is_failure(reply.ending)):
@@ -173,6 +200,12 @@ class WritingModel(JudgeModel):
         text = one_line(reply.refusal or reply.text)
         shown = f"the answer begins: {text if len(text) <= SHOWN else text[: SHOWN - 3] + '...'}" if text else "the answer is empty"
         return f"no verdict could be read from model {self.model!r}{times}: {reason}; {shown}"
+
+
+def _budget_in(params: Mapping[str, Any]) -> int:
+    """Return the limit of tokens for thinking in parameters and the mappings in them; 0 if there is none."""
+    found = [value for name, value in params.items() if name in BUDGETS and type(value) is int]
+    return max([0, *found, *(_budget_in(value) for value in params.values() if isinstance(value, Mapping))])
 
 
 def parser_of(criterion: Criterion) -> VerdictParser:

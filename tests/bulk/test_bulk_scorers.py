@@ -270,3 +270,19 @@ async def test_a_score_that_is_no_finite_number_is_a_failed_line(tmp_path: Path)
     report = await folder.run(Backend(), scorer=lambda _: Odd(), columns=COLUMNS)
     assert (report.done, report.failed, verdicts(folder.output)) == (3, 2, {"id-0": 1.0})
     assert all("which is not a finite number" in reason for reason in failures(folder.failed).values())
+
+
+async def test_each_line_may_have_a_rubric_of_its_own(tmp_path: Path) -> None:
+    rubrics = [["It is right."], [{"instructions": "It is right.", "weight": 2}, "It is a0."], "[7]"]
+    lines = [item | {"criteria": rubric} for item, rubric in zip(items(3), rubrics, strict=True)]
+    folder, backend = Folder(tmp_path, lines), Backend(scores_of_criteria)
+    report = await folder.run(backend, endpoint(), scorer=judge_of(rubric_column="rubric"), columns=COLUMNS | {"rubric": "criteria"})
+    assert (report.done, report.failed) == (3, 1)
+    assert verdicts(folder.output) == {"id-0": 1.0, "id-1": pytest.approx(2 / 3)}
+    (failed,) = read(report.failures)
+    assert failed["custom_id"] == "id-2"
+    assert "the rubric in 'rubric' is wrong: 0: must be a mapping" in failed["error"]["message"]
+
+
+async def scores_of_criteria(sent: Sent) -> Any:
+    return json.dumps({"reason": "", "verdict": "no" if "It is a0." in sent.text else "yes"})

@@ -14,7 +14,7 @@ from shared_tools import each
 
 from qreward.errors import BadRequest, ConfigError, InvalidResponse, QRewardError, RequestTimeout
 from qreward.integrations.roll.rewards import metrics_of
-from qreward.integrations.trainers import RewardConfig, Rewarder, Scored, rewarder
+from qreward.integrations.trainers import Adapter, RewardConfig, Rewarder, Scored, rewarder
 from qreward.integrations.trainers.rewarder import MOST_MISFITS, close_all, reward_of
 from qreward.integrations.trl import reward
 from qreward.integrations.verl import function as verl
@@ -22,7 +22,7 @@ from qreward.judge import CascadeConfig
 from qreward.judge.types import Verdict, Vote
 from qreward.results import Usage
 from qreward.settings.client import ClientConfig
-from qreward.testing import FakeFleet
+from qreward.testing import FakeEndpoint, FakeFleet
 
 FAILED = Scored(None, RequestTimeout("no reward within 5 s"), 5.0)
 
@@ -209,3 +209,23 @@ def test_a_failure_is_what_was_chosen_for_it_and_a_reward_is_what_was_scored() -
             assert raised.value is failed.error
     scored = Scored(Verdict(0.0, (Vote(0.0),)), None, 0.1)
     assert [reward_of(scored, on_failure, "raise") for on_failure in ("none", "raise", "default", -1.0)] == [0.0] * 4
+
+
+async def test_rows_have_rubrics_of_their_own_and_a_wrong_one_is_the_failure_of_its_row() -> None:
+    async with FakeFleet([FakeEndpoint("gpu-0", kind="vllm", decisions=True)]) as fleet:
+        client = {"endpoints": [{"base_url": url, "kind": "vllm", "proxy": ""} for url in fleet.urls.values()]}
+        judge = {"model": "judge-7b", "method": "decide", "rubric_column": "rubric"}
+        made = rewarder({"client": client, "judge": judge, "columns": {"rubric": "meta.criteria"}}, deadline=30.0)
+        rows: list[Any] = [
+            {"prompt": "p", "completion": "truth=0.9", "meta": {"criteria": criteria}}
+            for criteria in ("It is right.", '[{"name": "a"}]', None, [{"instructions": "It is right.", "gate": 0.95}], " ")
+        ]
+        adapter = Adapter("mine", 30.0, {"prompt": ("prompt",), "response": ("completion",)}, missing="none")
+        scored = await adapter.score(made, rows)
+        assert [None if each.verdict is None else round(each.verdict.score, 3) for each in scored] == [0.9, None, None, 0.0, None]
+        assert [type(each.error) for each in scored] == [type(None), BadRequest, ConfigError, type(None), BadRequest]
+        assert "the rubric in 'rubric' is wrong: 0.instructions: " in scored[1].reason
+        with pytest.raises(ConfigError, match=r"columns: rubric is mapped to 'meta\.criteria', which the data does not have"):
+            await adapter.score(made, [{"prompt": "p", "completion": "r"}])
+        await made.aclose()
+    close_all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import re
 from itertools import product
 from typing import Any
 
@@ -142,12 +143,35 @@ def test_an_answer_that_was_cut_is_asked_for_with_twice_the_limit_and_without_mo
         ({"max_tokens": 8}, [8, 16, 32, 64, 128, 256]),
         ({"max_completion_tokens": MOST_TOKENS // 2 + 1}, [MOST_TOKENS // 2 + 1, MOST_TOKENS]),
         ({"max_tokens": 2 * MOST_TOKENS}, [2 * MOST_TOKENS] * 2),
-        ({}, [None, None]),
+        ({}, [None, 16, 32, 64, 128, 256]),  # twice what the server gave
     ):
         backend = JudgeBackend(always(ended("Let me think about ", "length")))
         assert "raise max_tokens" in str(failed(backend, InvalidResponse, reasks=5, **settings))
         assert [sent.params.get(next(iter(settings), "max_tokens")) for sent in backend.sent] == limits
     assert judged(JudgeBackend(in_turn(ended("Let me", "length"), "no verdict", score(7))), reasks=5).score == 0.7, "cut once alone"
+
+
+def test_room_for_an_answer_is_beside_the_room_for_thinking_and_a_limit_in_the_body_is_raised_too() -> None:
+    for settings, limits in (
+        ({"max_tokens": 500, "extra_body": {"thinking_token_budget": 2000}}, [500, 2500, 3000]),
+        ({"max_tokens": 2500, "thinking": {"type": "enabled", "budget_tokens": 2000}}, [2500, 5000, 10000]),
+        ({"max_tokens": 500, "extra_body": {"google": {"thinking_config": {"thinking_budget": 900}}}}, [500, 1400, 2000]),
+        ({"extra_body": {"max_tokens": 8}}, [8, 16, 32]),
+        ({"max_tokens": 9000, "extra_body": {"thinking_budget": 9000}}, [9000, MOST_TOKENS]),
+    ):
+        backend = JudgeBackend(always({"content": "", "reasoning_content": "Let me think", "finish_reason": "length"}))
+        failed(backend, InvalidResponse, reasks=2, **settings)
+        assert [sent.params["max_tokens"] for sent in backend.sent] == limits, settings
+
+
+def test_the_first_answer_that_was_cut_is_logged_and_none_after_it(caplog: pytest.LogCaptureFixture) -> None:
+    for content, said in (("Let me", "limit, so it is not read"), ("", "before the verdict began, .* or limit the thinking of the model")):
+        caplog.clear()
+        backend = JudgeBackend(always({"content": content, "finish_reason": "length"}))
+        assert judging(backend, lambda judge: judge.batch_score([QUESTION, ("p", "r")])).scores(default=None) == [None, None]
+        (record,) = caplog.records
+        assert re.search(said, record.getMessage())
+        assert "'judge-7b'" in record.getMessage()
 
 
 def test_a_server_that_refuses_the_raised_limit_gets_the_users_limit_again() -> None:
@@ -183,7 +207,7 @@ def test_an_ending_that_is_not_known_is_logged_once_and_counts_if_the_settings_s
     assert "finish_reasons=['odd-1']" in record.getMessage()
     assert judged(odd, finish_reasons=["ODD-1"]).score == 0.1
     failed(JudgeBackend(always(ended("Score: 1", "length"))), InvalidResponse, finish_reasons=["odd-1"])
-    assert len(caplog.records) == 1
+    assert ["finish_reasons" in record.getMessage() for record in caplog.records] == [True, False]
     assert JudgeConfig(model="m", finish_reasons=["odd-1"]).finish_reasons == ("odd-1",)  # type: ignore[arg-type]
 
 

@@ -27,13 +27,13 @@ DEADLINE = 12.0
 WORKFLOW_DEADLINE = 180.0
 """Default number of seconds for a reward that is awaited in a workflow. AReaL does not limit the time of such a reward."""
 
-_POOL = Adapter(
+ADAPTER = Adapter(
     trainer="areal",
     deadline=DEADLINE,
     columns={"prompt": ("messages", "prompt"), "response": ("completions",), "reference": ("answer", "solution", "ground_truth")},
     missing="raise",
 )
-_WORKFLOW = replace(_POOL, deadline=WORKFLOW_DEADLINE)
+_WORKFLOW = replace(ADAPTER, deadline=WORKFLOW_DEADLINE)
 
 
 class NoReward(QRewardError):
@@ -60,7 +60,7 @@ def reward(prompt: str, completions: str, prompt_ids: list[int], completion_ids:
         ConfigError: the settings in the file that ``QREWARD_REWARD`` names are missing or wrong.
         QRewardError: there is no reward, and ``on_failure`` does not replace it. If the time ran out, it is a ``NoReward``.
     """
-    made = _POOL.rewarder()
+    made = ADAPTER.rewarder()
     _warn_of_late(made.deadline)
     try:
         return portal().call(_reward, made, _row(prompt, completions, prompt_ids, completion_ids, data))
@@ -90,8 +90,8 @@ def _row(prompt: str, completions: str | None, prompt_ids: object, completion_id
 
 
 async def _reward(made: Rewarder, row: dict[str, Any]) -> float | None:
-    (scored,) = await _POOL.score(made, [row])
-    return _POOL.reward(scored, made.config)
+    (scored,) = await ADAPTER.score(made, [row])
+    return ADAPTER.reward(scored, made.config)
 
 
 @cache

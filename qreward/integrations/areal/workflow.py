@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from qreward.integrations.areal import async_reward
+from qreward.integrations.areal import ADAPTER, async_reward
 from qreward.integrations.trainers import load_reward_config
 
 _Workflow: Any = importlib.import_module("areal.workflow.rlvr").RLVRWorkflow
@@ -29,7 +29,7 @@ class QRewardRLVRWorkflow(_Workflow):  # type: ignore[misc]  # AReaL has no type
     """
 
     def __init__(self, **arguments: Any) -> None:
-        load_reward_config()
+        ADAPTER.checked(load_reward_config())
         super().__init__("qreward.integrations.areal.async_reward", **arguments)
         self.reward_fn = self.async_reward_fn = async_reward  # if this were the name of the function, AReaL would make a process pool
 

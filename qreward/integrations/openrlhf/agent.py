@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from qreward.integrations.openrlhf.reward_func import results, reward_func
+from qreward.integrations.openrlhf.reward_func import ADAPTER, results, reward_func
 from qreward.integrations.trainers import load_reward_config
 
 _Executor: Any = importlib.import_module("openrlhf.utils.agent").SingleTurnAgentExecutor
@@ -26,7 +26,7 @@ class AgentExecutor(_Executor):  # type: ignore[misc]  # OpenRLHF has no types
 
     def __init__(self, remote_rm_url: object = None) -> None:  # noqa: ARG002
         super().__init__(None)
-        load_reward_config()
+        ADAPTER.checked(load_reward_config())
         self.reward_endpoints = [__file__]  # OpenRLHF calls the method below only if this list is not empty
         self.reward_func = reward_func
 

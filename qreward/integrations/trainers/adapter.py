@@ -35,6 +35,8 @@ class Adapter:
         missing: meaning of ``on_failure: default``.
         none_unsupported: the reason why ``on_failure: none`` is not possible, and what to use instead; ``""`` if ``none`` is
             possible.
+        no_groups: why the responses to one prompt cannot be ranked, and what to use instead; ``""`` if each call of :meth:`score` has all
+            responses to its prompts.
         varying: True if rows have the entries of a mapping of the data as columns, so that rows may differ in their columns.
     """
 
@@ -43,12 +45,15 @@ class Adapter:
     columns: Mapping[str, tuple[str, ...]]
     missing: Failure
     none_unsupported: str = ""
+    no_groups: str = "which does not pass the responses to one prompt together; leave it out"
     varying: bool = False
 
     def checked(self, config: RewardConfig) -> RewardConfig:
         """Return the settings unchanged. Raises ``ConfigError`` if this trainer does not support them."""
         if self.none_unsupported and config.on_failure == "none":
             raise ConfigError(f"{config.place}: on_failure: none is not possible with {self.trainer}, {self.none_unsupported}")
+        if self.no_groups and config.rank is not None:
+            raise ConfigError(f"{config.place}: rank: {config.rank} is not possible with {self.trainer}, {self.no_groups}")
         try:
             check_columns(config.columns, self.columns["response"], self.columns.get("reference", ()))
         except ConfigError as error:

@@ -13,8 +13,9 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
@@ -33,9 +34,10 @@ from qreward.integrations.trainers.settings import (
     template_fields,
 )
 from qreward.judge import make_scorer
+from qreward.judge.asking import encoded
 from qreward.judge.prompts import present
 from qreward.judge.scorers import check_finite
-from qreward.judge.types import Scorer, Verdict
+from qreward.judge.types import Scorer, Verdict, Vote
 from qreward.reasons import WAITING
 from qreward.runtime import runtime_of
 
@@ -117,6 +119,8 @@ class Rewarder:
         self.scorer = scorer
         self.deadline = deadline
         self.config = config or RewardConfig(reward_model="scorer")  # the name is a placeholder, because the scorer exists already
+        if self.config.rank is not None and not hasattr(scorer, "rank"):
+            raise ConfigError(f"{self.config.place}: rank: only a judge compares responses; set judge, or leave out rank")
         self._priority = priority
         self._unfits: frozenset[str] = frozenset()
         self._misfits = 0
@@ -137,6 +141,9 @@ class Rewarder:
         result. A field that one of the items has is missing in each item that does not have it. If a score is not a finite number, the
         error is an ``InvalidResponse``.
 
+        With ``rank`` in the settings, the items that differ only in their responses are a group, whose responses are ranked. If the ranking
+        fails, or a group has one response, each item of the group has the error.
+
         Args:
             varying: True if a field that the prompt names and no item has may be a fault of these items; see :meth:`misfit`.
 
@@ -146,26 +153,44 @@ class Rewarder:
         """
         rows = list(items)
         names = frozenset().union(*rows)
-        return list(await asyncio.gather(*(self._score(row, names, varying=varying) for row in rows)))
+        filled = [present(row) for row in rows]
+        groups: dict[object, list[int]] = {}
+        for place, row in enumerate(filled):
+            if "response" in row:
+                others = {name: value for name, value in row.items() if name != "response"}
+                groups.setdefault(encoded(others) if self.config.rank else place, []).append(place)
+        found = [Scored(None, BadRequest("there is no response to score: it is None"), 0.0)] * len(rows)
 
-    async def _score(self, item: Mapping[str, Any], names: frozenset[str], *, varying: bool) -> Scored:
+        async def judge(places: Sequence[int]) -> None:
+            scored = await self._score([rows[place] for place in places], [filled[place] for place in places], names, varying=varying)
+            for place, each in zip(places, scored, strict=True):
+                found[place] = each
+
+        await asyncio.gather(*map(judge, groups.values()))
+        return found
+
+    async def _score(
+        self, items: Sequence[Mapping[str, Any]], filled: Sequence[Mapping[str, Any]], names: frozenset[str], *, varying: bool
+    ) -> list[Scored]:
+        """Score an item, or rank the items of a group."""
         begun = monotonic()
-        filled = present(item)
-        if "response" not in filled:
-            return Scored(None, BadRequest("there is no response to score: it is None"), 0.0)
         _end_before(asyncio.get_running_loop())
-        verdict: Verdict | None = None
+        verdicts: Sequence[Verdict] = ()
         error: QRewardError | None = None
         options: dict[str, Any] = {"timeout": self.deadline, "priority": self._priority}
+        given = {"prompt": None, "reference": None, **dict.fromkeys(items[0]), **filled[0]}
         try:
             async with asyncio.timeout(self.deadline + LATE):
-                given = {"prompt": None, "reference": None, **dict.fromkeys(item), **filled}
-                found = await self.scorer.score(given.pop("prompt"), given.pop("response"), **given, **options)
-            check_finite(found)
-            verdict, self._misfits = found, 0
+                if self.config.rank is None:
+                    verdicts = [await self.scorer.score(given.pop("prompt"), given.pop("response"), **given, **options)]
+                else:
+                    verdicts = await self._rank([row["response"] for row in filled], given, options)
+            for verdict in verdicts:
+                check_finite(verdict)
+            self._misfits = 0
         except ConfigError as failure:
             lacking = template_fields(self.config) - names
-            is_row = not lacking and not names <= filled.keys()
+            is_row = not lacking and not names <= filled[0].keys()
             error = self.misfit(failure, is_row=is_row, varying=varying and bool(lacking))
         except QRewardError as failure:
             error = failure
@@ -173,7 +198,24 @@ class Rewarder:
             error = RequestTimeout(f"no reward within {self.deadline:g} s")
         except ValueError as failure:
             error = self._unfit(failure)
-        return Scored(verdict, error, monotonic() - begun, self.waiting())
+        seconds, waiting = monotonic() - begun, self.waiting()
+        if error is None:
+            return [Scored(verdict, None, seconds, waiting) for verdict in verdicts]
+        errors = [error, *(copy(error) for _ in items[1:])]
+        for other in errors[1:]:
+            other.usage = None  # the tokens of a group count once
+        return [Scored(None, each, seconds, waiting) for each in errors]
+
+    async def _rank(self, responses: Sequence[Any], given: dict[str, Any], options: Mapping[str, Any]) -> list[Verdict]:
+        """Rank the responses of a group. The first verdict has the tokens of the group."""
+        if len(responses) < 2:
+            raise BadRequest("a response cannot be ranked alone: no other response has the same prompt and the same values of all fields")
+        del given["response"]
+        ranking = await self.scorer.rank(given.pop("prompt"), responses, **given, **options)  # type: ignore[attr-defined]
+        usages = (ranking.usage, *[None] * (len(responses) - 1))
+        rewards = ranking.scores if self.config.rank == "scores" else ranking.advantages
+        pairs = zip(rewards, usages, strict=True)
+        return [Verdict(reward, (Vote(reward),), usage=usage, cached=ranking.cached) for reward, usage in pairs]
 
     def _unfit(self, error: ValueError) -> BadRequest:
         """Return the error of an item that the scorer rejected, and log it.

@@ -58,6 +58,9 @@ class RewardConfig(Policy):
         columns: field of the item (``prompt``, ``response``, ``reference``, or any field that the judge's prompt names) -> name of the
             trainer's column that holds the field.
         priority: priority of all requests, 0 (most urgent) to 9.
+        rank: ``scores`` or ``advantages`` ranks the responses to one prompt with :meth:`Judge.rank`; the rewards are then these numbers of
+            the :class:`~qreward.judge.ranking.Ranking`. It needs a ``judge``, and a trainer that passes the responses to a prompt together.
+            None scores each response.
 
     Raises:
         ConfigError: a setting is unknown or wrong.
@@ -75,6 +78,7 @@ class RewardConfig(Policy):
     on_failure: Failure = "default"
     columns: dict[str, str] = Field(default_factory=dict)
     priority: Level = default(Priority.NORMAL)
+    rank: Literal["scores", "advantages"] | None = None
     _place: str = PrivateAttr("configuration")
 
     @property
@@ -229,18 +233,20 @@ ITEM = frozenset({"prompt", "response", "reference"})
 
 
 def prompt_fields(config: RewardConfig) -> frozenset[str]:
-    """Return the fields that the judges' templates name.
+    """Return the fields that the judges' templates name, and the fields with rubrics.
 
     A reward model, and a judge whose settings have no ``prompt``, use the three fields that every item has.
     """
     has_own = all(isinstance(stage, JudgeConfig) and stage.prompt is not None for stage in config.stages.values())
-    return template_fields(config) | (frozenset() if has_own else ITEM)
+    rubrics = frozenset(stage.rubric_column for stage in config.stages.values() if isinstance(stage, JudgeConfig) and stage.rubric_column)
+    return template_fields(config) | rubrics | (frozenset() if has_own else ITEM)
 
 
 def template_fields(config: RewardConfig) -> frozenset[str]:
-    """Return the fields that the judges' own templates name. Each item must have all of them."""
+    """Return the fields that the judges' own templates name, and those of rubrics without a default. Each item must have all of them."""
     judges = [stage for stage in config.stages.values() if isinstance(stage, JudgeConfig)]
-    return frozenset().union(*(_names(judge.prompt or "", judge.system or "") for judge in judges))
+    rubrics = frozenset(judge.rubric_column for judge in judges if judge.rubric_column and judge.rubric is None)
+    return rubrics.union(*(_names(judge.prompt or "", judge.system or "") for judge in judges))
 
 
 @lru_cache(maxsize=64)

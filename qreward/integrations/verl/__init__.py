@@ -10,12 +10,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from qreward.integrations.verl.function import DEADLINE, compute_score
+from qreward.integrations.verl.function import DEADLINE, compute_score, compute_scores
 
 if TYPE_CHECKING:
     from qreward.integrations.verl.manager import QRewardManager
 
-__all__ = ["DEADLINE", "QRewardManager", "compute_score"]
+__all__ = ["DEADLINE", "QRewardManager", "compute_score", "compute_scores"]
 
 
 def __getattr__(name: str) -> Any:

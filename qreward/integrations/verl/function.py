@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from qreward.engine.portal import portal
 from qreward.errors import ConfigError
 from qreward.integrations.trainers import Adapter, RewardConfig, Scored, load_reward_config
 from qreward.integrations.trainers.rewarder import reward_of
@@ -33,8 +35,10 @@ ADAPTER = Adapter(
     columns={"prompt": PROMPTS, "response": ("solution_str",), "reference": ("ground_truth",)},
     missing="raise",
     none_unsupported="where one None removes the rewards of its whole batch; use raise (the default) or a number",
+    no_groups="whose compute_score has one sample; use verl's manager batch with the function compute_scores",
     varying=True,
 )
+_GROUPS = replace(ADAPTER, no_groups="")
 
 _SETTINGS = [CONFIG, *RewardConfig.model_fields]
 _KNOWN = HOSTS.union(_SETTINGS)
@@ -70,9 +74,33 @@ async def compute_score(
         ``reward.custom_reward_function.path=pkg://qreward.integrations.verl``
         ``+reward.custom_reward_function.reward_kwargs.config=/path/to/reward.yaml``
     """
+    return await score_row(ADAPTER, _row(data_source, solution_str, ground_truth, extra_info), settings_of(kwargs))
+
+
+def compute_scores(
+    data_sources: Sequence[Any],
+    solution_strs: Sequence[str | None],
+    ground_truths: Sequence[Any],
+    extra_infos: Sequence[Mapping[str, Any] | None],
+    **kwargs: Any,
+) -> list[dict[str, Any]]:
+    """Score a batch. verl's reward manager ``batch`` calls this function, and waits for it.
+
+    The arguments are lists of those of :func:`compute_score`. With ``rank`` in the settings, the responses to one prompt are ranked. The
+    results and the errors are those of :func:`compute_score`, in the order of the samples.
+
+    Example:
+        ``reward.custom_reward_function.name=compute_scores reward.reward_manager.name=batch``
+    """
+    config = settings_of(kwargs)
+    made = _GROUPS.rewarder(config)
+    rows = [*map(_row, data_sources, solution_strs, ground_truths, extra_infos)]
+    return [result_of(each, config) for each in portal().call(_GROUPS.score, made, rows, plain)]
+
+
+def _row(data_source: Any, solution_str: str | None, ground_truth: Any, extra_info: Mapping[str, Any] | None) -> dict[str, Any]:
     extra = extra_info or {}
-    row = {**extra, "extra_info": extra, "data_source": data_source, "solution_str": solution_str, "ground_truth": ground_truth}
-    return await score_row(ADAPTER, row, settings_of(kwargs))
+    return {**extra, "extra_info": extra, "data_source": data_source, "solution_str": solution_str, "ground_truth": ground_truth}
 
 
 async def score_row(adapter: Adapter, row: Mapping[str, Any], config: RewardConfig) -> dict[str, Any]:
@@ -120,7 +148,7 @@ def settings_of(given: Mapping[str, Any], kind: str = "vllm") -> RewardConfig:
             endpoint = {"base_url": f"http://{router}/v1", "name": "verl-router", "kind": kind, "proxy": ""}
             settings = known.model_dump(exclude_unset=True) | {"client": {"endpoints": [endpoint]}}
             known = load_reward_config(settings, place=known.place)
-        _CONFIGS[key] = ADAPTER.checked(known)
+        _CONFIGS[key] = _GROUPS.checked(known)
     return known
 
 

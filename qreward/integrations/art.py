@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 from qreward.errors import ConfigError
@@ -19,6 +21,7 @@ ADAPTER = Adapter(
     deadline=DEADLINE,
     columns={"prompt": ("prompt",), "response": ("response",), "reference": ("reference", "answer", "solution", "ground_truth")},
     missing="none",
+    no_groups="",
     varying=True,
 )
 _EFFECT = "; its trajectory leaves the group"
@@ -43,7 +46,7 @@ async def score_group(group: Any, settings: Source = None) -> Any:
         ``groups = await art.gather_trajectory_groups(..., after_each=score_group)``
     """
     made = ADAPTER.rewarder(settings)
-    scored = await ADAPTER.score(made, map(_row, group.trajectories))
+    scored = await ADAPTER.score(made, _rows(group.trajectories, common=made.config.rank is not None))
     judged: list[Any] = []
     for trajectory, each in zip(group.trajectories, scored, strict=True):
         reward = ADAPTER.reward(each, made.config, _EFFECT if made.config.on_failure in ("default", "none") else "")
@@ -55,11 +58,23 @@ async def score_group(group: Any, settings: Source = None) -> Any:
     return rewarded
 
 
-def _row(trajectory: Any) -> dict[str, Any]:
-    if trajectory.additional_histories:
+def _rows(trajectories: Sequence[Any], *, common: bool) -> list[dict[str, Any]]:
+    """Return the columns of each trajectory. The response is the last answer; or, if ``common``, all that follows the common beginning."""
+    if any(each.additional_histories for each in trajectories):
         raise ConfigError("a trajectory with additional_histories cannot be judged: it has no single conversation")
-    prompt, response = conversation([], trajectory.messages())
-    return {**trajectory.metadata, "tools": trajectory.tools, "prompt": prompt, "response": response}
+    every = [each.messages() for each in trajectories]
+    parts = [conversation([], messages) for messages in every]
+    if common:
+        equal = sum(1 for _ in takewhile(lambda each: all(message == each[0] for message in each), zip(*every, strict=False)))
+        begin = max(0, min([equal, *(len(messages) - 1 for messages in every)]))
+        parts = [
+            (messages[:begin], messages[begin:] if messages[begin + 1 :] else last)
+            for messages, (_, last) in zip(every, parts, strict=True)
+        ]
+    return [
+        {**each.metadata, "tools": each.tools, "prompt": prompt, "response": response}
+        for each, (prompt, response) in zip(trajectories, parts, strict=True)
+    ]
 
 
 def _rewarded(trajectory: Any, scored: Scored, reward: float) -> Any:

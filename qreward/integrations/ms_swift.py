@@ -11,7 +11,7 @@ from typing import Any
 
 from qreward.integrations.trainers import Adapter
 from qreward.integrations.trainers.settings import Source
-from qreward.integrations.trl import rows_of
+from qreward.integrations.trl import check_groups, rows_of
 
 __all__ = ["DEADLINE", "QRewardORM"]
 
@@ -24,6 +24,7 @@ ADAPTER = Adapter(
     columns={"prompt": ("prompt",), "response": ("response",), "reference": ("solution", "reference", "answer", "ground_truth")},
     missing="raise",
     none_unsupported="which counts a reward of None as 0.0; use raise (the default) or a number",
+    no_groups="",
 )
 
 
@@ -33,7 +34,7 @@ class QRewardORM:
     Set ``settings`` in a subclass for settings of its own. By default, the file that ``QREWARD_REWARD`` names has the settings.
 
     Args:
-        args: ms-swift's arguments; not used.
+        args: ms-swift's arguments, of which ``num_generations`` is used to check that groups are whole if they are ranked.
 
     Raises:
         ConfigError: the settings are missing or wrong.
@@ -46,6 +47,7 @@ class QRewardORM:
     settings: Source = None
 
     def __init__(self, args: Any = None, **kwargs: Any) -> None:  # noqa: ARG002 - ms-swift's signature
+        self._size = getattr(args, "num_generations", None)
         ADAPTER.rewarder(self.settings)  # a wrong setting fails here, not at the first batch
 
     async def __call__(self, completions: Sequence[Any], messages: Sequence[Sequence[Any]], **columns: Any) -> list[float | None]:
@@ -61,5 +63,8 @@ class QRewardORM:
             ConfigError: the settings do not fit the data.
         """
         made = ADAPTER.rewarder(self.settings)
-        rows = rows_of([each[:-1] for each in messages], completions, {**columns, "messages": messages})
+        prompts = [each[:-1] for each in messages]
+        if made.config.rank is not None:
+            check_groups("qreward", prompts, self._size)
+        rows = rows_of(prompts, completions, {**columns, "messages": messages})
         return [ADAPTER.reward(each, made.config) for each in await ADAPTER.score_in_portal(made, rows)]

@@ -24,6 +24,7 @@ ADAPTER = Adapter(
     columns={"prompt": ("prompt",), "response": ("response",), "reference": ("reference",)},
     missing="raise",
     none_unsupported="which adds the rewards of a group up; use raise (the default) or a number",
+    no_groups="",
 )
 
 

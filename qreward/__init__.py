@@ -50,9 +50,9 @@ _HOMES = {
     "qreward.codecs.rewards.base": ("ListCodec", "MergeLimits", "ServerKind"),
     "qreward.codecs.rewards.registry": ("register_kind",),
     "qreward.errors": (
-        "AuthenticationFailed", "BadRequest", "BatchCancelled", "CircuitOpen", "ClientClosed", "ConfigError", "ConnectionFailed",
-        "DeadlineExceeded", "InvalidResponse", "NoEndpoint", "QRewardError", "QueueFull", "RateLimited", "Rejected", "RequestError",
-        "RequestTimeout", "ServerError", "StreamInterrupted",
+        "AuthenticationFailed", "BadRequest", "BatchCancelled", "BudgetExceeded", "CircuitOpen", "ClientClosed", "ConfigError",
+        "ConnectionFailed", "DeadlineExceeded", "InvalidResponse", "NoEndpoint", "QRewardError", "QueueFull", "RateLimited", "Rejected",
+        "RequestError", "RequestTimeout", "ServerError", "StreamInterrupted",
     ),
 }  # fmt: skip
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     from qreward.errors import AuthenticationFailed as AuthenticationFailed
     from qreward.errors import BadRequest as BadRequest
     from qreward.errors import BatchCancelled as BatchCancelled
+    from qreward.errors import BudgetExceeded as BudgetExceeded
     from qreward.errors import CircuitOpen as CircuitOpen
     from qreward.errors import ClientClosed as ClientClosed
     from qreward.errors import ConfigError as ConfigError

@@ -151,6 +151,10 @@ class DeadlineExceeded(Rejected):
     """The deadline of the batch passed before this item had a result."""
 
 
+class BudgetExceeded(Rejected):
+    """The budget of a judge is spent, so the request was not sent."""
+
+
 class BatchCancelled(Rejected):
     """An operator cancelled the batch before this item had a result."""
 

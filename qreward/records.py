@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -20,12 +20,23 @@ class PromptTokensDetails(msgspec.Struct, frozen=True, gc=False):
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False):
-    """Tokens used, as reported by the server. A count that was not reported is None."""
+    """Tokens used, as reported by the server. A count that was not reported is None.
+
+    A judge adds ``cost``, in US dollars, None if no endpoint has a price; and ``unreported``, the number of attempts that a server may have
+    charged although it reported no tokens, such as attempts that timed out.
+    """
 
     prompt_tokens: Count | None = None
     completion_tokens: Count | None = None
     total_tokens: Count | None = None
     prompt_tokens_details: PromptTokensDetails | None = None
+    cost: float | None = msgspec.field(default=None, name="qreward_cost")  # servers use the name for other things
+    unreported: int = msgspec.field(default=0, name="qreward_unreported")
+
+    @property
+    def tokens(self) -> int:
+        """The total number of tokens; 0 if no count was reported."""
+        return self.total_tokens or (self.prompt_tokens or 0) + (self.completion_tokens or 0)
 
     @property
     def cached_tokens(self) -> int | None:
@@ -41,10 +52,11 @@ def added(one: Usage | None, other: Usage | None) -> Usage | None:
     prompt, completion, total, cached = (
         _sum(getattr(one, name), getattr(other, name)) for name in ("prompt_tokens", "completion_tokens", "total_tokens", "cached_tokens")
     )
-    return Usage(prompt, completion, total, None if cached is None else PromptTokensDetails(cached))
+    details = None if cached is None else PromptTokensDetails(cached)
+    return Usage(prompt, completion, total, details, _sum(one.cost, other.cost), one.unreported + other.unreported)
 
 
-def _sum(one: int | None, other: int | None) -> int | None:
+def _sum(one: Any, other: Any) -> Any:
     return one if other is None else other if one is None else one + other
 
 

@@ -19,7 +19,17 @@ from qreward.bulk.report import kind_of_error
 from qreward.bulk.requests import RequestReader
 from qreward.bulk.settings import BulkSettings
 from qreward.engine.batch import BatchWaiter
-from qreward.errors import BadRequest, BatchCancelled, ClientClosed, ConfigError, InvalidResponse, NoEndpoint, QRewardError, RequestTimeout
+from qreward.errors import (
+    BadRequest,
+    BatchCancelled,
+    BudgetExceeded,
+    ClientClosed,
+    ConfigError,
+    InvalidResponse,
+    NoEndpoint,
+    QRewardError,
+    RequestTimeout,
+)
 from qreward.judge.scorers import check_finite
 from qreward.judge.types import Scorer, Verdict
 from qreward.records import AttemptRecord
@@ -64,6 +74,8 @@ def _was_processed(error: QRewardError, attempts: Iterable[AttemptRecord]) -> bo
 
     A last attempt that was cut off by the timeout counts as not processed where the line could not connect before.
     """
+    if isinstance(error, BudgetExceeded):
+        return False  # requests of the line may have been answered, but not all of them
     unreachable = set()
     for attempt in attempts:
         if attempt.outcome == "unreachable":
@@ -161,7 +173,10 @@ class ScorerBatch:
     async def _items(self) -> AsyncIterator[Mapping[str, Any]]:
         index = 0
         async for entry in self.queue:
-            while len(self._entries) >= SCORING:
+            while len(self._entries) >= SCORING or not self._bulk.affords(1 + len(self._entries)):
+                if not self._entries:
+                    self._bulk.stop(f"the next line would probably pass max_cost or max_tokens ({self._bulk.budget})")
+                    return
                 self._done.clear()
                 await self._done.wait()
             if not (self._bulk.start(entry) and self._bulk.write(entry)):
@@ -264,6 +279,15 @@ class LineRun(ABC):
             return False
         entry.started = True
         return True
+
+    def affords(self, lines: int) -> bool:
+        """Return whether the limits of the run allow this number of lines of a scorer, if each costs as much as the mean line so far."""
+        if not self._settings.is_limited:
+            return True
+        done, spent = self._done_before + self._ok + self._failed, self.budget.spent
+        if not done:
+            return lines == 1  # the first line shows what a line costs
+        return self.budget.affords(Spent(spent.tokens * lines // done, spent.cost * lines / done))
 
     def write(self, entry: Entry) -> bool:
         """Write the records of ``start`` to the journal. Returns False if the line must not be sent."""

@@ -86,6 +86,12 @@ class SpendingLimit:
         """True if nothing is reserved. If a request exceeds a limit while nothing is reserved, it will always exceed the limit."""
         return self._reserved.tokens <= 0
 
+    def affords(self, more: Spent) -> bool:
+        """Return whether what is spent and ``more`` are within the limits. Nothing is reserved."""
+        total = self.spent + more
+        limits = ((total.tokens, self._max_tokens), (total.cost, self._max_cost))
+        return all(most is None or spent <= most for spent, most in limits)
+
     def reserve(self, most: Spent) -> bool:
         """Reserve the maximum cost of a request, and return True. If it could exceed a limit, reserve nothing and return False."""
         wanted = self.spent + self._reserved + most

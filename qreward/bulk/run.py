@@ -27,7 +27,7 @@ from qreward.errors import BatchCancelled, ClientClosed, ConfigError, NoEndpoint
 from qreward.judge.types import Scorer
 from qreward.progress import ProgressMeter, start_progress
 from qreward.reasons import Explanation
-from qreward.results import EndpointStats, Result, dollars, merged_stats
+from qreward.results import EndpointStats, Result, Usage, dollars, merged_stats
 from qreward.runtime import Runtime
 from qreward.scheduler.pool import Pool
 
@@ -92,9 +92,7 @@ class BulkRun(LineRun):
         if isinstance(error, BatchCancelled | ClientClosed) and entry.started:
             spent = entry.reserved  # as in the journal, where the line stays without a result
         elif spent is None:
-            usage = result.usage if self._scorer is None or not result.ok else result.value.usage
-            price = self.runtime.prices.get(result.endpoint or "")
-            spent = cost_of(result, usage, price, entry.reserved, self.attempts) if entry.started else NOTHING
+            spent = self._cost_of_line(entry, result) if entry.started else NOTHING
         self.budget.settle(entry.reserved, spent)
         if self._leave_to_next_run(entry, result, spent):
             return
@@ -107,6 +105,20 @@ class BulkRun(LineRun):
         elif text is None:
             text = answer_line(entry.custom_id, _identifier(entry.ordinal), result, is_verdict=self._scorer is not None)
         self._record(entry.ordinal, entry.digest, text, error, spent)
+
+    def _cost_of_line(self, entry: Entry, result: Result[Any]) -> Spent:
+        if self._scorer is None:
+            return cost_of(result, result.usage, self.runtime.prices.get(result.endpoint or ""), entry.reserved, self.attempts)
+        if self._settings.is_limited and result.ok and result.usage is None and not result.value.cached:
+            self.stop("max_cost and max_tokens cannot be kept, because a line was scored and no server reported its tokens")
+        usage = result.usage or Usage()
+        price = self.runtime.prices.get(result.endpoint or "")
+        cost = (
+            usage.cost
+            if usage.cost is not None or price is None
+            else dollars(price, usage.prompt_tokens or 0, usage.completion_tokens or 0)
+        )
+        return Spent(usage.tokens, cost or 0.0)
 
     # reading
 
@@ -331,7 +343,7 @@ class BulkRun(LineRun):
             cached_tokens=cached,
             cost=self._cost(endpoints) if self.runtime.prices else None,
             tokens_before=journal.spent_before.tokens,
-            cost_before=journal.spent_before.cost if self.runtime.prices and self._scorer is None else None,
+            cost_before=journal.spent_before.cost if self.runtime.prices else None,
             endpoints=endpoints,
             errors=self.errors,
             output=output,

@@ -30,6 +30,8 @@ class BulkSettings(Policy):
             in each line or in ``params``. A request is sent only if its maximum cost is within the limit. Requests are not hedged.
         max_tokens: limit of prompt and completion tokens for all runs on one journal together. Like ``max_cost``, this limit needs
             ``max_tokens`` in each line or in ``params``, and requests are not hedged.
+            With a scorer, the cost of an item is not known in advance: the run stops when a limit is reached, and the items in flight are
+            finished and count.
         sample: number of lines after which the run stops. The next run continues with the remaining lines.
         shard: ``(i, n)`` sends only the i-th of every n lines, counted from 1.
         order: ``input`` writes the output in the order of the input; ``any`` writes it in the order in which the results arrived.

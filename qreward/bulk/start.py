@@ -48,8 +48,6 @@ async def run_bulk(
             "max_cost needs the price of the endpoints; set Endpoint(price=(dollars for a million prompt tokens, completion tokens))"
         )
     judge = None if scorer is None else unblocked(scorer, "scorer", ["batch_score"])
-    if judge is not None and checked.is_limited:
-        raise ConfigError("max_cost and max_tokens cannot limit a scorer: the cost of an item is not known in advance; leave them out")
     written = OutputFile(path)
     failures = OutputFile(path.with_name(f"{written.stem}.failed.jsonl"))
     journal_path = path.with_name(f"{path.name}.journal")

@@ -21,7 +21,7 @@ _log = logging.getLogger("qreward")
 
 _IRRELEVANT = (
     "model", "range", "reasks", "finish_reasons", "min_label_mass", "cache", "cache_namespace", "calibration", "pair_prompt", "prompt",
-    "verdict",
+    "verdict", "budget",
 )  # fmt: skip
 """Settings that have no digest in an identity. Either such a setting does not change the score of an item, or ``identity_of`` receives it
 separately."""

@@ -16,6 +16,7 @@ from qreward.errors import ConfigError
 from qreward.judge.calibration import Calibration
 from qreward.judge.presets import preset_of
 from qreward.judge.rubric import Rubric, rubric_or_faults
+from qreward.judge.spending import Budget
 from qreward.settings.base import Accepting, Many, Number, Policy, default, repeated, wrong
 from qreward.spelling import TYPO, closest
 
@@ -69,6 +70,9 @@ class JudgeConfig(Policy):
         calibration: a :class:`~qreward.judge.calibration.Calibration` that was made for this judge, or the path of its file. The
             calibration maps the score of a response to a probability, before ``range`` is applied. It does not change comparisons. None
             leaves scores unchanged.
+        budget: US dollars that the judge may spend in one process, or a mapping with ``cost`` (US dollars), ``tokens`` or both. When it is
+            spent, no request is sent, and items fail with ``BudgetExceeded``. Requests in flight are finished, and count. Dollars need the
+            ``price`` of the endpoints. None sets no limit.
         cache: path of a file that keeps answers across runs. None disables the cache.
         cache_namespace: the cache returns only answers that were stored with the same namespace. Change the namespace when the weights
             behind a model name have changed.
@@ -98,6 +102,7 @@ class JudgeConfig(Policy):
     answer: Accepting[str | dict[str, Any] | None, str | Mapping[str, Any] | None] = default(None)
     preset: str | None = None
     calibration: Accepting[Calibration | str | None, Calibration | Mapping[str, Any] | str | Path | None] = default(None)
+    budget: Accepting[Budget | None, Budget | Mapping[str, Any] | float | None] = default(None)
     cache: Accepting[str | None, str | Path | None] = default(None)
     cache_namespace: str = ""
     params: dict[str, Any] = Field(default_factory=dict, repr=False)
@@ -157,6 +162,11 @@ class JudgeConfig(Policy):
         if not (value is None or isinstance(value, str | Path | Calibration)):
             raise ValueError(f"must be the path of a file, or a Calibration, not a {type(value).__name__}")
         return value
+
+    @field_validator("budget", mode="before")
+    @classmethod
+    def _in_dollars(cls, value: object) -> object:
+        return {"cost": value} if isinstance(value, int | float | str) else value
 
     @field_validator("cache", "calibration", mode="before")
     @classmethod

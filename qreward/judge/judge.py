@@ -37,10 +37,11 @@ from qreward.judge.prompts import Builder
 from qreward.judge.ranking import Ranking, budget_of
 from qreward.judge.requests import RequestBuilder
 from qreward.judge.rubric import Rubric
+from qreward.judge.spending import Budget, Spending
 from qreward.judge.types import Comparison, Item, JudgeAnswer, Pair, Verdict, check_batch_options
 from qreward.judge.verdict_parser import VerdictParser, verdict_named
 from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, request_options, seconds
-from qreward.results import BatchResult
+from qreward.results import BatchResult, Usage
 from qreward.runtime import runtime_of
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.task import RequestOptions
@@ -68,7 +69,7 @@ class Judge:
             required field that is a number or a bool.
         system, scale, range, method, rubric, rubric_column, min_label_mass, samples, settle, reasks, finish_reasons, calibration: as in
             :class:`~qreward.judge.config.JudgeConfig`.
-        cache, cache_namespace: as in :class:`~qreward.judge.config.JudgeConfig`.
+        budget, cache, cache_namespace: as in :class:`~qreward.judge.config.JudgeConfig`.
         answer: the form of an answer: an example, such as ``"[[5]]"`` or ``"Score: 7"``; ``"json"``; a pattern with one group, which holds
             the value; a mapping, as in :class:`~qreward.judge.config.JudgeConfig`; or a function from the text of an answer to its value,
             an instance of ``verdict``, or None for no verdict. None takes the form that the prompt shows, or else JSON.
@@ -115,6 +116,7 @@ class Judge:
         preset: str | None = None,
         score: Callable[[Any], float | None] | None = None,
         calibration: Calibration | str | Path | None = None,
+        budget: Budget | Mapping[str, Any] | float | None = None,
         cache: str | Path | None = None,
         cache_namespace: str = "",
         owns_client: bool = False,
@@ -147,6 +149,13 @@ class Judge:
         calibrate = None if calibration is None else self._use(Calibration.load(calibration))
         given = {**self._given, "pair_answer": pair_form}
         self._builders = Builders(config, given, parser, runtime_of(client).dialects.decide, calibrate)
+        prices = runtime_of(client).prices
+        if config.budget is not None and config.budget.cost is not None and not prices:
+            raise ConfigError(
+                "budget: a limit in US dollars needs the price of the endpoints; set Endpoint(price=(dollars for a million prompt tokens, "
+                "completion tokens)), or a budget of tokens"
+            )
+        self._spending = Spending(", ".join(map(repr, config.model)), config.budget, prices)
         self._cache = None if config.cache is None else Cache(config.cache)
         self._reset_process_state()
         background.watch(self, Judge._reset_process_state)
@@ -299,6 +308,11 @@ class Judge:
         others = {name: self._given[name] for name in ("prompt", "score", "answer")}
         verdict = [self._given["verdict"], self._schema] if not self._config.has_criteria else None
         return identity_of(self._config, {**others, "verdict": verdict}, self._calibrator.weights)
+
+    @property
+    def spent(self) -> Usage:
+        """The tokens and US dollars that this judge has spent in this process, also on answers that could not be read."""
+        return self._spending.total or Usage()
 
     @property
     def verdict_settings(self) -> list[Any]:
@@ -458,14 +472,14 @@ class Judge:
     def _request_options(self, options: Mapping[str, Any]) -> RequestOptions:
         return runtime_of(self._client).request_options({**options, "hedge": self._hedge})
 
-    def _here(self) -> tuple[LoopDriver, Flights, Evaluate]:
+    def _here(self) -> tuple[LoopDriver, Flights, Evaluate, Spending]:
         """Return the driver of the running event loop, and the calls of this judge that are in flight there."""
         driver = runtime_of(self._client).driver()
         flights = self._flights.get(driver)
         if flights is None:
             with self._lock:
                 flights = self._flights.setdefault(driver, {})
-        return driver, flights, self._evaluate
+        return driver, flights, self._evaluate, self._spending
 
     def _evaluate(self, call: JudgeCall, answer: Any, endpoint: str | None) -> Done | Again:
         """Evaluate an answer, record the weights that wrote it, and store it in the cache, if there is a cache."""

@@ -20,6 +20,7 @@ from qreward.engine.driver import LoopDriver, Waiter
 from qreward.engine.snapshots import ItemTallies, result_of
 from qreward.errors import ClientClosed, DeadlineExceeded, QRewardError, RequestError, RequestTimeout
 from qreward.judge.calls import Again, Done, JudgeCall
+from qreward.judge.spending import Spending
 from qreward.records import AttemptRecord, Usage, added
 from qreward.results import Result, successful, with_trail
 from qreward.scheduler.failure_policy import unanswered
@@ -46,6 +47,7 @@ class Caller(Protocol):
     driver: LoopDriver
     flights: Flights
     evaluate: Evaluate
+    spending: Spending
     options: RequestOptions  # of each request; ``timeout`` is the number of seconds for an item
     pools: Mapping[str, Pool]  # by model
 
@@ -203,6 +205,10 @@ class CallTask(Task):
         flight = self.flight
         if flight.task is not self:
             return False
+        if (error := flight.caller.spending.exceeded()) is not None:
+            flight.task = None
+            flight.caller.driver.later(lambda: flight.end(error))
+            return False
         if flight.call.is_stale():
             flight.call = flight.call.current()
             self.payload = flight.call.request()
@@ -260,6 +266,10 @@ class Flight:
         self._close()
         if (task := self.task) is not None:
             begun, self.task = self.is_begun(), None
+            engine = self.caller.driver.engine
+            with engine.lock:
+                cut = (*(task.trail or ()), *unanswered(task, engine.clock()))
+            item.usage = added(item.usage, self.caller.spending.paid(None, None, cut))
             if isinstance(self.caller, ItemBatch):
                 self.caller.tallies.add_cancelled((task.attempt, task.copy))
             if begun:  # otherwise ``CallTask.bind`` returns False later
@@ -299,10 +309,12 @@ class Flight:
         if task.trail:
             self.trail += tuple(task.trail)
             self.endpoint = self.trail[-1].endpoint
+        paid = outcome.value.usage if isinstance(outcome, Answer) else None
+        answered_by = source.name if source is not None and isinstance(outcome, Answer) else None
+        self.usage = added(self.usage, self.caller.spending.paid(paid, answered_by, task.trail or ()))
         if isinstance(outcome, Answer):
             assert source is not None
             answer, self.endpoint = outcome.value, source.name
-            self.usage = added(self.usage, outcome.value.usage)
         step = self.caller.evaluate(self.call, answer, self.endpoint)
         if step.unread:
             self.trail += (AttemptRecord(self.endpoint or "", "unreadable", seconds, 200, step.unread),)
@@ -336,9 +348,16 @@ class SingleItem(Waiter):
     execute = None
 
     def __init__(
-        self, driver: LoopDriver, flights: Flights, evaluate: Evaluate, options: RequestOptions, pools: Mapping[str, Pool]
+        self,
+        driver: LoopDriver,
+        flights: Flights,
+        evaluate: Evaluate,
+        spending: Spending,
+        options: RequestOptions,
+        pools: Mapping[str, Pool],
     ) -> None:
-        self.driver, self.flights, self.evaluate, self.options, self.pools = driver, flights, evaluate, options, pools
+        self.driver, self.flights, self.evaluate, self.spending = driver, flights, evaluate, spending
+        self.options, self.pools = options, pools
         self.context = copy_context()
 
     async def ask(self, item: ItemCalls, born: float) -> Any:
@@ -409,6 +428,7 @@ class ItemBatch(BatchWaiter):
         driver: LoopDriver,
         flights: Flights,
         evaluate: Evaluate,
+        spending: Spending,
         items: Iterable[Any] | AsyncIterable[Any],
         prepare: Callable[[Any], ItemCalls],
         *,
@@ -427,7 +447,7 @@ class ItemBatch(BatchWaiter):
         several = None in per_pool.values() or sum(filter(None, per_pool.values())) > 1
         first = pools[next(iter(pools))]
         super().__init__(driver, first, items, prepare, request_options=options, calls=per_pool, **kwargs)
-        self.flights, self.evaluate, self.options, self.pools = flights, evaluate, options, pools
+        self.flights, self.evaluate, self.spending, self.options, self.pools = flights, evaluate, spending, options, pools
         self.execute = self._send_timed if several and options.timeout is not None else None
         self._tallies = self.tallies = ItemTallies()
         self._size, self._waited, self._answer_of = size, waited, answer_of

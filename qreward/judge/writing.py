@@ -161,8 +161,8 @@ class WritingModel(JudgeModel):
             self._form.was_cut = True
             begun = bool(reply.text.strip())
             LOG.warning(
-                "an answer of the judge %r was cut off at its token limit%s, so it is not read; it is asked for again with more room, up to "
-                "reasks=%d times; raise max_tokens%s",
+                "an answer of the judge %r was cut off at its token limit%s, so it is not read; it is asked for again with more "
+                "room, up to reasks=%d times; raise max_tokens%s",
                 self.model,
                 "" if begun else " before the verdict began",
                 self.reasks,

@@ -356,7 +356,10 @@ class AffineQueue(Generic[T]):
             if prefix is None:
                 group = self._root
             else:
-                group = (groups.get(prefix.keys[-1]) if prefix.named else None) or self._find_group(task, prefix, holders)
+                known = groups.get(prefix.keys[-1])
+                group = known or self._find_group(task, prefix, holders)
+                if known and not prefix.named:
+                    holders.unshared = 0
             task.group = group
             tasks = group.tasks
             tasks.append(task)

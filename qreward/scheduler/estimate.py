@@ -17,6 +17,10 @@
 
 from __future__ import annotations
 
+from math import inf
+
+from qreward.scheduler.stats import AnswerLengths
+
 PRIOR = 4.0
 """Number of answers at the common pace that each source is assumed to have given. Of two equal servers that are not slowed by load, the
 busier one seems faster by as much as it is expected to be slower, so nothing but the prior makes their shares equal. With 2, one in eight
@@ -38,10 +42,19 @@ FIT_EVERY, LEAST_SPREAD, MOST_OVERHEAD, OUTLIER = 16, 0.05, 20.0, 8.0
 of their mean. It is at most ``MOST_OVERHEAD`` mean lengths. An answer counts as at most ``OUTLIER`` times the work that was expected."""
 
 
+TOGETHER, SOON = 64, 0.02
+"""Answers are counted together: when ``TOGETHER`` have come, or the first one ``SOON`` seconds after the last count. So the arithmetic
+costs a busy client little, and sources are compared by what is known of all of them at the same time."""
+
+Observation = tuple["SourceService", float, float, int | None, float]
+"""The service of the source that answered, the seconds of the answer, those without load, its output tokens (None if unknown), the load."""
+
+
 class CommonService:
     """What the answers of all sources of a pool have in common.
 
     Attributes:
+        lengths: lengths of the answers.
         overhead: work of an answer without tokens, in tokens.
         typical: mean work of an answer, in tokens; 1 while no source reports tokens.
         pace: seconds per unit of work without load; 0 before the first answer.
@@ -49,38 +62,103 @@ class CommonService:
     """
 
     __slots__ = (
-        "_answers", "_count", "_length", "_seconds", "_sums", "_tokens", "overhead", "pace", "prior_seconds", "prior_work", "typical",
+        "_answers", "_count", "_counted_at", "_expected", "_length", "_pending", "_seconds", "_sums", "_tokens", "lengths", "overhead",
+        "pace", "prior_seconds", "prior_work", "typical",
     )  # fmt: skip
 
     def __init__(self) -> None:
+        self.lengths = AnswerLengths()
         self.overhead, self.typical, self.pace = 0.0, 1.0, 0.0
         self.prior_seconds, self.prior_work = 0.0, PRIOR
         self._length = 1.0  # mean length of an answer
         self._seconds = self._answers = self._tokens = 0.0  # decayed sums; the work is ``overhead * answers + tokens``
         self._count = 0
         self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)  # decayed sums of 1, tokens, tokens^2, work, tokens * work
+        self._pending: list[Observation] = []
+        self._counted_at = -inf
+        self._expected: dict[SourceService, float] = {}  # results of ``expected`` since the last count
 
-    def add(self, tokens: int | None, seconds: float, pace: float) -> None:
-        """Add an answer. ``seconds`` are those without load; ``pace`` is that of the source before this answer, or 0."""
-        length = tokens or self._length
-        if not self._count:
-            self._length = length
-        self._count += 1
-        keep = 1.0 - 1.0 / self._count if self._count < LONG_MEMORY else 1.0 - 1.0 / LONG_MEMORY
-        self._length += (length - self._length) * (1.0 - keep)
-        self._seconds = keep * self._seconds + seconds
-        self._answers = keep * self._answers + 1.0
-        self._tokens = keep * self._tokens + length
-        if tokens:
-            done = min(seconds / pace, OUTLIER * (self.overhead + tokens)) if pace else float(tokens)
+    def answered(self, now: float, service: SourceService, seconds: float, tokens: int | None, load: float, capacity: int) -> None:
+        """Add an answer to what is known about its source and about all sources.
+
+        Args:
+            now: when the answer came.
+            service: what its source has shown.
+            seconds: the time of the answer.
+            tokens: its output tokens, or None if the source does not report them.
+            load: mean number of other requests in flight at the same time.
+            capacity: number of requests in flight at which the source needs twice as long for each.
+        """
+        pending = self._pending
+        pending.append((service, seconds, seconds / (1.0 + load / capacity), tokens, load))
+        if len(pending) >= TOGETHER or now - self._counted_at >= SOON:
+            self.count(now)
+
+    def expected(self, now: float, service: SourceService) -> float:
+        """Return the seconds of a typical answer of a source without load, repeated sends included; 1 before the first answer."""
+        age = now - self._counted_at
+        if age >= IDLE or (age >= SOON and self._pending):
+            self.count(now)
+        seconds = self._expected.get(service)
+        if seconds is None:
+            seconds = service.pace(now, self) * self.typical * service.tries(now) if self.pace else 1.0
+            self._expected[service] = seconds
+        return seconds
+
+    def forget_expected(self, service: SourceService) -> None:
+        """Compute ``expected`` anew, because a request failed."""
+        self._expected.pop(service, None)
+
+    def count(self, now: float) -> None:
+        """Count the answers that have come since the last count."""
+        self._counted_at = now
+        self._expected.clear()
+        if not self._pending:
+            return
+        pending, self._pending = self._pending, []
+        groups: dict[SourceService, list[Observation]] = {}
+        for each in pending:
+            groups.setdefault(each[0], []).append(each)
+        for service, answers in groups.items():
+            self._add(now, service, answers)
+
+    def _add(self, now: float, service: SourceService, answers: list[Observation]) -> None:
+        pace = service.pace(now, self) if self.pace else 0.0
+        overhead, lengths = self.overhead, self.lengths
+        total = total_alone = length = squares = work = products = known = 0.0
+        for _, seconds, alone, tokens, _ in answers:
+            total += seconds
+            total_alone += alone
+            if tokens:
+                done = min(alone / pace, OUTLIER * (overhead + tokens)) if pace else float(tokens)
+                known += 1.0
+                length += tokens
+                squares += tokens * tokens
+                work += done
+                products += tokens * done
+            lengths.add(tokens or (alone / pace if pace else self.typical))
+        more = len(answers)
+        unknown = more - known
+        if not self._count and known:
+            self._length = length / known
+        before, self._count = self._count, self._count + more
+        keep = before / self._count if self._count < LONG_MEMORY else (1.0 - 1.0 / LONG_MEMORY) ** more
+        self._seconds = keep * self._seconds + total_alone
+        self._answers = keep * self._answers + more
+        self._tokens = keep * self._tokens + length + unknown * self._length
+        self._length += (length - known * self._length) / more * (1.0 - keep)
+        if known:
             n, t, tt, y, ty = self._sums
-            self._sums = (0.995 * n + 1, 0.995 * t + tokens, 0.995 * tt + tokens * tokens, 0.995 * y + done, 0.995 * ty + tokens * done)
-            if not self._count % FIT_EVERY:
+            fade = 0.995**known
+            self._sums = (fade * n + known, fade * t + length, fade * tt + squares, fade * y + work, fade * ty + products)
+            if self._count // FIT_EVERY > before // FIT_EVERY:
                 self._fit()
         self.typical = self.overhead + self._length
         self.pace = self._seconds / (self.overhead * self._answers + self._tokens)
         self.prior_work = PRIOR * self.typical
         self.prior_seconds = self.prior_work * self.pace
+        usual = self.typical - self.overhead
+        service.add(now, more, total_alone, length + unknown * usual, total, length + unknown * self.typical, answers[-1][4])
 
     def _fit(self) -> None:
         n, t, tt, y, ty = self._sums
@@ -103,36 +181,19 @@ class SourceService:
         self._sent = self.failures = 0.0
         self._at = 0.0  # time of the latest observation
 
-    def answered(self, now: float, common: CommonService, seconds: float, tokens: int | None, load: float, capacity: int) -> float:
-        """Add an answer to what is known about this source and about all sources.
-
-        Args:
-            now: when the answer came.
-            common: what the answers of all sources of the pool have in common.
-            seconds: the time of the answer.
-            tokens: its output tokens, or None if the source does not report them.
-            load: mean number of other requests in flight at the same time.
-            capacity: number of requests in flight at which the source needs twice as long for each.
-
-        Returns:
-            The length of the answer in tokens, as far as it can be told from its time.
-        """
-        alone = seconds / (1.0 + load / capacity)
-        pace = self.pace(now, common) if common.pace else 0.0
-        common.add(tokens, alone, pace)
-        if now - self._at >= IDLE:
-            self._age(now)
-        keep = 1.0 - 1.0 / max(MEMORY, load + 1.0)
-        length = tokens or common.typical - common.overhead
+    def add(self, now: float, answers: int, alone: float, tokens: float, seconds: float, work: float, load: float) -> None:
+        """Add answers: their number, seconds without load, tokens, seconds, tokens or (if unknown) usual work, and the last load."""
+        self._age(now)
+        keep = (1.0 - 1.0 / max(MEMORY, load + 1.0)) ** answers
         self._seconds = keep * self._seconds + alone
-        self._answers = keep * self._answers + 1.0
-        self._tokens = keep * self._tokens + length
-        self._taken = 0.95 * self._taken + seconds
-        self._length = 0.95 * self._length + (tokens or common.typical)
-        self._sent = 0.95 * self._sent + 1.0
+        self._answers = keep * self._answers + answers
+        self._tokens = keep * self._tokens + tokens
+        keep = 0.95**answers
+        self._taken = keep * self._taken + seconds
+        self._length = keep * self._length + work
+        self._sent = keep * self._sent + answers
         if self.failures:
-            self.failures = 0.95 * self.failures if self.failures > FORGOTTEN else 0.0
-        return tokens or (alone / pace if pace else common.typical)
+            self.failures = keep * self.failures if self.failures > FORGOTTEN else 0.0
 
     def outlasted(self, now: float, seconds: float, common: CommonService) -> None:
         """Add a request that was given up after ``seconds`` without an answer, if that is longer than expected.

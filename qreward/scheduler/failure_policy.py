@@ -152,7 +152,7 @@ class FailurePolicy:
             task.failures = (*task.failures, (source, now))
             if task_to_blame or (failure.kind is FailureKind.TIMEOUT and _hangs_elsewhere(now, attempt)):
                 return False
-        source.service.failed(now)
+        source.failed(now)
         silent = failure.kind is FailureKind.UNREACHABLE and source.answered_at <= attempt.sent_at
         dead = silent or (isinstance(failure.error, AuthenticationFailed) and not source.tally.ok)
         return source.health.failed(now, attempt.sent_at, attempt.order, task.number, dead=dead and not source.is_last())

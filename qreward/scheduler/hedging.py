@@ -149,7 +149,7 @@ class HedgingPolicy:
         if self.policy is None:
             return inf
         pace = _pace(source, pool)
-        return max(HANG * pool.lengths.p999 * pace, source.latency.p99 or 0.0) if pace else inf
+        return max(HANG * pool.common.lengths.p999 * pace, source.latency.p99 or 0.0) if pace else inf
 
     def hedged_after(self, source: Source, *, streamed: bool = False) -> float:
         """Return the seconds without an answer, or without a first token if streamed, after which a request is hedged."""
@@ -193,7 +193,7 @@ class HedgingPolicy:
         """Return whether a request outside of a batch is hedged at ``target``, now that the usual time of an answer has passed."""
         pool, waited = attempt.task.pool, now - attempt.sent_at
         usual = target.stream_timing.first(0.5) if attempt.task.streamed and target.stream_timing is not None else None
-        if usual is None and pool.lengths.p99 < inf and self.policy is not None and self.policy.after is None:
+        if usual is None and pool.common.lengths.p99 < inf and self.policy is not None and self.policy.after is None:
             return self.gains(now, attempt, target)
         return (usual or max(target.latency.mean, target.answers_in(now, pool) if pool.common.pace else 0.0)) < waited
 
@@ -203,9 +203,9 @@ class HedgingPolicy:
         pool = attempt.task.pool
         pace, quick = _pace(attempt.source, pool), target.service.recent()
         age = now - attempt.sent_at
-        if age > pool.lengths.p99 * pace and quick <= EQUAL * pace:
+        if age > pool.common.lengths.p99 * pace and quick <= EQUAL * pace:
             return True
-        length = pool.lengths.long(age / pace) if pace else 0.0
+        length = pool.common.lengths.long(age / pace) if pace else 0.0
         return length * pace - age > GAIN * length * quick
 
     def _lasting(self, now: float, pool: Pool) -> Iterator[tuple[float, Attempt]]:
@@ -219,7 +219,7 @@ class HedgingPolicy:
                 if feed is None or not feed.ended or feed.buffer or attempt.task.pool is not pool or not self.may_be_copied(attempt):
                     continue
                 age = now - attempt.sent_at
-                to_go = pool.lengths.long(age / pace) * pace - age
+                to_go = pool.common.lengths.long(age / pace) * pace - age
                 if to_go > LEAST_GAIN:
                     yield to_go, attempt
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from qreward.scheduler.estimate import CommonService
 from qreward.scheduler.prefixes import Holders, Prefix
 from qreward.scheduler.source import Source
-from qreward.scheduler.stats import LONG, AnswerLengths
+from qreward.scheduler.stats import LONG
 from qreward.scheduler.task import BatchFeed, Task
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ class Pool:
         self.models: set[str] = set()  # the models that were routed to it; maintained by the fleet
         self.balancer = balancer
         self.queue = queue
-        self.lengths = AnswerLengths()  # lengths of its answers
         self.common = CommonService()
         self.tail_guard = TailGuard()
         self.batch_inflight = 0  # started tasks that came from a batch and have not ended
@@ -112,11 +111,10 @@ class Pool:
         Each source takes tasks from the time at which its limits and its health allow it, at its highest rate (``Source.rate``). The last
         task is answered after the mean time of an answer, or after a time that only one answer in twenty exceeds.
         """
-        typical = self.common.typical
         known = [
             (
                 source.ready_at(now, slot=True) - now,
-                source.latency.mean or typical * source.service.pace(now, self.common) * source.service.tries(now),
+                source.latency.mean or (self.common.expected(now, source.service) if self.common.pace else 0.0),
                 source,
             )
             for source in self.sources
@@ -192,7 +190,8 @@ class TailGuard:
             used, because many items are left or too little is known.
             The second value is the number of seconds until all items are taken.
         """
-        left, lengths = pool.queue.left(), pool.lengths
+        pool.common.count(now)
+        left, lengths = pool.queue.left(), pool.common.lengths
         long = lengths.at(1 - LONG)
         if left == inf or not long:
             return inf, 0.0

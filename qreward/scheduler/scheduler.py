@@ -422,6 +422,7 @@ class Scheduler:
         if source.down_since is not None and source.health.is_back:
             self._report_back(now, source)
         if source.tally.ok % LOOK_ANEW == 0:
+            task.pool.common.count(now)
             source.look_after = self._hedging.look_after(source)
         if source.tokens is not None:
             self.tokens.settle(attempt, answer)
@@ -742,6 +743,8 @@ class Scheduler:
 
         Attempts that have exceeded their time limit are cancelled. Attempts that seem to hang or are due for a hedge are copied.
         """
+        for pool in source.pools:
+            pool.common.count(now)
         if now >= source.silence.alarm_at(source.inflight, source.latency.mean):
             self._on_stall(now, source)
         found, next_at = self._hedging.inspect(now, source)
@@ -808,6 +811,7 @@ class Scheduler:
             for source in pool.sources:
                 self._fill(now, source)
         if not pool.queue.levels:
+            pool.common.count(now)
             for task, source in self._hedging.tail(now, pool):
                 self._send(now, task, source)
                 self._offer(now, source)

@@ -190,8 +190,7 @@ class Source:
         pool = attempt.task.pool
         if len(pool.sources) > 1:  # otherwise there is nothing to choose
             load = (self.inflight_seconds - attempt.inflight_seconds) / taken - 1.0 if taken > 0.0 else self.inflight
-            capacity = min(self.window.limit, CAPACITY)
-            pool.lengths.add(self.service.answered(now, pool.common, taken - held, answer.output_tokens, load, capacity))
+            pool.common.answered(now, self.service, taken - held, answer.output_tokens, load, min(self.window.limit, CAPACITY))
         self.silence.broken(now, self.inflight, self.latency.mean)
         if held <= HELD * taken:
             self.window.ok(now, sent_at, answer.output_tokens, self.inflight)
@@ -241,6 +240,12 @@ class Source:
             if away and hint is not None:
                 self.learned.hinted(now, hint)
 
+    def failed(self, now: float) -> None:
+        """Record a failure that counts against the source."""
+        self.service.failed(now)
+        for pool in self.pools:
+            pool.common.forget_expected(self.service)
+
     def _service_changed(self, by: int) -> None:
         for pool in self.pools:
             pool.in_service += by
@@ -287,7 +292,7 @@ class Source:
         slow = self.latency.p99
         if slow is None:
             return ATTEMPT_FIRST * 2.0 ** min(overdue, MOST_DOUBLINGS)
-        rare = max((pool.lengths.p99 * self.service.recent() for pool in self.pools if pool.lengths.p99 < inf), default=0.0)
+        rare = max((pool.common.lengths.p99 * self.service.recent() for pool in self.pools if pool.common.lengths.p99 < inf), default=0.0)
         longest = min(MOST_SLOWER, SLOWER * self.latency.longest)
         return max(ATTEMPT_LEAST, longest, ATTEMPT_FACTOR * max(slow, rare)) * 2.0 ** min(max(0, overdue - 1), MOST_DOUBLINGS)
 
@@ -296,12 +301,7 @@ class Source:
 
         The unit is unknown before the first answer in the pool.
         """
-        common, service = pool.common, self.service
-        load = 1.0 + self.inflight / min(self.window.limit, CAPACITY)
-        if not common.pace:
-            return load
-        seconds = load * service.pace(now, common) * common.typical
-        return seconds * service.tries(now) if service.failures else seconds
+        return (1.0 + self.inflight / min(self.window.limit, CAPACITY)) * pool.common.expected(now, self.service)
 
     def finish(self, now: float, task: Task, most: float = inf) -> float:
         """Return the seconds in which the source is expected to answer a task that is sent now or waits for this source.

@@ -266,6 +266,7 @@ _ERROR_TYPES: tuple[tuple[type[BaseException], str], ...] = (
 _MEANINGS: dict[type[BaseException], str] = {
     errors.AuthenticationFailed: "The endpoint did not accept the API key, or the proxy did not accept the user and password.",
     errors.BadRequest: "The request itself is wrong; sending it again cannot help (400, 413, 422, or refused before it was sent).",
+    errors.BudgetExceeded: "The budget of the judge is spent.",
     errors.CircuitOpen: "Every endpoint of the route is marked unhealthy, or the circuit breaker of a scheduled function is open.",
     errors.ClientClosed: "The client was closed before the request had a result.",
     errors.ConnectionFailed: "No connection could be opened, or it broke before the response was complete.",

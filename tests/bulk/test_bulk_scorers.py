@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterable, Iterable
 from pathlib import Path
 from typing import Any
@@ -175,7 +176,7 @@ async def test_an_item_whose_request_hangs_fails_alone_and_the_run_goes_on(tmp_p
         assert all(row["error"]["attempts"][-1]["outcome"] == "timeout" for row in read(folder.failed)), case
 
 
-async def test_another_scorer_and_a_budget_are_refused(tmp_path: Path) -> None:
+async def test_another_scorer_is_refused(tmp_path: Path) -> None:
     folder, backend = Folder(tmp_path, items(5)), Backend(scores)
     judge = judge_of(scale=(0, 9))
     await folder.run(backend, scorer=judge, columns=COLUMNS, sample=2)
@@ -183,8 +184,27 @@ async def test_another_scorer_and_a_budget_are_refused(tmp_path: Path) -> None:
         await folder.run(backend, columns=COLUMNS)
     with pytest.raises(ConfigError, match=r"^columns has changed"):
         await folder.run(backend, scorer=judge, columns={"prompt": "question", "response": "question"})
-    with pytest.raises(ConfigError, match=r"max_cost and max_tokens cannot limit a scorer"):
-        await folder.run(backend, scorer=judge, columns=COLUMNS, max_tokens=5)
+
+
+async def test_the_budget_of_a_run_and_that_of_its_judge_stop_it_and_the_next_run_goes_on(tmp_path: Path) -> None:
+    place = endpoint(slots=1, price=(1e6, 0.0))  # an answer costs 10 dollars
+    for name, run, judge, said in (
+        ("cost", {"max_cost": 50.0}, {}, r"probably pass max_cost or max_tokens \(50 of 50 dollars spent"),
+        ("tokens", {"max_tokens": 75}, {}, "probably pass max_cost or max_tokens .75 of 75 tokens"),
+        ("judge", {}, {"budget": 50.0}, r"the budget of the judge 'judge-7b' is spent \(\$50 of \$50\)"),
+    ):
+        (tmp_path / name).mkdir()
+        folder, backend = Folder(tmp_path / name, items(20)), Backend(scores)
+        scorer = judge_of(scale=(0, 9), **judge)
+        report = await folder.run(backend, place, scorer=scorer, columns=COLUMNS, **run)
+        assert re.search(said, str(report.reason)), (name, report.reason)
+        assert (report.failed, report.exit_code) == (0, 75), name
+        assert (report.done, report.sent) == (5, 5) if run else report.done <= 6, name
+        assert report.cost == 10.0 * report.done
+        again = await folder.run(backend, place, scorer=scorer, columns=COLUMNS, **run)
+        assert (again.cost_before, again.done) == (report.cost, report.done if run else again.done), name
+        whole = await folder.run(backend, place, scorer=judge_of(scale=(0, 9)), columns=COLUMNS)
+        assert (whole.done, whole.failed, len(verdicts(folder.output))) == (20, 0, 20), name
 
 
 async def test_a_judge_with_another_setting_is_another_scorer_and_one_made_anew_is_not(tmp_path: Path) -> None:

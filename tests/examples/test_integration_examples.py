@@ -55,11 +55,13 @@ def test_the_script_of_an_example_prints_what_its_readme_says(folder: str, logge
 
 def test_the_example_for_trl_scores_and_leaves_out_what_could_not_be_scored() -> None:
     printed, errors = said_by(EXAMPLES / "trl_example" / "try_it.py")
+    metrics = [*(f"correctness/{name}" for name in ("cost", "ok", "seconds", "tokens", "unreported")), "rewards/brevity/mean"]
+    logged = ", ".join([*metrics, "rewards/correctness/mean"])
     assert (printed.splitlines(), errors) == (
         [
             "the judge alone: [1.0, 0.0, 1.0, 0.0]",
             "with brevity: [1.1, 0.1, 1.1, 0.1]",
-            "logged: correctness/ok, correctness/seconds, correctness/tokens, rewards/brevity/mean, rewards/correctness/mean",
+            f"logged: {logged}",
             "no judge is there: [None, None, None, None]",
             "with brevity: [None, None, None, None]",
         ],
@@ -70,7 +72,7 @@ def test_the_example_for_trl_scores_and_leaves_out_what_could_not_be_scored() ->
 def test_the_example_for_verl_scores_raises_or_gives_the_number_that_was_chosen() -> None:
     printed, errors = said_by(EXAMPLES / "verl_example" / "try_it.py")
     scored, values, raised, chosen, numbers = printed.splitlines()
-    keys = "score, judge_ok, judge_error, judge_seconds, judge_tokens"
+    keys = "score, judge_ok, judge_error, judge_seconds, judge_tokens, judge_cost, judge_unreported"
     assert scored == f"a tenth of the requests fails: 32 of 32 with the keys {keys}"
     assert values == "  scores [1.0, 0.0, 1.0, 1.0], judge_ok 32"
     assert re.match(r"no judge is there: (RequestTimeout|ConnectionFailed)\(", raised)  # by what was under way at the end of the time

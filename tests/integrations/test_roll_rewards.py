@@ -14,7 +14,7 @@ from adapter_fakes import FakeScorer, made_of, number_or_late
 
 from qreward.errors import ConfigError, RequestTimeout
 from qreward.integrations.roll import INVALID, InvalidGroupFilter, judge
-from qreward.integrations.roll.rewards import MOST_DROPPED, Drops, RewardUnavailable, failure_of, judge_rows, rows_of, settings_of
+from qreward.integrations.roll.rewards import METRICS, MOST_DROPPED, Drops, RewardUnavailable, failure_of, judge_rows, rows_of, settings_of
 from qreward.integrations.trainers import RewardConfig, Rewarder, adapter
 from qreward.reasons import WAITING
 
@@ -31,7 +31,7 @@ async def test_scores_come_in_order_with_a_number_for_each_row_in_each_metric() 
     scores, metrics = await judged(made_of(FakeScorer(number_or_late)), rows("0.25", "1", "-3"))
     assert scores == [0.25, 1.0, -3.0]
     assert {name: len(values) for name, values in metrics.items()} == dict.fromkeys(
-        ("judge/ok", "judge/errors", "judge/seconds", "judge/tokens", *(f"judge/waiting_for_{code}" for code in WAITING)), 3
+        (*(f"judge/{name}" for name in METRICS if name != "waiting"), "judge/errors", *(f"judge/waiting_for_{code}" for code in WAITING)), 3
     )
     assert metrics["judge/ok"] == [1.0] * 3
     assert metrics["judge/tokens"] == [7.0] * 3

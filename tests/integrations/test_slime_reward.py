@@ -120,7 +120,9 @@ async def test_how_a_sample_was_judged_is_noted_in_its_metadata(world: World) ->
     good, failed, strange = Sample(metadata={"a": 1}), Sample(response="what?"), Sample(metadata=None)
     await one([good, failed, strange])
     assert good.metadata["a"] == 1
-    assert good.metadata["qreward"] | {"seconds": 0} == {"ok": True, "seconds": 0, "reason": "", "removed": False}
+    assert good.metadata["qreward"] | {"seconds": 0} == {
+        "ok": True, "seconds": 0, "reason": "", "removed": False, "tokens": 7.0, "cost": 0.0, "unreported": 0.0,
+    }  # fmt: skip
     said = failed.metadata["qreward"]
     assert (said["ok"], said["removed"], said["reason"]) == (False, True, "RequestTimeout: no answer in time")
     assert strange.metadata is None
@@ -130,7 +132,7 @@ async def test_with_a_reward_key_each_reward_is_a_dict_with_the_same_keys_of_whi
     good, failed = await one([Sample(response="0.5"), Sample(response="what?")], reward_key="judge", eval_reward_key="judge")
     assert good["judge"] == failed["judge"] == 0.5
     assert (good["judge_ok"], failed["judge_ok"]) == (1.0, 0.0)
-    assert good.keys() == failed.keys() == {"judge", "judge_ok", "judge_seconds"}
+    assert good.keys() == failed.keys() == {"judge", "judge_ok", "judge_seconds", "judge_tokens", "judge_cost", "judge_unreported"}
     world.scorer = FakeScorer(number_or_late, {"helpfulness": 3.5, "safety": 1.0})
     world.set()
     good, failed = await one([Sample(response="0.5"), Sample(response="what?")], reward_key="helpfulness")

@@ -12,10 +12,10 @@ from adapter_fakes import FakeScorer, installed, made_of
 from fakes.endpoint import ModelEndpoint
 from shared_tools import each
 
-from qreward.errors import BadRequest, ConfigError, InvalidResponse, QRewardError, RequestTimeout
+from qreward.errors import BadRequest, BudgetExceeded, ConfigError, InvalidResponse, QRewardError, RequestTimeout
 from qreward.integrations.roll.rewards import metrics_of
 from qreward.integrations.trainers import Adapter, RewardConfig, Rewarder, Scored, rewarder
-from qreward.integrations.trainers.rewarder import MOST_MISFITS, close_all, reward_of
+from qreward.integrations.trainers.rewarder import MOST_MISFITS, SPENT, close_all, reward_of
 from qreward.integrations.trl import reward
 from qreward.integrations.verl import function as verl
 from qreward.judge import CascadeConfig
@@ -229,3 +229,23 @@ async def test_rows_have_rubrics_of_their_own_and_a_wrong_one_is_the_failure_of_
             await adapter.score(made, [{"prompt": "p", "completion": "r"}])
         await made.aclose()
     close_all()
+
+
+async def test_dollars_and_the_budget_of_a_judge_reach_the_metrics_and_a_spent_budget_is_a_failure() -> None:
+    async with FakeFleet([FakeEndpoint("gpu-0", responder="judge")]) as fleet:
+        client = {"endpoints": [{"base_url": url, "price": [1, 2], "proxy": ""} for url in fleet.urls.values()]}
+        judge = {"model": "judge-7b", "scale": [0, 1], "budget": {"tokens": 1}}
+        made = rewarder({"client": client, "judge": judge}, deadline=30.0)
+        first = await made.score("6 x 7?", "42", reference="42")
+        second = await made.score("6 x 7?", "41", reference="42")
+        await made.aclose()
+    close_all()
+    assert (first.score(None), second.score(None)) == (1.0, None)
+    assert isinstance(second.error, BudgetExceeded)
+    spent = first.metrics("judge_", *SPENT)
+    assert first.verdict is not None
+    assert first.verdict.usage is not None
+    used = first.verdict.usage
+    assert spent == {"judge_tokens": used.total_tokens, "judge_cost": used.cost, "judge_unreported": 0.0}
+    assert used.cost == pytest.approx(((used.prompt_tokens or 0) + 2 * (used.completion_tokens or 0)) / 1e6)
+    assert second.metrics("judge_", *SPENT) == {"judge_tokens": 0.0, "judge_cost": 0.0, "judge_unreported": 0.0}

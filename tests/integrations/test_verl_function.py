@@ -18,7 +18,7 @@ from qreward.integrations.verl import DEADLINE, compute_score
 from qreward.integrations.verl import function as function_module
 from qreward.integrations.verl.function import plain, settings_of
 
-KEYS = ["score", "judge_ok", "judge_error", "judge_seconds", "judge_tokens"]
+KEYS = ["score", "judge_ok", "judge_error", "judge_seconds", "judge_tokens", "judge_cost", "judge_unreported"]
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ async def test_contract_verl_finds_a_coroutine_function_and_awaits_it_with_keywo
 async def test_contract_good_and_failed_samples_have_the_same_keys_and_values_that_stack(scorer: FakeScorer) -> None:
     good, failed = await scored("0.5", on_failure=-1.0), await scored("late", on_failure=-1.0)
     assert list(good) == list(failed) == KEYS
-    assert [type(value) for value in good.values()] == [type(value) for value in failed.values()] == [float, float, str, float, float]
+    assert [type(value) for value in good.values()] == [type(value) for value in failed.values()] == [float, float, str, *[float] * 4]
     assert (good["score"], good["judge_ok"], good["judge_error"], good["judge_tokens"]) == (0.5, 1.0, "", 7.0)
     assert (failed["score"], failed["judge_ok"], failed["judge_tokens"]) == (-1.0, 0.0, 0.0)
     assert failed["judge_error"] == "RequestTimeout: no answer in time"

@@ -95,7 +95,15 @@ async def test_contract_the_manager_is_one_of_verls_and_scores_the_last_sequence
     assert issubclass(type(manager), RewardManagerBase)
     result = await manager.run_single(data)
     assert result["reward_score"] == 0.5
-    assert list(result["reward_extra_info"]) == ["score", "judge_ok", "judge_error", "judge_seconds", "judge_tokens"]
+    assert list(result["reward_extra_info"]) == [
+        "score",
+        "judge_ok",
+        "judge_error",
+        "judge_seconds",
+        "judge_tokens",
+        "judge_cost",
+        "judge_unreported",
+    ]
     assert [(each["prompt"], each["response"], each["reference"]) for each in scorer.asked] == [(asked, "0.5", "4")]
 
 

@@ -32,8 +32,9 @@ MANY = 400
 
 
 def answer(common: CommonService, service: SourceService, now: float, seconds: float, tokens: int | None, load: float = 0.0) -> None:
-    """An answer at a source, as ``Source.answered`` records it."""
-    service.answered(now, common, seconds, tokens, load, CAPACITY)
+    """An answer at a source, as ``Source.answered`` records it, and counted at once."""
+    common.answered(now, service, seconds, tokens, load, CAPACITY)
+    common.count(now)
 
 
 def played(*answers: tuple[float, int | None], common: CommonService | None = None) -> tuple[CommonService, SourceService]:
@@ -46,7 +47,7 @@ def played(*answers: tuple[float, int | None], common: CommonService | None = No
 
 def alone(service: SourceService, now: float, seconds: float, load: float = 0.0) -> None:
     """An answer of which its pool learns nothing."""
-    service.answered(now, usual(1.0), seconds * (1 + load / CAPACITY), None, load, CAPACITY)
+    answer(usual(1.0), service, now, seconds * (1 + load / CAPACITY), None, load)
 
 
 def usual(seconds: float = 1.0, tokens: int | None = None) -> CommonService:
@@ -184,13 +185,13 @@ def test_what_was_learned_before_the_overhead_was_known_counts_in_the_same_unit(
 def test_equal_sources_share_short_answers_soon_after_one_of_them_has_given_a_long_answer() -> None:
     """An answer takes 0.25 s at least, and longer with each other one in flight. Each round has 24 calls."""
     common, one, other = CommonService(), SourceService(), SourceService()
-    one.answered(3.0, common, 2.7, 1200, 0.0, 32)
+    answer(common, one, 3.0, 2.7, 1200)
     counts, shares = {one: 12, other: 12}, []
     for number in range(6):
         now = 3.5 + number
         for service, count in counts.items():
             for _ in range(count):
-                service.answered(now, common, 0.25 + 0.008 * count, 8, count - 1.0, 32)
+                answer(common, service, now, 0.25 + 0.008 * count, 8, count - 1.0)
         counts = {one: 0, other: 0}
         for _ in range(24):
             counts[min(counts, key=lambda each: each.pace(now, common) * (1 + counts[each] / 32))] += 1
@@ -255,7 +256,7 @@ def test_load_raises_the_time_until_an_answer_in_proportion_to_the_requests_in_f
         for inflight, factor in ((0, 1.0), (capacity, 2.0), (3 * capacity, 4.0)):
             source.inflight = inflight
             assert source.answers_in(0.0, pool) == pytest.approx(3.0 * factor), (limit, inflight)
-        source.service.failed(0.0)
+        source.failed(0.0)
         source.inflight = 0
         assert source.answers_in(0.0, pool) == pytest.approx(3.0 * source.service.tries(0.0)), "and so do failures"
 
@@ -272,12 +273,12 @@ def test_a_pace_covers_as_many_answers_as_are_in_flight_together() -> None:
 
 def lengths_seen(*sources: tuple[float, int | None]) -> list[float]:
     """The lengths that are told or inferred when sources of such seconds and tokens an answer take turns."""
-    common, services = CommonService(), [SourceService() for _ in sources]
-    return [
-        service.answered(0.0, common, seconds, tokens, 0.0, CAPACITY)
-        for _ in range(MANY)
-        for service, (seconds, tokens) in zip(services, sources, strict=True)
-    ]
+    common, services, seen = CommonService(), [SourceService() for _ in sources], list[float]()
+    common.lengths.add = seen.append  # type: ignore[method-assign]
+    for _ in range(MANY):
+        for service, (seconds, tokens) in zip(services, sources, strict=True):
+            answer(common, service, 0.0, seconds, tokens)
+    return seen
 
 
 def test_the_length_of_an_answer_is_what_the_source_tells_or_its_time_by_the_pace_of_the_source() -> None:

@@ -142,7 +142,7 @@ def test_a_call_is_not_copied_without_a_policy_if_it_must_not_be_or_if_it_is_an_
         task = driver.submit()
         task.hedge = allowed
         if hedge is not None:
-            driver.pool.lengths = AnswerLengths()  # of which nothing is known: no item is among the longest
+            driver.pool.common.lengths = AnswerLengths()  # of which nothing is known: no item is among the longest
         driver.feed(2)
         driver.wait(9.0)
         assert [attempt.task for _, attempt in driver.watch.sends[sends + 3 :]] == [task] * copied

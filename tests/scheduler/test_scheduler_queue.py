@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scheduler_queue import A, B, C, feed, order, queue, task
 
-from qreward.scheduler.estimate import CommonService
+from qreward.scheduler.estimate import CommonService, SourceService
 from qreward.scheduler.load_balancing import ExpectedFinish
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.queue import AGEING, BULK, LEVELS, PATIENCE, SWEEP, Queue, should_take
@@ -113,11 +113,10 @@ def test_a_retry_is_taken_by_the_source_that_is_expected_to_answer_it_first_and_
         pool = Pool("p", sources, ExpectedFinish(), Queue())
         for source, each in zip(sources, seconds, strict=True):
             for _ in range(1000):
-                source.service.answered(
-                    0.0, pool.common, each * 1.1 - 0.1, None, 0.0, 1
-                )  # less what the prior pulls towards the pool's 1.0
+                pool.common.answered(0.0, source.service, each * 1.1 - 0.1, None, 0.0, 1)  # less the pull of the prior
+                pool.common.count(0.0)
         pool.common = CommonService()
-        pool.common.add(None, 1.0, 0.0)
+        pool.common.answered(0.0, SourceService(), 1.0, None, 0.0, 1)
         again = Task(None, pool, 5, None, None, 0)
         again.sent_at, again.failures = 0.0, tuple((sources[place], 0.0) for place in failed)
         found = [place for place, source in enumerate(sources) if should_take(source, again, 0.0)]

@@ -17,6 +17,7 @@ from typing import Any
 from qreward.engine.portal import portal
 from qreward.errors import BadRequest
 from qreward.integrations.trainers import Adapter, RewardConfig, Scored
+from qreward.integrations.trainers.rewarder import SPENT
 from qreward.integrations.trainers.texts import response_in, without_end
 
 DEADLINE = 180.0
@@ -29,6 +30,7 @@ ADAPTER = Adapter(
     columns={"prompt": ("prompt",), "response": ("response",), "reference": ("label",)},
     missing="none",
 )
+METRICS = ("ok", "seconds", *SPENT)
 _EFFECT = "; the sample has no reward: it is dropped with its group under --algo.dynamic_filtering_enable, else the run stops"
 _UNKNOWN_RESPONSE = (
     "the query does not begin with the prompt, so it is unknown where the response begins; to judge the whole query, set "
@@ -44,7 +46,8 @@ def reward_func(queries: list[str], prompts: list[str], labels: list[Any], **kwa
         kwargs: accepted and ignored.
 
     Returns:
-        A dict with ``rewards``, ``scores`` and ``extra_logs`` (``judge_ok``, ``judge_seconds``). The values are numbers for one query, and
+        A dict with ``rewards``, ``scores`` and ``extra_logs`` (``judge_ok``, ``judge_seconds``, ``judge_tokens``, ``judge_cost`` in US
+        dollars, and ``judge_unreported``, the attempts whose cost no server reported). The values are numbers for one query, and
         lists of numbers for several queries.
 
     Raises:
@@ -54,7 +57,7 @@ def reward_func(queries: list[str], prompts: list[str], labels: list[Any], **kwa
     found = portal().call(results, queries, prompts, labels)
     if len(found) == 1:
         return found[0]
-    logs = {name: [each["extra_logs"][name] for each in found] for name in ("judge_ok", "judge_seconds")}
+    logs = {name: [each["extra_logs"][name] for each in found] for name in (f"judge_{metric}" for metric in METRICS)}
     return {"rewards": [each["rewards"] for each in found], "scores": [each["scores"] for each in found], "extra_logs": logs}
 
 
@@ -92,5 +95,5 @@ def _result(scored: Scored, config: RewardConfig) -> dict[str, Any]:
     return {
         "rewards": reward,
         "scores": math.nan if reward is None else reward,
-        "extra_logs": scored.metrics("judge_", "ok", "seconds", "waiting"),
+        "extra_logs": scored.metrics("judge_", *METRICS, "waiting"),
     }

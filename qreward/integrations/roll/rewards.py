@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from qreward.errors import ConfigError, QRewardError
 from qreward.integrations.trainers import Adapter, RewardConfig, Rewarder, Scored, load_reward_config
-from qreward.integrations.trainers.rewarder import reward_of
+from qreward.integrations.trainers.rewarder import SPENT, reward_of
 from qreward.integrations.trainers.settings import SCORERS, VARIABLE, Source, read_reward_settings
 
 DEADLINE = 300.0
@@ -169,7 +169,7 @@ async def judge_rows(rewarder: Rewarder, config: RewardConfig, rows: Iterable[Ma
     return JudgedBatch([_fitting(float(score)) for score in scores if score is not None], metrics_of(scored))
 
 
-METRICS = ("ok", "seconds", "tokens", "waiting")
+METRICS = ("ok", "seconds", *SPENT, "waiting")
 
 
 def metrics_of(scored: Sequence[Scored]) -> dict[str, list[float]]:

@@ -39,6 +39,7 @@ from qreward.judge.prompts import present
 from qreward.judge.scorers import check_finite
 from qreward.judge.types import Scorer, Verdict, Vote
 from qreward.reasons import WAITING
+from qreward.results import Usage
 from qreward.runtime import runtime_of
 
 MOST_MISFITS = 100
@@ -46,6 +47,9 @@ MOST_MISFITS = 100
 count as wrong."""
 LATE = 1.0
 """Seconds that the rewarder waits after the deadline for a scorer that ignores its ``timeout``."""
+
+SPENT = ("tokens", "cost", "unreported")
+"""Names of the metrics that say what an item has used."""
 
 _log = logging.getLogger("qreward.integrations.trainers")
 
@@ -77,11 +81,13 @@ class Scored:
     @property
     def tokens(self) -> int:
         """Number of tokens of all answers to the item, including answers that could not be parsed; 0 if no server reported tokens."""
+        return self.usage.tokens
+
+    @property
+    def usage(self) -> Usage:
+        """What the item has used: tokens, US dollars (``cost``), and attempts whose cost no server reported (``unreported``)."""
         outcome = self.error if self.verdict is None else self.verdict
-        usage = None if outcome is None else outcome.usage
-        if usage is None:
-            return 0
-        return usage.total_tokens or (usage.prompt_tokens or 0) + (usage.completion_tokens or 0)
+        return (None if outcome is None else outcome.usage) or Usage()
 
     @property
     def reason(self) -> str:
@@ -91,11 +97,14 @@ class Scored:
         return _writable(f"{type(self.error).__name__}: {self.error}".splitlines()[0][:300])
 
     def metrics(self, prefix: str = "judge_", *names: str) -> dict[str, float]:
-        """Return metrics to log: ``ok`` (1.0 or 0.0), ``seconds`` and ``tokens``, or only the metrics in ``names``.
+        """Return metrics to log, or only the metrics in ``names``: ``ok`` (1.0 or 0.0), ``seconds``, and all of ``SPENT``: ``tokens``,
+        ``cost`` (US dollars; 0.0 if no endpoint has a price) and ``unreported`` (attempts whose cost no server reported).
 
         Each name in the result begins with ``prefix``. The name ``waiting`` stands for the numbers of items that wait, by reason.
         """
-        found = {"ok": float(self.ok), "seconds": self.seconds, "tokens": float(self.tokens)}
+        used = self.usage
+        found = {"ok": float(self.ok), "seconds": self.seconds, "tokens": float(used.tokens)}
+        found |= {"cost": used.cost or 0.0, "unreported": float(used.unreported)}
         waiting = {f"{prefix}waiting_for_{code}": float(self.waiting.get(code, 0)) for code in WAITING if "waiting" in names}
         return {f"{prefix}{name}": found[name] for name in names or found if name != "waiting"} | waiting
 

@@ -15,7 +15,7 @@ from typing import Any
 from qreward.engine.portal import portal
 from qreward.errors import ConfigError
 from qreward.integrations.trainers import Adapter, RewardConfig, Scored, load_reward_config
-from qreward.integrations.trainers.rewarder import reward_of
+from qreward.integrations.trainers.rewarder import SPENT, reward_of
 from qreward.integrations.trainers.settings import read_reward_settings
 from qreward.spelling import closest
 
@@ -64,7 +64,8 @@ async def compute_score(
 
     Returns:
         A dict with ``score``, ``judge_ok`` (1.0, or 0.0 if ``score`` is the number of ``on_failure``), ``judge_error`` (a text, ``""`` on
-        success), ``judge_seconds``, and ``judge_tokens`` (0.0 if no server reported tokens).
+        success), ``judge_seconds``, ``judge_tokens`` (0.0 if no server reported tokens), ``judge_cost`` (US dollars; 0.0 if no endpoint has
+        a price), and ``judge_unreported`` (attempts whose cost no server reported).
 
     Raises:
         ConfigError: a setting is wrong, or a column does not exist.
@@ -118,7 +119,7 @@ def result_of(scored: Scored, config: RewardConfig) -> dict[str, Any]:
         "score": reward_of(scored, config.on_failure, ADAPTER.missing),
         **scored.metrics("judge_", "ok"),
         "judge_error": scored.reason,
-        **scored.metrics("judge_", "seconds", "tokens"),
+        **scored.metrics("judge_", "seconds", *SPENT),
     }
 
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(900)
 SAMPLES = 48
 SHARED = 6
 """Requests in flight that each endpoint may be sent, by all workers together."""
-KEYS = ["score", "judge_ok", "judge_error", "judge_seconds", "judge_tokens"]
+KEYS = ["score", "judge_ok", "judge_error", "judge_seconds", "judge_tokens", "judge_cost", "judge_unreported"]
 PROMPT = "Question: {prompt}\nReference answer: {reference}\nCandidate answer: <<{response}>>\nScore from 0 to 10, as JSON."
 FUNCTION = ["reward.custom_reward_function.path=pkg://qreward.integrations.verl", "reward.custom_reward_function.name=compute_score"]
 MANAGER = ["reward.reward_manager.source=importlib", "reward.reward_manager.name=QRewardManager"]

@@ -1,0 +1,104 @@
+"""The budget of a judge, and what the judge has spent: tokens, US dollars, and attempts whose cost no server reported."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Annotated
+
+import msgspec
+from pydantic import BeforeValidator, model_validator
+
+from qreward.errors import BudgetExceeded
+from qreward.records import AttemptRecord, Usage, added
+from qreward.results import dollars
+from qreward.settings.base import Number, Policy
+
+_log = logging.getLogger("qreward")
+
+REPORTED = ("ok", "unreadable")
+"""Outcomes of attempts whose tokens the server reported, if it reports tokens."""
+UNPAID = ("overloaded", "quota", "unreachable", "unsuitable", "unsendable", "refused", "local")
+"""Outcomes of attempts that no server has processed."""
+
+
+class Budget(Policy):
+    """The limits of what a judge may spend, in one process.
+
+    Args:
+        cost: US dollars, which needs ``Endpoint(price=...)``; None for no limit. An endpoint without a price costs nothing.
+        tokens: prompt and completion tokens together; None for no limit.
+    """
+
+    cost: Annotated[float, BeforeValidator(Number("US dollars", above=0))] | None = None
+    tokens: Annotated[int, BeforeValidator(Number("tokens", whole=True, least=1))] | None = None
+
+    @model_validator(mode="after")
+    def _limited(self) -> Budget:
+        if self.cost is None and self.tokens is None:
+            raise ValueError("set cost (US dollars) or tokens")
+        return self
+
+
+class Spending:
+    """Counts what a judge spends. Any thread may use it.
+
+    Args:
+        judge: names the judge in messages.
+        prices: endpoint name -> US dollars for a million prompt tokens and a million completion tokens.
+
+    Attributes:
+        total: what was spent so far; None if nothing was.
+    """
+
+    def __init__(self, judge: str, budget: Budget | None, prices: Mapping[str, tuple[float, float]]) -> None:
+        self._judge, self._budget, self._prices = judge, budget, prices
+        self.total: Usage | None = None
+        self._answers, self._silent = 0, ""
+        self._lock, self._logged = threading.Lock(), False
+
+    def paid(self, usage: Usage | None, endpoint: str | None, attempts: Iterable[AttemptRecord] = ()) -> Usage | None:
+        """Count an answer of an endpoint, or None, and the failed attempts before it, and return its usage with the cost."""
+        if endpoint is not None and usage is None:
+            self._silent = endpoint
+        lost = sum(attempt.outcome not in REPORTED and attempt.outcome not in UNPAID for attempt in attempts)
+        price = self._prices.get(endpoint or "")
+        if usage is not None and price is not None:
+            cost = dollars(price, usage.prompt_tokens or 0, usage.completion_tokens or 0)
+            usage = msgspec.structs.replace(usage, cost=cost)
+        if lost:
+            usage = msgspec.structs.replace(usage or Usage(), unreported=lost)
+        if usage is not None:
+            with self._lock:
+                self.total, self._answers = added(self.total, usage), self._answers + (usage.prompt_tokens is not None)
+        return usage
+
+    def exceeded(self) -> BudgetExceeded | None:
+        """Return the error of a request that may not be sent any more; None while the budget lasts.
+
+        An attempt whose cost was not reported counts as much as the mean answer.
+        """
+        if self._budget is None:
+            return None
+        if self._silent:
+            why = f"endpoint {self._silent!r} reported no tokens, so the budget of the judge {self._judge} cannot be kept; leave out budget"
+            return self._error(why)
+        if self.total is None:
+            return None
+        total, share = self.total, 1 + self.total.unreported / max(1, self._answers)
+        cost, tokens = (total.cost or 0.0) * share, total.tokens * share
+        if self._budget.cost is not None and cost >= self._budget.cost:
+            said = f"${cost:.4g} of ${self._budget.cost:g}"
+        elif self._budget.tokens is not None and tokens >= self._budget.tokens:
+            said = f"{tokens:.0f} of {self._budget.tokens} tokens"
+        else:
+            return None
+        return self._error(f"the budget of the judge {self._judge} is spent ({said}), so no request is sent; raise budget")
+
+    def _error(self, why: str) -> BudgetExceeded:
+        error = BudgetExceeded(why)
+        if not self._logged:
+            self._logged = True
+            _log.warning("%s", error)
+        return error

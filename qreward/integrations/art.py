@@ -32,7 +32,8 @@ async def score_group(group: Any, settings: Source = None) -> Any:
 
     A trajectory without a reward is not in the new group, which has its error among its ``exceptions``, as that of a failed rollout. ART
     drops a group that is None. As with RULER, the earlier reward becomes the metric ``independent_reward``, and the judge's words are added
-    to the logs of the trajectory. Other metrics are ``judge_ok``, ``judge_seconds`` and ``judge_tokens``.
+    to the logs of the trajectory. Other metrics are ``judge_ok``, ``judge_seconds``, ``judge_tokens``, ``judge_cost`` and
+    ``judge_unreported``.
 
     Args:
         group: the group; it is not changed.

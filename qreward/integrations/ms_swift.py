@@ -7,6 +7,7 @@ which lasts, so that connections and measured limits outlive a batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 from qreward.integrations.trainers import Adapter
@@ -36,6 +37,9 @@ class QRewardORM:
     Args:
         args: ms-swift's arguments, of which ``num_generations`` is used to check that groups are whole if they are ranked.
 
+    Attributes:
+        metrics: means over the last batch: ``judge_ok``, ``judge_seconds``, ``judge_tokens``, ``judge_cost`` and ``judge_unreported``.
+
     Raises:
         ConfigError: the settings are missing or wrong.
 
@@ -48,6 +52,7 @@ class QRewardORM:
 
     def __init__(self, args: Any = None, **kwargs: Any) -> None:  # noqa: ARG002 - ms-swift's signature
         self._size = getattr(args, "num_generations", None)
+        self.metrics: dict[str, float] = {}
         ADAPTER.rewarder(self.settings)  # a wrong setting fails here, not at the first batch
 
     async def __call__(self, completions: Sequence[Any], messages: Sequence[Sequence[Any]], **columns: Any) -> list[float | None]:
@@ -67,4 +72,7 @@ class QRewardORM:
         if made.config.rank is not None:
             check_groups("qreward", prompts, self._size)
         rows = rows_of(prompts, completions, {**columns, "messages": messages})
-        return [ADAPTER.reward(each, made.config) for each in await ADAPTER.score_in_portal(made, rows)]
+        scored = await ADAPTER.score_in_portal(made, rows)
+        every = [each.metrics() for each in scored]
+        self.metrics = {name: fmean(each[name] for each in every) for name in (every[0] if every else ())}
+        return [ADAPTER.reward(each, made.config) for each in scored]

@@ -67,7 +67,8 @@ def test_contract_it_is_a_coroutine_function_of_one_group_and_changes_nothing_of
     assert (rewards(before), rewards(after)) == ([3.0, 0.0], [0.25, 1.0])
     first = after.trajectories[0]
     assert first.metrics.pop("judge_seconds") >= 0
-    assert first.metrics == {"m": 1.0, "independent_reward": 3.0, "judge_ok": 1.0, "judge_tokens": 7.0}
+    judged = {"judge_ok": 1.0, "judge_tokens": 7.0, "judge_cost": 0.0, "judge_unreported": 0.0}
+    assert first.metrics == {"m": 1.0, "independent_reward": 3.0} | judged
     assert first.logs == ["l", "judge: 0.25"]
     assert before.trajectories[0].metrics == {"m": 1.0}
     assert (after.metadata, after.logs, set(scorer.timeouts)) == ({"a": 1}, ["g"], {300.0})

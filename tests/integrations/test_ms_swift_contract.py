@@ -57,6 +57,7 @@ def test_contract_it_is_made_with_the_trainers_arguments_or_without_and_is_async
 def test_contract_each_batch_has_a_loop_of_its_own_and_the_requests_have_one_that_lasts(scorer: FakeScorer) -> None:
     function = QRewardORM()
     assert [batch([function], ["0.1", "0.9", "0.5"]) for _ in range(3)] == [[[0.1, 0.9, 0.5]]] * 3
+    assert (function.metrics["judge_ok"], function.metrics["judge_tokens"], function.metrics["judge_cost"]) == (1.0, 7.0, 0.0)
     assert len(scorer.loops) == 1
     assert set(scorer.timeouts) == {300.0}
 

@@ -95,6 +95,7 @@ def test_contract_a_step_in_a_thread_gets_the_reward_and_one_in_a_loop_awaits_it
     assert found == [at / 10 for at in range(1, 9)]
     assert asyncio.run(stepped(rubric, "0.75")) == 0.75
     assert rubric.last_score == 0.75
+    assert (rubric.metrics["judge_ok"], rubric.metrics["judge_tokens"], rubric.metrics["judge_cost"]) == (1.0, 7.0, 0.0)
     assert len(scorer.loops) == 2  # all threads share one loop
     assert set(scorer.timeouts) == {50.0}
 

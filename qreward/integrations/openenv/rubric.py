@@ -41,6 +41,9 @@ class QRewardRubric(_Rubric):  # type: ignore[misc]  # OpenEnv has no types
     Args:
         settings: a file, or a mapping with the content of a file. None takes the file that ``QREWARD_REWARD`` names.
 
+    Attributes:
+        metrics: ``judge_ok``, ``judge_seconds``, ``judge_tokens``, ``judge_cost`` and ``judge_unreported`` of the last reward.
+
     Raises:
         ConfigError: the settings are missing or wrong.
 
@@ -51,6 +54,7 @@ class QRewardRubric(_Rubric):  # type: ignore[misc]  # OpenEnv has no types
     def __init__(self, settings: Source = None) -> None:
         super().__init__()
         self._settings = settings
+        self.metrics: dict[str, float] = {}
         ADAPTER.rewarder(settings)  # a wrong setting fails here, not at the first step
 
     def forward(self, action: Any, observation: Any) -> float | Coroutine[Any, Any, float | None] | None:
@@ -81,6 +85,7 @@ class QRewardRubric(_Rubric):  # type: ignore[misc]  # OpenEnv has no types
     async def _reward(self, row: dict[str, Any]) -> float | None:
         made = ADAPTER.rewarder(self._settings)
         (scored,) = await ADAPTER.score(made, [row])
+        self.metrics = scored.metrics()
         return ADAPTER.reward(scored, made.config)
 
 

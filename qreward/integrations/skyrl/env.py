@@ -77,5 +77,5 @@ class QRewardEnv(_Env):  # type: ignore[misc]  # SkyRL-Gym has no types
         return {**entries, **self.extras, "prompt": self.prompt, "response": action}
 
     def get_metrics(self) -> dict[str, float]:
-        """Return ``judge_ok``, ``judge_seconds`` and ``judge_tokens``, which SkyRL logs."""
+        """Return ``judge_ok``, ``judge_seconds``, ``judge_tokens``, ``judge_cost`` and ``judge_unreported``, which SkyRL logs."""
         return {} if self._scored is None else self._scored.metrics()

@@ -357,8 +357,10 @@ _RAW = msgspec.json.Decoder(msgspec.Raw)
 
 
 class Broken(Exception):
-    """Raised by ``Events`` on the read after the event that reports an error. The connection breaks, for programs that do not check events, so
-    that a failed stream never looks like a short answer."""
+    """Raised by ``Events`` on the read after the event that reports an error.
+
+    The connection then breaks. For a program that does not check events, a failed stream would look like a short answer.
+    """
 
 
 class Events(AsyncIterator[bytes]):

@@ -143,7 +143,7 @@ def pinned(trainer: str) -> set[str]:
     """Versions of a trainer that its tests, also those of an older version, are run with."""
     name = ON_PYPI.get(trainer, trainer)
     files = [file for folder in SLOW.glob(f"{trainer}*") for file in folder.glob("*.txt")]
-    return {version for file in files for version in re.findall(rf"^{name}==(\S+)$", file.read_text(encoding="utf-8"), re.MULTILINE)}
+    return {version for file in files for version in re.findall(rf"^{name}==([^\s;]+)(?:;.*)?$", file.read_text(encoding="utf-8"), re.MULTILINE)}
 
 
 def test_each_page_names_the_versions_it_was_run_with_which_are_pinned_if_pypi_has_them() -> None:

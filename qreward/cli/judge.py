@@ -18,6 +18,7 @@ from qreward.cli.arguments import add_timeout
 from qreward.client import QRewardClient
 from qreward.errors import ConfigError
 from qreward.integrations.trainers.settings import RewardConfig, check, load_reward_config, name_source_in_errors
+from qreward.integrations.trainers.verdicts import read_verdicts, report_of, summary
 from qreward.judge import Judge, make_scorer
 from qreward.judge.agreement import AgreementReport, agreement
 from qreward.judge.calibration import METHODS, Calibration
@@ -44,15 +45,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     comparing = actions.add_parser(
         "report",
-        help="say how far judges agree, and what biases they have",
-        description="Say how far judges agree, and what biases they have.",
+        help="say how far judges agree, and what biases they have; or what the verdicts of a trainer say",
+        description="Say how far judges agree, and what biases they have. Without --config, say what the verdicts of a trainer say.",
     )
     comparing.add_argument(
-        "items", metavar="ITEMS", help="file with one item in each line, with a 'response', or with 'first' and 'second' (.jsonl)"
+        "items",
+        metavar="FILE",
+        help="file with one item in each line, with a 'response', or with 'first' and 'second'; or the file of the setting 'verdicts'",
     )
     comparing.add_argument(
-        "--config", required=True, action="append", metavar="FILE", help="file with the settings of client and judge; once for each judge"
+        "--config", action="append", metavar="FILE", help="file with the settings of client and judge; once for each judge"
     )
+    comparing.add_argument("--step", type=int, metavar="N", help="only the verdicts of this step of the trainer (default: all)")
+    comparing.add_argument("--last", type=float, metavar="SECONDS", help="only the verdicts of the last seconds of the file (default: all)")
     for each in (fitting, comparing):
         add_timeout(each, 120.0, of="item")
         each.add_argument("--json", action="store_true", help="print one JSON document instead of text")
@@ -65,6 +70,11 @@ def run(args: argparse.Namespace) -> int:
         calibration = asyncio.run(_calibrated(args))
         calibration.save(args.output)
         print(calibration.model_dump_json(indent=2) if args.json else f"{calibration}\nwritten {args.output}")
+    elif args.config is None:
+        found = summary(read_verdicts(args.items, step=args.step, last=args.last))
+        print(json.dumps(found, indent=2) if args.json else report_of(found))
+    elif args.step is not None or args.last is not None:
+        raise ConfigError("--step and --last are for the verdicts of a trainer; leave out --config, or these options")
     else:
         report = asyncio.run(_compared(args.items, args.config, args.timeout))
         print(json.dumps(report.as_dict(), indent=2) if args.json else report)

@@ -179,7 +179,8 @@ async def _scored(made: Rewarder, name: str, prompts: Sequence[Any], completions
     refuse_silent_zeros(name, made.config.on_failure, given.get("log_metric"))
     if made.config.rank is not None:
         refuse_parts_of_groups(name, prompts, given.get("log_metric"))
-    scored = await _ADAPTER.score(made, rows_of(prompts, completions, given))
+    step = getattr(given.get("trainer_state"), "global_step", None)
+    scored = await _ADAPTER.score(made, rows_of(prompts, completions, given), step=step)
     _log(name, scored, given)
     return [reward_of(each, made.config.on_failure, _ADAPTER.missing) for each in scored]
 

@@ -60,8 +60,8 @@ def test_each_error_has_its_status_and_its_code() -> None:
 def test_the_table_leaves_out_no_error() -> None:
     exported = [*vars(errors).values(), *(getattr(qreward, name) for name in qreward.__all__)]
     classes = {kind for kind in exported if isinstance(kind, type) and issubclass(kind, errors.QRewardError)}
-    of_batches = {BatchFailed, BatchInterrupted, errors.BatchCancelled}
-    assert classes - {type(error) for error, _, _ in TABLE} == {errors.QRewardError, errors.Rejected, *of_batches}
+    of_batches_and_judges = {BatchFailed, BatchInterrupted, errors.BatchCancelled, errors.BudgetExceeded}
+    assert classes - {type(error) for error, _, _ in TABLE} == {errors.QRewardError, errors.Rejected, *of_batches_and_judges}
 
 
 def test_names_that_headers_cannot_hold_are_escaped() -> None:

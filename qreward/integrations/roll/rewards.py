@@ -151,13 +151,13 @@ class JudgedBatch(NamedTuple):
     metrics: dict[str, list[float]]
 
 
-async def judge_rows(rewarder: Rewarder, config: RewardConfig, rows: Iterable[Mapping[str, Any]]) -> JudgedBatch:
+async def judge_rows(rewarder: Rewarder, config: RewardConfig, rows: Iterable[Mapping[str, Any]], step: int | None = None) -> JudgedBatch:
     """Score all rows concurrently.
 
     Raises ``RewardUnavailable`` if a reward is missing and ``on_failure`` names no number, and ``ConfigError`` if a reward does not fit
     into float16.
     """
-    scored = await ADAPTER.score(rewarder, rows)
+    scored = await ADAPTER.score(rewarder, rows, step=step)
     failure = failure_of(config)
     lost = [each for each in scored if not each.ok]
     if lost and failure is None:

@@ -70,7 +70,8 @@ class JudgeRewardWorker(Worker):  # type: ignore[misc]  # ROLL has no types
         """
         with _continued(data.meta_info):
             rows = await asyncio.get_running_loop().run_in_executor(self._decoding, self._rows, data)
-            scores, metrics = await judge_rows(self.rewarder, self.reward_config, rows)
+            step = (data.meta_info or {}).get("global_step")
+            scores, metrics = await judge_rows(self.rewarder, self.reward_config, rows, step)
         return _output(scores, metrics, data.batch[RESPONSES])
 
     def _rows(self, data: DataProto) -> list[dict[str, Any]]:

@@ -109,9 +109,15 @@ class Adapter:
             raise (MissingEntry if isinstance(row.get(column.split(".", maxsplit=1)[0]), Mapping) else ConfigError)(fault) from None
 
     async def score(
-        self, made: Rewarder, rows: Iterable[Mapping[str, Any]], plain: Callable[[dict[str, Any]], dict[str, Any]] = dict
+        self,
+        made: Rewarder,
+        rows: Iterable[Mapping[str, Any]],
+        plain: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+        *,
+        step: int | None = None,
     ) -> list[Scored]:
-        """Score all rows concurrently. The results are in the order of the rows. ``plain`` converts the values of each item.
+        """Score all rows concurrently. The results are in the order of the rows. ``plain`` converts the values of each item. ``step`` is
+        the trainer's step, if it is known.
 
         A row without a value that the settings need is a failure of this row. If a column does not exist at all, the settings are wrong.
         The columns of ``varying`` rows differ, so a missing column is a failure of the row too, until ``MOST_MISFITS`` rows in a row have
@@ -126,7 +132,8 @@ class Adapter:
                 items.append(plain(self.item(row, made.config)))
             except ConfigError as error:
                 items.append(made.misfit(error, is_row=isinstance(error, MissingEntry), varying=self.varying))
-        scored = iter(await made.score_many((item for item in items if isinstance(item, dict)), varying=self.varying))
+                made.record([{}], [Scored(None, error, 0.0)], step)
+        scored = iter(await made.score_many((item for item in items if isinstance(item, dict)), varying=self.varying, step=step))
         return [next(scored) if isinstance(item, dict) else Scored(None, item, 0.0) for item in items]
 
     async def score_in_portal(self, made: Rewarder, rows: Iterable[Mapping[str, Any]]) -> list[Scored]:

@@ -33,6 +33,7 @@ from qreward.integrations.trainers.settings import (
     name_source_in_errors,
     template_fields,
 )
+from qreward.integrations.trainers.verdicts import VerdictFile
 from qreward.judge import make_scorer
 from qreward.judge.asking import encoded
 from qreward.judge.prompts import present
@@ -130,6 +131,7 @@ class Rewarder:
         self.config = config or RewardConfig(reward_model="scorer")  # the name is a placeholder, because the scorer exists already
         if self.config.rank is not None and not hasattr(scorer, "rank"):
             raise ConfigError(f"{self.config.place}: rank: only a judge compares responses; set judge, or leave out rank")
+        self._verdicts = None if self.config.verdicts is None else VerdictFile(self.config.verdicts)
         self._priority = priority
         self._unfits: frozenset[str] = frozenset()
         self._misfits = 0
@@ -140,7 +142,7 @@ class Rewarder:
         (scored,) = await self.score_many([{"prompt": prompt, "response": response, **fields}])
         return scored
 
-    async def score_many(self, items: Iterable[Mapping[str, Any]], *, varying: bool = False) -> list[Scored]:
+    async def score_many(self, items: Iterable[Mapping[str, Any]], *, varying: bool = False, step: int | None = None) -> list[Scored]:
         """Score many items concurrently. The results are in the order of the items. If scoring fails, the error is in the result.
 
         An item is a mapping with ``prompt``, ``response`` and the other fields that the data has, also if a field has no value: None, NaN,
@@ -155,6 +157,7 @@ class Rewarder:
 
         Args:
             varying: True if a field that the prompt names and no item has may be a fault of these items; see :meth:`misfit`.
+            step: the trainer's step, for the file of verdicts.
 
         Raises:
             ConfigError: the settings do not fit the data. For example, the prompt names a field that no item has.
@@ -176,7 +179,14 @@ class Rewarder:
                 found[place] = each
 
         await asyncio.gather(*map(judge, groups.values()))
+        self.record(rows, found, step)
         return found
+
+    def record(self, items: Iterable[Mapping[str, Any]], scored: Iterable[Scored], step: int | None = None) -> None:
+        """Append judgements to the file of verdicts, if the settings name one."""
+        if self._verdicts is not None:
+            judged = zip(items, scored, strict=True)
+            self._verdicts.write([(item, each.verdict, each.error, each.usage, each.seconds) for item, each in judged], step)
 
     async def _score(
         self, items: Sequence[Mapping[str, Any]], filled: Sequence[Mapping[str, Any]], names: frozenset[str], *, varying: bool

@@ -16,12 +16,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from qreward.errors import ConfigError
+from qreward.integrations.trainers.verdicts import VerdictsConfig
 from qreward.judge.cascade import CascadeConfig
 from qreward.judge.config import JudgeConfig
 from qreward.judge.prompts import Template
 from qreward.judge.verdict_parser import NAMED
 from qreward.scheduler.routing import matches
-from qreward.settings.base import Policy, Seconds, default, shown
+from qreward.settings.base import Accepting, Policy, Seconds, default, shown
 from qreward.settings.client import ClientConfig, load_config
 from qreward.settings.files import SettingsLocation, read_settings
 from qreward.settings.policies import Level, Priority
@@ -61,6 +62,9 @@ class RewardConfig(Policy):
         rank: ``scores`` or ``advantages`` ranks the responses to one prompt with :meth:`Judge.rank`; the rewards are then these numbers of
             the :class:`~qreward.judge.ranking.Ranking`. It needs a ``judge``, and a trainer that passes the responses to a prompt together.
             None scores each response.
+        verdicts: the path of a file to which each judgement is appended as a JSON line, or a mapping with ``path`` and ``contents``; see
+            :class:`~qreward.integrations.trainers.verdicts.VerdictsConfig`. A path in a settings file is relative to the folder of the
+            settings file. None writes nothing.
 
     Raises:
         ConfigError: a setting is unknown or wrong.
@@ -79,6 +83,7 @@ class RewardConfig(Policy):
     columns: dict[str, str] = Field(default_factory=dict)
     priority: Level = default(Priority.NORMAL)
     rank: Literal["scores", "advantages"] | None = None
+    verdicts: Accepting[VerdictsConfig | None, VerdictsConfig | Mapping[str, Any] | str | Path | None] = default(None)
     _place: str = PrivateAttr("configuration")
 
     @property
@@ -116,6 +121,11 @@ class RewardConfig(Policy):
                 f"cannot fill {reserved[0]!r}, which is not a field of an item; remove it (set deadline and priority beside columns)"
             )
         return value
+
+    @field_validator("verdicts", mode="before")
+    @classmethod
+    def _at_a_path(cls, value: object) -> object:
+        return {"path": str(value)} if isinstance(value, str | Path) else value
 
     @field_validator("client", mode="before")
     @classmethod
@@ -206,6 +216,10 @@ def read_reward_settings(source: str | Path | Mapping[str, Any], *, empty: str =
         folder = Path(source).expanduser().parent
         if isinstance(client := content.get("client"), str) and client:
             content["client"] = str(folder / Path(client).expanduser())
+        if isinstance(file := content.get("verdicts"), str) and file:
+            content["verdicts"] = {"path": file}
+        if isinstance(verdicts := content.get("verdicts"), Mapping) and isinstance(file := verdicts.get("path"), str) and file:
+            content["verdicts"] = {**verdicts, "path": str(folder / Path(file).expanduser())}
         if isinstance(judge := content.get("judge"), Mapping):
             content["judge"] = _beside(folder, judge)
         cascade = content.get("cascade")

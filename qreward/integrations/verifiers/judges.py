@@ -313,7 +313,7 @@ class RewardJudge(vf.Judge[float, RewardJudgeConfig]):  # type: ignore[misc]
             answers = [(vote.model, vote.text, vote.score) for vote in scored.verdict.votes]
         else:
             usage = scored.error.usage if scored.error is not None else None
-            answers = [] if usage is None else [(", ".join(config.models), "", None)]
+            answers = [] if usage is None or not usage.tokens else [(", ".join(config.models), "", None)]
         for number, (model, text, score) in enumerate(answers):
             response = vf.JudgeResponse(text=text, parsed=score, usage=None if number else _usage(usage))
             trace.record_judge_call(name=self.reward_name, request={"model": model, **_ADAPTER.item(row, config)}, response=response)
@@ -322,4 +322,4 @@ class RewardJudge(vf.Judge[float, RewardJudgeConfig]):  # type: ignore[misc]
 def _usage(usage: Usage | None) -> Any:
     if usage is None:
         return None
-    return _types.Usage(prompt_tokens=usage.prompt_tokens or 0, completion_tokens=usage.completion_tokens or 0)
+    return _types.Usage(prompt_tokens=usage.prompt_tokens or 0, completion_tokens=usage.completion_tokens or 0, cost=usage.cost)

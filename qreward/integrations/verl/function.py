@@ -104,10 +104,10 @@ def _row(data_source: Any, solution_str: str | None, ground_truth: Any, extra_in
     return {**extra, "extra_info": extra, "data_source": data_source, "solution_str": solution_str, "ground_truth": ground_truth}
 
 
-async def score_row(adapter: Adapter, row: Mapping[str, Any], config: RewardConfig) -> dict[str, Any]:
+async def score_row(adapter: Adapter, row: Mapping[str, Any], config: RewardConfig, step: int | None = None) -> dict[str, Any]:
     """Score the item in the columns of ``row``, and return the result for verl."""
     made = adapter.rewarder(config)  # first, because it checks the settings
-    (scored,) = await adapter.score(made, [row], plain)
+    (scored,) = await adapter.score(made, [row], plain, step=step)
     return result_of(scored, config)
 
 

@@ -60,7 +60,8 @@ class QRewardManager(_Base):  # type: ignore[misc]  # verl has no types
         """Score the last sequence of a sample, and return the score and the whole result."""
         item = data[-1:][0]
         response = await asyncio.to_thread(self._decode, item.batch)
-        result = await score_row(_ADAPTER, row_of(item.non_tensor_batch, response), self.settings)
+        step = (getattr(data, "meta_info", None) or {}).get("global_steps")
+        result = await score_row(_ADAPTER, row_of(item.non_tensor_batch, response), self.settings, step)
         return {"reward_score": result["score"], "reward_extra_info": result}
 
     def _decode(self, batch: Any) -> str:

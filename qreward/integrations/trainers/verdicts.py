@@ -1,0 +1,180 @@
+"""The judgements of a trainer as JSON lines, and what a file of them says about one step."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from statistics import fmean, median, pstdev
+from time import time
+from typing import Any
+
+import msgspec
+from pydantic import Field
+
+from qreward.errors import ConfigError, QRewardError
+from qreward.judge.asking import encoded
+from qreward.judge.types import Verdict
+from qreward.results import Usage
+from qreward.settings.base import Policy
+
+_log = logging.getLogger("qreward.integrations.trainers")
+MOST_PROMPTS = 20
+"""Number of prompts that the text of a report shows, those with the lowest mean first."""
+
+
+class VerdictsConfig(Policy):
+    """Where the judgements are written.
+
+    Args:
+        path: the file, to which each process appends a JSON line for each judgement.
+        contents: True also writes prompts, responses, references, answers of judges, and messages of errors, which may quote them.
+    """
+
+    path: str = Field(min_length=1)
+    contents: bool = False
+
+
+class VerdictFile:
+    """Appends judgements to a file. If it cannot be written, this is logged once, and no reward is lost."""
+
+    def __init__(self, config: VerdictsConfig) -> None:
+        self._path, self._contents, self._failed = Path(config.path).expanduser(), config.contents, False
+
+    def write(
+        self, judged: Iterable[tuple[Mapping[str, Any], Verdict | None, QRewardError | None, Usage, float]], step: int | None
+    ) -> None:
+        """Append judgements: items, their verdicts or errors, what they used, and seconds. ``step`` is the trainer's step."""
+        text = b"".join(self._line(*each, step) for each in judged)
+        try:
+            handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            try:
+                os.write(handle, text)  # one call, so that the lines of several processes do not mix
+            finally:
+                os.close(handle)
+        except OSError as error:
+            if not self._failed:
+                self._failed = True
+                _log.warning("the verdicts cannot be written to %r, and are lost: %s", str(self._path), error.strerror)
+
+    def _line(
+        self, item: Mapping[str, Any], verdict: Verdict | None, error: QRewardError | None, usage: Usage, seconds: float, step: int | None
+    ) -> bytes:
+        line: dict[str, Any] = {"time": round(time(), 3), "process": os.getpid(), "step": step}
+        line |= {name: _hash(item.get(name)) for name in ("prompt", "response")}
+        line["score"] = None if verdict is None else verdict.score
+        line["error"] = None if error is None else type(error).__name__
+        if verdict is not None:
+            criteria = verdict.criteria or {}
+            line["criteria"] = {
+                name: {"score": each.score, "weight": each.weight, "gate": each.gate, "passed": each.passed}
+                for name, each in criteria.items()
+            }
+            line |= {"confidence": verdict.confidence, "decided_by": verdict.decided_by, "cached": verdict.cached}
+            line["models"] = sorted({vote.model for vote in verdict.votes if vote.model})
+        line |= {"seconds": round(seconds, 3), "tokens": usage.tokens, "cost": usage.cost, "unreported": usage.unreported}
+        if self._contents:
+            answers = [] if verdict is None else [vote.text for vote in verdict.votes]
+            line["contents"] = {**item, "answers": answers, "error": None if error is None else str(error)}
+        return encoded(line) + b"\n"
+
+
+def _hash(value: object) -> str:
+    return sha256(encoded(value)).hexdigest()[:16]
+
+
+def read_verdicts(path: str | Path, *, step: int | None = None, last: float | None = None) -> list[dict[str, Any]]:
+    """Return the judgements in a file: those of one step, or of the last seconds before the newest one. Raises ``ConfigError``."""
+    try:
+        found = [*_lines(Path(path).expanduser())]
+    except OSError as error:
+        raise ConfigError(f"{str(path)!r} cannot be read: {error.strerror}") from None
+    if last is not None and found:
+        newest = max(line["time"] for line in found)
+        found = [line for line in found if line["time"] > newest - last]
+    if step is not None:
+        steps = sorted({line["step"] for line in found if line["step"] is not None})
+        found = [line for line in found if line["step"] == step]
+        if not found:
+            known = f"it has the steps {steps[0]} to {steps[-1]}" if steps else "the trainer did not pass its steps; use --last"
+            raise ConfigError(f"{str(path)!r} has no verdict of step {step}; {known}")
+    return found
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open("rb") as file:
+        for number, text in enumerate(file, 1):
+            try:
+                line = msgspec.json.decode(text)
+            except msgspec.DecodeError:
+                line = None
+            if not isinstance(line, dict) or not {"time", "step", "prompt", "score", "error", "tokens"} <= line.keys():
+                raise ConfigError(f"{path}, line {number}: is no verdict of a trainer; to compare judges on items, name them with --config")
+            yield line
+
+
+def summary(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what judgements say together: counts, scores, cost, criteria, and prompts, the one with the lowest mean score first."""
+    scores = [line["score"] for line in lines if line["score"] is not None]
+    criteria: dict[str, list[Mapping[str, Any]]] = {}
+    prompts: dict[str, list[float | None]] = {}
+    for line in lines:
+        prompts.setdefault(line["prompt"], []).append(line["score"])
+        for name, each in (line.get("criteria") or {}).items():
+            criteria.setdefault(name, []).append(each)
+    rows = [{"prompt": name, **_spread(found)} for name, found in prompts.items()]
+    return {
+        **_spread([line["score"] for line in lines]),
+        "deviation": pstdev(scores) if scores else None,
+        "errors": dict(Counter(line["error"] for line in lines if line["error"] is not None).most_common()),
+        "tokens": sum(line["tokens"] for line in lines),
+        "cost": sum(line.get("cost") or 0.0 for line in lines),
+        "unreported": sum(line.get("unreported") or 0 for line in lines),
+        "seconds": median(line["seconds"] for line in lines) if lines else None,
+        "criteria": {
+            name: {
+                "verdicts": len(found),
+                "mean": fmean(each["score"] for each in found),
+                "below_gate": sum(not each["passed"] for each in found),
+            }
+            for name, found in criteria.items()
+        },
+        "prompts": sorted(rows, key=lambda row: (row["mean"] is None, row["mean"] or 0.0)),
+    }
+
+
+def _spread(scores: Sequence[float | None]) -> dict[str, Any]:
+    known = [score for score in scores if score is not None]
+    ends = {"mean": fmean(known), "lowest": min(known), "highest": max(known)} if known else dict.fromkeys(("mean", "lowest", "highest"))
+    return {"verdicts": len(scores), "failed": len(scores) - len(known), **ends}
+
+
+def report_of(found: Mapping[str, Any]) -> str:
+    """Return the text of a summary: a table of the criteria, and a table of the prompts with the lowest scores."""
+    errors = ", ".join(f"{name}: {count}" for name, count in found["errors"].items())
+    same = sum(row["verdicts"] > 1 and row["lowest"] is not None and row["lowest"] == row["highest"] for row in found["prompts"])
+    spent = f"tokens: {found['tokens']}, cost: ${found['cost']:.6g}, attempts unreported: {found['unreported']}"
+    text = [
+        f"verdicts: {found['verdicts']}, prompts: {len(found['prompts'])}, failed: {found['failed']}{errors and f' ({errors})'}",
+        f"score: mean {_number(found['mean'])}, deviation {_number(found['deviation'])}; prompts whose responses score the same: {same}",
+        f"{spent}, median seconds: {_number(found['seconds'])}",
+    ]
+    if found["criteria"]:
+        width = max(len("criterion"), *map(len, found["criteria"]))
+        text += ["", f"{'criterion':{width}}  mean  below its gate"]
+        text += [
+            f"{name:{width}}  {_number(each['mean'])}  {each['below_gate']} of {each['verdicts']}"
+            for name, each in found["criteria"].items()
+        ]
+    text += ["", "prompt            verdicts  failed  mean  lowest  highest"]
+    for row in found["prompts"][:MOST_PROMPTS]:
+        ends = f"{_number(row['mean'])}  {_number(row['lowest']):>6}  {_number(row['highest']):>7}"
+        text.append(f"{row['prompt']}  {row['verdicts']:>8}  {row['failed']:>6}  {ends}")
+    return "\n".join(text)
+
+
+def _number(value: float | None) -> str:
+    return "   -" if value is None else f"{value:.2f}"

@@ -72,7 +72,8 @@ class QRewardORM:
         if made.config.rank is not None:
             check_groups("qreward", prompts, self._size)
         rows = rows_of(prompts, completions, {**columns, "messages": messages})
-        scored = await ADAPTER.score_in_portal(made, rows)
+        step = getattr(columns.get("trainer_state"), "global_step", None)
+        scored = await ADAPTER.score_in_portal(made, rows, step=step)
         every = [each.metrics() for each in scored]
         self.metrics = {name: fmean(each[name] for each in every) for name in (every[0] if every else ())}
         return [ADAPTER.reward(each, made.config) for each in scored]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -96,6 +98,12 @@ def test_two_functions_have_settings_of_their_own_and_run_at_once(scorer: FakeSc
 
     assert batch([QRewardORM(), Patient()], ["0.5", "1"]) == [[0.5, 1.0], [0.5, 1.0]]
     assert sorted({each or 0.0 for each in scorer.timeouts}) == [7.0, 300.0]
+
+
+def test_the_file_of_verdicts_has_the_trainers_step(scorer: FakeScorer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    configured(monkeypatch, tmp_path, verdicts=str(tmp_path / "verdicts.jsonl"))
+    batch([QRewardORM()], ["0.5"], trainer_state=SimpleNamespace(global_step=7))
+    assert json.loads((tmp_path / "verdicts.jsonl").read_text())["step"] == 7
 
 
 def test_an_interrupted_batch_ends_its_requests_and_the_next_batch_is_scored(

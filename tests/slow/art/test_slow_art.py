@@ -26,7 +26,7 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "trainers" / "art_groups.py"
 
 @pytest.fixture
 def fleet() -> Iterator[FakeFleet]:
-    with narrow_and_wide(0.3) as made:
+    with narrow_and_wide(1.0) as made:
         yield made
 
 

@@ -28,7 +28,7 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "trainers" / "ms_swift_plugin
 
 @pytest.fixture
 def fleet() -> Iterator[FakeFleet]:
-    with narrow_and_wide(0.3) as made:
+    with narrow_and_wide(1.0) as made:
         yield made
 
 

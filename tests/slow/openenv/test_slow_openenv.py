@@ -70,7 +70,7 @@ class AwaitedSums(Sums):
 
 @pytest.fixture
 def fleet() -> Iterator[FakeFleet]:
-    with narrow_and_wide(0.3) as made:
+    with narrow_and_wide(1.0) as made:
         yield made
 
 

@@ -88,7 +88,7 @@ class Policy(TokenCompleter):  # type: ignore[misc]
 
 @pytest.fixture
 def fleet() -> Iterator[FakeFleet]:
-    with narrow_and_wide(0.3) as made:
+    with narrow_and_wide(1.0) as made:
         yield made
 
 

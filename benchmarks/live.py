@@ -22,7 +22,7 @@ from typing import Any
 
 from qreward import Endpoint, Limits, QRewardClient
 from qreward.live import channel
-from qreward.live.directory import VARIABLE, Kept, request
+from qreward.live.directory import VARIABLE, request
 from qreward.scheduler.outcome import Answer
 
 ENDPOINTS = 16
@@ -40,10 +40,9 @@ class Backend:
 
 def watch(path: Path, stop: Any, told: Any) -> None:
     """Read the state five times a second, as ``qreward top`` does."""
-    with Kept() as kept:
-        told.put("ready")
-        while not stop.wait(0.2):
-            request(path, "GET", "/snapshot", kept=kept)
+    told.put("ready")
+    while not stop.wait(0.2):
+        request(path, "GET", "/snapshot")
 
 
 def attach(path: Path, stop: Any, told: Any) -> None:

@@ -14,8 +14,7 @@ from math import inf
 from pathlib import Path
 
 from qreward.quota.file_ledger import FileTransport
-from qreward.quota.ledger import Ledger
-from qreward.quota.messages import RENEW, Demand, RenewRequest
+from qreward.quota.ledger import RENEW, Demand, Ledger, RenewRequest
 
 MEMBERS = (1, 8, 64)
 

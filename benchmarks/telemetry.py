@@ -84,11 +84,11 @@ class Way:
     make: Callable[[], Telemetry | None]
 
 
-def spans_of(processor: bool, **settings: Any) -> Telemetry:
+def spans_of(processor: bool) -> Telemetry:
     provider = TracerProvider(shutdown_on_exit=False)
     if processor:
         provider.add_span_processor(BatchSpanProcessor(Nowhere(), max_queue_size=65536))
-    return Telemetry(tracer_provider=provider, meter_provider=NoOpMeterProvider(), **settings)
+    return Telemetry(tracer_provider=provider, meter_provider=NoOpMeterProvider())
 
 
 def metrics_only() -> Telemetry:
@@ -96,9 +96,8 @@ def metrics_only() -> Telemetry:
 
 
 def everything() -> Telemetry:
-    both = spans_of(True, attempts="always")
     meters = MeterProvider([InMemoryMetricReader()], shutdown_on_exit=False)
-    return Telemetry(tracer_provider=both.tracer_provider, meter_provider=meters, attempts="always")
+    return Telemetry(tracer_provider=spans_of(True).tracer_provider, meter_provider=meters)
 
 
 OFF = Way("off", lambda: None)
@@ -106,11 +105,9 @@ WAYS = (
     OFF,
     Way("no SDK", Telemetry),
     Way("SDK, no processor", lambda: spans_of(False)),
-    Way("batch processor, attempts never", lambda: spans_of(True, attempts="never")),
-    Way("batch processor, attempts auto", lambda: spans_of(True, attempts="auto")),
-    Way("batch processor, attempts always", lambda: spans_of(True, attempts="always")),
+    Way("batch processor", lambda: spans_of(True)),
     Way("metrics", metrics_only),
-    Way("all of it, attempts always", everything),
+    Way("all of it", everything),
 )
 
 

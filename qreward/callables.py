@@ -1,7 +1,4 @@
-"""Functions that inspect a callable. They find its kind, the number of lists that it takes, and its name for messages.
-
-``show_keywords`` sets the signature that ``help`` and the completion of IPython show.
-"""
+"""Functions that inspect a callable."""
 
 from __future__ import annotations
 
@@ -31,10 +28,7 @@ _TESTS = (
 
 
 def kind_of(function: Any) -> FunctionKind | None:
-    """Return the kind of a function, a callable object, or a ``functools.partial`` of one; None if it is not callable.
-
-    A plain function may still return a coroutine, for example a lambda that calls an ``async def``. Only a call shows this.
-    """
+    """Return the kind of a function, a callable object, or a ``functools.partial`` of one; None if it is not callable."""
     if not callable(function):
         return None
     while isinstance(function, partial):
@@ -44,10 +38,7 @@ def kind_of(function: Any) -> FunctionKind | None:
 
 
 def lists_taken(function: Callable[..., Any], most: int) -> int:
-    """Return how many positional arguments a function takes, but at most ``most``.
-
-    Some functions written in C have no signature. The result for such a function is ``most``.
-    """
+    """Return how many positional arguments a function takes, but at most ``most``."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -83,12 +74,7 @@ NOT_GIVEN: Any = NotGiven()
 
 
 def show_keywords(function: Any, hidden: Set[str] = frozenset()) -> None:
-    """Make ``help`` and completion show the keyword arguments that ``**options: Unpack[Kind]`` stands for.
-
-    Args:
-        function: the function. Its module must hold ``Kind``, a ``TypedDict``. Without such a parameter, nothing is changed.
-        hidden: names that are not shown, if ``Kind`` has all of them.
-    """
+    """Make ``help`` and completion show the keyword arguments that ``**options: Unpack[Kind]`` stands for."""
     signature = inspect.signature(function)
     rest = next((each for each in signature.parameters.values() if each.kind is each.VAR_KEYWORD), None)
     found = None if rest is None else re.fullmatch(r"Unpack\[(\w+)\]", str(rest.annotation))

@@ -1,8 +1,4 @@
-"""``client.chat.completions.create``: the interface of the openai SDK, for code written for the SDK's clients.
-
-Responses have the types of the openai package. Errors have the types of this package. This module calls the client, and uses only types of
-the openai package.
-"""
+"""``client.chat.completions.create``: the interface of the openai SDK, for code written for the SDK's clients."""
 
 from __future__ import annotations
 

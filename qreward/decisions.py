@@ -1,7 +1,4 @@
-"""Typed questions about one input, and their answers. An answer has a probability for each option of its question.
-
-This module defines values only. It must not import codecs or transports.
-"""
+"""Typed questions about one input, and their answers. An answer has a probability for each option of its question."""
 
 from __future__ import annotations
 
@@ -31,7 +28,6 @@ def _check_text(kind: str, what: str, value: object) -> None:
 
 
 def _set_options(question: Score | Choice, what: str, given: object) -> tuple[Option, ...]:
-    """Set and return the options of a question, and set their descriptions. Raises ``ConfigError``."""
     kind = type(question).__name__
     _check_text(kind, "instructions", question.instructions)
     if isinstance(given, str) or not isinstance(given, Sequence | Mapping):
@@ -278,16 +274,7 @@ def too_improbable(label_mass: float | None, least: float) -> str:
 
 
 class AnswerTable(msgspec.Struct, frozen=True):
-    """Holds the answers to several questions as columns of numbers, because most callers only compute sums of these numbers.
-
-    Attributes:
-        questions: the questions.
-        probabilities: the probabilities of all options of the first question, then the probabilities of all options of the second question,
-            and so on. All options of a question with an error have the probability 0.
-        label_masses: the label mass of each question, as in :class:`DecisionAnswer`; None for a question with an error.
-        confidences: the confidence of each question, as in :class:`DecisionAnswer`; 0 for a question with an error.
-        errors: index of a question -> its error.
-    """
+    """Holds the answers to several questions as columns of numbers, because most callers only compute sums of these numbers."""
 
     questions: tuple[Question, ...]
     probabilities: tuple[float, ...]
@@ -297,12 +284,7 @@ class AnswerTable(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, questions: tuple[Question, ...], found: Sequence[FoundAnswer | QRewardError]) -> AnswerTable:
-        """Return a table. ``found`` has one answer or error for each question.
-
-        Example:
-            >>> AnswerTable.of((YesNo("It is right."),), [FoundAnswer((0.75, 0.25), label_mass=0.5)]).confidences
-            (0.375,)
-        """
+        """Return a table. ``found`` has one answer or error for each question."""
         flat: list[float] = []
         masses: list[float | None] = []
         confidences, errors = list[float](), dict[int, QRewardError]()
@@ -318,7 +300,6 @@ class AnswerTable(msgspec.Struct, frozen=True):
 
     @classmethod
     def joined(cls, tables: Sequence[AnswerTable]) -> AnswerTable:
-        """Return one table with the answers of several tables."""
         errors, begin = dict[int, QRewardError](), 0
         for table in tables:
             errors |= {begin + place: error for place, error in table.errors.items()}
@@ -332,7 +313,6 @@ class AnswerTable(msgspec.Struct, frozen=True):
         )
 
     def answers(self) -> tuple[DecisionAnswer, ...]:
-        """Return the answer to each question."""
         found, end = [], 0
         for question, mass, sure in zip(self.questions, self.label_masses, self.confidences, strict=True):
             begin, end = end, end + len(question.options)
@@ -370,12 +350,7 @@ class Decision(Sequence[DecisionAnswer]):
     @overload
     def __getitem__(self, place: slice) -> tuple[DecisionAnswer, ...]: ...
     def __getitem__(self, place: int | str | slice) -> DecisionAnswer | tuple[DecisionAnswer, ...]:
-        """Return the answer at a position, or the answer to the question with a name.
-
-        Raises:
-            IndexError: there is no such position.
-            KeyError: no question has this name. The message suggests the closest name.
-        """
+        """Return the answer at a position, or the answer to the question with a name."""
         if not isinstance(place, str):
             return self.answers[place]
         if place not in self._by_name:
@@ -400,10 +375,6 @@ class Decision(Sequence[DecisionAnswer]):
 
 
 def check_questions(questions: object) -> tuple[Question, ...]:
-    """Return the questions as a tuple.
-
-    Raises ``ConfigError`` if there are no questions, if an object is not a question, or if two questions have the same name.
-    """
     if isinstance(questions, YesNo | Score | Choice):
         raise ConfigError(f"questions must be a list, such as [{type(questions).__name__}(...)]")
     if isinstance(questions, str | Mapping) or not isinstance(questions, Sequence) or not questions:

@@ -1,7 +1,4 @@
-"""Exceptions of the package. Every message says what happened, where, and what to change. No message contains a key.
-
-This module does not depend on HTTP, asyncio or the configuration.
-"""
+"""Exceptions of the package. Every message says what happened, where, and what to change. No message contains a key."""
 
 from __future__ import annotations
 
@@ -15,10 +12,8 @@ class QRewardError(Exception):
     """Base class of all exceptions that this package raises on purpose.
 
     Attributes:
-        usage: tokens of the responses that were received, although none of them became a result. An example is a judge response that could
-            not be parsed. None if there were no such responses, or if no server reported usage.
-        help_url: the section of the documentation about this class of errors: causes and remedies. It is not part of the message, so
-            that a log of many failures does not repeat it.
+        usage: tokens of responses that did not become a result, such as a judge's that could not be parsed; None if there are none.
+        help_url: the section of the documentation about this class of errors: causes and remedies.
     """
 
     usage: Usage | None = None
@@ -32,20 +27,12 @@ class QRewardError(Exception):
 
 _DOCUMENTED = (__name__, "qreward.results")
 """The modules whose errors have sections of their own on the page of errors."""
-
-
 Fault = tuple[tuple[str | int, ...], str]
 """One invalid setting: its path, such as ``("endpoints", 1, "limits")``, and a description of the fault."""
 
 
 class ConfigError(QRewardError, ValueError):
-    """The configuration or an argument is invalid. Raised before anything is sent. The message has one line per fault.
-
-    A traceback shows ``help_url`` below the message.
-
-    Attributes:
-        faults: the invalid settings, if several settings were checked together; otherwise empty.
-    """
+    """The configuration or an argument is invalid. Raised before anything is sent. The message has one line for each of ``faults``."""
 
     faults: tuple[Fault, ...] = ()
 
@@ -64,8 +51,7 @@ class RequestError(QRewardError):
     Attributes:
         endpoint: name of the endpoint of the last attempt, or None if no endpoint was reached.
         model: the requested model.
-        status_code: HTTP status of the last response, or None if there was no response.
-        request_id: the server's ``x-request-id``, if it sent one.
+        status_code, request_id: HTTP status and ``x-request-id`` of the last response, or None.
         attempts: every attempt, oldest first.
     """
 
@@ -84,9 +70,6 @@ class RequestError(QRewardError):
         self.status_code = status_code
         self.request_id = request_id
         self.attempts: tuple[AttemptRecord, ...] = ()
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.args, self.__dict__)
 
 
 class RequestTimeout(RequestError, TimeoutError):
@@ -108,10 +91,7 @@ class ServerError(RequestError):
 class BadRequest(RequestError):
     """The request itself is wrong, and sending it again cannot help.
 
-    Either the server refused the request (400, 413, 422), or the request was not sent.
-
-    The error is also raised for 404, 405 and 410. In these cases, the ``base_url`` of the endpoint or the name of the model is probably
-    wrong.
+    The server refused it (400, 413, 422), or it was not sent. After 404, 405 and 410, ``base_url`` or the model's name is probably wrong.
     """
 
 
@@ -161,9 +141,3 @@ class BatchCancelled(Rejected):
 
 class ClientClosed(Rejected):
     """The client was closed before the request had a result."""
-
-
-def _rebuild(cls: type[RequestError], args: tuple[str, ...], state: dict[str, object]) -> RequestError:
-    error = cls(*args)
-    error.__dict__.update(state)
-    return error

@@ -1,12 +1,6 @@
-"""Observers receive an immutable event for each step of a client's calls. This module does not depend on the engine.
+"""Observers receive an immutable event for each step of a client's calls: ``QRewardClient(..., observers=[mine])``.
 
-Observers are passed to a client: ``QRewardClient(..., observers=[mine])``. The methods of an observer run in the event loop of the call, so
-they must be fast and must not block. If an observer raises, a warning is logged and the observer is not called again; the call is not
-affected.
-
-The first event of a call is ``call_started``, and the last is ``call_ended``. Between them, each attempt has the events ``attempt_started``
-and ``attempt_ended``. A streamed response also has the event ``first_chunk``. If a request was hedged (sent to a second endpoint while the
-first attempt was in flight), the attempt that loses may end after the call.
+The first event of a call is ``call_started``, and the last is ``call_ended``, except that a hedged attempt that loses may end later.
 """
 
 from __future__ import annotations
@@ -21,10 +15,8 @@ from qreward.errors import QRewardError
 
 AttemptType = Literal["original", "retry", "hedge"]
 AttemptOutcome = Literal["won", "failed", "cancelled", "discarded"]
-"""Outcome of an attempt. ``won``: its response is the result of the call. ``failed``: it has an error. ``cancelled``: the caller stopped
-it, or the client stopped it because another attempt had won. ``discarded``: it was answered after another attempt had won."""
+"""``cancelled``: the caller stopped it, or another attempt had won. ``discarded``: it was answered after another attempt had won."""
 CallOutcome = Literal["ok", "failed", "cancelled"]
-"""Outcome of a call. ``cancelled`` means that the caller cancelled the call."""
 
 
 class CallStarted(msgspec.Struct, frozen=True, gc=False):
@@ -32,9 +24,8 @@ class CallStarted(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         call: number of the call, unique in this process and the same in all events of the call.
-        operation: name of the operation, such as ``chat`` or ``embeddings``.
-        model: the requested model.
-        route: pattern of the route.
+        operation: such as ``chat`` or ``embeddings``.
+        model, route: the requested model, and the pattern of its route.
         streamed: True if the response is streamed.
     """
 
@@ -46,14 +37,7 @@ class CallStarted(msgspec.Struct, frozen=True, gc=False):
 
 
 class AttemptStarted(msgspec.Struct, frozen=True, gc=False):
-    """A request is about to be sent to an endpoint.
-
-    Attributes:
-        call: number of the call.
-        number: number of the attempt within the call, from 1.
-        type: ``original``, ``retry`` or ``hedge``.
-        endpoint: name of the endpoint.
-    """
+    """A request is about to be sent to an endpoint. ``number`` is that of the attempt within the call, from 1."""
 
     call: int
     number: int
@@ -62,13 +46,7 @@ class AttemptStarted(msgspec.Struct, frozen=True, gc=False):
 
 
 class FirstChunk(msgspec.Struct, frozen=True, gc=False):
-    """The first chunk of a streamed response was received.
-
-    Attributes:
-        call: number of the call.
-        endpoint: name of the endpoint.
-        seconds: seconds since the start of the call.
-    """
+    """The first chunk of a streamed response was received, so many seconds after the start of the call."""
 
     call: int
     endpoint: str
@@ -76,15 +54,7 @@ class FirstChunk(msgspec.Struct, frozen=True, gc=False):
 
 
 class AttemptEnded(msgspec.Struct, frozen=True, gc=False):
-    """An attempt ended.
-
-    Attributes:
-        call, number, type, endpoint: as in :class:`AttemptStarted`.
-        outcome: see ``AttemptOutcome``.
-        seconds: duration of the attempt.
-        status_code: HTTP status of a failure, if there was a response.
-        error: the error, if ``outcome`` is ``failed``.
-    """
+    """An attempt ended. ``seconds`` is its duration, and ``status_code`` that of a failure, if there was a response."""
 
     call: int
     number: int
@@ -100,12 +70,9 @@ class CallEnded(msgspec.Struct, frozen=True, gc=False):
     """A call ended.
 
     Attributes:
-        call, operation, model, route: as in :class:`CallStarted`.
-        outcome: see ``CallOutcome``.
         endpoint: name of the endpoint that responded, or None.
-        seconds: seconds from start to end, including the time in the queue and all attempts.
+        seconds: from start to end, including the time in the queue and all attempts.
         queued: seconds before the first attempt; equal to ``seconds`` if there was no attempt.
-        attempts: number of attempts.
         hedges: number of attempts that were sent while another attempt of the call was in flight.
         prompt_tokens, completion_tokens: tokens, as reported by the server.
         error: the exception that the caller receives, or None.
@@ -127,7 +94,10 @@ class CallEnded(msgspec.Struct, frozen=True, gc=False):
 
 
 class Observer:
-    """Base class of observers. Subclass it and override the methods you need. Any other object with some of these methods works as well.
+    """Base class of observers. Any other object with some of these methods works as well.
+
+    The methods run in the event loop of the call, so they must be fast and must not block. If one raises, a warning is logged and the
+    observer is not called again; the call is not affected.
 
     Example:
         >>> class Slow(Observer):
@@ -153,11 +123,7 @@ class Observer:
 
 
 class MetricsCallback(Observer):
-    """Calls a function at the end of each call with a mapping of the fields of :class:`CallEnded`. The value of ``error`` in the mapping is
-    the name of the error's class.
-
-    Args:
-        callback: function that receives the mapping. The return value is ignored.
+    """Calls a function at the end of each call with a mapping of the fields of :class:`CallEnded`; ``error`` is the name of its class.
 
     Example:
         >>> seen = []
@@ -180,7 +146,7 @@ CARRIED: ContextVar[Mapping[str, str] | None] = ContextVar("qreward-carried", de
 
 
 def with_carried(headers: Mapping[str, str] | None) -> Mapping[str, str] | None:
-    """Return the headers of a call together with the headers in ``CARRIED``. A header of the call takes precedence."""
+    """Return the headers of a call with those in ``CARRIED``. A header of the call takes precedence."""
     carried = CARRIED.get()
     if carried is None:
         return headers

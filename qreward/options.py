@@ -1,7 +1,4 @@
-"""The options of calls, and their validation. The functions of this module run before a request is sent.
-
-Each option is declared once, in a ``TypedDict``. Methods take the options as ``**options: Unpack[...]``.
-"""
+"""The options of calls, and their validation."""
 
 from __future__ import annotations
 
@@ -52,10 +49,7 @@ class ClientSettings(Watching, total=False):
 
 
 class ModelParams(TypedDict, total=False):
-    """Members of the JSON body that are declared for type checkers. At run time, a call also accepts names that are not declared here.
-
-    :func:`check_params` refuses a few names. ``extra_body`` accepts every name.
-    """
+    """Members of the JSON body that are declared for type checkers. A call also accepts others; ``extra_body`` accepts every name."""
 
     add_generation_prompt: bool
     chat_template_kwargs: Mapping[str, Any]
@@ -101,11 +95,9 @@ class SchedulingOptions(TypedDict, total=False):
     """Options that decide when a request is sent, and how long it may take.
 
     Attributes:
-        timeout: maximum number of seconds. In a call, this is the limit of the whole call, which includes the time in the queue. In a
-            batch, ``timeout`` is the limit of one item, measured from when an endpoint takes the item. If no endpoint of the route responds
-            for ``timeout`` seconds, all waiting items of the batch fail with ``RequestTimeout``. In a stream, ``timeout`` is the limit of
-            the whole stream, which includes time in which the caller does not read. The default is the client's timeout. None sets no
-            limit.
+        timeout: seconds of a call or stream, including the time in the queue, or of one item of a batch from when an endpoint takes it. If
+            no endpoint of the route responds for so long, all waiting items of the batch fail with ``RequestTimeout``. The default is the
+            client's timeout. None sets no limit.
         priority: 0 (most urgent) to 9, or ``"high"``, ``"normal"``, ``"low"``.
         tenant: name of the party that the request is made for. Tenants that wait at the same priority receive equal shares of
             the endpoints.
@@ -134,10 +126,9 @@ class ChatOptions(CallOptions, total=False):
     """Options of a chat completion: the options of one call, and ``group``.
 
     Attributes:
-        group: name of a group of requests whose prompts begin with the same text, such as the id of a question. Requests of one group go to
-            the same endpoint, because its prefix cache holds this text. A tuple contains the names of nested groups, the outermost first,
-            such as ``(rubric, question)``. A function receives the messages and returns the group, or None. Without a group, prompts that
-            begin alike are found by their text; see :class:`~qreward.settings.policies.PrefixAffinity`.
+        group: name of a group of requests whose prompts begin with the same text, such as the id of a question, which go to the same
+            endpoint. A tuple names nested groups, the outermost first. A function receives the messages and returns the group, or None.
+            Without a group, prompts that begin alike are found by their text; see :class:`~qreward.settings.policies.PrefixAffinity`.
     """
 
     group: object
@@ -215,8 +206,7 @@ class StreamOptions(ChatOptions, total=False):
 
 
 class BatchStreamOptions(StreamOptions, CollectingOptions, total=False):
-    """Options of a batch of streams: the options of one stream, the options that decide how results are collected, and two further
-    options.
+    """Options of a batch of streams.
 
     Attributes:
         max_concurrent_streams: maximum number of concurrent streams; 0 for as many as the endpoints accept.
@@ -230,8 +220,7 @@ class BatchStreamOptions(StreamOptions, CollectingOptions, total=False):
 
 _PARAMS = ModelParams.__optional_keys__
 _PARAM_TYPO = 0.88
-"""Minimum similarity of a misspelled parameter. It is higher than ``TYPO``, because servers have many parameters with similar names, such
-as ``reasoning_effort`` and ``reasoning_format``."""
+"""Minimum similarity of a misspelled parameter: higher than ``TYPO``, because servers have many parameters with similar names."""
 _OF_ENDPOINTS = Endpoint.model_fields.keys() - {"models"}  # OpenRouter has a parameter ``models``
 OPTIONS = (ChatBatchOptions.__optional_keys__ | BatchStreamOptions.__optional_keys__) - _PARAMS
 """The options of all calls. None of them is sent to a server as a parameter."""
@@ -244,7 +233,6 @@ class Arguments(NamedTuple):
     params: dict[str, Any]
 
     def preparer(self, codec: Codec, model: str) -> Callable[[Any], WireRequest]:
-        """Return a function that makes a ``WireRequest`` of one item with these arguments. See :func:`preparer`."""
         options = self.options
         return preparer(codec, model, self.params, options.get("extra_headers"), options.get("extra_body"), options.get("group"))
 
@@ -258,12 +246,7 @@ def show_options(client: type) -> None:
 
 
 def arguments_of(kind: type, options: Mapping[str, Any]) -> Arguments:
-    """Divide the arguments of a call into options and parameters.
-
-    Args:
-        kind: the ``TypedDict`` of the call's options. An option that ``kind`` lacks counts as a parameter, and :func:`preparer` refuses it.
-        options: the keyword arguments of the call.
-    """
+    """Divide the arguments of a call into options and parameters."""
     names = _names_of(kind)
     if names.isdisjoint(options):
         return Arguments({}, dict(options))
@@ -286,18 +269,11 @@ def preparer(
     body: Mapping[str, Any] | None,
     group: object = None,
 ) -> Callable[[Any], WireRequest]:
-    """Return a function that makes a ``WireRequest`` of one item. Values that all items of a batch share are checked once, by this call.
-
-    Raises:
-        ConfigError: the model, the parameters, the headers or the body are invalid.
-    """
+    """Return a function that makes a ``WireRequest`` of one item. Values that all items of a batch share are checked once, by this call."""
     if not isinstance(model, str) or not model:
         what = repr(model) if isinstance(model, str | int | float | None) else f"a {type(model).__name__}"
-        pairs = (
-            "; several items are one argument, such as zip(prompts, responses)"
-            if not isinstance(model, str) and isinstance(model, Sequence | Iterator)
-            else ""
-        )
+        several = not isinstance(model, str) and isinstance(model, Sequence | Iterator)
+        pairs = "; several items are one argument, such as zip(prompts, responses)" if several else ""
         raise ConfigError(f"model must be the name of a model, not {what}{pairs}")
     if body is not None and not isinstance(body, Mapping):
         raise ConfigError(f"extra_body must be a mapping, not a {type(body).__name__}")
@@ -313,7 +289,6 @@ def preparer(
 
 
 def _merged(params: Mapping[str, Any], body: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Return the members of the JSON body, after they were checked."""
     check_params(params)
     merged = {**params, **body} if body else params
     if merged.get("stream"):
@@ -330,11 +305,7 @@ def _merged(params: Mapping[str, Any], body: Mapping[str, Any] | None) -> Mappin
 
 
 def check_params(params: Mapping[str, Any]) -> None:
-    """Raise ``ConfigError`` for a parameter that is an option of another call, a setting of a client or endpoint, or misspelled.
-
-    Without this check, the parameter would go into the JSON body, and most servers would ignore it. Well-known arguments of LiteLLM and of
-    the openai client are refused for the same reason. ``extra_body`` accepts any name.
-    """
+    """Raise ``ConfigError`` for a parameter that is an option of another call, a setting of a client or endpoint, or misspelled."""
     for name in params:
         if fault := _fault_of(name):
             raise ConfigError(fault)
@@ -359,7 +330,6 @@ def _fault_of(name: str) -> str | None:
 
 
 def _place_of(name: str) -> str | None:
-    """Return where a name belongs that is not an option of a call; None if it belongs to no other place."""
     if name in ELSEWHERE:
         return ELSEWHERE[name]
     if ours := meant(name, Limits.model_fields):
@@ -370,11 +340,7 @@ def _place_of(name: str) -> str | None:
 
 
 def client_settings(endpoints: object, settings: Mapping[str, Any]) -> tuple[ClientConfig, dict[str, Any]]:
-    """Return the configuration of a client, and the arguments of its runtime that are not part of the configuration.
-
-    Raises:
-        ConfigError: a setting is unknown or invalid.
-    """
+    """Return the configuration of a client, and the arguments of its runtime that are not part of the configuration."""
     for name in settings:
         if name not in ClientSettings.__optional_keys__:
             hint = _place_of(name) or did_you_mean(name, sorted(ClientSettings.__optional_keys__))
@@ -389,10 +355,7 @@ def client_settings(endpoints: object, settings: Mapping[str, Any]) -> tuple[Cli
 
 
 def batch_items(name: str, given: object) -> Iterable[Any] | AsyncIterable[Any]:
-    """Return ``given`` if it can be the input of a batch, or raise ``ConfigError``.
-
-    Any iterable or async iterable can be the input, except strings, bytes and mappings.
-    """
+    """Return ``given`` if it can be the input of a batch, or raise ``ConfigError``."""
     if type(given) is not list and (isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable | AsyncIterable)):
         raise ConfigError(f"{name} must be a list, an iterator or an async iterator of items, not a {type(given).__name__}")
     return given
@@ -440,12 +403,7 @@ def count(name: str, value: int) -> int:
 
 
 def request_options(options: Mapping[str, Any], default_timeout: float | None) -> RequestOptions:
-    """Return the scheduling options of the requests of one call.
-
-    Args:
-        options: ``timeout``, ``priority``, ``hedge`` and ``tenant``, as far as the caller set them. Other names are ignored.
-        default_timeout: the client's timeout, in seconds.
-    """
+    """Return the scheduling options of the requests of one call."""
     timeout = options.get("timeout", DEFAULT)
     hedge, tenant = options.get("hedge", True), options.get("tenant")
     if not isinstance(hedge, bool):
@@ -453,12 +411,7 @@ def request_options(options: Mapping[str, Any], default_timeout: float | None) -
     if tenant is not None and (not isinstance(tenant, str) or not tenant):
         raise ConfigError(f"tenant must be a name, or None, not {tenant!r}")
     limit = default_timeout if timeout is DEFAULT else seconds("timeout", timeout)
-    return RequestOptions(level(options.get("priority", Priority.NORMAL)), limit, hedge, tenant)
-
-
-def level(priority: int | str) -> int:
-    """Return a priority as a number from 0 to 9. A priority may also be the name of a :class:`~qreward.settings.policies.Priority`."""
     try:
-        return priority_level(priority)
+        return RequestOptions(priority_level(options.get("priority", Priority.NORMAL)), limit, hedge, tenant)
     except ValueError as error:
         raise ConfigError(f"priority {error}") from None

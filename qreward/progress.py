@@ -1,8 +1,4 @@
-"""Progress of a batch: a bar, lines in the log, or calls of a function.
-
-A ``ProgressMeter`` counts results and shows the counts at most a few times a second. This module does not depend on the engine or
-on asyncio. tqdm is an optional dependency, which is imported only for a bar.
-"""
+"""Progress of a batch: a bar, lines in the log, or calls of a function."""
 
 from __future__ import annotations
 
@@ -100,32 +96,8 @@ def start_progress(
     prices: Mapping[str, tuple[float, float]] | None = None,
     clock: Callable[[], float] = monotonic,
 ) -> ProgressMeter | None:
-    """Return a meter for one batch, or None if nothing is shown. Nothing is drawn before the first ``add`` or ``refresh``.
-
-    Args:
-        wanted: True shows a bar on a terminal and in a notebook. Elsewhere, and without tqdm, a line is written after 2 seconds and then
-            every 10 seconds. The line goes to the logger ``qreward`` at level INFO, or to standard error if logging is not configured.
-            False shows nothing. The value None means True if the environment variable ``QREWARD_PROGRESS`` is 1, and False otherwise.
-            ``"plain"`` writes the lines on a terminal too. A function is called with a :class:`Progress` at most four times a second, and
-            once at the end. A process whose ``RANK`` or ``LOCAL_RANK`` is above 0 shows nothing, but calls the function.
-        total: number of items, if known.
-        title: label of the progress, such as the model.
-        load: function that returns the load of the batch's route.
-        done_in: function that returns the least and the most seconds in which a number of items is expected to be done, or None.
-        why: function that returns why no item ends.
-        prices: endpoint name -> US dollars for a million prompt tokens and a million completion tokens.
-        clock: function that returns monotonic seconds.
-
-    Raises:
-        ConfigError: ``wanted`` has another type, or is an async function.
-
-    Example:
-        >>> seen = []
-        >>> meter = start_progress(seen.append, total=2)
-        >>> meter.add(Result(0, None, ConfigError("?"), None, 0.0, 0.0))
-        >>> meter.close()
-        >>> seen[-1].failed, seen[-1].total
-        (1, 2)
+    """Return a meter for one batch, or None if nothing is shown. ``wanted`` is the option ``progress`` of calls; the functions tell
+    the load of the route, in how many seconds a number of items is done, and why no item ends. Raises ``ConfigError``.
     """
     view = _view(wanted, title)
     return None if view is None else ProgressMeter(view, total, (load, done_in, why), prices or {}, clock)
@@ -187,10 +159,7 @@ class ProgressMeter:
         self._total = total
 
     def refresh(self) -> None:
-        """Show the counts if ``interval`` seconds have passed since they were last shown, or if nothing has ended for ``QUIET`` seconds.
-
-        The meter's owner calls this regularly, because the number of requests in flight changes even when no item finishes.
-        """
+        """Show the counts if ``interval`` seconds have passed since they were last shown, or if nothing has ended for ``QUIET`` seconds."""
         now = self._clock()
         is_quiet = self._why is not None and now >= self._moved_at + QUIET and self._quiet_since != self._moved_at
         if now >= self._due or is_quiet:
@@ -226,13 +195,7 @@ class ProgressMeter:
         )
 
     def _eta(self, left: int, each: float | None, quiet: float) -> tuple[float, float] | None:
-        """Return the band of the scheduler's estimate, widened to the speed so far, and to the time for which nothing has ended.
-
-        Args:
-            left: number of items.
-            each: seconds per item since the batch began, or None before the first item.
-            quiet: seconds since the last item ended.
-        """
+        """Return the band of the scheduler's estimate, widened to the speed so far, and to the time for which nothing has ended."""
         least, most = (None if self._done_in is None else self._done_in(left)) or (inf, 0.0)
         if each is not None:
             least, most = min(least, left * each) if not most else least, max(most, left * each)
@@ -258,9 +221,8 @@ def _view(wanted: object, title: str) -> ProgressView | None:
         return None
     if wanted == "plain":
         return _Lines(title)
-    if is_notebook():
-        return _Bar(bar, title) if _has_widgets() and (bar := _bar()) is not None else _Plain(0.5, _cell_line(title))
-    if sys.stderr is None or not sys.stderr.isatty():
+    shown = importlib.util.find_spec("ipywidgets") is not None if is_notebook() else sys.stderr is not None and sys.stderr.isatty()
+    if not shown:
         return _Lines(title)
     bar = _bar()
     return _Lines(title, hint="; pip install 'qreward[progress]' for a bar") if bar is None else _Bar(bar, title)
@@ -279,14 +241,7 @@ class _Plain:
 
 
 class _Lines:
-    """Writes a line 2 seconds after the start, and then every 10 seconds.
-
-    The lines go to the log, or to standard error if no log is configured.
-
-    Args:
-        title: label of the progress.
-        hint: appended to the first line.
-    """
+    """Writes a line 2 seconds after the start, and then every 10 seconds."""
 
     def __init__(self, title: str, hint: str = "") -> None:
         self._title, self._hint = title, hint
@@ -307,26 +262,8 @@ class _Lines:
             sys.stderr.write(f"{text}\n")
 
 
-def _cell_line(title: str) -> Callable[[Progress], None]:
-    """Return a function that shows a line in a notebook cell and rewrites the line in place. This needs no widgets."""
-    handle: Any = None
-
-    def show(progress: Progress) -> None:
-        nonlocal handle
-        line = {"text/plain": _line(title, progress)}
-        if handle is None:
-            handle = importlib.import_module("IPython.display").display(line, raw=True, display_id=True)
-        else:
-            handle.update(line, raw=True)
-
-    return show
-
-
 class _Bar:
-    """A tqdm bar with details after the rate. Details that do not fit into the line are left out, least important first.
-
-    A finished bar is removed if it is nested in another bar.
-    """
+    """A tqdm bar with details after the rate. Details that do not fit into the line are left out, least important first."""
 
     interval = 0.25
 
@@ -377,14 +314,6 @@ def _bar() -> Any:
     except ImportError:
         return None
     return type("Bar", (tqdm,), {"monitor_interval": 0})  # tqdm's thread is not needed: the meter draws regularly
-
-
-def _has_widgets() -> bool:
-    """Return whether ipywidgets is installed.
-
-    Without ipywidgets, tqdm warns and writes to standard error, which a notebook shows in red.
-    """
-    return importlib.util.find_spec("ipywidgets") is not None
 
 
 def is_on(variable: str) -> bool:

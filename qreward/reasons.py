@@ -23,9 +23,7 @@ class EndpointReason:
     """Why one endpoint takes no request now.
 
     Attributes:
-        endpoint: name of the endpoint.
-        code: see ``ReasonCode``.
-        text: the reason with its numbers, such as ``gpu-0 is at its limit of 16 requests in flight``.
+        text: the reason with its numbers, such as ``gpu-0 is at its limit of 16 requests in flight``; ``code`` is a ``ReasonCode``.
         ready_in: seconds until the endpoint can take a request, 0.0 for now. None if an event must come first.
     """
 
@@ -41,10 +39,8 @@ class Explanation:
 
     Attributes:
         route: pattern of the route; ``""`` if the reason concerns all routes.
-        code: the binding reason: that of the endpoint that is expected to take a request first.
-        text: one sentence with numbers.
+        code, text: the binding reason: that of the endpoint that is expected to take a request first.
         waiting: items that are not in flight and have no result.
-        in_flight: requests in flight.
         endpoints: the endpoints, the binding one first.
     """
 

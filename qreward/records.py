@@ -8,9 +8,8 @@ from typing import Annotated, Any
 import msgspec
 
 MOST_TOKENS = 10**9
-"""Highest count of tokens that is read from a response. No response has so many, so a higher count is a fault of the server."""
+"""Highest count of tokens that is read from a response. A higher one is a fault of the server."""
 Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
-"""Number of tokens in a response. The bounds are checked where a response is decoded, so that a wrong count cannot reach the scheduler."""
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True, gc=False):
@@ -40,7 +39,7 @@ class Usage(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def cached_tokens(self) -> int | None:
-        """Prompt tokens that the server read from its prefix cache. These tokens are included in ``prompt_tokens``."""
+        """Those of ``prompt_tokens`` that the server read from its prefix cache."""
         details = self.prompt_tokens_details
         return None if details is None else details.cached_tokens
 

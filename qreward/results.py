@@ -1,8 +1,4 @@
-"""Results: one ``Result`` per item, one ``BatchResult`` per batch, and their statistics.
-
-A failed item is a ``Result`` with an error, never ``None`` or 0. This module does not depend on HTTP or on the scheduler. It accesses
-responses through the ``Answered`` protocol.
-"""
+"""Results: one ``Result`` per item, one ``BatchResult`` per batch, and their statistics. A failed item is an error, never None or 0."""
 
 from __future__ import annotations
 
@@ -19,31 +15,21 @@ from qreward.records import Usage as Usage  # noqa: PLC0414
 T = TypeVar("T")
 
 _RAISE: Any = object()
-"""The default value of the argument ``default`` of :meth:`BatchResult.scores`. With this value, failed items raise their errors."""
-
-
-CAUSES = 3
-"""Number of errors that the message of a :class:`BatchFailed` names."""
+"""The default of :meth:`BatchResult.scores`: failed items raise their errors."""
+CAUSES = 3  # number of errors that the message of a ``BatchFailed`` names
 
 
 class RouteLoad(NamedTuple):
-    """The load of a route's endpoints at one moment.
-
-    Attributes:
-        in_flight: requests in flight.
-        window: largest number of requests that the endpoints in service may have in flight.
-        down: number of endpoints that are out of service.
-        endpoints: number of all endpoints of the route.
-    """
+    """The load of a route's endpoints at one moment; ``window`` is how many requests the endpoints in service may have in flight."""
 
     in_flight: int = 0
     window: int = 0
-    down: int = 0
+    down: int = 0  # endpoints that are out of service
     endpoints: int = 0
 
 
 class Answered(Protocol):
-    """A decoded response. ``build`` returns the object for the caller. ``text`` returns the text of the response."""
+    """A decoded response. ``build`` returns the object for the caller."""
 
     usage: Usage | None  # responses with generated text also have ``finish_reason: str | None``
 
@@ -54,16 +40,14 @@ class Answered(Protocol):
 class Result(Generic[T]):
     """The outcome of one item: a response or an error.
 
-    A chat completion succeeds if it is complete. It also succeeds if it was cut off at its token limit; ``finish_reason`` is then
-    ``"length"``. A completion that the server aborted or filtered, or that ended for an unknown reason, fails with
-    :class:`~qreward.errors.InvalidResponse`.
+    A chat completion succeeds if it is complete, or was cut off at its token limit (``finish_reason`` is then ``"length"``). One that the
+    server aborted or filtered, or that ended for an unknown reason, fails with :class:`~qreward.errors.InvalidResponse`.
 
     Attributes:
         index: index of the item in the batch, from 0.
         error: the error, or None if the item succeeded.
-        endpoint: name of the endpoint that responded. For a failed item, name of the endpoint of the last attempt, or None.
-        latency: seconds that the successful attempt took; 0.0 for a failed item. For a verdict, seconds from the first request of the item
-            to its verdict.
+        endpoint: name of the endpoint that responded, or of the last attempt of a failed item, or None.
+        latency: seconds of the successful attempt; 0.0 for a failed item. For a verdict, seconds from the first request of the item.
         queued: seconds in the queue before the first attempt.
         attempts: all attempts, the oldest first.
     """
@@ -93,16 +77,11 @@ class Result(Generic[T]):
 
     @property
     def ok(self) -> bool:
-        """True if the item succeeded."""
         return self.error is None
 
     @property
     def extra(self) -> Mapping[str, Any]:
-        """The fields of an item that are not judged, such as an ``id``.
-
-        Batches of judges, cascades and ``RewardModelScorer`` take these fields from items that are mappings. For all other
-        items, and for items that were never read, the mapping is empty.
-        """
+        """The fields of an item that are not judged, such as an ``id``, in batches of judges and scorers; otherwise empty."""
         return {} if self._extra is None else self._extra
 
     @property
@@ -120,41 +99,28 @@ class Result(Generic[T]):
 
     @property
     def body(self) -> bytes:
-        """The JSON of the response as bytes. Raises the error of a failed item.
-
-        The result is ``b""`` for an item that shared its request with other items.
-        """
+        """The JSON of the response; ``b""`` if the item shared its request. Raises the error of a failed item."""
         body: bytes = getattr(self._answered(), "body", b"")
         return body
 
     @property
     def finish_reason(self) -> str | None:
-        """The reason why generation ended: ``"stop"``, ``"tool_calls"``, or ``"length"`` for a text that was cut off at its token limit.
-
-        It is None if the server did not report a reason, if the item failed, or if the response is not generated text.
-        """
+        """Why generation ended: ``"stop"``, ``"tool_calls"``, or ``"length"`` at the token limit; None if that is not known."""
         return getattr(self._answer, "finish_reason", None)
 
     @property
     def usage(self) -> Usage | None:
-        """Tokens of the response; None if no server reported usage.
-
-        For a failed item of a judge, these are the tokens of all responses to the item.
-        """
+        """Tokens of the response; None if no server reported them. For a failed item of a judge, those of all its responses."""
         paid = self._answer if self._answer is not None else self.error
         return paid.usage if paid is not None else None
 
     @property
     def usage_is_estimated(self) -> bool:
-        """True if several items shared a request.
-
-        ``usage`` is then a share of the reported usage, in proportion to the size of the item.
-        """
+        """True if several items shared a request; ``usage`` is then a share of it, in proportion to the size of the item."""
         return bool(getattr(self._answer, "estimated", False))
 
     @property
     def attempts(self) -> tuple[AttemptRecord, ...]:
-        """All attempts, the oldest first."""
         if self._answer is None or self.endpoint is None or (self._trail and self._trail[-1].outcome == "ok"):
             return self._trail
         return (*self._trail, successful(self._trail, self.endpoint, self.latency))
@@ -182,12 +148,10 @@ class EndpointState:
 
     Attributes:
         in_flight: requests in flight.
-        window: the largest number of requests that may be in flight now.
-        why_window: the reason for the last change of ``window``.
+        window, why_window: the largest number of requests that may be in flight now, and the reason for its last change.
         obstacle: the reason why no request can be sent to the endpoint now; ``ready`` if a request can be sent.
         ready_in: seconds until a request can be sent, 0.0 for now. None if the endpoint waits for an event, such as a response.
-        sharing: text about limits that processes share: the share of this process, and whether other processes use the limits too. None if
-            the limits of the endpoint are not shared.
+        sharing: the share of this process in limits that processes share; None if they are not shared.
     """
 
     in_flight: int
@@ -206,14 +170,13 @@ class EndpointStats:
         sent: number of requests sent.
         answered: number of requests that succeeded. ``won`` is another name of this count.
         rejected: number of requests that the endpoint rejected because of a rate limit or overload.
-        retried: number of requests sent again after a failure. A request sent again after a 429 is not counted.
-        hedged: number of copies that hedging sent to this endpoint, of requests that were in flight at another endpoint.
-        failed: number of requests that failed for another reason than a rate limit or overload.
+        retried: number of requests sent again after a failure other than a rate limit or overload.
+        hedged: number of copies sent to this endpoint, of requests in flight at another.
+        failed: number of requests that failed for another reason.
         cancelled: number of requests cancelled by the client or the caller.
         prompt_tokens, completion_tokens: tokens, as reported by the server.
         cached_tokens: prompt tokens that the server read from its prefix cache, as reported by the server.
-        predicted_tokens: prompt tokens that prefix affinity expected to be in the prefix cache, summed over the responses that report
-            cached tokens. 0 in the statistics of a batch.
+        predicted_tokens: those that prefix affinity expected there; 0 in the statistics of a batch.
         p50, p95, p99: quantiles of the latency of successful attempts in seconds; None if no attempt succeeded.
         state: the current state of the endpoint; None in the statistics of a batch.
     """
@@ -244,16 +207,12 @@ _COUNTS = tuple(field.name for field in fields(EndpointStats) if field.name not 
 
 
 def merged_stats(one: EndpointStats, other: EndpointStats) -> EndpointStats:
-    """Return the sum of the statistics of an endpoint in two batches. Quantiles cannot be merged, so they are None."""
+    """Return the sum of the statistics of an endpoint in two batches, without quantiles, which cannot be merged."""
     return EndpointStats(**{name: getattr(one, name) + getattr(other, name) for name in _COUNTS})
 
 
 class FleetStats(dict[str, EndpointStats]):
-    """A dict from endpoint name to :class:`EndpointStats`. It prints as a table, also in a notebook.
-
-    Attributes:
-        why: why requests wait, printed below the table.
-    """
+    """A dict from endpoint name to :class:`EndpointStats`. It prints as a table, with ``why`` requests wait below it."""
 
     why: tuple[Explanation, ...] = ()
 
@@ -267,7 +226,6 @@ class FleetStats(dict[str, EndpointStats]):
 
 
 def endpoints_table(endpoints: Mapping[str, EndpointStats]) -> str:
-    """Return a table for a terminal, with one line per endpoint."""
     rows: list[tuple[str, ...]] = [("endpoint", "sent", "answered", "rejected", "retried", "hedged", "failed", "p50", "p95")]
     for name, stats in sorted(endpoints.items()):
         counts = (stats.sent, stats.answered, stats.rejected, stats.retried, stats.hedged, stats.failed)
@@ -285,11 +243,9 @@ class BatchStats:
     """Holds the statistics of a batch. ``print`` shows them as a table with one line per endpoint.
 
     Attributes:
-        items: number of items.
-        ok: items that succeeded.
-        failed: items that failed.
-        seconds: time in seconds from the start of the batch to its last result.
-        endpoints: endpoint name -> the endpoint's statistics for this batch.
+        items, ok, failed: number of items, and of those that succeeded or failed.
+        seconds: from the start of the batch to its last result.
+        endpoints: endpoint name -> its statistics for this batch.
         cost: US dollars; see :attr:`BatchResult.cost`.
         decided_by: name of a stage of a cascade -> number of items whose verdict or error comes from this stage. Empty for other batches.
     """
@@ -325,10 +281,7 @@ def dollars(price: tuple[float, float], prompt_tokens: int, completion_tokens: i
 
 
 class BatchResult(Sequence[Result[T]]):
-    """The results of a batch, in the order of the input. A failed item is a ``Result`` with an error.
-
-    Attributes:
-        stats: the statistics of the batch.
+    """The results of a batch, in the order of the input, and its ``stats``. A failed item is a ``Result`` with an error.
 
     Example:
         >>> batch = BatchResult([], BatchStats())
@@ -389,19 +342,11 @@ class BatchResult(Sequence[Result[T]]):
 
     @property
     def cost(self) -> float | None:
-        """US dollars for the responses of endpoints with a price, computed from the tokens that the servers reported. None if no endpoint
-        has a price.
-
-        The cost of unused responses is not included. An example is the later one of the two responses to a hedged request.
-        """
+        """US dollars for the responses that were used, from the tokens that servers reported. None if no endpoint has a price."""
         return self.stats.cost
 
     def priced(self, prices: Mapping[str, tuple[float, float]]) -> BatchResult[T]:
-        """Compute the cost of the batch, set it in ``stats``, and return the batch.
-
-        Args:
-            prices: endpoint name -> US dollars for a million prompt tokens and a million completion tokens.
-        """
+        """Set the cost in ``stats``. ``prices``: endpoint name -> US dollars for a million prompt tokens and completion tokens."""
         priced = ((prices[name], stats) for name, stats in self.stats.endpoints.items() if name in prices)
         cost = sum((dollars(price, stats.prompt_tokens, stats.completion_tokens) for price, stats in priced), 0.0)
         self.stats = replace(self.stats, cost=cost if prices else None)

@@ -1,8 +1,4 @@
-"""``Runtime``: the engine, endpoints and settings behind the methods of a client.
-
-The client's methods, judges and integrations reach the engine and the endpoints through the runtime. ``runtime_of`` returns the runtime
-of a client.
-"""
+"""``Runtime``: the engine, endpoints and settings behind the methods of a client."""
 
 from __future__ import annotations
 
@@ -13,14 +9,15 @@ from functools import partial
 from random import Random
 from time import monotonic
 from typing import Any, Protocol, cast
+from weakref import WeakMethod
 
 from qreward import options
 from qreward.codecs.base import WireRequest
-from qreward.deciding.batch import DecisionBatch
 from qreward.deciding.dialects import DialectFinder
-from qreward.deciding.requests import send_divided
+from qreward.deciding.requests import DecisionBatch, in_time, smaller
 from qreward.decisions import Decision
 from qreward.engine import background
+from qreward.engine.addresses import AddressLists
 from qreward.engine.batch import BatchWaiter, size_of
 from qreward.engine.driver import Backend, LoopDriver
 from qreward.engine.fleet import Fleet
@@ -55,21 +52,7 @@ Items = Iterable[Any] | AsyncIterable[Any]
 
 
 class Runtime:
-    """Holds the engine, the endpoints and the settings of one client.
-
-    After a fork, the runtime of the child process starts anew with the same settings, without requests or connections.
-
-    Args:
-        config: the client's settings.
-        telemetry, observers, backend_factory, clock: see :class:`~qreward.client.QRewardClient`.
-
-    Attributes:
-        engine: the asyncio engine, for all event loops in which the client is used.
-        fleet: the endpoints and routes.
-        dialects: finds and keeps the dialect (request format) in which each endpoint answers decisions.
-        prices: endpoint name -> US dollars for a million prompt tokens, and for a million completion tokens.
-        look: makes snapshots and explanations.
-    """
+    """Holds the engine, the endpoints and the settings of one client."""
 
     def __init__(
         self,
@@ -82,6 +65,8 @@ class Runtime:
     ) -> None:
         self.clock = clock
         self._start_arguments = telemetry, observers, backend_factory
+        self._changing = threading.Lock()
+        self.addresses = AddressLists(WeakMethod(self._addresses_changed), clock)
         self._start(config)
         background.watch(self, Runtime._restart)
 
@@ -89,22 +74,22 @@ class Runtime:
         self._set_config(config)
         telemetry, observers, backend_factory = self._start_arguments
         self.telemetry, watcher, listeners = _watching(telemetry, observers)
-        self._changing = threading.Lock()
         rng = Random()  # noqa: S311 - jitter, not secrets
         scheduler = Scheduler(config.retry, rng, estimated, config.hedge, config.max_queued)
         watch = watch_for(watcher, listeners, self.clock)
         backend_factory = backend_factory or partial(HttpBackend, config.transport)
         self.engine: ProbingEngine = ProbingEngine(scheduler, backend_factory, clock=self.clock, watch=watch)
-        self.fleet = Fleet(self.engine, config.endpoints, config.routes, config.prefix_affinity)
+        self.fleet = Fleet(self.engine, config.endpoints, config.routes, config.prefix_affinity, self.addresses)
         self._mergers: dict[Hashable, RequestMerger] = {}
         self._list_limits = LearnedLimits()
         self.dialects = DialectFinder()
         self.engine.watch_over(self.fleet.sources, self._list_limits.apply_probe)
         self._sharing = Sharing(self.engine, self.fleet.sources)
         self.prices: dict[str, tuple[float, float]] = {}
-        self._set_prices(config.endpoints)
+        self._set_prices()
         self.look = SnapshotMaker(self.engine, self.fleet.sources, self.prices)
         self.engine.stalls = StallWatch(self.look.pools, self.look.reasons.values)
+        self.addresses.follow()
         if self.telemetry is not None:
             self.telemetry.observe(self, Runtime.state)
         if "QREWARD_LIVE" in os.environ:
@@ -113,9 +98,10 @@ class Runtime:
             show_if_wanted(self)
 
     def _restart(self) -> object:
-        """Start anew in a forked child process. Returns the objects of the parent process, which this runtime no longer uses."""
         inherited = self.engine, self.fleet, self._sharing
         self._sharing.close_transports()  # the child's open files are copies of the parent's files
+        self._changing = threading.Lock()
+        self.addresses.start_again()
         self._start(self.config)
         return inherited
 
@@ -128,9 +114,7 @@ class Runtime:
     @property
     def config(self) -> ClientConfig:
         """The current settings, including endpoints and routes that were added later."""
-        registered = tuple(route for route in self.fleet.routes() if self.fleet.is_registered(route))
-        endpoints = tuple(cast("Endpoint", source.handle) for source in self.fleet.sources())
-        return self._config.model_copy(update={"endpoints": endpoints, "routes": registered})
+        return self._config.model_copy(update={"endpoints": tuple(self.fleet.entries), "routes": tuple(self.fleet.registered)})
 
     @property
     def closed(self) -> bool:
@@ -155,8 +139,7 @@ class Runtime:
     def add(self, endpoint: Endpoint) -> None:
         with self._changing:
             self.fleet.add(endpoint)
-            self.dialects.changed()
-            self._set_prices((endpoint,))
+            self._set_prices()
         self._sources_changed()
 
     def remove(self, name: str) -> None:
@@ -171,24 +154,32 @@ class Runtime:
         with self._changing:
             changed = self.fleet.reload(self.config, wanted)
             self._set_config(wanted)
-            self.dialects.changed()
-            self._set_prices(wanted.endpoints)
+            self._set_prices()
         self._sources_changed()
         return changed
 
-    def _set_prices(self, endpoints: Iterable[Endpoint]) -> None:
-        """Set the prices of endpoints. The prices of removed endpoints are kept, for the cost of running batches."""
-        for endpoint in endpoints:
+    def _addresses_changed(self) -> None:
+        with self._changing:
+            self.fleet.refresh()
+            self._set_prices()
+        self._sources_changed()
+
+    def _set_prices(self) -> None:
+        for source in self.fleet.sources():  # the prices of removed endpoints are kept, for the cost of running batches
+            endpoint = cast("Endpoint", source.handle)
             if endpoint.price is not None:
                 self.prices[endpoint.name] = endpoint.price
             else:
                 self.prices.pop(endpoint.name, None)
 
     def _sources_changed(self) -> None:
+        self.addresses.follow()
+        self.dialects.changed()
         self.engine.sources_changed()
         self._sharing.sources_changed()
 
     async def aclose(self) -> None:
+        self.addresses.close()
         await self.engine.aclose()
         await self._sharing.aclose()
 
@@ -206,14 +197,7 @@ class Runtime:
         return options.request_options(given, self._config.timeout) if given else self._usual
 
     def collecting(self, given: Mapping[str, Any], pool: Pool, items: object, title: str) -> dict[str, Any]:
-        """Return the arguments of a batch's waiter from the options of :class:`~qreward.options.ResultOptions`.
-
-        Args:
-            given: the options that the caller gave.
-            pool: the endpoints whose load the progress shows.
-            items: the input. If it has a length, that length is the total of the progress.
-            title: title of the progress.
-        """
+        """Return the arguments of a batch's waiter from the options of :class:`~qreward.options.ResultOptions`."""
         deadline = options.seconds("deadline", given.get("deadline"))
         on_result = options.callback("on_result", given.get("on_result"))
         total = size_of(items)
@@ -248,16 +232,27 @@ class Runtime:
         if model not in dialects.most:
             request_options = await self._find_dialects(pool, model, request_options)
             began = self.clock()
-        result = None
-        if len(call.inputs.questions) <= dialects.most_questions(pool, model):
-            result = await self.one(call, request_options)
-            if result.error is None:
-                return cast("Decision", result.value)
         most = partial(dialects.most_questions, pool, model)
-        return await send_divided(self.one, call, result, most=most, options=request_options, clock=self.clock, began=began)
+        if (count := len(call.inputs.questions)) <= most():
+            result = await self.one(call, request_options)
+            if result.error is None or not smaller(call, result.error, result.attempts, most()):
+                return cast("Decision", result.value)
+            count = (count + 1) // 2
+        timeout = request_options.timeout
+        batch = DecisionBatch(
+            self.driver(),
+            pool,
+            [call],
+            lambda call: call,
+            most=lambda: min(most(), count),
+            waited=self.clock() - began,
+            request_options=request_options,
+            **self.collecting({"deadline": timeout, "progress": False}, pool, [call], model),
+        )
+        (result,) = await batch.run()
+        return in_time(result, timeout)
 
     async def _find_dialects(self, pool: Pool, model: str, request_options: RequestOptions) -> RequestOptions:
-        """Find out which dialect each endpoint uses. Returns the options with the remaining timeout."""
         began, timeout = self.clock(), request_options.timeout
         await self.dialects.find(self.driver(), pool, model, timeout)
         if timeout is None:
@@ -363,14 +358,11 @@ class Runtime:
 
 
 def estimated(call: WireRequest) -> tuple[float, float]:
-    """Return the estimated prompt tokens and maximum output tokens of a request, for the scheduler.
-
-    Never negative and never an exception, whatever the parameters are: the server says what is wrong with them.
-    """
+    """Return the estimated prompt tokens and maximum output tokens of a request, for the scheduler."""
     try:
         prompt, most = call.codec.estimate_tokens(call)
     except Exception:
-        return 0.0, 0.0
+        return 0.0, 0.0  # the server says what is wrong with the parameters
     return max(0.0, prompt), max(0.0, most)
 
 
@@ -387,10 +379,7 @@ def runtime_of(client: Client) -> Runtime:
 
 
 def _watching(telemetry: Any, observers: Any) -> tuple[Any, Any, list[object]]:
-    """Return three values: the telemetry, the watcher of the telemetry, and a list of the observers.
-
-    The first two values are None if telemetry is disabled.
-    """
+    """Return the telemetry, its watcher (None without telemetry) and the observers."""
     if isinstance(observers, str) or not isinstance(observers, Iterable):
         raise ConfigError(f"observers must be a list of observers, such as [MyObserver()], not {type(observers).__name__}")
     if telemetry is None:

@@ -6,9 +6,7 @@ import difflib
 from collections.abc import Iterable
 
 TYPO = 0.85
-"""Minimum similarity (0 to 1) of two names at which the first name counts as a misspelling of the second name. This minimum is used
-where unknown names are allowed. For example, ``time_out`` counts as a misspelling of ``timeout``, but ``store`` does not count as a
-misspelling of ``score``."""
+"""Minimum similarity (0 to 1) of a misspelling where unknown names are allowed: ``time_out`` is ``timeout``, ``store`` is not ``score``."""
 
 _RETRIES = ("retries", "max_retries", "num_retries", "max_attempts")
 SYNONYMS = {
@@ -23,21 +21,13 @@ SYNONYMS = {
 
 _RETRY = "retries are a setting of the client: QRewardClient(..., retry=Retry(attempts=...)), which counts the first attempt too"
 _OTHER_MODEL = "no call is repeated with another model; catch the error and call the other model, or use a Cascade of judges"
-_ADDRESS = "it belongs to the endpoint: Endpoint(base_url)"
 ELSEWHERE = {
-    "retries": _RETRY,
-    "num_retries": _RETRY,
-    "max_retries": _RETRY,
-    "retry_policy": _RETRY,
-    "fallbacks": _OTHER_MODEL,
-    "context_window_fallbacks": _OTHER_MODEL,
-    "content_policy_fallbacks": _OTHER_MODEL,
+    **dict.fromkeys(("retries", "num_retries", "max_retries", "retry_policy"), _RETRY),
+    **dict.fromkeys(("fallbacks", "context_window_fallbacks", "content_policy_fallbacks"), _OTHER_MODEL),
     "mock_response": "responses are faked by servers: qreward.testing.FakeFleet([FakeEndpoint(..., responder=...)])",
-    "request_timeout": "the timeout of a call is timeout=, in seconds",
-    "stream_timeout": "the timeout of a call is timeout=, in seconds",
+    **dict.fromkeys(("request_timeout", "stream_timeout"), "the timeout of a call is timeout=, in seconds"),
     "api_key": "it belongs to the endpoint: Endpoint(base_url, api_key=...)",
-    "api_base": _ADDRESS,
-    "base_url": _ADDRESS,
+    **dict.fromkeys(("api_base", "base_url"), "it belongs to the endpoint: Endpoint(base_url)"),
     "http_client": "it belongs to the endpoint: Endpoint(base_url, http_client=...)",
     "default_headers": "it belongs to the endpoint: Endpoint(base_url, headers={...})",
     "headers": "the headers of a call are extra_headers=",
@@ -51,18 +41,7 @@ ELSEWHERE = {
 
 
 def closest(name: object, known: Iterable[str], *, most: int = 1, cutoff: float = 0.6) -> list[str]:
-    """Return the known names that are most similar to ``name``, best first. Case is ignored.
-
-    Args:
-        name: the invalid name.
-        known: the valid names.
-        most: maximum number of names to return.
-        cutoff: minimum similarity, from 0 (any name) to 1 (only the same name).
-
-    Example:
-        >>> closest("time_out", ["timeout", "deadline"])
-        ['timeout']
-    """
+    """Return the known names that are most similar to ``name``, best first. Case is ignored."""
     by_case: dict[str, list[str]] = {}
     for each in known:
         by_case.setdefault(each.lower(), []).append(each)
@@ -71,12 +50,7 @@ def closest(name: object, known: Iterable[str], *, most: int = 1, cutoff: float 
 
 
 def meant(name: object, known: Iterable[str], *, cutoff: float = TYPO) -> str | None:
-    """Return the known name that ``name`` stands for: itself, its synonym, or the most similar name; None if there is none.
-
-    Example:
-        >>> meant("max_workers", ["max_concurrency"]), meant("rpmm", ["rpm"]), meant("rps", ["timeout"])
-        ('max_concurrency', 'rpm', None)
-    """
+    """Return the known name that ``name`` stands for: itself, its synonym, or the most similar name; None if there is none."""
     names = list(known)
     if name in names:
         return str(name)
@@ -85,14 +59,7 @@ def meant(name: object, known: Iterable[str], *, cutoff: float = TYPO) -> str | 
 
 
 def did_you_mean(name: object, known: Iterable[str], *, cutoff: float = 0.6, otherwise: str = "valid names:") -> str:
-    """Return the end of an error message about a wrong name: the closest valid name, or all valid names.
-
-    Example:
-        >>> did_you_mean("rpmm", ["rpm", "tpm"])
-        "did you mean 'rpm'?"
-        >>> did_you_mean("x", ["rpm", "tpm"])
-        "valid names: 'rpm', 'tpm'"
-    """
+    """Return the end of an error message about a wrong name: the closest valid name, or all valid names."""
     names = list(known)
     if ours := meant(name, names, cutoff=cutoff):
         return f"did you mean {ours!r}?"

@@ -1,7 +1,4 @@
-"""``SyncQRewardClient``, the blocking client.
-
-Each method runs the method of :class:`~qreward.client.QRewardClient` of the same name in the portal, an event loop in a background thread.
-"""
+"""``SyncQRewardClient``, the blocking client."""
 
 from __future__ import annotations
 
@@ -25,8 +22,8 @@ class SyncQRewardClient(BlockingTwin[QRewardClient]):
     """A blocking client that distributes requests over many endpoints.
 
     The arguments, results and errors are the same as for :class:`QRewardClient`. The requests run in one background thread, which all
-    blocking clients of the process share. A client may be used from many threads at once. A client may also be used where an event loop
-    runs, such as in a notebook; that loop is blocked during the call. The requests see the caller's context variables.
+    blocking clients of the process share. A client may be used from many threads at once, and where an event loop runs, which is blocked
+    during the call. The requests see the caller's context variables.
 
     Ctrl-C cancels the request. For a batch, a note on the ``KeyboardInterrupt`` contains the number of finished items. Their results were
     passed to ``on_result``. ``on_result`` and the input of a batch run in the background thread, so they should be fast. They must not

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 LAYERS: list[tuple[str, ...]] = [
     ("callables", "documentation", "records", "errors", "results", "decisions", "observers", "reasons", "settings", "spelling", "tuning"),
-    ("scheduler", "quota.ledger", "quota.lease", "quota.messages"),
+    ("scheduler", "quota.ledger", "quota.lease"),
     ("codecs",),
     ("transport", "engine.background", "engine.threads"),
     ("engine", "quota"),
@@ -43,11 +43,11 @@ LAYERS: list[tuple[str, ...]] = [
 ]
 """From the lowest to the highest. A module may import modules of its own layer and of lower ones."""
 
-PURE = ("scheduler", "quota.ledger", "quota.lease", "quota.messages")
+PURE = ("scheduler", "quota.ledger", "quota.lease")
 """They take the time and randomness as arguments, and do no I/O."""
 
 UPWARD = {
-    ("client", "bulk.start"): "client.run; most programs run no bulk",
+    ("client", "bulk.run"): "client.run; most programs run no bulk",
     ("client", "bulk.inputs"): "for types only",
     ("client", "bulk.report"): "for types only",
     ("client", "compat.names"): "names of QReward 0.1.7, looked up when a program imports one",

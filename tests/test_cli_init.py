@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import shlex
+import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -52,29 +51,22 @@ def test_what_is_written_is_read_by_the_settings_with_and_without_its_examples(
     (folder / "elsewhere").mkdir()
     monkeypatch.chdir(folder / "elsewhere")  # the file that a judge's file names is beside it
     for options in OPTIONS:
-        read: list[Any] = []
-        for ending in (".yaml", ".toml", ".json"):
-            path, second = folder / f"fleet{ending}", folder / f"{'reward' if '--trainer' in options else 'judge'}{ending}"
-            assert main(["init", str(path), *options, "--force"]) == 0, options
-            said = capsys.readouterr().out
-            assert f"qreward check {path}" in said
-            texts = [path.read_text(encoding="utf-8")]
-            config, _ = read_config(path)
-            scorer = None
-            if "--judge" in options:
-                texts.append(second.read_text(encoding="utf-8"))
-                scorer = load_reward_config(second)  # from another folder than its own
-                assert scorer.client == config
-            read.append((config, scorer and scorer.judge))
-            assert KEY not in "".join([*texts, said])
-            if ending != ".json":
-                path.write_text(uncommented(texts[0]), encoding="utf-8")
-                assert read_config(path)[0].endpoints[0].price == (0.15, 0.6)
-                for text in texts[1:]:
-                    second.write_text(uncommented(text), encoding="utf-8")
-                    everything = load_reward_config(second)
-                    assert (everything.judge and everything.judge.samples, everything.deadline) == (3, 60)
-        assert read[0] == read[1] == read[2], options
+        path, second = folder / "fleet.toml", folder / f"{'reward' if '--trainer' in options else 'judge'}.toml"
+        assert main(["init", str(path), *options, "--force"]) == 0, options
+        said = capsys.readouterr().out
+        assert f"qreward check {path}" in said
+        texts = [path.read_text(encoding="utf-8")]
+        config, _ = read_config(path)
+        if "--judge" in options:
+            texts.append(second.read_text(encoding="utf-8"))
+            assert load_reward_config(second).client == config  # from another folder than its own
+        assert KEY not in "".join([*texts, said])
+        path.write_text(uncommented(texts[0]), encoding="utf-8")
+        assert read_config(path)[0].endpoints[0].price == (0.15, 0.6)
+        for text in texts[1:]:
+            second.write_text(uncommented(text), encoding="utf-8")
+            everything = load_reward_config(second)
+            assert (everything.judge and everything.judge.samples, everything.deadline) == (3, 60)
 
 
 def test_the_options_after_an_endpoint_are_those_of_that_endpoint(folder: Path) -> None:
@@ -89,7 +81,7 @@ def test_the_options_after_an_endpoint_are_those_of_that_endpoint(folder: Path) 
 
 
 REFUSED: list[tuple[tuple[str, ...], str]] = [
-    (("fleet.ini", "--endpoint", GPU), "fleet.ini: its name must end in .toml, .yaml, .yml, .json"),
+    (("fleet.ini", "--endpoint", GPU), "fleet.ini: its name must end in .toml"),
     (("there.toml", "--endpoint", GPU), "there.toml exists; name another file, or replace it with --force"),
     (("there.toml", "--judge", "judge-7b"), "there.toml: is not valid TOML"),
     (("no/fleet.toml", "--endpoint", GPU), "there is no folder 'no'"),
@@ -125,35 +117,25 @@ def test_what_is_wrong_is_refused_before_anything_is_written_and_no_key_is_shown
     assert "--model belongs to an endpoint; write it after --endpoint URL" in capsys.readouterr().err
 
 
-def test_the_file_is_toml_by_default_and_yaml_needs_pyyaml(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "yaml" else find(name, *rest))
-    assert main(["init", "--endpoint", GPU]) == 0
-    assert [path.name for path in folder.iterdir()] == ["qreward.toml"]
-    assert main(["init", "fleet.yaml", "--endpoint", GPU]) == 2
-    assert "pip install 'qreward[yaml]', or name a .toml file" in capsys.readouterr().err
-
-
 def test_a_judge_is_added_beside_a_configuration_file_that_is_kept_with_its_comments(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("MY_KEY")
-    for ending in (".toml", ".yaml", ".json"):
-        path = folder / f"qreward{ending}"
-        assert main(["init", str(path), *FLEET, *PAID]) == 0
-        kept = path.read_text() + ("" if ending == ".json" else "# mine\n")
+    assert main(["init", *FLEET, *PAID]) == 0
+    written = folder / "qreward.toml"
+    (folder / "qreward.json").write_text(json.dumps(tomllib.loads(written.read_text())))
+    for path in (written, folder / "qreward.json"):
+        kept = path.read_text() + ("" if path.suffix == ".json" else "# mine\n")
         path.write_text(kept)
         capsys.readouterr()
-        given = () if ending == ".toml" else (str(path),)  # the usual name need not be given
-        assert main(["init", *given, "--judge", "judge-7b"]) == 0
+        given = () if path is written else (str(path),)  # the usual name need not be given
+        assert main(["init", *given, "--judge", "judge-7b", "--force"]) == 0
         said = capsys.readouterr().out
-        assert (f"written  {'' if not given else f'{folder}/'}judge{ending}" in said, "export MY_KEY=..." in said) == (True, True), said
+        assert (f"written  {'' if not given else f'{folder}/'}judge.toml" in said, "export MY_KEY=..." in said) == (True, True), said
         assert path.read_text() == kept
         with monkeypatch.context() as context:
             context.setenv("MY_KEY", KEY)
-            scorer = load_reward_config(folder / f"judge{ending}")
+            scorer = load_reward_config(folder / "judge.toml")
         assert (scorer.models, scorer.client and len(scorer.client.endpoints)) == (("judge-7b",), 2)
     assert main(["init", "--judge", "gpt-4"]) == 2
     assert "judge.toml exists; name another file" in capsys.readouterr().err

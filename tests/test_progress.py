@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import logging
 import subprocess
@@ -90,20 +91,12 @@ def no_logging(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.getLogger("qreward"), "propagate", False)
 
 
-def in_ipython(monkeypatch: pytest.MonkeyPatch, config: dict[str, Any] | None, *, widgets: bool) -> list[str]:
-    """Run in an IPython shell with this configuration, or in none. Returns the texts that its display will show."""
-    shown: list[str] = []
-    handle = types.SimpleNamespace(update=lambda data, raw: shown.append(data["text/plain"]))
-
-    def display(data: dict[str, str], *, raw: bool, display_id: bool) -> Any:
-        shown.append(data["text/plain"])
-        return handle
-
+def in_ipython(monkeypatch: pytest.MonkeyPatch, config: dict[str, Any] | None, *, widgets: bool) -> None:
+    """Run in an IPython shell with this configuration, or in none."""
     shell = None if config is None else types.SimpleNamespace(config=config)
     monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
-    monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(display=display))
-    monkeypatch.setattr("qreward.progress._has_widgets", lambda: widgets)
-    return shown
+    found = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: (widgets or None) if name == "ipywidgets" else found(name))
 
 
 def meter_of(wanted: Any, total: int | None = None, **settings: Any) -> ProgressMeter:
@@ -315,8 +308,8 @@ def test_a_bar_keeps_both_its_ends_in_a_terminal_of_any_width(monkeypatch: pytes
         assert [part for part in parts if part not in last] == []
 
 
-def test_a_notebook_has_a_bar_and_without_widgets_a_line_that_is_rewritten_and_nothing_on_standard_error(
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_notebook_has_a_bar_and_without_widgets_lines_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     configs: list[tuple[Any, bool]] = [({"IPKernelApp": {}}, True), ({"TerminalIPythonApp": {}}, False), (None, False)]
     for config, bar in configs:
@@ -327,13 +320,14 @@ def test_a_notebook_has_a_bar_and_without_widgets_a_line_that_is_rewritten_and_n
         assert bool(pipe.drawn) is bar, config
         meter.close()
     pipe = screen(monkeypatch, terminal=False)
-    shown = in_ipython(monkeypatch, {"IPKernelApp": {}}, widgets=False)
+    caplog.set_level(logging.INFO, "qreward")
+    caplog.clear()
+    in_ipython(monkeypatch, {"IPKernelApp": {}}, widgets=False)
     meter = meter_of(True, 2, title="judge-7b")
-    meter.refresh()
     meter.add(good())
     meter.add(good())
     meter.close()
-    assert (shown[0][:13], shown[-1][:13], pipe.getvalue()) == ("judge-7b: 0/2", "judge-7b: 2/2", "")
+    assert ([message[:13] for message in caplog.messages], pipe.getvalue()) == (["judge-7b: 2/2"], "")
 
 
 def test_a_function_or_a_load_that_raises_is_logged_once_and_still_called(caplog: pytest.LogCaptureFixture) -> None:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from fakes import decision_schemas as schemas
 from fakes.decision_schemas import Body, InvalidBody
 from fakes.next_token import TOKENIZER, score_labels
+from fakes.vllm import VLLM
 from qreward.decisions import Option
 from qreward.errors import ConfigError
 from qreward.testing import openai_api
@@ -361,7 +362,7 @@ def _vllm_error(path: str, error: ErrorResponse) -> bytes:
         return encode({"error": {"message": message, "type": "Bad Request", "param": param, "code": error.status}})
     if error.status == 501:
         return encode({"error": {"message": error.message, "type": error.type, "param": None, "code": error.status}})
-    return SERVER_KINDS["vllm"].error(path, error)
+    return VLLM.error(path, error)
 
 
 _SGLANG_FUNCTIONS = {DECISIONS: "v1_decisions_request"}

@@ -5,25 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from pydantic import field_validator
+from pydantic import Field, field_validator
 
 from fakes.decision_routes import FAKE_DECISIONS
 from fakes.live_model import LiveModel
 from fakes.model_server import MODELS, ServedModel
 from fakes.next_token import NextToken, read_prompt
 from fakes.synthetic_writer import write_verdict
+from fakes.vllm import vllm_of
 from qreward.errors import ConfigError
 from qreward.testing import FakeEndpoint
 from qreward.testing.openai_api import ChatLabel, ChatRequest
 from qreward.testing.responders import Write
-from qreward.testing.server_kinds import SERVER_KINDS
-from qreward.testing.server_routes import CHAT, ErrorResponse, Job, Route, RouteCall, chat_job
+from qreward.testing.server_routes import CHAT, ErrorResponse, FakeServerKind, Job, Route, RouteCall, chat_job
 
 
 class ModelEndpoint(FakeEndpoint):
     """Holds the settings of a fake endpoint, and of its model server.
 
     Args:
+        kind: as for ``FakeEndpoint``; ``vllm`` answers as vLLM 0.32, which recordings of a running server show.
+        task: with kind ``vllm``, what the model does, and which routes there are: ``generate`` has chats and text completions, ``embed``
+            embeddings and scores, ``classify`` labels and, with one label, scores. None has all routes.
+        max_model_len: with kind ``vllm``, the maximum number of tokens of a prompt and its response. Longer prompts get HTTP 400.
         served: simulated model server with a prefix cache, which computes the chats. The value is ``"8B"``, ``"70B"``, a
             :class:`~fakes.model_server.ServedModel`, or a mapping. A mapping has the member ``model`` with one of the two names, and new
             values for some fields of this model. The time of the model server is added to the time of ``latency``, which also gives the
@@ -46,6 +50,8 @@ class ModelEndpoint(FakeEndpoint):
         synthetic: whether the synthetic judge writes the verdicts, in the form that a prompt of ``Judge`` describes.
     """
 
+    task: Literal["generate", "classify", "embed"] | None = None
+    max_model_len: int = Field(default=131_072, ge=1)
     served: ServedModel | None = None
     dialect: Literal["openai", "vllm", "vllm_unsupported", "generative_scoring", "sglang", "systemone"] | None = None
     logprobs: bool = True
@@ -68,7 +74,11 @@ class ModelEndpoint(FakeEndpoint):
     def routes(self) -> Mapping[str, Route]:
         decisions = FAKE_DECISIONS[self.dialect]
         found = {path: _with_errors(route, decisions.error) for path, route in decisions.routes.items()}
-        return {**found, CHAT: _labelled} if self.kind != "nim" else found
+        chats = self.kind != "nim" and self.task in (None, "generate")
+        return {**found, CHAT: _labelled} if chats else found
+
+    def server(self, known: Mapping[str, FakeServerKind]) -> FakeServerKind:
+        return vllm_of(self.task, self.scoring.labels) if self.kind == "vllm" else known[self.kind]
 
     def prompt_cache(self) -> Any:
         return super().prompt_cache() if self.served is None else LiveModel(self.served)
@@ -92,7 +102,7 @@ def _with_errors(route: Route, write: Callable[[str, ErrorResponse], bytes]) -> 
 
 def _labelled(call: RouteCall) -> Job:
     """Serve a chat. If it asks for one of several labels and for log probabilities, the answer is one token."""
-    job = SERVER_KINDS[call.spec.kind].routes[CHAT](call)
+    job = call.kind.routes[CHAT](call)
     spec, request = call.spec, call.read(ChatRequest)
     prompt = read_prompt(request.messages) if request.logprobs and not request.stream else None
     if prompt is None or not isinstance(spec, ModelEndpoint):

@@ -21,7 +21,7 @@ SEED = 20261121
 MADE_PER_CATEGORY = 32
 SYSTEM = (
     "You grade answers. Compare the candidate answer with the reference answer to the question. Accept another form of the same "
-    "answer: capitals, punctuation, articles, number formats, units and, where the question allows any order, the order of a list. "
+    "answer: capitals, punctuation, articles, number formats and, where the question allows any order, the order of a list. "
     'Reply with one JSON object: {"verdict": "correct" or "incorrect", "score": 1.0 or 0.0, "reason": one sentence}.'
 )
 NAMES = ("Mia", "Omar", "Lena", "Ravi", "Chloe", "Tomas", "Aiko", "Femi", "Ines", "Pavel", "Nour", "Greta")
@@ -74,12 +74,12 @@ def arithmetic(rng: random.Random) -> Question:
             (f"{name} is {a} years old and {other} is {b} years younger. How old are they together?", 2 * a - b),
         )
     )
-    right = rng.choice((str(answer), f"{answer}.", f"**{answer}**", number_words(answer)))
+    right = rng.choice((str(answer), f"{answer}.", f"**{answer}**", f"{answer}.0"))
     return Question(text, str(answer), right, str(answer + rng.choice((-1, 1, 10))))
 
 
 def units(rng: random.Random) -> Question:
-    """A quantity whose right answer may stand in the smaller unit."""
+    """A quantity with its unit."""
     name = rng.choice(NAMES)
     a, b = rng.randint(2, 9), rng.randint(3, 12)
     text, answer, big, small, factor = rng.choice(
@@ -92,7 +92,7 @@ def units(rng: random.Random) -> Question:
             (f"{name} takes {b} kg of flour out of a sack of {a + b} kg. How much is left?", a, "kg", "g", 1000),
         )
     )
-    right = rng.choice((f"{answer} {big}", f"{answer * factor} {small}", f"{answer * factor:,} {small}", f"{answer}.0 {big}"))
+    right = rng.choice((f"{answer} {big}", f"{answer} {big}.", f"**{answer}** {big}", f"{answer}.0 {big}"))
     wrong = rng.choice((f"{answer + 1} {big}", f"{answer * 10} {big}", f"{answer} {small}", f"{answer * factor + 1} {small}"))
     return Question(text, f"{answer} {big}", right, wrong)
 
@@ -140,7 +140,7 @@ def large_numbers(rng: random.Random) -> Question:
 
 
 def spelled_numbers(rng: random.Random) -> Question:
-    """A number asked for in digits, in words, or in either."""
+    """A number asked for in digits or in words."""
     a, b = rng.randint(13, 70), rng.randint(2, 29)
     words, total = number_words(a), a + b
     wrong = rng.choice((-1, 1, 10))
@@ -148,8 +148,7 @@ def spelled_numbers(rng: random.Random) -> Question:
         (
             Question(f'Write "{words}" in digits.', str(a), f"{a}.", str(a + wrong)),
             Question(f"Write {a} in words.", words, rng.choice((words.capitalize(), words.replace("-", " "))), number_words(a + wrong)),
-            Question(f"What is {words} plus {number_words(b)}?", str(total), number_words(total), number_words(total + wrong)),
-            Question(f"What is {words} plus {number_words(b)}?", number_words(total), str(total), str(total + wrong)),
+            Question(f"What is {words} plus {number_words(b)}, in digits?", str(total), f"{total}.", str(total + wrong)),
         )
     )
 
@@ -160,7 +159,7 @@ def dates(rng: random.Random) -> Question:
     gap = rng.randint(3, 90)
     end = start + timedelta(days=gap)
     if rng.random() < 0.5:
-        right = rng.choice((str(gap), f"{gap}.", number_words(gap)))
+        right = rng.choice((str(gap), f"{gap}.", f"{gap}.0"))
         return Question(f"How many days after {start} is {end}?", str(gap), right, str(gap + rng.choice((-1, 1))))
     wrong = end + timedelta(days=rng.choice((-1, 1)))
     right = rng.choice((f"{end:%A}", f"{end:%A}".lower(), f"A {end:%A}."))

@@ -1,8 +1,4 @@
-"""Merges single items from many callers into batch calls of one function: ``@batch`` and ``BatchQueue``.
-
-``collector`` decides which items form a batch and when the batch is sent. It uses neither a clock nor asyncio. ``worker`` and ``in_flight``
-run the batches in an event loop. No module here depends on HTTP or endpoints.
-"""
+"""Merges single items from many callers into batch calls of one function: ``@batch`` and ``BatchQueue``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The collector: items wait here until several of them can be sent together. ``@batch``, ``RewardBuffer`` and merged endpoints use it.
-
-Items of one key wait in one queue, in the order of priority and submission. An item is assigned to a batch only when the batch is sent.
-This module uses no clock (``now`` is an argument), no asyncio and no HTTP, and does not inspect the value of an item.
-"""
+"""The collector: items wait here until several of them can be sent together."""
 
 from __future__ import annotations
 
@@ -23,10 +19,8 @@ from qreward.settings.policies import Priority
 T = TypeVar("T")
 Measure = Callable[[list[Any]], float]
 """A function that returns the total size of a list of items. It calls ``batch_size_fn``."""
-ALL = 2**62
-"""Number of items that stands for "no limit"."""
-WEIGHT = 0.2
-"""Weight (0 to 1) of the latest batch in the moving average of batch durations."""
+ALL = 2**62  # number of items that stands for "no limit"
+WEIGHT = 0.2  # weight (0 to 1) of the latest batch in the moving average of batch durations
 
 
 class ItemState(Enum):
@@ -42,46 +36,27 @@ WAITING, TAKEN, OVER = ItemState.WAITING, ItemState.TAKEN, ItemState.OVER
 
 @dataclass(slots=True, eq=False, repr=False)
 class Item:
-    """One item that waits for a batch.
-
-    Args:
-        value: any object.
-        arrived: time of submission, in seconds.
-        key: only items with equal keys share a batch.
-        cost: size of the item alone, in items or in the unit of ``batch_size_fn``.
-        level: priority, 0 (most urgent) to 9.
-        deadline: time in seconds after which the item is no longer sent.
-
-    Attributes:
-        number: position of the item in the order of submission.
-        place: state of the item. Code that answers a taken item sets ``place`` to ``OVER``. The item can then neither expire nor be put
-            back.
-    """
+    """One item that waits for a batch."""
 
     value: Any
-    arrived: float = 0.0
-    key: Hashable = None
-    cost: float = 1
-    level: int = Priority.NORMAL
-    deadline: float = inf
-    number: int = field(init=False)
-    place: ItemState = field(init=False)
+    arrived: float = 0.0  # time of submission, in seconds
+    key: Hashable = None  # only items with equal keys share a batch
+    cost: float = 1  # size of the item alone, in items or in the unit of ``batch_size_fn``
+    level: int = Priority.NORMAL  # 0 (most urgent) to 9
+    deadline: float = inf  # time in seconds after which the item is no longer sent
+    number: int = field(init=False)  # position in the order of submission
+    place: ItemState = field(init=False)  # code that answers a taken item sets it to ``OVER``
 
 
 class KeyQueue:
-    """The waiting items of one key, in the order in which they are sent. A removed item stays in the list until an item behind it is taken.
-
-    Attributes:
-        cost: total cost of the waiting items.
-        dead: number of removed items that are still in the list.
-    """
+    """The waiting items of one key, in the order in which they are sent. A removed item stays in the list until it is reached."""
 
     __slots__ = ("cost", "dead", "items", "key")
 
     def __init__(self, key: Hashable) -> None:
         self.key = key
         self.items: list[Any] = []
-        self.dead, self.cost = 0, 0.0
+        self.dead, self.cost = 0, 0.0  # number of removed items that are still in the list, and total cost of the waiting items
 
     @property
     def count(self) -> int:
@@ -164,12 +139,7 @@ class Deadlines:
 
 
 class Collector:
-    """Holds the items that wait, one :class:`KeyQueue` for each key, and the deadlines of waiting and taken items.
-
-    Attributes:
-        waiting: number of waiting items.
-        deadlines: the deadlines. ``put`` adds the deadline of an item that has one.
-    """
+    """Holds the items that wait, one :class:`KeyQueue` for each key, and the deadlines of waiting and taken items."""
 
     __slots__ = ("_keys", "_numbers", "deadlines", "waiting")
 
@@ -204,14 +174,7 @@ class Collector:
                 self.waiting += 1
 
     def take(self, max_items: int = ALL, *, queue: KeyQueue | None = None, limit: float = inf, measure: Measure | None = None) -> list[Any]:
-        """Remove and return the next items. All of them have the same key.
-
-        Args:
-            max_items: maximum number of items.
-            queue: one of ``queues()``. The default is the queue whose first item is next.
-            limit: maximum size of the list that ``measure`` returns. A single item may exceed it.
-            measure: function that measures a list of items. If it raises, the sum of the sizes of the single items decides.
-        """
+        """Remove and return the next items. All of them have the same key."""
         queue = queue or self.first()
         if queue is None:
             return []
@@ -251,6 +214,11 @@ class Collector:
         """Return the queues of all keys with waiting items."""
         return [queue for queue in self._keys.values() if queue.count]
 
+    def queue(self, key: Hashable) -> KeyQueue | None:
+        """Return the queue of a key, or None if no item of this key waits."""
+        queue = self._keys.get(key)
+        return queue if queue is not None and queue.count else None
+
     def first(self) -> KeyQueue | None:
         """Return the queue whose first item is next, or None if no item waits."""
         if len(self._keys) > 1:
@@ -276,15 +244,7 @@ class Collector:
 
 
 class SlotRule:
-    """Decides when the next batch is sent and which items are in it.
-
-    A slot is free if fewer than ``max_concurrent_batches`` batches run. Items that arrive while all slots are busy form the next batch.
-    Therefore, batches grow with load, and no item waits for a timer. With several slots, a minimum time passes between the starts of two
-    batches that are not full. Without this time, most slots would run batches of one item.
-
-    Attributes:
-        seconds: moving average of batch durations in seconds; None before the first batch has ended.
-    """
+    """Decides when the next batch is sent and which items are in it."""
 
     __slots__ = ("_collector", "_first_sent", "_last_sent", "seconds")
 
@@ -297,18 +257,7 @@ class SlotRule:
     def next(
         self, now: float, settings: BatchSettings, running: int, slots: int, measure: Measure | None, flush: bool
     ) -> tuple[list[Any], float]:
-        """Return the items of the next batch, and the time at which this method must be called again.
-
-        If no batch may be sent now, the items are an empty list. This method may only be called while a slot is free.
-
-        Args:
-            now: current time in seconds.
-            settings: settings of the queue.
-            running: number of running batches.
-            slots: maximum number of running batches.
-            measure: function that measures a list of items; None if each item counts as one.
-            flush: True if a batch may be sent at once, even if it is not full.
-        """
+        """Return the items of the next batch, and the time at which this method must be called again."""
         size, linger, collector = settings.max_batch_size, settings.batch_wait_timeout_s, self._collector
         if not linger and not running:  # fast path for the usual case
             queue, at = collector.first(), inf

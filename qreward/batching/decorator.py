@@ -1,14 +1,11 @@
-"""``@batch``: turns a function of lists into a function of single items whose calls are merged.
-
-A batched function can be pickled by value. Only the function and its settings are pickled, so each process has its own queues.
-"""
+"""``@batch``: turns a function of lists into a function of single items whose calls are merged."""
 
 from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable
-from functools import wraps
+from collections.abc import Callable, Hashable
+from functools import cached_property, wraps
 from typing import Any, NamedTuple, Unpack, cast
 
 from qreward.batching.in_flight import BatchFunction
@@ -23,7 +20,6 @@ BY_POSITION = ("max_batch_size", "batch_wait_timeout_s", "max_concurrent_batches
 """Settings that may follow the function by position, as in ``batch(None, 16)``."""
 RECEIVERS = ("self", "cls")
 """Names that mark a first parameter as the receiver of an instance or a class. All other parameters receive lists."""
-_MISSING: Any = object()
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -35,10 +31,7 @@ class CallSignature(NamedTuple):
 
 
 class Binder:
-    """Converts the arguments of one call to a tuple of values, and the tuples of many calls to the arguments of a batch.
-
-    A parameter that a call leaves out is not passed to the function, so it has its declared default. ``bound`` is True for a method.
-    """
+    """Converts the arguments of one call to a tuple of values, and the tuples of many calls to the arguments of a batch."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -49,30 +42,21 @@ class Binder:
             raise TypeError(f"{name_of(self._function)} must have a parameter for the list of items")
         fixed = [parameter for parameter in parameters if parameter.kind not in _VARIADIC]
         variadic = len(fixed) < len(parameters)
-        by_name = [parameter.name for parameter in fixed if parameter.kind is parameter.KEYWORD_ONLY]
+        by_name = sorted(parameter.name for parameter in fixed if parameter.kind is parameter.KEYWORD_ONLY)
         self._whole = CallSignature(len(fixed) - len(by_name), tuple(by_name))
-        self._count = -1 if variadic else len(fixed)
-        self._at = {parameter.name: at for at, parameter in enumerate(fixed) if parameter.kind is not parameter.POSITIONAL_ONLY}
-        self._lone = self._whole == (1 + bound, ()) and not variadic
+        self._count = -1 if variadic or by_name else len(fixed)
+        self._lone = self._count == 1 + bound
 
     def values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], CallSignature | None]:
-        """Return the values of a call in the order of the parameters, and its ``CallSignature``; None if it passed every parameter.
-
-        Only calls with equal signatures share a batch. A signature that is not None is appended to the values, because ``spread`` needs it.
-        """
-        count, given = self._count, len(args)
-        if given + len(kwargs) == count and given <= self._whole.positional:
-            if not kwargs:
-                return args, None
-            values = [*args, *[_MISSING] * len(kwargs)]
-            for name, value in kwargs.items():
-                at = self._at.get(name, -1)
-                if at < given:
-                    break
-                values[at] = value
-            else:
-                return tuple(values), None
-        return self._some_values(args, kwargs)
+        """Return the values of a call in the order of the parameters, and its ``CallSignature``; None if it passed every parameter."""
+        if not kwargs and len(args) == self._count:  # the usual case
+            return args, None
+        bound = self._signature.bind(*args, **kwargs)
+        passed = CallSignature(len(bound.args), tuple(sorted(bound.kwargs)))
+        if passed == (int(self.bound), ()):
+            raise TypeError(f"{name_of(self._function)} was called without an item")
+        values = *bound.args, *(bound.kwargs[name] for name in passed.names)
+        return (values, None) if passed == self._whole else ((*values, passed), passed)
 
     def spread(self, rows: list[Any]) -> Any:
         if self._lone:
@@ -88,39 +72,28 @@ class Binder:
             columns[0] = rows[0][0]
         return self._function(*columns[: passed.positional], **dict(zip(passed.names, columns[passed.positional :], strict=True)))
 
-    def first(self, row: Any) -> Any:
-        return row[self.bound]
-
-    def _some_values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], CallSignature]:
-        bound = self._signature.bind(*args, **kwargs)
-        declared = [name for name in bound.kwargs if name in self._at]
-        passed = CallSignature(len(bound.args), (*declared, *sorted(bound.kwargs.keys() - declared)))
-        if passed == (int(self.bound), ()):
-            raise TypeError(f"{name_of(self._function)} was called without an item")
-        return (*bound.args, *(bound.kwargs[name] for name in passed.names), passed), passed
-
 
 class DecoratedQueue(BatchQueue[Any, Any]):
     """The queue of a batched function. For a method, it holds one queue per instance, which is freed with the instance."""
 
     def __setstate__(self, state: tuple[Callable[..., Any], BatchSettings]) -> None:
-        self._binder: Binder | None = None  # made by the first call, because an unpickled function may be incomplete before it
         self._queues: dict[int, tuple[weakref.ref[Any], BatchQueue[Any, Any]]] = {}
-        self._begin(BatchFunction(*state, call=lambda rows: self._bound().spread(rows), first_of=lambda row: self._bound().first(row)))
+        self._begin(BatchFunction(*state, call=self._call, first_of=lambda row: row[self._binder.bound]))
 
-    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Coroutine[Any, Any, Any]:
-        queue, values, key = self._queue_of(args, kwargs)
-        return queue.result_of(values, key)
+    @cached_property
+    def _binder(self) -> Binder:
+        """Made by the first call, because an unpickled function may be incomplete before it."""
+        return Binder(self._function.function)
 
-    def call_stream(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AsyncGenerator[Any, None]:
-        queue, values, key = self._queue_of(args, kwargs)
-        return queue.stream_of(values, key)
+    def _call(self, rows: list[Any]) -> Any:
+        return self._binder.spread(rows)
 
     def loop_workers(self) -> list[LoopWorker]:
         return super().loop_workers() + [worker for _, queue in list(self._queues.values()) for worker in queue.loop_workers()]
 
-    def _queue_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[BatchQueue[Any, Any], Any, Hashable]:
-        binder = self._binder or self._bind()
+    def queue_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[BatchQueue[Any, Any], Any, Hashable]:
+        """Return the queue of a call, the values of the call, and the key of calls that may share its batch."""
+        binder = self._binder
         values, key = binder.values(args, kwargs)
         if not binder.bound:
             return self, values, key
@@ -137,16 +110,6 @@ class DecoratedQueue(BatchQueue[Any, Any]):
             return self
         with self._lock:
             return queues.setdefault(key, (held, BatchQueue.sharing(self._function)))[1]
-
-    def _bind(self) -> Binder:
-        with self._lock:
-            if self._binder is None:
-                self._binder = Binder(self._function.function)
-            return self._binder
-
-    def _bound(self) -> Binder:
-        assert self._binder is not None
-        return self._binder
 
 
 def _as_decorator(function: Callable[..., Any]) -> BatchDecorator:
@@ -165,10 +128,9 @@ def batch(function: Any = None, /, *first: Any, **settings: Unpack[Options]) -> 
     has one queue per instance. An exception *in* the list is raised only for the caller of its item. If the function raises, each caller
     gets a separate exception object.
 
-    A batch is sent as soon as a slot is free. It contains the items that were submitted until then (see :class:`BatchQueue`). The settings
-    are the fields of :class:`~qreward.batching.BatchSettings`. They can be changed later, with ``score.set_max_batch_size(64)``,
-    ``set_batch_wait_timeout_s``, ``set_max_concurrent_batches`` or ``change(...)``. ``score.stats()`` returns the current state, and
-    ``await score.close()`` closes the queues.
+    When a batch is sent is described at :class:`BatchQueue`. The settings are the fields of :class:`~qreward.batching.BatchSettings`. They
+    can be changed later, with ``score.set_max_batch_size(64)``, ``set_batch_wait_timeout_s``, ``set_max_concurrent_batches`` or
+    ``change(...)``. ``score.stats()`` returns the current state, and ``await score.close()`` closes the queues.
 
     Raises:
         TypeError: the decorated object is not a function, ``@batch`` without parentheses decorates a plain ``def``, or a setting has the
@@ -204,15 +166,17 @@ CONTROLS = ("set_max_batch_size", "set_batch_wait_timeout_s", "set_max_concurren
 def _batched(function: Any, settings: BatchSettings) -> Any:
     if isinstance(function, staticmethod | classmethod):
         return type(function)(_batched(function.__func__, settings))
-    queue = DecoratedQueue(function, **vars(settings))
+    owner = DecoratedQueue(function, **vars(settings))
 
     async def result(*args: Any, **kwargs: Any) -> Any:
-        return await queue.call(args, kwargs)
+        queue, values, key = owner.queue_of(args, kwargs)
+        return await queue.result_of(values, key)
 
     def stream(*args: Any, **kwargs: Any) -> Any:
-        return queue.call_stream(args, kwargs)
+        queue, values, key = owner.queue_of(args, kwargs)
+        return queue.stream_of(values, key)
 
     wrapper: Any = wraps(function)(stream if kind_of(function) is FunctionKind.STREAMED else result)
-    inspection = Inspection(queue)
-    vars(wrapper).update({name: getattr(queue, name) for name in CONTROLS} | {name: getattr(inspection, name) for name in ACCESSORS})
+    inspection = Inspection(owner)
+    vars(wrapper).update({name: getattr(owner, name) for name in CONTROLS} | {name: getattr(inspection, name) for name in ACCESSORS})
     return wrapper

@@ -1,8 +1,4 @@
-"""A batch that is running: its items, the batch function, and the result or error of each caller.
-
-Results are assigned by position. They are assigned only if there is exactly one result for each item. Two callers never receive the same
-exception object. This module does not decide when a batch is sent or which items are in it.
-"""
+"""A batch that is running: its items, the batch function, and the result or error of each caller."""
 
 from __future__ import annotations
 
@@ -32,9 +28,10 @@ _log = logging.getLogger("qreward")
 class PendingItem(Item):
     """An item whose caller waits for one result. The caller's ``future`` is cancelled when it leaves."""
 
-    __slots__ = ("batch", "future")
+    __slots__ = ("batch", "future", "request_context")
     future: asyncio.Future[Any]
     batch: InFlightBatch
+    request_context: Any  # of its call, in a process with Ray Serve
 
     def fail(self, error: BaseException) -> None:
         self.place = OVER
@@ -42,24 +39,8 @@ class PendingItem(Item):
             self.future.set_exception(error)
 
 
-class ServedItem(PendingItem):
-    """An item of a process with Ray Serve, with the request context of its call."""
-
-    __slots__ = ("request_context",)
-
-
 class BatchFunction:
-    """A batch function and its settings, which all queues of the function share. It does not depend on an event loop.
-
-    Args:
-        call: callable that calls the function with the values of the items. The default is the function itself.
-        first_of: callable that returns the first argument of a call, from the value of its item.
-
-    Attributes:
-        context: the context in which batches run. It is a copy of the context in which this object was created.
-        serve: the module ``ray.serve.context`` in a process with Ray Serve; otherwise None.
-        plain: True if items can be added in a faster way, because the queue is open and no setting or Ray Serve needs more than the value.
-    """
+    """A batch function and its settings, which all queues of the function share. It does not depend on an event loop."""
 
     __slots__ = ("_first_of", "call", "closed", "context", "counters", "function", "kind", "name", "plain", "serve", "settings")
 
@@ -78,26 +59,22 @@ class BatchFunction:
         self.function = function
         self.kind = kind
         self.settings = settings
-        self.call = call or function
-        self._first_of = first_of
+        self.call = call or function  # calls the function with the values of the items
+        self._first_of = first_of  # returns the first argument of a call, from the value of its item
         self.name = name_of(function)
         self.context: Context = copy_context()
         self.counters = BatchCounters()
         self.closed = False
         self.update()
-        self._warn()
 
     def close(self) -> None:
         self.closed = True
         self.update()
 
     def change(self, changes: Any) -> None:
-        if "clock" in changes:
-            raise ConfigError("clock cannot be changed; create a new queue")
         self.settings = replace(self.settings, **changes)
         self.update()
         if "max_batch_size" in changes:
-            self._warn()
             self.warn_of_ongoing_requests()
 
     def check_kind(self, *, streamed: bool) -> None:
@@ -137,15 +114,6 @@ class BatchFunction:
     def warn_of_ongoing_requests(self) -> None:
         if self.settings.batch_size_fn is None:
             warn_of_ongoing_requests(self.name, self.settings.max_batch_size, self.settings.max_concurrent_batches)
-
-    def _warn(self) -> None:
-        size, most = self.settings.max_batch_size, self.settings.max_queue_size
-        if most is not None and self.settings.batch_size_fn is None and most < size:
-            _log.warning(
-                "%s: max_batch_size (%d) is larger than max_queue_size (%d), so a batch that fills while another one runs never reaches "
-                "max_batch_size; set max_queue_size to at least max_batch_size",
-                *(self.name, size, most),
-            )
 
 
 def too_large() -> RuntimeError:
@@ -227,25 +195,16 @@ _BATCH: ContextVar[InFlightBatch | None] = ContextVar("qreward_batch", default=N
 
 @dataclass(slots=True, eq=False, repr=False)
 class InFlightBatch:
-    """A batch that has been sent. It makes one call of the batch function, in a separate task.
-
-    Attributes:
-        limit: the maximum size of the batch.
-        alive: number of callers that have not left.
-        error: the error of the whole batch; None without such an error.
-        failed: number of callers that received an error from the function.
-        unstoppable: future of work in a thread or an actor. Cancellation does not end this work, and the slot stays occupied until it is
-            done. None without such work.
-    """
+    """A batch that has been sent. It makes one call of the batch function, in a separate task."""
 
     function: BatchFunction
     items: list[Any]
-    limit: float
+    limit: float  # the maximum size of the batch
     sent_at: float
-    alive: int = 0
-    failed: int = 0
-    error: BaseException | None = None
-    unstoppable: asyncio.Future[Any] | None = None
+    alive: int = 0  # callers that have not left
+    failed: int = 0  # callers that received an error from the function
+    error: BaseException | None = None  # of the whole batch
+    unstoppable: asyncio.Future[Any] | None = None  # work in a thread or an actor: the slot stays occupied until it is done
     task: asyncio.Task[None] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -312,10 +271,7 @@ class InFlightBatch:
 
 
 async def in_thread(function: Callable[[], Any]) -> Any:
-    """Run a function in a daemon thread, which blocks neither the event loop nor the exit of the process, and return its result.
-
-    If the caller is cancelled, the thread continues, and the slot of the batch stays occupied. Raises ``QueueFull`` if no thread is free.
-    """
+    """Run a function in a daemon thread, which blocks neither the event loop nor the exit of the process, and return its result."""
     loop, context = asyncio.get_running_loop(), copy_context()
     done: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
 
@@ -335,10 +291,7 @@ async def in_thread(function: Callable[[], Any]) -> Any:
 
 
 async def isolate(call: Callable[[Any], Any], items: Any, outcomes_of: Callable[[BaseException, Any], list[Any] | None]) -> list[Any]:
-    """Return the outcome of each item. A list for which ``await call(items)`` raises is split in halves, one after the other.
-
-    ``outcomes_of(error, items)`` returns the outcomes of a list that is not split, or None.
-    """
+    """Return the outcome of each item. A list for which ``await call(items)`` raises is split in halves, one after the other."""
     try:
         return await call(items)  # type: ignore[no-any-return]
     except BaseException as error:

@@ -1,7 +1,4 @@
-"""Metrics of batches: for OpenTelemetry if the program has set up its SDK, and ``serve_batch_*`` in a replica of Ray Serve.
-
-Neither is imported here. A program that records metrics has imported what it records them with.
-"""
+"""Metrics of batches: for OpenTelemetry if the program has set up its SDK, and ``serve_batch_*`` in a replica of Ray Serve."""
 
 from __future__ import annotations
 
@@ -11,15 +8,13 @@ from weakref import WeakKeyDictionary
 
 from qreward.batching.ray_serve import replica
 
-FUNCTION = "qreward.batching.function"
-"""Attribute with the name of the batch function."""
-HISTOGRAMS = {
+FUNCTION = "qreward.batching.function"  # attribute with the name of the batch function
+HISTOGRAMS = {  # suffix of a name ``qreward.batching.<suffix>`` -> unit, description and bucket boundaries
     "size": ("{item}", "Size of a batch, in items or in the unit of batch_size_fn.", [2.0**power for power in range(13)]),
     "utilization": ("1", "Size of a batch as a fraction of max_batch_size.", [number / 10 for number in range(1, 11)]),
     "wait": ("s", "Time that the first item of a batch waited.", [0.001 * 2**power for power in range(16)]),
     "duration": ("s", "Run time of the batch function.", [0.001 * 2**power for power in range(20)]),
 }
-"""Suffix of a name ``qreward.batching.<suffix>`` -> unit, description and bucket boundaries."""
 _of_provider: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
 _of_serve: list[Any] = []
 

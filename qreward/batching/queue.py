@@ -1,7 +1,4 @@
-"""``BatchQueue``: callers submit single items, the queue calls one function for many items, and each caller gets the result of its item.
-
-The queue has one worker per event loop. The workers share only the function, its settings and its counters.
-"""
+"""``BatchQueue``: callers submit single items, the queue calls one function for many items, and each caller gets the result of its item."""
 
 from __future__ import annotations
 
@@ -33,21 +30,15 @@ LOOP_CHECK_INTERVAL = 0.1
 class BatchQueue(Generic[T, R]):
     """Merges items that are submitted one by one into calls of one function.
 
-    A slot is free if fewer than ``max_concurrent_batches`` batches run. A batch is sent as soon as a slot is free, with the items that were
-    submitted until then. While all slots are busy, the next batch fills. Therefore, a single item is sent at once, batches grow with load,
-    and there is no wait time to tune.
+    A batch is sent as soon as fewer than ``max_concurrent_batches`` batches run, with the items that were submitted until then. So a single
+    item is sent at once, batches grow with load, and there is no wait time to tune. A queue can be created without a running event loop,
+    and can be used from several event loops and threads. ``max_concurrent_batches`` and ``max_queue_size`` apply to each event loop.
 
     Args:
         function: function that takes a list of items and returns a list with one result per item. It may be an ``async def``, or a ``def``,
             which runs in a thread. For ``stream``, it is an async generator that yields lists with one piece per item. An exception *in*
             a list is raised only for the caller of its item.
         settings: see :class:`~qreward.batching.BatchSettings`.
-
-    Attributes:
-        settings: the current settings.
-
-    A queue can be created without a running event loop, and can be used from several event loops and threads.
-    ``max_concurrent_batches`` and ``max_queue_size`` apply to each event loop.
 
     Example:
         >>> async def double(numbers):
@@ -117,14 +108,9 @@ class BatchQueue(Generic[T, R]):
     async def submit_many(
         self, items: Iterable[T], *, priority: int | str = NORMAL, timeout: float | None = None
     ) -> list[R | BaseException]:
-        """Submit several items. Return the outcome of each item, in order. An outcome is a result or an exception.
+        """Submit several items, as ``submit`` does. Return the outcome of each item, in order: a result or an exception.
 
-        Either all items are added to the queue at once, or no item is added. The items may be sent in several batches, with other items.
-
-        Args:
-            items: the items, in the order in which they are to be sent.
-            priority: as for ``submit``.
-            timeout: as for ``submit``. It applies to each item separately.
+        Either all items are added to the queue at once, or no item is added.
 
         Raises:
             QueueFull: the queue has no room for all items.
@@ -150,11 +136,10 @@ class BatchQueue(Generic[T, R]):
         return [(item.future.exception() or item.future.result()) if isinstance(item, PendingItem) else item for item in added]
 
     def stream(self, item: T, *, priority: int | str = NORMAL, timeout: float | None = None) -> AsyncGenerator[R, None]:
-        """Submit one item and return its stream. The function must be an async generator.
+        """Submit one item, as ``submit`` does, and return its stream. The function must be an async generator.
 
-        The arguments and errors are the same as for ``submit``. The caller must read the stream to its end, or call ``aclose()``. If the
-        batch has to wait longer than ``stream_timeout`` seconds because this stream is not read, the stream ends. The pieces received until
-        then can still be read. After these pieces, ``RequestTimeout`` is raised.
+        The caller must read the stream to its end, or call ``aclose()``. If the batch has to wait longer than ``stream_timeout`` seconds
+        because this stream is not read, the stream ends with ``RequestTimeout`` after the pieces that were received until then.
         """
         return self.stream_of(item, None, *_checked(priority, timeout))
 
@@ -179,16 +164,11 @@ class BatchQueue(Generic[T, R]):
         return CallerStream(worker, worker.add(value, signature_key, level, timeout))
 
     async def close(self, drain: bool = True) -> None:
-        """Reject new items and wait until all items are done, in all event loops that are still running.
-
-        ``close`` may be called more than once.
+        """Reject new items and wait until all items are done, in all event loops that are still running. May be called repeatedly.
 
         Args:
-            drain: True sends the waiting items at once, even in batches that are not full. False fails waiting and running items with
-                ``ClientClosed``.
-
-        A function that runs in a thread cannot be stopped. ``close`` waits for the function only as long as a caller waits for a result
-        of this function.
+            drain: True sends the waiting items at once. False fails waiting and running items with ``ClientClosed``. A function in
+                a thread cannot be stopped; ``close`` waits for it only as long as a caller waits for its result.
         """
         self._function.close()
         here = asyncio.get_running_loop()
@@ -211,11 +191,7 @@ class BatchQueue(Generic[T, R]):
         return sum(worker.collector.waiting for worker in workers), sum(len(worker.batches) for worker in workers)
 
     def set_max_batch_size(self, size: int) -> None:
-        """Set the maximum batch size. The batch that fills now may keep the old value. All setters behave in this way.
-
-        Raises:
-            TypeError, ConfigError: the value is invalid, as in the constructor. Nothing is changed.
-        """
+        """Set the maximum batch size, as ``change`` does. The batch that fills now may keep the old value."""
         self.change(max_batch_size=size)
 
     def set_batch_wait_timeout_s(self, seconds: float) -> None:
@@ -227,7 +203,7 @@ class BatchQueue(Generic[T, R]):
         self.change(max_concurrent_batches=batches)
 
     def change(self, **settings: Unpack[Options]) -> None:
-        """Change any settings except ``clock`` while the queue is in use.
+        """Change any settings while the queue is in use.
 
         Raises:
             TypeError, ConfigError: a value is invalid, as in the constructor. Nothing is changed.
@@ -288,10 +264,9 @@ def _checked(priority: Any, timeout: Any) -> tuple[int, float | None]:
 
 
 class CallerStream(AsyncGenerator[R, None]):
-    """The stream of one caller. It is an async generator.
+    """The stream of one caller, an async generator. One task at a time can read it, in the event loop in which it was created.
 
-    The caller leaves the batch when it calls ``aclose``, is cancelled, or drops the stream. Pieces that were not read are then lost. Only
-    one task at a time can read the stream, in the event loop in which the stream was created.
+    The caller leaves the batch when it calls ``aclose``, is cancelled, or drops the stream. Pieces that were not read are then lost.
     """
 
     __slots__ = ("__weakref__", "_reader", "_worker")
@@ -314,11 +289,7 @@ class CallerStream(AsyncGenerator[R, None]):
             raise
 
     async def asend(self, value: None) -> R:
-        """Return the next piece, like ``anext``. Values cannot be sent, because all callers of the batch share one generator.
-
-        Raises:
-            TypeError: the value is not None.
-        """
+        """Return the next piece. Raises ``TypeError`` for a value, because all callers of the batch share one generator."""
         if value is not None:
             raise TypeError("no value can be sent into a stream of a batch, because other callers share its generator")
         return await self.__anext__()

@@ -1,7 +1,4 @@
-"""What a batched function has in a replica of Ray Serve: the request contexts of its items, a warning, and the names that Ray's users call.
-
-Ray is never imported here. In a process that uses Ray Serve, the program has imported it.
-"""
+"""What a batched function has in a replica of Ray Serve: request contexts, a warning, and the accessors that Ray's users call."""
 
 from __future__ import annotations
 

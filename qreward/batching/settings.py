@@ -1,7 +1,4 @@
-"""The settings of a batch queue, their defaults and their validation.
-
-``None`` switches a setting off. Durations are in seconds. If Ray Serve has the same setting, the error messages have Ray Serve's wording.
-"""
+"""The settings of a batch queue, their defaults and their validation."""
 
 from __future__ import annotations
 
@@ -50,7 +47,6 @@ class Options(TypedDict, total=False):
     max_queue_size: int | None
     timeout: float | None
     stream_timeout: float | None
-    clock: Callable[[], float] | None
     on_batch: Callable[[BatchRecord], object] | None
 
 
@@ -59,22 +55,18 @@ class BatchSettings:
     """The settings of ``@batch`` and ``BatchQueue``.
 
     Args:
-        max_batch_size: maximum number of items in a batch. With ``batch_size_fn``, it is the maximum size of a batch in the unit of this
-            function.
-        batch_wait_timeout_s: seconds for which a batch that is not full waits for more items while a slot is free. The time begins
-            with the submission of the first item of the batch. 0 means that a batch waits only for a free slot.
+        max_batch_size: maximum number of items in a batch or, with ``batch_size_fn``, its maximum size.
+        batch_wait_timeout_s: seconds from the submission of its first item for which a batch that is not full waits for more items while a
+            slot is free. 0 means that a batch waits only for a free slot.
         max_concurrent_batches: maximum number of batches that run at once, in each event loop.
         batch_size_fn: function that returns the size of a list of items, such as the number of their tokens. It receives a list of the
             first argument of each call. The size must not decrease when an item is added to the list.
-        batch_key_fn: function that returns the key of an item, from the first argument of its call. Only items with equal keys share a
-            batch. For example, the key may be the model of the item.
-        max_queue_size: maximum number of waiting items, in each event loop. Further items are rejected with ``QueueFull``. None means no
-            limit.
-        timeout: maximum number of seconds from the submission of an item to its result. Afterwards, ``RequestTimeout`` is raised. None
-            means no limit.
+        batch_key_fn: function that returns the key of an item, such as its model, from the first argument of its call. Only items with
+            equal keys share a batch.
+        max_queue_size: maximum number of waiting items, in each event loop. Further items are rejected with ``QueueFull``.
+        timeout: maximum number of seconds from the submission of an item to its result. Afterwards, ``RequestTimeout`` is raised.
         stream_timeout: maximum number of seconds for which a stream that is not read may delay the other streams of its batch. Afterwards,
-            the stream ends with ``RequestTimeout``. None means no limit.
-        clock: function that returns the time in seconds. The default is the event loop's clock.
+            the stream ends with ``RequestTimeout``.
         on_batch: function that is called with a :class:`BatchRecord` when a batch has ended.
 
     Raises:
@@ -90,7 +82,6 @@ class BatchSettings:
     max_queue_size: int | None = None
     timeout: float | None = None
     stream_timeout: float | None = 60.0
-    clock: Callable[[], float] | None = None
     on_batch: Callable[[BatchRecord], object] | None = None
 
     def __post_init__(self) -> None:
@@ -109,7 +100,7 @@ class BatchSettings:
             raise ConfigError(f"batch_wait_timeout_s must be a float >= 0, got {wait}")
         check_seconds("timeout", self.timeout)
         check_seconds("stream_timeout", self.stream_timeout)
-        for name in ("batch_size_fn", "batch_key_fn", "clock", "on_batch"):
+        for name in ("batch_size_fn", "batch_key_fn", "on_batch"):
             value = getattr(self, name)
             if value is not None and not callable(value):
                 raise TypeError(f"{name} must be a callable or None, got {type(value)}")

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from qreward.engine import background
 
-KEPT = 1024
-"""Number of the latest wait times, and of the latest run times, from which percentiles are computed."""
+KEPT = 1024  # number of the latest wait times, and of the latest run times, from which percentiles are computed
 
 
 @dataclass(frozen=True, slots=True)

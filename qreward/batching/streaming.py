@@ -1,9 +1,4 @@
-"""Streams: the batch function is an async generator that yields lists with one piece per caller, and each caller reads a separate stream.
-
-The generator runs at most ``AHEAD`` pieces ahead of the fastest reader. Each slower reader has a buffer of ``KEPT`` pieces. If a buffer
-is full, the generator waits until a piece is read from this buffer, but at most ``stream_timeout`` seconds. When all readers have left, the
-generator is closed.
-"""
+"""Streams: the batch function is an async generator of lists with one piece per caller, and each caller reads its own stream."""
 
 from __future__ import annotations
 
@@ -13,17 +8,15 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from qreward.batching.collector import OVER, TAKEN
-from qreward.batching.in_flight import InFlightBatch, ServedItem, results_of
+from qreward.batching.in_flight import InFlightBatch, PendingItem, results_of
 from qreward.errors import RequestTimeout
 
-AHEAD = 16
-"""Maximum number of pieces by which the generator is ahead of the fastest reader."""
-KEPT = 1024
-"""Maximum number of pieces that are buffered for a slow reader."""
+AHEAD = 16  # maximum number of pieces by which the generator is ahead of the fastest reader
+KEPT = 1024  # maximum number of pieces that are buffered for a slow reader
 _ENDS = (StopIteration, StopAsyncIteration)
 
 
-class BatchStreamReader(ServedItem):
+class BatchStreamReader(PendingItem):
     """An item whose caller reads a stream. Its ``future`` never gets a result, and is cancelled at the end of the stream."""
 
     __slots__ = ("_error", "_waiter", "buffer")

@@ -1,8 +1,4 @@
-"""The part of a batch queue that belongs to one event loop: it accepts items, starts batches and runs the timer.
-
-An item has no task and no timer. Instead, all submissions share one callback, and one timer is set for the earliest due time. ``SlotRule``
-decides when a batch is sent and which items are in it.
-"""
+"""The part of a batch queue that belongs to one event loop: it accepts items, starts batches and runs the timer."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from typing import Any
 
 from qreward.batching import metrics
 from qreward.batching.collector import OVER, TAKEN, WAITING, Collector, SlotRule
-from qreward.batching.in_flight import BatchFunction, InFlightBatch, PendingItem, ServedItem, too_large
+from qreward.batching.in_flight import BatchFunction, InFlightBatch, PendingItem, too_large
 from qreward.batching.settings import BatchRecord
 from qreward.batching.streaming import BatchStreamReader, StreamBatch
 from qreward.callables import FunctionKind
@@ -32,7 +28,7 @@ class LoopWorker:
         self.function = function
         self.loop = loop
         self.pid = os.getpid()
-        self.clock = function.settings.clock or loop.time
+        self.clock = loop.time
         self.collector = Collector()
         self.rule = SlotRule(self.collector)
         self.batches: set[InFlightBatch] = set()
@@ -57,8 +53,7 @@ class LoopWorker:
 
     def add_many(self, values: Sequence[Any], level: int, timeout: float | None) -> list[Any]:
         """Add all items, or none if the queue has no room for all. Return for each value its item, or the error of ``batch_size_fn`` or
-        ``batch_key_fn``.
-        """
+        ``batch_key_fn``."""
         self._admit(len(values))
         added: list[Any] = []
         for value in values:
@@ -89,12 +84,11 @@ class LoopWorker:
         function, settings = self.function, self.function.settings
         key = function.key_of(value, signature_key)
         cost = 1 if settings.batch_size_fn is None else function.size_of(value)
-        kind = BatchStreamReader if function.kind is FunctionKind.STREAMED else PendingItem if function.serve is None else ServedItem
-        if function.serve is None:
-            return kind(value, self.clock(), key, cost, level)
-        context = function.serve._get_serve_request_context()
-        item: Any = kind(value, self.clock(), (key, context.multiplexed_model_id), cost, level)
-        item.request_context = context
+        kind = BatchStreamReader if function.kind is FunctionKind.STREAMED else PendingItem
+        item = kind(value, self.clock(), key, cost, level)
+        if function.serve is not None:
+            item.request_context = function.serve._get_serve_request_context()
+            item.key = key, item.request_context.multiplexed_model_id
         return item
 
     def _put(self, item: Any, timeout: float | None) -> Any:
@@ -150,9 +144,6 @@ class LoopWorker:
             at = inf
         if self._timer is not None or at != inf:
             self._set_timer(min(at, self.collector.deadlines.next()), now)
-        self._report_idle()
-
-    def _report_idle(self) -> None:
         if self._closing and not self._busy():
             self._idle.set()
 
@@ -187,16 +178,13 @@ class LoopWorker:
         batch.task.add_done_callback(lambda task: self._ended(batch, task), context=self._context)
 
     def _ended(self, batch: InFlightBatch, task: asyncio.Task[None]) -> None:
-        """Free the slot of a batch that has ended, and start the next batch.
-
-        The callers of the batch run before this callback. If they submit further items, these items are in the next batch.
-        """
+        """Free the slot of a batch that has ended, and start the next batch."""
         if batch not in self.batches:
             return
         rest = batch.unstoppable
         if rest is not None and not rest.done():
             rest.add_done_callback(lambda _: self._ended(batch, task), context=self._context)
-            self._report_idle()
+            self.pump()
             return
         if not task.cancelled():
             task.exception()

@@ -1,22 +1,16 @@
-"""The batches of a bulk run: one batch per model, or one batch for a scorer.
-
-Each batch has a queue of lines, and takes a line from the queue when it can send the line.
-
-``LineRun`` is the base class of :class:`~qreward.bulk.run.BulkRun` and :class:`~qreward.bulk.keyed.KeyedRun`.
-"""
+"""The batches of a bulk run: one batch per model, or one batch for a scorer."""
 
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
 from typing import Any
 
-from qreward.bulk.budget import NOTHING, SpendingLimit, Spent
-from qreward.bulk.inputs import InputLine
+from qreward.bulk.budget import NOTHING, SpendingLimit, Spent, cost_of
 from qreward.bulk.journal import Journal, JournalFull
+from qreward.bulk.outputs import failure_line, success_line, verdict_line
 from qreward.bulk.report import kind_of_error
-from qreward.bulk.requests import RequestReader
+from qreward.bulk.requests import Entry, RequestReader
 from qreward.bulk.settings import BulkSettings
 from qreward.engine.batch import BatchWaiter
 from qreward.errors import (
@@ -33,7 +27,7 @@ from qreward.errors import (
 from qreward.judge.scorers import check_finite
 from qreward.judge.types import Scorer, Verdict
 from qreward.records import AttemptRecord
-from qreward.results import EndpointStats, Result
+from qreward.results import EndpointStats, Result, Usage, dollars
 from qreward.runtime import Runtime
 from qreward.scheduler.outcome import Failure, FailureKind, Outcome
 from qreward.scheduler.pool import Pool
@@ -43,37 +37,13 @@ WAITING = 1024
 """Maximum number of lines in a queue. The input is not read further while a line has to wait for room in its queue."""
 ALL_FAILED = 100
 """Number of failed lines after which the run stops if no line has succeeded. The cause is then probably not in the lines."""
+_COLUMNS = "if a column has another name than its field, map the field to the column with the setting columns"
 SCORING = 2048
 """Maximum number of lines that a scorer has at once. These lines count as sent. If the run is killed, the next run may send them again."""
 
 
-class Entry:
-    """A line that is to be sent or was sent.
-
-    Attributes:
-        ordinal: position of the line in the input, from 0.
-        digest, place: as in :class:`~qreward.bulk.inputs.InputLine`.
-        custom_id: identifier of the line in the output.
-        content: the request, or the item for a scorer.
-        reserved: maximum cost of all attempts of the line together.
-        started: True if the journal has recorded the line as sent.
-        attempts: the failed attempts of the line in provider batches.
-    """
-
-    __slots__ = ("attempts", "content", "custom_id", "digest", "ordinal", "place", "reserved", "started")
-
-    def __init__(self, ordinal: int, line: InputLine, custom_id: str, content: Any, reserved: Spent) -> None:
-        self.ordinal, self.digest, self.place = ordinal, line.digest, line.place
-        self.custom_id, self.content = custom_id, content
-        self.reserved, self.started = reserved, False
-        self.attempts: tuple[AttemptRecord, ...] = ()
-
-
 def _was_processed(error: QRewardError, attempts: Iterable[AttemptRecord]) -> bool:
-    """Return False if no server can have processed a failed line.
-
-    A last attempt that was cut off by the timeout counts as not processed where the line could not connect before.
-    """
+    """Return False if no server can have processed a failed line."""
     if isinstance(error, BudgetExceeded):
         return False  # requests of the line may have been answered, but not all of them
     unreachable = set()
@@ -97,11 +67,9 @@ class LineQueue(asyncio.Queue["Entry | None"]):
         return self.qsize() >= WAITING
 
     def complete(self) -> None:
-        """Declare that no further lines will be added."""
         self.put_nowait(None)
 
     def close(self) -> None:
-        """Drop the waiting lines, and declare that no further lines will be added."""
         while not self.empty():
             self.get_nowait()
         self.complete()
@@ -129,13 +97,8 @@ class ModelBatch(BatchWaiter):
 
     async def _send(self, attempt: Attempt) -> Outcome:
         entry = self._entries.get(attempt.task.index)
-        if entry is not None and not entry.started:
-            may_send = self._bulk.start(entry)
-            if may_send:
-                await asyncio.sleep(0)  # all lines of one turn of the event loop are then written together: 5 to 20 % less CPU time
-                may_send = self._bulk.write(entry)
-            if not may_send:
-                return Failure(FailureKind.UNSENDABLE, QRewardError("the run has stopped"))
+        if entry is not None and not entry.started and not await self._bulk.start(entry, at_once=False):
+            return Failure(FailureKind.UNSENDABLE, QRewardError("the run has stopped"))
         return await self.driver.backend.send(attempt.source.handle, attempt.task.payload)
 
     def stop(self) -> None:
@@ -179,7 +142,7 @@ class ScorerBatch:
                     return
                 self._done.clear()
                 await self._done.wait()
-            if not (self._bulk.start(entry) and self._bulk.write(entry)):
+            if not await self._bulk.start(entry):
                 return
             self._entries[index] = entry
             index += 1
@@ -198,35 +161,14 @@ class ScorerBatch:
         return self._stats
 
 
-class LineRun(ABC):
-    """A run that sends lines through batches, one per model, and records each line in a journal.
-
-    Args:
-        runtime: runtime of the client.
-        journal: the journal; the run closes it.
-        settings: settings of the run.
-        reader: object that turns lines into requests.
-        scorer: judge or reward model that scores each line; None sends each line as a request.
-        done_before: number of lines that were done before this run.
-
-    Attributes:
-        runtime: runtime of the client.
-        scheduling: options of each request, as keyword arguments of a call.
-        request_options: the same options, for the scheduler.
-        budget: the limits of the run, and what is spent and reserved.
-        attempts: maximum number of attempts per line.
-        force: True if the run continues although its input or settings have changed, or results of an earlier batch are lost.
-        has_read_all: True if the input was read to its end.
-        read_on: event that is set when a line was taken from a queue or is done, so that the run may read more lines.
-        errors: kind of error -> number of lines of this run that failed with it, and the message of the first of these errors.
-    """
+class LineRun:
+    """A run that sends lines through batches, one per model, and records each line in a journal."""
 
     def __init__(
         self, runtime: Runtime, journal: Journal, settings: BulkSettings, reader: RequestReader, scorer: Scorer | None, done_before: int
     ) -> None:
-        self.runtime, self._journal, self._settings, self._scorer = runtime, journal, settings, scorer
-        self._reader = reader
-        self.scheduling: Mapping[str, Any] = settings.scheduling()
+        self.runtime, self._journal, self._settings, self._scorer, self._reader = runtime, journal, settings, scorer, reader
+        self.scheduling: Mapping[str, Any] = {name: getattr(settings, name) for name in ("timeout", "priority", "tenant")}
         hedge = {"hedge": False} if settings.is_limited else {}  # no hedges with a budget, because the cost of a hedge is not reserved
         self.request_options = runtime.request_options({**self.scheduling, **hedge})
         self.budget = SpendingLimit(settings.max_cost, settings.max_tokens, journal.spent_before)
@@ -243,7 +185,6 @@ class LineRun(ABC):
 
     @property
     def is_stopping(self) -> bool:
-        """True if no further lines may be sent."""
         return self._reason is not None
 
     def stop(self, reason: QRewardError | str) -> None:
@@ -253,31 +194,63 @@ class LineRun(ABC):
             for batch in self._batches.values():
                 batch.stop()
 
-    @abstractmethod
-    def finish(self, entry: Entry, result: Result[Any], text: bytes | None = None, spent: Spent | None = None) -> None:
-        """Record the result of a line.
+    def finish(self, entry: Entry, result: Result[Any], text: bytes | None = None, spent: Spent | None = None) -> bool:
+        """Record the result of a line. Return False if it could not be recorded, or if the next run sends the line."""
+        error, usage = result.error, result.usage if self._scorer is None or not result.ok else result.value.usage
+        if isinstance(error, BatchCancelled | ClientClosed) and entry.started:
+            spent = entry.reserved  # as in the journal, where the line stays without a result
+        elif spent is None:
+            spent = self._cost_of(entry, result) if entry.started else NOTHING
+        self.budget.settle(entry.reserved, spent)
+        if self._leave_to_next_run(entry, result, spent):
+            return False
+        if error is not None:
+            if self._scorer is not None and isinstance(error, ConfigError):
+                error.args = (f"{error}; {_COLUMNS}", *error.args[1:])
+            return self.fail(entry, error, spent, usage)
+        if text is None:
+            names = entry.custom_id, entry.identifier
+            text = success_line(*names, result.body) if self._scorer is None else verdict_line(*names, result.value)
+        return self._record(entry, text, None, spent, usage)
 
-        Args:
-            entry: the line.
-            result: result of the line.
-            text: the result as a line of the output, without line break. If ``text`` is None, the line is made from ``result``.
-            spent: cost of the line. If ``spent`` is None, the cost is computed from the usage and the attempts of the result.
-        """
+    def _cost_of(self, entry: Entry, result: Result[Any]) -> Spent:
+        price, usage = self.runtime.prices.get(result.endpoint or ""), result.usage
+        if self._scorer is None:
+            return cost_of(result, usage, price, entry.reserved, self.attempts)
+        if self._settings.is_limited and result.ok and usage is None and not result.value.cached:
+            self.stop("max_cost and max_tokens cannot be kept, because a line was scored and no server reported its tokens")
+        found = usage or Usage()
+        if found.cost is not None or price is None:
+            return Spent(found.tokens, found.cost or 0.0)
+        return Spent(found.tokens, dollars(price, found.prompt_tokens or 0, found.completion_tokens or 0))
 
-    @abstractmethod
+    def fail(self, entry: Entry, error: QRewardError, spent: Spent = NOTHING, usage: Usage | None = None) -> bool:
+        if not str(error).startswith(entry.place):
+            error.args = (f"{entry.place}: {error}", *error.args[1:])
+        return self._record(entry, failure_line(entry.custom_id, entry.identifier, error), error, spent, usage)
+
     def _ended(self, task: asyncio.Task[Any]) -> None:
-        """Handle the end of a task of the run."""
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.stop(error if isinstance(error, QRewardError) else f"{type(error).__name__}: {error}")
 
-    def start(self, entry: Entry) -> bool:
-        """Record that a line is about to be sent. Returns False if the line must not be sent."""
+    async def start(self, entry: Entry, *, at_once: bool = True) -> bool:
+        """Record in the journal that a line is about to be sent. Returns False if the line must not be sent."""
         if self.is_stopping:
             return False
         try:
-            self._journal.start(entry.ordinal, entry.digest, entry.reserved)
+            self._journal.start(entry.key, entry.reserved)
+            entry.started = True
+            if not at_once:
+                await asyncio.sleep(0)  # all lines of one turn of the event loop are then written together: 5 to 20 % less CPU time
+            self._journal.write()
         except QRewardError as error:  # the disk is full, for example
+            if entry.started:
+                entry.started = False
+                self._journal.withdraw(entry.key)
             self.stop(error)
             return False
-        entry.started = True
+        self.submitted((entry.key,))
         return True
 
     def affords(self, lines: int) -> bool:
@@ -289,23 +262,10 @@ class LineRun(ABC):
             return lines == 1  # the first line shows what a line costs
         return self.budget.affords(Spent(spent.tokens * lines // done, spent.cost * lines / done))
 
-    def write(self, entry: Entry) -> bool:
-        """Write the records of ``start`` to the journal. Returns False if the line must not be sent."""
-        try:
-            self._journal.write()
-        except QRewardError as error:
-            entry.started = False
-            self._journal.withdraw(entry.ordinal, entry.digest)
-            self.stop(error)
-            return False
-        self.submitted((entry.ordinal,))
-        return True
-
-    def submitted(self, ordinals: Iterable[int]) -> None:
-        """Count these lines as sent."""
-        for ordinal in ordinals:
+    def submitted(self, keys: Iterable[int]) -> None:
+        for key in keys:
             self._sent += 1
-            self._sent_again += ordinal in self._journal.unfinished
+            self._sent_again += key in self._journal.unfinished
 
     def _batch_of(self, entry: Entry | None, kind: Any) -> Any:
         """Return the batch of a kind, which is a key of ``_batches``. If there is none yet, create it; ``entry`` is its first line."""
@@ -329,8 +289,7 @@ class LineRun(ABC):
 
     def _leave_to_next_run(self, entry: Entry, result: Result[Any], spent: Spent = NOTHING) -> bool:
         """Stop the run and return True if a failed line has no result yet, so that the next run sends it: no server can have processed it,
-        or the batch was cancelled or the client closed meanwhile. ``spent`` is the most that its attempts can have cost.
-        """
+        or the batch was cancelled or the client closed meanwhile."""
         error = result.error
         if error is None or isinstance(error, BadRequest | ConfigError):
             return False
@@ -339,17 +298,17 @@ class LineRun(ABC):
             attempts = getattr(error, "attempts", ())  # an item of a judge that shared the request of an equal item has none of its own
             if _was_processed(error, (*result.attempts, *attempts)):
                 return False
-            self._journal.withdraw(entry.ordinal, entry.digest, spent)
+            self._journal.withdraw(entry.key, spent)
         self.stop(f"no line can be sent: {error}")
         return True
 
-    def _record(self, ordinal: int, digest: int, text: bytes, error: QRewardError | None, spent: Spent = NOTHING) -> int | None:
-        """Record the result of a line. Returns the offset of the record in the journal, or None if the disk is full."""
+    def _record(self, entry: Entry, text: bytes, error: QRewardError | None, spent: Spent, usage: Usage | None) -> bool:  # noqa: ARG002
+        """Record the result of a line. Return False if the disk is full. ``usage`` is for subclasses."""
         try:
-            place = self._journal.finish(ordinal, digest, text, spent, ok=error is None)
+            self._journal.finish(entry.key, text, spent, ok=error is None)
         except JournalFull as full:
             self.stop(full)
-            return None
+            return False
         self._ok += error is None
         if error is not None:
             self._failed += 1
@@ -363,7 +322,7 @@ class LineRun(ABC):
             self._is_flushing = True
             asyncio.get_running_loop().call_soon(self._flush)
         self.read_on.set()
-        return place
+        return True
 
     def _flush(self) -> None:
         self._is_flushing = False

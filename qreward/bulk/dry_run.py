@@ -1,4 +1,4 @@
-"""The dry run of a bulk run reads the whole input and reports the requests that the run would send. It opens no journal."""
+"""The dry run of a bulk run reads the whole input and reports the requests that the run would send."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from qreward.bulk.budget import highest, upper_bound
-from qreward.bulk.inputs import Input, InputLine, Inputs
+from qreward.bulk.inputs import Input, Inputs
 from qreward.bulk.provider import URLS, url_of
-from qreward.bulk.requests import RequestReader
+from qreward.bulk.requests import Entry, RequestReader
 from qreward.bulk.settings import BulkSettings
 from qreward.codecs.base import WireRequest
 from qreward.errors import ConfigError, QRewardError
@@ -21,37 +21,12 @@ SHOWN = 20
 
 @dataclass(slots=True)
 class ModelPlan:
-    """Describes the requests that a run would send to one model.
-
-    Attributes:
-        endpoints: names of the endpoints that serve the model.
-        requests: number of requests.
-        prompt_tokens: prompt tokens of these requests, estimated from the number of characters.
-        output_tokens: sum of the ``max_tokens`` of these requests.
-        cost: maximum cost of these requests in US dollars, if each request is sent once. None if no endpoint has a price.
-        unlimited: number of requests without ``max_tokens``, whose cost has no limit.
-    """
-
     endpoints: tuple[str, ...]
     requests: int = 0
     prompt_tokens: float = 0.0
     output_tokens: float = 0.0
     cost: float | None = None
     unlimited: int = 0
-
-    def add(self, call: WireRequest, runtime: Runtime) -> None:
-        prompt, output = call.codec.estimate_tokens(call)
-        self.requests += 1
-        self.prompt_tokens += prompt
-        self.output_tokens += output
-        price = highest(runtime.prices[name] for name in self.endpoints if name in runtime.prices)
-        try:
-            most = upper_bound(call, price)
-        except ConfigError:
-            self.unlimited += 1
-            return
-        if price is not None:
-            self.cost = (self.cost or 0.0) + most.cost
 
     def __str__(self) -> str:
         cost = "" if self.cost is None else f", at most ${self.cost:.4f}"
@@ -62,16 +37,6 @@ class ModelPlan:
 
 @dataclass(slots=True)
 class DryRun:
-    """The report of a dry run.
-
-    Attributes:
-        lines: number of lines that the run would read.
-        bad: number of lines that would fail without being sent.
-        faults: error messages of the first 20 bad lines, each with file and line number.
-        items: number of lines that a scorer would receive.
-        models: model -> the requests that the model would receive.
-    """
-
     lines: int = 0
     bad: int = 0
     faults: list[str] = field(default_factory=list)
@@ -90,18 +55,9 @@ class DryRun:
 
 
 def dry_run(client: Client, source: Inputs, settings: Mapping[str, Any], *, is_scored: bool = False) -> DryRun:
-    """Read the whole input and return a report of the requests that a run would send.
-
-    Args:
-        client: the client that would send the requests.
-        source, settings: as in :meth:`QRewardClient.run`.
-        is_scored: True if each line is an item for a scorer.
-
-    Raises:
-        ConfigError: a setting is wrong, or a file cannot be read to its end.
-    """
+    """Read the whole input and return a report of the requests that a run would send. Raises ``ConfigError``."""
     checked = BulkSettings(**settings)
-    runtime, reader, found = runtime_of(client), RequestReader(checked), DryRun()
+    runtime, reader, found = runtime_of(client), RequestReader(checked, is_scored=is_scored), DryRun()
     for ordinal, line in enumerate(Input(source).lines()):
         if not checked.in_shard(range(ordinal, ordinal + 1)):
             continue
@@ -109,7 +65,12 @@ def dry_run(client: Client, source: Inputs, settings: Mapping[str, Any], *, is_s
             break
         found.lines += 1
         try:
-            _add(found, reader, runtime, line, ordinal, is_scored=is_scored, takes_batches=checked.provider_batches == "auto")
+            entry = Entry(line.digest, "", line.place)
+            reader.read(line, entry)
+            if is_scored:
+                found.items += 1
+            else:
+                _add(found, runtime, entry.content, takes_batches=checked.provider_batches == "auto")
         except QRewardError as error:
             found.bad += 1
             if len(found.faults) < SHOWN:
@@ -118,16 +79,20 @@ def dry_run(client: Client, source: Inputs, settings: Mapping[str, Any], *, is_s
     return found
 
 
-def _add(
-    found: DryRun, reader: RequestReader, runtime: Runtime, line: InputLine, ordinal: int, *, is_scored: bool, takes_batches: bool
-) -> None:
-    if is_scored:
-        reader.read_item(line, ordinal)
-        found.items += 1
-        return
-    call = reader.read(line, ordinal).call
-    batch_endpoints = runtime.fleet.batch_endpoints(call.model) if takes_batches and url_of(call) in URLS else ()
+def _add(found: DryRun, runtime: Runtime, call: WireRequest, *, takes_batches: bool) -> None:
     plan = found.models.get(call.model)
     if plan is None:
-        plan = found.models[call.model] = ModelPlan(tuple(each.name for each in batch_endpoints or runtime.pool(call.model).sources))
-    plan.add(call, runtime)
+        at_provider = runtime.fleet.batch_endpoints(call.model) if takes_batches and url_of(call) in URLS else ()
+        plan = found.models[call.model] = ModelPlan(tuple(each.name for each in at_provider or runtime.pool(call.model).sources))
+    prompt, output = call.codec.estimate_tokens(call)
+    plan.requests += 1
+    plan.prompt_tokens += prompt
+    plan.output_tokens += output
+    price = highest(runtime.prices[name] for name in plan.endpoints if name in runtime.prices)
+    try:
+        most = upper_bound(call, price)
+    except ConfigError:
+        plan.unlimited += 1
+        return
+    if price is not None:
+        plan.cost = (plan.cost or 0.0) + most.cost

@@ -1,8 +1,4 @@
-"""Input of a bulk run: lines of files, rows of tables, or items from the caller's program. The input is read as a stream.
-
-Every line has a place, such as ``requests.jsonl:17``, for error messages. Every line also has a digest (a hash of its content). The digest
-shows a later run whether the line has changed. This module does not interpret the content of lines.
-"""
+"""Input of a bulk run: lines of files, rows of tables, or items from the caller's program."""
 
 from __future__ import annotations
 
@@ -35,19 +31,13 @@ CHUNK = 1 << 20
 ROWS = 1024
 """Number of rows of a table that are read or written at once."""
 
+DIGEST = (1 << 60) - 1
+"""The bits of a digest. A larger number would take more memory in Python."""
+
 Inputs = str | Path | Sequence[str | Path] | Iterable[Mapping[str, Any]]
 
 
 class InputLine(NamedTuple):
-    """One line of the input.
-
-    Attributes:
-        place: file and line number, such as ``requests.jsonl:17``.
-        digest: 64-bit hash of the line's content.
-        content: content of the line, as JSON.
-        fault: reason why a row of a table cannot be written as JSON; ``""`` if there is no such reason.
-    """
-
     place: str
     digest: int
     content: bytes
@@ -67,22 +57,10 @@ class InputLine(NamedTuple):
 
 
 def digest_of(content: bytes) -> int:
-    return int.from_bytes(blake2b(content, digest_size=8).digest())
+    return int.from_bytes(blake2b(content, digest_size=8).digest()) & DIGEST
 
 
 class Input:
-    """Reads the input of a run. A file is opened again each time it is read.
-
-    Args:
-        source: paths, globs, ``-`` for standard input, or an iterable of mappings.
-
-    Attributes:
-        names: the files, in the order in which they are read; empty if the source is an iterable of mappings.
-
-    Raises:
-        ConfigError: a file does not exist, a glob matches no file, or a format needs a package that is not installed.
-    """
-
     def __init__(self, source: Inputs) -> None:
         self._rows: Iterable[Mapping[str, Any]] | None = None
         self._is_closed = False
@@ -101,11 +79,6 @@ class Input:
             raise ConfigError(f"the input must be paths or an iterable of mappings, not a {type(source).__name__}")
 
     def lines(self) -> Iterator[InputLine]:
-        """Yield all lines except blank ones.
-
-        Raises:
-            ConfigError: a file cannot be read to its end. The message names the file and the line.
-        """
         for chunk in self.chunks():
             yield from chunk
 
@@ -154,7 +127,6 @@ def _matching(name: str) -> list[str]:
 
 @contextmanager
 def _opened(name: str) -> Iterator[BinaryIO]:
-    """Open a file or standard input, and decompress it if its name ends in ``.gz`` or ``.zst``."""
     if name == STANDARD_INPUT:
         yield sys.stdin.buffer
     elif _suffix(name) == ".gz":
@@ -241,7 +213,6 @@ _OTHER_JSON = re.compile(rb"\s*([{\[][ \t\r]*\n|\[\s*\{)")
 
 
 def _check_begin(label: str, data: bytes) -> None:
-    """Raise ``ConfigError`` if a file that begins with ``data`` has another format than its name says."""
     for begin, what in _OTHER_FORMATS.items():
         if data.startswith(begin):
             raise ConfigError(f"{label} is {what}")
@@ -253,7 +224,6 @@ def _in_chunks(lines: Iterator[InputLine]) -> Iterator[list[InputLine]]:
 
 
 def _unreadable() -> tuple[type[Exception], ...]:
-    """Return the exceptions that readers raise for a damaged or truncated file."""
     packed = sys.modules.get("zstandard")  # loaded only if a .zst file is read
     return (OSError, EOFError, zlib.error, *((packed.ZstdError,) if packed is not None else ()))
 
@@ -292,16 +262,13 @@ def _csv(name: str) -> Iterator[InputLine]:
                 raise ConfigError(f"{name}:1 names the column {twice[0]!r} twice; rename one")
             for row in filter(None, reader):
                 number = reader.line_num
-                yield _table_row(f"{name}:{number}", columns, row)
+                if len(row) != len(columns):
+                    yield _bad_row(f"{name}:{number}", row, f"it has {len(row)} columns, and the first line has {len(columns)}")
+                    continue
+                content = msgspec.json.encode(dict(zip(columns, row, strict=True)))
+                yield InputLine(f"{name}:{number}", digest_of(content), content)
     except damaged as error:
         raise ConfigError(f"{name} cannot be read after line {number}: {error}") from None
-
-
-def _table_row(place: str, columns: list[str], row: list[str]) -> InputLine:
-    if len(row) != len(columns):
-        return _bad_row(place, row, f"it has {len(row)} columns, and the first line has {len(columns)}")
-    content = msgspec.json.encode(dict(zip(columns, row, strict=True)))
-    return InputLine(place, digest_of(content), content)
 
 
 def _parquet(name: str) -> Iterator[InputLine]:
@@ -337,18 +304,13 @@ def _suffix(name: str) -> str:
 
 
 def _suffixes(name: str) -> tuple[str, str]:
-    """Return the suffix of the format, and the suffix of the compression (``""`` if the file is not compressed)."""
     if _suffix(name) in _PACKED:
         return _suffix(name.rpartition(".")[0]), _suffix(name)
     return _suffix(name), ""
 
 
 def _reader(name: str) -> Callable[[str], Iterator[InputLine]] | None:
-    """Return the function that reads the rows of a table; None for a file of JSON lines.
-
-    Raises:
-        ConfigError: the format is unknown, or needs a package that is not installed.
-    """
+    """Return the function that reads the rows of a table; None for a file of JSON lines. Raises ``ConfigError``."""
     if name == STANDARD_INPUT:
         return None
     kind, packed = _suffixes(name)

@@ -1,13 +1,4 @@
-"""The journal of a bulk run: an append-only file of the lines that were sent, their cost and their results.
-
-:mod:`qreward.bulk.records` lists the kinds of records. The record of a sent line is written before its request is sent, and the record of a
-result is written before the result counts. Killing the process therefore loses no record. ``fsync`` follows within ``SYNC`` seconds. A
-power failure can lose the records that were written after the last ``fsync``. An incomplete record at the end is dropped when the journal
-is opened. A damaged record elsewhere is skipped, and its line is sent again. A lock prevents a second run on the same file.
-
-SQLite is not used, because a record must be written before each request. Writing to the journal takes a fraction of the time of a
-transaction of SQLite for each line (``benchmarks/bulk.py --only journal``).
-"""
+"""The journal of a bulk run: an append-only file of the lines that were sent, their cost and their results."""
 
 from __future__ import annotations
 
@@ -17,19 +8,24 @@ import json
 import os
 import threading
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import msgspec
 
 from qreward.bulk.budget import NOTHING, Spent
+from qreward.bulk.inputs import DIGEST
 from qreward.bulk.provider import HeldBatch, apply_event
-from qreward.bulk.records import BATCH, DONE, FAILED, FORMAT, STARTED, WITHDRAWN, Record, decode, encode
 from qreward.errors import ConfigError, QRewardError
 
+FORMAT = "qreward journal 4"
+STARTED, DONE, FAILED, WITHDRAWN, BATCH = "SDFCB"
+"""The kinds of records. A record is a line ``["S", key, tokens, cost, content, checksum]``; docs/how-to/bulk.md describes the format."""
 SYNC = 0.1
 """Seconds within which a record is synchronised to the disk."""
 CHUNK = 1 << 20
@@ -42,6 +38,34 @@ _UNSENT = ("BadRequest", "ConfigError", "NoEndpoint")
 """Errors of a line for which no request could be made. An error of these classes that a server caused has attempts or a status."""
 
 
+_OK, _READ = 1, 2
+"""Bits of an entry of the index: the line succeeded; the line was read from the input of this run. The other bits are the offset."""
+
+
+class Record(NamedTuple):
+    """``key`` is that of a line, or the number of a provider batch; ``content`` is a result or the event of a batch, as JSON."""
+
+    kind: str
+    key: int
+    spent: Spent
+    content: bytes
+
+
+def encode(kind: str, key: int, spent: Spent = NOTHING, content: bytes = b"null") -> bytes:
+    """Return the line of a record. ``content`` must be JSON without line breaks. The checksum is the CRC-32 of all that precedes it."""
+    found = b'["%b",%d,%d,%r,%b' % (kind.encode(), key, spent.tokens, spent.cost, content)
+    return b"%b,%d]\n" % (found, crc32(found))
+
+
+def decode(line: bytes) -> Record | None:
+    """Return the record in a line; None if the line is incomplete or damaged."""
+    found, _, checksum = line.rpartition(b",")
+    if checksum != b"%d]\n" % crc32(found) or not found.startswith(b'["'):
+        return None
+    kind, key, tokens, cost, content = found[1:].split(b",", 4)  # not parsed: half a surrogate pair is JSON for some parsers only
+    return Record(kind[1:-1].decode(), int(key), Spent(int(tokens), float(cost)), content)
+
+
 class JournalFull(QRewardError):
     """The disk is full. The journal holds all results up to now; free some space and run the same command again."""
 
@@ -51,13 +75,6 @@ class JournalInUse(ConfigError):
 
 
 class Line(NamedTuple):
-    """The result of one line of the input.
-
-    Attributes:
-        ok: False if the line failed.
-        result: the line of the output, without line break.
-    """
-
     ok: bool
     result: bytes
 
@@ -65,27 +82,8 @@ class Line(NamedTuple):
 class Journal:
     """The journal of one output file. Opening a journal locks the file, drops an incomplete record, and builds an index of the results.
 
-    Args:
-        path: path of the file; it is created if it does not exist.
-        settings: the settings that all runs on this journal must share, as JSON values.
-        force: True accepts a journal of other settings.
-        retry_failed: True counts lines that failed as not done.
-        start_over: True drops the content of the journal if no request was sent for any line (see :func:`was_never_sent`).
-
-    Attributes:
-        torn: number of bytes that belong to no valid record: to an incomplete record at the end, or to damaged records.
-        unfinished: ordinals of lines that an earlier run sent without receiving a result. These lines may be charged twice.
-        spent_before: tokens and cost of earlier runs. Unfinished lines count with their maximum cost.
-        held: number of a provider batch -> the batch. The mapping holds the batches of earlier runs that have not ended. The provider
-            charges the lines of these batches.
-        batches: number of provider batches in the journal. It is also the number of the next batch, because batches are numbered from
-            0.
-        lost: number of lines whose result could not be written. The next run sends these lines again.
-
-    Raises:
-        ConfigError: another run has the file open, the file is not a journal, or its settings differ. The message names a setting that
-            differs.
-        JournalFull: the disk has no space for the journal.
+    The key of a line is the hash of its content; the n-th of equal lines has a key of its own. A record of a sent line is written before
+    its request is sent, so a killed process loses no record; ``fsync`` follows within ``SYNC`` seconds.
     """
 
     def __init__(
@@ -97,12 +95,12 @@ class Journal:
         except OSError as error:
             raise ConfigError(f"the journal {str(path)!r} cannot be written: {error.strerror}") from None
         self._lock()
-        # for each line of the input, 16 bytes whether it has a result or not:
-        self._places = array("Q")  # twice the offset of its result, plus 1 if the line succeeded; 0 if it has no result
-        self._digests = array("Q")
-        self._sent_again = 0  # failures with a smaller number in ``_places`` do not count as done
-        self._started: dict[int, Spent] = {}  # ordinal of a line that this run sent and that has no result yet -> its maximum cost
-        self._left_before: dict[int, Spent] = {}  # ordinal of a line that an earlier run sent and that has no result -> its maximum cost
+        self._index: dict[int, int] = {}  # key -> offset of the result, 0 without one, and two bits
+        self._order = array("Q")  # the keys of the lines that were read, in the order of the input
+        self._equal: Counter[int] = Counter()  # digest -> number of lines that equal an earlier line
+        self._retried = 0  # failures up to this offset do not count as done
+        self._started: dict[int, Spent] = {}  # key of a line that this run sent and that has no result yet -> its maximum cost
+        self._left_before: dict[int, Spent] = {}  # the same for lines that an earlier run sent
         self._spent = NOTHING  # tokens and cost of all lines that are in neither of these two mappings
         self.held: dict[int, HeldBatch] = {}
         self.batches = 0
@@ -110,7 +108,7 @@ class Journal:
         self._largest = 4096
         self._unwritten: list[bytes] = []  # records that are not written yet
         self._unwritten_size = 0
-        self._unwritten_results: list[int] = []  # ordinals of the results among them
+        self._unwritten_results: list[int] = []  # keys of the results among them
         self._dirty, self._closing = threading.Event(), threading.Event()
         try:
             if start_over and was_never_sent(path):
@@ -120,7 +118,7 @@ class Journal:
             os.close(self._file)
             raise (self._error_of(error) if isinstance(error, OSError) else error) from None
         if retry_failed:
-            self._sent_again = 2 * self._end
+            self._retried = self._end
         self.unfinished = frozenset(self._left_before)
         self.spent_before = sum(self._left_before.values(), self._spent)
         self._sync_error: OSError | None = None
@@ -170,59 +168,68 @@ class Journal:
         os.close(folder)
 
     def _apply(self, record: Record, place: int) -> None:
-        kind, number = record.kind, record.number
+        kind, key = record.kind, record.key
         if kind == BATCH:
             self._spent += record.spent
-            apply_event(self.held, number, record.content)
-            self.batches = max(self.batches, number + 1)
+            apply_event(self.held, key, record.content)
+            self.batches = max(self.batches, key + 1)
             return
-        before = self._left_before.pop(number, NOTHING)
+        before = self._left_before.pop(key, NOTHING)
         if kind == STARTED:
             self._spent += before
-            self._left_before[number] = record.spent
+            self._left_before[key] = record.spent
             return
         self._spent += record.spent
         if kind != WITHDRAWN:
-            self._put_result(number, 2 * place + (kind == DONE), record.digest)
+            self._index[key] = place << 2 | (kind == DONE)
 
-    def _put_result(self, ordinal: int, place: int, digest: int) -> None:
-        if (more := ordinal + 1 - len(self._places)) > 0:
-            self._places.frombytes(bytes(8 * more))
-            self._digests.frombytes(bytes(8 * more))
-        self._places[ordinal], self._digests[ordinal] = place, digest
+    # the lines
 
-    # what is done
+    def take(self, digest: int) -> tuple[int, bool]:
+        """Return the key of a line that was read from the input, and whether the line is done."""
+        found = self._index.get(digest, 0)
+        if found & _READ:
+            self._equal[digest] += 1
+            digest = digest + self._equal[digest] & DIGEST
+            found = self._index.get(digest, 0)
+        self._index[digest] = found | _READ
+        self._order.append(digest)
+        return digest, self._counts(found)
+
+    def _counts(self, found: int) -> bool:
+        return found & _OK == _OK or found >> 2 > self._retried
+
+    def is_done(self, key: int) -> bool:
+        """Return whether a line has a result. With ``retry_failed``, lines that failed in an earlier run do not count."""
+        return self._counts(self._index.get(key, 0))
+
+    def place(self, key: int) -> int:
+        return self._index.get(key, 0) >> 2
+
+    def drop_unread(self) -> None:
+        """Drop the results of lines that are not in the input any more."""
+        if len(self._index) > len(self._order):
+            self._index = {key: found for key, found in self._index.items() if found & _READ}
 
     @property
     def done(self) -> int:
-        """The number of lines with a result. With ``retry_failed``, lines that failed in an earlier run do not count."""
-        return sum(place & 1 for place in self._places) + self.failed
+        return sum(map(self._counts, self._index.values()))
 
     @property
     def failed(self) -> int:
-        """The number of lines in ``done`` that failed."""
-        return sum(place > self._sent_again and not place & 1 for place in self._places)
-
-    @property
-    def size(self) -> int:
-        """The highest ordinal with a result, plus 1."""
-        return len(self._places)
+        return sum(not found & _OK and self._counts(found) for found in self._index.values())
 
     @property
     def started(self) -> int:
-        """The number of lines that were sent and have no result yet."""
         return len(self._started)
-
-    def digest(self, ordinal: int) -> int | None:
-        """Return the digest of a line that is done; None for any other line."""
-        place = self._places[ordinal] if ordinal < len(self._places) else 0
-        return self._digests[ordinal] if place & 1 or place > self._sent_again else None
 
     def in_order(self) -> Iterator[Line]:
         """Yield the results in the order of the input. A line with several results yields the last one."""
         with self.path.open("rb") as file:
-            for place in filter(None, self._places):
-                file.seek(place >> 1)
+            for key in self._order:
+                if (place := self._index[key] >> 2) == 0:
+                    continue
+                file.seek(place)
                 if (record := decode(file.readline())) is None:
                     raise QRewardError(f"{str(self.path)!r} was changed by another program while it was in use")
                 yield Line(record.kind == DONE, record.content)
@@ -230,89 +237,54 @@ class Journal:
     def as_done(self) -> Iterator[Line]:
         """Yield the results in the order in which they were received. A line with several results yields the last one."""
         for place, _, record in read_records(self.path):
-            ordinal = record.number
-            if record.kind in (DONE, FAILED) and ordinal < len(self._places) and self._places[ordinal] >> 1 == place:
+            if record.kind in (DONE, FAILED) and self._index.get(record.key, 0) >> 2 == place:
                 yield Line(record.kind == DONE, record.content)
-
-    def cut(self, lines: int) -> None:
-        """Drop the results of all lines after the first ``lines``, because the input has become shorter."""
-        del self._places[lines:], self._digests[lines:]
 
     # while running
 
-    def start(self, ordinal: int, digest: int, most: Spent = NOTHING) -> None:
-        """Record that a line is about to be sent, and its maximum cost ``most``. Call ``write`` before the request is sent.
-
-        Raises:
-            JournalFull: the disk has no space for the result, so the line must not be sent.
-        """
+    def start(self, key: int, most: Spent = NOTHING) -> None:
+        """Record that a line is about to be sent, and its maximum cost. Call ``write`` before it is sent. Raises ``JournalFull``."""
         if self._sync_error is not None:
             raise self._error_of(self._sync_error)
-        found = encode(STARTED, ordinal, digest, most)
+        found = encode(STARTED, key, most)
         try:
             self._reserve(self._unwritten_size + len(found) + (1 + len(self._started)) * self._largest)
         except OSError as error:
             raise self._error_of(error) from None
-        self._spent += self._left_before.pop(ordinal, NOTHING)
-        self._started[ordinal] = most
+        self._spent += self._left_before.pop(key, NOTHING)
+        self._started[key] = most
         self._append(found)
 
     def write(self) -> None:
-        """Write all records that are not written yet.
-
-        Raises:
-            JournalFull: the disk has no space. Lines that were started since the last call must not be sent.
-        """
         if self._unwritten:
             try:
                 self._put()
             except OSError as error:
                 raise self._error_of(error) from None
 
-    def finish(self, ordinal: int, digest: int, result: bytes, spent: Spent = NOTHING, *, ok: bool) -> int:
-        """Record the result of a line and its cost. The record is written by the next ``write`` or ``flush``.
-
-        Args:
-            ordinal, digest: position and hash of the line.
-            result: the line of the output: JSON without line breaks.
-            spent: tokens and cost of the line.
-            ok: False if the line failed.
-
-        Returns:
-            The offset of the record in the file.
-        """
-        place, size = self._end + self._unwritten_size, self._end_of_line(DONE if ok else FAILED, ordinal, digest, spent, result)
-        self._put_result(ordinal, 2 * place + ok, digest)
-        self._unwritten_results.append(ordinal)
+    def finish(self, key: int, result: bytes, spent: Spent = NOTHING, *, ok: bool) -> None:
+        """Record the result of a line and its cost. ``write`` or ``flush`` writes the record."""
+        place, size = self._end + self._unwritten_size, self._end_of_line(DONE if ok else FAILED, key, spent, result)
+        self._index[key] = place << 2 | self._index.get(key, 0) & _READ | ok
+        self._unwritten_results.append(key)
         self._largest = max(self._largest, size)
-        return place
 
-    def withdraw(self, ordinal: int, digest: int, spent: Spent = NOTHING) -> None:
+    def withdraw(self, key: int, spent: Spent = NOTHING) -> None:
         """Record that a line is no longer in flight, has no result, and has cost ``spent``."""
-        self._end_of_line(WITHDRAWN, ordinal, digest, spent, b"null")
+        self._end_of_line(WITHDRAWN, key, spent, b"null")
 
-    def _end_of_line(self, kind: str, ordinal: int, digest: int, spent: Spent, content: bytes) -> int:
-        """Append the record with which a line ends, and return its size."""
-        spent += self._left_before.pop(ordinal, NOTHING)
-        self._started.pop(ordinal, None)
+    def _end_of_line(self, kind: str, key: int, spent: Spent, content: bytes) -> int:
+        spent += self._left_before.pop(key, NOTHING)
+        self._started.pop(key, None)
         self._spent += spent
-        found = encode(kind, ordinal, digest, spent, content)
+        found = encode(kind, key, spent, content)
         self._append(found)
         return len(found)
 
     def record_batch(self, number: int, content: bytes, spent: Spent = NOTHING) -> None:
-        """Record an event of a provider batch, and wait until the record is on the disk.
-
-        Args:
-            number: number of the batch.
-            content: the event, as JSON.
-            spent: cost of the batch in addition to the cost of the recorded results.
-
-        Raises:
-            JournalFull: the disk has no space for the record.
-        """
+        """Record an event of a provider batch, and wait until the record is on the disk. Raises ``JournalFull``."""
         self._spent += spent
-        self._append(encode(BATCH, number, 0, spent, content))
+        self._append(encode(BATCH, number, spent, content))
         self.write()
         try:
             os.fdatasync(self._file)
@@ -332,18 +304,18 @@ class Journal:
         self._unwritten_size += len(found)
 
     def _reserve(self, size: int) -> None:
-        """Reserve disk space for ``size`` more bytes. Raises ``OSError`` if the disk has no space."""
-        wanted = self._end + size
-        if wanted > self._reserved:
-            more = max(CHUNK, wanted - self._reserved)
+        exact = self._end + size - self._reserved
+        for more in (max(CHUNK, exact), exact) if exact > 0 else ():
             try:
-                _allocate(self._file, self._reserved, more)
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(self._file, self._reserved, more)
             except OSError as error:
-                if error.errno != errno.ENOSPC or more == wanted - self._reserved:
+                if error.errno == errno.ENOSPC and more > exact:
+                    continue
+                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):  # the file system cannot reserve space
                     raise
-                more = wanted - self._reserved
-                _allocate(self._file, self._reserved, more)
             self._reserved += more
+            return
 
     def _put(self) -> None:
         """Write all records that are not written yet. If this raises ``OSError``, the records are kept."""
@@ -372,12 +344,7 @@ class Journal:
         return QRewardError(f"the journal {str(self.path)!r} cannot be written: {error.strerror}")
 
     def close(self) -> None:
-        """Write and synchronise the remaining records, and unlock the journal.
-
-        Raises:
-            JournalFull: the disk is full, so ``lost`` results could not be written.
-            QRewardError: writing to the disk failed for another reason.
-        """
+        """Write and synchronise the remaining records, and unlock the journal. Raises ``JournalFull`` and ``QRewardError``."""
         self._closing.set()
         self._dirty.set()
         self._syncer.join()
@@ -389,20 +356,10 @@ class Journal:
                 trouble = trouble or error
         os.close(self._file)
         self.lost = len(self._unwritten_results)
-        for ordinal in self._unwritten_results:
-            self._places[ordinal] = 0
+        for key in self._unwritten_results:
+            self._index[key] &= _READ
         if trouble is not None:
             raise self._error_of(trouble)
-
-
-def _allocate(file: int, offset: int, size: int) -> None:
-    """Reserve disk space, if the file system supports it. Raises ``OSError`` if the disk is full."""
-    if hasattr(os, "posix_fallocate"):
-        try:
-            os.posix_fallocate(file, offset, size)
-        except OSError as error:
-            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
-                raise
 
 
 def read_header(path: Path) -> bytes:
@@ -412,7 +369,6 @@ def read_header(path: Path) -> bytes:
 
 
 def check_header(path: Path, line: bytes, settings: Mapping[str, Any], *, force: bool) -> None:
-    """Raise ``ConfigError`` if ``line``, the first line of a journal, is not a header or has other settings."""
     try:
         header = dict(json.loads(line[max(0, line.find(b"{")) :]))  # earlier formats have a checksum before it
     except (ValueError, TypeError):
@@ -442,25 +398,18 @@ def read_records(path: Path, place: int = 0) -> Iterator[tuple[int, int, Record]
 
 
 def was_never_sent(path: Path) -> bool:
-    """Return True if a file is a journal, and each of its lines failed before a request was sent for it.
-
-    So there is no result to keep, and nothing to pay. A typical cause is a wrong name in ``columns``.
-    """
+    """Return True if a file is a journal, and each of its lines failed before a request was sent for it."""
     with suppress(ValueError, AttributeError):
         if json.loads(read_header(path)).get("format") != FORMAT:
             return False
         taken = set()
         for _, _, record in read_records(path):
             if record.kind == STARTED:  # for a scorer this record is written before it is known whether the item is valid
-                taken.add(record.number)
-            elif record.kind == FAILED and _was_unsent(record.content):
-                taken.discard(record.number)
-            else:
+                taken.add(record.key)
+                continue
+            error = msgspec.json.decode(record.content)["error"] if record.kind == FAILED else {"code": None}
+            if error["code"] not in _UNSENT or error["status_code"] is not None or error["attempts"]:
                 return False
+            taken.discard(record.key)
         return not taken
     return False
-
-
-def _was_unsent(result: bytes) -> bool:
-    error = msgspec.json.decode(result)["error"]
-    return error["code"] in _UNSENT and error["status_code"] is None and not error["attempts"]

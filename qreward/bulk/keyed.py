@@ -1,9 +1,4 @@
-"""Bulk runs that several processes share. This module does not depend on Ray.
-
-Rows arrive in any order, at any process, and are identified by their content. Each process writes one journal; the journals are in one
-folder, under the names ``part-00000.jsonl.journal``, ``part-00001.jsonl.journal`` and so on. Every process reads all of them, so no process
-sends a row that already has a result. The requests are sent as batches of the client, one batch per model, as in :mod:`qreward.bulk.run`.
-"""
+"""Bulk runs that several processes share."""
 
 from __future__ import annotations
 
@@ -16,17 +11,28 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from qreward.bulk.batches import Entry, LineRun
+from qreward.bulk.batches import LineRun
 from qreward.bulk.budget import Spent
-from qreward.bulk.inputs import InputLine
-from qreward.bulk.journal import Journal, JournalInUse, Line, check_header, read_header, read_records
-from qreward.bulk.outputs import OutputFile, answer_line, failure_line
-from qreward.bulk.records import BATCH, DONE, FAILED, STARTED, Record, decode
-from qreward.bulk.requests import IDS, RequestReader
+from qreward.bulk.inputs import DIGEST, InputLine
+from qreward.bulk.journal import (
+    DONE,
+    FAILED,
+    STARTED,
+    Journal,
+    JournalInUse,
+    Line,
+    Record,
+    check_header,
+    decode,
+    read_header,
+    read_records,
+)
+from qreward.bulk.outputs import OutputFile, failure_line
+from qreward.bulk.requests import Entry, RequestReader
 from qreward.bulk.settings import BulkSettings
 from qreward.errors import BadRequest, ConfigError, QRewardError
 from qreward.judge.types import Scorer
-from qreward.results import Result, Usage
+from qreward.results import Usage
 from qreward.runtime import Runtime
 
 OF_ONE_PROCESS = ("deadline", "max_cost", "max_tokens", "sample", "shard", "order", "progress")
@@ -34,15 +40,6 @@ OF_ONE_PROCESS = ("deadline", "max_cost", "max_tokens", "sample", "shard", "orde
 
 
 class RowResult(NamedTuple):
-    """The result of a row.
-
-    Attributes:
-        ok: False if the row failed.
-        line: the row's line of the output, without line break.
-        is_kept: True if the result is in the journal. If it is False, the next run sends the row again.
-        usage: tokens of the request that was sent for the row; None if no request was sent.
-    """
-
     ok: bool
     line: bytes
     is_kept: bool = True
@@ -50,48 +47,18 @@ class RowResult(NamedTuple):
 
 
 def keyed_settings(options: Mapping[str, Any]) -> BulkSettings:
-    """Return the settings of a bulk run that several processes share.
-
-    Raises:
-        ConfigError: a setting is invalid, or works only if one process reads all lines.
-    """
     settings = BulkSettings(**options)
     if wrong := [name for name in OF_ONE_PROCESS if name in options and options[name] is not None]:
         raise ConfigError(f"{wrong[0]} needs one process that reads all lines, and here are several; leave it out, or use client.run")
     return settings
 
 
-class KeyedLine(NamedTuple):
-    """A row that is identified by its content.
-
-    Attributes:
-        digest: 64-bit hash of the row's content, as in the journal.
-        identifier: ``qreward-`` and a 128-bit hash of the row's content. It is the ``id`` of the row's line in the output.
-        line: the row as a line of the input. If the row has neither ``custom_id`` nor ``id``, ``identifier`` becomes its
-            ``custom_id``.
-    """
-
-    digest: int
-    identifier: str
-    line: InputLine
-
-
-def keyed_line(row: Mapping[str, Any]) -> KeyedLine:
-    """Return a row with the hash of its content. Neither the order of columns nor columns with null change the hash.
-
-    Raises:
-        TypeError: a value cannot be written as JSON.
-
-    Example:
-        >>> keyed_line({"id": 1, "prompt": "Why?"}).digest == keyed_line({"prompt": "Why?", "id": 1, "model": None}).digest
-        True
-    """
-    fields = _without_nulls(row)
-    content = msgspec.json.encode(fields, order="deterministic")
-    key = blake2b(content, digest_size=16).digest()
-    identifier, digest = f"qreward-{key.hex()}", int.from_bytes(key[:8])
-    named = fields if any(name in fields for name in IDS) else {"custom_id": identifier, **fields}
-    return KeyedLine(digest, identifier, InputLine(f"row {identifier}", digest, msgspec.json.encode(named)))
+def keyed_line(row: Mapping[str, Any]) -> tuple[Entry, InputLine]:
+    """Return a row as a line that is identified by the row's content. Neither the order of columns nor columns with null count."""
+    content = msgspec.json.encode(_without_nulls(row), order="deterministic")
+    found = blake2b(content, digest_size=16).digest()
+    entry = Entry(int.from_bytes(found[:8]) & DIGEST, f"qreward-{found.hex()}")
+    return entry, InputLine(f"row {entry.identifier}", entry.key, content)
 
 
 def _without_nulls(value: Any) -> Any:
@@ -101,30 +68,15 @@ def _without_nulls(value: Any) -> Any:
 
 
 class JournalFolder:
-    """Holds the results in all journals of a folder. Each row with a result takes about 100 bytes of memory.
-
-    Args:
-        path: the folder. If the processes run on several machines, the folder must be on a file system that all of them share.
-        settings: the settings that all runs in the folder must share, as JSON values.
-        force: True accepts journals of other settings.
-        retry_failed: True counts rows that failed before this object was created as not done.
-
-    Attributes:
-        sent: total number of times that rows were sent.
-        sent_again: number of times that a row was sent although the row had been sent before. Either an earlier run had sent the row and
-            received no result, or another process sent the row at the same time.
-
-    Raises:
-        ConfigError: the folder does not exist, or holds journals of other settings.
-    """
+    """Holds the results in all journals of a folder. Each row with a result takes about 100 bytes of memory. Raises ``ConfigError``."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any], *, force: bool = False, retry_failed: bool = False) -> None:
         if not path.is_dir():
             raise ConfigError(f"there is no folder {str(path)!r} for the output; all workers need it, on a file system that they share")
         self.path, self._settings, self._force = path, settings, force
         self._ends: dict[int, int] = {}  # part -> offset up to which its journal was read
-        self._answers: dict[int, int] = {}  # digest -> part, offset and success, packed into one number
-        self._started: set[int] = set()  # digests of rows that were sent and have no result in the same journal
+        self._answers: dict[int, int] = {}  # key -> part, offset and success, packed into one number
+        self._started: set[int] = set()  # keys of rows that were sent and have no result in the same journal
         self._skips_failed = retry_failed
         self.sent = self.sent_again = 0
         self.refresh()
@@ -133,12 +85,7 @@ class JournalFolder:
     # reading
 
     def refresh(self) -> None:
-        """Read the records that were written since the last call.
-
-        Raises:
-            ConfigError: a journal has other settings.
-            OSError: a journal cannot be read.
-        """
+        """Read the records that were written since the last call. Raises ``ConfigError`` and ``OSError``."""
         for path in sorted(self.path.glob("part-*.jsonl.journal")):
             if (number := path.name[5:].partition(".")[0]).isdecimal():
                 self._read(int(number), path)
@@ -157,64 +104,52 @@ class JournalFolder:
         self._ends[part] = end
 
     def _take(self, part: int, place: int, record: Record) -> None:
-        kind, digest = record.kind, record.digest
-        if kind == BATCH:
-            return
+        kind, key = record.kind, record.key
         if kind != STARTED:
-            self._started.discard(digest)
+            self._started.discard(key)
             if kind == DONE or (kind == FAILED and not self._skips_failed):
-                self.put(digest, part, place, ok=kind == DONE)
+                self.put(key, part, place, ok=kind == DONE)
             return
         self.sent += 1
-        had = self._answers.get(digest)
-        if digest in self._started or (had is not None and had & 1):
+        had = self._answers.get(key)
+        if key in self._started or (had is not None and had & 1):
             self.sent_again += 1
         elif had is None:
-            self._started.add(digest)
+            self._started.add(key)
 
-    def put(self, digest: int, part: int, place: int, *, ok: bool) -> None:
+    def put(self, key: int, part: int, place: int, *, ok: bool) -> None:
         """Remember where the result of a row is stored. A success is never replaced; a failure is replaced by any later result."""
-        had = self._answers.get(digest)
+        had = self._answers.get(key)
         if had is None or not had & 1:
-            self._answers[digest] = part << 48 | place << 1 | ok
+            self._answers[key] = part << 48 | place << 1 | ok
 
-    def find(self, row: KeyedLine) -> Line | None:
-        """Return the result of a row; None if it is not done."""
-        entry = self._answers.get(row.digest)
-        if entry is None:
+    def find(self, row: Entry) -> Line | None:
+        found = self._answers.get(row.key)
+        if found is None:
             return None
-        with self._part(entry >> 48).open("rb") as file:
-            file.seek((entry & (1 << 48) - 1) >> 1)
+        with self._part(found >> 48).open("rb") as file:
+            file.seek((found & (1 << 48) - 1) >> 1)
             record = decode(file.readline())
         result = b"" if record is None else record.content
-        # the 128-bit identifier is compared, because two rows may have the same 64-bit digest, although this is unlikely
-        return Line(bool(entry & 1), result) if result.startswith(b'{"id":"%b"' % row.identifier.encode()) else None
+        # the 128-bit identifier is compared, because two rows may have the same key, although this is unlikely
+        return Line(bool(found & 1), result) if result.startswith(b'{"id":"%b"' % row.identifier.encode()) else None
 
     @property
     def done(self) -> int:
-        """The number of rows with a result."""
         return len(self._answers)
 
     @property
     def failed(self) -> int:
-        """The number of rows whose result is an error."""
         return sum(not entry & 1 for entry in self._answers.values())
 
     @property
     def in_flight(self) -> int:
-        """The number of rows that were sent and have no result."""
-        return sum(digest not in self._answers for digest in self._started)
+        return sum(key not in self._answers for key in self._started)
 
     # writing
 
     def claim(self) -> tuple[int, Journal]:
-        """Open the first journal that no process has open. If there is none, create a journal.
-
-        Returns the number of the journal, and the journal.
-
-        Raises:
-            ConfigError: the journal cannot be written, or has other settings.
-        """
+        """Open the first journal that no process has open. If there is none, create a journal. Raises ``ConfigError``."""
         for part in count():
             try:
                 return part, Journal(self._part(part), self._settings, force=self._force)
@@ -223,14 +158,7 @@ class JournalFolder:
         raise AssertionError
 
     def write(self) -> int:
-        """Write the rows that succeeded and the rows that failed to separate files, two files for each journal.
-
-        For example, the rows of the first journal that succeeded go to ``part-00000.jsonl``, and the rows that failed go to
-        ``part-00000.failed.jsonl``. Each row is written once. Returns the number of files such as ``part-00000.jsonl``.
-
-        Raises:
-            OSError: a file cannot be written, for example because the disk is full. Files of an earlier run are then unchanged.
-        """
+        """Write the rows that succeeded and the rows that failed to separate files, two files for each journal. Raises ``OSError``."""
         files = 0
         for part in sorted(self._ends):
             name = self._part(part).name.removesuffix(".journal")
@@ -240,41 +168,21 @@ class JournalFolder:
 
     def _lines(self, part: int, *, ok: bool) -> Iterator[bytes]:
         for place, _, record in read_records(self._part(part)):
-            if record.kind in (DONE, FAILED) and self._answers.get(record.digest) == (part << 48 | place << 1 | ok):
+            if record.kind in (DONE, FAILED) and self._answers.get(record.key) == (part << 48 | place << 1 | ok):
                 yield record.content
 
     def _part(self, part: int) -> Path:
         return self.path / f"part-{part:05}.jsonl.journal"
 
 
-def make_folder(path: Path) -> Path:
-    """Create a folder if it does not exist, and return its path. Raises ``ConfigError`` if it cannot be created."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"the output {str(path)!r} cannot be a folder: {error.strerror}; name another") from None
-    return path
-
-
 class KeyedRun(LineRun):
-    """Sends the rows of one process. All methods must be called in one event loop.
-
-    Args:
-        runtime: runtime of the client.
-        folder: the journals of all processes. The run opens one of them for itself.
-        settings: see :func:`keyed_settings`.
-        scorer: judge or reward model that scores each row; None sends each row as a request.
-
-    Raises:
-        ConfigError: the journal cannot be written, or a setting is wrong.
-    """
+    """Sends the rows of one process. All methods must be called in one event loop. Raises ``ConfigError``."""
 
     def __init__(self, runtime: Runtime, folder: JournalFolder, settings: BulkSettings, scorer: Scorer | None = None) -> None:
-        self._folder, reader = folder, RequestReader(settings)
+        self._folder, reader = folder, RequestReader(settings, is_scored=scorer is not None)
         self._part, journal = folder.claim()
         super().__init__(runtime, journal, settings, reader, scorer, folder.done)
-        self._next = max(journal.size, 1 + max(journal.unfinished, default=-1))
-        self._waiting: dict[int, asyncio.Future[RowResult]] = {}  # by digest
+        self._waiting: dict[int, asyncio.Future[RowResult]] = {}  # by key
         self._reading = asyncio.Lock()
         self._error: QRewardError | None = None
 
@@ -294,83 +202,57 @@ class KeyedRun(LineRun):
     def _result(self, row: Mapping[str, Any]) -> asyncio.Future[RowResult]:
         future: asyncio.Future[RowResult] = asyncio.get_running_loop().create_future()
         try:
-            keyed = keyed_line(row)
+            entry, line = keyed_line(row)
         except (TypeError, ValueError) as error:
             wrong = BadRequest(f"the row cannot be written as JSON: {error}")
             future.set_result(RowResult(False, failure_line("", "qreward-none", wrong)))
             return future
-        if (waiting := self._waiting.get(keyed.digest)) is not None:
+        if (waiting := self._waiting.get(entry.key)) is not None:
             return waiting
-        if (found := self._folder.find(keyed)) is not None:
+        if (found := self._folder.find(entry)) is not None:
             future.set_result(RowResult(found.ok, found.result))
             return future
-        self._waiting[keyed.digest] = future
-        self._send(keyed)
-        return future
-
-    def _send(self, row: KeyedLine) -> None:
-        """Put a row into the queue of its model's batch or of the scorer."""
-        ordinal, self._next = self._next, self._next + 1
-        entry = Entry(ordinal, row.line, row.identifier, None, Spent())
+        self._waiting[entry.key] = future
         pool = None
         try:
             if self._error is not None:
-                raise self._error
-            if self._scorer is not None:
-                entry.custom_id, entry.content = self._reader.read_item(row.line, ordinal)
-            else:
-                entry.custom_id, entry.content = self._reader.read(row.line, ordinal)
+                self._fail_waiting(self._error)
+                return future
+            self._reader.read(line, entry)
+            if self._scorer is None:
                 pool = self.runtime.pool(entry.content.model)
         except QRewardError as error:
-            self._end(entry, failure_line(entry.custom_id, row.identifier, error), error, is_kept=self._error is None)
-            return
+            self.fail(entry, error)
+            return future
         self._batch_of(entry, pool).queue.put_nowait(entry)
+        return future
 
-    def finish(self, entry: Entry, result: Result[Any], _text: bytes | None = None, _spent: Spent | None = None) -> None:
-        name, error = self._name(entry), result.error
-        if error is not None:
-            is_kept = not self._leave_to_next_run(entry, result)
-            self._end(entry, failure_line(entry.custom_id, name, error), error, is_kept=is_kept, usage=result.usage)
-        else:
-            line = answer_line(entry.custom_id, name, result, is_verdict=self._scorer is not None)
-            self._end(entry, line, usage=result.usage if self._scorer is None else result.value.usage)
-
-    def _name(self, entry: Entry) -> str:
-        return entry.place.removeprefix("row ")
-
-    def _end(
-        self, entry: Entry, line: bytes, error: QRewardError | None = None, *, is_kept: bool = True, usage: Usage | None = None
-    ) -> None:
-        future = self._waiting.pop(entry.digest, None)  # first, because ``_record`` may stop the run, which fails all waiting rows
-        place = self._record(entry.ordinal, entry.digest, line, error) if is_kept else None
-        if place is not None:
-            self._folder.put(entry.digest, self._part, place, ok=error is None)
+    def _record(self, entry: Entry, text: bytes, error: QRewardError | None, spent: Spent, usage: Usage | None) -> bool:
+        future = self._waiting.pop(entry.key, None)  # first, because recording may stop the run, which fails all waiting rows
+        is_kept = super()._record(entry, text, error, spent, usage)
+        if is_kept:
+            self._folder.put(entry.key, self._part, self._journal.place(entry.key), ok=error is None)
         if future is not None and not future.done():
-            future.set_result(RowResult(error is None, line, place is not None, usage))
+            future.set_result(RowResult(error is None, text, is_kept, usage))
+        return is_kept
 
     # the end
 
     def stop(self, reason: QRewardError | str) -> None:
-        """Send no further rows. Requests in flight are finished and recorded. Every row without a result ends with the error ``reason``.
-
-        The next run uses the recorded results, and sends the rows without a recorded result.
-        """
+        """Send no further rows. Requests in flight are finished and recorded. Every row without a result ends with the error ``reason``."""
         if self._error is not None:
             return
         self._error = reason if isinstance(reason, QRewardError) else QRewardError(reason)
-        waiting, self._waiting = self._waiting, {}
-        for digest, future in waiting.items():
-            if not future.done():
-                future.set_result(RowResult(False, failure_line("", f"qreward-{digest:016x}", self._error), is_kept=False))
+        self._fail_waiting(self._error)
         super().stop(reason)
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.stop(error if isinstance(error, QRewardError) else f"{type(error).__name__}: {error}")
+    def _fail_waiting(self, error: QRewardError) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for key, future in waiting.items():
+            if not future.done():
+                future.set_result(RowResult(False, failure_line("", f"qreward-{key:015x}", error), is_kept=False))
 
     async def aclose(self) -> None:
-        """Wait for the rows in flight, and close the journal."""
         for batch in self._batches.values():
             batch.queue.complete()
         if self._tasks:

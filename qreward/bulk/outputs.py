@@ -18,24 +18,15 @@ from qreward.bulk.inputs import ROWS, needed
 from qreward.codecs import json as jsonio
 from qreward.errors import ConfigError, QRewardError
 from qreward.judge.types import CriterionResult, Verdict
-from qreward.results import Result
 
 
 def success_line(custom_id: str, identifier: str, body: bytes) -> bytes:
-    """Return the line of a response, without line break.
-
-    Args:
-        custom_id: the identifier in the input.
-        identifier: the ``id`` of the line, unique in the output.
-        body: the body of the response, as JSON.
-    """
     name = _encoded(custom_id)
     response = b'"response":{"status_code":200,"request_id":"%b","body":%b}' % (identifier.encode(), _one_line(body))
     return b'{"id":"%b","custom_id":%b,%b,"error":null}' % (identifier.encode(), name, response)
 
 
 def verdict_line(custom_id: str, identifier: str, verdict: Verdict) -> bytes:
-    """Return the line of a verdict, without line break."""
     votes = [{"score": vote.score, "text": vote.text, "model": vote.model} for vote in verdict.votes]
     usage = None if verdict.usage is None else msgspec.structs.asdict(verdict.usage)
     found = {"score": verdict.score, "votes": votes, "attributes": dict(verdict.attributes or {}), "usage": usage, "cached": verdict.cached}
@@ -60,15 +51,7 @@ def _distribution(found: Mapping[Any, float] | None) -> dict[str, float] | None:
     return {option if isinstance(option, str) else json.dumps(option): probability for option, probability in found.items()}
 
 
-def answer_line(custom_id: str, identifier: str, result: Result[Any], *, is_verdict: bool) -> bytes:
-    """Return the line of a successful result, without line break. The result is a verdict or the response to a request."""
-    if is_verdict:
-        return verdict_line(custom_id, identifier, result.value)
-    return success_line(custom_id, identifier, result.body)
-
-
 def failure_line(custom_id: str, identifier: str, error: QRewardError) -> bytes:
-    """Return the line of a request that failed, without line break."""
     details = {"code": type(error).__name__, "message": str(error), "status_code": getattr(error, "status_code", None)}
     attempts = [msgspec.structs.asdict(attempt) for attempt in getattr(error, "attempts", ())]
     line = {"id": identifier, "custom_id": custom_id, "response": None, "error": {**details, "attempts": attempts}}
@@ -103,18 +86,7 @@ _BEGIN = b'{"id":"qreward-'
 
 
 class OutputFile:
-    """Writes an output file. The file is written under another name, and renamed when it is complete.
-
-    Args:
-        path: path of the file. If it ends in ``.gz``, the lines are compressed. If it ends in ``.parquet``, the file is a table with the
-            columns ``id``, ``custom_id``, ``response`` and ``error``. The columns ``response`` and ``error`` hold JSON.
-
-    Attributes:
-        stem: name of the file without its ending.
-
-    Raises:
-        ConfigError: the file cannot be written, or needs a package that is not installed.
-    """
+    """Writes an output file. The file is written under another name, and renamed when it is complete. Raises ``ConfigError``."""
 
     def __init__(self, path: Path) -> None:
         if path.name == "-":
@@ -131,7 +103,6 @@ class OutputFile:
             raise ConfigError(f"there is no folder {str(path.parent)!r} for the output; make it, or name another")
 
     def check_replaceable(self) -> None:
-        """Raise ``ConfigError`` if the file exists and is not the output of a bulk run."""
         if not self.path.exists() or not self.path.stat().st_size:
             return
         with suppress(OSError, EOFError, ValueError, zlib.error):  # it has another format
@@ -147,11 +118,7 @@ class OutputFile:
             return file.read(len(_BEGIN)) == _BEGIN
 
     def write(self, lines: Iterable[bytes]) -> int:
-        """Write all lines and return their number. If there are no lines, the file of an earlier run is removed.
-
-        Raises:
-            OSError: the file cannot be written, for example because the disk is full. A file of an earlier run is then unchanged.
-        """
+        """Write all lines and return their number. If there are no lines, the file of an earlier run is removed. Raises ``OSError``."""
         unfinished = self.path.with_name(f".{self.path.name}.unfinished")
         try:
             count = self._write_text(unfinished, lines) if self._parquet is None else self._write_table(unfinished, lines)

@@ -1,23 +1,22 @@
-"""Provider batches: files of requests that a provider processes within a day, at a lower price.
-
-This module does no I/O. It contains the limits, the JSON of OpenAI's Batch API
-(https://platform.openai.com/docs/api-reference/batch) and the events in the journal. ``batch_api`` makes the calls, and
-``provider_batches`` runs the batches.
-"""
+"""Provider batches: files of requests that a provider processes within a day, at a lower price."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from secrets import token_hex
 from typing import Any, TypeVar
 
 import msgspec
 
 from qreward.bulk.budget import Spent
-from qreward.codecs.base import Malformed, WireRequest
+from qreward.codecs.base import Malformed, Reply, TransportError, WireRequest
 from qreward.codecs.chat import CHAT
-from qreward.codecs.embeddings import EMBEDDINGS
+from qreward.codecs.embeddings import EMBEDDINGS, inputs_of
 from qreward.codecs.passthrough import passthrough
-from qreward.scheduler.outcome import FailureKind
+from qreward.scheduler.outcome import Failure, FailureKind
+from qreward.settings.policies import Endpoint
+from qreward.transport.connection import EndpointConnection, failure_of
 
 LINES, FILE_BYTES, INPUTS = 50_000, 200_000_000, 50_000
 """Maximum number of lines (``LINES``), bytes (``FILE_BYTES``) and inputs of embeddings (``INPUTS``) in one file.
@@ -41,6 +40,14 @@ NOT_DONE = {"batch_expired": FailureKind.TIMEOUT, "batch_cancelled": FailureKind
 """Error codes of lines that the provider did not process. Such lines cost nothing and are sent again."""
 TOO_MANY_TOKENS = "token_limit_exceeded"
 """Error code of a batch that exceeds the limit of tokens that an account may have in the provider's queue."""
+
+PIECE = 1 << 20
+"""Number of bytes of a file that are read at once."""
+PAGE = 100
+"""Number of batches on a page of the provider's list. OpenAI allows no more."""
+PAGES = 20
+"""Maximum number of pages that are searched for a batch. These pages suffice, because the batch was created recently, and the list begins
+with the newest batches."""
 
 T = TypeVar("T")
 
@@ -69,8 +76,6 @@ class Counts(msgspec.Struct, frozen=True):
 
 
 class BatchObject(msgspec.Struct, frozen=True):
-    """The state of a batch, as the provider reports it."""
-
     id: str
     status: str
     output_file_id: str | None = None
@@ -123,8 +128,8 @@ class ResultLine(msgspec.Struct, frozen=True):
     error: Any = None
 
     @property
-    def ordinal(self) -> int | None:
-        """The position of the line in the input. None if ``custom_id`` is not a number; such a line does not come from this package."""
+    def key(self) -> int | None:
+        """The key of the line. None if ``custom_id`` is not a number; such a line does not come from this package."""
         return int(self.custom_id) if self.custom_id.isdecimal() else None
 
     @property
@@ -134,7 +139,6 @@ class ResultLine(msgspec.Struct, frozen=True):
 
 
 def read(kind: type[T], body: bytes) -> T:
-    """Parse a batch, a page of batches or a line of an output or error file. Raises ``Malformed``."""
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -142,12 +146,10 @@ def read(kind: type[T], body: bytes) -> T:
 
 
 def next_poll(seconds: float, longest: float) -> float:
-    """Return the seconds until the next poll of a batch, after a wait of ``seconds``."""
     return min(longest, seconds * POLL_FACTOR)
 
 
 def url_of(call: WireRequest) -> str:
-    """Return the ``url`` of a request in a batch file, such as ``/v1/chat/completions``."""
     path = call.codec.path
     return path if path.startswith("/v1/") else f"/v1{path}"
 
@@ -162,45 +164,24 @@ def partial_request(url: str, model: str, inputs: int = 1) -> WireRequest:
 
 
 def inputs_in(call: WireRequest) -> int:
-    """Return the number of inputs of an embeddings request; 1 for any other request."""
-    inputs = call.inputs
-    whole = call.codec is not EMBEDDINGS or isinstance(inputs, str) or isinstance(inputs[0], int)
-    return 1 if whole else len(inputs)
+    return len(inputs_of(call)) if call.codec is EMBEDDINGS else 1
 
 
-def request_line(ordinal: int, url: str, body: bytes) -> bytes:
-    """Return the line of a request in a batch file.
-
-    The ``custom_id`` is the position in the input, because the user's identifiers need not be unique.
-    """
-    return b'{"custom_id":"%d","method":"POST","url":%b,"body":%b}\n' % (ordinal, msgspec.json.encode(url), body)
+def request_line(key: int, url: str, body: bytes) -> bytes:
+    return b'{"custom_id":"%d","method":"POST","url":%b,"body":%b}\n' % (key, msgspec.json.encode(url), body)
 
 
 class HeldBatch(msgspec.Struct):
-    """A provider batch in the journal that has not ended.
-
-    Attributes:
-        endpoint: name of the endpoint where the batch runs.
-        url, model: route and model of the lines.
-        tag: the tag in the batch's metadata.
-        lines: ordinal -> digest, and maximum tokens and cost of a line, in the order of the uploaded file.
-        id: the provider's identifier of the batch; None if the run ended before it received the identifier.
-    """
-
     endpoint: str
     url: str
     model: str
     tag: str
-    lines: dict[int, tuple[int, int, float]]
+    lines: dict[int, tuple[int, float]]  # key -> maximum tokens and cost, in the order of the uploaded file
     id: str | None = None
 
-    def digest(self, ordinal: int) -> int | None:
-        """Return the digest of a line; None if the line is not in the batch."""
-        return self.lines[ordinal][0] if ordinal in self.lines else None
-
-    def reserved(self, ordinal: int) -> Spent:
+    def reserved(self, key: int) -> Spent:
         """Return the maximum cost of a line in the batch. It is zero if the line had no ``max_tokens``."""
-        return Spent(*self.lines[ordinal][1:])
+        return Spent(*self.lines[key])
 
 
 END = b"null"
@@ -217,7 +198,108 @@ def apply_event(held: dict[int, HeldBatch], number: int, event: bytes) -> None:
         held[number].id = msgspec.json.decode(event)
 
 
-def provider_line(found: ResultLine, custom_id: str) -> bytes:
-    """Return a provider's result as a line of the output, with the user's ``custom_id``."""
-    assert found.response is not None
-    return msgspec.json.encode({"id": found.id, "custom_id": custom_id, "response": found.response, "error": None})
+class CallFailed(Exception):
+    """Raised when a call of the Batch API has failed. ``failure`` has the kind of failure and an error without secrets."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(str(failure.error))
+        self.failure = failure
+
+
+class BatchApi:
+    """Calls the Batch API of one endpoint. Every method raises ``CallFailed`` if its call fails. A cancelled call closes its connection."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self.connection = EndpointConnection(endpoint)
+
+    async def upload(self, file: int, size: int, model: str) -> str:
+        """Upload the first ``size`` bytes of a file, which is open as ``file``. Returns the provider's identifier of the file."""
+        boundary = token_hex(16)
+        part = f'--{boundary}\r\nContent-Disposition: form-data; name="'
+        head = f'{part}purpose"\r\n\r\nbatch\r\n{part}file"; filename="requests.jsonl"\r\nContent-Type: application/jsonl\r\n\r\n'.encode()
+        tail = f"\r\n--{boundary}--\r\n".encode()
+
+        async def pieces() -> AsyncIterator[bytes]:
+            yield head
+            for offset in range(0, size, PIECE):
+                yield os.pread(file, min(PIECE, size - offset), offset)
+            yield tail
+
+        headers = {
+            "Content-Type": f"multipart/form-data; boundary={boundary}",
+            "Content-Length": str(len(head) + size + len(tail)),
+        }
+        body = await self._call("POST", "/files", model, pieces(), headers)
+        return self._read(FileObject, body, model).id
+
+    async def create(self, file: str, url: str, tag: str, model: str) -> BatchObject:
+        """Create a batch from an uploaded file. If the call fails, the batch may still have been created: search for it with ``find``."""
+        wanted = {"input_file_id": file, "endpoint": url, "completion_window": WINDOW, "metadata": {METADATA: tag}}
+        return self._read(BatchObject, await self._call("POST", "/batches", model, msgspec.json.encode(wanted)), model)
+
+    async def retrieve(self, batch: str, model: str) -> BatchObject:
+        return self._read(BatchObject, await self._call("GET", f"/batches/{batch}", model), model)
+
+    async def find(self, tag: str, model: str) -> BatchObject | None:
+        after = ""
+        for _ in range(PAGES):
+            body = await self._call("GET", f"/batches?limit={PAGE}{after}", model)
+            page = self._read(BatchPage, body, model)
+            if (found := next((batch for batch in page.data if batch.tag == tag), None)) is not None:
+                return found
+            if not page.has_more or not page.data:
+                break
+            after = f"&after={page.data[-1].id}"
+        return None
+
+    async def lines(self, file: str, model: str) -> AsyncGenerator[bytes, None]:
+        path, most = f"/files/{file}/content", self.endpoint.max_response_bytes
+        try:
+            stream = await self.connection.transport.begin("GET", path, None, None)
+            try:
+                if not 200 <= stream.status < 300:
+                    raise self._refused(await stream.read_whole(most), model)
+                rest = b""
+                while piece := await stream.read():
+                    *lines, rest = (rest + piece).split(b"\n")
+                    if len(rest) > most:
+                        raise TransportError(f"a line is longer than max_response_bytes ({most}); raise it", malformed=True)
+                    for line in lines:
+                        if line.strip():
+                            yield line
+                if rest.strip():
+                    yield rest
+            finally:
+                await stream.aclose()
+        except TransportError as error:
+            raise self._failed(error, model) from None
+
+    async def aclose(self) -> None:
+        await self.connection.aclose()
+
+    async def _call(
+        self, method: str, path: str, model: str, body: bytes | AsyncIterator[bytes] | None = None, headers: dict[str, str] | None = None
+    ) -> bytes:
+        try:
+            transport = self.connection.transport
+            reply = await (await transport.begin(method, path, body, headers)).read_whole(transport.cap)
+        except Exception as error:
+            raise self._failed(error, model) from None
+        if not 200 <= reply.status < 300:
+            raise self._refused(reply, model)
+        return reply.body
+
+    def _read(self, kind: type[T], body: bytes, model: str) -> T:
+        try:
+            return read(kind, body)
+        except Malformed as error:
+            raise CallFailed(
+                self.connection.failure_from_body(error, Reply(200, {}, body), partial_request("/v1/batches", model))
+            ) from None
+
+    def _failed(self, error: Exception, model: str) -> CallFailed:
+        return CallFailed(failure_of(error, self.endpoint, partial_request("/v1/batches", model), self.connection))
+
+    def _refused(self, reply: Reply, model: str) -> CallFailed:
+        return CallFailed(self.connection.failure_from_reply(reply, partial_request("/v1/batches", model)))

@@ -1,16 +1,11 @@
-"""Runs provider batches: collects lines in files, uploads the files, creates and polls the batches, and takes their results.
-
-No line is paid twice. Before a batch is created, the journal records the lines and the tag of the batch. The provider stores the tag with
-the batch. A later run therefore finds the batch, even if the process was killed while it created the batch. ``batch_api`` calls the Batch
-API. The requests of a batch are in a temporary file; about 500 bytes a line are kept in memory until the line has its result.
-"""
+"""Runs provider batches: collects lines in files, uploads the files, creates and polls the batches, and takes their results."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import tempfile
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextlib import aclosing
 from copy import copy
@@ -22,11 +17,11 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from qreward.bulk import provider
-from qreward.bulk.batch_api import BatchApi, CallFailed
-from qreward.bulk.batches import Entry, LineQueue, LineRun
+from qreward.bulk.batches import LineQueue, LineRun
 from qreward.bulk.budget import NOTHING, Spent, spent_by
 from qreward.bulk.journal import CONTINUE, Journal
-from qreward.bulk.provider import BatchObject, HeldBatch, ResultLine
+from qreward.bulk.provider import BatchApi, BatchObject, CallFailed, HeldBatch, ResultLine
+from qreward.bulk.requests import Entry
 from qreward.codecs.base import EmbeddedError, Malformed, Reply
 from qreward.engine.snapshots import Tallies
 from qreward.errors import BadRequest, ConfigError, QRewardError, RequestError
@@ -61,22 +56,6 @@ class Request(NamedTuple):
 
 
 class Batch:
-    """A file of lines that have one model, one ``url`` and one endpoint, and the provider batch that is created from it.
-
-    Attributes:
-        lines: ordinal -> line without a result. The ``content`` of each is a :class:`Request`.
-        written: ordinals of the lines, in the order of the uploaded file.
-        size, inputs: total bytes of the requests, and total inputs of the lines.
-        held: the journal's entry, if an earlier run created the batch; otherwise None.
-        number: number of the batch in the journal; None until the batch is recorded there.
-        tag: tag of the batch in the provider's metadata; ``""`` until the batch is recorded in the journal.
-        id: the provider's identifier of the batch; None until it is received.
-        missing: for a batch of an earlier run, the number of its lines that this run still has to read from the input.
-        reserved: maximum cost of the missing lines.
-        spent: cost of failed attempts whose lines are sent again.
-        since: time when the batch was created or found again, in seconds of the event loop's clock.
-    """
-
     def __init__(self, api: BatchApi, url: str, model: str, folder: Path, number: int | None = None, held: HeldBatch | None = None) -> None:
         self.api, self.url, self.model, self.held, self.number = api, url, model, held, number
         self.tag, self.id = ("", None) if held is None else (held.tag, held.id)
@@ -101,52 +80,38 @@ class Batch:
         """Add a line and write its request. Raises ``OSError`` if the disk is full."""
         self.file.write(request)
         line.content = Request(self.size, len(request), inputs)
-        self.lines[line.ordinal] = line
+        self.lines[line.key] = line
         self.size += len(request)
         self.inputs += inputs
         if self.held is None:
-            self.written.append(line.ordinal)
+            self.written.append(line.key)
 
     def request(self, line: Entry) -> bytes:
-        """Return the request of a line."""
         self.file.flush()
         return os.pread(self.file.fileno(), line.content.size, line.content.begin)
 
     def take_rest(self) -> list[Entry]:
-        """Return the lines without a result, and forget them."""
         rest = list(self.lines.values())
         self.lines = {}
         return rest
 
 
 class ProviderBatches:
-    """Runs all provider batches of a run.
-
-    Args:
-        run: the run.
-        journal: the journal that records the batches. It may have batches of earlier runs. The results of these batches are taken too.
-
-    Raises:
-        ConfigError: a batch of an earlier run is at an endpoint that the client does not have.
-    """
-
     def __init__(self, run: LineRun, journal: Journal) -> None:
         self._bulk, self._journal, self._folder, self._loop = run, journal, journal.path.parent, asyncio.get_running_loop()
         self.queue = LineQueue(run.read_on)
         self._tallies = Tallies()
         self._apis: dict[str, BatchApi] = {}
         self._collecting: dict[tuple[str, str, str], Batch] = {}  # endpoint, url and model -> the file that is being filled
-        self._ready: deque[Batch] = deque()  # complete files that wait to be sent, oldest first
         self._turns: Counter[tuple[str, str]] = Counter()  # url and model -> number of complete files
         self._most_lines: dict[str, int] = {}  # endpoint -> maximum number of lines in a file, if its queue was too small for a full file
         self._files: set[Batch] = set()  # batches with an open file
         self._timer: asyncio.TimerHandle | None = None
-        self._last_line = 0.0
         self._has_all = False  # all lines of the queue are in files
         self._open: dict[int, Batch] = {}  # number -> batch, for the batches in the journal that have not ended
         self._tasks: set[asyncio.Task[None]] = set()
-        self._following = self._waiting = 0  # number of batches with a task; number of these tasks that wait for another batch to end
-        self._changed, self._room, self._ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._following = self._waiting = 0  # number of batches with a slot, and of those that wait for another batch to end
+        self._changed, self._ended, self._slots = asyncio.Event(), asyncio.Event(), asyncio.Semaphore(IN_FLIGHT)
         try:
             for number, held in list(journal.held.items()):
                 self._continue_held(number, held)
@@ -162,17 +127,17 @@ class ProviderBatches:
         """Return the number of lines in the batches that keep running at the provider, and the number of these batches."""
         return sum(batch.missing + len(batch.lines) for batch in self._open.values()), len(self._open)
 
-    def reserved(self, ordinal: int, digest: int) -> Spent | None:
+    def reserved(self, key: int) -> Spent | None:
         """Return the maximum cost of a line in a batch of an earlier run; None if no batch of an earlier run has the line."""
-        holder = self._holder(ordinal, digest)
-        return holder.held.reserved(ordinal) if holder is not None and holder.held is not None else None
+        holder = self._holder(key)
+        return holder.held.reserved(key) if holder is not None and holder.held is not None else None
 
-    def _holder(self, ordinal: int, digest: int) -> Batch | None:
-        return next((batch for batch in self._open.values() if batch.held and batch.held.digest(ordinal) == digest), None)
+    def _holder(self, key: int) -> Batch | None:
+        return next((batch for batch in self._open.values() if batch.held and key in batch.held.lines), None)
 
     def _continue_held(self, number: int, held: HeldBatch) -> None:
         """Continue a batch of an earlier run. End the batch if the journal has all of its results."""
-        missing = [ordinal for ordinal in held.lines if self._journal.digest(ordinal) is None]
+        missing = [key for key in held.lines if not self._journal.is_done(key)]
         reserved = sum(map(held.reserved, missing), NOTHING)
         self._bulk.budget.hold(reserved)
         source = next((each for each in self._bulk.runtime.fleet.sources() if each.name == held.endpoint), None)
@@ -203,7 +168,6 @@ class ProviderBatches:
     # the run
 
     async def run(self) -> None:
-        """Collect the lines of the queue, and run all batches until they have ended or the run is stopped."""
         self._begin(self._collect())
         try:
             while self._tasks and not self._bulk.is_stopping:
@@ -212,7 +176,6 @@ class ProviderBatches:
                 for task in [task for task in self._tasks if task.done()]:
                     self._tasks.discard(task)
                     task.result()
-                self._dispatch()
         finally:
             await self._leave()
 
@@ -246,25 +209,29 @@ class ProviderBatches:
             try:
                 self._add_line(entry)
             except QRewardError as error:
-                self._bulk.finish(entry, Result(entry.ordinal, None, error, None, 0.0, 0.0))
+                self._bulk.finish(entry, Result(0, None, error, None, 0.0, 0.0))
             except OSError as error:
                 self._bulk.stop(_disk(error))
-            while self._ready and not self._bulk.is_stopping:
-                self._room.clear()
-                await self._room.wait()
+            if self._slots.locked():
+                async with self._slots:  # complete files are waiting, or the next one will
+                    pass
         self._has_all = True
         self._complete_all()
         for batch in tuple(self._open.values()):
             if batch.missing:  # the missing lines were removed from the input, or this run does not read them
-                self._follow_soon(batch)
+                self._begin(self._run_batch(batch, self._resume))
 
     def _add_line(self, entry: Entry) -> None:
         """Put a line into a file. If a batch of an earlier run has the line, put it into that batch."""
         call = entry.content
         url, inputs = provider.url_of(call), provider.inputs_in(call)
-        holder = self._holder(entry.ordinal, entry.digest)
-        api = self._next_api(url, call.model) if holder is None else holder.api
-        request = provider.request_line(entry.ordinal, url, call.codec.encode(call, api.connection.renamed.get(call.model, call.model)))
+        if (holder := self._holder(entry.key)) is not None:
+            api = holder.api
+        elif endpoints := self._bulk.runtime.fleet.batch_endpoints(call.model):
+            api = self._api(endpoints[self._turns[url, call.model] % len(endpoints)])  # they take turns, file by file
+        else:
+            raise ConfigError(f"model {call.model!r} has no endpoint of kind 'openai_batch' any more")
+        request = provider.request_line(entry.key, url, call.codec.encode(call, api.connection.renamed.get(call.model, call.model)))
         if len(request) > provider.FILE_BYTES or inputs > provider.INPUTS:
             raise BadRequest(
                 f"it has {len(request)} bytes and {inputs} inputs; a provider batch takes {provider.FILE_BYTES} and {provider.INPUTS}, "
@@ -277,18 +244,11 @@ class ProviderBatches:
         assert holder.held is not None
         holder.add(entry, request, inputs)
         holder.missing -= 1
-        holder.reserved -= holder.held.reserved(entry.ordinal)
+        holder.reserved -= holder.held.reserved(entry.key)
         if not holder.missing:
-            self._follow_soon(holder)
-
-    def _next_api(self, url: str, model: str) -> BatchApi:
-        endpoints = self._bulk.runtime.fleet.batch_endpoints(model)
-        if not endpoints:
-            raise ConfigError(f"model {model!r} has no endpoint of kind 'openai_batch' any more")
-        return self._api(endpoints[self._turns[url, model] % len(endpoints)])  # they take turns, file by file
+            self._begin(self._run_batch(holder, self._resume))
 
     def _put(self, api: BatchApi, url: str, model: str, line: Entry, request: bytes, inputs: int) -> None:
-        """Add a line to the file of its endpoint, url and model. Raises ``OSError`` if the disk is full."""
         key, most = (api.endpoint.name, url, model), self._most_lines.get(api.endpoint.name, provider.LINES)
         batch = self._collecting.get(key)
         if batch is not None and (batch.size + len(request) > provider.FILE_BYTES or batch.inputs + inputs > provider.INPUTS):
@@ -300,56 +260,38 @@ class ProviderBatches:
         batch.add(line, request, inputs)
         if len(batch.lines) >= most:
             self._complete(key)
-        self._last_line = self._loop.time()
-        if self._timer is None:
-            self._timer = self._loop.call_later(IDLE, self._complete_if_idle)
-
-    def _complete_if_idle(self) -> None:
-        self._timer = None
-        if (left := self._last_line + IDLE - self._loop.time()) > 0.001:
-            self._timer = self._loop.call_later(left, self._complete_if_idle)
-        else:
-            self._complete_all()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(IDLE, self._complete_all)
 
     def _complete_all(self) -> None:
         for key in tuple(self._collecting):
             self._complete(key)
 
     def _complete(self, key: tuple[str, str, str]) -> None:
-        self._ready.append(self._collecting.pop(key))
         self._turns[key[1:]] += 1
-        self._changed.set()
-
-    def _dispatch(self) -> None:
-        while self._ready and self._following < IN_FLIGHT and not self._bulk.is_stopping:
-            self._following += 1
-            self._begin(self._run_batch(self._ready.popleft(), self._submit))
-        if not self._ready:
-            self._room.set()
+        self._begin(self._run_batch(self._collecting.pop(key), self._submit))
 
     # one batch
 
-    def _follow_soon(self, batch: Batch) -> None:
-        self._following += 1
-        self._begin(self._run_batch(batch, self._resume))
-
     async def _run_batch(self, batch: Batch, work: Callable[[Batch], Awaitable[None]]) -> None:
         """Do the work of one batch. If the work raises, the run stops. The next run continues the batch at the provider."""
-        try:
-            await work(batch)
-        except QRewardError as error:
-            self._bulk.stop(f"provider batch {batch.id or 'not created'}: {error}")
-        except OSError as error:
-            self._bulk.stop(_disk(error))
-        finally:
-            self._following -= 1
-            self._ended.set()
-            if batch.number not in self._open:
-                batch.file.close()
-                self._files.discard(batch)
+        async with self._slots:
+            self._following += 1
+            try:
+                await work(batch)
+            except QRewardError as error:
+                self._bulk.stop(f"provider batch {batch.id or 'not created'}: {error}")
+            except OSError as error:
+                self._bulk.stop(_disk(error))
+            finally:
+                self._following -= 1
+                self._ended.set()
+                if batch.number not in self._open:
+                    batch.file.close()
+                    self._files.discard(batch)
 
     async def _submit(self, batch: Batch) -> None:
-        """Upload a file, create its batch, and poll the batch until it has ended."""
         api, model = batch.api, batch.model
         batch.file.flush()
         file = await self._repeat(batch, lambda: api.upload(batch.file.fileno(), batch.size, model))
@@ -358,7 +300,7 @@ class ProviderBatches:
         number = batch.number = self._journal.batches
         self._journal.batches += 1
         batch.tag = f"{token_hex(8)}:{number}"
-        lines = {ordinal: (line.digest, line.reserved.tokens, line.reserved.cost) for ordinal, line in batch.lines.items()}
+        lines = {key: (line.reserved.tokens, line.reserved.cost) for key, line in batch.lines.items()}
         self._journal.record_batch(number, msgspec.json.encode(HeldBatch(api.endpoint.name, batch.url, model, batch.tag, lines)))
         self._open[number] = batch
         self._bulk.submitted(lines)
@@ -384,15 +326,14 @@ class ProviderBatches:
 
     async def _resume(self, batch: Batch) -> None:
         """Continue a batch of an earlier run. If the earlier run did not receive the batch's identifier, search for the batch's tag."""
+        for wait in (0.0, batch.first_poll) if batch.id is None else ():  # the provider may still be creating the batch
+            await asyncio.sleep(wait)
+            if (found := await self._repeat(batch, lambda: batch.api.find(batch.tag, batch.model))) is not None:
+                self._name(batch, found)
+                break
         if batch.id is None:
-            found = await self._repeat(batch, lambda: batch.api.find(batch.tag, batch.model))
-            if found is None:
-                await asyncio.sleep(batch.first_poll)  # the provider may still be creating the batch
-                found = await self._repeat(batch, lambda: batch.api.find(batch.tag, batch.model))
-            if found is None:
-                await self._send_rest(batch, batch.take_rest())
-                return
-            self._name(batch, found)
+            await self._send_rest(batch, batch.take_rest())
+            return
         await self._follow(batch, 0.0)
 
     def _name(self, batch: Batch, found: BatchObject) -> None:
@@ -401,7 +342,6 @@ class ProviderBatches:
         self._journal.record_batch(batch.number, msgspec.json.encode(found.id))
 
     async def _follow(self, batch: Batch, wait: float) -> None:
-        """Poll a batch until it has ended, and take its results."""
         batch.since, name = self._loop.time(), batch.id or ""
         while True:
             await asyncio.sleep(wait)
@@ -515,7 +455,7 @@ class ProviderBatches:
                 except Malformed:
                     continue
                 good += 1
-                line = None if found.ordinal is None else batch.lines.pop(found.ordinal, None)
+                line = None if found.key is None else batch.lines.pop(found.key, None)
                 if line is not None:  # it is None if an earlier download took the line, or if the line is not of this run
                     self._take_result(batch, line, found, again)
         return good
@@ -524,10 +464,11 @@ class ProviderBatches:
         outcome = _outcome(batch, line, found)
         if isinstance(outcome, Answer):
             name = batch.api.endpoint.name
-            result: Result[Any] = Result(line.ordinal, outcome.value, None, name, self._loop.time() - batch.since, 0.0, line.attempts)
+            result: Result[Any] = Result(0, outcome.value, None, name, self._loop.time() - batch.since, 0.0, line.attempts)
             self._tallies.add(result)
             spent = spent_by(result.usage, self._bulk.runtime.prices.get(name)) or line.reserved
-            self._bulk.finish(line, result, provider.provider_line(found, line.custom_id), spent)
+            text = {"id": found.id, "custom_id": line.custom_id, "response": found.response, "error": None}
+            self._bulk.finish(line, result, msgspec.json.encode(text), spent)
         elif outcome.kind in provider.SENT_AGAIN:
             again.append((line, outcome))
         else:
@@ -536,7 +477,7 @@ class ProviderBatches:
     def _fail_line(self, batch: Batch, line: Entry, failure: Failure) -> None:
         spent = self._note(batch, line, failure)
         error = with_trail(copy(failure.error), line.attempts)  # a copy, because several lines may share the error
-        result: Result[Any] = Result(line.ordinal, None, error, batch.api.endpoint.name, 0.0, 0.0, line.attempts)
+        result: Result[Any] = Result(0, None, error, batch.api.endpoint.name, 0.0, 0.0, line.attempts)
         self._tallies.add(result)
         self._bulk.finish(line, result, spent=spent)
 

@@ -17,19 +17,8 @@ SHOWN = 500
 
 
 def kind_of_error(error: Exception) -> str:
-    """Return the class of an error, with the HTTP status if there was a response.
-
-    Example:
-        >>> kind_of_error(RequestError("no", status_code=500))
-        'RequestError (500)'
-    """
     status = error.status_code if isinstance(error, RequestError) else None
     return type(error).__name__ + (f" ({status})" if status is not None else "")
-
-
-def _shortened(message: str) -> str:
-    text = " ".join(message.split())
-    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,27 +27,22 @@ class BulkReport:
 
     Attributes:
         lines: number of lines of the input that were read.
-        done: number of lines with a result, from this run and earlier ones.
-        failed: number of done lines whose result is an error.
+        done, failed: number of lines with a result, from this run and earlier ones, and of those whose result is an error.
         resumed: number of lines that were done before this run.
-        sent: number of lines that this run sent.
-        sent_again: number of lines in ``sent`` that an earlier run had also sent, without receiving a result. These lines may be charged
-            twice.
+        sent, sent_again: number of lines that this run sent, and of those that an earlier run had also sent, without receiving a result.
+            The latter may be charged twice.
         in_flight: number of lines that this run sent without receiving a result.
-        at_provider: number of lines in provider batches that are still running, and number of these batches. The next run takes the results
-            of the batches, and does not pay for their lines again.
-        torn: number of bytes of the journal that belong to no valid record. Most often they are an incomplete record at the end, because an
-            earlier run was killed while it wrote the record.
+        at_provider: number of lines in provider batches that are still running, and number of these batches. The next run takes their
+            results, and does not pay for their lines again.
+        torn: number of bytes of the journal that belong to no valid record, such as a record that a killed run did not write to its end.
         seconds: duration of this run.
-        tokens: prompt and completion tokens of this run.
+        tokens, prompt_tokens, cached_tokens: tokens of this run; those of prompts; those that servers read from their prefix caches.
         cost: cost of this run in US dollars; None if no endpoint has a price.
         tokens_before, cost_before: tokens and US dollars of earlier runs on this journal. A line that was sent and has no result counts
             with its maximum cost. ``cost_before`` is None if no endpoint has a price, or if a scorer is used.
-        cached_tokens: number of tokens in ``prompt_tokens`` that servers read from their prefix caches.
-        prompt_tokens: prompt tokens of this run.
         endpoints: endpoint name -> the endpoint's statistics for this run.
-        errors: kind of error, such as ``ServerError (500)`` -> two values: the number of lines of this run that failed with this kind of
-            error, and the message of the first of these errors.
+        errors: kind of error, such as ``ServerError (500)`` -> the number of lines of this run that failed with this kind of error, and
+            the message of the first of these errors.
         output, failures: paths of the files of results and of failures; None for a file that was not written.
         reason: why the run stopped early; None if all lines are done.
     """
@@ -97,7 +81,9 @@ class BulkReport:
             lines.append(f"sent again    {self.sent_again} lines that an earlier run had sent; they may have been paid twice")
         most_frequent = sorted(self.errors.items(), key=lambda each: -each[1][0])
         for number, (kind, (times, example)) in enumerate(most_frequent):
-            lines.append(f"{'' if number else 'errors':14}{times} {kind}, such as: {_shortened(example)}")
+            text = " ".join(example.split())
+            text = text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+            lines.append(f"{'' if number else 'errors':14}{times} {kind}, such as: {text}")
         if self.in_flight:
             lines.append(f"in flight     {self.in_flight} lines were sent and have no result; they may be paid twice when you continue")
         if self.at_provider[0]:

@@ -1,13 +1,10 @@
-"""Turns a line of a bulk run's input into a request.
-
-A line has one of three forms: a line of OpenAI's Batch API (``custom_id``, ``url``, ``body``), a plain line with ``messages`` or
-``prompt``, or a row of a table. For a row, a template makes the prompt.
-"""
+"""Turns a line of a bulk run's input into a request."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
+from qreward.bulk.budget import NOTHING
 from qreward.bulk.inputs import InputLine
 from qreward.bulk.settings import BulkSettings
 from qreward.codecs.base import WireRequest
@@ -17,81 +14,64 @@ from qreward.codecs.passthrough import passthrough
 from qreward.errors import BadRequest, ConfigError
 from qreward.judge.prompts import Prompt, check_columns, column_value
 from qreward.options import check_params
+from qreward.records import AttemptRecord
 from qreward.spelling import did_you_mean
 
 CHATS, EMBEDDED = "/v1/chat/completions", "/v1/embeddings"
 BATCH_FIELDS = ("custom_id", "method", "url", "body")
 IDS = ("custom_id", "id")
-"""Fields of a plain line or row that can hold its identifier. If a line has both fields, ``custom_id`` counts. A line without these fields
-gets the identifier of :func:`_invented`."""
+"""Fields of a line that can hold its identifier. If a line has both fields, ``custom_id`` counts."""
 
 
-class BulkRequest(NamedTuple):
-    """One request of a bulk run.
+class Entry:
+    """A line that is to be sent or was sent. ``content`` is its request or item, ``reserved`` the maximum cost of all its attempts."""
 
-    Attributes:
-        custom_id: identifies the request in the output.
-        call: the request.
-    """
+    __slots__ = ("attempts", "content", "custom_id", "identifier", "key", "place", "reserved", "started")
 
-    custom_id: str
-    call: WireRequest
+    def __init__(self, key: int, identifier: str, place: str = "") -> None:
+        self.key, self.identifier, self.place = key, identifier, place
+        self.custom_id, self.reserved, self.started = identifier, NOTHING, False
+        self.content: Any = None
+        self.attempts: tuple[AttemptRecord, ...] = ()  # the failed attempts in provider batches
 
 
 class RequestReader:
-    """Makes requests from lines.
+    """Makes requests from lines, or items for a scorer. Raises ``ConfigError`` for a wrong template, ``params`` or ``columns``."""
 
-    Args:
-        settings: settings of the run; ``model``, ``params``, ``template``, ``system`` and ``columns`` are used.
-
-    Raises:
-        ConfigError: the template is invalid, ``params`` contains an option of the run, or the reference is read from the response.
-    """
-
-    def __init__(self, settings: BulkSettings) -> None:
+    def __init__(self, settings: BulkSettings, *, is_scored: bool = False) -> None:
         check_params(settings.params)
         check_columns(settings.columns)
         self._model, self._params, self._system, self._columns = settings.model, settings.params, settings.system, settings.columns
+        self._is_scored = is_scored
         text = settings.template
         self._template = None if text is None else Prompt(text, self._system, needed=(), known=None, what="template")
         if self._template is not None and not self._template.names:
             raise ConfigError("the template names no column; write {column} where its value goes")
 
-    def read_item(self, line: InputLine, ordinal: int) -> tuple[str, dict[str, Any]]:
-        """Return the identifier and the item of a line for a scorer. Raises ``BadRequest`` if a column is missing."""
+    def read(self, line: InputLine, entry: Entry) -> None:
+        """Put the identifier and the request or item of a line into its entry. Raises ``BadRequest``, which begins with the place."""
         try:
             fields = line.fields()
-        except ValueError as error:
+            found = [(dict.get if self._is_scored else dict.pop)(fields, name, None) for name in IDS]
+            entry.custom_id = next((str(value) for value in found if value is not None), entry.identifier)
+            entry.content = self._item(fields) if self._is_scored else self._request(fields)
+        except (ValueError, BadRequest, ConfigError) as error:
             raise BadRequest(f"{line.place}: {error}") from None
-        custom_id = _identifier_of(dict(fields), _invented(line, ordinal))
+
+    def _item(self, fields: dict[str, Any]) -> dict[str, Any]:
         others = {name: value for name, value in fields.items() if name not in self._columns.values()}
         for field, column in self._columns.items():
             try:
                 others[field] = column_value(fields, column)
             except KeyError:
                 there = ", ".join(map(repr, sorted(fields)))
-                raise BadRequest(f"{line.place}: it has no {column!r}, which columns names; it has {there}") from None
-        return custom_id, others
+                raise BadRequest(f"it has no {column!r}, which columns names; it has {there}") from None
+        return others
 
-    def identifier(self, line: InputLine, ordinal: int) -> str:
-        """Return the identifier of a line that cannot become a request."""
-        try:
-            return _identifier_of(line.fields(), _invented(line, ordinal))
-        except ValueError:
-            return _invented(line, ordinal)
-
-    def read(self, line: InputLine, ordinal: int) -> BulkRequest:
-        """Return the request of a line. If the line is invalid, raise ``BadRequest`` with a message that begins with the line's place."""
-        try:
-            return self._read(line.fields(), _invented(line, ordinal))
-        except (ValueError, BadRequest, ConfigError) as error:
-            raise BadRequest(f"{line.place}: {error}") from None
-
-    def _read(self, fields: dict[str, Any], invented: str) -> BulkRequest:
+    def _request(self, fields: dict[str, Any]) -> WireRequest:
         is_plain = "messages" in fields or "prompt" in fields
         if self._template is None and ("body" in fields or ("url" in fields and not is_plain)):
-            return self._batch_line(fields, invented)
-        custom_id = _identifier_of(fields, invented)
+            return self._batch_line(fields)
         if self._template is not None:
             messages, fields = self._template.messages(fields, extra=True), {name: fields[name] for name in ("model",) if name in fields}
         elif is_plain:
@@ -101,9 +81,9 @@ class RequestReader:
         else:
             hint = "give the line messages or prompt, or the run a template that names its columns"
             raise ValueError(f"it has {', '.join(map(repr, sorted(fields))) or 'no fields'}; {hint}")
-        return BulkRequest(custom_id, self._call(CHATS, {"messages": messages, **fields}))
+        return self._call(CHATS, {"messages": messages, **fields})
 
-    def _batch_line(self, fields: dict[str, Any], invented: str) -> BulkRequest:
+    def _batch_line(self, fields: dict[str, Any]) -> WireRequest:
         if unknown := sorted(fields.keys() - {*BATCH_FIELDS}):
             raise ValueError(f"unknown field {unknown[0]!r}; {did_you_mean(unknown[0], BATCH_FIELDS)}")
         if str(fields.get("method", "POST")).upper() != "POST":
@@ -113,7 +93,7 @@ class RequestReader:
             raise ValueError(f"url is {url!r}; it must be the route of the server, such as {CHATS!r}")
         if not isinstance(body, dict):
             raise ValueError(f"body is a {type(body).__name__}; it must be an object")
-        return BulkRequest(_identifier_of(fields, invented), self._call(url, body))
+        return self._call(url, body)
 
     def _call(self, url: str, body: dict[str, Any]) -> WireRequest:
         params = {**self._params, **body}
@@ -129,14 +109,3 @@ class RequestReader:
             return WireRequest(EMBEDDINGS, model, EMBEDDINGS.validate(params.pop("input", None)), params, None)
         text = next((params[name] for name in ("input", "prompt", "query") if isinstance(params.get(name), str)), "")
         return WireRequest(passthrough(url), model, text, params, None)
-
-
-def _invented(line: InputLine, ordinal: int) -> str:
-    """Return the identifier of a line that has none, or that cannot be read: its number and digest, so no other line has the identifier."""
-    return f"qreward-{ordinal + 1}-{line.digest:016x}"
-
-
-def _identifier_of(fields: dict[str, Any], invented: str) -> str:
-    """Remove the identifier from the fields of a line and return it; if there is none, return ``invented``."""
-    found = [fields.pop(name, None) for name in IDS]
-    return next((str(value) for value in found if value is not None), invented)

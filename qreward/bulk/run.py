@@ -1,50 +1,38 @@
-"""One bulk run: reads the input, sends the lines that are not done, records them in the journal, and writes the output at the end.
-
-The requests are sent as batches of the client, one batch per model. Limits, retries, load balancing and prefix affinity therefore work as
-in any batch. A run can be stopped at any time. The next run on its journal continues where it stopped.
-"""
+"""One bulk run: reads the input, sends the lines that are not done, records them in the journal, and writes the output at the end."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from qreward.bulk.batches import Entry, LineRun
-from qreward.bulk.budget import NOTHING, Spent, cost_of, highest, upper_bound
-from qreward.bulk.inputs import Input, InputLine
-from qreward.bulk.journal import CONTINUE, Journal, JournalFull
-from qreward.bulk.outputs import OutputFile, answer_line, failure_line
+from qreward.bulk.batches import LineRun
+from qreward.bulk.budget import NOTHING, Spent, highest, upper_bound
+from qreward.bulk.inputs import Input, InputLine, Inputs
+from qreward.bulk.journal import Journal, JournalFull
+from qreward.bulk.outputs import OutputFile
 from qreward.bulk.provider import URLS, url_of
 from qreward.bulk.provider_batches import ProviderBatches
 from qreward.bulk.report import BulkReport
-from qreward.bulk.requests import RequestReader
+from qreward.bulk.requests import Entry, RequestReader
 from qreward.bulk.settings import BulkSettings
 from qreward.codecs.base import WireRequest
-from qreward.errors import BatchCancelled, ClientClosed, ConfigError, NoEndpoint, QRewardError
+from qreward.errors import ConfigError, NoEndpoint, QRewardError
+from qreward.judge.scorers import AnyScorer, described, unblocked
 from qreward.judge.types import Scorer
 from qreward.progress import ProgressMeter, start_progress
 from qreward.reasons import Explanation
-from qreward.results import EndpointStats, Result, Usage, dollars, merged_stats
-from qreward.runtime import Runtime
+from qreward.results import EndpointStats, Result, dollars, merged_stats
+from qreward.runtime import Client, Runtime, runtime_of
 from qreward.scheduler.pool import Pool
 
 REFRESH_INTERVAL = 0.25
 """Seconds between two refreshes of the progress."""
-_COLUMNS = "if a column has another name than its field, map the field to the column with the setting columns"
 
 
 class BulkRun(LineRun):
-    """A run by one process on one journal.
-
-    Args:
-        source: the input.
-        outputs: the file of results and the file of failures.
-        runtime, journal, settings, reader, scorer: see :class:`~qreward.bulk.batches.LineRun`.
-    """
-
     def __init__(
         self,
         runtime: Runtime,
@@ -60,7 +48,7 @@ class BulkRun(LineRun):
         self._reading: asyncio.Task[Any] | None = None
         self._over = asyncio.Event()
         self._error: BaseException | None = None
-        self._read = self._taken = 0
+        self._read = self._taken = self._resumed = 0
         self._meter: ProgressMeter | None = None
 
     # stopping
@@ -77,53 +65,21 @@ class BulkRun(LineRun):
         self._over.set()
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            if not isinstance(error, JournalFull):
-                self._error = self._error or error
-            self.stop(str(error))
+        super()._ended(task)
+        if not task.cancelled() and not isinstance(error := task.exception(), JournalFull):
+            self._error = self._error or error
         if not self._tasks:
             self._over.set()
 
     # lines
 
-    def finish(self, entry: Entry, result: Result[Any], text: bytes | None = None, spent: Spent | None = None) -> None:
-        error = result.error
-        if isinstance(error, BatchCancelled | ClientClosed) and entry.started:
-            spent = entry.reserved  # as in the journal, where the line stays without a result
-        elif spent is None:
-            spent = self._cost_of_line(entry, result) if entry.started else NOTHING
-        self.budget.settle(entry.reserved, spent)
-        if self._leave_to_next_run(entry, result, spent):
-            return
-        if self._meter is not None:
+    def finish(self, entry: Entry, result: Result[Any], text: bytes | None = None, spent: Spent | None = None) -> bool:
+        is_kept = super().finish(entry, result, text, spent)
+        if is_kept and self._meter is not None:
             self._meter.add(result)
-        if error is not None:
-            if self._scorer is not None and isinstance(error, ConfigError):
-                error.args = (f"{error}; {_COLUMNS}", *error.args[1:])
-            text = failure_line(entry.custom_id, _identifier(entry.ordinal), _placed(error, entry.place))
-        elif text is None:
-            text = answer_line(entry.custom_id, _identifier(entry.ordinal), result, is_verdict=self._scorer is not None)
-        self._record(entry.ordinal, entry.digest, text, error, spent)
-
-    def _cost_of_line(self, entry: Entry, result: Result[Any]) -> Spent:
-        if self._scorer is None:
-            return cost_of(result, result.usage, self.runtime.prices.get(result.endpoint or ""), entry.reserved, self.attempts)
-        if self._settings.is_limited and result.ok and result.usage is None and not result.value.cached:
-            self.stop("max_cost and max_tokens cannot be kept, because a line was scored and no server reported its tokens")
-        usage = result.usage or Usage()
-        price = self.runtime.prices.get(result.endpoint or "")
-        cost = (
-            usage.cost
-            if usage.cost is not None or price is None
-            else dollars(price, usage.prompt_tokens or 0, usage.completion_tokens or 0)
-        )
-        return Spent(usage.tokens, cost or 0.0)
-
-    # reading
+        return is_kept
 
     async def _read_all(self) -> None:
-        """Read the input, and give each line that is not done to the batch of its model."""
         chunks = self._source.chunks()
         try:
             if self._journal.held:
@@ -132,63 +88,40 @@ class BulkRun(LineRun):
                 first = self._read
                 for ordinal in self._settings.in_shard(range(first, first + len(chunk))):
                     line = chunk[ordinal - first]
-                    if self._is_done(ordinal, line):
+                    key, is_done = self._journal.take(line.digest)
+                    if is_done:
+                        self._resumed += 1
                         continue
                     self._read = ordinal
                     if self._reason is not None or self._taken == self._settings.sample:
                         return
-                    await self._take_line(ordinal, line)
+                    await self._take_line(line, Entry(key, f"qreward-{key:015x}", line.place))
                 self._read = first + len(chunk)
-            if self._journal.size > self._read:
-                self._shorten(self._read)
+            self._journal.drop_unread()
             self.has_read_all = True
         finally:
             for batch in self._batches.values():
                 batch.queue.complete()
 
-    def _shorten(self, lines: int) -> None:
-        if self._settings.resume != "force":
-            raise ConfigError(
-                f"the input has {lines} lines, and had {self._journal.size} or more when the journal was written; "
-                f"name another output, or {CONTINUE}"
-            )
-        self._journal.cut(lines)
-
-    def _is_done(self, ordinal: int, line: InputLine) -> bool:
-        """Return whether a line has a result. Raises ``ConfigError`` if the line has changed, unless ``resume`` is ``force``."""
-        known, since = self._journal.digest(ordinal), "its result was received"
-        if known == line.digest:
-            return True
-        if known is None:
-            holders = (found for batch in self._journal.held.values() if (found := batch.digest(ordinal)) is not None)
-            known, since = next(holders, line.digest), "it was sent in a provider batch"
-        if known != line.digest and not self.force:
-            raise ConfigError(f"{line.place} has changed since {since}; name another output, or {CONTINUE}")
-        return False
-
-    async def _take_line(self, ordinal: int, line: InputLine) -> None:
+    async def _take_line(self, line: InputLine, entry: Entry) -> None:
         """Give a line to its batch, as soon as the budget and the batch's queue have room."""
         kind: Any = None
-        content: Any
         reserved: Spent | None = NOTHING
         try:
-            if self._scorer is not None:
-                custom_id, content = self._reader.read_item(line, ordinal)
-            else:
-                custom_id, content = self._reader.read(line, ordinal)
-                reserved = None if self._provider is None else self._provider.reserved(ordinal, line.digest)
+            self._reader.read(line, entry)
+            if self._scorer is None:
+                reserved = None if self._provider is None else self._provider.reserved(entry.key)
                 if reserved is not None:
                     kind = ProviderBatches
                 else:
-                    kind, names = self._route(content)
-                    reserved = await self._reserve(content, names, 1 if kind is ProviderBatches else self.attempts)
+                    kind, names = self._route(entry.content)
+                    reserved = await self._reserve(entry.content, names, 1 if kind is ProviderBatches else self.attempts)
         except QRewardError as error:
-            custom_id = self._reader.identifier(line, ordinal)
-            self._record(ordinal, line.digest, failure_line(custom_id, _identifier(ordinal), _placed(error, line.place)), error)
+            self.fail(entry, error)
             return
         if reserved is None:
             return
-        entry = Entry(ordinal, line, custom_id, content, reserved)
+        entry.reserved = reserved
         batch = self._batch_of(entry, kind)
         while batch.queue.is_full and self._reason is None:
             self.read_on.clear()
@@ -218,10 +151,7 @@ class BulkRun(LineRun):
         return ProviderBatches(self, self._journal) if kind is ProviderBatches else super()._new_batch(entry, kind)
 
     async def _reserve(self, call: WireRequest, names: Iterable[str], attempts: int) -> Spent | None:
-        """Reserve and return the maximum cost of ``attempts`` attempts of a request, at the highest price of the named endpoints.
-
-        Wait while requests in flight hold the remaining budget. If the budget is too small, stop the run and return None.
-        """
+        """Reserve and return the maximum cost of ``attempts`` attempts of a request, at the highest price of the named endpoints."""
         price = highest(self.runtime.prices[name] for name in names if name in self.runtime.prices)
         try:
             one = upper_bound(call, price)
@@ -247,11 +177,7 @@ class BulkRun(LineRun):
     # the run
 
     async def run(self) -> BulkReport:
-        """Run until the end of the input, or until the run is stopped, and return the report.
-
-        Raises:
-            ConfigError: the input cannot be read to its end, or has changed. Requests in flight are finished and recorded first.
-        """
+        """Run until the end of the input, or until the run is stopped. Raises ``ConfigError`` if the input cannot be read to its end."""
         began = self.runtime.clock()
         try:
             await self._work()
@@ -268,7 +194,9 @@ class BulkRun(LineRun):
 
     async def _work(self) -> None:
         loop, seconds = asyncio.get_running_loop(), self._settings.deadline
-        self._meter = self._progress()
+        route = self.runtime.look.for_progress(lambda: [pool for pool in self._batches if isinstance(pool, Pool)])
+        prices, clock = self.runtime.prices, self.runtime.clock
+        self._meter = start_progress(self._settings.progress, title="qreward run", prices=prices, **route, clock=clock)
         deadline = None if seconds is None else loop.call_later(seconds, self.stop, f"its deadline of {seconds:g} s has come")
         beats = set() if self._meter is None else {loop.create_task(self._refresh(self._meter))}
         self._reading = self._begin(self._read_all())
@@ -304,11 +232,6 @@ class BulkRun(LineRun):
             self._reason = f"the output cannot be written: {error.strerror or error}; its lines are all in the journal"
             return None, None
 
-    def _progress(self) -> ProgressMeter | None:
-        wanted, prices = self._settings.progress, self.runtime.prices
-        route = self.runtime.look.for_progress(lambda: [pool for pool in self._batches if isinstance(pool, Pool)])
-        return start_progress(wanted, title="qreward run", prices=prices, **route, clock=self.runtime.clock)
-
     async def _total(self) -> int | None:
         """Return the most lines that this run will send; None if it is not known in advance."""
         lines = await asyncio.to_thread(self._source.count)
@@ -331,7 +254,7 @@ class BulkRun(LineRun):
             lines=self._read,
             done=journal.done,
             failed=journal.failed,
-            resumed=self._done_before,
+            resumed=self._resumed if self.has_read_all else self._done_before,
             sent=self._sent,
             sent_again=self._sent_again,
             in_flight=journal.started + journal.lost,
@@ -365,19 +288,54 @@ class BulkRun(LineRun):
         return found
 
     def _write(self) -> tuple[Path | None, Path | None]:
-        ok, failed = (self._output.write(self._lines(ok=True)), self._failures.write(self._lines(ok=False)))
-        return self._output.path if ok else None, self._failures.path if failed else None
+        def written(file: OutputFile, ok: bool) -> Path | None:
+            found = self._journal.in_order() if self._settings.order == "input" else self._journal.as_done()
+            return file.path if file.write(line.result for line in found if line.ok == ok) else None
 
-    def _lines(self, *, ok: bool) -> Iterator[bytes]:
-        found = self._journal.in_order() if self._settings.order == "input" else self._journal.as_done()
-        return (line.result for line in found if line.ok == ok)
-
-
-def _identifier(ordinal: int) -> str:
-    return f"qreward-{ordinal + 1}"
+        return written(self._output, True), written(self._failures, False)
 
 
-def _placed(error: QRewardError, place: str) -> QRewardError:
-    if not str(error).startswith(place):
-        error.args = (f"{place}: {error}", *error.args[1:])
-    return error
+async def run_bulk(
+    client: Client,
+    source: Inputs,
+    output: str | Path,
+    settings: Mapping[str, Any],
+    *,
+    scorer: AnyScorer | None = None,
+    on_start: Callable[[BulkRun], object] = lambda _: None,
+) -> BulkReport:
+    checked = BulkSettings(**settings)
+    runtime, lines, path = runtime_of(client), Input(source), Path(output)
+    if checked.max_cost is not None and not runtime.prices:
+        raise ConfigError(
+            "max_cost needs the price of the endpoints; set Endpoint(price=(dollars for a million prompt tokens, completion tokens))"
+        )
+    judge = None if scorer is None else unblocked(scorer, "scorer", ["batch_score"])
+    written = OutputFile(path)
+    failures = OutputFile(path.with_name(f"{written.stem}.failed.jsonl"))
+    journal_path = path.with_name(f"{path.name}.journal")
+    _check_apart(lines.names, (path, failures.path, journal_path))
+    if not journal_path.exists():
+        for file in (written, failures):
+            file.check_replaceable()
+    reader = RequestReader(checked, is_scored=judge is not None)
+    try:
+        journal = Journal(
+            journal_path,
+            checked.shared_settings(lines.names, None if judge is None else described(judge)),
+            force=checked.resume == "force",
+            retry_failed=checked.retry_failed,
+            start_over=True,
+        )
+    except JournalFull as error:
+        return BulkReport(reason=str(error))
+    run = BulkRun(runtime, lines, (written, failures), journal, checked, reader, judge)
+    on_start(run)
+    return await run.run()
+
+
+def _check_apart(inputs: Iterable[str], written: Iterable[Path]) -> None:
+    read = {Path(name).resolve() for name in inputs}
+    for path in written:
+        if path.resolve() in read:
+            raise ConfigError(f"{str(path)!r} is an input; name another output")

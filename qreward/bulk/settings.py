@@ -19,25 +19,20 @@ class BulkSettings(Policy):
         params: parameters of the JSON body, such as ``{"max_tokens": 512}``, for lines that do not set them.
         template: the prompt for a row of a table. ``{column}`` is replaced with the row's value.
         system: the system message for plain lines and rows.
-        columns: name of an item's field -> name of the column with its value; ``a.b`` means entry ``b`` of the mapping in column ``a``. It
-            is used only with a scorer. The fields are ``prompt``,
-            ``response``, ``reference`` and the fields that the judge's prompt names. A field that ``columns`` does not contain is read from
-            the column of the same name.
+        columns: name of an item's field, such as ``prompt``, ``response`` or ``reference``, -> name of the column with its value; ``a.b``
+            means entry ``b`` of the mapping in column ``a``. Other fields are read from the columns of their names. Only with a scorer.
         timeout: seconds per line, counted from when an endpoint takes the line. None sets no limit.
         priority, tenant: as in :meth:`QRewardClient.batch_chat_completion`.
         deadline: seconds after which the run sends no further requests. The run waits for the requests in flight.
-        max_cost: limit in US dollars for all runs on one journal together. This limit needs ``Endpoint(price=...)``, and ``max_tokens``
-            in each line or in ``params``. A request is sent only if its maximum cost is within the limit. Requests are not hedged.
-        max_tokens: limit of prompt and completion tokens for all runs on one journal together. Like ``max_cost``, this limit needs
-            ``max_tokens`` in each line or in ``params``, and requests are not hedged.
-            With a scorer, the cost of an item is not known in advance: the run stops when a limit is reached, and the items in flight are
-            finished and count.
+        max_cost: limit in US dollars for all runs on one journal together. It needs ``Endpoint(price=...)``, and ``max_tokens`` in each
+            line or in ``params``. A request is sent only if its maximum cost is within the limit. Requests are not hedged.
+        max_tokens: limit of prompt and completion tokens for all runs on one journal together, under the same conditions, without a price.
+            With a scorer, the cost of an item is not known in advance: the run stops when the next item would probably pass a limit.
         sample: number of lines after which the run stops. The next run continues with the remaining lines.
         shard: ``(i, n)`` sends only the i-th of every n lines, counted from 1.
         order: ``input`` writes the output in the order of the input; ``any`` writes it in the order in which the results arrived.
         retry_failed: True sends lines again that failed in an earlier run.
-        resume: ``auto`` refuses a journal that belongs to another input or to other settings. ``force`` accepts the journal, and sends only
-            new and changed lines.
+        resume: ``auto`` refuses a journal that belongs to another input or to other settings; ``force`` accepts the journal.
         provider_batches: ``auto`` prefers endpoints of kind ``openai_batch``, which answer within a day at a lower price; ``never`` uses
             only other endpoints.
         progress: as in :meth:`QRewardClient.batch_chat_completion`.
@@ -75,7 +70,6 @@ class BulkSettings(Policy):
 
     @property
     def is_limited(self) -> bool:
-        """True if ``max_cost`` or ``max_tokens`` is set."""
         return self.max_cost is not None or self.max_tokens is not None
 
     def in_shard(self, ordinals: range) -> range:
@@ -87,10 +81,6 @@ class BulkSettings(Policy):
         """
         index, count = self.shard or (1, 1)
         return range(ordinals.start + (index - 1 - ordinals.start) % count, ordinals.stop, count)
-
-    def scheduling(self) -> dict[str, Any]:
-        """Return the options of each request."""
-        return {"timeout": self.timeout, "priority": self.priority, "tenant": self.tenant}
 
     def shared_settings(self, names: tuple[str, ...], scorer: str | None) -> Mapping[str, Any]:
         """Return the settings that all runs on one journal must share: the input, the scorer, and the settings that shape the requests."""

@@ -1,8 +1,4 @@
-"""The command line: ``qreward VERB ...``.
-
-A verb is a module with ``add_arguments(parser)`` and ``run(args) -> int``. ``VERBS`` is the only list of verbs, and only the module of
-the requested verb is imported.
-"""
+"""The command line: ``qreward VERB ...``."""
 
 from __future__ import annotations
 
@@ -37,22 +33,8 @@ VERBS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb.
-
-    Args:
-        argv: command line without the program name; by default ``sys.argv[1:]``.
-
-    Returns:
-        The exit status: 0 for success; 1 if the verb itself reports a failure (see its ``run``); 2 for an invalid argument or
-        configuration; 130 if it was interrupted; 141 if the reader of standard output has closed the pipe.
-
-    Raises:
-        SystemExit: argparse rejected the arguments (status 2), or printed the help or the version (status 0).
-
-    Example:
-        >>> main(["fleet", "no-such-file.yaml"])
-        2
-    """
+    """Run one verb and return the exit status: 0 for success, 1 for a failure that the verb reports, 2 for a wrong argument or setting,
+    130 if it was interrupted, 141 if the reader of standard output has closed the pipe. Raises ``SystemExit`` as argparse does."""
     given = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if given[0] == COMPLETION and importlib.util.find_spec("shtab") is None:
         parser().error("shell completion needs shtab: pip install 'qreward[completion]'")
@@ -96,16 +78,7 @@ def _version() -> str:
 
 
 def parser(only: str | None = None) -> argparse.ArgumentParser:
-    """Return the parser of the command line. The reference page and the shell completion are made from this parser too.
-
-    Args:
-        only: the verb whose arguments are added. All other verbs are listed without arguments, and their modules are not imported. None
-            adds the arguments of every verb.
-
-    Example:
-        >>> parser().prog
-        'qreward'
-    """
+    """Return the parser, also for the reference page and the completion. ``only`` is the verb whose arguments are added; None adds all."""
     made = argparse.ArgumentParser(prog="qreward", description="One async client over many LLM-judge and GPU reward endpoints.")
     made.add_argument("--version", action="version", version=_version(), help="print the versions of qreward and Python")
     verbs = made.add_subparsers(dest="verb", metavar="VERB", required=True)

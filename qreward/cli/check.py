@@ -1,9 +1,4 @@
-"""``qreward check [CONFIG]``: checks each endpoint of a configuration, and reports its state and how to fix its problems.
-
-The command sends only GET requests. The option ``--call`` adds one small model request per endpoint, or one per model if the file has the
-settings of a trainer or a judge. API keys are sent as in normal requests, and are never shown. To learn whether a server looks at the key,
-a request is sent again without it.
-"""
+"""``qreward check [CONFIG]``: checks each endpoint of a configuration, and reports its state and how to fix its problems."""
 
 from __future__ import annotations
 
@@ -19,7 +14,7 @@ import msgspec
 
 from qreward.cli import diagnose, machine
 from qreward.cli.arguments import add_timeout
-from qreward.cli.config_files import form_of
+from qreward.engine.addresses import resolved
 from qreward.errors import ConfigError
 from qreward.integrations.trainers.settings import SCORERS, RewardConfig, name_source_in_errors, read_reward_settings, reward_config_of
 from qreward.integrations.trainers.settings import check as check_reward_config
@@ -67,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(found, indent=2) if args.json else "\n".join(_whole_report(found)))
         return 1 if found["problems"] or any(each["problems"] for each in found["endpoints"]) else 0
     config, asked = configuration(args.config)
-    checked = asyncio.run(check_all(config, args.timeout, calls=args.call, form=used_form(args.config), asked=asked))
+    checked = asyncio.run(check_all(config, args.timeout, calls=args.call, asked=asked))
     print(json.dumps({"endpoints": checked}, indent=2) if args.json else report(checked))
     return 1 if any(each["problems"] for each in checked) else 0
 
@@ -75,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 def examined(file: str | None, seconds: float, *, calls: bool = False) -> dict[str, Any]:
     """Return the report in the form that ``--report --json`` prints. Its ``problems`` are those that belong to no endpoint."""
     settings, config, asked = _settings(file)
-    endpoints = [] if config is None else asyncio.run(check_all(config, seconds, calls=calls, form=used_form(file), asked=asked))
+    endpoints = [] if config is None else asyncio.run(check_all(config, seconds, calls=calls, asked=asked))
     found = machine.machine_report()
     few = machine.few_files(config, found["machine"]["open_files"])
     return {
@@ -88,11 +83,7 @@ def examined(file: str | None, seconds: float, *, calls: bool = False) -> dict[s
 
 
 def _settings(file: str | None) -> tuple[dict[str, Any], ClientConfig | None, tuple[diagnose.ScorerModel, ...]]:
-    """Return the part of the report about the settings, the configuration, and the models of its scorers.
-
-    The part says where the settings come from, what is wrong with them, and which environment variables they use. The configuration is None
-    if there are no settings, or if they are wrong.
-    """
+    """Return the part of the report about the settings, the configuration, and the models of its scorers."""
     named = file or os.environ.get(CONFIG_VARIABLE)
     variable = next((name for name in machine.SETTINGS[2:] if os.environ.get(name)), None)
     found: dict[str, Any] = {
@@ -117,14 +108,7 @@ def _whole_report(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def configuration(file: str | None) -> tuple[ClientConfig, tuple[diagnose.ScorerModel, ...]]:
-    """Return the settings in a file, and the models of its scorers. If ``file`` is None, return what ``QRewardClient.from_env`` uses.
-
-    If the file has the settings of a trainer or a judge, they are checked, and the settings of its client are returned. Any other file has
-    no scorers.
-
-    Raises:
-        ConfigError: the settings are invalid, or the file cannot be read.
-    """
+    """Return the settings in a file, and the models of its scorers. If ``file`` is None, return what ``QRewardClient.from_env`` uses."""
     if file is None:  # ``from_env`` is not called, because it logs warnings; this command prints them as notes
         named = os.environ.get(CONFIG_VARIABLE)
         return (read_config(named)[0] if named else config_from_env()), ()
@@ -161,40 +145,38 @@ def _setting_of_fakes(content: Mapping[str, Any]) -> str | None:
     return next((name for each in endpoints for name in each if name in only_fakes), None)
 
 
-def used_form(file: str | None) -> str:
-    """Return the form of the settings that :func:`configuration` reads; see :func:`qreward.cli.config_files.form_of`."""
-    return form_of(file or os.environ.get(CONFIG_VARIABLE))
-
-
 async def check_all(
-    config: ClientConfig, seconds: float, *, calls: bool, form: str = "", asked: Sequence[diagnose.ScorerModel] = ()
+    config: ClientConfig, seconds: float, *, calls: bool, asked: Sequence[diagnose.ScorerModel] = ()
 ) -> list[dict[str, Any]]:
-    """Check all endpoints concurrently, each with a timeout of ``seconds``. The requests that ``--call`` adds have their own timeout.
-
-    ``asked`` are the models of the scorers that use the endpoints.
-    """
-    return await asyncio.gather(*(check(endpoint, config, seconds, calls=calls, form=form, asked=asked) for endpoint in config.endpoints))
+    """Check all endpoints concurrently, each with a timeout of ``seconds``. The requests that ``--call`` adds have their own timeout."""
+    config = resolved(config)
+    return await asyncio.gather(*(check(endpoint, config, seconds, calls=calls, asked=asked) for endpoint in config.endpoints))
 
 
 async def check(
-    endpoint: Endpoint, config: ClientConfig, seconds: float, *, calls: bool, form: str = "", asked: Sequence[diagnose.ScorerModel] = ()
+    endpoint: Endpoint, config: ClientConfig, seconds: float, *, calls: bool, asked: Sequence[diagnose.ScorerModel] = ()
 ) -> dict[str, Any]:
     """Check one endpoint, and return the result in the form that ``--json`` prints. Durations are in seconds; None means unknown."""
     here = diagnose.asked_of(endpoint, config, asked)
     found = await diagnose.examine(endpoint, seconds)
-    load, days, called = found.load, found.days, diagnose.NOT_CALLED
+    load, called = found.load, diagnose.NOT_CALLED
     uncalled = []
     if calls and found.reachable:
         model = diagnose.model_to_call(endpoint, config, load.models)
-        calling: list[tuple[str, bool | None]] = [(each.model, each.scores) for each in here]
+        calling: list[tuple[str, str | None]] = [(each.model, "scores" if each.scores else "chat") for each in here]
         calling = calling or ([] if model is None else [(model, None)])
+        longest = max(seconds, CALL_AT_LEAST)
         if not calling:
             uncalled.append("no model was called, because no model name is known; add a name without a wildcard to models")
         else:
-            sent = (diagnose.call(endpoint, name, max(seconds, CALL_AT_LEAST), scores=scores) for name, scores in calling)
+            sent = (diagnose.call(endpoint, name, longest, what) for name, what in calling)
             error = next(filter(None, await asyncio.gather(*sent)), None)
             called = diagnose.Called(answered=error is None, error=error, models=tuple(name for name, _ in calling))
-            called = await _asked_again(endpoint, found, called, calling[0], max(seconds, CALL_AT_LEAST))
+            if calling[0][1] is None and called.status in diagnose.NO_SUCH_API:
+                for what in ("embeddings", "scores"):
+                    if await diagnose.call(endpoint, calling[0][0], longest, what) is None:
+                        called = msgspec.structs.replace(called, answered=True, error=None, instead=what)
+                        break
     state = diagnose.state_of(endpoint, found, called)
     return {
         "name": endpoint.name,
@@ -214,35 +196,12 @@ async def check(
         },
         "running": load.running,
         "waiting": load.waiting,
-        "tls": None if found.tls is None else found.tls.version,
-        "certificate_days": None if days is None else round(days, 1),
         "verify": endpoint.verify,
         "auth": diagnose.auth_of(endpoint, found, called),
         "called": "answered" if called.answered else "failed" if called.error is not None else None,
-        "problems": list(diagnose.problems(endpoint, config, found, called, form=form, asked=here)),
-        "notes": [*diagnose.notes(endpoint, config, found, called, form=form, asked=here), *uncalled],
+        "problems": list(diagnose.problems(endpoint, config, found, called, asked=here)),
+        "notes": [*diagnose.notes(endpoint, config, found, called, asked=here), *uncalled],
     }
-
-
-async def _asked_again(
-    endpoint: Endpoint, found: diagnose.Examined, called: diagnose.Called, first: tuple[str, bool | None], seconds: float
-) -> diagnose.Called:
-    """Send further requests if the answer leaves a question open: what the server answers, or whether it looks at the key at all."""
-    model, scores = first
-    if scores is None and diagnose.refuses_chat(called.error):
-        for what in ("embeddings", "scores"):
-            if await diagnose.call_for(endpoint, what, model, seconds) is None:
-                called = msgspec.structs.replace(called, answered=True, error=None, instead=what)
-                break
-    scored = called.instead == "scores" or diagnose.asks_score(endpoint, scores)  # vLLM checks keys under /v1 only
-    if not called.answered or not (diagnose.may_ignore_keys(endpoint, found) or (scored and diagnose.sends_key(endpoint))):
-        return called
-    bare = diagnose.without_key(endpoint)
-    if called.instead is not None:
-        refused = await diagnose.call_for(bare, called.instead, model, seconds)
-    else:
-        refused = await diagnose.call(bare, model, seconds, scores=scores)
-    return msgspec.structs.replace(called, unguarded=refused is None)
 
 
 def report(checked: Sequence[dict[str, Any]]) -> str:
@@ -257,7 +216,7 @@ def report(checked: Sequence[dict[str, Any]]) -> str:
     return "\n".join([*lines, "", *findings, *([""] if findings else []), verdict])
 
 
-_HEAD = ("endpoint", "url", "kind", "state", "latency", "models", "server limits", "queue", "TLS", "key")
+_HEAD = ("endpoint", "url", "kind", "state", "latency", "models", "server limits", "queue", "key")
 
 
 def _row(each: dict[str, Any]) -> tuple[str, ...]:
@@ -273,14 +232,5 @@ def _row(each: dict[str, Any]) -> tuple[str, ...]:
         ", ".join(models[:MODELS_SHOWN]) + more or "-",
         " ".join(f"{name}={value}" for name, value in each["limits"].items()) or "-",
         ", ".join(queue) or "-",
-        _tls(each),
         each["auth"],
     )
-
-
-def _tls(each: dict[str, Any]) -> str:
-    if not each["url"].startswith("https"):
-        return "none"
-    verify, days = each["verify"], each["certificate_days"]
-    verified = "not verified" if verify is False else "verified" if verify is True else "own CAs"
-    return ", ".join([*([each["tls"]] if each["tls"] else []), *([] if days is None else [f"{days:.0f} days"]), verified])

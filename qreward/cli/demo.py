@@ -1,8 +1,4 @@
-"""``qreward demo``: judges a batch of answers on a fleet of fake judges with limits, different speeds and a failing endpoint.
-
-The command shows progress and writes the verdicts to a file. It reports the statistics of each endpoint. It needs no API key and no
-network, and it uses only the public client.
-"""
+"""``qreward demo``: judges a batch of answers on a fleet of fake judges with limits, different speeds and a failing endpoint."""
 
 from __future__ import annotations
 
@@ -47,10 +43,7 @@ class DemoVerdict(msgspec.Struct, frozen=True):
 
 
 def demo_fleet(requests: int) -> FakeFleet:
-    """Return a fleet of three judges.
-
-    One judge answers slowly, another judge has a rate limit, and a third judge dies after about half of ``requests``.
-    """
+    """Return a fleet of three judges."""
 
     def judge(name: str, per_token: float, **limits: Any) -> FakeEndpoint:
         latency = Latency(base=0.05, per_token=per_token, tokens=200, sigma=0.3)

@@ -1,27 +1,15 @@
-"""Examines one endpoint, and derives the problems of its configuration.
-
-``examine`` sends GET requests to the status routes of all kinds of server and makes a TLS handshake. ``call`` sends one small model
-request. API keys are sent as in normal requests, and are never shown. The handshake reads the TLS version and the expiry of the
-certificate without verifying the certificate. The transport verifies the certificate when it sends requests.
-
-``problems`` and ``notes`` turn the findings into sentences that say what to change. The sentences contain settings in the form of the
-user's file. A problem makes calls fail; a note does not.
-"""
+"""Examines one endpoint, and derives the problems of its configuration."""
 
 from __future__ import annotations
 
 import asyncio
-import ssl
-import time
 from collections.abc import Iterable, Iterator, Mapping
-from email.utils import parsedate_to_datetime
 from time import perf_counter
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
 
-from qreward.cli.config_files import KEY_EXAMPLE, written
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import Malformed, Reply, TransportError, WireRequest
 from qreward.codecs.chat import CHAT
@@ -36,10 +24,7 @@ from qreward.settings.policies import Endpoint
 from qreward.spelling import closest
 from qreward.transport.backend import HttpBackend
 from qreward.transport.connection import PASSING, EndpointConnection, open_transport
-from qreward.transport.connection_settings import proxy_of
 
-_NO_CHECK_TIME = 0x200000
-"""OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which ``ssl`` does not name."""
 API_MODELS = "the list of models under base_url"
 _NIM_READY = "/v1/health/ready"
 STATUS_PATHS = ("/health", "/metrics", "/info", "/v1/loads", "/get_load", SLOTS, _NIM_READY)
@@ -50,82 +35,17 @@ DISTINCT_KINDS = ("vllm", "sglang", "tei", "openrlhf", "nim")
 Kinds that a user has registered are missing too."""
 _PRODUCTS = {"llama.cpp": "openai", "Infinity": "openai"}
 """Servers that can be recognised and have no kind of their own -> their kind."""
-_NO_SUCH_API = (400, 404, 405, 422, 500, 501)
+NO_SUCH_API = (400, 404, 405, 422, 500, 501)
 """Statuses of servers that do not offer chat completions."""
 ANY_NAME = "any"
-EXPIRY_WARNING = 14
-"""Minimum number of days until a certificate expires. If there are fewer days left, there is a note about the certificate."""
-CLOCK_WARNING = 60
-"""Maximum difference of two clocks in seconds. If the difference is larger, there is a note about it."""
 MAX_LISTED = 6
 """Maximum number of names that a message lists."""
 _UNLISTED = "; if the server has no list of models, add a model name to models and check with --call"
 _REMEDY = "change models or the route, or map names with model_names"
 
 
-class Tls(msgspec.Struct, frozen=True):
-    """The result of a TLS handshake.
-
-    ``version`` is the TLS version, such as ``TLSv1.3``. ``days`` is the number of days until the certificate expires; None if unknown.
-    """
-
-    version: str
-    days: float | None
-
-
-async def tls_handshake(host: str, port: int) -> Tls | None:
-    """Make a TLS handshake without verifying the certificate or sending a request. Return None if there is no TLS server.
-
-    The module ``ssl`` decodes a certificate only if it has verified the certificate. A second handshake therefore trusts the certificate
-    from the first handshake.
-    """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    try:
-        shown = await _handshake(host, port, context)
-    except (OSError, ValueError):  # ssl.SSLError is an OSError; an invalid host name raises ValueError
-        return None
-    days = None
-    try:
-        context.load_verify_locations(cadata=shown.getpeercert(binary_form=True) or b"")
-        context.verify_mode = ssl.CERT_REQUIRED
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME
-        certificate = (await _handshake(host, port, context)).getpeercert() or {}
-        days = (ssl.cert_time_to_seconds(str(certificate["notAfter"])) - time.time()) / 86400
-    except (OSError, ValueError, KeyError):  # the server shows another certificate each time, or its certificate cannot be decoded
-        pass
-    return Tls(shown.version() or "?", days)
-
-
-async def _handshake(host: str, port: int, context: ssl.SSLContext) -> ssl.SSLObject:
-    _, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname=host)
-    try:
-        connection: ssl.SSLObject = writer.get_extra_info("ssl_object")
-        return connection
-    finally:
-        writer.transport.abort()
-
-
 class Examined(msgspec.Struct):
-    """The findings of an examination.
-
-    Attributes:
-        statuses: requested path -> HTTP status of the response; paths without a response are missing.
-        failure: reason why there was no response, or a text that says that ``base_url`` has the wrong scheme; otherwise None.
-        seconds: time of the fastest response.
-        seems: kind of server that the responses indicate; None if unknown.
-        load: readiness, load, limits and models, joined from all responses.
-        listed: whether the server lists its models.
-        refusal: what the server answered instead of a list of models, such as ``404`` or ``a web page``. None if the server listed its
-            models, or if the answer does not show whether the server has such a list.
-        elsewhere: the root of an API at another path of the same host, if ``base_url`` is not the root of an API; otherwise None.
-        context: maximum number of tokens of a request and its answer (``max_model_len``); None if the server does not report it.
-        unguarded: whether a request that a key should protect is also answered without the key; None if no such request was sent.
-        moved_to: scheme and host to which the server redirects; None if it does not redirect.
-        clock_ahead: seconds by which this machine's clock is ahead of the time in the server's ``Date`` header; None without this header.
-        tls: result of the TLS handshake; None without https, behind a proxy, or if the handshake failed.
-    """
+    """The findings of an examination."""
 
     statuses: dict[str, int] = {}
     failure: str | None = None
@@ -136,40 +56,24 @@ class Examined(msgspec.Struct):
     refusal: str | None = None
     elsewhere: str | None = None
     context: int | None = None
-    unguarded: bool | None = None
     moved_to: str | None = None
-    clock_ahead: float | None = None
-    tls: Tls | None = None
 
     @property
     def reachable(self) -> bool:
         return bool(self.statuses)
 
-    @property
-    def days(self) -> float | None:
-        """Days until the certificate expires. The number is negative for an expired certificate, and None if it is unknown."""
-        return None if self.tls is None else self.tls.days
-
 
 async def examine(endpoint: Endpoint, seconds: float) -> Examined:
-    """Send all GET requests and make the TLS handshake, and return the findings. Responses that take more than ``seconds`` are ignored.
-
-    This function raises only if it is cancelled.
-    """
+    """Send all GET requests and make the TLS handshake, and return the findings. Responses that take more than ``seconds`` are ignored."""
     try:
         connection = EndpointConnection(endpoint)
     except ConfigError as error:
         return Examined(failure=str(error))
     found = Examined()
     replies: dict[str, Reply] = {}
-    secure = endpoint.base_url.startswith("https://")
     try:
         async with asyncio.timeout(seconds):
-            tls, _ = await asyncio.gather(_tls(endpoint, wanted=secure), _get_all(connection, found, replies))
-            found.tls = tls
-            found.unguarded = await _unguarded(endpoint, found)
-            if not secure and set(found.statuses.values()) <= {400} and await _tls(endpoint, wanted=True) is not None:
-                found.failure = "the server speaks TLS at this port; write base_url with https://"
+            await _get_all(connection, found, replies)
     except TimeoutError:
         if not found.reachable:
             found.failure = f"no answer within {seconds:g} s; check base_url, and that the server is up and not overloaded"
@@ -177,13 +81,6 @@ async def examine(endpoint: Endpoint, seconds: float) -> Examined:
         await connection.aclose()
     _read(endpoint.kind, found, replies)
     return found
-
-
-async def _tls(endpoint: Endpoint, *, wanted: bool) -> Tls | None:
-    if not wanted or proxy_of(endpoint) is not None:
-        return None
-    parts = urlsplit(endpoint.base_url)
-    return await tls_handshake(parts.hostname or "", parts.port or 443)
 
 
 async def _get_all(connection: EndpointConnection, found: Examined, replies: dict[str, Reply]) -> None:
@@ -215,32 +112,6 @@ async def _api_at_host(endpoint: Endpoint) -> str | None:
     return None
 
 
-def sends_key(endpoint: Endpoint) -> bool:
-    return endpoint.api_key is not None or bool(endpoint.headers)
-
-
-def may_ignore_keys(endpoint: Endpoint, found: Examined) -> bool:
-    """Return whether a key is sent, and no answer shows that the server looks at it."""
-    return sends_key(endpoint) and found.unguarded is not False and {401, 403}.isdisjoint(found.statuses.values())
-
-
-def without_key(endpoint: Endpoint) -> Endpoint:
-    return endpoint.model_copy(update={"api_key": None, "headers": {}})
-
-
-async def _unguarded(endpoint: Endpoint, found: Examined) -> bool | None:
-    """Send one of the answered requests again without the key. See ``Examined.unguarded``."""
-    path = next((path for path in GUARDED if 200 <= found.statuses.get(path, 0) < 300), None)
-    if path is None or not may_ignore_keys(endpoint, found):
-        return None
-    connection, again = EndpointConnection(without_key(endpoint)), Examined()
-    try:
-        await _get(connection, path, again, {})
-    finally:
-        await connection.aclose()
-    return 200 <= again.statuses.get(path, 0) < 300
-
-
 async def _get(connection: EndpointConnection, path: str, found: Examined, replies: dict[str, Reply]) -> None:
     began = perf_counter()
     try:
@@ -249,18 +120,11 @@ async def _get(connection: EndpointConnection, path: str, found: Examined, repli
         if not found.reachable:
             found.failure = connection.secrets.hide(str(error))
             if "; " not in found.failure:  # the connection broke off, as it does if the server speaks another protocol
-                found.failure += "; check the host and port of base_url, and the log of the server"
+                found.failure += "; check the scheme, the host and the port of base_url, and the log of the server"
         return
     took = perf_counter() - began
-    found.failure, found.seconds, found.clock_ahead = None, min(took, found.seconds or took), _clock_ahead(reply)
+    found.failure, found.seconds = None, min(took, found.seconds or took)
     found.statuses[path], replies[path] = reply.status, reply
-
-
-def _clock_ahead(reply: Reply) -> float | None:
-    try:
-        return time.time() - parsedate_to_datetime(reply.headers["Date"]).timestamp()
-    except (KeyError, ValueError, OverflowError):
-        return None
 
 
 def _read(kind: str, found: Examined, replies: dict[str, Reply]) -> None:
@@ -322,10 +186,7 @@ def _is_page(reply: Reply) -> bool:
 
 
 def _seems(replies: Mapping[str, Reply], loads: Mapping[str, Load]) -> str | None:
-    """Return the kind of server, or None if it is not recognised. The kind is recognised by content that only this kind returns.
-
-    A status is not enough, because some servers return 200 for any path.
-    """
+    """Return the kind of server, or None if it is not recognised. The kind is recognised by content that only this kind returns."""
     metrics = b"\n" + replies["/metrics"].body if "/metrics" in replies else b""
     owners = b"".join(replies[path].body for path in (API_MODELS, MODELS) if path in replies).replace(b" ", b"")
     ready, empty = replies.get(_NIM_READY), Load()
@@ -340,32 +201,19 @@ def _seems(replies: Mapping[str, Reply], loads: Mapping[str, Load]) -> str | Non
     return next((kind for kind, shown in signs.items() if shown), None)
 
 
-def asks_score(endpoint: Endpoint, scores: bool | None) -> bool:
-    """Return whether the model request asks for a score; ``scores`` is None for what the endpoint seems to serve."""
-    return (endpoint.reward is not None or not kind_of(endpoint.kind).chat) if scores is None else scores
-
-
-async def call(endpoint: Endpoint, model: str, seconds: float, *, scores: bool | None = None) -> QRewardError | None:
+async def call(endpoint: Endpoint, model: str, seconds: float, what: str | None = None) -> QRewardError | None:
     """Send one small model request. Return None if it succeeds, and its error without secrets if it fails.
 
-    ``scores`` is True to ask for a score, False for a chat completion, and None for what the endpoint seems to serve.
+    ``what`` is asked for: ``chat``, ``scores`` or ``embeddings``; by default what the endpoint seems to serve.
     """
-    if asks_score(endpoint, scores):
+    what = what or ("chat" if endpoint.reward is None and kind_of(endpoint.kind).chat else "scores")
+    if what == "scores":
         request = WireRequest(SCORE, model, [SCORE.item(("Say yes.", "yes"))], {}, None)
+    elif what == "embeddings":
+        request = WireRequest(EMBEDDINGS, model, EMBEDDINGS.validate(["yes"]), {}, None)
     else:
         request = WireRequest(CHAT, model, CHAT.validate([{"role": "user", "content": "Say yes."}]), {"max_tokens": 1}, None)
-    return await _send(endpoint, request, seconds)
-
-
-async def call_for(endpoint: Endpoint, what: str, model: str, seconds: float) -> QRewardError | None:
-    """Send one small model request for ``embeddings``, ``scores`` or a ``chat``. Return its error, or None if it succeeds."""
-    if what == "embeddings":
-        return await _send(endpoint, WireRequest(EMBEDDINGS, model, EMBEDDINGS.validate(["yes"]), {}, None), seconds)
-    return await call(endpoint, model, seconds, scores=what == "scores")
-
-
-async def _send(endpoint: Endpoint, request: WireRequest, seconds: float) -> QRewardError | None:
-    model, backend = request.model, HttpBackend()
+    backend = HttpBackend()
     try:
         async with asyncio.timeout(seconds):
             outcome = await backend.send(endpoint, request)
@@ -421,21 +269,12 @@ def asked_of(endpoint: Endpoint, config: ClientConfig, asked: Iterable[ScorerMod
 
 
 class Called(msgspec.Struct, frozen=True):
-    """The outcome of the request that ``--call`` adds. If no request was sent, ``answered`` is False and ``error`` is None.
-
-    Attributes:
-        answered: whether the request succeeded.
-        error: the error of the request if it failed.
-        models: the names that were requested.
-        instead: what the server answers, if it refused a chat completion: ``embeddings`` or ``scores``; otherwise None.
-        unguarded: whether the server also answers the request without the key; None if this was not tried.
-    """
+    """The outcome of the request that ``--call`` adds. If no request was sent, ``answered`` is False and ``error`` is None."""
 
     answered: bool = False
     error: QRewardError | None = None
     models: tuple[str, ...] = ()
     instead: str | None = None
-    unguarded: bool | None = None
 
     @property
     def status(self) -> int | None:
@@ -446,25 +285,15 @@ class Called(msgspec.Struct, frozen=True):
 NOT_CALLED = Called()
 
 
-def refuses_chat(error: QRewardError | None) -> bool:
-    """Return whether the error of a chat completion may mean that the server does not offer chat completions."""
-    return isinstance(error, RequestError) and error.status_code in _NO_SUCH_API
-
-
 def auth_of(endpoint: Endpoint, found: Examined, called: Called = NOT_CALLED) -> str:
-    """Return a text that says whether the server accepts the key. The model request counts more than the GET requests.
-
-    The reason is that some keys may call models, but may not list them.
-    """
-    has_key = sends_key(endpoint)
+    """Return a text that says whether the server accepts the key. The model request counts more than the GET requests."""
+    has_key = endpoint.api_key is not None or bool(endpoint.headers)
     seen = [found.statuses[path] for path in GUARDED if path in found.statuses]
     refused = None if called.answered else next((status for status in (called.status, *seen) if status in (401, 403)), None)
     if refused is not None:
         return f"refused ({refused})" if has_key else f"required ({refused})"
     if called.answered or any(200 <= status < 300 for status in seen):
-        if not has_key:
-            return "not needed"
-        return "not checked" if (called.unguarded if called.answered else found.unguarded) else "accepted"
+        return "not refused" if has_key else "not needed"
     return "?"
 
 
@@ -484,7 +313,7 @@ def state_of(endpoint: Endpoint, found: Examined, called: Called = NOT_CALLED) -
 
 def _refused_path(endpoint: Endpoint, found: Examined) -> str | None:
     statuses = found.statuses.values()
-    if _of_path(endpoint, found, "") is not None:
+    if _of_path(endpoint, found) is not None:
         if found.refusal in (None, "404"):  # of the root that base_url names
             return "wrong path (404)"
         return f"failing ({found.refusal})" if found.refusal.startswith("5") else f"no API ({found.refusal})"
@@ -496,33 +325,23 @@ def problems(
     config: ClientConfig,
     found: Examined,
     called: Called = NOT_CALLED,
-    *,
-    form: str = "",
     asked: Iterable[ScorerModel] = (),
 ) -> Iterator[str]:
-    """Yield the problems, most important first.
-
-    ``form`` is the form of the user's settings; see :func:`qreward.cli.config_files.form_of`. ``asked`` are the models that scorers request
-    from the endpoint.
-    """
+    """Yield the problems, most important first."""
     if found.failure is not None:
         yield found.failure
         return
-    yield from _of_answers(endpoint, found, called, form)
+    yield from _of_answers(endpoint, found, called)
     auth = auth_of(endpoint, found, called)
     if auth.startswith("refused"):
-        place = "api_key, or headers if it is sent there" if form else "OPENAI_API_KEY"
-        yield f"it refuses the key that was sent ({auth[9:-1]}); check {place}"
+        yield f"it refuses the key that was sent ({auth[9:-1]}); check api_key, or headers if it is sent there"
     if auth.startswith("required"):
-        how = f"api_key, such as {written('api_key', f'${{{KEY_EXAMPLE}}}', form)}" if form else "OPENAI_API_KEY"
-        yield f"it requires a key, and none was sent ({auth[10:-1]}); set {how}"
+        yield f"it requires a key, and none was sent ({auth[10:-1]}); set api_key, such as ${{JUDGE_KEY}}, or OPENAI_API_KEY"
     kind = _PRODUCTS.get(found.seems or "", found.seems)
     if kind not in (None, endpoint.kind) and endpoint.kind in DISTINCT_KINDS:
         what = found.seems if found.seems in _PRODUCTS else f"a server of kind {kind!r}"
-        yield f"it seems to be {what}, not {endpoint.kind!r}; set {written('kind', kind, form)}"
+        yield f"it seems to be {what}, not {endpoint.kind!r}; set kind to {kind!r}"
     yield from (text for wanted, text in _of_models(endpoint, config, found, asked) if not _served_call(wanted, called))
-    if (days := found.days) is not None and days < 0:
-        yield f"its certificate expired {-days:.0f} days ago; renew it"
     if called.error is not None:
         yield f"a call failed: {called.error}"
 
@@ -532,73 +351,47 @@ def notes(
     config: ClientConfig,
     found: Examined,
     called: Called = NOT_CALLED,
-    *,
-    form: str = "",
     asked: Iterable[ScorerModel] = (),
 ) -> Iterator[str]:
     """Yield the notes: the findings that do not make calls fail. See :func:`problems` for the arguments."""
     if endpoint.kind == "openai" and found.seems is not None and found.seems not in _PRODUCTS:
-        kind = written("kind", found.seems, form)
-        yield f"it seems to be a server of kind {found.seems!r}; with {kind} it can be asked for scores and for its load"
+        yield f"it seems to be a server of kind {found.seems!r}; with kind {found.seems!r} it can be asked for scores and for its load"
     if called.instead is not None:
         yield f"it answers requests for {called.instead}, and refuses chat completions"
-    yield from _of_key(endpoint, found, called)
     if any(_served_call(wanted, called) for wanted, _ in _of_models(endpoint, config, found, asked)):
         for model in called.models:
             if not _lists(found.load.models, model):
                 yield f"its list of models has no {model!r}, but it answered a call for this model"
     unlisted = found.reachable and not found.listed and kind_of(endpoint.kind).lists_models
-    if (
-        unlisted
-        and (called.answered or found.refusal is None)
-        and auth_of(endpoint, found, called) in ("accepted", "not checked", "not needed", "?")
-    ):
+    if unlisted and (called.answered or found.refusal is None) and auth_of(endpoint, found, called) in ("not refused", "not needed", "?"):
         yield "it does not list its models, so their names could not be checked; check them with --call"
-    yield from _of_clock(found)
     if endpoint.probe is not None and not kind_of(endpoint.kind).probe:
         yield f"probe has no effect: a server of kind {endpoint.kind!r} has no status route"
     if endpoint.base_url.startswith("https") and endpoint.verify is False:
         yield "its certificate is not verified; set verify to the path of its CA bundle instead of false"
-    if (days := found.days) is not None and 0 <= days < EXPIRY_WARNING:
-        yield f"its certificate expires in {days:.0f} days; renew it"
     yield from (text for name, text in without_effect(config) if name == endpoint.name)
 
 
-def _of_key(endpoint: Endpoint, found: Examined, called: Called) -> Iterator[str]:
-    if auth_of(endpoint, found, called) == "not checked":
-        rest = "it does not check keys" if called.answered else "the key was not checked; check it with --call"
-        yield f"it answers without the key too, so {rest}"
-
-
-def _of_clock(found: Examined) -> Iterator[str]:
-    if found.clock_ahead is not None and abs(found.clock_ahead) > CLOCK_WARNING:
-        how = "ahead of" if found.clock_ahead > 0 else "behind"
-        yield f"this machine's clock is {abs(found.clock_ahead):.0f} s {how} the server's; set the clock, or certificates may be refused"
-
-
-def _of_answers(endpoint: Endpoint, found: Examined, called: Called, form: str) -> Iterator[str]:
+def _of_answers(endpoint: Endpoint, found: Examined, called: Called) -> Iterator[str]:
     if found.load.ready is False:
         yield "it answers that it is not ready; wait until it has loaded its model, or look into its log"
     if moved := next((path for path, status in found.statuses.items() if 300 <= status < 400), None):
         path = "/models" if moved == API_MODELS else moved
         to = f" to {found.moved_to}" if found.moved_to else ""
         yield f"it redirects{to} ({found.statuses[moved]} for {path}); redirects are not followed; set base_url to the final one"
-    if not called.answered and (text := _of_path(endpoint, found, form)):
+    if not called.answered and (text := _of_path(endpoint, found)):
         yield text
 
 
-def _of_path(endpoint: Endpoint, found: Examined, form: str) -> str | None:
-    """Return None if ``base_url`` seems to be the root of an API that the endpoint can use.
-
-    Otherwise, return a text that says why ``base_url`` seems wrong, and what to change.
-    """
+def _of_path(endpoint: Endpoint, found: Examined) -> str | None:
+    """Return None if ``base_url`` seems to be the root of an API that the endpoint can use."""
     base_url, refusal, kind = endpoint.base_url, found.refusal, kind_of(endpoint.kind)
     below = found.statuses.get(MODELS, 404)
     if found.statuses.get(API_MODELS) == 404 and (below in (200, 401, 403) or below >= 500) and endpoint.reward is None:
-        return f"its API is one level below base_url; set {written('base_url', f'{base_url}/v1', form)}"
+        return f"its API is one level below base_url; set base_url to {base_url}/v1"
     if found.elsewhere is not None:
         which = "every request" if set(found.statuses.values()) <= {404} else "a request for its models"
-        return f"it answers 404 to {which}, but it has an API at another path; set {written('base_url', found.elsewhere, form)}"
+        return f"it answers 404 to {which}, but it has an API at another path; set base_url to {found.elsewhere}"
     if set(found.statuses.values()) <= {404} and kind.probe:
         return f"it answers 404 to every request; check the host, the port and the path of base_url{_UNLISTED if found.refusal else ''}"
     if not kind.chat and kind.info is not None and found.statuses.get(kind.info) == 404:
@@ -621,10 +414,7 @@ def _of_refusal(refusal: str, base_url: str) -> str:
 
 
 def _of_models(endpoint: Endpoint, config: ClientConfig, found: Examined, asked: Iterable[ScorerModel]) -> Iterator[tuple[str, str]]:
-    """Yield a name or pattern that the list of models does not have, and the problem in words.
-
-    A server may list patterns, such as ``judge-*``. Whether the patterns of the endpoint have names in common with them is not known.
-    """
+    """Yield a name or pattern that the list of models does not have, and the problem in words."""
     served = found.load.models
     if not kind_of(endpoint.kind).lists_models or not found.listed:
         return

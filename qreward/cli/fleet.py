@@ -1,7 +1,4 @@
-"""``qreward fleet SPEC``: runs a fleet of fake judges until Ctrl-C or SIGTERM.
-
-The command prints one line of JSON when the fleet is ready, and one line with the fleet's statistics when the fleet has ended.
-"""
+"""``qreward fleet SPEC``: runs a fleet of fake judges until Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 

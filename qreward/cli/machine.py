@@ -1,7 +1,4 @@
-"""What ``qreward check --report`` says beside the state of the endpoints: versions, extras, and where the settings come from.
-
-Keys, headers, proxies and the values of environment variables are never shown. The report shows only whether a variable is set.
-"""
+"""What ``qreward check --report`` says beside the state of the endpoints: versions, extras, and where the settings come from."""
 
 from __future__ import annotations
 
@@ -49,10 +46,7 @@ def _extras() -> list[str]:
 
 
 def _packages(extra: str | None) -> dict[str, str | None]:
-    """Return the packages that an extra needs, each with its version. If ``extra`` is None, return the packages that qreward itself needs.
-
-    The version of a package that is not installed is None.
-    """
+    """Return the packages that an extra needs, each with its version."""
     found = [match.groups() for line in metadata.requires("qreward") or () if (match := _REQUIREMENT.match(line))]
     return {name: _version(name) for name, needed_by in found if needed_by == extra}
 
@@ -74,10 +68,7 @@ def variables_of(file: Path) -> dict[str, bool]:
 
 
 def open_files() -> dict[str, int] | None:
-    """Return the limit of open files and connections of the process, and the highest limit that the process may set.
-
-    Return None if there is no limit, or if it is not known.
-    """
+    """Return the limit of open files and connections of the process, and the highest limit that the process may set."""
     try:
         import resource  # noqa: PLC0415 - not on Windows
     except ImportError:
@@ -87,10 +78,7 @@ def open_files() -> dict[str, int] | None:
 
 
 def few_files(config: ClientConfig | None, files: Mapping[str, int] | None) -> Iterator[str]:
-    """Yield a problem if the settings allow more requests in flight than the process may open connections.
-
-    Each request needs a connection.
-    """
+    """Yield a problem if the settings allow more requests in flight than the process may open connections."""
     at_once = 0 if config is None else sum(each.limits.max_concurrency or 0 for each in config.endpoints)
     if files is not None and at_once + SPARE_FILES > files["limit"]:
         yield (

@@ -1,13 +1,11 @@
-"""``qreward route CONFIG MODEL``: prints the pattern that a model matches, the endpoints that serve it, and their limits.
-
-The command sends no requests.
-"""
+"""``qreward route CONFIG MODEL``: prints the pattern that a model matches, the endpoints that serve it, and their limits."""
 
 from __future__ import annotations
 
 import argparse
 
 from qreward.client import QRewardClient
+from qreward.engine.addresses import resolved
 from qreward.errors import NoEndpoint
 from qreward.scheduler.limits.concurrency import DEFAULT_LIMIT
 from qreward.scheduler.routing import is_glob, matches
@@ -22,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the route, and return 0. Raises ``ConfigError`` for an invalid file, and ``NoEndpoint`` if no route matches."""
-    config = load_config(args.config)
+    config = resolved(load_config(args.config))
     routes = QRewardClient.from_config(config).list_routes()
     found = [route for route in routes if matches(route.pattern, args.model)]
     if not found:

@@ -1,7 +1,4 @@
-"""``qreward run INPUT... --output PATH``: sends the requests of files, and writes the results. The same command continues where it stopped.
-
-The work is done by ``qreward.bulk``.
-"""
+"""``qreward run INPUT... --output PATH``: sends the requests of files, and writes the results."""
 
 from __future__ import annotations
 
@@ -18,8 +15,7 @@ import msgspec
 
 from qreward.bulk.dry_run import dry_run
 from qreward.bulk.report import BulkReport
-from qreward.bulk.run import BulkRun
-from qreward.bulk.start import run_bulk
+from qreward.bulk.run import BulkRun, run_bulk
 from qreward.client import QRewardClient
 from qreward.errors import ConfigError
 from qreward.integrations.trainers.settings import RewardConfig, check, load_reward_config, name_source_in_errors
@@ -61,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--resume",
         choices=("auto", "force"),
         default="auto",
-        help="force continues although the input or the settings have changed; auto refuses that (default: %(default)s)",
+        help="force continues although the names of the input or the settings have changed; auto refuses that (default: %(default)s)",
     )
     add(
         "--provider-batches",
@@ -111,13 +107,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run a bulk run. Return 0 if all lines succeeded, 1 if some lines failed, and 75 if the same command can continue the run.
-
-    A dry run returns 0, or 2 if there are bad lines.
-
-    Raises:
-        ConfigError: a setting, a file or the journal is wrong.
-    """
+    """Return 0 if all lines succeeded, 1 if some failed, 75 if the same command can continue the run; a dry run 0, or 2 with bad lines."""
     scorer = _scorer_settings(args)
     settings: dict[str, Any] = {name: getattr(args, name) for name in _NAMES}
     settings |= {name: _text(settings[name]) for name in ("template", "system")}

@@ -1,8 +1,4 @@
-"""``qreward serve MODULE:FUNCTION``: runs a reward server around a scoring function until SIGTERM or Ctrl-C.
-
-The options are the settings of ``ServerConfig``. Their help texts are taken from its docstring. A token cannot be passed on the command
-line, because other users of the machine could see it there.
-"""
+"""``qreward serve MODULE:FUNCTION``: runs a reward server around a scoring function until SIGTERM or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -37,11 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until a signal arrives. Return 0 if all requests that were in flight at the signal were finished, else 1.
-
-    Raises:
-        ConfigError: a setting or the scorer is wrong, or a package is missing.
-    """
+    """Serve until a signal arrives. Return 0 if all requests that were in flight at the signal were finished, else 1."""
     if missing := [name for name in _NEEDS if importlib.util.find_spec(name) is None]:
         raise ConfigError(f"the reward server needs {' and '.join(missing)}: pip install 'qreward[server]'")
     from qreward.server import server as running  # noqa: PLC0415 - an extra

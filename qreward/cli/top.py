@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 import select
+import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from qreward.live import view
-from qreward.live.directory import Kept, Process, directory, processes
+from qreward.live.directory import Process, directory, processes
 
 Look = Callable[[], Iterator[Process]]
 LEAST = 0.2
@@ -35,14 +35,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Show the processes. Returns 0. Raises ``ConfigError`` if their directory cannot be used."""
     folder, shown = directory(), view.Shown(sort=args.sort)
-    with Kept() as kept:
-        look = partial(processes, folder, kept)
-        if args.web:
-            _serve(args.port, lambda: view.html(view.blocks(list(look()), shown)))
-        elif args.json or args.once or not (sys.stdin.isatty() and sys.stdout.isatty() and importlib.util.find_spec("rich")):
-            _print_on(args, look, shown)
-        else:
-            _redraw(args, look, shown)
+    look = partial(processes, folder)
+    if args.web:
+        _serve(args.port, lambda: view.html(view.blocks(list(look()), shown)))
+    elif args.json or args.once or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        _print_on(args, look, shown)
+    else:
+        _redraw(args, look, shown)
     return 0
 
 
@@ -52,29 +51,26 @@ def _print_on(args: argparse.Namespace, look: Look, shown: view.Shown) -> None:
         if args.json:
             print(view.as_json(found), flush=True)
         else:
-            _print(view.blocks(found, shown))
+            print("\n".join(view.plain(view.blocks(found, shown), styled=sys.stdout.isatty())), flush=True)
         if args.once:
             return
         time.sleep(max(LEAST, args.interval))
 
 
 def _redraw(args: argparse.Namespace, look: Look, shown: view.Shown) -> None:
-    from rich.live import Live  # noqa: PLC0415 - an extra
-
     key = ""
-    with _keys() as read, Live(screen=True, auto_refresh=False) as live:
-        while shown.take(key):
-            live.update(view.rich(view.blocks(list(look()), shown)), refresh=True)
-            key = read(max(LEAST, args.interval))
-
-
-def _print(blocks: Iterable[view.Block]) -> None:
-    if sys.stdout.isatty() and importlib.util.find_spec("rich"):
-        from rich.console import Console  # noqa: PLC0415
-
-        Console().print(view.rich(blocks))
-    else:
-        print("\n".join(view.plain(blocks)), flush=True)
+    with _keys() as read:
+        sys.stdout.write("\x1b[?1049h\x1b[?7l")  # another screen, without the wrapping of long lines
+        try:
+            while shown.take(key):
+                height = max(1, shutil.get_terminal_size().lines - 1)
+                lines = list(view.plain(view.blocks(list(look()), shown), styled=True))[:height]
+                sys.stdout.write("\x1b[H" + "".join(f"{line}\x1b[K\r\n" for line in lines) + "\x1b[J")
+                sys.stdout.flush()
+                key = read(max(LEAST, args.interval))
+        finally:
+            sys.stdout.write("\x1b[?7h\x1b[?1049l")
+            sys.stdout.flush()
 
 
 @contextmanager

@@ -501,7 +501,7 @@ class QRewardClient:
             ...     report = await client.run("requests.jsonl", "results.jsonl", max_cost=20)
             ...     print(report)
         """
-        from qreward.bulk.start import run_bulk  # noqa: PLC0415 - most programs run no bulk
+        from qreward.bulk.run import run_bulk  # noqa: PLC0415 - most programs run no bulk
 
         return await run_bulk(self, source, output, options, scorer=scorer)
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 from zlib import crc32
 
+import msgspec
+
 from qreward.codecs import finish_reason
 from qreward.results import Answered
 
@@ -14,36 +16,18 @@ RESERVED = frozenset({"model", "messages", "input"})
 names. A ``ListCodec`` reserves further names."""
 
 
-class WireRequest:
-    """Holds one request of a caller, before an endpoint is chosen for the request.
+class WireRequest(msgspec.Struct, eq=False):
+    """Holds one request of a caller, before an endpoint is chosen for the request."""
 
-    Attributes:
-        codec: object that encodes the body and decodes the response.
-        model: name of the model.
-        inputs: the messages of a chat completion, the input of an embeddings request, the items of an operation on a list, or the
-            ``DecisionInput`` of a decision.
-        params: further members of the JSON body.
-        headers: additional HTTP headers of this call, or None.
-        group: value that is equal for requests whose prompts begin with the same text; None for a request without a group.
-    """
+    codec: Codec
+    model: str
+    inputs: Any
+    params: Mapping[str, Any]
+    headers: Mapping[str, str] | None
+    group: object = None
+    level: int | None = None  # the priority of the task, which the engine sets if the endpoint is told of it
 
-    __slots__ = ("codec", "group", "headers", "inputs", "model", "params")
-
-    def __init__(
-        self,
-        codec: Codec,
-        model: str,
-        inputs: Any,
-        params: Mapping[str, Any],
-        headers: Mapping[str, str] | None,
-        group: object = None,
-    ) -> None:
-        self.codec = codec
-        self.model = model
-        self.inputs = inputs
-        self.params = params
-        self.headers = headers
-        self.group = group
+    __repr__ = object.__repr__  # shows neither headers nor prompts
 
 
 def hash_of_group(group: object, start: int = 0) -> int:
@@ -63,10 +47,7 @@ class Codec(Protocol):
         """Return the decoded response. Raises ``Malformed``, ``EmbeddedError`` or ``Unfinished``."""
 
     def validate(self, inputs: Any) -> Any:
-        """Return the inputs in a form that ``encode`` accepts.
-
-        Raises ``BadRequest``, whose message has the fault and the position of the fault.
-        """
+        """Return the inputs in a form that ``encode`` accepts."""
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
         """Return a rough estimate of the prompt tokens and the maximum output tokens of a call."""
@@ -92,26 +73,25 @@ class Unfinished(Exception):
         self.ending = ending
 
 
-class Reply:
+def with_priority(body: bytes, call: WireRequest) -> bytes:
+    """Return the JSON body of a request with the member ``priority``, unless the caller has set it."""
+    if call.level is None or "priority" in (call.params or ()):
+        return body
+    return b'%b,"priority":%d}' % (body[:-1], call.level)
+
+
+class Reply(msgspec.Struct, eq=False):
     """Holds a complete HTTP response. The names in ``headers`` are case-insensitive."""
 
-    __slots__ = ("body", "headers", "status")
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
 
-    def __init__(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
-        self.status = status
-        self.headers = headers
-        self.body = body
+    __repr__ = object.__repr__
 
 
 class TransportError(Exception):
-    """No complete response was received. The message contains no secrets.
-
-    Attributes:
-        sent: False if it is certain that the server did not process the request; True if the server may have processed it.
-        timeout: True if a time limit of the transport passed.
-        local: True if the cause is on this machine, such as a lack of file descriptors.
-        malformed: True if the response is not valid HTTP, or is too large.
-    """
+    """No complete response was received. The message contains no secrets."""
 
     def __init__(self, message: str, *, sent: bool = True, timeout: bool = False, local: bool = False, malformed: bool = False) -> None:
         super().__init__(message)

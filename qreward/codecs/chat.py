@@ -1,4 +1,4 @@
-"""The codec of chat completions in the OpenAI API. This module does not depend on HTTP or endpoints."""
+"""The codec of chat completions in the OpenAI API."""
 
 from __future__ import annotations
 
@@ -35,9 +35,6 @@ class _Choice(msgspec.Struct, gc=False):
 
 
 class _Completion(msgspec.Struct, gc=False):
-    """Holds the members of a response that are decoded on arrival. ``ChatAnswer.build`` decodes all other members, which differ between
-    servers."""
-
     choices: list[_Choice] | None = None
     usage: Usage | None = None
     error: Any = None
@@ -47,16 +44,6 @@ _DECODER = msgspec.json.Decoder(_Completion)
 
 
 class ChatAnswer(msgspec.Struct, gc=False):
-    """Holds a chat completion.
-
-    Attributes:
-        body: the undecoded JSON.
-        model: name of the model in the request.
-        content: content of the choice with index 0: a text, a list of parts, or None.
-        usage: tokens of the request; None if the server reported no usage.
-        finish_reason: reason why the first choice ended; None if the server sent no reason.
-    """
-
     body: bytes
     model: str
     content: Any
@@ -68,10 +55,7 @@ class ChatAnswer(msgspec.Struct, gc=False):
         return self.content if type(self.content) is str else joined(self.content)
 
     def build(self) -> Any:
-        """Return an openai ``ChatCompletion`` whose first choice has the index 0.
-
-        Missing members are filled in. Members of a wrong type are kept as they are.
-        """
+        """Return an openai ``ChatCompletion`` whose first choice has the index 0."""
         built = jsonio.build(_completion_type(), self.body, partial(completed, "chat.completion", "message", self.model))
         if len(built.choices) > 1:
             built.choices.sort(key=lambda choice: choice.index)
@@ -124,11 +108,9 @@ class ChatCodec:
         return False
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
-        """Return two numbers: the prompt tokens, estimated from the number of characters; and the result of :func:`most_output`."""
         return sum(_length(message.get("content")) for message in call.inputs) / CHARS_PER_TOKEN, most_output(call.params)
 
     def validate(self, inputs: Any) -> Any:
-        """Return the messages as dicts. Raises ``BadRequest`` for invalid messages."""
         if type(inputs) is list and inputs:
             for message in inputs:
                 if type(message) is not dict or type(message.get("role")) is not str:
@@ -149,10 +131,7 @@ CHAT, VERBATIM_CHAT = ChatCodec(), VerbatimChatCodec()
 
 
 def most_output(params: Mapping[str, Any]) -> float:
-    """Return the maximum output tokens of a request, added up over its choices; 0 if the caller set no limit.
-
-    A negative limit means no limit to some servers, such as llama.cpp.
-    """
+    """Return the maximum output tokens of a request, added up over its choices; 0 if the caller set no limit."""
     most, choices = params.get("max_completion_tokens") or params.get("max_tokens"), params.get("n")
     if type(most) is not int or most < 0:
         return 0.0
@@ -173,7 +152,6 @@ def paired(text: str) -> str:
 
 
 def joined(content: object) -> str:
-    """Return the text of a message's content, which may be a string or a list of parts."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -182,10 +160,7 @@ def joined(content: object) -> str:
 
 
 def characters(value: object) -> float:
-    """Return the number of characters of all texts in a JSON value. A list of numbers counts as token ids. Data URLs do not count.
-
-    This is called under the engine's lock, so it must be quick: a ``repr`` of an image of 4 MB takes 10 ms.
-    """
+    """Return the number of characters of all texts in a JSON value. A list of numbers counts as token ids. Data URLs do not count."""
     if isinstance(value, str):
         return 0.0 if value.startswith("data:") else float(len(value))
     if isinstance(value, Mapping):
@@ -196,14 +171,7 @@ def characters(value: object) -> float:
 
 
 def is_missing(message: Mapping[str, Any]) -> bool:
-    """Return True if a message has neither content nor tool calls. An empty string is content.
-
-    Servers send a message without content and tool calls after a failed generation.
-
-    Example:
-        >>> is_missing({"role": "assistant", "content": None}), is_missing({"role": "assistant", "content": ""})
-        (True, False)
-    """
+    """Return True if a message has neither content nor tool calls. An empty string is content."""
     return message.get("content") is None and not message.get("tool_calls") and not message.get("function_call")
 
 
@@ -253,23 +221,17 @@ def _message(raw: Any, index: int) -> dict[str, Any]:
 def _read_leniently(body: bytes) -> _Completion:
     document = jsonio.read_object(body)
     raw = document.get("choices")
-    choices = [_lenient_choice(choice) for choice in raw] if isinstance(raw, list) else None
+    choices = [_lenient_choice(choice if isinstance(choice, dict) else {}) for choice in raw] if isinstance(raw, list) else None
     return _Completion(choices, jsonio.usage_of(document.get("usage")), document.get("error"))
 
 
-def _lenient_choice(raw: object) -> _Choice:
-    if not isinstance(raw, dict):
-        return _Choice()
+def _lenient_choice(raw: dict[str, Any]) -> _Choice:
     message = raw.get("message")
     read = _Message(message.get("content")) if isinstance(message, dict) else None
     return _Choice(raw.get("index"), read, raw.get("error"), raw.get("finish_reason"))
 
 
 def completed(kind: str, member: str, model: str, document: dict[str, Any]) -> dict[str, Any]:
-    """Return the document, and add the missing members that openai's type requires.
-
-    ``member`` is ``message`` for a completion and ``delta`` for a chunk of a stream.
-    """
     raw, choices = document.get("choices"), []
     for index, each in enumerate(raw if isinstance(raw, list) else []):
         choice = {"index": index, "finish_reason": None, **(each if isinstance(each, dict) else {})}

@@ -1,13 +1,4 @@
-"""Streamed chat completions. This module decodes the chunks, and assembles them into a completion.
-
-A fast decoder (0.4 us) reads each chunk in the usual form. A slower, lenient decoder reads all other chunks. This module does not depend on
-HTTP.
-
-The members of the deltas are merged by these rules. Texts are concatenated. For ``id``, ``role`` and ``type``, the first value counts
-instead. If a server repeats the name of a function, the repeated name is ignored. A list item with an ``index`` is merged with the earlier
-item that has this index. Lists without indexes are concatenated. For any other type, the last value counts. Therefore, members that are not
-in the OpenAI API (``reasoning_content``, ``token_ids`` and others) get the form that they have in a response without streaming.
-"""
+"""Streamed chat completions."""
 
 from __future__ import annotations
 
@@ -36,17 +27,6 @@ _EMPTY: tuple[object, ...] = (None, [], "", True, False)
 
 
 class ChunkChoice(msgspec.Struct, gc=False, forbid_unknown_fields=True):
-    """Holds one choice of a chunk.
-
-    Attributes:
-        index: number of the choice.
-        delta: the new parts of the message.
-        finish_reason: reason why the choice ended, in the form that the server sent.
-        logprobs: undecoded JSON of the log probabilities; ``null`` if there are none. Log probabilities are not decoded on arrival, because
-            callers seldom read them, and because they are far longer than the text.
-        more: members that are not in the OpenAI API, such as ``stop_reason`` and ``token_ids``.
-    """
-
     index: int = 0
     delta: dict[str, Any] = {}
     finish_reason: Any = None
@@ -55,15 +35,10 @@ class ChunkChoice(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
     @property
     def ending(self) -> str | None:
-        """The reason why the choice ended; None if the choice continues.
-
-        ``""`` and ``"null"``, which some servers send before the end, count as None.
-        """
         return ending_of(self.finish_reason)
 
     @property
     def has_output(self) -> bool:
-        """True if the choice has content, reasoning or a tool call."""
         return any(value and name != "role" for name, value in self.delta.items())
 
 
@@ -77,17 +52,6 @@ _DECODER = msgspec.json.Decoder(_Usual)
 
 
 class ChatChunk(msgspec.Struct, gc=False):
-    """Holds one chunk of a stream.
-
-    Attributes:
-        body: the undecoded JSON.
-        model: name of the model in the request.
-        choices: choices of the chunk.
-        usage: tokens of the request. Usually, only the last chunk has a usage, and ``usage`` is None in all other chunks.
-        text: the text that is appended to the content of the first choice. ``StreamAccumulator.add`` moves the first half of a character
-            that was cut in two to the chunk with the second half.
-    """
-
     body: bytes
     model: str
     choices: list[ChunkChoice]
@@ -96,12 +60,10 @@ class ChatChunk(msgspec.Struct, gc=False):
 
     @property
     def finish_reason(self) -> str | None:
-        """The reason why the first choice ended; None if the choice does not end with this chunk."""
         return next((choice.ending for choice in self.choices if choice.index == 0), None)
 
     @property
     def has_output(self) -> bool:
-        """True if a choice has content, reasoning or a tool call. The first chunk with output contains the first token."""
         return any(choice.has_output for choice in self.choices)
 
     def build(self) -> Any:
@@ -112,16 +74,7 @@ class ChatChunk(msgspec.Struct, gc=False):
 
 
 def read_chunk(event: Event, model: str) -> ChatChunk | None:
-    """Return the chunk in an event, or None for an event without a chunk, such as a ping.
-
-    Raises:
-        EmbeddedError: the event is an error of the server.
-        Malformed: the event is not a chunk.
-
-    Example:
-        >>> read_chunk(Event(b'{"choices": [{"index": 0, "delta": {"content": "yes"}}]}'), "judge-7b").text
-        'yes'
-    """
+    """Return the chunk in an event, or None for an event without a chunk, such as a ping. Raises ``EmbeddedError`` and ``Malformed``."""
     body = event.data
     if event.name != "error":
         try:
@@ -146,10 +99,6 @@ def _text(choices: list[ChunkChoice]) -> str:
 
 
 def _read_leniently(event: Event, model: str) -> ChatChunk | None:
-    """Read an event that the fast decoder refuses.
-
-    The event may be an error, or have unusual types, unknown members, or small faults in its JSON.
-    """
     body = event.data
     if event.name == "error":
         try:
@@ -186,10 +135,7 @@ def _lenient_choice(raw: dict[str, Any]) -> ChunkChoice:
 
 
 def tells_usage_only(chunk: Any) -> bool:
-    """Return True for a chunk with usage and without choices, which is the last chunk of a stream.
-
-    ``chunk`` is a ``ChatChunk`` or an openai chunk.
-    """
+    """Return True for a chunk with usage and without choices, which is the last chunk of a stream."""
     return not chunk.choices and chunk.usage is not None
 
 
@@ -244,7 +190,6 @@ class _Choice:
         return kept
 
     def document(self, index: int) -> dict[str, Any]:
-        """Return the choice in the form that it has in a response without streaming."""
         message = {"role": "assistant", "content": None, **_finished(self.message)}
         if type(self.message.get("tool_calls")) is Indexed:
             for call in message["tool_calls"]:
@@ -256,22 +201,6 @@ class _Choice:
 
 
 class StreamAccumulator:
-    """Assembles the chunks of a stream into a completion. Implements ``Answered`` of ``qreward.results``.
-
-    Attributes:
-        model: name of the model in the request.
-        usage: the last usage that the server reported.
-        size: approximate number of bytes kept.
-
-    Example:
-        >>> assembly = StreamAccumulator("judge-7b")
-        >>> for text in (b"y", b"es"):
-        ...     event = Event(b'{"choices": [{"index": 0, "delta": {"content": "' + text + b'"}}]}')
-        ...     assembly.add(read_chunk(event, "judge-7b"))
-        >>> assembly.text(), assembly.finished(1)
-        ('yes', False)
-    """
-
     __slots__ = ("_choices", "_edges", "_half", "_usage_body", "model", "size", "usage")
 
     def __init__(self, model: str) -> None:
@@ -327,7 +256,6 @@ class StreamAccumulator:
         return [ending_of(choice.ending) for choice in self._choices.values()]
 
     def heads(self) -> list[bytes]:
-        """Return the first chunk, the chunks that end a choice, and the chunk with the usage."""
         return [*self._edges, self._usage_body]
 
     def text(self) -> str:
@@ -392,10 +320,7 @@ def _merge_item(known: Indexed, item: Any) -> None:
 
 
 def _place(known: Indexed, item: dict[str, Any]) -> int:
-    """Return the index of the tool call to which an item belongs.
-
-    Some servers send no index. Some other servers send several complete tool calls, all with the index 0.
-    """
+    """Return the index of the tool call to which an item belongs."""
     index, last = item.get("index"), max(known, default=-1)
     place = index if type(index) is int else max(last, 0)
     begun = known.get(place)

@@ -1,4 +1,4 @@
-"""The codec of embeddings in the OpenAI API. This module does not depend on HTTP or endpoints."""
+"""The codec of embeddings in the OpenAI API."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ class _Item(msgspec.Struct, gc=False):
 
 
 class _Embeddings(msgspec.Struct, gc=False):
-    """Holds the members of a response that are checked on arrival."""
-
     data: list[_Item] | None = None
     usage: Usage | None = None
     error: Any = None
@@ -52,11 +50,6 @@ class EmbeddingsAnswer(msgspec.Struct, gc=False):
 
 
 class EmbeddingsCodec:
-    """Encodes requests to ``POST /embeddings``, and decodes the responses.
-
-    The input is a text, a list of texts, a list of token ids, or a list of lists of token ids.
-    """
-
     path = "/embeddings"
 
     def encode(self, call: WireRequest, model: str) -> bytes:
@@ -84,11 +77,9 @@ class EmbeddingsCodec:
         return EmbeddingsAnswer(body, call.model, seen.usage)
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
-        """Return the prompt tokens and 0.0 output tokens. For texts, the prompt tokens are estimated from the number of characters."""
         return sum(len(item) / CHARS_PER_TOKEN if isinstance(item, str) else float(len(item)) for item in inputs_of(call)), 0.0
 
     def validate(self, inputs: Any) -> Any:
-        """Return the input if the OpenAI API accepts its form. Raises ``BadRequest`` otherwise."""
         if isinstance(inputs, str):
             return inputs
         if inputs is None:
@@ -139,7 +130,6 @@ def _check_vector(raw: Any, place: int) -> list[float]:
 
 
 def _completed(model: str, document: dict[str, Any]) -> dict[str, Any]:
-    """Add the members that the openai type requires, and decode base64 vectors to floats."""
     data = []
     for index, raw in enumerate(document["data"]):
         item = {"index": index, "object": "embedding", **(raw if isinstance(raw, dict) else {"embedding": raw})}

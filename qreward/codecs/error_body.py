@@ -1,19 +1,4 @@
-"""The reader of error bodies: in responses with an error status, in responses with status 2xx, and in events of a stream.
-
-``parse_error_body`` extracts the message and the error codes. ``error_in`` says whether a document with status 2xx is an error at all.
-``status_of`` maps codes to the HTTP status that the server should have sent.
-
-These forms of a body are understood:
-
-- OpenAI and vLLM: ``{"error": {"message", "type", "code", "param"}}``
-- various servers: ``{"error": "text"}``, ``{"errors": [...]}``, ``{"code", "msg"}`` and ``{"error_code", "error_msg"}``
-- TEI: ``{"error", "error_type"}`` and ``{"message", "code", "type"}``
-- SGLang: ``{"object": "error", "message", "code"}``
-- FastAPI: ``{"detail": ...}``
-- a list that contains one of these objects, an event of a stream, plain text, and HTML
-
-This module does not depend on what follows from an error.
-"""
+"""The reader of error bodies: in responses with an error status, in responses with status 2xx, and in events of a stream."""
 
 from __future__ import annotations
 
@@ -30,22 +15,16 @@ _MARKUP = re.compile(r"(?is)<(script|style)\b.*?</\1\s*>|<!--.*?-->|<[^>]*>")
 _EVENT = re.compile(rb"\s*(?:event:[^\n]*\n)?data:([^\n]*)")
 
 
+# OpenAI, vLLM: {"error": {"message", "type", "code", "param"}}; others: {"error": "text"}, {"errors": [...]}, {"code", "msg"};
+# TEI: {"error", "error_type"}; SGLang: {"object": "error", "message", "code"}; FastAPI: {"detail": ...}; lists, events, text, HTML
+
+
 class ErrorBody(msgspec.Struct, frozen=True):
-    """The content of a server's error response.
-
-    Attributes:
-        text: the message, on one line.
-        names: the codes in the members ``code``, ``type``, ``error_type``, ``error_code``, ``status`` and ``reason``, in this order. They
-            are in lower case, with ``_`` between words. An error that names a part of the request (``param``) has the code
-            ``invalid_request_error`` too.
-    """
-
     text: str
     names: tuple[str, ...] = ()
 
 
 def parse_error_body(body: bytes) -> ErrorBody:
-    """Parse the body of an error response."""
     try:
         return error_body_of(read_error(body))
     except Malformed:
@@ -59,14 +38,7 @@ def read_error(body: bytes) -> Any:
 
 
 def error_in(document: Any) -> Any:
-    """Return the error in a document with status 2xx, or None if the document is no error.
-
-    A document without ``choices`` is also an error if it has a code of an error or a list of errors.
-
-    Example:
-        >>> error_in({"code": 429, "msg": "slow down"}), error_in({"code": 0, "msg": "ok"}), error_in({"choices": []})
-        ({'code': 429, 'msg': 'slow down'}, None, None)
-    """
+    """Return the error in a document with status 2xx, or None if the document is no error."""
     if isinstance(document, list):
         return error_in(document[0]) if document else None
     if not isinstance(document, dict):
@@ -80,7 +52,6 @@ def error_in(document: Any) -> Any:
 
 
 def error_body_of(document: Any) -> ErrorBody:
-    """Parse the error in a JSON document or in its ``error`` member."""
     if isinstance(document, list):
         return error_body_of(document[0]) if document else ErrorBody("")
     if not isinstance(document, dict):
@@ -194,19 +165,7 @@ _TOO_LONG = frozenset({"context_length_exceeded", "exceed_context_size_error", "
 
 
 def status_of(error_body: ErrorBody, answered: int = 400) -> int | None:
-    """Return the HTTP status that an error body stands for, or None.
-
-    The first known code of the body determines the status, except for codes that only repeat the status of the response or that servers
-    use for all errors. With the statuses 200, 400 and 500, these codes count second, and the text of a body without a known code third.
-
-    Args:
-        error_body: the content of the response.
-        answered: the HTTP status of the response.
-
-    Example:
-        >>> status_of(ErrorBody("slow down", ("rate_limit_exceeded",)))
-        429
-    """
+    """Return the HTTP status that an error body stands for, or None."""
     known = [(name, status) for name in error_body.names if (status := _status(name)) is not None]
     for name, status in known:
         if name not in _GENERAL and name != str(answered):
@@ -223,7 +182,6 @@ def _status(name: str) -> int | None:
 
 
 def is_unknown_model(error_body: ErrorBody) -> bool:
-    """Return True if the server does not have the model. Errors of OpenAI, vLLM, SGLang and LiteLLM's proxy are recognised."""
     return not _NO_MODEL.isdisjoint(error_body.names) or _SAYS_NO_MODEL.match(error_body.text) is not None
 
 
@@ -234,8 +192,4 @@ def is_too_much_output(error_body: ErrorBody) -> bool:
 
 
 def is_too_long(error_body: ErrorBody) -> bool:
-    """Return True if the input exceeds the model's context.
-
-    The errors of OpenAI, vLLM, SGLang, TEI, llama.cpp and Gemini are recognised.
-    """
     return not _TOO_LONG.isdisjoint(error_body.names) or _SAYS_TOO_LONG.search(error_body.text) is not None

@@ -1,13 +1,4 @@
-"""The meaning of ``finish_reason``: which responses are complete.
-
-Reasons are compared without regard to case. The lists below come from the APIs of OpenAI, Anthropic, Cohere, DeepSeek, Gemini, Mistral,
-Together, Zhipu, TGI, SGLang and vLLM.
-
-- A response was cut off at its token limit if its reason means ``length``.
-- A response that the server aborted, or of which it withheld a part, is an error.
-- Any other response is an answer, because servers use many words for a normal end. A judge reads only an answer whose reason is known to be
-  a normal end, or that has no reason.
-"""
+"""The meaning of ``finish_reason``: which responses are complete."""
 
 from __future__ import annotations
 
@@ -42,14 +33,7 @@ _MEANINGS = {
 
 
 def ending_of(reason: object) -> str | None:
-    """Return a finish reason in lower case, or None if there is no reason. Reasons that mean ``length`` become ``"length"``.
-
-    Servers may also send ``""`` or ``"null"`` for no reason, or an object whose ``type`` is the reason.
-
-    Example:
-        >>> ending_of("STOP"), ending_of("null"), ending_of({"type": "abort"}), ending_of("MAX_TOKENS")
-        ('stop', None, 'abort', 'length')
-    """
+    """Return a finish reason in lower case, or None if there is no reason. Reasons that mean ``length`` become ``"length"``."""
     if isinstance(reason, dict):
         reason = reason.get("type", "unknown")
     if reason is None:
@@ -59,22 +43,14 @@ def ending_of(reason: object) -> str | None:
 
 
 def is_whole(ending: str | None) -> bool:
-    """Return True if a response with this result of ``ending_of`` is known to be complete."""
     return ending in _WHOLE
 
 
 def is_failure(ending: str | None) -> bool:
-    """Return True if a response with this result of ``ending_of`` is known to be no answer."""
     return ending in ABORTED or ending in WITHHELD
 
 
 def described(ending: str | None) -> str:
-    """Describe an incomplete response for an error message.
-
-    Example:
-        >>> described("abort")
-        "finish_reason 'abort', given up by the server before its end"
-    """
     shown = str(ending)[:_SHOWN]
     meaning = _MEANINGS.get(shown, "which is not known to end a complete answer")
     return f"finish_reason {shown!r}, {meaning}"

@@ -1,8 +1,4 @@
-"""JSON encoding and decoding: strict for requests, lenient for responses.
-
-msgspec is tried first, because msgspec is faster than the standard library. The standard library handles the values and bodies that msgspec
-rejects.
-"""
+"""JSON encoding and decoding: strict for requests, lenient for responses."""
 
 from __future__ import annotations
 
@@ -34,19 +30,7 @@ REFUSED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 def write(model: str, name: str, inputs: Any, params: Mapping[str, Any], *, all_text: bool) -> bytes:
-    """Return a request as JSON. Raises ``BadRequest`` with the position of a value that JSON cannot represent.
-
-    Args:
-        model: name of the model at the server.
-        name: name of the member for the inputs.
-        inputs: the inputs.
-        params: further members of the body.
-        all_text: True if the inputs contain only texts and integers. If True, the inputs are not checked.
-
-    Example:
-        >>> write("judge-7b", "input", ["a"], {"dimensions": 8}, all_text=True)
-        b'{"model":"judge-7b","input":["a"],"dimensions":8}'
-    """
+    """Return a request as JSON. Raises ``BadRequest`` with the position of a value that JSON cannot represent."""
     try:
         for key, value in params.items():
             if type(value) not in PLAIN:
@@ -59,7 +43,6 @@ def write(model: str, name: str, inputs: Any, params: Mapping[str, Any], *, all_
 
 
 def dumps(value: Any) -> bytes:
-    """Return a value as JSON. Raises ``BadRequest`` if JSON cannot represent the value."""
     try:
         return _ENCODER.encode(value)
     except (TypeError, ValueError):
@@ -67,10 +50,7 @@ def dumps(value: Any) -> bytes:
 
 
 def check(value: object, path: str) -> None:
-    """Raise ``BadRequest`` if JSON cannot represent a value. The message has the position of the fault, such as ``messages[1].content``.
-
-    msgspec raises no error for NaN and bytes. It writes NaN as null, and bytes as base64.
-    """
+    """Raise ``BadRequest`` if JSON cannot represent a value. The message has the position of the fault, such as ``messages[1].content``."""
     if type(value) in PLAIN:
         return
     try:
@@ -80,7 +60,6 @@ def check(value: object, path: str) -> None:
 
 
 def read(body: bytes) -> Any:
-    """Decode a body. Raises ``Malformed``."""
     try:
         return msgspec.json.decode(body)
     except REFUSED:
@@ -98,7 +77,6 @@ def read_leniently(body: bytes) -> Any:
 
 
 def read_object(body: bytes) -> dict[str, Any]:
-    """Decode a body that must be a JSON object. Raises ``Malformed``."""
     document = read(body)
     if not isinstance(document, dict):
         raise Malformed(f"the answer is a JSON {type(document).__name__} instead of an object")
@@ -106,11 +84,7 @@ def read_object(body: bytes) -> dict[str, Any]:
 
 
 def usage_of(raw: object) -> Usage | None:
-    """Return the usage in a decoded response; None if the usage is not an object.
-
-    The members have the names of OpenAI's chat API (``prompt_tokens``) or of OpenAI's Responses API (``input_tokens``). Counts may be
-    floats or strings. A count that is no number from 0 to ``MOST_TOKENS`` becomes None.
-    """
+    """Return the usage in a decoded response; None if the usage is not an object."""
     if not isinstance(raw, dict):
         return None
     responses_api = "input_tokens" in raw and "prompt_tokens" not in raw
@@ -146,10 +120,6 @@ def base64_floats(text: str) -> list[float]:
 
 
 def build(kind: Any, body: bytes, completed: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
-    """Return an openai object of type ``kind`` for a response body.
-
-    If openai's validation refuses the body, ``completed`` adds the missing members, and the object is created without validation.
-    """
     try:
         return kind.model_validate_json(body)
     except ValueError:

@@ -1,7 +1,4 @@
-"""The codec of requests to any route of a server. The codec sends the body as the caller wrote it, except for the name of the model.
-
-A response must be a JSON object and must not contain an ``error``.
-"""
+"""The codec of requests to any route of a server."""
 
 from __future__ import annotations
 
@@ -17,8 +14,6 @@ from qreward.results import Usage
 
 
 class PassthroughAnswer(msgspec.Struct, gc=False):
-    """Holds a response: the undecoded JSON, and the usage. ``usage`` is None if the server reported no usage."""
-
     body: bytes
     usage: Usage | None
 
@@ -26,17 +21,11 @@ class PassthroughAnswer(msgspec.Struct, gc=False):
         return ""
 
     def build(self) -> Any:
-        """Return the response as a mapping."""
         return jsonio.read_object(self.body)
 
 
 class PassthroughCodec:
-    """Encodes ``POST`` requests to any route of a server, and decodes the responses. The body consists of ``model`` and the parameters of
-    the request. The inputs are not sent.
-
-    Args:
-        path: the route, relative to the root of the server, such as ``/v1/score``.
-    """
+    """Encodes ``POST`` requests to any route of a server, and decodes the responses."""
 
     native = True
 
@@ -63,10 +52,4 @@ class PassthroughCodec:
 
 @lru_cache(maxsize=256)
 def passthrough(path: str) -> PassthroughCodec:
-    """Return the codec of a route. Calls with equal paths return the same object.
-
-    Example:
-        >>> passthrough("/v1/score") is passthrough("/v1/score")
-        True
-    """
     return PassthroughCodec(path)

@@ -1,20 +1,4 @@
-"""Parsers of response headers about rate limits and retries. Every number returned is finite and not negative.
-
-``scheduler/limits/headers.py`` applies the values to the limits of an endpoint. The parsers read these headers:
-
-- ``x-ratelimit-{limit,remaining,reset}-{requests,tokens}``. OpenAI, Azure OpenAI, Groq and LiteLLM's proxy send them. In OpenAI's guide
-  "Rate limits", ``reset`` is "the time until the rate limit resets to its initial state". Azure OpenAI sends whole seconds, and -1 for an
-  unknown number. In Groq's docs "Rate Limits", the limits are requests per day and tokens per minute. Most of these limits are token
-  buckets. The headers do not contain the window, which is the period in which a limit applies.
-- The same headers with the suffix ``-minute`` or ``-day``. Cerebras sends them, with ``reset`` in seconds (docs "Rate Limits"). Mistral
-  sends them with ``req`` instead of ``requests``, and without ``reset``.
-- ``anthropic-ratelimit-{requests,tokens}-{limit,remaining,reset}``. Anthropic and Claude on AWS send them ("maximum ... per minute").
-  ``reset`` is an RFC 3339 time, which may be slightly in the past. For example, a response with the date 12:41:00 had a ``reset`` of
-  12:40:59.
-- ``x-ratelimit-{limit,remaining,reset}`` and ``ratelimit-...``. Gateways send them, and draft-ietf-httpapi-ratelimit-headers defined them
-  up to version -06. Since version -08, the draft defines ``ratelimit: "name";r=50;t=30`` and ``ratelimit-policy: "name";q=100;w=60``
-  instead. These headers count requests.
-"""
+"""Parsers of response headers about rate limits and retries."""
 
 from __future__ import annotations
 
@@ -43,11 +27,6 @@ _EPOCH = 1e9  # a smaller number is a duration in seconds; a larger number is a 
 
 
 class Names(NamedTuple):
-    """Holds the names of the headers of one limit.
-
-    ``window`` is the window of the limit in seconds; None if the names do not state a window.
-    """
-
     remaining: str
     limit: str
     reset: str
@@ -59,12 +38,12 @@ class Names(NamedTuple):
 
 
 REQUESTS = (
-    Names.of("x-ratelimit-{}-requests"),
-    Names.of("x-ratelimit-{}"),
-    Names.of("ratelimit-{}"),
-    Names.of("anthropic-ratelimit-requests-{}"),
-    Names.of("x-ratelimit-{}-requests-minute", _MINUTE),
-    Names.of("x-ratelimit-{}-req-minute", _MINUTE),
+    Names.of("x-ratelimit-{}-requests"),  # OpenAI, Azure OpenAI, Groq, LiteLLM's proxy; mostly token buckets
+    Names.of("x-ratelimit-{}"),  # gateways
+    Names.of("ratelimit-{}"),  # draft-ietf-httpapi-ratelimit-headers up to version -06
+    Names.of("anthropic-ratelimit-requests-{}"),  # the reset is a time, which may be slightly in the past
+    Names.of("x-ratelimit-{}-requests-minute", _MINUTE),  # Cerebras
+    Names.of("x-ratelimit-{}-req-minute", _MINUTE),  # Mistral, without reset
     Names.of("x-ratelimit-{}-requests-day", _DAY),
 )
 TOKENS = (
@@ -79,19 +58,7 @@ _HINTS = (REQUESTS[0], TOKENS[0], REQUESTS[1])
 
 
 def retry_after(headers: Headers, now: float) -> float | None:
-    """Return the seconds to wait before the next request, or None if no header contains them.
-
-    The header ``retry-after-ms`` is read first, and the header ``retry-after`` second. If neither has a valid value, the function looks for
-    limits whose ``x-ratelimit-remaining`` is 0, and returns the latest ``x-ratelimit-reset`` of these limits.
-
-    Args:
-        headers: the headers, case-insensitive or with names in lower case.
-        now: the wall clock (``time.time()``), for headers that contain a date. A ``date`` header, the server's own time, counts first.
-
-    Example:
-        >>> retry_after({"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "6m0s"}, 0.0)
-        360.0
-    """
+    """Return the seconds to wait before the next request, or None if no header contains them."""
     if (milliseconds := number(headers.get("retry-after-ms"))) is not None:
         return milliseconds / 1000
     now = _clock(headers, now)
@@ -102,16 +69,11 @@ def retry_after(headers: Headers, now: float) -> float | None:
 
 
 def should_retry(headers: Headers) -> bool | None:
-    """Return the value of the header ``x-should-retry``; None if the value is neither true nor false."""
     return {"true": True, "false": False}.get((headers.get("x-should-retry") or "").strip().lower())
 
 
 def wait(text: str | None, now: float) -> float | None:
-    """Return a header value as the number of seconds to wait; None if the value is invalid or a date in the past.
-
-    The value is a number of seconds, a duration such as ``6m0s``, or a date. A date has the form of HTTP or RFC 3339, or is a number of
-    seconds or milliseconds since 1970.
-    """
+    """Return a header value as the number of seconds to wait; None if the value is invalid or a date in the past."""
     if text is None:
         return None
     text = text.strip()
@@ -149,15 +111,6 @@ def _not_negative(number: float) -> float | None:
 
 
 def read(headers: Headers, now: float | None = None) -> RateLimitInfo | None:
-    """Return the rate limits in the headers, or None if there are none.
-
-    A ``reset`` that is a date is compared with the ``date`` header. Without a ``date`` header, ``reset`` is compared with ``now``, the wall
-    clock.
-
-    Example:
-        >>> read({"x-ratelimit-limit-requests": "60", "x-ratelimit-remaining-requests": "59", "x-ratelimit-reset-requests": "1s"})
-        RateLimitInfo(requests=RateLimit(limit=60.0, remaining=59.0, reset=1.0, window=None), tokens=None)
-    """
     for name in _SIGNS:
         if name in headers:
             break
@@ -172,10 +125,7 @@ def read(headers: Headers, now: float | None = None) -> RateLimitInfo | None:
 
 
 def _clock(headers: Headers, now: float | None) -> float:
-    """Return the server's time from the ``date`` header, because the local clock may differ by more than a window.
-
-    Without a ``date`` header, return ``now``, or the time of the local clock if ``now`` is None.
-    """
+    """Return the server's time from the ``date`` header, because the local clock may differ by more than a window."""
     date = headers.get("date")
     moment = None if date is None else _date(date)
     return moment if moment is not None else time.time() if now is None else now
@@ -218,10 +168,7 @@ def _window(policies: str, limit: str | None) -> float | None:
 
 
 def _of_draft(headers: Headers) -> RateLimit | None:
-    """Read ``ratelimit`` and ``ratelimit-policy``.
-
-    Of the limits that count requests, return the limit with the smallest remaining share.
-    """
+    """Read ``ratelimit: "name";r=50;t=30`` and ``ratelimit-policy: "name";q=100;w=60``, as since version -08 of the draft."""
     policies = dict(_items(headers.get("ratelimit-policy") or ""))
     found = []
     for name, item in _items(headers.get("ratelimit") or ""):
@@ -234,10 +181,7 @@ def _of_draft(headers: Headers) -> RateLimit | None:
 
 
 def _items(text: str) -> list[tuple[str, dict[str, str]]]:
-    """Return the members of a structured list with their parameters.
-
-    In version -07 of the draft, the header is ``limit=100, remaining=50, reset=5``. This header becomes one member without a name.
-    """
+    """Return the members of a structured list with their parameters."""
     text = text.lower()
     if text.startswith("limit="):
         return [("", dict(_PARAMETER.findall(text)))]

@@ -1,14 +1,4 @@
-"""An incremental parser of server-sent events. This module does not depend on sockets and does not interpret events.
-
-The parser follows the WHATWG HTML standard, section 9.2.6, with four exceptions:
-
-- The last event of a stream needs no blank line after it, because many servers leave the line out.
-- The size of an event is limited.
-- A field ``error`` becomes an event with the name ``error``, because llama.cpp reports errors this way.
-- The fields ``id`` and ``retry`` are ignored.
-
-The parser works on bytes, so a character may be split between two reads.
-"""
+"""An incremental parser of server-sent events."""
 
 from __future__ import annotations
 
@@ -34,16 +24,7 @@ class EventTooLong(Exception):
 
 
 class Parser:
-    """Parses bytes into events. The result does not depend on how the bytes are split into chunks.
-
-    Args:
-        most_bytes: maximum number of bytes of the lines of one event, without line ends and comments. A comment has the same limit.
-
-    Example:
-        >>> parser = Parser()
-        >>> [*parser.feed(b": hello\\n\\ndata: one\\n\\ndata: tw"), *parser.feed(b"o\\n"), *parser.finish()]
-        [Event(data=b'one', name=''), Event(data=b'two', name='')]
-    """
+    """Parses bytes into events. The result does not depend on how the bytes are split into chunks."""
 
     __slots__ = ("_after_cr", "_data", "_most", "_name", "_partial", "_pending", "_size", "_start", "_too_long")
 

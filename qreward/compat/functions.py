@@ -26,7 +26,7 @@ from qreward.functions.watcher import ConfigWatcher
 from qreward.settings.policies import Priority
 from qreward.telemetry import TelemetryExporter
 
-OLD_DEFAULTS: dict[str, Any] = {
+OLD_DEFAULTS: dict[str, Any] = {  # parameter of ``schedule`` in 0.1.7 -> its default, in the order of the parameters
     "timeout": 0,
     "hedged_request_time": 0,
     "hedged_request_proportion": 0.05,
@@ -52,16 +52,14 @@ OLD_DEFAULTS: dict[str, Any] = {
     "priority": Priority.NORMAL,
     "telemetry_exporter": None,
 }
-"""Parameter of ``schedule`` in 0.1.7 -> its default, in the order of the parameters."""
 
 _ZERO_WAS_OFF = ("timeout", "hedged_request_time", "limit_size", "circuit_breaker_threshold")
-_BELONGS_TO = {
+_BELONGS_TO = {  # parameter whose default has changed -> the parameter without which it has no effect
     "hedged_request_max_times": "hedged_request_time",
     "retry_max_interval": "retry_times",
     "speed_up_max_multiply": "retry_times",
     "adaptive_latency_threshold": "adaptive_limit",
 }
-"""Parameter whose default has changed -> the parameter without which it has no effect."""
 
 
 class NotAnException(Exception):
@@ -89,11 +87,7 @@ def _types(types: Any) -> tuple[Any, ...]:
 
 
 def _retried(kind: Any) -> Any:
-    """Return the class to retry for a member of ``exception_types``.
-
-    It is the member itself if it is a subclass of ``Exception`` or not a class. It is ``Exception`` for ``BaseException``, and
-    ``NotAnException`` for any other class.
-    """
+    """Return the class to retry for a member of ``exception_types``."""
     if not isinstance(kind, type) or issubclass(kind, Exception):
         return kind
     return Exception if kind is BaseException else NotAnException
@@ -120,11 +114,7 @@ def schedule(*args: Any, **settings: Any) -> Callable[[Callable[..., Any]], Any]
 
 
 class OldFunction(ScheduledFunction):
-    """A function with the errors and defaults of 0.1.7.
-
-    A ``BaseException`` of ``types`` is retried, except those that end tasks and programs. The default replaces every failure except an open
-    circuit breaker.
-    """
+    """A function with the errors and defaults of 0.1.7."""
 
     def __init__(self, types: tuple[type[BaseException], ...], body: Callable[..., Any], *settings: Any) -> None:
         super().__init__(body, *settings)
@@ -206,6 +196,11 @@ class OldScheduleConfig(ScheduleConfig):
         return self.adjust_wait_time(basic_wait_time, has_wait_time, max_wait_time)
 
 
+def _environment() -> dict[str, str]:
+    variables = {name: f"QREWARD_SCHEDULE_{name.upper()}" for name in ScheduleConfig.model_fields}
+    return {name: os.environ[variable] for name, variable in variables.items() if os.environ.get(variable)}
+
+
 class OldConfigWatcher(ConfigWatcher):
     """A watcher with the parameters of 0.1.7. ``cooldown`` is the minimum number of seconds between two changes."""
 
@@ -218,7 +213,7 @@ class OldConfigWatcher(ConfigWatcher):
         poll_interval: float = 5.0,
         cooldown: float = 5.0,
     ) -> None:
-        places: dict[str, dict[str, Any]] = {"file": {"file": file_path}, "env": {"env": True}, "callback": {"callback": callback}}
+        places: dict[str, Any] = {"file": {"file": file_path}, "env": {"callback": _environment}, "callback": {"callback": callback}}
         if source not in places:
             raise ConfigError(f"source must be 'file', 'env' or 'callback', not {source!r}")
         super().__init__(config, **places[source], poll_interval=poll_interval)
@@ -238,10 +233,7 @@ class OldConfigWatcher(ConfigWatcher):
 
 
 class OldTelemetryExporter(TelemetryExporter):
-    """An exporter with the span methods of 0.1.7. It records calls in the metrics of today, such as ``qreward.schedule.duration``.
-
-    An exporter that is created while ``QREWARD_OTEL_ENABLED`` is ``false``, ``0``, ``no`` or ``off`` does nothing.
-    """
+    """An exporter with the span methods of 0.1.7. It records calls in the metrics of today, such as ``qreward.schedule.duration``."""
 
     def __init__(self, meter_name: str = "", tracer_name: str = "qreward.scheduler") -> None:  # noqa: ARG002 - metrics have one scope now
         super().__init__()
@@ -272,10 +264,7 @@ class OldTelemetryExporter(TelemetryExporter):
 
 
 class PriorityTaskQueue:
-    """A queue that is ordered by priority, lowest number first.
-
-    An item that has waited for ``starvation_threshold`` seconds counts as an item of priority 0.
-    """
+    """A queue that is ordered by priority, lowest number first."""
 
     def __init__(self, starvation_threshold: float = 60.0) -> None:
         self._threshold = starvation_threshold or inf

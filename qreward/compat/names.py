@@ -13,7 +13,7 @@ from qreward.documentation import page
 PAGE = f"see {page('coming-from/qreward-0.1.7')}"
 
 KEPT = {
-    "ConfigWatcher": ("compat.functions.OldConfigWatcher", "write qreward.ConfigWatcher(function, file=...), or env=True, or callback=..."),
+    "ConfigWatcher": ("compat.functions.OldConfigWatcher", "write qreward.ConfigWatcher(function, file=...), or callback=..."),
     "LoadBalanceStrategy": ("settings.policies.LoadBalanceStrategy", "write from qreward import LoadBalanceStrategy"),
     "ModelRouter": ("compat.proxies.ModelRouter", "write Endpoint(models=[...]), or QRewardClient.register_model_route(...)"),
     "OpenAIChatProxy": ("compat.proxies.OpenAIChatProxy", "write qreward.QRewardClient([qreward.Endpoint(base_url, api_key=...)])"),
@@ -63,14 +63,7 @@ def old_names(module: str) -> Callable[[str], Any]:
 
 
 def old_name(module: str, name: str) -> Any:
-    """Return the object for a name of a 0.1.7 module, and warn at the line of the import.
-
-    The ``__getattr__`` of the 0.1.7 module calls this function.
-
-    Raises:
-        ImportError: the name was dropped. The message says what to use instead.
-        AttributeError: 0.1.7 had no such name.
-    """
+    """Return the object for a name of a 0.1.7 module, and warn at the line of the import."""
     if name in GONE:
         raise ImportError(f"{module}.{name} was part of QReward 0.1.7 and was dropped: {GONE[name]}; {PAGE}")
     if name not in KEPT:

@@ -1,7 +1,4 @@
-"""``OpenAIChatProxy``, ``OpenAIChatProxyManager`` and ``ModelRouter`` of QReward 0.1.7.
-
-A proxy is a ``QRewardClient`` with one endpoint. Each proxy has a queue of its own, so requests never move to another proxy.
-"""
+"""``OpenAIChatProxy``, ``OpenAIChatProxyManager`` and ``ModelRouter`` of QReward 0.1.7."""
 
 from __future__ import annotations
 
@@ -23,22 +20,17 @@ from qreward.settings.policies import Endpoint, Limits, LoadBalanceStrategy, Tim
 from qreward.streaming.handles import BatchStream
 
 _OWN_CLIENT = "pass your own client: Endpoint(base_url, http_client=httpx.AsyncClient(event_hooks=...))"
-REPLACED = {
+REPLACED = {  # parameter that a proxy does not take any more -> what to do instead
     "chat_process_fuc": "write chat_process_func",
     "error_process_fuc": "write error_process_func",
     "httpx_request_hook": _OWN_CLIENT,
     "httpx_response_hook": _OWN_CLIENT,
     "is_hack_embedding_method": "describe a server whose responses are not OpenAI's with qreward.register_kind",
 }
-"""Parameter that a proxy does not take any more -> what to do instead."""
 
 
 class OpenAIChatProxy:
-    """One OpenAI-compatible endpoint with the parameters, the defaults and the results of 0.1.7.
-
-    Raises:
-        ConfigError: a parameter is invalid, or was dropped.
-    """
+    """One OpenAI-compatible endpoint with the parameters, the defaults and the results of 0.1.7."""
 
     def __init__(
         self,
@@ -166,10 +158,7 @@ class OpenAIChatProxy:
 
 @dataclass
 class ProxyGroup:
-    """A group of proxies that take turns. With weights, a proxy of larger weight is selected more often.
-
-    ``pattern`` names the models that the proxies serve.
-    """
+    """A group of proxies that take turns. With weights, a proxy of larger weight is selected more often."""
 
     pattern: str = ""
     strategy: LoadBalanceStrategy = LoadBalanceStrategy.ROUND_ROBIN
@@ -208,11 +197,7 @@ class ProxyGroup:
 
 
 class ModelRouter:
-    """Selects a group of proxies by model.
-
-    It selects the group whose pattern is the model's exact name. If no group has this pattern, it selects the first group whose pattern
-    matches.
-    """
+    """Selects a group of proxies by model."""
 
     def __init__(self) -> None:
         self._groups: dict[str, ProxyGroup] = {}
@@ -297,10 +282,7 @@ class OpenAIChatProxyManager:
         self._group.mark(key, healthy=True)
 
     def select_proxy(self, model: str | None = None) -> OpenAIChatProxy:
-        """Return the next proxy of the model's route, or of all proxies if the model has no route.
-
-        Raises ``RuntimeError`` if none of these proxies is healthy.
-        """
+        """Return the next proxy of the model's route, or of all proxies if the model has no route."""
         return ((model and self._router.resolve(model)) or self._group).select()
 
     async def batch_stream_chat_completion(self, batch_messages: Any, model: str, **options: Any) -> AsyncIterator[tuple[int, str]]:

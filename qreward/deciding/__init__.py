@@ -1,4 +1,1 @@
-"""Sends the decisions of a client. This package finds the dialect of each endpoint, and divides requests with too many questions.
-
-A dialect is the form in which an API takes questions and returns answers.
-"""
+"""Sends the decisions of a client. This package finds the dialect of each endpoint, and divides requests with too many questions."""

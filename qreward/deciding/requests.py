@@ -1,40 +1,104 @@
-"""The requests of ``decide`` and ``batch_decide``: make them from the arguments, and send the parts of one decision."""
+"""The requests of ``decide`` and ``batch_decide``. A decision with more questions than a server accepts is sent in several requests."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from math import inf
+from typing import Any, TypeVar
 
 from qreward.codecs.base import WireRequest
 from qreward.codecs.decisions.base import DecisionInput
 from qreward.codecs.decisions.operation import Decide
-from qreward.deciding.parts import Outcome, divided, joined, smaller
-from qreward.decisions import Decision, check_questions
-from qreward.errors import BadRequest, ConfigError, QRewardError
+from qreward.decisions import Decision, DecisionAnswer, Question, check_questions
+from qreward.engine.batch import BatchWaiter
+from qreward.engine.snapshots import ItemTallies, result_of
+from qreward.errors import BadRequest, ConfigError, DeadlineExceeded, QRewardError, RequestTimeout
 from qreward.options import Arguments, preparer
+from qreward.records import AttemptRecord, Usage, added
 from qreward.results import Result
-from qreward.scheduler.task import RequestOptions
+from qreward.scheduler.outcome import Answer
+from qreward.scheduler.source import Source
+from qreward.scheduler.task import BatchFeed, Task
 
-Send = Callable[[WireRequest, RequestOptions], Awaitable[Result[Any]]]
-"""A function that sends one request and returns its result. If the request failed, the result has the error."""
+REFUSED = "refused"
+"""The ``outcome`` of an attempt whose request the server rejected as wrong (400, 413, 422 or a content filter). If the input is too long,
+the attempt has another ``outcome``."""
+
+Outcome = Decision | QRewardError
+T = TypeVar("T")
+
+
+def questions_of(call: WireRequest) -> tuple[Question, ...]:
+    questions: tuple[Question, ...] = call.inputs.questions
+    return questions
+
+
+def divided(call: WireRequest, most: int) -> list[WireRequest]:
+    """Divide a request into parts of about the same size with at most ``most`` questions each. The order of the questions is kept."""
+    questions = questions_of(call)
+    if len(questions) <= most:
+        return [call]
+    return [
+        WireRequest(call.codec, call.model, call.inputs._replace(questions=part), call.params, call.headers, call.group)
+        for part in evenly(questions, most)
+    ]
+
+
+def evenly(items: tuple[T, ...], most: int) -> list[tuple[T, ...]]:
+    """Divide items into parts of about the same size with at most ``most`` items each."""
+    count = -(-len(items) // most)
+    ends = [len(items) * place // count for place in range(count + 1)]
+    return [items[begin:end] for begin, end in pairwise(ends)]
+
+
+def smaller(call: WireRequest, error: QRewardError, attempts: Sequence[AttemptRecord], most: int) -> list[WireRequest]:
+    """Divide a request that failed, so that in the end only the invalid question fails."""
+    count = len(questions_of(call))
+    if count < 2 or not isinstance(error, BadRequest):
+        return []
+    if error.status_code is None or (attempts and attempts[-1].outcome == REFUSED):
+        return divided(call, min(most, (count + 1) // 2))
+    return []
+
+
+def joined(calls: Sequence[WireRequest], outcomes: Sequence[Outcome]) -> Outcome:
+    """Join the outcomes of all parts into one decision. The questions of a failed part have the error of the part."""
+    answers: list[DecisionAnswer] = []
+    model, usage = "", None
+    errors = [outcome for outcome in outcomes if isinstance(outcome, QRewardError)]
+    if len(errors) == len(outcomes):
+        return errors[0]
+    for call, outcome in zip(calls, outcomes, strict=True):
+        if isinstance(outcome, QRewardError):
+            answers += [DecisionAnswer(question, error=outcome) for question in questions_of(call)]
+        else:
+            answers += outcome.answers
+            model, usage = model or outcome.model, added(usage, outcome.usage)
+    return Decision(tuple(answers), model, usage)
+
+
+class JoinedAnswer:
+    """Holds a joined decision as the answer of a ``Result``."""
+
+    __slots__ = ("_decision", "usage")
+
+    def __init__(self, decision: Decision) -> None:
+        self._decision = decision
+        self.usage: Usage | None = decision.usage
+
+    def build(self) -> Decision:
+        return self._decision
+
+    def text(self) -> str:
+        return ""
 
 
 def decision_preparer(
     decide: Decide, given: Arguments, model: str, min_label_mass: float, questions: object = None
 ) -> Callable[[Any], WireRequest]:
-    """Return a function that makes the request for one item. The arguments that all items share are checked once, here.
-
-    Args:
-        decide: the codec of the client's decisions.
-        given: options and parameters of the call.
-        model: name of the model.
-        min_label_mass: an answer with a lower label mass (0 to 1) is an error.
-        questions: the questions for all items; None if each item is ``(input, questions)``.
-
-    Raises:
-        ConfigError: the questions, the model, ``min_label_mass`` or the parameters are invalid.
-    """
+    """Return a function that makes the request for one item. The arguments that all items share are checked once, here."""
     if type(min_label_mass) not in (int, float) or not 0 <= min_label_mass <= 1:
         raise ConfigError(f"min_label_mass must be a number from 0 to 1, not {min_label_mass!r}")
     options = given.options
@@ -55,51 +119,114 @@ def decision_preparer(
     return request
 
 
-async def send_divided(
-    send: Send,
-    call: WireRequest,
-    failed: Result[Any] | None,
-    *,
-    most: Callable[[], int],
-    options: RequestOptions,
-    clock: Callable[[], float],
-    began: float,
-) -> Decision:
-    """Send one decision as several requests, because it has too many questions, or because the server rejected a question.
+def in_time(result: Result[Decision], timeout: float | None) -> Decision:
+    """Return the decision of one call, whose deadline was its timeout. Raises its error."""
 
-    Args:
-        send: sends one request.
-        call: the request.
-        failed: the failed result of the undivided request; None if the undivided request was not sent.
-        most: returns the largest number of questions per request, as far as this number is known.
-        options: the scheduling options of the requests. The timeout is for the whole call, and starts at ``began``.
-        clock: returns monotonic seconds.
-        began: time on this clock when the call began.
-
-    Raises:
-        QRewardError: the request failed and cannot be divided, or all its parts failed. If all parts failed, the error is that of the first
-            part.
-    """
-
-    async def part(call: WireRequest) -> Outcome:
-        left = options if options.timeout is None else options._replace(timeout=max(began + options.timeout - clock(), 1e-3))
-        try:
-            result = await send(call, left)
-        except QRewardError as error:
+    def own(error: QRewardError | None) -> QRewardError | None:
+        if not isinstance(error, DeadlineExceeded):
             return error
-        return result.value if result.error is None else await again(call, result)
+        late = RequestTimeout(f"no answer within the timeout of {timeout:g} s; {str(error).partition('; ')[2]}")
+        late.attempts, late.usage = result.attempts, error.usage
+        return late
 
-    async def again(call: WireRequest, result: Result[Any]) -> Outcome:
+    if (error := own(result.error)) is not None:
+        raise error
+    decision = result.value
+    answers = [DecisionAnswer(each.question, error=own(each.error)) if each.error is not None else each for each in decision]
+    return replace(decision, answers=tuple(answers)) if decision.errors else decision
+
+
+class DividedItem:
+    """Collects the results of an item that is sent in parts. A part may be divided again."""
+
+    __slots__ = ("ended", "failed", "index", "under_way")
+
+    def __init__(self, index: int, under_way: int = 0) -> None:
+        self.index, self.under_way = index, under_way
+        self.ended: list[tuple[int, WireRequest, Result[Any]]] = []
+        self.failed: list[AttemptRecord] = []
+
+    def result(self) -> Result[Any]:
+        """Return the result of the item. All requests of the item must have ended."""
+        _, calls, results = zip(*sorted(self.ended, key=lambda each: each[0]), strict=True)
+        outcomes: list[Outcome] = [each.value if each.error is None else each.error for each in results]
+        joint = joined(calls, outcomes)
+        last = max(results, key=lambda each: (each.ok, each.latency))  # the last attempt of this result is the last attempt of the item
+        others = [attempt for each in results if each is not last for attempt in each.attempts]
+        trail = (*self.failed, *others, *(last.attempts[:-1] if last.ok else last.attempts))
+        queued = min(each.queued for each in results)
+        if isinstance(joint, QRewardError):
+            return Result(self.index, None, joint, last.endpoint, 0.0, queued, trail)
+        return Result(self.index, JoinedAnswer(joint), None, last.endpoint, last.latency, queued, trail)
+
+
+class DecisionBatch(BatchWaiter):
+    """Receives the outcome of each task of a batch of decisions. The other arguments are described at :class:`BatchWaiter`."""
+
+    _read_at_once = 1
+
+    def __init__(self, *args: Any, most: Callable[[], int], waited: float, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._most, self._waited = most, waited
+        self._tallies: ItemTallies = ItemTallies()
+        self._parts: dict[Task, tuple[DividedItem, int]] = {}  # the item of a part, and the place of its first question in the item
+
+    def _put(self, feed: BatchFeed, index: int, payload: WireRequest) -> None:
+        calls = divided(payload, self._most())
+        if len(calls) == 1:
+            super()._put(feed, index, payload)
+            return
+        for task in self._tasks(DividedItem(index), 0, calls, self._request_options.timeout):
+            feed.read(task)
+        if feed.left is not None:
+            with self.driver.engine.lock:
+                feed.left += len(calls) - 1
+
+    def _tasks(self, item: DividedItem, place: int, calls: list[WireRequest], timeout: float | None) -> list[Task]:
+        tasks = []
+        for call in calls:
+            task = self._request_options._replace(timeout=timeout).task(call, self._pool, self, item.index)
+            self._live[task] = None
+            self._parts[task] = item, place
+            place += len(questions_of(call))
+            tasks.append(task)
+        item.under_way += len(tasks)
+        return tasks
+
+    def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
+        self._live.pop(task, None)
+        result = result_of(task, outcome, source, seconds)
+        if result.error is None or not self._send_again(task, result):
+            self._end_task(task, result)
+        self._end_if_done()
+
+    def _send_again(self, task: Task, result: Result[Any]) -> bool:
+        """Divide a failed request and send its parts, if an invalid question or the number of questions may be the cause."""
         assert result.error is not None
-        calls = smaller(call, result.error, result.attempts, most())
-        return await parts(calls) if calls else result.error
+        if self._ending or self._error is not None:
+            return False
+        calls = smaller(task.payload, result.error, result.attempts, self._most())
+        if not calls:
+            return False
+        self._tallies.add_request(result)
+        item, place = self._parts.pop(task) if task in self._parts else (DividedItem(result.index, under_way=1), 0)
+        item.under_way -= 1
+        item.failed += result.attempts
+        left = None if task.deadline == inf else max(task.deadline - self.driver.engine.clock(), 1e-3)
+        self.driver.refill(self._feed, self._tasks(item, place, calls, left))
+        return True
 
-    async def parts(calls: list[WireRequest]) -> Outcome:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(part(call)) for call in calls]
-        return joined(calls, [task.result() for task in tasks])
+    def _end_task(self, task: Task, result: Result[Any]) -> None:
+        self._tallies.add_request(result)
+        if task in self._parts:
+            item, place = self._parts.pop(task)
+            item.under_way -= 1
+            item.ended.append((place, task.payload, result))
+            if item.under_way:
+                return
+            result = item.result()
+        self._settle(result)
 
-    outcome = await (parts(divided(call, most())) if failed is None else again(call, failed))
-    if isinstance(outcome, QRewardError):
-        raise outcome
-    return outcome
+    def _drop_unstarted(self) -> None:
+        super()._drop_unstarted()
+        self._parts = {task: part for task, part in self._parts.items() if task in self._live}

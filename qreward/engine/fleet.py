@@ -10,6 +10,8 @@ of the pool fail with ``NoEndpoint``.
 
 An endpoint keeps its learned state if it is the same server with other limits, weight, price, models or timeouts. Any other change
 (address, key, headers, ``limits.adaptive``, ...) makes a new endpoint with the old name.
+
+An *entry* of the configuration is an endpoint, or stands for a list of addresses, each of which becomes an endpoint; see ``addresses``.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from random import Random
 from typing import cast
 from weakref import ref
 
+from qreward.engine.addresses import AddressLists
 from qreward.engine.driver import Engine, LoopDriver
 from qreward.engine.prefixes import PrefixFinder
 from qreward.errors import ConfigError, NoEndpoint
@@ -33,13 +36,15 @@ from qreward.scheduler.queue import Queue
 from qreward.scheduler.routing import Routes
 from qreward.scheduler.scheduler import Scheduler
 from qreward.scheduler.source import Source, make_source
+from qreward.settings.base import repeated
 from qreward.settings.client import ClientConfig
 from qreward.settings.policies import BATCH_KIND, Endpoint, Limits, LoadBalanceStrategy, PrefixAffinity, Route
 from qreward.spelling import did_you_mean
 
 SETTINGS = ("retry", "hedge", "prefix_affinity", "max_queued", "timeout")
 ADJUSTABLE = frozenset({
-    "limits", "weight", "price", "models", "timeouts", "max_response_bytes", "keepalive", "probe", "decisions", "decision_labels",
+    "limits", "weight", "price", "models", "timeouts", "max_response_bytes", "keepalive", "probe", "refresh", "send_priority",
+    "decisions", "decision_labels",
 })  # fmt: skip
 """Settings of an endpoint that may change while it stays the same server."""
 MAX_MODELS = 1000
@@ -55,9 +60,17 @@ class Fleet:
     """Keeps the endpoints by name, and the pools by pattern. A registered route takes precedence over an endpoint's own pattern."""
 
     def __init__(
-        self, engine: Engine[Scheduler], endpoints: Iterable[Endpoint], routes: Iterable[Route], affinity: PrefixAffinity | None = None
+        self,
+        engine: Engine[Scheduler],
+        endpoints: Iterable[Endpoint],
+        routes: Iterable[Route],
+        affinity: PrefixAffinity | None = None,
+        addresses: AddressLists | None = None,
     ) -> None:
         self._engine = engine
+        self._addresses = addresses or AddressLists(lambda: None)
+        self.entries: list[Endpoint] = []
+        self.registered: list[Route] = []
         self._affinity = affinity
         self._prefix_of = PrefixFinder()
         self._sources: dict[str, Source] = {}
@@ -111,14 +124,11 @@ class Fleet:
             listed.append(registered[0] if registered else Route(pattern=pattern, endpoints=own))
         return listed
 
-    def is_registered(self, route: Route) -> bool:
-        return route.pattern in self._routes
-
     # changes
 
     def add(self, endpoint: Endpoint) -> None:
         """Add an endpoint. Queued requests for its models can use it immediately. Raises ``ConfigError`` if the name is already in use."""
-        self._set([*self._endpoints(), endpoint], self._registered())
+        self._set([*self.entries, endpoint], self.registered)
 
     def remove(self, name: str) -> None:
         """Remove an endpoint.
@@ -126,9 +136,9 @@ class Fleet:
         Requests in flight at the endpoint are finished. Queued requests go to other endpoints, or fail with ``NoEndpoint`` if there are no
         other endpoints.
         """
-        self.source(name)
-        routes = [_without(route, name) if name in route.endpoints else route for route in self._registered()]
-        self._set([endpoint for endpoint in self._endpoints() if endpoint.name != name], [route for route in routes if route is not None])
+        self._check_entry(name)
+        routes = [_without(route, name) if name in route.endpoints else route for route in self.registered]
+        self._set([entry for entry in self.entries if entry.name != name], [route for route in routes if route is not None])
 
     def register(self, route: Route) -> None:
         """Add a route, or replace the route with the same pattern.
@@ -136,9 +146,13 @@ class Fleet:
         Requests that are queued on the old route are served by the new route.
         """
         for name in route.endpoints:
-            self.source(name)
-        others = [other for other in self._registered() if other.pattern != route.pattern]
-        self._set(self._endpoints(), [*others, route])
+            self._check_entry(name)
+        others = [other for other in self.registered if other.pattern != route.pattern]
+        self._set(self.entries, [*others, route])
+
+    def refresh(self) -> None:
+        """Apply changed lists of addresses. Raises ``ConfigError`` if two endpoints have the same name."""
+        self._set(self.entries, self.registered)
 
     def reload(self, before: ClientConfig, after: ClientConfig) -> frozenset[str]:
         """Replace the current configuration ``before`` by the valid configuration ``after``. Returns their :func:`differences`."""
@@ -176,11 +190,17 @@ class Fleet:
 
         self._engine.apply(change)
 
-    def _endpoints(self) -> list[Endpoint]:
-        return [cast("Endpoint", source.handle) for source in self._sources.values()]
+    def entry_of(self, name: str) -> Endpoint:
+        """Return the entry of the configuration to which an endpoint belongs."""
+        source = self.source(name)
+        return next(entry for entry in self.entries if any(each is source.handle for each in self._addresses.members(entry)))
 
-    def _registered(self) -> list[Route]:
-        return [route for route, _ in self._routes.values()]
+    def _check_entry(self, name: str) -> None:
+        names = [entry.name for entry in self.entries]
+        if name not in names and name in self._sources:
+            raise ConfigError(f"endpoint {name!r} is an address of {self.entry_of(name).name!r}; change the list, or name the whole list")
+        if name not in names:
+            raise ConfigError(f"there is no endpoint {name!r}; {did_you_mean(name, names, otherwise='the endpoints are')}")
 
     # the one operation
 
@@ -188,13 +208,14 @@ class Fleet:
         self, endpoints: Iterable[Endpoint], routes: Iterable[Route], policies: tuple[ClientConfig, ClientConfig] | None = None
     ) -> None:
         """Replace endpoints and routes. If ``policies`` gives the old and the new configuration, replace the scheduler's policies too."""
-        endpoints = list(endpoints)
-        names: set[str] = set()
-        for endpoint in endpoints:
-            if endpoint.name in names:
-                raise ConfigError(f"two endpoints are called {endpoint.name!r}; give each its own name=")
-            names.add(endpoint.name)
-        self._engine.apply(partial(self._replace, endpoints=endpoints, routes=routes, policies=policies))
+        entries, registered = list(endpoints), list(routes)
+        if (double := repeated(entry.name for entry in entries)) is None:
+            found, over = self._addresses.resolved(entries, registered)
+            double = repeated(endpoint.name for endpoint in found)
+        if double is not None:
+            raise ConfigError(f"two endpoints are called {double!r}; give each its own name=")
+        self.entries, self.registered = entries, registered
+        self._engine.apply(partial(self._replace, endpoints=found, routes=over, policies=policies))
         self._release_connections()
 
     def _replace(
@@ -229,7 +250,7 @@ class Fleet:
             adjust(old, endpoint, rng)
             return old
         source = make_source(endpoint.name, rng, endpoint.limits, weight=endpoint.weight, attempt_timeout=endpoint.timeouts.attempt)
-        source.handle = endpoint
+        source.handle, source.sends_priority = endpoint, endpoint.send_priority
         self._size_cache(source)
         source.held = self._held if old is None else old.held
         if old is not None and old.health.marked_unhealthy:  # an operator took the endpoint of this name out of service
@@ -376,6 +397,7 @@ def adjust(source: Source, endpoint: Endpoint, rng: Random) -> None:
         source.tokens = _at_rate(source.tokens, limits.tpm)
     source.reserved = limits.tpm_counts == "reserved"
     source.weight, source.attempt_timeout, source.handle = endpoint.weight, endpoint.timeouts.attempt, endpoint
+    source.sends_priority = endpoint.send_priority
 
 
 def _resized(window: ConcurrencyLimit, most: int | None, rng: Random) -> ConcurrencyLimit:

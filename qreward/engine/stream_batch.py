@@ -1,9 +1,4 @@
-"""``BatchStreamSink``, the waiter of a batch of streams: it receives the chunks and outcomes of these streams for the caller.
-
-The chunks of all streams are put into one queue, in the order in which they arrive. The queue is bounded: while it is full because the
-consumer is slow, neither the streams nor the input are read. In all other respects, ``BatchStreamSink`` is a ``BatchWaiter``: the input is
-read as needed, and items are sent as endpoints have free slots.
-"""
+"""``BatchStreamSink``, the waiter of a batch of streams: it receives the chunks and outcomes of these streams for the caller."""
 
 from __future__ import annotations
 
@@ -14,23 +9,18 @@ from typing import Any
 
 from qreward.engine.batch import BatchWaiter
 from qreward.engine.driver import LoopDriver
-from qreward.engine.stream_sink import StreamRestarted, StreamWaiter, closed, interrupted
+from qreward.engine.stream_sink import OpenStream, StreamRestarted, StreamWaiter, closed, interrupted
 from qreward.errors import QRewardError, RequestError
 from qreward.results import BatchResult, Result
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.source import Source
 from qreward.scheduler.task import BatchFeed, Task
 
-AHEAD = 256
-"""Number of events, of all streams together, that are queued for the consumer before reading pauses."""
+AHEAD = 256  # number of events, of all streams together, that are queued for the consumer before reading pauses
 
 
 class BatchStreamSink(StreamWaiter, BatchWaiter):
-    """Receives the events of a batch of streams. Its constructor takes the arguments of :class:`BatchWaiter`, and ``most``.
-
-    Args:
-        most: maximum number of concurrent streams; 0 for as many as the endpoints accept.
-    """
+    """Receives the events of a batch of streams. Its constructor takes the arguments of :class:`BatchWaiter`, and ``most``."""
 
     _read_at_once = 1  # an item that fails fills the queue of events too
 
@@ -38,7 +28,7 @@ class BatchStreamSink(StreamWaiter, BatchWaiter):
         StreamWaiter.__init__(self, driver)
         BatchWaiter.__init__(self, driver, *args, **kwargs)
         self._most = most
-        self._texts: dict[Task, list[str]] = {}
+        self._streams: dict[Task, OpenStream] = {}  # of the committed attempts; they hold the texts
         self._only_results = False
         self._paused: deque[asyncio.Future[None]] = deque()
         self._read_again = False
@@ -115,9 +105,9 @@ class BatchStreamSink(StreamWaiter, BatchWaiter):
     execute = StreamWaiter.execute
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
-        texts = self._texts.pop(task, None)
-        if texts is not None and isinstance(outcome, RequestError):
-            outcome = interrupted(outcome, "".join(texts))
+        stream = self._streams.pop(task, None)
+        if stream is not None and isinstance(outcome, RequestError):
+            outcome = interrupted(outcome, stream.text())
         super().finish(task, outcome, source, seconds)
         if self._read_again:
             self._read_soon()
@@ -160,19 +150,16 @@ class BatchStreamSink(StreamWaiter, BatchWaiter):
 
     # the attempt's side
 
-    def begin(self, task: Task) -> None:
-        before = self._texts.get(task)
+    def begin(self, task: Task, stream: OpenStream) -> None:
+        before = self._streams.get(task)
         if before is not None and not self._only_results:
-            self._events.append((task.index, StreamRestarted("".join(before), task.last_error)))
-        self._texts[task] = []
+            self._events.append((task.index, StreamRestarted(before.text(), task.last_error)))
+        self._streams[task] = stream
 
     def put(self, task: Task, chunks: list[Any]) -> bool:
-        texts, index = self._texts[task], task.index
-        for chunk in chunks:
-            if text := chunk.text:
-                texts.append(text)
-                if not self._only_results:
-                    self._events.append((index, text))
+        if not self._only_results:
+            index = task.index
+            self._events.extend((index, text) for chunk in chunks if (text := chunk.text))
         self._arrived.give()
         return len(self._events) >= AHEAD and not self._only_results
 

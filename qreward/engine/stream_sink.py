@@ -1,10 +1,4 @@
-"""Streamed attempts (``StreamAttempt``) and the waiters that receive their chunks (``StreamWaiter``, ``SingleStreamSink``).
-
-No chunk is passed on before the first token. Until then an attempt can fail, or lose against another attempt, without the consumer
-noticing it. At the first token the attempt is committed, and the scheduler cancels the other attempts. A stream has one consumer, which
-reads the events. The buffer of events is bounded: while it is full, nothing more is read, and only the time limit of the whole request
-runs. This module does not depend on HTTP, or on what the consumer does with the chunks.
-"""
+"""Streamed attempts (``StreamAttempt``) and the waiters that receive their chunks (``StreamWaiter``, ``SingleStreamSink``)."""
 
 from __future__ import annotations
 
@@ -32,15 +26,12 @@ AHEAD = 64
 
 GRACE = 2.0
 """Seconds that a stream may stay open after its answer has ended. The answer then counts without the end of the stream."""
-MARGIN = 0.05
-"""Seconds before its deadline at which an answer that has ended counts without the end of the stream."""
+MARGIN = 0.05  # seconds before its deadline at which an answer that has ended counts without the end of the stream
 
 
 class OpenStream(Protocol):
     """An open stream. The backend's method ``stream`` returns an open stream or a ``Failure``. Each chunk has the attributes ``text`` and
-    ``has_output``. ``whole`` is True while the stream is open and its answer has ended. ``end`` sets the outcome of such a stream to the
-    outcome of its answer, and that of any other open stream to ``CANCELLED``. A cancelled ``read`` does the same.
-    """
+    ``has_output``. ``whole`` is True while the stream is open and its answer has ended."""
 
     limits: RateLimitInfo | None
     outcome: Outcome | None
@@ -48,15 +39,13 @@ class OpenStream(Protocol):
     @property
     def whole(self) -> bool: ...
     def end(self) -> Outcome: ...
+    def text(self) -> str: ...
     async def read(self) -> list[Any] | None: ...
     async def aclose(self) -> None: ...
 
 
 class InactivityTimer:
-    """Limits all waits of an asyncio task with one timer. The timer cancels the task when a wait takes too long.
-
-    The timer is not set again for each token. If it fires before the current deadline, it is set again for that deadline.
-    """
+    """Limits all waits of an asyncio task with one timer. The timer cancels the task when a wait takes too long."""
 
     __slots__ = ("_deadline", "_fires_at", "_task", "_timer", "expired", "loop")
 
@@ -104,14 +93,7 @@ class InactivityTimer:
 
 
 class Signal:
-    """Wakes all asyncio tasks that wait for it.
-
-    The futures that its methods return must be awaited immediately. For speed the methods are not coroutines, because a reader waits for
-    each token.
-
-    Attributes:
-        read: True while the stream's one reader waits.
-    """
+    """Wakes all asyncio tasks that wait for it."""
 
     __slots__ = ("_loop", "_waiters", "read")
 
@@ -180,20 +162,17 @@ class StreamWaiter(Waiter):
         """Return True if no more events will arrive. Raises the error that ended the stream, if there was one."""
         raise NotImplementedError
 
-    def took(self) -> None:
-        """Called after an event was taken."""
+    def took(self) -> None:  # called after an event was taken
         raise NotImplementedError
 
-    async def ends(self) -> Any:
-        """Wait for the end and return the result."""
+    async def ends(self) -> Any:  # waits for the end and returns the result
         raise NotImplementedError
 
     def leave(self) -> None:
         """Give up the stream and cancel its requests in flight. Must be called in the event loop's thread."""
         raise NotImplementedError
 
-    def over(self) -> bool:
-        """Return True if the stream is over, so that ``leave`` has nothing left to do."""
+    def over(self) -> bool:  # then ``leave`` has nothing left to do
         raise NotImplementedError
 
     async def idle(self) -> None:
@@ -218,7 +197,7 @@ class StreamWaiter(Waiter):
         del self._open_attempts[attempt]
         self._arrived.give()
 
-    def begin(self, task: Task) -> None:
+    def begin(self, task: Task, stream: OpenStream) -> None:
         """Called before the first chunk of a committed attempt. Text of an earlier attempt is discarded."""
         raise NotImplementedError
 
@@ -226,8 +205,7 @@ class StreamWaiter(Waiter):
         """Take chunks. Returns True if ``space`` must be awaited before the next call."""
         raise NotImplementedError
 
-    async def space(self) -> None:
-        """Wait until more chunks may be put."""
+    async def space(self) -> None:  # waits until more chunks may be put
         raise NotImplementedError
 
 
@@ -280,7 +258,7 @@ class StreamAttempt:
             if stream.limits is not None:
                 self._receiver.driver.opened(self._attempt, stream.limits)
             chunks = await self._read_first(stream)
-            if chunks is not None and not self._begin():
+            if chunks is not None and not self._begin(stream):
                 return CANCELLED
             while chunks is not None:
                 # an empty list is a keep-alive, which does not extend the limit: proxies send them even when the server hangs
@@ -326,13 +304,13 @@ class StreamAttempt:
         limited = inf if limit is None else attempt.sent_at + limit + attempt.held_until(clock)
         self._timer.shorten(now, max(0.0, min(seconds, attempt.task.deadline - clock - MARGIN, limited - clock - MARGIN)))
 
-    def _begin(self) -> bool:
+    def _begin(self, stream: OpenStream) -> bool:
         """Commit the attempt at its first token. Returns False if the attempt is no longer wanted."""
         if not self._receiver.driver.commit(self._attempt):
             return False
         self._tempo = self._attempt.source.stream_timing  # ``commit`` has set it if it was not set before
         self._limit = self._tempo.gap_limit()
-        self._receiver.begin(self._attempt.task)
+        self._receiver.begin(self._attempt.task, stream)
         return True
 
     def _pass_on(self, stream: OpenStream, chunks: list[Any]) -> bool:
@@ -393,21 +371,15 @@ class StreamRestarted:
 
 
 class SingleStreamSink(StreamWaiter):
-    """Receives the events of a single stream.
+    """Receives the events of a single stream."""
 
-    Attributes:
-        begun: an attempt was committed, and its chunks are passed on.
-        left: the consumer has given up the stream.
-        result: the result, or None while the stream is not finished.
-    """
-
-    __slots__ = ("_only_result", "_pieces", "_taken", "_task", "begun", "context", "left", "result")
+    __slots__ = ("_only_result", "_stream", "_taken", "_task", "context", "left", "result")
 
     def __init__(self, driver: LoopDriver) -> None:
         super().__init__(driver)
-        self.begun = self.left = False
+        self.left = False  # the consumer has given up the stream
         self.result: Result[Any] | None = None
-        self._pieces: list[str] = []
+        self._stream: OpenStream | None = None  # of the committed attempt; it holds the text
         self._only_result = False  # the consumer takes no more events
         self._task: Task | None = None
         self.context = copy_context()
@@ -450,7 +422,12 @@ class SingleStreamSink(StreamWaiter):
 
     def text(self) -> str:
         """Return the text that has arrived since the last restart."""
-        return "".join(self._pieces)
+        return "" if self._stream is None else self._stream.text()
+
+    @property
+    def begun(self) -> bool:
+        """Whether an attempt was committed, so that its chunks are passed on."""
+        return self._stream is not None
 
     def leave(self) -> None:
         if self.left:
@@ -496,17 +473,12 @@ class SingleStreamSink(StreamWaiter):
 
     # the attempt's side
 
-    def begin(self, task: Task) -> None:
+    def begin(self, task: Task, stream: OpenStream) -> None:
         if self.begun and not self._only_result:
             self._events.append(StreamRestarted(self.text(), task.last_error))
-        self.begun = True
-        self._pieces.clear()
+        self._stream = stream
 
     def put(self, _task: Task, chunks: list[Any]) -> bool:
-        pieces = self._pieces
-        for chunk in chunks:
-            if text := chunk.text:
-                pieces.append(text)
         if self._only_result:
             return False
         self._events += chunks

@@ -1,9 +1,4 @@
-"""Calls of decorated functions: ``AsyncCall`` for asynchronous callers, and ``BlockingCall`` for blocking callers.
-
-The first try of an asynchronous call runs in the caller's own asyncio task, as an undecorated call would. A try of a blocking call runs in
-the caller's own thread, or in a worker thread if the call may end while the try runs. Both kinds of callers change the same scheduler under
-the engine's lock. The timer of blocking callers runs in an event loop in a thread of its own.
-"""
+"""Calls of decorated functions: ``AsyncCall`` for asynchronous callers, and ``BlockingCall`` for blocking callers."""
 
 from __future__ import annotations
 
@@ -27,10 +22,8 @@ from qreward.scheduler.outcome import CANCELLED, Answer, Cancelled
 from qreward.scheduler.scheduler import FINISH, SEND, Command
 from qreward.scheduler.task import Task
 
-ErrorClassifier = Callable[[Exception], CallFailure]
-"""Classifies an exception of the function as a ``CallFailure``."""
-Inbox = SimpleQueue[Any]
-"""Wakes a blocking caller, who then looks for a try to run in its own thread, and for the outcome of its call."""
+ErrorClassifier = Callable[[Exception], CallFailure]  # classifies an exception of the function as a ``CallFailure``
+Inbox = SimpleQueue[Any]  # wakes a blocking caller, who then looks for a try to run in its own thread, and for the outcome of its call
 
 
 class Time:
@@ -101,14 +94,7 @@ class AsyncCall(Single):
 
 
 class BlockingCall:
-    """Runs the tries of one blocking call, and receives its outcome.
-
-    Args:
-        engine: the engine of the function's pool.
-        body: runs the function once.
-        judge: see :data:`ErrorClassifier`.
-        inline: run tries in the caller's own thread; if False, in worker threads.
-    """
+    """Runs the tries of one blocking call, and receives its outcome."""
 
     __slots__ = ("_body", "_context", "_engine", "_inbox", "_judge", "_next", "_outcome")
 
@@ -192,11 +178,7 @@ class BlockingCall:
             self._ended(attempt, CallFailure(error, again=False))
 
     def _run_in_worker(self, context: Context, attempt: Try) -> Callable[[], None]:
-        """Run the function once in a worker thread.
-
-        Returns the function that reports the outcome. The worker calls it when the worker is idle again, because the report may start the
-        next try.
-        """
+        """Run the function once in a worker thread."""
         try:
             outcome = context.run(self._run, attempt)
         except BaseException as error:  # for example SystemExit: must end the call, not the worker

@@ -1,7 +1,4 @@
-"""``ScheduleConfig``: the parameters of ``@schedule``, their validation, and their changes while the function is in use.
-
-Calls use ``CompiledSettings``, which is computed from a configuration once per change. This module does not call functions.
-"""
+"""``ScheduleConfig``: the parameters of ``@schedule``, their validation, and their changes while the function is in use."""
 
 from __future__ import annotations
 
@@ -23,8 +20,7 @@ from qreward.callables import Code, FunctionKind, kind_of
 from qreward.engine import background
 from qreward.errors import ConfigError
 from qreward.functions.overload import overload_of
-from qreward.scheduler.functions.limits import Adapting, Breaking, FunctionOptions, Hedging, Pause, Rate
-from qreward.scheduler.functions.state import CallFailure
+from qreward.scheduler.functions.state import Adapting, Breaking, CallFailure, FunctionOptions, Hedging, Pause, Rate
 from qreward.settings import files
 from qreward.settings.base import Count, Many, Number, Policy, Seconds, SomeSeconds, default, with_faults
 from qreward.settings.policies import Level, Priority
@@ -98,12 +94,7 @@ OnChange = Callable[[Any, frozenset[str]], object]
 
 
 class Changes:
-    """Holds the callbacks that are called when one object changes.
-
-    Attributes:
-        lock: held while a change is made and its callbacks run. Callbacks therefore see changes in order. The lock is reentrant, so a
-            callback may make another change.
-    """
+    """Holds the callbacks that are called when one object changes."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
@@ -154,8 +145,7 @@ class ScheduleConfig(Policy):
     """The configuration of a function: the parameters of ``@schedule``, and the type of ``function.config``.
 
     A *try* is one run of the function. ``None`` switches a feature off. A parameter marked "with x" has no effect while the parameter x is
-    off. The two parameters may be set in any order. Configurations are equal if all their values are equal. Configurations are not
-    hashable, because they can change. Copies and pickles do not contain the ``on_change`` callbacks.
+    off. Configurations can change, so they are not hashable. Copies and pickles do not contain the ``on_change`` callbacks.
 
     Args:
         timeout: maximum number of seconds for a whole call, including waiting, retries and hedges.
@@ -282,16 +272,7 @@ class ScheduleConfig(Policy):
             raise place.named(error) from None
 
     def update(self, /, **changes: Any) -> frozenset[str]:
-        """Change parameters while the function is in use. If one of them is invalid, no parameter is changed.
-
-        This method may be called from any thread. Code that reads one parameter gets the old or the new value. To read several values at
-        one moment, take a :meth:`snapshot`.
-
-        Args:
-            changes: new values by parameter name.
-
-        Returns:
-            The names of the parameters whose values differ from before.
+        """Change parameters while the function is in use, from any thread. Returns the names of those whose values differ from before.
 
         Raises:
             ConfigError: a name or a value is invalid, or ``pool`` or ``key_func`` would change. Nothing is changed.
@@ -310,14 +291,10 @@ class ScheduleConfig(Policy):
         return changed
 
     def on_change(self, callback: Callable[[ScheduleConfig, frozenset[str]], object]) -> Callable[[], None]:
-        """Call ``callback(config, names)`` after each update that changes at least one value.
+        """Call ``callback(config, names)`` after each update that changes a value. Returns a function that removes the callback.
 
-        The callback runs in the thread that makes the change. Changes are reported one at a time, in order. The callback should therefore
-        be quick, and must not wait for another thread that changes this configuration. If the callback raises, the error is logged and the
-        change is kept.
-
-        Returns:
-            A function that removes the callback.
+        The callback runs in the thread that makes the change. Changes are reported one at a time, in order, so the callback must not wait
+        for another thread that changes this configuration. If the callback raises, the error is logged and the change is kept.
         """
         return self._changes.add(callback)
 
@@ -357,10 +334,7 @@ def same(one: object, other: object) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """Return a value as ``repr`` of the configuration shows it. None, numbers, strings and enum members are shown as code.
-
-    Any other object is shown by its name.
-    """
+    """Return a value as ``repr`` of the configuration shows it. None, numbers, strings and enum members are shown as code."""
     if isinstance(value, Enum):
         return f"{type(value).__name__}.{value.name}"
     if value is None or isinstance(value, bool | int | float | str):
@@ -371,16 +345,7 @@ def _shown(value: Any) -> str:
 
 
 class CompiledSettings:
-    """The settings of a configuration at one moment, in the form that calls use. One call uses one object from its begin to its end.
-
-    Args:
-        config: the configuration.
-        waits: False is for tests. Calls then do not wait before retries or after overload, ignore rate limits, and are not hedged.
-
-    Attributes:
-        options: the options for the scheduler.
-        needs_thread: True if blocking functions run in a thread, because a call may end while a try still runs.
-    """
+    """The settings of a configuration at one moment, in the form that calls use. One call uses one object from its begin to its end."""
 
     __slots__ = ("_again", "_waits", "callback", "debug", "default", "exporter", "key_func", "needs_thread", "options")
 

@@ -1,8 +1,4 @@
-"""``@schedule``: retries, hedges, limits, a circuit breaker, priority and a time limit for any function.
-
-This module detects the kind of a function, passes its calls to the scheduler of its pool, and returns results and errors to the caller.
-Functions with the same pool share an engine and the limit of concurrent tries. The scheduler decides when a try begins.
-"""
+"""``@schedule``: retries, hedges, limits, a circuit breaker, priority and a time limit for any function."""
 
 from __future__ import annotations
 
@@ -149,13 +145,7 @@ def no_waiting() -> Iterator[None]:
 
 
 class ScheduledFunction:
-    """Holds a decorated function, its configuration and its pool.
-
-    Args:
-        body: the original function.
-        config: the settings of the function. Later changes of the settings take effect.
-        pool: the pool of the function. All functions of a pool share its engine and limits.
-    """
+    """Holds a decorated function, its configuration and its pool."""
 
     def __init__(self, body: Callable[..., Any], config: ScheduleConfig, pool: FunctionPool) -> None:
         self.body = body
@@ -265,10 +255,7 @@ class ScheduledFunction:
         return (default if covered else UNSET), error
 
     def _log_replaced(self, error: BaseException) -> None:
-        """Log the first error of each class that a default replaces, so that a bug in the function does not stay unseen.
-
-        The message of the error is left out, because it may contain secrets.
-        """
+        """Log the first error of each class that a default replaces, so that a bug in the function does not stay unseen."""
         kind = type(error)
         if kind in self._replaced:
             return
@@ -349,12 +336,7 @@ def _check_agreement(member: ScheduledFunction, pool: FunctionPool) -> None:
 
 
 class FunctionPool:
-    """Holds the engine and the limits that the functions of one pool share.
-
-    Attributes:
-        members: the functions of the pool.
-        engine: the engine that schedules the calls of these functions.
-    """
+    """Holds the engine and the limits that the functions of one pool share."""
 
     def __init__(self) -> None:
         self.members: WeakSet[ScheduledFunction] = WeakSet()
@@ -455,22 +437,18 @@ def schedule(config: ScheduleConfig | None = None, /, **settings: Any) -> Decora
 def schedule(config: Any = None, /, **settings: Any) -> Any:
     """Add retries, hedges, limits, a circuit breaker, priority and a time limit to a slow or flaky function.
 
-    An async function stays async, and a blocking function stays blocking, even in a thread with a running event loop. If a call of an
-    async function ends early, its running tries are cancelled. A blocking function cannot be stopped, so its result is discarded if the
-    call ends early. Exceptions of the function are raised unchanged.
+    An async function stays async, and a blocking function stays blocking. If a call ends early, running tries of an async function are
+    cancelled, and results of a blocking function are discarded. The decorated function has ``config``, ``stats()`` and ``reset()``.
 
     Args:
         config: the settings. Later changes of the settings take effect. For ``@schedule`` without parentheses, this is the function itself.
         settings: settings by name; see :class:`~qreward.ScheduleConfig` for all of them.
 
-    Returns:
-        The decorated function, with ``config``, ``stats()`` and ``reset()``.
-
     Raises:
         ConfigError: a setting is invalid, or the decorated object cannot be scheduled (for example a class or a generator function).
 
     A call of the decorated function raises the exceptions of the function, and:
-        ConfigError: the function is not async, but returned an awaitable or a generator, whose work no setting would apply to.
+        ConfigError: the function is not async, but returned an awaitable or a generator.
         RequestTimeout: the call did not end within ``timeout``.
         CircuitOpen: the function failed too often, so the circuit breaker rejects calls for a while.
 

@@ -1,20 +1,4 @@
-"""Detects whether an exception means that a server is overloaded, and how long to wait. This module supports exceptions of many libraries,
-and imports none of these libraries.
-
-Only statuses, headers and machine-readable codes of an exception count. Messages are ignored, because words such as "too many requests"
-may also come from a prompt or a log line. A false detection would be costly: the call would wait and be retried, and the failure would not
-count for the circuit breaker.
-
-These exceptions are inspected:
-
-- the exception itself, then the exception that it was raised ``from``;
-- the exception that was being handled, if the ``except`` block itself raised the new exception, as in
-  ``except RateLimitError: raise JudgeFailed``. If a function that the block calls raised the new exception, the handled exception is
-  ignored, because the new exception is then about the fallback;
-- all exceptions of an exception group. The group counts as an overload only if each of its exceptions counts as an overload.
-
-An exhausted account (402, ``insufficient_quota``) is not an overload, because waiting does not help.
-"""
+"""Detects from its status and headers whether an exception means that a server is overloaded, and how long to wait."""
 
 from __future__ import annotations
 
@@ -22,54 +6,26 @@ import time
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from qreward.codecs import error_body, rate_limit_headers
-from qreward.codecs.error_body import ErrorBody, error_body_of, parse_error_body
+from qreward.codecs import rate_limit_headers
 from qreward.errors import RateLimited
 
 LINKS = 8
 """Maximum number of exceptions of a chain that are inspected. Libraries build chains of at most four exceptions. The limit also ends
 cycles."""
 _OVERLOADED = frozenset({429, 503, 529})
-_USED_UP = 402
-_ELSEWHERE = frozenset({200, 400, 403, 500})  # streams and some servers use these statuses for overload; the code in the body decides
-_GRPC = frozenset({"RESOURCE_EXHAUSTED", "UNAVAILABLE"})
 
 
 class Overload(NamedTuple):
-    """States that a server is overloaded, or that a rate limit is exhausted.
+    """States that a server is overloaded, or that a rate limit is exhausted."""
 
-    Attributes:
-        retry_after: seconds to wait, as the server requested; None if the server requested no wait.
-        should_retry: False if the server forbids a retry, and True if it asks for a retry (``x-should-retry``). None if it does neither.
-    """
-
-    retry_after: float | None = None
-    should_retry: bool | None = None
-
-
-class _AccountExhausted(Exception):
-    """The account has no quota left, so waiting does not help."""
+    retry_after: float | None = None  # seconds to wait, as the server requested; None if the server requested no wait
+    should_retry: bool | None = None  # False if the server forbids a retry, True if it asks for one (``x-should-retry``)
 
 
 def overload_of(error: BaseException) -> Overload | None:
-    """Return the overload that an exception reports, or None for any other error. This function never raises.
+    """Return the overload that an exception, or one that it was raised ``from``, reports; None for any other error. Never raises.
 
-    Exceptions are recognised by their attributes, not by their type:
-
-    - status 429, 503 or 529 in ``status_code``, ``status`` or ``response``, as in httpx, aiohttp, requests, openai and anthropic;
-    - RESOURCE_EXHAUSTED and UNAVAILABLE of gRPC;
-    - :class:`qreward.RateLimited`, which a function can raise itself.
-
-    The wait is read from the headers (``retry-after-ms``, ``retry-after``, ``x-ratelimit-*``), or from an attribute ``retry_after``
-    (seconds) of the exception.
-
-    Example:
-        >>> class TooBusy(Exception):
-        ...     status_code, headers = 429, {"Retry-After": "2"}
-        >>> overload_of(TooBusy())
-        Overload(retry_after=2.0, should_retry=None)
-        >>> overload_of(ValueError("429 too many requests")) is None
-        True
+    A group counts if all of its exceptions count. Messages are ignored, because their words may come from a prompt.
     """
     found: Overload | None = None
     link: BaseException | None = error
@@ -78,94 +34,45 @@ def overload_of(error: BaseException) -> Overload | None:
             break
         try:
             overload = _overload_of_one(link)
-        except _AccountExhausted:
-            return None
         except Exception:  # attributes of other libraries' exceptions may raise; the caller must see the original error
             overload = None
         if overload is not None:
             if overload.retry_after is not None:
                 return overload
             found = found or overload
-        link = _next_in_chain(link)
+        link = link.__cause__
     return found
 
 
-def _next_in_chain(error: BaseException) -> BaseException | None:
-    if error.__cause__ is not None:
-        return error.__cause__
-    context = error.__context__
-    handled = context is not None and not error.__suppress_context__ and _raised_by_handler(error, context)
-    return context if handled else None
-
-
-def _raised_by_handler(error: BaseException, caught: BaseException) -> bool:
-    """Return True if ``error`` was raised in the frame that caught ``caught``."""
-    place, catcher = error.__traceback__, caught.__traceback__
-    if place is None or catcher is None:
-        return False
-    while place.tb_next is not None:
-        place = place.tb_next
-    return place.tb_frame is catcher.tb_frame
-
-
 def _overload_of_one(error: BaseException) -> Overload | None:
-    """Return the overload that one exception reports; None if it reports no overload. The chain of the exception is not inspected.
-
-    Raises:
-        _AccountExhausted: the exception reports that the account has no quota left.
-    """
     if isinstance(error, ExceptionGroup):
-        return _overload_of_group(error.exceptions)
-    if isinstance(error, RateLimited):
-        if error.status_code == _USED_UP or (error.attempts and error.attempts[-1].outcome == "quota"):
-            raise _AccountExhausted
-        return Overload(_own_wait(error))
+        found = [overload for each in error.exceptions if (overload := overload_of(each)) is not None]
+        if len(found) < len(error.exceptions):
+            return None
+        waits = [each.retry_after for each in found if each.retry_after is not None]
+        return Overload(max(waits, default=None), False if any(each.should_retry is False for each in found) else None)
     plain = type(error).__module__ == "builtins" and not error.__dict__  # most exceptions are plain and have no status
     if plain or not isinstance(error, Exception):
         return None
     response = getattr(error, "response", None)
-    status = _status_of(error, response)
-    if status is None and response is None and _is_grpc(error):
-        code: Any = error.code()  # type: ignore[attr-defined]
-        return Overload() if getattr(code, "name", None) in _GRPC else None
-    return _overload_of_http(error, response, status)
-
-
-def _overload_of_group(errors: tuple[Exception, ...]) -> Overload | None:
-    found = [overload for each in errors if (overload := overload_of(each)) is not None]
-    if len(found) < len(errors):
-        return None
-    waits = [each.retry_after for each in found if each.retry_after is not None]
-    return Overload(max(waits, default=None), False if any(each.should_retry is False for each in found) else None)
-
-
-def _overload_of_http(error: Exception, response: Any, status: int | None) -> Overload | None:
-    names = _codes(error, response, status)
-    if status == _USED_UP or ((status is None or status < 500) and not error_body.QUOTA.isdisjoint(names)):
-        raise _AccountExhausted
-    if names and (status is None or status in _ELSEWHERE):
-        status = error_body.status_of(ErrorBody("", names), status or 400)
-    if status not in _OVERLOADED:
+    if isinstance(error, RateLimited):
+        if error.status_code == 402 or (error.attempts and error.attempts[-1].outcome == "quota"):
+            return None  # the account is exhausted, so waiting does not help
+    elif _status_of(error, response) not in _OVERLOADED:
         return None
     headers = _headers(error, response)
-    seconds = rate_limit_headers.retry_after(headers, time.time())
-    return Overload(_own_wait(error) if seconds is None else seconds, rate_limit_headers.should_retry(headers))
+    seconds: Any = rate_limit_headers.retry_after(headers, time.time())
+    if seconds is None:
+        own = getattr(error, "retry_after", None)
+        seconds = rate_limit_headers.number(str(own)) if isinstance(own, int | float) else None
+    return Overload(seconds, rate_limit_headers.should_retry(headers))
 
 
 def _status_of(error: Exception, response: Any) -> int | None:
     for holder, name in ((error, "status_code"), (error, "status"), (response, "status_code"), (response, "status")):
         if isinstance(status := getattr(holder, name, None), int):
             return status
-    code = getattr(error, "code", None)  # as in google.api_core and tornado; without a response, the number may mean anything
-    return code if isinstance(code, int) and (response is not None or hasattr(type(error), "response")) else None
-
-
-def _codes(error: Exception, response: Any, status: int | None) -> tuple[str, ...]:
-    body = getattr(error, "body", None)
-    if isinstance(body, dict | list):
-        return error_body_of(body).names
-    content = getattr(response, "_content", None) if status in _OVERLOADED else None  # the public attribute would read an unread body
-    return parse_error_body(content).names if isinstance(content, bytes) else ()
+    return None
 
 
 def _headers(error: Exception, response: Any) -> dict[str, str]:
@@ -175,12 +82,3 @@ def _headers(error: Exception, response: Any) -> dict[str, str]:
         if isinstance(headers, Iterable) and hasattr(headers, "items"):
             return {str(name).lower(): str(value) for name, value in headers.items()}
     return {}
-
-
-def _own_wait(error: Exception) -> float | None:
-    seconds = getattr(error, "retry_after", None)
-    return rate_limit_headers.number(str(seconds)) if isinstance(seconds, int | float) else None
-
-
-def _is_grpc(error: Exception) -> bool:
-    return callable(getattr(error, "code", None)) and any(base.__module__.partition(".")[0] == "grpc" for base in type(error).__mro__)

@@ -1,16 +1,11 @@
-"""``ConfigWatcher``: checks regularly whether settings have changed, and applies new settings. Each watcher has a thread of its own.
-
-A watcher compares the settings of its source (a file, the environment or a callback) with those of the last check. If they differ, the
-watcher applies them to its target: a function or a client.
-"""
+"""``ConfigWatcher``: checks regularly whether settings have changed, and applies new settings."""
 
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from threading import Event
@@ -20,47 +15,17 @@ from typing import Any
 from qreward import options
 from qreward.engine import background
 from qreward.errors import ConfigError, QRewardError
-from qreward.functions.config import FIXED, ScheduleConfig, read_settings, same
+from qreward.functions.config import ScheduleConfig, read_settings, same
 from qreward.settings.client import ClientConfig, load_config
 from qreward.settings.files import SettingsLocation
-from qreward.spelling import closest
-
-PREFIX = "QREWARD_SCHEDULE_"
-SET_IN_CODE = FIXED | {"exception_types", "default_result", "metrics_callback", "telemetry_exporter"}
-"""Parameters that cannot be read from the environment."""
 
 
-def _environment(prefix: str) -> dict[str, object]:
-    """Return the settings in environment variables. The part of each name after the prefix is the name of a setting in upper case.
-
-    Empty variables are ignored.
-    """
-    texts = {name: text for name in sorted(os.environ) if name.startswith(prefix) and (text := os.environ.get(name))}
-    return dict(_read_variable(prefix, *each) for each in texts.items())
-
-
-def _read_variable(prefix: str, variable: str, text: str) -> tuple[str, object]:
-    known, name = ScheduleConfig.model_fields, variable.removeprefix(prefix).lower()
-    if name not in known or variable != prefix + name.upper():
-        near = closest(name, known)
-        hint = f"did you mean {prefix}{near[0].upper()}?" if near else f"variables that begin with {prefix} must name settings"
-        raise ConfigError(f"{variable}: is not a setting; {hint}")
-    if name in SET_IN_CODE:
-        raise ConfigError(f"{variable}: can be set in code only, not in the environment")
-    value: Any = None if text.lower() == "none" else text
-    try:
-        ScheduleConfig(**{name: value})  # each setting is first checked alone, because the error must name the variable
-    except ConfigError as error:
-        texts = [text.removeprefix(f"{name}: ") for place, text in error.faults if place]  # other faults concern several settings
-        if texts:
-            raise ConfigError(f"{variable}: {'; '.join(texts)}") from None
-    return name, value
-
-
-def _called(callback: Callable[[], Any], read: Callable[[Any], Any]) -> Any:
+def _called(callback: Any, read: Callable[[Any], Any]) -> Any:
     """Return the settings that a callback returns, or None if nothing has changed."""
     try:
         answer = callback()
+    except ConfigError:
+        raise
     except Exception as error:  # the message is left out because it may hold secrets
         raise ConfigError(f"callback: raised {type(error).__name__}") from error
     if answer is None or isinstance(answer, ClientConfig):
@@ -80,10 +45,7 @@ class _FunctionTarget:
         self._config = config
         self._in_code = config.snapshot()
         self._applied: frozenset[str] = frozenset()
-
-    @property
-    def lock(self) -> AbstractContextManager[object]:
-        return self._config._changes.lock
+        self.lock = config._changes.lock
 
     @staticmethod
     def read(source: Path | Mapping[str, Any]) -> dict[str, Any]:
@@ -103,34 +65,7 @@ class _ClientTarget:
 
     def __init__(self, client: Any) -> None:
         self.apply: Callable[[Any], frozenset[str]] = client.reload
-        self.lock: AbstractContextManager[object] = nullcontext()
-
-
-def _target_of(target: Any) -> _FunctionTarget | _ClientTarget:
-    config = target if isinstance(target, ScheduleConfig) else getattr(target, "config", None)
-    if isinstance(config, ScheduleConfig):
-        return _FunctionTarget(config)
-    if isinstance(config, ClientConfig) and callable(getattr(target, "reload", None)):
-        return _ClientTarget(target)
-    raise ConfigError(f"ConfigWatcher takes a ScheduleConfig, a function with @schedule or a client, not a {type(target).__name__}")
-
-
-def _source_of(target: _FunctionTarget | _ClientTarget, file: object, env: object, callback: Any) -> tuple[str, Callable[[], Any]]:
-    """Return the name of the source, and a function that reads the settings there. It returns None if nothing has changed."""
-    given = [name for name, there in (("file", file is not None), ("env", bool(env)), ("callback", callback is not None)) if there]
-    if len(given) != 1:
-        raise ConfigError(f"a ConfigWatcher needs exactly one of file, env and callback; {' and '.join(given) or 'none'} was given")
-    if isinstance(file, str | Path):
-        path = Path(file).expanduser().absolute()
-        return str(path), partial(target.read, path)
-    if env is True or isinstance(env, str):
-        if isinstance(target, _ClientTarget):
-            raise ConfigError("env= works for functions only; for a client use file= or callback=")
-        return "environment", partial(_environment, PREFIX if env is True else env)
-    checked = options.callback("callback", callback)
-    if checked is None:
-        raise ConfigError(f"{given[0]} must be {'a path' if file is not None else 'True or a prefix'}")
-    return "callback", partial(_called, checked, target.read)
+        self.lock = nullcontext()
 
 
 logger = logging.getLogger("qreward.schedule")
@@ -140,27 +75,22 @@ STOP_TIMEOUT = 2.0
 
 
 class ConfigWatcher:
-    """Updates the settings of a function or a client when a file, the environment or the result of a callback changes.
+    """Updates the settings of a function or a client when a file or the result of a callback changes.
 
-    Valid settings are applied together. If any setting is invalid, or the file is missing or incomplete, nothing is changed. The error is
-    reported once, as a warning of the logger ``qreward.schedule`` and to ``on_error``.
-
-    For a function, the source may set some of the parameters. If the source no longer sets a parameter, the parameter is reset to the value
-    that it had when the watcher was created. For a client, the source has the complete configuration. After a fork, a running watcher also
-    runs in the child process.
+    If any setting is invalid, or the file is missing or incomplete, nothing is changed, and the error is reported once, as a warning of the
+    logger ``qreward.schedule`` and to ``on_error``. For a function, the source may set some of the parameters; one that it no longer sets
+    is reset to its value at the creation of the watcher. For a client, the source has the complete configuration. After a fork, a running
+    watcher also runs in the child process.
 
     Args:
         target: a :class:`ScheduleConfig`, a function decorated with ``@schedule``, or a client.
         file: path of a YAML, JSON or TOML file, which may be missing at first. To update it, write a new file and rename it to this path.
-        env: for functions only. True reads variables such as ``QREWARD_SCHEDULE_TIMEOUT``, for all parameters that are numbers, strings or
-            booleans. A string is used as the prefix instead of ``QREWARD_SCHEDULE_``.
         callback: function that is called at each check. It returns a mapping of settings, or None if nothing has changed.
         poll_interval: seconds between checks.
         on_error: function that is called with the ``ConfigError``, in the watcher's thread.
-        wait: for tests only: a function that replaces ``Event.wait``, which waits for an event for at most a number of seconds.
 
     Raises:
-        ConfigError: none or several of ``file``, ``env`` and ``callback`` are given, or the target has another type.
+        ConfigError: not exactly one of ``file`` and ``callback`` is given, or the target has another type.
 
     Example:
         >>> config = ScheduleConfig(timeout=30)
@@ -169,19 +99,33 @@ class ConfigWatcher:
         (True, 10.0)
     """
 
+    _wait = staticmethod(Event.wait)  # tests replace it
+
     def __init__(
         self,
         target: Any,
         *,
         file: str | Path | None = None,
-        env: bool | str = False,
         callback: Callable[[], Mapping[str, Any] | None] | None = None,
         poll_interval: float = 5.0,
         on_error: Callable[[Exception], object] | None = None,
-        wait: Callable[[Event, float], bool] = Event.wait,
     ) -> None:
-        self._target = _target_of(target)
-        self._name, self._read = _source_of(self._target, file, env, callback)
+        config = target if isinstance(target, ScheduleConfig) else getattr(target, "config", None)
+        if isinstance(config, ScheduleConfig):
+            self._target: _FunctionTarget | _ClientTarget = _FunctionTarget(config)
+        elif isinstance(config, ClientConfig) and callable(getattr(target, "reload", None)):
+            self._target = _ClientTarget(target)
+        else:
+            raise ConfigError(f"ConfigWatcher takes a ScheduleConfig, a function with @schedule or a client, not a {type(target).__name__}")
+        if (file is None) == (callback is None):
+            raise ConfigError("a ConfigWatcher needs exactly one of file and callback")
+        if file is None:
+            self._name, self._read = "callback", partial(_called, options.callback("callback", callback), self._target.read)
+        elif isinstance(file, str | Path):
+            path = Path(file).expanduser().absolute()
+            self._name, self._read = str(path), partial(self._target.read, path)
+        else:
+            raise ConfigError("file must be a path")
         interval = options.seconds("poll_interval", poll_interval)
         if interval is None:
             raise ConfigError(
@@ -189,7 +133,6 @@ class ConfigWatcher:
             )
         self._interval = interval
         self._on_error = options.callback("on_error", on_error)
-        self._wait = wait
         self._settings: object = None  # the settings that were last applied, or could not be applied
         self._reported: str | None = None  # the error of the last check, if the settings could not be read
         self._stopping = Event()

@@ -21,7 +21,7 @@ from qreward.errors import ConfigError
 from qreward.integrations.trainers import Adapter, RewardConfig, Rewarder, Scored
 from qreward.integrations.trainers.rewarder import SPENT, reward_of
 from qreward.integrations.trainers.settings import Failure, Source
-from qreward.judge.asking import encoded
+from qreward.judge.codec import encoded
 from qreward.judge.types import Scorer
 
 __all__ = ["DEADLINE", "combined", "judge_reward", "reward"]

@@ -1,7 +1,4 @@
-"""LLM judges: ask one or more models, parse their answers into verdicts, and aggregate the verdicts into a score.
-
-``Scorer`` is the interface of judges. ``RewardModelScorer`` gives this interface to a reward model.
-"""
+"""LLM judges: ask one or more models, parse their answers into verdicts, and aggregate the verdicts into a score."""
 
 from __future__ import annotations
 

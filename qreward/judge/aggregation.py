@@ -1,7 +1,4 @@
-"""Aggregate the votes on an item into its outcome, which is a score or an error.
-
-An outcome is decided as soon as no pending vote can change it. The functions of this module are pure.
-"""
+"""Aggregate the votes on an item into its outcome, which is a score or an error."""
 
 from __future__ import annotations
 
@@ -38,10 +35,7 @@ def quorum(size: int) -> int:
 
 
 def quorum_error(outcomes: Sequence[SampleOutcome], what: str = "votes") -> QRewardError | None:
-    """Return the error of an item that can no longer reach its quorum; None if the item can still reach the quorum.
-
-    The message lists the errors of all failed requests. If there is only one request, its error is returned unchanged.
-    """
+    """Return the error of an item that can no longer reach its quorum; None if the item can still reach the quorum."""
     errors = [outcome for outcome in outcomes if isinstance(outcome, QRewardError)]
     if not errors or len(outcomes) - len(errors) >= quorum(len(outcomes)):
         return None
@@ -77,15 +71,7 @@ def confidence_of(score: float, votes: Sequence[Vote], how: Settle, width: float
 
 
 def aggregate_scores(outcomes: Sequence[SampleOutcome], how: Settle, width: float | None = None) -> Aggregate | QRewardError | None:
-    """Return the aggregate of an item; the error of the item; or None while the item is undecided.
-
-    The votes of the aggregate are sorted by their distance from the aggregated score, the closest first.
-
-    ``majority`` is the most frequent score. Of equally frequent scores it is the median; of an even number of them, the lower of the two
-    middle scores, so that it is always the score of a vote. With ``majority``, an item is decided when no pending vote can change the
-    score; with ``mean`` and ``median``, when every request has a vote or an error. All need votes from more than half of the requests.
-    ``width`` is as in :func:`confidence_of`.
-    """
+    """Return the aggregate of an item; the error of the item; or None while the item is undecided."""
     if len(outcomes) == 1:
         only = outcomes[0]
         return Aggregate(only.score, (only,), only.confidence) if isinstance(only, Vote) else only
@@ -129,18 +115,13 @@ def aggregate_comparisons(outcomes: Sequence[SampleOutcome], how: Settle) -> Agg
 
 
 def _preferred(score: float) -> float:
-    """Return which response a score prefers: 1.0 for the first response, 0.0 for the second response, 0.5 for a tie."""
     return 1.0 if score > 0.5 else 0.0 if score < 0.5 else 0.5
 
 
 def aggregate_rubrics(
     outcomes: Sequence[SampleOutcome], how: Settle, rubric: Rubric, sizes: Sequence[int], bounds: tuple[float, float]
 ) -> Aggregate | QRewardError | None:
-    """Return the aggregate of an item that is judged by a rubric; the error of the item; or None while the item is undecided.
-
-    ``sizes`` has the number of requests of each vote, which are next to each other, and ``bounds`` the lowest and the highest reward. The
-    votes are aggregated by :func:`aggregate_scores`.
-    """
+    """Return the aggregate of an item that is judged by a rubric; the error of the item; or None while the item is undecided."""
     votes, begin = list[SampleOutcome](), 0
     for size in sizes:
         votes.append(_whole(outcomes[begin : begin + size], rubric, bounds))
@@ -149,10 +130,7 @@ def aggregate_rubrics(
 
 
 def _whole(parts: Sequence[SampleOutcome], rubric: Rubric, bounds: tuple[float, float]) -> SampleOutcome:
-    """Return the vote of one sample on all criteria; None while a request of the sample is pending.
-
-    If a request of the sample failed, the error of this request is returned, because no criterion may be left out.
-    """
+    """Return the vote of one sample on all criteria; None while a request of the sample is pending."""
     for part in parts:
         if isinstance(part, QRewardError):
             return part
@@ -191,10 +169,7 @@ def _aggregate(outcomes: Sequence[SampleOutcome], how: Settle, choose: Callable[
 
 
 def _agreed(one: SampleOutcome, other: SampleOutcome) -> SampleOutcome:
-    """Return the outcome of a pair of votes, one for each order of the responses; None while the outcome is undecided.
-
-    One error or one tie decides the outcome. Otherwise both votes are needed.
-    """
+    """Return the outcome of a pair of votes, one for each order of the responses; None while the outcome is undecided."""
     for outcome in (one, other):
         if isinstance(outcome, QRewardError):
             return outcome
@@ -210,10 +185,7 @@ def _agreed(one: SampleOutcome, other: SampleOutcome) -> SampleOutcome:
 
 
 def side_of(vote: Vote) -> int:
-    """Return 1 if a vote prefers the first response, -1 if it prefers the second response, and 0 if it is a tie.
-
-    A decision prefers its most probable option.
-    """
+    """Return 1 if a vote prefers the first response, -1 if it prefers the second response, and 0 if it is a tie."""
     if vote.distribution is None:
         return (vote.score > 0.5) - (vote.score < 0.5)
     return _SIDES[max(vote.distribution, key=vote.distribution.__getitem__)]

@@ -1,9 +1,4 @@
-"""``agreement``: measure how far judges agree, and how far the position and the length of responses influence their scores.
-
-The measures are pure functions of scores and comparisons. Krippendorff's alpha for numbers needs only a few sums, so this module computes
-it. The ``krippendorff`` package is not used, because it makes a matrix of all distinct scores for each item. With 300 items and three
-judges that give probabilities, these matrices would need 5 GB.
-"""
+"""``agreement``: measure how far judges agree, and how far the position and the length of responses influence their scores."""
 
 from __future__ import annotations
 
@@ -132,13 +127,7 @@ def _cell(value: object) -> str:
 
 def krippendorff_alpha(ratings: Sequence[Sequence[float | None]]) -> float | None:
     """Return Krippendorff's alpha for numbers (the interval metric): 1 minus the observed disagreement divided by the expected
-    disagreement.
-
-    1 is full agreement, and 0 is agreement by chance. Krippendorff asks for at least 0.8, or 0.667 for tentative conclusions ("Content
-    Analysis", 2004, p. 241).
-
-    ``ratings`` has a list for each rater, with a rating or None for each item. Returns None if no item has two ratings, or all are equal.
-    """
+    disagreement."""
     items = [[rating for rating in column if rating is not None] for column in zip(*ratings, strict=True)]
     items = [column for column in items if len(column) > 1]
     every = [rating for column in items for rating in column]
@@ -156,10 +145,7 @@ def _deviations(numbers: Sequence[float]) -> float:
 
 
 def spearman(ones: Sequence[float], others: Sequence[float]) -> float | None:
-    """Return the Spearman rank correlation. Equal numbers share their mean rank.
-
-    Returns None for fewer than three pairs, or if all numbers of ``ones`` or of ``others`` are equal.
-    """
+    """Return the Spearman rank correlation. Equal numbers share their mean rank."""
     if len(ones) < LEAST_ITEMS or len(set(ones)) < 2 or len(set(others)) < 2:
         return None
     return correlation(_ranks(ones), _ranks(others))
@@ -190,13 +176,7 @@ def position_bias(comparisons: Sequence[Comparison]) -> tuple[float | None, floa
 
 
 class Judged(NamedTuple):
-    """Holds the results of one judge for all items and pairs.
-
-    Attributes:
-        scores: the score of each item; None for an item without a result.
-        comparisons: the comparison of each pair; None for a pair without a result.
-        unreadable, failed: numbers of items and pairs without a result, as in :class:`JudgeReport`.
-    """
+    """Holds the results of one judge for all items and pairs."""
 
     scores: list[float | None]
     comparisons: list[Comparison | None]

@@ -1,7 +1,4 @@
-"""The form of a judge's answers: as it is declared, as a prompt shows it, and how a judge is asked for it.
-
-``judge.parsing`` reads the answers. This module must not read any.
-"""
+"""The form of a judge's answers: as it is declared, as a prompt shows it, and how a judge is asked for it."""
 
 from __future__ import annotations
 
@@ -15,9 +12,8 @@ from qreward.judge.parsing import Form, form_of
 from qreward.server.import_string import load_object
 
 Answer = str | re.Pattern[str] | Callable[[str], Any] | Mapping[str, Any]
-"""The form of an answer: ``"json"``; an example, such as ``"[[5]]"``; a pattern with one group, which holds the value; a function from the
-text of an answer to the value, or to None; or a mapping: ``{"form": "GRADE: C", "values": {"C": 1, "I": 0}}`` for grades,
-``{"pattern": "..."}`` or ``{"function": "module:name"}``."""
+"""The form of an answer, as :class:`~qreward.judge.judge.Judge` describes it. A mapping has ``form`` and ``values`` (grade -> score),
+``pattern`` or ``function``."""
 
 JSON = Form("json")
 
@@ -85,8 +81,7 @@ def _of_settings(answer: Mapping[str, Any]) -> Form | None:
 
 def shown_in(prompt: object, *, pairs: bool = False) -> Form | None:
     """Return the form that the text of a prompt shows; None if it shows none, or asks for JSON. Only the verdict on pairs may be a letter
-    after a label.
-    """
+    after a label."""
     turns = [prompt] if isinstance(prompt, str) else [turn.get("content") for turn in prompt] if isinstance(prompt, Sequence) else []
     text = "\n".join(turn for turn in turns if isinstance(turn, str)).replace("{{", "{").replace("}}", "}")
     if re.search(r"\bjson\b|\{answer_form\}", text, re.IGNORECASE):
@@ -98,10 +93,6 @@ def shown_in(prompt: object, *, pairs: bool = False) -> Form | None:
 
 
 def forms_of(answer: object, prompts: tuple[object, object], response_format: str, method: str, *, finds: bool) -> tuple[Form, Form]:
-    """Return the forms of the answers about single responses and about pairs: the declared form, or else what ``prompts`` show.
-
-    ``finds`` is False if the prompts are not searched. Raises ``ConfigError`` if the form is none, or does not fit the other settings.
-    """
     form = declared(answer)
     if form is not None and form is not JSON:
         if response_format in ("json_schema", "json_object"):
@@ -116,10 +107,7 @@ def forms_of(answer: object, prompts: tuple[object, object], response_format: st
 
 
 def request_for(form: Form, scale: tuple[float, float], options: Sequence[str]) -> str:
-    """Return the part of a prompt that asks for an answer in a form; ``""`` if only the user's prompt can say how to answer.
-
-    ``options`` has the values of a verdict that is a choice; it is empty for a number on ``scale``.
-    """
+    """Return the part of a prompt that asks for an answer in a form; ``""`` if only the user's prompt can say how to answer."""
     if form.reads is not None or form.example is None:
         return ""
     options = [grade for grade, _ in form.values] or options

@@ -1,9 +1,4 @@
-"""A persistent cache of models' answers in a SQLite file. Any number of processes may share one file.
-
-The cache stores the text of an answer, which is parsed again, and the fingerprint of the weights that wrote it. Answers are returned if an
-endpoint has sent their fingerprint last. The text of a decision is JSON: the confidence, the label mass and the probabilities for each
-question. SQLite runs in a thread of its own. docs/design/judging.md has the reasons.
-"""
+"""A persistent cache of models' answers in a SQLite file. Any number of processes may share one file."""
 
 from __future__ import annotations
 
@@ -45,16 +40,12 @@ _TABLES = (
 )
 
 
-class CacheEntry(NamedTuple):
-    """Holds an answer to store, and the endpoint that sent the answer.
+_CURRENT = """SELECT key, fingerprint, text FROM answers WHERE key IN ({})
+    AND fingerprint IN (SELECT fingerprint FROM endpoints WHERE model = ? AND current) ORDER BY number"""
 
-    Attributes:
-        model: name of the model in the cache, including the namespace.
-        endpoint: name of the endpoint.
-        reply: the answer.
-        key: digest of the request. None for an answer that could not be parsed. The text of such an answer is not stored, but the file
-            records that the endpoint has the weights that wrote the answer.
-    """
+
+class CacheEntry(NamedTuple):
+    """Holds an answer to store, and the endpoint that sent the answer."""
 
     model: str
     endpoint: str
@@ -62,29 +53,12 @@ class CacheEntry(NamedTuple):
     key: bytes | None = None
 
 
-Sent = dict[str, tuple[str, bool]]
-"""Name of an endpoint -> its latest fingerprint, and whether answers with this fingerprint are returned."""
-
-
-def record_fingerprint(sent: Sent, endpoint: str, fingerprint: str) -> None:
-    """Record the fingerprint that an endpoint sent. If it is new, those of other endpoints are invalid until they are sent again."""
-    if sent.get(endpoint, ("", False))[0] != fingerprint:
-        for other, (last, _) in sent.items():
-            sent[other] = last, False
-    sent[endpoint] = fingerprint, True
-
-
 CHUNK = 64
 """Maximum number of items whose answers are looked up together."""
 
 
 class Cache:
-    """Stores answers in a file, and looks them up.
-
-    Args:
-        path: path of the file. The file is created on first use. The directory of the file must exist.
-        most: the maximum number of answers in the file. The oldest answers are deleted first.
-    """
+    """Stores answers in a file, and looks them up."""
 
     def __init__(self, path: str | Path, most: int = MOST) -> None:
         self._path, self._most = str(path), most
@@ -161,20 +135,22 @@ def _vote(request: JudgeCall, reply: ModelReply | None) -> Vote | None:
 
 async def _chunks(items: Iterable[Any] | AsyncIterable[Any]) -> AsyncGenerator[list[Any], None]:
     iterator: Any = aiter(items) if isinstance(items, AsyncIterable) else iter(items)
+    chunk: list[Any] = []
     try:
         if isinstance(items, AsyncIterable):
             async for item in iterator:
                 yield [item]
             return
-        chunk: list[Any] = [None]
-        while chunk:
-            chunk = []
-            try:
-                chunk.extend(islice(iterator, CHUNK))
-            except Exception:
-                yield chunk  # the items before the error
-                raise
-            yield chunk
+        try:
+            for item in iterator:
+                chunk.append(item)
+                if len(chunk) == CHUNK:
+                    yield chunk
+                    chunk = []
+        except Exception:
+            yield chunk  # the items before the error
+            raise
+        yield chunk
     finally:
         if (aclose := getattr(iterator, "aclose", None)) is not None:
             await aclose()
@@ -216,21 +192,21 @@ class _Store:
         _STORES.add(self)
 
     def read(self, pairs: Sequence[tuple[bytes, str]]) -> dict[bytes, ModelReply]:
-        """Return the answers with a current fingerprint for these pairs of key and model."""
+        """Return the answers for these pairs of key and model, if an endpoint has sent their fingerprint last."""
         found: dict[bytes, ModelReply] = {}
-        models = dict(pairs)
+        models: dict[str, list[bytes]] = {}
+        for key, model in pairs:
+            models.setdefault(model, []).append(key)
         with self.busy:
             try:
                 file = self._open()
-                current = {model: {last for last, found in _sent(file, model).values() if found} for model in set(models.values())}
-                keys = list(models)
-                for begin in range(0, len(keys), 500):
-                    some = keys[begin : begin + 500]
-                    marks = ",".join("?" * len(some))
-                    rows = file.execute(f"SELECT key, fingerprint, text FROM answers WHERE key IN ({marks}) ORDER BY number", some)  # noqa: S608
-                    for key, fingerprint, text in rows:
-                        if fingerprint in current[models[bytes(key)]]:
-                            found.setdefault(bytes(key), ModelReply(bytes(text).decode("utf-8", "surrogatepass"), fingerprint=fingerprint))
+                for model, keys in models.items():
+                    for begin in range(0, len(keys), 500):
+                        some = keys[begin : begin + 500]
+                        query = _CURRENT.format(",".join("?" * len(some)))
+                        for key, fingerprint, text in file.execute(query, (*some, model)):
+                            reply = ModelReply(bytes(text).decode("utf-8", "surrogatepass"), fingerprint=fingerprint)
+                            found.setdefault(bytes(key), reply)
             except (sqlite3.Error, OSError, ValueError) as error:
                 self._fail(error)
         return found
@@ -242,7 +218,8 @@ class _Store:
             try:
                 with self._open() as file:
                     file.execute("BEGIN IMMEDIATE")  # locks before reading, as another process may write
-                    _record_fingerprints(file, entries)
+                    for each in entries:
+                        _record(file, each.model, each.endpoint, each.reply.fingerprint)
                     file.executemany("INSERT OR IGNORE INTO answers (key, fingerprint, text) VALUES (?, ?, ?)", texts)
                     file.execute("DELETE FROM answers WHERE number <= (SELECT max(number) FROM answers) - ?", (self._most,))
             except (sqlite3.Error, OSError) as error:
@@ -293,20 +270,13 @@ def _prepare(file: sqlite3.Connection) -> None:
             file.execute(statement)
 
 
-def _sent(file: sqlite3.Connection, model: str) -> Sent:
-    rows = file.execute("SELECT endpoint, fingerprint, current FROM endpoints WHERE model = ?", (model,))
-    return {endpoint: (fingerprint, bool(current)) for endpoint, fingerprint, current in rows}
-
-
-def _record_fingerprints(file: sqlite3.Connection, entries: Sequence[CacheEntry]) -> None:
-    for model in {each.model for each in entries}:
-        before = _sent(file, model)
-        after = dict(before)
-        for each in entries:
-            if each.model == model:
-                record_fingerprint(after, each.endpoint, each.reply.fingerprint)
-        changed = [(model, endpoint, *sent) for endpoint, sent in after.items() if before.get(endpoint) != sent]
-        file.executemany("INSERT OR REPLACE INTO endpoints (model, endpoint, fingerprint, current) VALUES (?, ?, ?, ?)", changed)
+def _record(file: sqlite3.Connection, model: str, endpoint: str, fingerprint: str) -> None:
+    """Record the fingerprint that an endpoint sent. If it is new, those of other endpoints are invalid until they are sent again."""
+    known = file.execute("SELECT fingerprint, current FROM endpoints WHERE model = ? AND endpoint = ?", (model, endpoint)).fetchone()
+    if known is None or known[0] != fingerprint:
+        file.execute("UPDATE endpoints SET current = 0 WHERE model = ?", (model,))
+    if known != (fingerprint, 1):
+        file.execute("INSERT OR REPLACE INTO endpoints VALUES (?, ?, ?, 1)", (model, endpoint, fingerprint))
 
 
 def _to_wal(file: sqlite3.Connection) -> None:

@@ -1,7 +1,4 @@
-"""Apply a calibration to the scores of a ``Judge``, and check that the calibration was made for this judge.
-
-This module must not send anything.
-"""
+"""Apply a calibration to the scores of a ``Judge``, and check that the calibration was made for this judge."""
 
 from __future__ import annotations
 
@@ -28,11 +25,7 @@ separately."""
 
 
 def identity_of(config: JudgeConfig, others: Mapping[str, Any], weights: Iterable[str] = ()) -> JudgeIdentity:
-    """Return the identity of a judge. Settings at their default are left out, so that a new setting does not change saved identities.
-
-    ``others`` has values outside ``config``, such as the prompt and the JSON schema of the verdict; None is left out. ``weights`` are the
-    fingerprints of the weights that answered.
-    """
+    """Return the identity of a judge. Settings at their default are left out, so that a new setting does not change saved identities."""
     values = {name: getattr(config, name) for name in JudgeConfig.model_fields if name not in (*_IRRELEVANT, "params")}
     values = {name: value for name, value in values.items() if value != JudgeConfig.model_fields[name].default}
     values |= {name: value for name, value in others.items() if value is not None}
@@ -54,11 +47,6 @@ class ScoreRange(NamedTuple):
 
 
 def range_to_calibrate(method: str, ends: tuple[float, float] | None) -> ScoreRange:
-    """Return the range of the scores of a judge with this method and these lowest and highest scores.
-
-    Raises ``ConfigError`` if the judge cannot be calibrated, because ``ends`` are not known or equal, or because its method is ``auto``,
-    which has two kinds of scores.
-    """
     if method == "auto":
         raise ConfigError("calibration: method='auto' may decide or write, which gives different scores; set method to 'decide' or 'write'")
     if ends is None:
@@ -70,12 +58,7 @@ def range_to_calibrate(method: str, ends: tuple[float, float] | None) -> ScoreRa
 
 class Calibrator:
     """Applies a calibration to the scores of a judge, and records the weights that answered. Without a calibration, the object only records
-    the weights.
-
-    Attributes:
-        calibration: the calibration, or None.
-        weights: the fingerprints of the weights that answered, the earliest first.
-    """
+    the weights."""
 
     def __init__(self) -> None:
         self.calibration: Calibration | None = None
@@ -83,11 +66,7 @@ class Calibrator:
         self._range, self._warned = ScoreRange(0.0, 1.0), False
 
     def use(self, calibration: Calibration, identity: JudgeIdentity, scores: ScoreRange) -> Callable[[float], float]:
-        """Use a calibration for a judge with this identity and range of scores. Returns the function that calibrates a score.
-
-        Raises:
-            ConfigError: the calibration was made for another judge.
-        """
+        """Use a calibration for a judge with this identity and range of scores. Returns the function that calibrates a score."""
         if calibration.judge is not None and (changed := calibration.judge.differences(identity)):
             raise ConfigError(
                 f"calibration: it was made for another judge; what differs: {', '.join(changed)}. "

@@ -1,8 +1,4 @@
-"""``Calibration``: turns the scores of a judge into probabilities, and can be saved to a file.
-
-``calibration_fit`` fits the curve and computes the measures, with scipy. Applying a calibration needs no scipy. This module must not send
-anything, and must not import ``Judge``.
-"""
+"""``Calibration``: turns the scores of a judge into probabilities, and can be saved to a file."""
 
 from __future__ import annotations
 
@@ -40,12 +36,7 @@ _Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Curve(NamedTuple):
-    """Maps a score in 0..1 to a probability. The function never falls.
-
-    Attributes:
-        slope, intercept: without points, the probability is ``sigmoid(slope * logit(score) + intercept)``.
-        points: pairs of score and probability, by rising score. The curve is a line between two points, and constant outside of all points.
-    """
+    """Maps a score in 0..1 to a probability. The function never falls."""
 
     slope: float = 1.0
     intercept: float = 0.0
@@ -76,7 +67,6 @@ def sigmoid(value: float) -> float:
 
 
 def fitting() -> Any:
-    """Return the module ``calibration_fit``. Raises ``ConfigError`` if scipy is not installed."""
     try:
         from qreward.judge import calibration_fit  # noqa: PLC0415 - needs the extra qreward[calibration]
     except ModuleNotFoundError as error:
@@ -86,13 +76,7 @@ def fitting() -> Any:
 
 class JudgeIdentity(Policy):
     """Holds the settings and weights on which the scores of a judge depend. Settings are stored as digests, because they may contain an API
-    key.
-
-    Args:
-        models: names of the judge models.
-        settings: name of a setting -> digest of its value, for settings that are not at their default.
-        weights: fingerprints of the weights that have answered this judge; see :func:`~qreward.judge.codec.fingerprint_of`.
-    """
+    key."""
 
     models: tuple[str, ...] = ()
     settings: dict[str, str] = Field(default_factory=dict)
@@ -100,14 +84,7 @@ class JudgeIdentity(Policy):
 
     def differences(self, other: JudgeIdentity) -> tuple[str, ...]:
         """Return what differs in another identity: ``model``, with the names of the models in both identities; and the names of other
-        settings.
-
-        Weights are not compared.
-
-        Example:
-            >>> JudgeIdentity(models=("judge-7b",)).differences(JudgeIdentity(models=("judge-70b",), settings={"samples": "00"}))
-            ('model (was judge-7b, is judge-70b)', 'samples')
-        """
+        settings."""
         models = [] if self.models == other.models else [f"model (was {', '.join(self.models)}, is {', '.join(other.models)})"]
         names = sorted({*self.settings, *other.settings})
         return (*models, *(name for name in names if self.settings.get(name) != other.settings.get(name)))

@@ -1,7 +1,4 @@
-"""Fit calibration curves to scores and labels, and measure how far scores are from probabilities. All functions are pure.
-
-This module needs numpy and scipy, the extra ``qreward[calibration]``. ``calibration`` applies a curve without them.
-"""
+"""Fit calibration curves to scores and labels, and measure how far scores are from probabilities. All functions are pure."""
 
 from __future__ import annotations
 
@@ -21,8 +18,7 @@ FOLDS = 10
 """Number of parts in cross-validation. Ten is usual (Kohavi 1995)."""
 MARGIN: Mapping[Method, float] = {"platt": 0.0, "isotonic": 2.0}
 """Number of standard errors by which the log loss of a method must be below the log loss of the best simpler method. Otherwise the simpler
-method is chosen. With 300 labels, an isotonic curve often looks better by chance and is worse on new items (Niculescu-Mizil and Caruana
-2005 recommend a thousand labels)."""
+method is chosen."""
 MOST_BINS = 15
 """Maximum number of bins of the calibration error, as in Guo et al. 2017."""
 LABELS_PER_BIN = 30
@@ -30,16 +26,7 @@ LABELS_PER_BIN = 30
 
 
 def fit(method: Method, scores: Sequence[float], labels: Sequence[float]) -> Curve:
-    """Return the curve of a method that fits the labels best.
-
-    ``temperature`` multiplies the logit of the score by one number (Guo et al. 2017). ``platt`` also adds a number to the logit (Platt
-    1999). ``isotonic`` takes the best function that never falls (Zadrozny and Elkan 2002), constant over each block of scores, and a
-    straight line between two blocks. Labels are moved away from 0 and 1 as if there were one more label of each kind (Platt 1999), because
-    the slope would otherwise be infinite for scores that separate the labels without an error.
-
-    Args:
-        scores, labels: numbers in 0..1, one label per score. A label between 0 and 1 is the probability of yes.
-    """
+    """Return the curve of a method that fits the labels best."""
     yes = sum(labels)
     high, low = (yes + 1) / (yes + 2), 1 / (len(labels) - yes + 2)
     targets = low + (high - low) * np.asarray(labels, float)
@@ -60,10 +47,8 @@ def fit(method: Method, scores: Sequence[float], labels: Sequence[float]) -> Cur
 
 
 def held_out(method: Method, scores: Sequence[float], labels: Sequence[float]) -> list[float]:
-    """Return the probability of each item by cross-validation: the curve for an item is fitted without the part to which the item belongs.
-
-    The items are divided into ``FOLDS`` random parts, each with about the same share of every label. The parts are the same in every run.
-    """
+    """Return the probability of each item by cross-validation: the curve for an item is fitted without the part to which the item
+    belongs."""
     order = list(range(len(scores)))
     Random(0).shuffle(order)  # noqa: S311 - the same parts in every run, no secret
     order.sort(key=labels.__getitem__)
@@ -97,10 +82,7 @@ def brier(probabilities: Sequence[float], labels: Sequence[float]) -> float:
 
 
 def accuracy(probabilities: Sequence[float], labels: Sequence[float]) -> float | None:
-    """Return the share of items whose probability is on the same side of 0.5 as their label.
-
-    A probability of 0.5 counts as half right. Items with the label 0.5 are left out. Returns None if no items are left.
-    """
+    """Return the share of items whose probability is on the same side of 0.5 as their label."""
     found = [
         0.5 if probability == 0.5 else float((probability > 0.5) == (label > 0.5))
         for probability, label in zip(probabilities, labels, strict=True)
@@ -110,11 +92,7 @@ def accuracy(probabilities: Sequence[float], labels: Sequence[float]) -> float |
 
 
 def bins_of(probabilities: Sequence[float], labels: Sequence[float], most: int | None = None) -> list[list[tuple[float, float]]]:
-    """Return pairs of probability and label in bins of about equal size, by rising probability. Equal probabilities are in one bin.
-
-    Args:
-        most: number of bins. None makes one bin for every ``LABELS_PER_BIN`` labels, and at most ``MOST_BINS``.
-    """
+    """Return pairs of probability and label in bins of about equal size, by rising probability. Equal probabilities are in one bin."""
     pairs = sorted(zip(probabilities, labels, strict=True))
     count = most or max(1, min(MOST_BINS, len(pairs) // LABELS_PER_BIN))
     ends = [round(len(pairs) * place / count) for place in range(count + 1)]
@@ -127,23 +105,11 @@ def bins_of(probabilities: Sequence[float], labels: Sequence[float], most: int |
 
 def ece(probabilities: Sequence[float], labels: Sequence[float], bins: int | None = None) -> float:
     """Return the expected calibration error: the mean distance between the mean probability and the mean label of the items of a bin,
-    weighted by the number of items in each bin.
-
-    Bins with equal numbers of items are used, because they have less bias than bins of equal widths (Nguyen and O'Connor 2015; Roelofs et
-    al. 2022).
-
-    Args:
-        bins: number of bins; see :func:`bins_of`.
-    """
+    weighted by the number of items in each bin."""
     gaps = (abs(sum(probability - label for probability, label in pairs)) for pairs in bins_of(probabilities, labels, bins))
     return round(sum(gaps) / len(labels), 12)
 
 
 def ece_by_chance(probabilities: Sequence[float], labels: Sequence[float], bins: int | None = None) -> float:
-    """Return the expected ECE of exact probabilities, for the same number of yes-or-no labels.
-
-    For exact probabilities, the sum of all ``probability - label`` in a bin has the same variance as the sum of all labels in the bin. The
-    mean absolute value of a normal variable is ``sqrt(2 / pi)`` times its standard deviation.
-    """
     variances = (sum(probability * (1 - probability) for probability, _ in pairs) for pairs in bins_of(probabilities, labels, bins))
     return sum(sqrt(2 / pi * variance) for variance in variances) / len(labels)

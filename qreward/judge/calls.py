@@ -7,10 +7,14 @@ from typing import Any, NamedTuple
 from qreward.codecs.base import WireRequest
 from qreward.codecs.finish_reason import LENGTH
 from qreward.errors import BadRequest, InvalidResponse, QRewardError
-from qreward.judge.asking import JudgeModel
 from qreward.judge.codec import Reply
+from qreward.judge.deciding import DecidingModel, halves, joined
 from qreward.judge.parsing import Unreadable
 from qreward.judge.verdict_parser import ScoreFunctionError
+from qreward.judge.writing import WritingModel
+
+JudgeModel = WritingModel | DecidingModel
+"""One question to one model: it makes the requests, and reads the answers."""
 
 
 class Done(NamedTuple):
@@ -31,25 +35,7 @@ class Again(NamedTuple):
 
 
 class JudgeCall(NamedTuple):
-    """Holds one request about an item to one judge model.
-
-    Attributes:
-        judge_model: the question to a judge model.
-        inputs: the input: the messages, or the input and the questions of a decision.
-        key: digest of the request without its headers, and of the form of the verdict. Calls with equal keys can share an answer.
-        sample: number of the sample, from 0.
-        swapped: True if the responses of a pair are shown in reverse order. The model's score is then the score of the second response.
-        form: the ``format`` of the model for which the call was made.
-        reasks: how often the request may be sent again after an answer that cannot be read.
-        group: identifies the requests that have a common prefix, for prefix affinity; None if the request has no such group.
-        fallback: the written request that replaces a request for decisions if the model gives no probabilities; None if there is none.
-        answers: number of answers so far.
-        room: the factor by which the limit of tokens is raised.
-        cut: True if an answer was cut off at its limit.
-        cut_at: about how many tokens the first answer had that was cut off; 0 if the server did not say.
-        grows: False if a server has rejected a raised limit.
-        parts, rest: the replies to the parts of a request that was divided, and the parts that are still to be sent.
-    """
+    """Holds one request about an item to one judge model."""
 
     judge_model: JudgeModel
     inputs: Any
@@ -59,7 +45,6 @@ class JudgeCall(NamedTuple):
     form: str
     reasks: int
     group: object = None
-    fallback: JudgeCall | None = None
     answers: int = 0
     room: int = 1
     cut: bool = False
@@ -77,9 +62,6 @@ class JudgeCall(NamedTuple):
         return self.form != self.judge_model.format
 
     def current(self) -> JudgeCall:
-        """Return the call in the form that the model uses now."""
-        if not self.judge_model.format and self.fallback is not None:
-            return self.fallback._replace(answers=self.answers, form=self.fallback.judge_model.format)
         return self._replace(form=self.judge_model.format)
 
     def request(self) -> WireRequest:
@@ -89,7 +71,6 @@ class JudgeCall(NamedTuple):
 
 
 def evaluate(call: JudgeCall, answer: Any) -> Done | Again:
-    """Return what follows from the decoded answer to a call, or from its error."""
     if isinstance(answer, QRewardError):
         return _failed(call, answer)
     model = call.judge_model
@@ -98,9 +79,7 @@ def evaluate(call: JudgeCall, answer: Any) -> Done | Again:
         parts = (*call.parts, reply)
         return Again(call._replace(answers=call.answers + 1, parts=parts, inputs=call.rest[0], rest=call.rest[1:]), reply=reply)
     if call.parts:
-        reply = model.joined([*call.parts, reply])
-    if call.fallback is not None and not model.format:
-        return Again(call, reply=reply)  # the model now writes, and all answers to one item must be of one kind
+        reply = joined([*call.parts, reply])
     try:
         return Done(model.vote(reply, swapped=call.swapped), reply)
     except Unreadable as unreadable:
@@ -113,9 +92,9 @@ def evaluate(call: JudgeCall, answer: Any) -> Done | Again:
 
 
 def _failed(call: JudgeCall, error: QRewardError) -> Done | Again:
-    if _falls_back(call, error):
+    if isinstance(call.judge_model, WritingModel) and call.judge_model.fall_back(call.form, error):
         return Again(call, error)
-    if parts := call.judge_model.divided(call.inputs, error):
+    if parts := halves(call.inputs, error):
         return Again(call._replace(inputs=parts[0], rest=(*parts[1:], *call.rest)), error)
     if call.room > 1 and isinstance(error, BadRequest):  # the server rejects the raised limit
         return Again(call._replace(room=1, cut=True, grows=False), error)
@@ -127,22 +106,17 @@ def _unread(call: JudgeCall, reply: Reply, reason: str, answer: Any) -> Done | A
     record = f"{reason}{'' if usage is None or usage.total_tokens is None else f' ({usage.total_tokens} tokens)'}"
     had = usage.completion_tokens if is_cut and usage is not None else None
     cut_at = call.cut_at or (1 << (had - 1).bit_length() if had else 0)  # a power of two, so that there are few different requests
-    grows = is_cut and call.grows and model.has_more_room(call.room, cut_at)
+    grows = is_cut and call.grows and isinstance(model, WritingModel) and model.has_more_room(call.room, cut_at)
     times = "" if call.answers == 1 else f" in {call.answers} answers"
     error = _about(call, InvalidResponse(model.without_verdict(reply, reason, times), model=model.model))
-    if _falls_back(call, error, reply):
+    if isinstance(model, WritingModel) and model.fall_back(call.form, error, reply):
         return Again(call, error, reply, record)
-    if call.reasks <= 0 or (is_cut and call.cut and not grows):
+    if call.reasks <= 0 or isinstance(model, DecidingModel) or (is_cut and call.cut and not grows):
         return Done(error, reply, record)
     inputs, room = model.repeated(call.inputs, reply, reason), call.room * (2 if grows else 1)
     return Again(
         call._replace(inputs=inputs, reasks=call.reasks - 1, room=room, cut=call.cut or is_cut, cut_at=cut_at), error, reply, record
     )
-
-
-def _falls_back(call: JudgeCall, error: QRewardError, reply: Reply | None = None) -> bool:
-    model = call.judge_model
-    return model.fall_back(call.form, error, reply) and (bool(model.format) or call.fallback is not None)
 
 
 def _about(call: JudgeCall, error: QRewardError) -> QRewardError:

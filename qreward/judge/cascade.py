@@ -1,27 +1,29 @@
-"""``Cascade`` uses several scorers in turn. If a scorer is not sure of an item, the next scorer scores the item.
-
-Each stage is a scorer of any kind. This module uses only the interface of scorers. It does not depend on prompts or requests.
-"""
+"""``Cascade`` uses several scorers in turn. If a scorer is not sure of an item, the next scorer scores the item."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
-from functools import partial
-from math import isfinite
-from typing import Any, NamedTuple, Unpack
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from copy import copy
+from dataclasses import replace
+from functools import partial, reduce
+from math import isfinite, nan
+from typing import Any, NamedTuple, Unpack, cast
 
 from pydantic import Field, field_validator
 
+from qreward.engine.batch import size_of
 from qreward.engine.portal import BlockingTwin, blocking
-from qreward.errors import ConfigError, Fault, InvalidResponse, QRewardError, RequestTimeout
-from qreward.judge.cascade_batch import CascadeBatch, Confidence, Earlier, Stage, completed, completed_error
+from qreward.errors import ClientClosed, ConfigError, DeadlineExceeded, Fault, InvalidResponse, NoEndpoint, QRewardError, RequestTimeout
 from qreward.judge.config import JudgeConfig
-from qreward.judge.scorers import AnyScorer, described, models_of, unblocked
-from qreward.judge.types import Item, Scorer, Verdict, check_batch_options
-from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, seconds
-from qreward.results import BatchResult
+from qreward.judge.scorers import AnyScorer, check_finite, described, models_of, unblocked
+from qreward.judge.types import Item, JudgeAnswer, Scorer, Verdict, check_batch_options
+from qreward.options import DEFAULT, JudgeBatchOptions, batch_items, callback, seconds
+from qreward.progress import start_progress
+from qreward.records import added
+from qreward.results import BatchInterrupted, BatchResult, BatchStats, EndpointStats, Result, merged_stats
 from qreward.runtime import runtime_of
 from qreward.server.import_string import load_object
 from qreward.settings.base import Number, Policy, shown, wrong
@@ -71,6 +73,72 @@ class CascadeConfig(Policy):
     def _read_numbers(cls, value: object) -> object:
         check = Number()
         return [check(number) for number in value] if isinstance(value, list | tuple) else check(value)
+
+
+Confidence = Callable[[Verdict], float | None]
+"""A function from a verdict to its confidence. None means that the stage is not sure."""
+
+_FINAL = (ConfigError, NoEndpoint, ClientClosed, DeadlineExceeded)
+"""Types of errors that end an item at any stage: the settings, the item or the program is the cause, or the time of the batch is over."""
+
+
+class Stage(NamedTuple):
+    """Holds one scorer of a cascade. ``min_confidence`` is None for the last stage, all of whose outcomes are final."""
+
+    name: str
+    scorer: Scorer
+    min_confidence: float | None
+    confidence: Confidence | None
+
+    def judged(self, outcome: Verdict | QRewardError) -> tuple[Verdict | QRewardError, bool]:
+        """Return the outcome of an item at this stage, and whether it is final. A verdict with an invalid number becomes an error."""
+        if isinstance(outcome, QRewardError):
+            return outcome, self.min_confidence is None or isinstance(outcome, _FINAL)
+        try:
+            check_finite(outcome)
+            if self.min_confidence is None:
+                return outcome, True
+            sure = outcome.confidence if self.confidence is None else self._users_confidence(self.confidence, outcome)
+        except InvalidResponse as error:
+            error.usage = outcome.usage
+            return error, True
+        return outcome, sure is not None and sure >= self.min_confidence
+
+    def _users_confidence(self, function: Confidence, verdict: Verdict) -> float | None:
+        where = f"the confidence function of stage {self.name!r}"
+        try:
+            confidence = function(verdict)
+        except Exception as error:
+            raise InvalidResponse(f"{where} raised {type(error).__name__}: {error}; the fault is in your code (see __cause__)") from error
+        if confidence is None:
+            return None
+        try:
+            number = nan if isinstance(confidence, str | bytes) else float(confidence)  # accepts numbers of numpy too
+        except (TypeError, ValueError, OverflowError):
+            number = nan
+        if not isfinite(number):
+            raise InvalidResponse(f"{where} returned {confidence!r}, which is not a finite number; return None where it is not sure")
+        return number
+
+
+class Earlier(NamedTuple):
+    """The outcome of an item at an earlier stage, which failed or was not sure."""
+
+    stage: str
+    outcome: Verdict | QRewardError
+
+
+def completed(before: Sequence[Earlier], stage: str, outcome: Verdict | QRewardError) -> Verdict | QRewardError:
+    usage = reduce(added, [*(each.outcome.usage for each in before), outcome.usage], None)
+    failed = [each for each in before if isinstance(each.outcome, QRewardError)]
+    if isinstance(outcome, QRewardError):
+        outcome.usage = usage
+        for name, error in failed:
+            outcome.add_note(f"stage {name!r} failed before: {type(error).__name__}: {error}")
+        return outcome
+    cached = outcome.cached and not failed and all(isinstance(each.outcome, Verdict) and each.outcome.cached for each in before)
+    inner = f"{stage}/{outcome.decided_by}" if outcome.decided_by else stage
+    return replace(outcome, usage=usage, cached=cached, decided_by=inner)
 
 
 class CascadeStats(NamedTuple):
@@ -132,8 +200,7 @@ class Cascade:
             if function is not None and not callable(function):
                 raise ConfigError(f"confidence of stage {name!r} must be a function from a verdict to a number, not {function!r}")
             _check_least(name, number, function is None)
-        shares = [0.5 ** (place + 1) for place in range(len(scorers) - 1)]
-        self._stages = tuple(map(Stage, names, scorers, [*least, None], [*functions, None], [*shares, shares[-1]]))
+        self._stages = tuple(map(Stage, names, scorers, [*least, None], [*functions, None]))
         self._counts = dict.fromkeys(names, 0)
         self._lock = threading.Lock()
 
@@ -201,31 +268,26 @@ class Cascade:
         before: list[Earlier] = []
         for stage in self._stages:
             left: Any = limit
-            if until is not None:
-                left = until - clock()
-                if left <= 0:
-                    late = RequestTimeout(f"no sure verdict within {limit:g} s; the time was over before stage {stage.name!r}")
-                    raise completed_error(before, late)
-                left = left if stage.min_confidence is None else left / 2
+            if until is not None and (left := until - clock()) <= 0:
+                late = RequestTimeout(f"no sure verdict within {limit:g} s; the time was over before stage {stage.name!r}")
+                raise cast("QRewardError", completed(before, stage.name, late))
+            if until is not None and stage.min_confidence is not None:
+                left /= 2
+            outcome: Verdict | QRewardError
             try:
-                verdict = await stage.scorer.score(prompt, response, reference=reference, timeout=left, **others)
+                outcome = await stage.scorer.score(prompt, response, reference=reference, timeout=left, **others)
             except QRewardError as error:
-                if stage.is_final(error):
-                    self._count(stage.name)
-                    raise completed_error(before, error) from error.__cause__
-                before.append(Earlier.of(stage.name, error))
+                outcome = error
+            outcome, is_final = stage.judged(outcome)
+            if not is_final:
+                before.append(Earlier(stage.name, outcome))
                 continue
-            try:
-                sure = stage.is_sure(verdict)
-            except InvalidResponse as error:
-                self._count(stage.name)
-                error.usage = verdict.usage
-                raise completed_error(before, error) from error.__cause__
-            if sure:
-                self._count(stage.name)
-                return completed(before, stage.name, verdict)
-            before.append(Earlier.of(stage.name, verdict))
-        raise AssertionError("the last stage is always sure")
+            self._count(stage.name)
+            whole = completed(before, stage.name, outcome)
+            if isinstance(whole, QRewardError):
+                raise whole from whole.__cause__
+            return whole
+        raise AssertionError("an outcome of the last stage is always final")
 
     def _limit(self, timeout: float | None) -> Any:
         """Return the time limit of an item in seconds; None for no limit; ``DEFAULT`` if the default is not known."""
@@ -255,8 +317,7 @@ class Cascade:
         check_batch_options(options)
         limit = self._limit(options.get("timeout", DEFAULT))
         self._check_routes()
-        batch = CascadeBatch(self._stages, batch_items("items", items), options, limit=limit, count=self._count)
-        return await batch.run()
+        return await _Batch(self._stages, batch_items("items", items), options, limit, self._count).run()
 
     def _check_routes(self) -> None:
         for stage in self._stages:
@@ -287,6 +348,169 @@ class Cascade:
 
     def __repr__(self) -> str:
         return f"<Cascade {' -> '.join(stage.name for stage in self._stages)}>"
+
+
+class _Batch:
+    """Scores the items of one batch: one stage after the other, each with the items of which no earlier stage is sure."""
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        items: Iterable[Any] | AsyncIterable[Any],
+        options: Mapping[str, Any],
+        limit: Any,
+        count: Callable[[str], object],
+    ) -> None:
+        self._stages, self._input, self._limit, self._count = stages, items, limit, count
+        self._given = {name: options[name] for name in ("priority", "tenant") if name in options}
+        self._deadline = seconds("deadline", options.get("deadline"))
+        self._on_result = callback("on_result", options.get("on_result"))
+        self._clock = asyncio.get_running_loop().time
+        title = ", ".join(stage.name for stage in stages)
+        self._progress = start_progress(options.get("progress"), size_of(items), title=title, clock=self._clock)
+        self._keep = options.get("keep_results", True)
+        self._results: dict[int, Result[Verdict]] = {}
+        self._left: dict[int, Any] = {}  # the items without a final result
+        self._before: dict[int, list[Result[Verdict]]] = {}  # what earlier stages found
+        self._decided_by = dict.fromkeys((stage.name for stage in stages), 0)
+        self._read = self._ok = 0
+        self._stats: list[BatchStats] = []
+        self._failure: BaseException | None = None
+        self._is_stopped = False
+
+    async def run(self) -> BatchResult[Verdict]:
+        began = self._clock()
+        try:
+            for place in range(len(self._stages)):
+                if (place and not self._left) or self._is_stopped:
+                    break
+                await self._run_stage(place, None if self._deadline is None else self._deadline - (self._clock() - began) * bool(place))
+            self._end_all(len(self._stages) - 1, ClientClosed("the last stage ended before this item was done"))
+        finally:
+            if self._progress is not None:
+                self._progress.close()
+        batch = BatchResult([self._results[index] for index in sorted(self._results)], self._joined_stats(self._clock() - began))
+        if (error := self._failure) is not None:
+            what = f"the batch stopped after {self._read} items ({type(error).__name__}: {error}); .results holds what is done"
+            raise BatchInterrupted(what, batch) from error
+        return batch
+
+    async def _run_stage(self, place: int, left: float | None) -> None:
+        """Run the batch of one stage. ``left`` is the number of seconds until the deadline."""
+        if left is not None and left <= 0:
+            self._end_all(place, self._late())
+            return
+        given: Any = {**self._given, "progress": False, "keep_results": False}
+        if self._limit is not DEFAULT:  # each stage but the last may use half of the time that is left
+            given["timeout"] = self._limit and self._limit * 0.5 ** (min(place, len(self._stages) - 2) + 1)
+        if left is not None:
+            given["deadline"] = left
+        indexes = sorted(self._left)
+        items = [self._left[index] for index in indexes] if place else self._items()
+        scorer = self._stages[place].scorer
+        try:
+            batch = await scorer.batch_score(
+                items, on_result=lambda result: self._record(place, indexes[result.index] if place else result.index, result), **given
+            )
+            self._stats.append(batch.stats)
+        except BatchInterrupted as error:  # if the input raised the exception, the later stages score what was read
+            self._failure = self._failure or error.__cause__ or error
+            self._stats += [] if error.results is None else [error.results.stats]
+        except QRewardError as error:
+            if not place:
+                raise
+            self._end_all(place, error)
+        except Exception as error:
+            if not place:
+                raise
+            self._failure, self._is_stopped = self._failure or error, True
+
+    def _items(self) -> Any:
+        """Return the input of the first stage. Items of an input without a known length are noted when they are read."""
+        if isinstance(self._input, AsyncIterable):
+            return self._read_async(self._input)
+        if isinstance(self._input, Sequence):
+            self._left = dict(enumerate(self._input))
+            return self._input
+        return self._read_now(self._input)
+
+    def _read_now(self, items: Iterable[Any]) -> Iterator[Any]:
+        iterator = iter(items)
+        try:
+            yield from map(self._note, iterator)
+        finally:
+            if (close := getattr(iterator, "close", None)) is not None:
+                close()
+
+    async def _read_async(self, items: AsyncIterable[Any]) -> AsyncIterator[Any]:
+        iterator = aiter(items)
+        try:
+            async for item in iterator:
+                yield self._note(item)
+        finally:
+            if (aclose := getattr(iterator, "aclose", None)) is not None:
+                await aclose()
+
+    def _note(self, item: Any) -> Any:
+        self._left[self._read] = item
+        self._read += 1
+        return item
+
+    def _late(self, why: str = "") -> DeadlineExceeded:
+        return DeadlineExceeded(f"not done within the batch's deadline of {self._deadline:g} s{why and '; '}{why}")
+
+    def _end_all(self, place: int, error: QRewardError) -> None:
+        with suppress(Exception):  # of ``on_result``, which ``_end`` has recorded
+            for index in sorted(self._left) if not self._is_stopped else ():
+                self._end(place, index, Result(index, None, None, None, 0.0, 0.0), copy(error))
+
+    def _record(self, place: int, index: int, result: Result[Verdict]) -> None:
+        """Record a result of the stage at ``place``. If it is not final, the next stage scores the item."""
+        if self._is_stopped:
+            assert self._failure is not None
+            raise self._failure
+        self._read = max(self._read, index + 1)
+        outcome, is_final = self._stages[place].judged(result.error or result.value)
+        if is_final:
+            self._end(place, index, result, outcome)
+        else:
+            self._before.setdefault(index, []).append(result)
+
+    def _end(self, place: int, index: int, result: Result[Verdict], outcome: Verdict | QRewardError) -> None:
+        stage, before = self._stages[place], self._before.pop(index, [])
+        self._left.pop(index, None)  # an item that was never read is not there
+        self._count(stage.name)
+        self._decided_by[stage.name] += 1
+        if place and isinstance(outcome, DeadlineExceeded):  # of the rest of the deadline
+            usage, outcome = outcome.usage, self._late(str(outcome).partition("; ")[2])
+            outcome.usage = usage
+        earlier = [Earlier(each.name, one.error or one.value) for each, one in zip(self._stages, before, strict=False)]
+        whole, everything = completed(earlier, stage.name, outcome), [*before, result]
+        error = whole if isinstance(whole, QRewardError) else None
+        answer = None if error is not None else JudgeAnswer(whole, estimated=any(each.usage_is_estimated for each in everything))
+        trail = tuple(attempt for each in everything for attempt in each.attempts)
+        latency, queued = sum(each.latency for each in everything), sum(each.queued for each in everything)
+        result = Result(index, answer, error, result.endpoint, latency, queued, trail, result.extra or None)
+        self._ok += result.ok
+        if self._keep:
+            self._results[index] = result
+        try:
+            if self._progress is not None:
+                self._progress.add(result)
+            if self._on_result is not None:
+                self._on_result(result)
+        except BaseException as failure:
+            self._failure, self._is_stopped = failure, True
+            raise
+
+    def _joined_stats(self, took: float) -> BatchStats:
+        costs = [stats.cost for stats in self._stats if stats.cost is not None]
+        endpoints: dict[str, EndpointStats] = {}
+        for stats in self._stats:
+            for name, more in stats.endpoints.items():
+                endpoints[name] = merged_stats(endpoints[name], more) if name in endpoints else more
+        items, cost = sum(self._decided_by.values()), sum(costs) if costs else None
+        return BatchStats(items, self._ok, items - self._ok, took, endpoints, cost=cost, decided_by=self._decided_by)
 
 
 class SyncScorer(BlockingTwin[Scorer]):

@@ -1,10 +1,8 @@
-"""The codec of a judge. It encodes requests for written verdicts, recognises a rejected response format, and reads answers.
-
-This module must not import modules that build prompts or parse verdicts.
-"""
+"""The codec of a judge. It encodes requests for written verdicts, recognises a rejected response format, and reads answers."""
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from functools import lru_cache
@@ -21,6 +19,18 @@ from qreward.errors import BadRequest, QRewardError
 
 LOG = logging.getLogger("qreward")
 
+_ENCODER = msgspec.json.Encoder()
+_KEYS = msgspec.json.Encoder(enc_hook=repr)
+
+
+def encoded(value: object) -> bytes:
+    """Return a value as JSON, for use in a key. A lone surrogate is escaped, because UTF-8 cannot encode it."""
+    try:
+        return _KEYS.encode(value)
+    except UnicodeEncodeError:
+        return json.dumps(msgspec.to_builtins(value, enc_hook=repr), default=repr).encode()
+
+
 _ABOUT_FORM = re.compile(r"(?i)response.?format|json.?schema|json.?object|guided|structured.?output|grammar|xgrammar|outlines")
 
 
@@ -35,42 +45,25 @@ class JudgeCodec(ChatCodec):
     """Encodes faster than ``ChatCodec``. The parameters are not checked here, because they were checked when the judge was created."""
 
     def encode(self, call: WireRequest, model: str) -> bytes:
-        """Return the JSON body. Raises ``BadRequest`` for values that JSON cannot represent."""
-        if all(_is_text(message) for message in call.inputs):
-            try:
-                return _ENCODER.encode({"model": model, "messages": call.inputs, **call.params})
-            except (TypeError, ValueError):
-                pass  # lone surrogates in a text, or objects in the parameters: the slower encoder handles them
-        return super().encode(call, model)
+        for message in call.inputs:
+            for value in message.values():
+                if type(value) is not str:
+                    return super().encode(call, model)
+        try:
+            return _ENCODER.encode({"model": model, "messages": call.inputs, **call.params})
+        except (TypeError, ValueError):  # lone surrogates in a text, or objects in the parameters
+            return super().encode(call, model)
 
     def takes(self, ending: str) -> bool:
-        """Return False for an answer that the server aborted, so that the engine retries the request.
-
-        Other incomplete answers are accepted here. The judge does not parse them and sends the request again.
-        """
+        """Return False for an answer that the server aborted, so that the engine retries the request."""
         return ending not in ABORTED
-
-
-_ENCODER = msgspec.json.Encoder()
-
-
-def _is_text(message: Any) -> bool:
-    return all(type(value) is str for value in message.values())
 
 
 JUDGE = JudgeCodec()
 
 
 class ModelReply(NamedTuple):
-    """Holds one written answer.
-
-    Attributes:
-        text: the content of the answer.
-        reasoning: the reasoning that the server returned separately, or ``""``.
-        refusal: the refusal message of a model that declined, or ``""``.
-        ending: the ``finish_reason``; None if the server sent no ``finish_reason``.
-        fingerprint: identifies the weights that wrote the answer; see :func:`fingerprint_of`.
-    """
+    """Holds one written answer."""
 
     text: str
     reasoning: str = ""
@@ -85,11 +78,7 @@ class ModelReply(NamedTuple):
 
 
 class DecidedReply:
-    """Holds the decisions in one response. A ``DecidedReply`` also has the attributes of :class:`ModelReply`.
-
-    Attributes:
-        table: the answers to the questions.
-    """
+    """Holds the decisions in one response. A ``DecidedReply`` also has the attributes of :class:`ModelReply`."""
 
     __slots__ = ("fingerprint", "table")
     reasoning = refusal = ""
@@ -101,7 +90,6 @@ class DecidedReply:
 
     @property
     def text(self) -> str:
-        """The JSON that is stored in the cache: the confidence, the label mass and the probabilities of each answer."""
         rows = [[each.confidence, each.label_mass, *each.probabilities.values()] for each in self.table.answers()]
         return msgspec.json.encode(rows).decode()
 
@@ -120,7 +108,11 @@ def fingerprint_of(model: object, system_fingerprint: object, metadata: object) 
     """Return one text for the fields with which a server identifies the weights that wrote an answer: ``model``, ``system_fingerprint``
     (OpenAI) and ``metadata.weight_version`` (SGLang)."""
     version = metadata.get("weight_version") if isinstance(metadata, dict) else None
-    return repr(tuple([value if type(value) is str else None for value in (model, system_fingerprint, version)]))
+    return repr((
+        model if type(model) is str else None,
+        system_fingerprint if type(system_fingerprint) is str else None,
+        version if type(version) is str else None,
+    ))  # fmt: skip
 
 
 def parse_reply(answer: ChatAnswer) -> ModelReply:
@@ -128,21 +120,15 @@ def parse_reply(answer: ChatAnswer) -> ModelReply:
     document: Any = {}
     message: Any = None
     try:
-        document = _decoded(answer.body)
+        try:
+            document = msgspec.json.decode(answer.body)
+        except jsonio.REFUSED:
+            document = jsonio.read_object(answer.body)  # lenient, and slower
         choices = document["choices"]
-        message = first_of(choices, [choice.get("index") for choice in choices])["message"]
+        message = (choices[0] if len(choices) == 1 else first_of(choices, [choice.get("index") for choice in choices]))["message"]
     except (Malformed, LookupError, TypeError, AttributeError):
-        pass
+        document = document if isinstance(document, dict) else {}
     message = message if isinstance(message, dict) else {}
     fingerprint = fingerprint_of(document.get("model"), document.get("system_fingerprint"), document.get("metadata"))
     refusal, reasoning = message.get("refusal"), message.get("reasoning_content") or message.get("reasoning")
     return ModelReply(answer.text(), joined(reasoning), joined(refusal), answer.finish_reason, fingerprint)
-
-
-def _decoded(body: bytes) -> dict[str, Any]:
-    """Return the JSON object in a body. The lenient parser is slower, so it reads only a body that is not strict JSON."""
-    try:
-        document = msgspec.json.decode(body)
-    except jsonio.REFUSED:
-        document = None
-    return document if isinstance(document, dict) else jsonio.read_object(body)

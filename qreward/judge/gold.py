@@ -1,7 +1,4 @@
-"""Read labelled items from JSONL, judge these items, and calibrate the judge with the labels.
-
-``calibration_fit`` fits the curve.
-"""
+"""Read labelled items from JSONL, judge these items, and calibrate the judge with the labels."""
 
 from __future__ import annotations
 
@@ -40,10 +37,7 @@ class PlacedItem(NamedTuple):
 
 
 def read_items(source: Items, name: str = "items") -> list[PlacedItem]:
-    """Read items from a JSONL file or from mappings. Empty lines of a file are skipped. ``name`` names the argument in error messages.
-
-    Raises ``ConfigError``, which names the file and the line, if the file cannot be read, an item is not a mapping, or there are no items.
-    """
+    """Read items from a JSONL file or from mappings. Empty lines of a file are skipped. ``name`` names the argument in error messages."""
     if isinstance(source, str | Path):
         found = _of_file(Path(source).expanduser())
     elif isinstance(source, Mapping) or not isinstance(source, Iterable):
@@ -92,11 +86,6 @@ def _kind(value: object) -> str:
 
 
 def labelled(source: Items, scale: tuple[float, float] = (0.0, 1.0)) -> tuple[list[Mapping[str, Any]], list[float]]:
-    """Return labelled items without their labels, and the labels in 0..1.
-
-    ``scale`` has the lowest and the highest label; True and False are always 1 and 0. Raises ``ConfigError`` if an item cannot be read, or
-    its label is missing or not on the scale.
-    """
     low, high = bounds("scale", scale)
     if low >= high:
         raise ConfigError(f"scale must be (lowest, highest), such as (0, 10), not ({low:g}, {high:g})")

@@ -23,7 +23,6 @@ from qreward.engine.portal import BlockingTwin, blocking
 from qreward.errors import ConfigError, DeadlineExceeded, QRewardError, RequestTimeout
 from qreward.judge import config as settings_of
 from qreward.judge.answers import Answer, forms_of
-from qreward.judge.builders import Builders
 from qreward.judge.cache import Cache, CacheEntry
 from qreward.judge.calibrated import Calibrator, identity_of, range_to_calibrate
 from qreward.judge.calibration import Calibration, JudgeIdentity
@@ -35,7 +34,7 @@ from qreward.judge.parsing import Form, ScoreVerdict
 from qreward.judge.presets import expanded
 from qreward.judge.prompts import Builder
 from qreward.judge.ranking import Ranking, budget_of
-from qreward.judge.requests import RequestBuilder
+from qreward.judge.requests import Builders, RequestBuilder
 from qreward.judge.rubric import Rubric
 from qreward.judge.spending import Budget, Spending
 from qreward.judge.types import Comparison, Item, JudgeAnswer, Pair, Verdict, check_batch_options
@@ -174,6 +173,7 @@ class Judge:
         inherited = self.__dict__.get("_flights")
         self._flights: weakref.WeakKeyDictionary[LoopDriver, Flights] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
+        self._spending.lock = threading.Lock()
         return inherited
 
     @classmethod
@@ -312,7 +312,7 @@ class Judge:
     @property
     def spent(self) -> Usage:
         """The tokens and US dollars that this judge has spent in this process, also on answers that could not be read."""
-        return self._spending.total or Usage()
+        return self._spending.total
 
     @property
     def verdict_settings(self) -> list[Any]:
@@ -460,10 +460,10 @@ class Judge:
         if self._config.method == "write":
             return self._builders.get(self._builders.written, pairs=pairs)
         dialects, driver = runtime_of(self._client).dialects, runtime_of(self._client).driver()
-        autos = self._builders.autos
-        asked = [model for model in pools if not autos[model].given_up and model not in dialects.most]
-        await asyncio.gather(*(dialects.find(driver, pools[model], model, timeout) for model in asked))
-        limits = tuple(0 if autos[model].given_up else dialects.most_questions(pool, model) for model, pool in pools.items())
+        auto, works = self._config.method == "auto", dialects.works
+        asked = [model for model in pools if (model not in works if auto else model not in dialects.most)]
+        await asyncio.gather(*(dialects.find(driver, pools[model], model, timeout, works=auto) for model in asked))
+        limits = tuple(0 if auto and works.get(model) is False else dialects.most_questions(pool, model) for model, pool in pools.items())
         return self._builders.get(limits, pairs=pairs)
 
     def _pools(self) -> dict[str, Pool]:

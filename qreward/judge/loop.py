@@ -1,10 +1,4 @@
-"""The calls of a judge: equal calls are sent once, and an item that is decided waits for no further call.
-
-``JudgeCall`` and ``evaluate`` (see ``calls``) say what is sent, and what follows from an answer: the call is done, or another call is sent.
-An item waits for one ``Flight`` for each of its calls. The caller of the item, a single call or a batch, sends the flight and receives its
-outcomes. When this caller stops waiting, the caller of another waiting item takes over; when no item waits, the request is cancelled. All
-objects belong to one event loop.
-"""
+"""The calls of a judge: equal calls are sent once, and an item that is decided waits for no further call."""
 
 from __future__ import annotations
 
@@ -13,7 +7,7 @@ from collections.abc import AsyncIterable, Callable, Hashable, Iterable, Mapping
 from contextvars import copy_context
 from copy import copy
 from math import inf
-from typing import Any, Protocol
+from typing import Any
 
 from qreward.engine.batch import BatchWaiter, as_ours
 from qreward.engine.driver import LoopDriver, Waiter
@@ -41,45 +35,14 @@ Flights = dict[Hashable, "Flight"]
 """Key of a call -> its flight, for the calls of one judge in one event loop."""
 
 
-class Caller(Protocol):
-    """Sends the calls of its items: a single call or a batch."""
-
-    driver: LoopDriver
-    flights: Flights
-    evaluate: Evaluate
-    spending: Spending
-    options: RequestOptions  # of each request; ``timeout`` is the number of seconds for an item
-    pools: Mapping[str, Pool]  # by model
-
-    def enqueue(self, flight: Flight, *, again: bool) -> None:
-        """Send the call of a flight, for the first time or again."""
-
-    def end(self, item: ItemCalls, outcome: Any) -> None: ...
-
-
 class ItemCalls:
-    """Holds an item and the outcomes of its calls.
-
-    Args:
-        calls: the calls, or the exception that was raised while they were made.
-        decide: see ``Decide``.
-        extra: the fields of the item that its result returns.
-
-    Attributes:
-        outcomes: outcome of each call; None while the call is pending.
-        born, begun, until: when the item arrived; when its first request was sent, or None; and its deadline, inf if it is not known yet.
-            All are seconds on the engine's clock.
-        inflight: index in ``calls`` -> the flight.
-        done: True if the item has its outcome, or no caller waits for it.
-        sent, usage, trail, endpoint, answered: whether a flight was charged to this item, and the tokens, failed attempts, last endpoint
-            and last successful attempt of these flights. A shared flight is charged to one item only.
-    """
+    """Holds an item and the outcomes of its calls."""
 
     __slots__ = (
         "answered", "begun", "born", "caller", "calls", "decide", "done", "endpoint", "extra", "index", "inflight", "outcomes", "sent",
         "timer", "trail", "until", "usage",
     )  # fmt: skip
-    caller: Caller
+    caller: SingleItem | ItemBatch
 
     def __init__(self, calls: Sequence[JudgeCall] | Exception, decide: Decide, extra: Mapping[str, Any] | None = None) -> None:
         self.calls, self.decide, self.extra = calls, decide, extra
@@ -94,12 +57,11 @@ class ItemCalls:
         self.begun: float | None = None
         self.timer: asyncio.TimerHandle | None = None
 
-    def begin(self, caller: Caller, born: float, until: float = inf) -> None:
+    def begin(self, caller: SingleItem | ItemBatch, born: float, until: float = inf) -> None:
         """Send the calls without an outcome, or share equal calls that are in flight."""
         assert not isinstance(self.calls, Exception)
         self.caller, self.born, self.until = caller, born, until
-        known = len(self.outcomes) - self.outcomes.count(None)
-        if known and self._is_decided():
+        if self.outcomes.count(None) < len(self.outcomes) and self.settle():
             return
         table, (level, _, hedge, tenant, *_) = caller.flights, caller.options
         fresh = []
@@ -142,15 +104,8 @@ class ItemCalls:
             why = said(engine.clock(), self.caller.pools[model])
         return RequestTimeout(f"no verdict within {self.caller.options.timeout:g} s; model {model!r}; {why}", model=model)
 
-    def record(self, place: int, outcome: Any) -> None:
-        """Record the outcome of the call with the index ``place``. The outcome may decide the item."""
-        self.inflight.pop(place, None)
-        if self.done:
-            return
-        self.outcomes[place] = outcome
-        self._is_decided()
-
-    def _is_decided(self) -> bool:
+    def settle(self) -> bool:
+        """End the item if its outcomes decide it. Returns whether they do."""
         decided = self.decide(self.outcomes)
         if decided is not None:
             self.end(decided)
@@ -181,7 +136,6 @@ class ItemCalls:
                 flight.leave(self, error)
 
     def charge(self, flight: Flight) -> None:
-        """Add the failed attempts of a flight to this item, and the tokens that were not charged to another item."""
         self.sent = True
         self.usage, flight.usage = added(self.usage, flight.usage), None
         self.trail += flight.trail
@@ -196,9 +150,12 @@ class CallTask(Task):
 
     def __init__(self, flight: Flight, timeout: float | None) -> None:
         options = flight.caller.options
+        if flight.call.is_stale():
+            flight.call = flight.call.current()
         super().__init__(flight.call.request(), flight.pool, options.level, timeout, flight.caller, 0, options.tenant)
         self.hedge, self.flight, self.sender = options.hedge, flight, flight.caller
         self.prefix = flight.pool.prefix_of_task(self.payload)
+        flight.task = self
 
     def bind(self, now: float, source: Source) -> bool:  # noqa: ARG002
         """Prepare the task just before the task is sent. Returns False if no item waits for the call any more."""
@@ -216,19 +173,11 @@ class CallTask(Task):
 
 
 class Flight:
-    """Holds one call until its value or final error, and the items that wait for it. The call may be sent several times.
-
-    Attributes:
-        call: the call to send next.
-        caller: sends the call, and receives the outcomes of its tasks.
-        waiters: the waiting items, each with the index of the call in the item. The flight is charged to the first item.
-        task: the task that is queued or being sent; None if there is none at the moment.
-        usage, trail, endpoint, answered: as in ``ItemCalls``.
-    """
+    """Holds one call until its value or final error, and the items that wait for it. The call may be sent several times."""
 
     __slots__ = ("_key", "answered", "call", "caller", "endpoint", "pool", "task", "trail", "usage", "waiters")
 
-    def __init__(self, key: Hashable, call: JudgeCall, caller: Caller) -> None:
+    def __init__(self, key: Hashable, call: JudgeCall, caller: SingleItem | ItemBatch) -> None:
         self._key, self.call, self.caller = key, call, caller
         self.pool = caller.pools[call.model]
         self.waiters: list[tuple[ItemCalls, int]] = []
@@ -237,13 +186,6 @@ class Flight:
         self.trail: tuple[AttemptRecord, ...] = ()
         self.endpoint: str | None = None
         self.answered: AttemptRecord | None = None
-
-    def new_task(self, timeout: float | None) -> CallTask:
-        """Create a task for the call in its current form, and make it the current task."""
-        if self.call.is_stale():
-            self.call = self.call.current()
-        self.task = CallTask(self, timeout)
-        return self.task
 
     def latest(self) -> float:
         return max([item.until for item, _ in self.waiters])
@@ -283,13 +225,11 @@ class Flight:
         else:
             self.caller.enqueue(self, again=True)
 
-    def end(self, outcome: Any) -> None:
-        """End the flight with a value or an error, and pass the outcome to all waiting items."""
-        self._close()
-        waiters, self.waiters = self.waiters, []
-        self._pass_on(outcome, waiters)
-
-    def _pass_on(self, outcome: Any, waiters: Sequence[tuple[ItemCalls, int]]) -> None:
+    def end(self, outcome: Any, waiters: Sequence[tuple[ItemCalls, int]] | None = None) -> None:
+        """Pass the outcome to these items, which wait; None for all items, which ends the flight."""
+        if waiters is None:
+            self._close()
+            waiters, self.waiters = self.waiters, []
         for number, (item, place) in enumerate(waiters):
             if number == 0:
                 item.charge(self)
@@ -297,24 +237,27 @@ class Flight:
                 cause = outcome.__cause__
                 outcome = copy(outcome)
                 outcome.__cause__ = cause
-            item.record(place, outcome)
+            item.inflight.pop(place, None)
+            if not item.done:
+                item.outcomes[place] = outcome
+                item.settle()
 
     def _close(self) -> None:
         if self.caller.flights.get(self._key) is self:
             del self.caller.flights[self._key]
 
     def finish(self, task: CallTask, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
-        """Receive the outcome of the current task: end the flight, or send what follows."""
         self.task, answer = None, outcome
         if task.trail:
             self.trail += tuple(task.trail)
             self.endpoint = self.trail[-1].endpoint
-        paid = outcome.value.usage if isinstance(outcome, Answer) else None
-        answered_by = source.name if source is not None and isinstance(outcome, Answer) else None
-        self.usage = added(self.usage, self.caller.spending.paid(paid, answered_by, task.trail or ()))
         if isinstance(outcome, Answer):
             assert source is not None
             answer, self.endpoint = outcome.value, source.name
+            paid = self.caller.spending.paid(outcome.value.usage, source.name, task.trail)
+            self.usage = added(self.usage, paid)
+        elif task.trail:
+            self.usage = added(self.usage, self.caller.spending.paid(None, None, task.trail))
         step = self.caller.evaluate(self.call, answer, self.endpoint)
         if step.unread:
             self.trail += (AttemptRecord(self.endpoint or "", "unreadable", seconds, 200, step.unread),)
@@ -339,7 +282,7 @@ class Flight:
             self.end(error)
             return
         self.waiters = [waiter for waiter in self.waiters if waiter not in over]
-        self._pass_on(error, over)
+        self.end(error, over)
         if self.waiters and self.task is None:  # the end of one item may have ended other items
             self._hand_over()
 
@@ -361,7 +304,6 @@ class SingleItem(Waiter):
         self.context = copy_context()
 
     async def ask(self, item: ItemCalls, born: float) -> Any:
-        """Return the value of the item, which arrived at the time ``born``. Raises the error of the item."""
         driver, timeout = self.driver, self.options.timeout
         self._item, self._ended = item, driver.loop.create_future()
         driver.waiters[self] = None
@@ -388,7 +330,7 @@ class SingleItem(Waiter):
         if left <= 0:
             flight.end(flight.waiters[0][0].late())
         else:
-            self.driver.submit(flight.new_task(None if left == inf else left))
+            self.driver.submit(CallTask(flight, None if left == inf else left))
 
     def end(self, item: ItemCalls, outcome: Any) -> None:  # noqa: ARG002 - there is one item
         if not self._ended.done():
@@ -411,15 +353,7 @@ class SingleItem(Waiter):
 
 
 class ItemBatch(BatchWaiter):
-    """Sends the calls of many items. See :class:`BatchWaiter` for the other arguments.
-
-    Args:
-        prepare: makes an ``ItemCalls`` from an item of the input. It does not raise.
-        answer_of: makes the answer of a result from an item and its value.
-        per_model: model -> the largest number of calls to it for one item; None if it is not known.
-        size: number of items, if it is known.
-        waited: seconds of the deadline that have passed already.
-    """
+    """Sends the calls of many items. See :class:`BatchWaiter` for the other arguments."""
 
     _read_at_once = 1
 
@@ -469,15 +403,15 @@ class ItemBatch(BatchWaiter):
         feed, timeout = self._feeds[flight.pool], self.options.timeout
         failing = feed.failing  # another thread may set it to None
         if failing is not None and feed.ahead():
-            self.finish(flight.new_task(timeout), failing(), None, 0.0)
+            self.finish(CallTask(flight, timeout), failing(), None, 0.0)
         elif not again:
-            feed.read(flight.new_task(timeout))
+            feed.read(CallTask(flight, timeout))
         else:
             if (until := flight.latest()) < inf:
                 timeout = until - self.driver.engine.clock()
             for item, _ in flight.waiters:  # their deadline may pass while the request is still in the queue
                 item.start_timer()
-            self.driver.refill(feed, [flight.new_task(timeout)])
+            self.driver.refill(feed, [CallTask(flight, timeout)])
 
     async def _send_timed(self, attempt: Attempt) -> Outcome:
         """Send an attempt. The timeout of an item starts with its first request."""

@@ -1,7 +1,4 @@
-"""Known prompts of judges, with the form and the scale of their answers.
-
-The facts are those of the benchmarks: what is shown, the form, the scale, what a tie is. The words are our own.
-"""
+"""Known prompts of judges, with the form and the scale of their answers."""
 
 from __future__ import annotations
 
@@ -83,7 +80,6 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 
 
 def preset_of(name: str) -> Mapping[str, Any]:
-    """Return the settings of a preset. Raises ``ConfigError`` for an unknown name."""
     if name not in PRESETS:
         raise ConfigError(f"preset: there is no {name!r}; {did_you_mean(name, PRESETS)}")
     return PRESETS[name]

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from functools import partial
 from hashlib import blake2b
 from itertools import product
 from typing import Any, NamedTuple
 
 from qreward.codecs.chat import CHAT
-from qreward.errors import ConfigError
+from qreward.codecs.decisions.operation import Decide as DecisionCodec
+from qreward.deciding.requests import evenly
+from qreward.errors import BadRequest, ConfigError
 from qreward.judge import prompts
-from qreward.judge.aggregation import Aggregate, Decide
-from qreward.judge.asking import JudgeModel, encoded
-from qreward.judge.calls import JudgeCall
+from qreward.judge.aggregation import Aggregate, Decide, aggregate_comparisons, aggregate_rubrics, aggregate_scores
+from qreward.judge.answers import shown_in
+from qreward.judge.calls import JudgeCall, JudgeModel
+from qreward.judge.codec import encoded
 from qreward.judge.config import JudgeConfig
+from qreward.judge.deciding import WRITING_ONLY, DecidingModel, SingleQuestion, preference_question, question_of
 from qreward.judge.loop import ItemCalls
+from qreward.judge.parsing import PreferenceVerdict
 from qreward.judge.prompts import Messages, Prompt
+from qreward.judge.rubric import Criterion, Rubric, rubric_of_item
 from qreward.judge.types import Comparison, Preference, Verdict
-from qreward.judge.writing import noted
+from qreward.judge.verdict_parser import VerdictParser
+from qreward.judge.writing import AnswerFormat, WritingModel, noted, parser_of
 from qreward.results import Usage
 
 ANSWER_FORM = "answer_form"
@@ -51,17 +60,7 @@ def extra_of(item: object, names: Sequence[str] = POINT_NAMES) -> Mapping[str, A
 
 
 class ItemPrompt:
-    """Makes the messages for an item from the prompt of a judge, and adds questions to the messages.
-
-    Args:
-        prompt: the user's prompt; None for the built-in prompt.
-        apart: True if the built-in prompt leaves out the question, because each request adds its own question.
-        shows: True if the prompt itself says how to answer.
-
-    Attributes:
-        names: names of the fields of an item.
-        has_place: True if the template contains ``{answer_form}``.
-    """
+    """Makes the messages for an item from the prompt of a judge, and adds questions to the messages."""
 
     def __init__(self, prompt: object, config: JudgeConfig, *, pairs: bool, apart: bool, shows: bool = False) -> None:
         self.pairs, self.names = pairs, PAIR_NAMES if pairs else POINT_NAMES
@@ -74,11 +73,7 @@ class ItemPrompt:
         )
         self.has_place = ANSWER_FORM in self._prompt.names
         self._appends = not self.has_place and (apart or prompt is None or not (shows or config.response_format == "none"))
-
-    @property
-    def tells(self) -> bool:
-        """True if the messages describe how to answer in the words of the judge."""
-        return self.has_place or self._appends
+        self.tells = self.has_place or self._appends  # how to answer, in the words of the judge
 
     def messages(self, fields: Mapping[str, Any], *, extra: bool, question: str = "") -> Messages:
         """Return the messages for one item. ``question`` replaces ``{answer_form}``. Raises ``ConfigError`` and ``BadRequest``."""
@@ -98,34 +93,18 @@ class ModelQuestions(NamedTuple):
 
 
 class RequestBuilder:
-    """Builds the requests of one judge, for single responses or for pairs.
-
-    Args:
-        models: the prompt and the questions for each model. Either all prompts are for single responses, or all are for pairs.
-        samples: requests per question.
-        decide: aggregates the outcomes of all requests of an item. The outcomes are sorted by model, then by sample, then by question, then
-            by the order of a pair.
-        fallback: builds the written requests that replace requests for decisions, for models that give no probabilities. None if no model
-            needs such written requests.
-        calibrate: maps the score of a single response to its calibrated score. None leaves scores unchanged.
-        by_item: returns the builder for the rubric of an item; None if all items have the same questions.
-
-    Attributes:
-        per_model: model -> requests per item; None if items differ.
-        decide: aggregates the outcomes of all requests of an item.
-    """
+    """Builds the requests of one judge, for single responses or for pairs. ``by_item`` returns the builder for the rubric of an item."""
 
     def __init__(
         self,
         models: Sequence[ModelQuestions],
         samples: int,
         decide: Decide,
-        fallback: RequestBuilder | None = None,
         calibrate: Callable[[float], float] | None = None,
         by_item: Callable[[Mapping[str, Any]], RequestBuilder] | None = None,
     ) -> None:
         self._by_item = by_item
-        self._models, self._samples, self.decide, self._fallback, self._calibrate = models, samples, decide, fallback, calibrate
+        self._models, self._samples, self.decide, self._calibrate = models, samples, decide, calibrate
         self._names, self._pairs = models[0].prompt.names, models[0].prompt.pairs
         each = samples * (2 if self._pairs else 1)
         self.per_model = {questions[0].model: None if by_item else len(questions) * each for _, questions in models}
@@ -141,15 +120,12 @@ class RequestBuilder:
             return ItemCalls(error, self.decide, extra)
 
     def item(self, fields: Mapping[str, Any], extra: Mapping[str, Any] | None = None, *, strict: bool = True) -> ItemCalls:
-        """Make the calls for the fields of an item, and raise what :meth:`requests` raises. ``strict`` refuses unknown fields."""
+        """Make the calls for the fields of an item. ``strict`` refuses fields that no template names."""
         builder = self if self._by_item is None else self._by_item(fields)
         return ItemCalls(builder.requests(fields, extra=not strict), builder.decide, extra)
 
     def requests(self, fields: Mapping[str, Any], *, extra: bool = False) -> list[JudgeCall]:
-        """Make the calls for an item. ``extra`` allows fields that no template names.
-
-        Raises ``ConfigError`` for a field that is missing or not allowed, and ``BadRequest`` for an invalid message.
-        """
+        """Make the calls for an item. ``extra`` allows fields that no template names."""
         if self._by_item is not None:
             return self._by_item(fields).requests(fields, extra=extra)
         group = tuple(map(_digest, (fields.get("prompt"), fields))) if self._grouped else None
@@ -168,12 +144,7 @@ class RequestBuilder:
                 key = blake2b(judge_model.identity + sample.to_bytes(4, "big") + digest, digest_size=16).digest()
                 inputs = judge_model.input_of(messages)
                 found.append(JudgeCall(judge_model, inputs, key, sample, order > 0, judge_model.format, judge_model.reasks, group))
-        if self._fallback is None:
-            return found
-        return [
-            one._replace(fallback=other) if one.judge_model is not other.judge_model else one
-            for one, other in zip(found, self._fallback.requests(fields, extra=extra), strict=True)
-        ]
+        return found
 
     def result(self, decided: Aggregate, usage: Usage | None, *, cached: bool) -> Verdict | Comparison:
         score, votes, confidence = decided
@@ -182,6 +153,148 @@ class RequestBuilder:
             return Verdict(calibrated, votes, None, usage, cached, confidence, calibrated=self._calibrate is not None)
         preference: Preference = "first" if score > 0.5 else "second" if score < 0.5 else "tie"
         return Comparison(preference, score, votes, usage, cached, confidence)
+
+
+MOST_RUBRICS = 512
+"""Number of rubrics of items whose requests are kept. The requests for a rubric that returns later are prepared again."""
+_ANY = Rubric([Criterion("any", "It meets the criterion.")])  # the settings of a judge whose items have rubrics are checked with it
+
+Limits = tuple[int, ...]
+"""For each model, the largest number of questions in a request for decisions; 0 for a model that answers in writing."""
+
+
+class Builders:
+    """Makes the request builders of one judge, and keeps them. A builder is made on first use."""
+
+    def __init__(
+        self,
+        config: JudgeConfig,
+        given: dict[str, Any],
+        parser: VerdictParser,
+        decide: DecisionCodec,
+        calibrate: Callable[[float], float] | None = None,
+    ) -> None:
+        self._column, self._usual = config.rubric_column, config.rubric
+        if self._column is not None and self._usual is None:
+            config = config.model_copy(update={"rubric": _ANY})
+        self._config, self._given, self._parser, self._decide, self._calibrate = config, given, parser, decide, calibrate
+        self._of_value: dict[Any, Builders] = {}
+        self._of_rubric: dict[Any, Builders] = {}
+        self._formats = {model: AnswerFormat(config) for model in config.model}
+        self._prompts: dict[tuple[bool, bool], ItemPrompt] = {}
+        self._made: dict[tuple[bool, Limits], RequestBuilder] = {}
+        self._lock = threading.Lock()
+        self.written: Limits = (0,) * len(config.model)
+        self._point: SingleQuestion | None = None
+        if config.method != "write":
+            self._check_decisions()
+            self.get((1,) * len(config.model), pairs=False)
+        if config.method != "decide":
+            self.get(self.written, pairs=False)
+        if given["pair_prompt"] is not None:
+            self.get(self.written, pairs=True)  # so that an invalid pair_prompt raises now
+
+    def _check_decisions(self) -> None:
+        config = self._config
+        if config.rubric is None:
+            if self._given["score"] is not None:
+                raise ConfigError(
+                    "score is a function of a written verdict, which a decision does not have; use a rubric, or method='write'"
+                )
+            built_in = self._given["prompt"] is None
+            self._point = question_of(self._given["verdict"], self._parser.scale, config.range, built_in=built_in)
+        if config.method == "decide" and (unused := sorted(WRITING_ONLY & config.params.keys())):
+            raise ConfigError(f"{unused[0]} has no effect with method='decide', as nothing is written; leave it out, or use method='write'")
+
+    def get(self, limits: Limits, *, pairs: bool) -> RequestBuilder:
+        with self._lock:
+            key = pairs, limits
+            if key not in self._made:
+                self._made[key] = self._make(limits, pairs)
+            return self._made[key]
+
+    def _make(self, limits: Limits, pairs: bool) -> RequestBuilder:
+        models = [
+            self._deciding(model, most, pairs) if most else self._writing(model, pairs)
+            for model, most in zip(self._config.model, limits, strict=True)
+        ]
+        by_item = None if self._column is None else partial(self._of_item, limits, pairs)
+        return RequestBuilder(models, self._config.samples, self._decide_by(models, pairs), self._calibrate, by_item)
+
+    def _of_item(self, limits: Limits, pairs: bool, fields: Mapping[str, Any]) -> RequestBuilder:
+        """Return the builder for the rubric of an item. Equal rubrics have one builder."""
+        value: Any = fields.get(str(self._column))
+        if self._usual is not None and prompts.is_absent("reference", value):  # which holds for a blank text too
+            value = self._usual
+        elif prompts.is_absent("rubric", value):
+            has = "has no value" if self._column in fields else "is missing"
+            raise ConfigError(f"the item has no rubric: its field {self._column!r} {has}, and the judge has no rubric for such items")
+        if hasattr(value, "tolist"):
+            value = value.tolist()
+        key = value if isinstance(value, str) else encoded(value.settings() if isinstance(value, Rubric) else value)
+        with self._lock:
+            found = self._of_value.get(key)
+        if found is None:
+            try:
+                rubric = rubric_of_item(value)
+            except BadRequest as error:
+                raise BadRequest(f"the rubric in {self._column!r} is wrong: {error}") from None
+            with self._lock:
+                same = encoded(rubric.settings())
+                found = self._of_value[key] = self._of_rubric[same] = self._of_rubric.get(same) or self._with(rubric)
+                for known in (self._of_value, self._of_rubric):
+                    if len(known) > MOST_RUBRICS:
+                        del known[next(iter(known))]
+        return found.get(limits, pairs=pairs)
+
+    def _with(self, rubric: Rubric) -> Builders:
+        """Return builders with this rubric, which share the prompts and what is known of the models."""
+        other = copy(self)
+        other._config, other._column, other._made = self._config.model_copy(update={"rubric": rubric}), None, {}
+        return other
+
+    def _decide_by(self, models: Sequence[ModelQuestions], pairs: bool) -> Decide:
+        config = self._config
+        if pairs:
+            return partial(aggregate_comparisons, how=config.settle)
+        if config.rubric is None:
+            ends = self._parser.ends
+            return partial(aggregate_scores, how=config.settle, width=None if ends is None else ends[1] - ends[0])
+        sizes = tuple(len(questions) for _, questions in models for _ in range(config.samples))
+        return partial(aggregate_rubrics, how=config.settle, rubric=config.rubric, sizes=sizes, bounds=config.range or (0.0, 1.0))
+
+    def _prompt(self, pairs: bool, *, apart: bool) -> ItemPrompt:
+        if (pairs, apart) not in self._prompts:
+            prompt = self._given["pair_prompt" if pairs else "prompt"]
+            shows = self._config.rubric is None and shown_in(prompt, pairs=pairs) is not None
+            self._prompts[pairs, apart] = ItemPrompt(prompt, self._config, pairs=pairs, apart=apart, shows=shows)
+        return self._prompts[pairs, apart]
+
+    def _writing(self, model: str, pairs: bool) -> ModelQuestions:
+        config, form = self._config, self._formats[model]
+        if pairs:
+            parser = VerdictParser(PreferenceVerdict, form=self._given["pair_answer"])
+            prompt = self._prompt(True, apart=False)
+            question = WritingModel(model, parser, config, form, config.rubric, told=prompt.tells)
+            return ModelQuestions(prompt, (question,))
+        if config.rubric is None:
+            prompt = self._prompt(False, apart=False)
+            return ModelQuestions(prompt, (WritingModel(model, self._parser, config, form, told=prompt.tells),))
+        questions = tuple(WritingModel(model, parser_of(each), config, form, each) for each in config.rubric.criteria)
+        return ModelQuestions(self._prompt(False, apart=True), questions)
+
+    def _deciding(self, model: str, most: int, pairs: bool) -> ModelQuestions:
+        """Return the questions for decisions. The criteria of a rubric are divided evenly into as few requests as the servers allow."""
+        config = self._config
+        subjects: list[SingleQuestion | Sequence[Criterion]]
+        if pairs:
+            subjects = [preference_question(built_in=self._given["pair_prompt"] is None, rubric=config.rubric)]
+        elif config.rubric is None:
+            subjects = [self._point] if self._point is not None else []
+        else:
+            subjects = [*evenly(config.rubric.criteria, most)]
+        questions = [DecidingModel(model, each, config, self._decide) for each in subjects]
+        return ModelQuestions(self._prompt(pairs, apart=True), questions)
 
 
 def _digest(value: object) -> bytes:

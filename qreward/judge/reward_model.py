@@ -171,7 +171,6 @@ class RewardModelScorer:
 
 
 def _item(item: object) -> dict[str, Any]:
-    """Return the item in the form that the client accepts. Raises ``ConfigError``."""
     fields = fields_of(item)
     given, names = present(fields), {*POINT_NAMES}
     check_extra(given.keys() - names, names - given.keys())

@@ -1,7 +1,5 @@
-"""Functions for a scorer that was passed as an argument: its asynchronous form, its description in a journal, and a check of its verdicts.
-
-This module uses only the interface of scorers.
-"""
+"""Functions for a scorer that was passed as an argument: its asynchronous form, its description in a journal, and a check of its
+verdicts."""
 
 from __future__ import annotations
 
@@ -19,10 +17,6 @@ AnyScorer = Scorer | BlockingTwin[Any]
 
 
 def unblocked(given: Any, what: str, needed: Sequence[str] = ("score", "batch_score", "aclose")) -> Scorer:
-    """Return the asynchronous form of a scorer or of its blocking twin. Raises ``ConfigError`` if a needed method is missing.
-
-    ``what`` is the name of the argument in the error message.
-    """
     scorer = given._async if isinstance(given, BlockingTwin) else given
     missing = [name for name in needed if not callable(getattr(scorer, name, None))]
     if missing:
@@ -50,10 +44,7 @@ def check_finite(verdict: Verdict) -> None:
 
 
 def described(scorer: object) -> str:
-    """Return a text that differs between scorers whose verdicts may differ: the ``repr``, and a digest of the ``verdict_settings``.
-
-    A user's scorer without a ``repr`` of its own is described by its class, because the default ``repr`` differs in each run.
-    """
+    """Return a text that differs between scorers whose verdicts may differ: the ``repr``, and a digest of the ``verdict_settings``."""
     settings = getattr(scorer, "verdict_settings", None)
     if settings is not None:
         return f"{scorer!r}, settings {digest(settings)[:16]}"

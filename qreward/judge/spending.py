@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import msgspec
 from pydantic import BeforeValidator, model_validator
 
 from qreward.errors import BudgetExceeded
-from qreward.records import AttemptRecord, Usage, added
+from qreward.records import AttemptRecord, Usage
 from qreward.results import dollars
 from qreward.settings.base import Number, Policy
 
@@ -31,8 +31,8 @@ class Budget(Policy):
         tokens: prompt and completion tokens together; None for no limit.
     """
 
-    cost: Annotated[float, BeforeValidator(Number("US dollars", above=0))] | None = None
-    tokens: Annotated[int, BeforeValidator(Number("tokens", whole=True, least=1))] | None = None
+    cost: Annotated[float, BeforeValidator(Number(above=0))] | None = None
+    tokens: Annotated[int, BeforeValidator(Number(whole=True, least=1))] | None = None
 
     @model_validator(mode="after")
     def _limited(self) -> Budget:
@@ -47,31 +47,37 @@ class Spending:
     Args:
         judge: names the judge in messages.
         prices: endpoint name -> US dollars for a million prompt tokens and a million completion tokens.
-
-    Attributes:
-        total: what was spent so far; None if nothing was.
     """
 
     def __init__(self, judge: str, budget: Budget | None, prices: Mapping[str, tuple[float, float]]) -> None:
         self._judge, self._budget, self._prices = judge, budget, prices
-        self.total: Usage | None = None
-        self._answers, self._silent = 0, ""
-        self._lock, self._logged = threading.Lock(), False
+        self._prompt = self._completion = self._tokens = self._unreported = self._answers = 0
+        self._cost: float | None = None
+        self.lock, self._logged, self._silent = threading.Lock(), False, ""
 
-    def paid(self, usage: Usage | None, endpoint: str | None, attempts: Iterable[AttemptRecord] = ()) -> Usage | None:
+    @property
+    def total(self) -> Usage:
+        """What was spent so far."""
+        return Usage(self._prompt, self._completion, self._tokens, cost=self._cost, unreported=self._unreported)
+
+    def paid(self, usage: Usage | None, endpoint: str | None, attempts: Sequence[AttemptRecord] | None = None) -> Usage | None:
         """Count an answer of an endpoint, or None, and the failed attempts before it, and return its usage with the cost."""
         if endpoint is not None and usage is None:
             self._silent = endpoint
-        lost = sum(attempt.outcome not in REPORTED and attempt.outcome not in UNPAID for attempt in attempts)
-        price = self._prices.get(endpoint or "")
-        if usage is not None and price is not None:
+        elif usage is not None and (price := self._prices.get(endpoint or "")) is not None:
             cost = dollars(price, usage.prompt_tokens or 0, usage.completion_tokens or 0)
             usage = msgspec.structs.replace(usage, cost=cost)
-        if lost:
+        if attempts and (lost := sum(each.outcome not in REPORTED and each.outcome not in UNPAID for each in attempts)):
             usage = msgspec.structs.replace(usage or Usage(), unreported=lost)
         if usage is not None:
-            with self._lock:
-                self.total, self._answers = added(self.total, usage), self._answers + (usage.prompt_tokens is not None)
+            with self.lock:
+                self._prompt += usage.prompt_tokens or 0
+                self._completion += usage.completion_tokens or 0
+                self._tokens += usage.tokens
+                self._unreported += usage.unreported
+                self._answers += usage.prompt_tokens is not None
+                if usage.cost is not None:
+                    self._cost = (self._cost or 0.0) + usage.cost
         return usage
 
     def exceeded(self) -> BudgetExceeded | None:
@@ -84,10 +90,8 @@ class Spending:
         if self._silent:
             why = f"endpoint {self._silent!r} reported no tokens, so the budget of the judge {self._judge} cannot be kept; leave out budget"
             return self._error(why)
-        if self.total is None:
-            return None
-        total, share = self.total, 1 + self.total.unreported / max(1, self._answers)
-        cost, tokens = (total.cost or 0.0) * share, total.tokens * share
+        share = 1 + self._unreported / max(1, self._answers)
+        cost, tokens = (self._cost or 0.0) * share, self._tokens * share
         if self._budget.cost is not None and cost >= self._budget.cost:
             said = f"${cost:.4g} of ${self._budget.cost:g}"
         elif self._budget.tokens is not None and tokens >= self._budget.tokens:

@@ -1,7 +1,4 @@
-"""``VerdictParser``: describes to a judge how to answer, and converts an answer into a reward.
-
-``judge.parsing`` parses the text of an answer. This module adds the scale, the range and the user's score function.
-"""
+"""``VerdictParser``: describes to a judge how to answer, and converts an answer into a reward."""
 
 from __future__ import annotations
 
@@ -39,17 +36,7 @@ class ScoreFunctionError(Exception):
 
 
 class VerdictParser:
-    """Parses an answer into a verdict and its reward.
-
-    Args:
-        model: the pydantic model of an answer.
-        form: the form of an answer.
-        scale, range, score: see :class:`~qreward.judge.judge.Judge`. Without a score function, a number is mapped from ``scale`` to
-            ``range``. A bool, or the ``score`` property of a model, is mapped from 0..1 to ``range``.
-
-    Raises:
-        ConfigError: the model has no score, or the scale or range is invalid.
-    """
+    """Parses an answer into a verdict and its reward."""
 
     def __init__(
         self,
@@ -123,7 +110,6 @@ class VerdictParser:
         return reward, verdict
 
     def _own_score(self, verdict: BaseModel) -> float | None:
-        """Return the score of a verdict, mapped linearly to the range of rewards."""
         name = f"{self._attribute!r} of {self.model.__name__}"
         value = _called(name, getattr, verdict, self._attribute)
         value = value.value if isinstance(value, Enum) else value
@@ -158,7 +144,6 @@ def _users_score(score: Callable[..., Any], verdict: BaseModel) -> float | None:
 
 
 def _score_attribute(shape: VerdictSchema[Any]) -> str:
-    """Return the name of the attribute that holds the score: a ``score`` property, or a deciding field that is a number or a bool."""
     model = shape.model
     if "score" not in model.model_fields and isinstance(getattr(model, "score", None), property):
         return "score"
@@ -171,7 +156,6 @@ def _score_attribute(shape: VerdictSchema[Any]) -> str:
 
 
 def _number(value: Any, of: str) -> float:
-    """Return the value that the user's code returned, as a float. Raises ``ScoreFunctionError`` if the value is not a finite number."""
     try:
         number = nan if isinstance(value, str | bytes) else float(value)
     except Exception as error:
@@ -186,7 +170,6 @@ def _shown(value: object) -> str:
 
 
 def bounds(name: str, value: object) -> tuple[float, float]:
-    """Return a pair of finite numbers. Raises ``ConfigError`` for other values, and for absolute values above ``MOST``."""
     if isinstance(value, tuple | list) and len(value) == 2:
         low, high = value
         if all(isinstance(end, int | float) and not isinstance(end, bool) and abs(end) <= MOST for end in value):
@@ -195,7 +178,6 @@ def bounds(name: str, value: object) -> tuple[float, float]:
 
 
 def verdict_named(name: str) -> type[BaseModel]:
-    """Return the verdict model that a setting names: ``score``, ``yes_no``, or ``module:Class``. Raises ``ConfigError``."""
     if name in NAMED:
         return NAMED[name]
     if ":" not in name:

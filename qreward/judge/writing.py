@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from string import ascii_uppercase
@@ -14,8 +15,7 @@ from qreward.codecs.error_body import one_line
 from qreward.codecs.finish_reason import LENGTH, ending_of, is_failure
 from qreward.errors import BadRequest, ConfigError, QRewardError
 from qreward.judge.answers import JSON
-from qreward.judge.asking import JudgeModel, encoded
-from qreward.judge.codec import JUDGE, LOG, ModelReply, Reply, log_unknown, parse_reply, refuses_format
+from qreward.judge.codec import JUDGE, LOG, ModelReply, Reply, encoded, log_unknown, parse_reply, refuses_format
 from qreward.judge.config import JudgeConfig, ResponseFormat
 from qreward.judge.parsing import ScoreVerdict, YesNoVerdict
 from qreward.judge.prompts import Messages
@@ -40,13 +40,7 @@ FORMATS: tuple[ResponseFormat, ...] = ("json_schema", "json_object", "none")
 
 class AnswerFormat:
     """Holds the response format that the servers of a model accept, for all questions to the model. With ``auto``, new requests use the
-    next of ``FORMATS`` when a server rejects a format.
-
-    Attributes:
-        format: the format of new requests.
-        written: the formats in which the model has written an answer.
-        was_cut: True if an answer of the model was cut off.
-    """
+    next of ``FORMATS`` when a server rejects a format."""
 
     def __init__(self, config: JudgeConfig) -> None:
         self.is_auto = config.response_format == "auto"
@@ -60,17 +54,8 @@ class AnswerFormat:
             self.format = FORMATS[FORMATS.index(self.format) + 1]
 
 
-class WritingModel(JudgeModel):
-    """Asks one model a question that the model answers in writing.
-
-    Args:
-        form: the response format, shared by all questions to the model.
-        about: the criterion that the question asks about, or the rubric for a comparison by all criteria; None without a rubric.
-        told: False if only the user's prompt says how to answer.
-
-    Raises:
-        ConfigError: the parameters cannot be sent.
-    """
+class WritingModel:
+    """Asks one model a question that the model answers in writing."""
 
     def __init__(
         self,
@@ -82,7 +67,7 @@ class WritingModel(JudgeModel):
         *,
         told: bool = True,
     ) -> None:
-        super().__init__(model, config)
+        self.model, self.cached_as = model, json.dumps([config.cache_namespace, model])
         self._again = (parser.instruction if told or parser.form is not JSON else "") or "Answer in the form that was asked for."
         self.reasks, self._parser, self._form = config.reasks, parser, form
         self._accepted = frozenset(map(ending_of, config.finish_reasons)) - {None}
@@ -108,17 +93,20 @@ class WritingModel(JudgeModel):
             raise ConfigError(str(error)) from None
 
     @property
-    def format(self) -> str:  # type: ignore[override]
+    def format(self) -> str:
+        """The form of new requests. It changes when servers reject it."""
         return self._form.format if self._parser.form is JSON else FORMATS[-1]
 
     def input_of(self, messages: Messages) -> Messages:
         return messages
 
     def criterion_of(self, inputs: Messages) -> str:  # noqa: ARG002 - always the same
+        """Return the name of the criterion that a request asks about; ``""`` for several or none."""
         return "" if self._criterion is None else self._criterion.name
 
     def prepare(self, sample: int, room: int = 1, cut_at: int = 0) -> Callable[[Any], WireRequest]:
-        """See :meth:`JudgeModel.prepare`. A ``seed`` is increased by one for each sample, so that samples differ."""
+        """Return the function that makes a request from its messages. A ``seed`` is increased by one for each sample. ``room`` is the
+        factor by which a limit of tokens is raised: the user's limit, or ``cut_at`` if the user set none."""
         key = self.format, sample if self._seed is not None else 0, room, cut_at if room > 1 else 0
         if key not in self._prepare:
             form = {"response_format": self._formats[self.format]} if self.format in self._formats else {}
@@ -140,11 +128,7 @@ class WritingModel(JudgeModel):
         return self._limits_for(2 * room, cut_at) != self._limits_for(room, cut_at)
 
     def fall_back(self, form: str, error: QRewardError, reply: Reply | None = None) -> bool:
-        """Return whether a server rejected this format, so that the request must be sent again. New requests then use the next format.
-
-        Some servers that cannot follow a format do not reject it, but answer with an empty text. An empty text counts as a rejection unless
-        the model has written an answer in this format before.
-        """
+        """Return whether a server rejected this format, so that the request must be sent again. New requests then use the next format."""
         said = reply is None or reply.text.strip() or reply.reasoning or reply.refusal or not reply.whole
         empty = not said and form not in self._form.written
         if not self._form.is_auto or form == FORMATS[-1] or not (empty or refuses_format(error, self.model)):
@@ -175,7 +159,6 @@ class WritingModel(JudgeModel):
         return reply
 
     def vote(self, reply: Reply, *, swapped: bool) -> Vote:
-        """Return the vote of an answer. Raises ``Unreadable`` and ``ScoreFunctionError``; see :meth:`VerdictParser.read`."""
         assert isinstance(reply, ModelReply)
         score, verdict = self._parser.read(reply)
         if (each := self._criterion) is None:
@@ -185,11 +168,6 @@ class WritingModel(JudgeModel):
         return Vote(score, verdict, reply.text, self.model, criteria=CriterionResults({each.name: result}))
 
     def repeated(self, inputs: Messages, reply: Reply, reason: str) -> Messages:
-        """Return the messages of the next request, after an answer that could not be read.
-
-        The conversation continues with the answer and the reason for the rejection. If the answer is empty, refused or incomplete, there is
-        nothing to correct, and the original messages are sent again with a note.
-        """
         reason, form = reason.rstrip("."), self._again
         if reply.whole and not reply.refusal and reply.text.strip():
             note = f"This answer cannot be read: {reason}. Give your verdict again. {form}"
@@ -227,7 +205,6 @@ def _choice_verdict(count: int) -> type[BaseModel]:
 
 
 def in_words(criterion: Criterion) -> str:
-    """Return the text of the question about a criterion, with a line for each level or choice."""
     question = criterion.question
     marks = map(str, range(10)) if criterion.levels is not None else ascii_uppercase if criterion.choices is not None else ()
     lines = [

@@ -1,10 +1,4 @@
-"""The channel of a process: HTTP over a Unix socket, served by a thread of its own.
-
-The thread answers also while an event loop is blocked, and then says where. Once a second it writes what it knows to a file, which is read
-after the process has died. Nothing of this costs anything per request.
-
-``GET /snapshot`` returns the document, and ``POST /ctl`` carries out an order (see ``steer``).
-"""
+"""The channel of a process: HTTP over a Unix socket, served by a thread of its own."""
 
 from __future__ import annotations
 
@@ -54,12 +48,7 @@ _log = logging.getLogger("qreward")
 
 
 class Channel:
-    """Shows the clients of this process. ``open_channel`` returns the only one.
-
-    Attributes:
-        path: the socket.
-        listeners: functions that receive each document that is written, once a second.
-    """
+    """Shows the clients of this process. ``open_channel`` returns the only one."""
 
     def __init__(self) -> None:
         self._runtimes: dict[int, weakref.ref[Any]] = {}
@@ -113,11 +102,7 @@ class Channel:
     # what is known
 
     def document(self) -> dict[str, Any]:
-        """Return what is known about this process. Times are in seconds; ``at`` and ``started`` are those of the wall clock.
-
-        ``clients`` has the snapshot of each client, ``blocked`` for how long an event loop is blocked and where, ``rates`` the answers of
-        each of the last 60 seconds, and ``changes`` the last orders.
-        """
+        """Return what is known about this process. Times are in seconds; ``at`` and ``started`` are those of the wall clock."""
         clients = {str(number): runtime.look.take() for number, runtime in self.runtimes().items()}
         late = {loop.thread: loop.lag for client in clients.values() for loop in client.loops if loop.blocked}
         self._document = {

@@ -1,8 +1,4 @@
-"""Where the processes of a user are found: one directory, with a socket and the last document of each process.
-
-Other users must not read it, so the directory belongs to the user and is closed to all others. A socket that nobody serves is removed
-by whoever finds it. The document of a process that has ended is kept for some time.
-"""
+"""Where the processes of a user are found: one directory, with a socket and the last document of each process."""
 
 from __future__ import annotations
 
@@ -44,41 +40,24 @@ def directory() -> Path:
 
 
 class Process(NamedTuple):
-    """One process of this user.
-
-    Attributes:
-        pid: its number.
-        state: ``running``; ``no answer`` for one that is stopped or swapped out; ``ended``; or ``died`` for one that was killed.
-        document: what it says about itself, or said last; see ``channel.document``.
-    """
+    """One process of this user."""
 
     pid: int
     state: str
     document: dict[str, Any]
 
 
-class Kept(dict[Path, HTTPConnection]):
-    """Connections that are used again, by socket; ``with`` closes them."""
-
-    def __enter__(self) -> Kept:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for connection in self.values():
-            connection.close()
-
-
-def processes(folder: Path, kept: Kept | None = None, patience: float = PATIENCE) -> Iterator[Process]:
+def processes(folder: Path, patience: float = PATIENCE) -> Iterator[Process]:
     """Yield the processes of a directory, those that run first, and remove what is left of others."""
     names = {path.stem for path in folder.iterdir()}
-    found = [_process(folder, int(name), kept, patience) for name in sorted(names, key=len) if name.isdecimal()]
+    found = [_process(folder, int(name), patience) for name in sorted(names, key=len) if name.isdecimal()]
     yield from sorted(filter(None, found), key=lambda each: (each.state in ("ended", "died"), -each.document.get("started", 0.0)))
 
 
-def _process(folder: Path, pid: int, kept: Kept | None, patience: float) -> Process | None:
+def _process(folder: Path, pid: int, patience: float) -> Process | None:
     path, state = folder / f"{pid}.sock", "died"
     try:
-        return _of_this_version(pid, "running", request(path, "GET", "/snapshot", kept=kept, patience=patience))
+        return _of_this_version(pid, "running", request(path, "GET", "/snapshot", patience=patience))
     except (ConnectionRefusedError, FileNotFoundError):
         path.unlink(missing_ok=True)
     except (OSError, HTTPException):
@@ -99,18 +78,15 @@ def _of_this_version(pid: int, state: str, document: dict[str, Any]) -> Process:
     return Process(pid, state, document) if same else Process(pid, f"{state}, of another version of qreward", {})
 
 
-def request(path: Path, method: str, route: str, body: object = None, *, kept: Kept | None = None, patience: float = PATIENCE) -> Any:
+def request(path: Path, method: str, route: str, body: object = None, *, patience: float = PATIENCE) -> Any:
     """Send a request to the socket of a process. Returns its JSON. Raises ``OSError``, or ``ConfigError`` with what the process refused."""
-    connection = (kept.pop(path, None) if kept else None) or _UnixConnection(path, patience)
+    connection = _UnixConnection(path, patience)
     try:
         connection.request(method, route, None if body is None else msgspec.json.encode(body))
         response = connection.getresponse()
         answer = msgspec.json.decode(response.read())
-        if kept is not None:
-            kept[path] = connection
     finally:
-        if kept is None or path not in kept:
-            connection.close()
+        connection.close()
     if response.status != 200:
         raise ConfigError(answer["error"])
     return answer

@@ -11,18 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 
 
 class PageServer(ThreadingHTTPServer):
-    """Serves the page. Requests with another ``Host`` or ``Origin`` than this server's, or without the token, are refused.
-
-    A web page of another site can send requests to this address, also under a name of its own (DNS rebinding). Such a request has another
-    ``Host`` or ``Origin``.
-
-    Args:
-        table: returns the HTML of the table; called for each update.
-        port: 0 for any free port.
-
-    Attributes:
-        url: the address of the page, with the token.
-    """
+    """Serves the page. Requests with another ``Host`` or ``Origin`` than this server's, or without the token, are refused."""
 
     daemon_threads = True
 

@@ -1,8 +1,4 @@
-"""``Snapshot``, one document with the state of a client, and ``SnapshotMaker``, which makes it in any thread.
-
-Nothing is counted for it: it reads the state that the scheduler needs anyway, under the engine's lock. It holds names, numbers, and
-sentences of ``scheduler.why``; it never holds a key, a prompt or an answer.
-"""
+"""``Snapshot``, one document with the state of a client, and ``SnapshotMaker``, which makes it in any thread."""
 
 from __future__ import annotations
 
@@ -135,7 +131,7 @@ class Snapshot(_Part):
     why: list[str] = Field(description="one sentence for each kind of work that waits")
 
 
-COUNTS = (
+COUNTS = [
     "sent",
     "rejected",
     "failed",
@@ -146,20 +142,11 @@ COUNTS = (
     "prompt_tokens",
     "output_tokens",
     "cached_tokens",
-)
+]
 
 
 class SnapshotMaker:
-    """Makes the explanations and the snapshots of one client.
-
-    Args:
-        engine: the client's engine.
-        sources: function that returns the sources of the client.
-        prices: endpoint name -> US dollars for a million prompt tokens, and for a million completion tokens.
-
-    Attributes:
-        reasons: explanations of work that waits outside of the scheduler, by their owner.
-    """
+    """Makes the explanations and the snapshots of one client."""
 
     def __init__(self, engine: Engine[Scheduler], sources: Callable[[], list[Source]], prices: Mapping[str, tuple[float, float]]) -> None:
         self._engine, self._sources, self._prices = engine, sources, prices

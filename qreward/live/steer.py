@@ -1,7 +1,4 @@
-"""Orders of an operator to a running process: pause, resume, drain, restore, limit and cancel.
-
-An order is carried out by each client that it fits. The functions return sentences about its effect, and change nothing in a dry run.
-"""
+"""Orders of an operator to a running process: pause, resume, drain, restore, limit and cancel."""
 
 from __future__ import annotations
 
@@ -27,15 +24,7 @@ LIMITS = ("max_concurrency", "rpm", "tpm")
 
 
 class Order(msgspec.Struct, forbid_unknown_fields=True):
-    """An order.
-
-    Attributes:
-        action: what to do.
-        target: name of an endpoint; for ``cancel``, the number of a batch; None for all endpoints.
-        limits: for ``limit``: limits by name. None is no limit.
-        reason: recorded, and shown wherever it is said why requests wait.
-        dry_run: only say what would happen.
-    """
+    """An order."""
 
     action: Action
     target: str | None = None
@@ -102,8 +91,8 @@ def _limit(runtime: Runtime, order: Order) -> list[str]:
     old = cast("Endpoint", source.handle)
     limits = old.limits.changed(order.limits)
     if not order.dry_run:
-        config = runtime.config
-        changed = [each if each is not old else each.model_copy(update={"limits": limits}) for each in config.endpoints]
+        config, entry = runtime.config, runtime.fleet.entry_of(source.name)
+        changed = [each if each is not entry else each.model_copy(update={"limits": limits}) for each in config.endpoints]
         runtime.reload(config.model_copy(update={"endpoints": tuple(changed)}))
     return [f"{source.name}: {name} {_shown(getattr(old.limits, name))} -> {_shown(getattr(limits, name))}" for name in order.limits]
 

@@ -1,8 +1,4 @@
-"""Writes the attempts of a client as Chrome trace JSON, for https://ui.perfetto.dev.
-
-Each endpoint is a process, and each of its slots is a lane with one event per attempt. Counters show the requests in flight, the limit, and
-what waits for each route. The file holds names, times, numbers and kinds of errors; it holds no content and no text of a server.
-"""
+"""Writes the attempts of a client as Chrome trace JSON, for https://ui.perfetto.dev."""
 
 from __future__ import annotations
 
@@ -38,15 +34,7 @@ class _Lanes:
 
 
 class Trace:
-    """Records the attempts that begin until ``close``. Use it with ``with``.
-
-    Args:
-        engine: the client's engine.
-        path: the file, which is replaced.
-
-    Raises:
-        ConfigError: the file cannot be written.
-    """
+    """Records the attempts that begin until ``close``. Use it with ``with``."""
 
     def __init__(self, engine: Engine[Scheduler], path: str | Path) -> None:
         try:

@@ -1,4 +1,4 @@
-"""What ``ps``, ``top``, the page and notebooks show: blocks of text and tables, which become plain lines, an object of Rich, or HTML."""
+"""What ``ps``, ``top``, the page and notebooks show: blocks of text and tables, which become lines or HTML."""
 
 from __future__ import annotations
 
@@ -80,22 +80,29 @@ def _state(process: Process) -> str:
     return f"event loop blocked for {seconds(late)}" if late else "running"
 
 
-def _total(process: Process, name: str) -> int:
-    return sum(int(client["totals"][name]) for client in process.document.get("clients", {}).values())
+def _head(process: Process) -> dict[str, str]:
+    document = process.document
+    rates = document.get("rates", [])
+    totals = [client["totals"] for client in document.get("clients", {}).values()]
+    counts = {words: number(sum(int(each[name]) for each in totals)) for words, name in COUNTED.items()}
+    return {
+        "pid": str(process.pid),
+        "program": document.get("program", "?"),
+        "state": _state(process),
+        "age": _since(document["started"]) if document else "",
+        **counts,
+        "/s": number(rates[-1] if rates else 0),
+        "last 30 s": sparkline(rates),
+    }
+
+
+COUNTED = {"waiting": "waiting", "in flight": "in_flight", "answered": "answered"}
 
 
 def listed(processes: Iterable[Process]) -> Iterator[Block]:
     """Yield the table of ``qreward ps``."""
-    heads = ("pid", "program", "state", "age", "waiting", "in flight", "answered", "/s", "last 30 s")
-    rows = []
-    for each in processes:
-        document = each.document
-        rates, age = document.get("rates", []), _since(document["started"]) if document else ""
-        numbers = [number(_total(each, name)) for name in ("waiting", "in_flight", "answered")]
-        rows.append(
-            (str(each.pid), document.get("program", "?"), _state(each), age, *numbers, number(rates[-1] if rates else 0), sparkline(rates))
-        )
-    yield Block(heads=heads, rows=rows)
+    rows = [_head(each) for each in processes]
+    yield Block(heads=list(rows[0]), rows=[list(row.values()) for row in rows])
 
 
 def blocks(processes: Sequence[Process], shown: Shown) -> Iterator[Block]:
@@ -104,18 +111,10 @@ def blocks(processes: Sequence[Process], shown: Shown) -> Iterator[Block]:
         yield Block(NONE)
     for process in processes:
         document = process.document
-        rates = document.get("rates", [])
-        counts = [
-            f"{number(_total(process, name))} {words}"
-            for name, words in (("waiting", "wait"), ("in_flight", "in flight"), ("answered", "answered"))
-        ]
-        head = [
-            f"{process.pid} {document.get('program', '?')}",
-            _state(process),
-            *counts,
-            f"{number(rates[-1] if rates else 0)}/s {sparkline(rates)}",
-        ]
-        yield Block("  ".join(head), "bold" if process.state == "running" else "red")
+        head = _head(process)
+        words = [f"{head['pid']} {head['program']}", head["state"], f"{head['waiting']} wait"]
+        words += [*(f"{head[name]} {name}" for name in ("in flight", "answered")), f"{head['/s']}/s {head['last 30 s']}"]
+        yield Block("  ".join(words), "bold" if process.state == "running" else "red")
         for each in document.get("blocked", []):
             yield from (Block(f"    {place}", "red") for place in each["stack"])
         for client in document.get("clients", {}).values():
@@ -175,11 +174,16 @@ COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
 # the three forms
 
 
-def plain(shown: Iterable[Block]) -> Iterator[str]:
-    """Yield lines of text, without characters that a terminal would carry out."""
+STYLES = {"bold": "1", "red": "31"}
+"""Style -> its code in a terminal."""
+
+
+def plain(shown: Iterable[Block], *, styled: bool = False) -> Iterator[str]:
+    """Yield lines of text, without characters that a terminal would carry out, but for the styles."""
     for block in shown:
         if not block.heads:
-            yield _printable(block.text)
+            text = _printable(block.text)
+            yield f"\x1b[{STYLES[block.style]}m{text}\x1b[0m" if styled and block.style else text
             continue
         rows = [block.heads, *block.rows]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -191,26 +195,6 @@ def plain(shown: Iterable[Block]) -> Iterator[str]:
 
 def _printable(text: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in text)
-
-
-def rich(shown: Iterable[Block]) -> Any:
-    """Return an object that Rich prints."""
-    from rich.console import Group  # noqa: PLC0415 - an extra
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
-    made: list[Any] = []
-    for block in shown:
-        if not block.heads:
-            made.append(Text(_printable(block.text), block.style))
-            continue
-        grid = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
-        for head in block.heads:
-            grid.add_column(head, justify="left" if head in WORDS else "right", no_wrap=head != "limit because")
-        for row in block.rows:
-            grid.add_row(*(Text(_printable(cell)) for cell in row))
-        made.append(grid)
-    return Group(*made)
 
 
 def html(shown: Iterable[Block]) -> str:

@@ -1,9 +1,4 @@
-"""``show`` and ``show_batch``: read streams to their end, and display the progress at intervals and at the end.
-
-The state is rendered as HTML and as plain text, by pure functions of the state and the time. In a notebook, the view is an output cell
-that is updated. Outside a notebook, the text is written to standard output as it arrives, with a summary line at the end. Code that is
-moved from a cell into a script therefore still works, without IPython.
-"""
+"""``show`` and ``show_batch``: read streams to their end, and display the progress at intervals and at the end."""
 
 from __future__ import annotations
 
@@ -277,10 +272,7 @@ def show_batch(
 
 @contextmanager
 def redrawn(draw: Callable[[], None]) -> Iterator[None]:
-    """Call ``draw`` on entry, at intervals, and on exit.
-
-    An error on entry or exit is raised. An error at an interval is reported by the event loop, and ends the calls at intervals.
-    """
+    """Call ``draw`` on entry, at intervals, and on exit."""
     loop = asyncio.get_running_loop()
     timer: asyncio.TimerHandle | None = None
 
@@ -333,10 +325,7 @@ def _run(
     *,
     blocks: bool,
 ) -> Coroutine[Any, Any, R] | R:
-    """Call ``follow`` and return its coroutine. If ``blocks`` is True, run it in the portal's event loop and return its result.
-
-    With ``blocks``, the first drawing is made in the caller's thread. The output therefore belongs to the caller's cell.
-    """
+    """Call ``follow`` and return its coroutine. If ``blocks`` is True, run it in the portal's event loop and return its result."""
 
     def draw() -> None:
         view(state, clock())

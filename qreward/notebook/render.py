@@ -1,16 +1,10 @@
-"""HTML of ``client.stats()``, of a batch result and of a verdict, and the tables, numbers and SVG plots in this HTML.
-
-All functions of this module are pure: they only convert values to text.
-"""
+"""HTML of ``client.stats()``, of a batch result and of a verdict, and the tables, numbers and SVG plots in this HTML."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
-from itertools import pairwise
-from math import log
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -50,14 +44,7 @@ def frame(*content: str) -> str:
 
 
 class Column(NamedTuple):
-    """A column of a table.
-
-    Attributes:
-        name: the heading.
-        means: explanation of the heading, shown as a tooltip.
-        cell: function that converts a row to HTML; ``""`` is an empty cell.
-        words: True if the column holds text, False if it holds numbers.
-    """
+    """A column of a table."""
 
     name: str
     means: str
@@ -80,65 +67,6 @@ def table(columns: Iterable[Column], rows: Sequence[object]) -> str:
     return f'<div style="overflow-x:auto"><table style="{look}"><tr>{head}</tr>{lines}</table>{more}</div>'
 
 
-BARS = 40
-"""Number of bars of a histogram."""
-SHORTEST = 1e-6
-"""Shortest time in seconds that is drawn. Shorter times are drawn as this time."""
-_PITCH, _MARGIN, _HEIGHT = 8, 30, 80  # pixels: distance of the bars, margin at each side, total height
-
-
-class Scale(NamedTuple):
-    """A logarithmic scale that maps times in seconds to positions from 0 to 1."""
-
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, times: Iterable[float]) -> Scale:
-        """Return the scale from the shortest to the longest time. If these times are nearly equal, the scale is wider."""
-        found = [max(time, SHORTEST) for time in times] or [1.0]
-        low, high = min(found), max(found)
-        return cls(low, high) if high > 1.01 * low else cls(low / 2, high * 2)
-
-    def place(self, time: float) -> float:
-        return log(max(time, SHORTEST) / self.low) / log(self.high / self.low)
-
-    def at(self, place: float) -> float:
-        return float(self.low * (self.high / self.low) ** place)
-
-
-def histogram(times: Iterable[float]) -> str:
-    """Return a histogram of times in seconds, or ``""`` if there are no times. Quantiles are exact, by nearest rank."""
-    ordered = sorted(times)
-    if not ordered:
-        return ""
-    scale, size = Scale.of((ordered[0], ordered[-1])), len(ordered)
-    p50, p95 = ordered[(size - 1) // 2], ordered[(95 * size - 1) // 100]
-    ends = [bisect_left(ordered, scale.at(bar / BARS)) for bar in range(1, BARS)]
-    counts = [after - before for before, after in pairwise([0, *ends, size])]
-    bars = "".join(_bar(at, count / max(counts)) for at, count in enumerate(counts) if count)
-    marks = _mark("p50", scale.place(p50), "end") + _mark("p95", scale.place(p95), "start")
-    ground = f'<path d="M{_MARGIN} {_HEIGHT - 0.5}h{_PITCH * BARS}" stroke="currentColor"/>'
-    title = [f"shortest {seconds(ordered[0])}", f"p50 {seconds(p50)}", f"p95 {seconds(p95)}", f"longest {seconds(ordered[-1])}"]
-    width = 2 * _MARGIN + _PITCH * BARS
-    plot = (
-        f'<svg width="{width}" height="{_HEIGHT}" viewBox="0 0 {width} {_HEIGHT}" role="img" style="max-width:none;color:inherit">'
-        f'<title>{", ".join(title)}</title><g fill="currentColor">{bars}{marks}{ground}</g></svg>'
-    )
-    return f"<div>{plot}<div>latency of {number(size)} answers, logarithmic: {facts(title)}</div></div>"
-
-
-def _bar(at: int, share: float) -> str:
-    height = max(1.0, (_HEIGHT - 18) * share)  # a single time among millions stays visible
-    return f'<rect x="{_MARGIN + _PITCH * at}" y="{_HEIGHT - 1 - height:.1f}" width="7" height="{height:.1f}" fill-opacity=".5"/>'
-
-
-def _mark(name: str, place: float, anchor: str) -> str:
-    x = _MARGIN + _PITCH * BARS * place
-    line = f'<path d="M{x:.1f} 4V{_HEIGHT - 1}" stroke="currentColor" stroke-dasharray="3 2" fill="none"/>'
-    return f'{line}<text x="{x + (3 if anchor == "start" else -3):.1f}" y="11" font-size="10" text-anchor="{anchor}">{name}</text>'
-
-
 MOST_ERROR = 160
 """Maximum number of characters that are shown of an error message."""
 MOST_ANSWER = 400
@@ -147,19 +75,24 @@ MOST_ANSWER = 400
 
 def stats_html(endpoints: Mapping[str, EndpointStats]) -> str:
     count = f"<b>{number(len(endpoints))} endpoint{'' if len(endpoints) == 1 else 's'}</b>"
-    return frame(count, endpoints_table(endpoints), states_table(endpoints))
+    return frame(count, endpoints_table(endpoints))
 
 
 def batch_html(batch: BatchResult[Any]) -> str:
-    times = histogram(result.latency for result in batch if result.error is None)
+    times = sorted(result.latency for result in batch if result.error is None)
     errors = errors_table(result.error for result in batch if result.error is not None)
-    return frame(f"<b>{_sums(batch.stats)}</b>", endpoints_table(batch.stats.endpoints), errors, times)
+    said = ""
+    if (size := len(times)) > 0:
+        places = {"shortest": 0, "p50": (size - 1) // 2, "p95": (95 * size - 1) // 100, "longest": -1}
+        shown = facts(f"{name} {seconds(times[place])}" for name, place in places.items())
+        said = f"<div>latency of {number(size)} answers: {shown}</div>"
+    return frame(f"<b>{_sums(batch.stats)}</b>", endpoints_table(batch.stats.endpoints), errors, said)
 
 
 def endpoints_table(endpoints: Mapping[str, EndpointStats]) -> str:
-    """Return a table of the statistics of each endpoint, or ``""`` if there are no endpoints."""
+    """Return a table of the statistics of each endpoint and of its present state, if it is known; ``""`` without endpoints."""
     columns = [
-        _NAME,
+        Column("endpoint", "its name", lambda row: escape(row[0]), words=True),
         Column("sent", "requests", lambda row: number(row[1].sent)),
         Column("answered", "requests that were answered", lambda row: number(row[1].answered)),
         Column("rejected", "rejected because of a rate limit or overload", _count("rejected")),
@@ -172,24 +105,16 @@ def endpoints_table(endpoints: Mapping[str, EndpointStats]) -> str:
         Column("p50", "half of the answers took at most this long", _quantile("p50")),
         Column("p95", "95 % of the answers took at most this long", _quantile("p95")),
         Column("p99", "99 % of the answers took at most this long", _quantile("p99")),
+        Column("now", "ready, or why it takes no requests", _of_state(_obstacle), words=True),
+        Column("in flight", "requests sent and not answered yet", _of_state(lambda state: number(state.in_flight))),
+        Column("window", "maximum number of requests in flight", _of_state(lambda state: number(state.window))),
+        Column("because", "why its window last changed", _of_state(lambda state: state.why_window), words=True),
     ]
     return table(columns, list(endpoints.items())) if endpoints else ""
 
 
-def states_table(endpoints: Mapping[str, EndpointStats]) -> str:
-    """Return a table of the current state of each endpoint, or ``""`` if no state is known."""
-    rows = [(name, stats.state) for name, stats in endpoints.items() if stats.state is not None]
-    columns = [
-        _NAME,
-        Column("now", "ready, or why it takes no requests", lambda row: escape(_obstacle(row[1])), words=True),
-        Column("in flight", "requests sent and not answered yet", lambda row: number(row[1].in_flight)),
-        Column("window", "maximum number of requests in flight", lambda row: number(row[1].window)),
-        Column("because", "why its window last changed", lambda row: escape(row[1].why_window), words=True),
-    ]
-    return table(columns, rows) if rows else ""
-
-
-_NAME = Column("endpoint", "its name", lambda row: escape(row[0]), words=True)
+def _of_state(shown: Callable[[EndpointState], str]) -> Callable[[tuple[str, EndpointStats]], str]:
+    return lambda row: "" if row[1].state is None else escape(shown(row[1].state))
 
 
 def _count(field: str) -> Callable[[tuple[str, EndpointStats]], str]:

@@ -39,20 +39,7 @@ def error_text(error: BaseException | None) -> str:
 
 @dataclass(slots=True)
 class LiveAnswer:
-    """The state of one streamed answer. Times are in seconds on the caller's clock, and None if unknown.
-
-    Attributes:
-        began: start of the measurement.
-        timed: whether the stream was observed from its beginning. If not, the time to first token and the rate are unknown.
-        read: function that returns the text, if another object holds the text; otherwise None.
-        pieces: pieces of text since the last restart, if ``read`` is None; otherwise empty.
-        count: number of pieces since the last restart, also if ``read`` is set.
-        first, last: times of the first and the latest piece since the last restart.
-        reported_tokens: completion tokens as reported by the server. None until the answer is done.
-        latency: seconds of the attempt that succeeded.
-        restart_reason: error that caused the last restart.
-        error: error that ended the answer.
-    """
+    """The state of one streamed answer. Times are in seconds on the caller's clock, and None if unknown."""
 
     began: float
     timed: bool = True
@@ -97,10 +84,7 @@ class LiveAnswer:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens that the server reported. Before the server reports a number, this is the number of pieces.
-
-        Most servers send one token per piece.
-        """
+        """Number of tokens that the server reported. Before the server reports a number, this is the number of pieces."""
         return self.count if self.reported_tokens is None else self.reported_tokens
 
     @property
@@ -118,24 +102,7 @@ class LiveAnswer:
 
 @dataclass(slots=True)
 class LiveBatch:
-    """The state of the streamed answers of a batch. A limited number of answers is displayed, each at a place of the display.
-
-    At its first event, an answer takes a free place. If no place is free, it takes the place of an answer that has ended. An answer that
-    ends before it has a place is counted, and never displayed.
-
-    Attributes:
-        began: start of the measurement, in seconds on the caller's clock.
-        most: maximum number of places; 0 for no limit.
-        on_end: function that is called with the index and the state of each answer that has ended.
-        places: indices of the displayed answers.
-        answers: index -> answer, for all answers that are displayed or being streamed.
-        phases: final phase, such as ``done`` -> number of answers that ended in this phase.
-        restarts: number of restarts of all answers.
-        pieces: number of pieces of all answers.
-        last: time of the latest piece; None before the first piece.
-        ended: time of the end of the batch; None while the batch runs.
-        error: error that ended the batch early.
-    """
+    """The state of the streamed answers of a batch. A limited number of answers is displayed, each at a place of the display."""
 
     began: float
     most: int

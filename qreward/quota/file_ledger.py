@@ -1,13 +1,4 @@
-"""Limits shared by the processes of one user on one machine. The ledgers are files in a private directory; no daemon is needed.
-
-A process may die while it changes a ledger. Changes are made under a kernel lock (``flock``), which the kernel releases when the process
-dies. The file has two slots, each with a number and a checksum. A change overwrites the older slot, so that the previous state survives
-if the write is interrupted. Each member has a file of its own, and keeps this file locked while the member's process lives. If the file is
-not locked, the process has died.
-
-The directory and its files must belong to the user alone, and links are not followed. The name of a ledger is a hash from which the API key
-cannot be recovered.
-"""
+"""Limits shared by the processes of one user on one machine."""
 
 from __future__ import annotations
 
@@ -27,8 +18,7 @@ from zlib import crc32
 
 import msgspec
 
-from qreward.quota.ledger import Ledger
-from qreward.quota.messages import RenewReply, RenewRequest
+from qreward.quota.ledger import Ledger, RenewReply, RenewRequest
 from qreward.settings.api_key import ApiKey
 from qreward.settings.policies import Endpoint
 
@@ -42,11 +32,7 @@ class Unsafe(OSError):
 
 
 def directory() -> Path:
-    """Return the directory of the ledgers.
-
-    It is the value of the environment variable ``QREWARD_SHARE_DIR`` if that variable is set. Otherwise it is ``qreward`` in the user's
-    runtime directory (``XDG_RUNTIME_DIR``). Without a runtime directory, it is ``qreward-<user id>`` in the temporary directory.
-    """
+    """Return the directory of the ledgers."""
     if chosen := os.environ.get(VARIABLE):
         return Path(chosen)
     if runtime := os.environ.get("XDG_RUNTIME_DIR"):
@@ -81,8 +67,7 @@ def _checked(found: int, name: object, is_right: Callable[[int], bool]) -> int:
 
 LAYOUT = 3
 """Version of the file format. It is part of the file name, so that programs with different formats use different files."""
-HEAD = struct.Struct("<QII")
-"""The beginning of a slot: number of the change, length and checksum of the content."""
+HEAD = struct.Struct("<QII")  # the beginning of a slot: number of the change, length and checksum of the content
 SLOT = 256 * 1024
 """Number of bytes in a slot, enough for about a thousand members. Unused bytes take no disk space."""
 PATIENCE = 0.25
@@ -91,13 +76,7 @@ moment."""
 
 
 class LedgerFile:
-    """Reads and writes the file of one ledger, under a lock.
-
-    Args:
-        path: the directory.
-        key: the name of the ledger, see ``key_of``.
-        clock: returns seconds, from a clock that all processes of this machine share.
-    """
+    """Reads and writes the file of one ledger, under a lock."""
 
     def __init__(self, path: Path, key: str, clock: Callable[[], float]) -> None:
         self._path = path
@@ -111,11 +90,7 @@ class LedgerFile:
 
     @contextmanager
     def locked(self, member: str) -> Iterator[tuple[float, Ledger]]:
-        """Lock the ledger, and yield the time and the ledger. The ledger is written back if the body raises nothing.
-
-        Raises:
-            OSError: the ledger cannot be locked, opened or written.
-        """
+        """Lock the ledger, and yield the time and the ledger. The ledger is written back if the body raises nothing."""
         self._lock()
         try:
             now = self._clock()
@@ -212,10 +187,7 @@ class LedgerFile:
             _try_lock(held)
 
     def _has_died(self, member: str) -> bool:
-        """Return whether the process of a member has died.
-
-        Returns False if the member's file is missing, because that proves nothing. The member is then removed when its lease expires.
-        """
+        """Return whether the process of a member has died."""
         try:
             held = open_file(self._directory, self._name(member), create=False)
         except OSError:
@@ -245,12 +217,7 @@ def _try_lock(file: int) -> bool:
 
 
 class FileTransport:
-    """Reaches the ledgers of this machine. ``renew`` and ``leave`` raise ``OSError`` if a file cannot be locked, opened or written.
-
-    Args:
-        path: the directory; by default see :func:`~qreward.quota.file_ledger.directory`.
-        clock: returns seconds, from a clock that all processes of this machine share.
-    """
+    """Reaches the ledgers of this machine. ``renew`` and ``leave`` raise ``OSError`` if a file cannot be locked, opened or written."""
 
     def __init__(self, path: Path | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = path
@@ -285,21 +252,11 @@ def _close_all(files: dict[str, LedgerFile]) -> None:
         file.close()
 
 
-SECRET_HEADERS = ("authorization", "api-key", "x-api-key")
-"""Headers that hold the API key if ``api_key`` is not set."""
+SECRET_HEADERS = ("authorization", "api-key", "x-api-key")  # headers that hold the API key if ``api_key`` is not set
 
 
 def key_of(endpoint: Endpoint) -> str:
-    """Return the name of an endpoint's ledger: a hash of the address, with the API key as the key of the hash (BLAKE2b, RFC 7693).
-
-    Endpoints with the same address and API key share a ledger, even if their names differ.
-
-    Example:
-        >>> key_of(Endpoint("http://a/v1", api_key="k")) == key_of(Endpoint("http://a/v1/", api_key="k", name="other"))
-        True
-        >>> key_of(Endpoint("http://a/v1", api_key="k")) == key_of(Endpoint("http://a/v1"))
-        False
-    """
+    """Return the name of an endpoint's ledger: a hash of the address, with the API key as the key of the hash (BLAKE2b, RFC 7693)."""
     secret = blake2b(_secret(endpoint).encode(), person=b"qreward-key").digest()
     return blake2b(endpoint.base_url.encode(), digest_size=16, key=secret, person=b"qreward-share").hexdigest()
 

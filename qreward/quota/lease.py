@@ -1,20 +1,11 @@
-"""The lease of one member. It says how much the member's source may send, and until when.
-
-A ``LeasedQuota`` replaces the source's limits on requests and on tokens, and a ``CappedLimit`` wraps its concurrency limit. Both depend on
-the source's ``Lease``. The source sends nothing before it has a share, and nothing after the lease has expired, even if the process was
-suspended meanwhile.
-
-If shares cannot be renewed, because the ledger does not answer, the member is *on its own*. It continues with its last share,
-as a rate limit. For requests this rate is one request a minute lower than the share, so that the members together stay within the limit
-in every minute. A member without a share uses an eighth of the limit.
-"""
+"""The lease of one member."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from math import floor, inf
 
-from qreward.quota.messages import LEASE, RENEW, Demand, Grant, RenewReply, RenewRequest
+from qreward.quota.ledger import LEASE, RENEW, Demand, Grant, RenewReply, RenewRequest
 from qreward.scheduler.limits.concurrency import ConcurrencyLimit
 from qreward.scheduler.limits.rate import Gcra
 from qreward.settings.policies import Limits
@@ -27,21 +18,12 @@ NEWCOMER = 8
 SLOWER = 1.0
 """Number of requests a minute by which a member on its own stays below its share. If this number is more than half of the share, half of
 the share is used instead."""
-CATCH_UP = 1 / 32
-"""Seconds by which a member on its own may send a request early, because the scheduler wakes in steps of 1/64 s."""
-FIRST_TOKENS = 256.0
-"""Number of tokens that each of the first requests is expected to use."""
+CATCH_UP = 1 / 32  # seconds by which a member on its own may send a request early, because the scheduler wakes in steps of 1/64 s
+FIRST_TOKENS = 256.0  # number of tokens that each of the first requests is expected to use
 
 
 class Lease:
-    """Holds the shares of one process in the limits of one key, and says until when they are valid.
-
-    Attributes:
-        call: function that is called when a request has to wait for the lease. It is not called again until ``missed`` is reset, and must
-            not block.
-        requests, tokens: quotas of the limits per minute; None for a limit that is not configured.
-        quotas: the quotas that are not None.
-    """
+    """Holds the shares of one process in the limits of one key, and says until when they are valid."""
 
     def __init__(self, limits: Limits, window: ConcurrencyLimit) -> None:
         self.call: Callable[[], object] = lambda: None
@@ -135,28 +117,16 @@ class Lease:
 
 
 class LeasedQuota(Gcra):
-    """Holds a member's share of a limit per minute. It has the interface of a ``Gcra``.
-
-    Args:
-        lease: the lease that this quota belongs to.
-        cost: the expected cost of a request. 1 means that the quota counts requests, which all cost 1.
-
-    Attributes:
-        share: the share per minute. While the member is on its own, this is its rate limit.
-        left: amount that was granted and has not been used.
-        spent, returned: as in ``Demand``.
-        largest: the highest recent cost of a request; each request multiplies it by ``FADE``.
-        mean: the average cost of a request.
-    """
+    """Holds a member's share of a limit per minute. It has the interface of a ``Gcra``."""
 
     def __init__(self, lease: Lease, cost: float) -> None:
         super().__init__(inf)
         self._lease = lease
         self._whole = cost == 1
         self._spread = inf
-        self.left = self.spent = self.returned = self.share = 0.0
+        self.left = self.spent = self.returned = self.share = 0.0  # ``left``: granted and not used; ``share``: per minute
         self.limit = inf  # limit per minute for all members together
-        self.largest = self.mean = cost
+        self.largest = self.mean = cost  # the highest recent cost of a request, which fades, and the average
 
     @property
     def least(self) -> float:
@@ -178,7 +148,7 @@ class LeasedQuota(Gcra):
             return inf
         return self._arrival - self.burst
 
-    def take(self, now: float, cost: float = 1.0, _plain: float | None = None) -> None:
+    def take(self, now: float, cost: float = 1.0) -> None:
         if not self._whole:
             self.largest = max(cost, FADE * self.largest)
             self.mean += 0.1 * (cost - self.mean)
@@ -225,10 +195,7 @@ class LeasedQuota(Gcra):
 
 
 class CappedLimit(ConcurrencyLimit):
-    """Caps a concurrency limit by the member's share of requests in flight. The wrapped limit adapts as usual.
-
-    ``limit`` is at least 1. If the share allows no request, ``Lease.may_send`` prevents sending.
-    """
+    """Caps a concurrency limit by the member's share of requests in flight. The wrapped limit adapts as usual."""
 
     def __init__(self, inner: ConcurrencyLimit, permits: float) -> None:
         self.peak = 0  # largest number of requests in flight since ``peak`` was last set

@@ -1,9 +1,4 @@
-"""The ledger of the limits of one key. It records how much each *member* may use per minute and have in flight. A key stands for the
-address and the API key of an endpoint; its members are the sources, in different processes, that share its limits.
-
-The ledger does no I/O and reads no clock. Callers pass in ``now``, in seconds of a clock that all processes of the ledger share. Between
-two calls the ledger can be stored anywhere. docs/design/sharing.md has the rules, and says why they keep to the limits.
-"""
+"""The ledger of the limits of one key."""
 
 from __future__ import annotations
 
@@ -13,24 +8,66 @@ from math import floor, inf
 
 import msgspec
 
-from qreward.quota.messages import FRESH, LEASE, MARGIN, MINUTE, PERIOD, RENEW, STEP, Demand, Grant, RenewReply, RenewRequest
+LEASE = 4.0
+"""Seconds for which a lease is valid. A member that does not renew its lease within this time loses its share and stops using the share."""
+RENEW = 0.5  # seconds between two renewals of an active member
+FRESH = 1.5
+"""Seconds without a renewal after which a member counts as slow. Nothing is reserved for a slow member."""
+LINGER = 60.0
+"""Seconds after which the requests of a process that stopped renewing are assumed to have ended, if the latency of its source is
+unknown."""
+MINUTE = 60.0
+MARGIN = 0.5
+"""Maximum number of seconds by which two requests may arrive closer together than they were sent (loaded machines, new connections)."""
+STEP = 0.25  # length in seconds of the steps in which the ledger records the use of the last minute
+PERIOD = MINUTE + MARGIN + STEP + RENEW
+"""Seconds over which the amount of a limit per minute is granted. This is longer than a minute, because a request counts until a minute
+after its report."""
+
+
+class Demand(msgspec.Struct, array_like=True):
+    """Reports a member's state and demand for one limit."""
+
+    limit: float  # the configured limit
+    want: float = 0.0  # amount that the member could use until its next renewal, including ``left``
+    hold: float = 0.0  # the share that the member holds, of the requests in flight
+    rate: float = 0.0  # the share that the member could use; inf for any share
+    least: float = 1.0  # the smallest amount that is useful to the member
+    spent: float = 0.0  # total of the granted amounts that the member has used since it started
+    returned: float = 0.0  # total of the amounts in ``spent`` that turned out to be unused, such as tokens that an answer did not need
+    left: float = 0.0  # granted amount that the member has not used yet
+    using: int = 0  # requests in flight
+    lasts: float = LINGER  # seconds after which the requests in flight have certainly ended
+
+
+class RenewRequest(msgspec.Struct, array_like=True):
+    """A member's request for a renewal. It contains the demand for each limit that is configured."""
+
+    requests: Demand | None = None
+    tokens: Demand | None = None
+    permits: Demand | None = None
+
+
+class Grant(msgspec.Struct, array_like=True):
+    """Says what the ledger grants to a member, for one limit."""
+
+    limit: float = inf  # the limit for all members together: the smallest limit that a member has configured
+    hold: float = 0.0  # the member's share: per minute for a rate limit, in flight for a concurrency limit
+    grant: float = 0.0  # amount that the member may use in addition to ``left``, while its lease is valid
+
+
+class RenewReply(msgspec.Struct, array_like=True):
+    """The ledger's reply to a renewal."""
+
+    members: int  # number of members
+    lease: float = LEASE  # seconds for which the reply is valid, from when the member sent its request
+    requests: Grant | None = None
+    tokens: Grant | None = None
+    permits: Grant | None = None
 
 
 def water_level(amount: float, vessels: Iterable[tuple[float, float]]) -> float:
-    """Return the level of an amount of water poured into connected vessels, or inf if the vessels cannot hold this amount.
-
-    Args:
-        amount: the amount of water.
-        vessels: (height of the bottom, capacity) of each vessel. A vessel holds one unit of water per unit of height.
-
-    Example:
-        >>> water_level(10.0, [(0.0, 2.0), (0.0, 9.0), (0.0, 9.0)])
-        4.0
-        >>> water_level(2.0, [(0.0, 9.0), (5.0, 9.0)])
-        2.0
-        >>> water_level(30.0, [(0.0, 2.0), (0.0, 9.0)])
-        inf
-    """
+    """Return the level of an amount of water poured into connected vessels, or inf if the vessels cannot hold this amount."""
     edges = sorted(edge for bottom, room in vessels if room > 0 for edge in ((bottom, 1), (bottom + room, -1)))
     width = 0
     for (height, change), (above, _) in pairwise(edges):
@@ -44,19 +81,14 @@ def water_level(amount: float, vessels: Iterable[tuple[float, float]]) -> float:
 
 LEAST_WAITING = 2.0
 """Number of requests. The credit for requests may accumulate to the credit of one second, or to this number if that is more."""
-HAIR = 1e-9
-"""Relative tolerance for rounding errors in sums of floats."""
+HAIR = 1e-9  # relative tolerance for rounding errors in sums of floats
 
 
 class Account(msgspec.Struct, array_like=True):
-    """Records one member's use of a limit per minute.
-
-    Attributes:
-        spent, returned: the totals ``spent`` and ``returned`` in the member's last report; see ``Demand``.
-    """
+    """Records one member's use of a limit per minute."""
 
     at: float  # time of the member's last report
-    spent: float
+    spent: float  # the totals in this report; see ``Demand``
     returned: float
     served: float = 0.0  # the member's clock for fair queueing
     out: float = 0.0  # amount that was granted and has not been reported as used
@@ -160,10 +192,7 @@ class WindowQuota(msgspec.Struct, array_like=True):
         return part if part >= min(account.least, account.want) else 0.0
 
     def _piece(self, member: str, hungry: dict[str, Account], room: float) -> float:
-        """Return the smallest amount that is useful to a member.
-
-        Return 0 if the credit is too small for the member and the members before it.
-        """
+        """Return the smallest amount that is useful to a member."""
         left, enough = self.credit, 1.0 if self.whole else self.rate
         for name, other in sorted(hungry.items(), key=lambda item: (item[1].served, item[0])):
             least = min(other.least, other.want, self.limit)
@@ -260,21 +289,7 @@ class Member(msgspec.Struct, array_like=True):
 
 
 class Ledger(msgspec.Struct, array_like=True):
-    """The ledger of one key. It records the limits of the key and the shares of its members.
-
-    Args:
-        begun: time of creation; -inf if no earlier ledger can have granted shares. Otherwise the credit begins below zero, and no share of
-            the requests in flight grows for the time of one lease.
-
-    Example:
-        >>> ledger, request = Ledger(), RenewRequest(permits=Demand(limit=8, rate=20))
-        >>> ledger.renew(0.0, "a", request).permits.hold
-        8
-        >>> ledger.renew(0.1, "b", request).permits.hold  # "b" gets a share after "a" has reported a smaller one
-        0
-        >>> ledger.renew(0.5, "a", RenewRequest(permits=Demand(limit=8, rate=20, hold=8))).permits.hold
-        4
-    """
+    """The ledger of one key. It records the limits of the key and the shares of its members."""
 
     begun: float = -inf
     now: float = -inf
@@ -299,10 +314,7 @@ class Ledger(msgspec.Struct, array_like=True):
         return reply
 
     def leave(self, now: float, member: str, request: RenewRequest) -> None:
-        """Remove a member that leaves.
-
-        The ledger counts the amounts that the member reports as used, and takes back all other grants of the member.
-        """
+        """Remove a member that leaves."""
         now = self._advance(now)
         for need, quota in ((request.requests, self.requests), (request.tokens, self.tokens)):
             if need is not None and member in quota.accounts:
@@ -322,18 +334,12 @@ class Ledger(msgspec.Struct, array_like=True):
         return [name for name, member in self.members.items() if now > member.at + FRESH]
 
     def is_of(self, now: float) -> bool:
-        """Return whether the times in the ledger and ``now`` can come from the same clock.
-
-        They cannot if ``now`` is more than ``BACKWARDS`` seconds before the latest time in the ledger.
-        """
+        """Return whether the times in the ledger and ``now`` can come from the same clock."""
         return now >= self.now - BACKWARDS
 
     def _advance(self, now: float) -> float:
         """Advance all state to ``now``, or to the last time if that is later. Each limit becomes the smallest limit that a member has
-        configured.
-
-        Returns the time to which the state was advanced.
-        """
+        configured."""
         now = self.now = max(self.now, now)
         self.members = {name: member for name, member in self.members.items() if now <= member.at + LEASE}
         if members := self.members.values():  # without members the last limits stay

@@ -1,10 +1,4 @@
-"""Renews the leases of sources whose limits are shared with other processes, in one thread per client.
-
-A thread is used and not a task of the event loop, because reward code may block the loop. The leases of active sources are renewed twice a
-second. A source that starts to work is renewed at once. An idle source leaves the ledger. If all sources are idle, the thread sleeps until
-a source starts to work. The ledger is in a file of this machine (``file_ledger``) or in a Ray actor (``integrations.ray.limit_actor``); a
-``LedgerTransport`` connects to the ledger, and may block. ``quota.lease`` defines what a share allows.
-"""
+"""Renews the leases of sources whose limits are shared with other processes, in one thread per client."""
 
 from __future__ import annotations
 
@@ -21,25 +15,21 @@ from qreward.engine.driver import Engine
 from qreward.engine.instrumentation import LOG
 from qreward.quota.file_ledger import FileTransport, key_of
 from qreward.quota.lease import Lease
-from qreward.quota.messages import LINGER, MINUTE, RENEW, Demand, Grant, RenewReply, RenewRequest
+from qreward.quota.ledger import LINGER, MINUTE, RENEW, Demand, Grant, RenewReply, RenewRequest
 from qreward.scheduler.source import Source
 from qreward.scheduler.task import LOW
 from qreward.settings.policies import Endpoint, Limits
 
-SOON = 0.05
-"""Minimum number of seconds between a renewal and an early renewal."""
+SOON = 0.05  # minimum number of seconds between a renewal and an early renewal
 AGAIN = 0.25
 """Seconds after which a failed renewal is retried. After two failures in a row the ledger counts as unreachable."""
-RETRY = 1.0
-"""Seconds between two tries while the ledger is unreachable."""
-CLOSE_TIMEOUT = 3.0
-"""Maximum number of seconds for which ``aclose`` waits until the shares are returned."""
+RETRY = 1.0  # seconds between two tries while the ledger is unreachable
+CLOSE_TIMEOUT = 3.0  # maximum number of seconds for which ``aclose`` waits until the shares are returned
 AHEAD = 1.5
 """Factor on the amount that a source used recently. The source requests the product, so that its use can grow."""
 SLOW = 2.0
 """Factor on the 99th percentile of the latency. When the product has passed, requests in flight have certainly ended."""
-IDLE = 2.0
-"""Seconds without work after which a source counts as idle."""
+IDLE = 2.0  # seconds without work after which a source counts as idle
 
 
 class LedgerTransport(Protocol):
@@ -81,10 +71,7 @@ class DemandTracker:
         return now - self._worked_at > IDLE
 
     def waiting(self, now: float) -> float:
-        """Return the number of tasks that wait for the source, or inf if ``LOW`` or more tasks wait.
-
-        Returns 0 if the source cannot take tasks, for example because it is unhealthy.
-        """
+        """Return the number of tasks that wait for the source, or inf if ``LOW`` or more tasks wait."""
         source, health = self._source, self._source.health
         if source.removed or health.marked_unhealthy or source.cooldown.opens_at > now + RENEW or source.inflight >= health.half_open_limit:
             return 0
@@ -148,10 +135,7 @@ class LeaseRenewer:
         return cast("Endpoint", self.source.handle).limits
 
     def turn(self, now: float) -> float | None:
-        """Renew the lease if that is due, or leave the ledger if the source is idle.
-
-        Returns the time at which this method must be called again, or None if it need not be called before a request needs the lease.
-        """
+        """Renew the lease if that is due, or leave the ledger if the source is idle."""
         with self._engine.lock:
             idle = self._demand.is_idle(now)
             if idle and not self.joined:
@@ -249,12 +233,7 @@ def _held(permits: Demand | Grant | None) -> float:
 
 
 class Sharing:
-    """Renews the leases of all sources with shared limits of one client.
-
-    Args:
-        engine: the engine. Its lock guards the state of the sources.
-        sources: returns the present sources. Their handles are endpoints.
-    """
+    """Renews the leases of all sources with shared limits of one client."""
 
     def __init__(self, engine: Engine[Any], sources: Callable[[], Iterable[Source]]) -> None:
         self._engine = engine
@@ -286,10 +265,7 @@ class Sharing:
             return self._transports[kind]
 
     def turn(self) -> float | None:
-        """Run all renewals that are due.
-
-        Returns the seconds until the next renewal, or None if no renewal is due before a request needs a lease.
-        """
+        """Run all renewals that are due."""
         renewers = list(self._renewers.items())  # read before the sources, so that a source added in between does not seem removed
         now, present = self._engine.clock(), set(self._sources())
         times = []
@@ -323,10 +299,7 @@ class Sharing:
         renewer.stand_by()
 
     def _call(self) -> None:
-        """Wake the renewal thread.
-
-        If there is no thread yet, it is started later in an event loop, because the engine's lock may be held here.
-        """
+        """Wake the renewal thread."""
         if self._thread is None:
             for driver in self._engine.drivers():  # in all loops, because a loop may be blocked; the first loop that runs starts the thread
                 driver.later(self._start)

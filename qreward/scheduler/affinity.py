@@ -9,7 +9,7 @@ source chooses among the oldest ``look_ahead`` tasks:
 2. If the source holds no group with tasks, it takes a task of the cold group that saves the most text. A group saves text because the
    common prefix is computed only once. The saved text is estimated as the length of the prefix times the number of tasks and inner groups.
 3. If there is no cold group, the source takes a task without a group.
-4. If there is no task without a group, the source takes a task of a large group that other sources hold.
+4. If there is no task without a group, the source takes a task of a large group that other sources hold, first of its cold groups.
 
 So no source is idle while tasks wait, and a source computes a prefix that other sources hold only if it has no other task to take, or if a
 task has waited long. If n tasks are before a task when it arrives, at most 2 n + ``look_ahead`` other tasks are sent before it. If no two
@@ -19,14 +19,13 @@ tasks share a prefix, tasks are taken in the order of arrival.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush, heapreplace
 from itertools import chain, islice
 from operator import attrgetter
-from typing import Any, Generic
+from typing import Any, Generic, Protocol, TypeVar
 
-from qreward.scheduler.prefixes import HasCache, Holders, Prefix, make_prefix
-from qreward.scheduler.shared_blocks import SharedBlocks, T
+from qreward.scheduler.prefixes import HasCache, Holders, Prefix
 
 COMPARED = 16
 """Maximum number of groups that are compared when a source must take a task of a group that other sources hold. The source takes a task of
@@ -42,10 +41,24 @@ SWEEP = 1024
 to this number plus twice the number of groups that the sweep has kept. Newer groups do not count: about as many come during a sweep as it
 drops, so the trigger would grow with each sweep."""
 
+REMEMBERED = 32_768
+"""Minimum number of keys of recent tasks that are remembered. The maximum is about twice this number."""
+SEVERAL = -1
+"""Stands for the position of a task if several tasks had a key."""
+
+
+class WaitingTask(Protocol):
+    """The attributes of a task that this module uses."""
+
+    prefix: Prefix | None
+    attempt: Any  # the request in flight of a task that waits to send a copy of this request, or None
+    group: Any  # the ``Group`` in which the task waits, or None
+    position: int
+    slack: int
+
+
+T = TypeVar("T", bound=WaitingTask)
 Groups = OrderedDict["Group[T]", None]
-Path = tuple[int, tuple[int, ...], tuple[float, ...]]
-"""A triple: the number of splits when the triple was made, and the keys and the lengths of a group and of the groups around it, from the
-outermost group to the innermost."""
 Held = list[tuple[int, float, int, "Group[T]"]]
 """A heap of the groups that one source holds. The most deeply nested group is first. Of equally nested groups, the group that the source
 used last is first. A group may be in the heap twice."""
@@ -54,22 +67,24 @@ used last is first. A group may be in the heap twice."""
 class Group(Generic[T]):
     """A group holds the waiting tasks with a common prefix. Tasks that share a longer prefix are in inner groups."""
 
-    __slots__ = ("cold", "depth", "holders", "idle", "inner", "key", "length", "listed", "parent", "path", "tasks")
+    __slots__ = ("cold", "depth", "holders", "idle", "inner", "key", "length", "listed", "parent", "tasks")
 
-    def __init__(self, key: int, length: float, parent: Group[T] | None) -> None:
+    def __init__(self, key: int, length: float, depth: int, parent: Group[T] | None) -> None:
         self.key, self.length, self.parent = key, length, parent
-        self.depth: int = 0 if parent is None else parent.depth + 1
+        self.depth = depth  # number of keys of its prefix
         self.tasks: deque[T] = deque()  # tasks that are in no inner group; the first one waits, later ones may have left
         self.inner = 0  # number of inner groups
         self.cold: LargestFirst[T] | None = None  # the cold inner groups
         self.holders: dict[HasCache, None] = {}  # the sources that held this group when they last checked
         self.idle: dict[HasCache, None] = {}  # the holders that found no task here; they look again when a task is added
         self.listed: Groups[T] | None = None  # the list in which sources that do not hold this group find it
-        self.path: Path = (-1, (), ())  # see ``Path``
 
     def has_work(self) -> bool:
         """Return whether a source that holds this group would find a task: a task of the group itself, or of a cold inner group."""
-        return bool(self.tasks) or (self.cold is not None and self.cold.first() is not None)
+        return bool(self.tasks) or self.has_cold()
+
+    def has_cold(self) -> bool:
+        return self.cold is not None and self.cold.first() is not None
 
     def is_held_by(self, source: HasCache) -> bool:
         return source in self.holders and source.prefix_cache.is_warm(self.key)
@@ -78,26 +93,6 @@ class Group(Generic[T]):
         if self.listed is not None:
             del self.listed[self]
             self.listed = None
-
-    def shorten(self, prefix: Prefix, splits: int) -> Prefix:
-        """Shorten the prefix of a task of this group. Only the keys of the nested groups and the last key are kept.
-
-        No two tasks are known to differ at a dropped key, so a dropped key is not looked up. If two tasks differ at a dropped key later,
-        ``Holders.split`` adds this key.
-        """
-        at, keys, lengths = self.path
-        if at != splits:
-            at, keys, lengths = self.path = (splits, *self._path())
-        whole, ends, total, named = prefix
-        if not keys or keys[-1] != whole[-1]:
-            keys, lengths = keys + whole[-1:], lengths + ends[-1:]
-        return make_prefix(Prefix, (keys, lengths, total, named))
-
-    def _path(self) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        if self.parent is None:
-            return (), ()
-        keys, lengths = self.parent._path()
-        return (*keys, self.key), (*lengths, self.length)
 
 
 class LargestFirst(Generic[T]):
@@ -139,7 +134,8 @@ class AffineQueue(Generic[T]):
     """Keeps waiting tasks of one pool in the order of arrival. A source may take a later task by prefix affinity."""
 
     __slots__ = (
-        "_ahead", "_blocks",
+        "_ahead",
+        "_before",
         "_current",
         "_entries",
         "_grouped",
@@ -151,7 +147,7 @@ class AffineQueue(Generic[T]):
         "_line",
         "_of_others",
         "_root",
-        "_splits",
+        "_seen",
         "_sweep_at",
         "_to_check",
         "_ungrouped",
@@ -165,7 +161,7 @@ class AffineQueue(Generic[T]):
         self._head = 0  # index in ``_line``; all tasks before this index have left
         self._grouped = self._left = 0  # number of tasks that were ever sorted into groups, and number of these that have left
         self._ungrouped: deque[T] = deque(tasks)  # younger tasks, which are not sorted yet
-        self._root: Group[T] = Group(0, 0.0, None)  # root of the tree of groups; its tasks are the tasks without a group
+        self._root: Group[T] = Group(0, 0.0, 0, None)  # root of the tree of groups; its tasks are the tasks without a group
         self._groups: dict[int, Group[T]] = {}  # key -> group, if it has tasks or a source holds it
         self._sweep_at = SWEEP
         self._to_check: list[Group[T]] = []  # groups that the present sweep has not checked yet
@@ -174,8 +170,8 @@ class AffineQueue(Generic[T]):
         self._held: dict[HasCache, Held[T]] = {}  # source -> groups that it holds and that may have work
         self._entries = 0  # number of entries that were ever pushed to these heaps
         self._of_others: Groups[T] = OrderedDict()  # groups that some source holds and that may have work
-        self._splits = 0  # number of groups that were inserted between an outer and an inner group
-        self._blocks: SharedBlocks[T] | None = None  # created when it is needed first
+        self._seen: dict[int, int] = {}  # key -> position of the only task that had it, or SEVERAL
+        self._before: dict[int, int] = {}  # older entries
         self.append = self._ungrouped.append
         self.extend = self._ungrouped.extend
 
@@ -220,8 +216,6 @@ class AffineQueue(Generic[T]):
         tasks = group.tasks
         while tasks and tasks[0].group is not group:
             tasks.popleft()
-        if task.unshared is not None:
-            task.unshared.task = None
 
     def empty(self) -> list[T]:
         tasks = list(self)
@@ -230,7 +224,7 @@ class AffineQueue(Generic[T]):
 
     def clear(self) -> None:
         for task in self._in_groups():
-            task.group = task.unshared = None
+            task.group = None
         self.__init__()  # type: ignore[misc]
 
     def keep(self, tasks: list[T]) -> None:
@@ -285,9 +279,6 @@ class AffineQueue(Generic[T]):
                 group = self._choose(source)
             task = group.tasks[0]
         self.discard(task)
-        prefix = task.prefix
-        if prefix is not None and len(prefix[0]) > group.depth:
-            task.prefix = group.shorten(prefix, self._splits)
         return task
 
     def _choose(self, source: HasCache) -> Group[T]:
@@ -322,9 +313,9 @@ class AffineQueue(Generic[T]):
         return None
 
     def _group_of_others(self) -> Group[T]:
-        """Return a large group with work. Call this only if each group with work is held by a source."""
+        """Return a large group with work, one with cold groups if possible. Call this only if each group with work is held by a source."""
         while True:
-            group = max(islice(self._of_others, COMPARED), key=lambda group: len(group.tasks) + group.inner)
+            group = max(islice(self._of_others, COMPARED), key=lambda group: (group.has_cold(), len(group.tasks) + group.inner))
             if group.has_work():
                 return group
             group.unlist()
@@ -349,7 +340,7 @@ class AffineQueue(Generic[T]):
             task = ungrouped.popleft()
             prefix = task.prefix
             line.append(task)
-            task.position = position
+            own, task.position = task.position, position
             task.slack = slack
             position += 1
             slack += 1
@@ -357,7 +348,7 @@ class AffineQueue(Generic[T]):
                 group = self._root
             else:
                 known = groups.get(prefix.keys[-1])
-                group = known or self._find_group(task, prefix, holders)
+                group = known or self._find_group(task, prefix, holders, own)
                 if known and not prefix.named:
                     holders.unshared = 0
             task.group = group
@@ -370,25 +361,46 @@ class AffineQueue(Generic[T]):
         if len(groups) > self._sweep_at:
             self._sweep()
 
-    def _find_group(self, task: T, prefix: Prefix, holders: Holders[Any]) -> Group[T]:
-        """Return the group of a task. If the group is new, the earlier task with the same prefix is moved to the group."""
-        if self._blocks is None:
-            self._blocks = SharedBlocks()
-        ends, first, split = self._blocks.find(task, prefix, holders)
+    def _find_group(self, task: T, prefix: Prefix, holders: Holders[Any], own: int) -> Group[T]:
+        """Return the group of a task: its longest prefix that another task has had, or that a source holds.
+
+        If the only other task with this prefix still waits, it is moved to the group. The copy of a request in flight does not count what
+        sources hold: it must go to another source, and the source of the request may hold the prefix only because of the request.
+        """
+        keys = prefix.keys
+        seen, other = self._shared(keys, task.position, own)
+        held = holders.last_held(keys, seen) if task.attempt is None else seen
         if not prefix.named:
-            holders.unshared = 0 if ends else holders.unshared + 1
-        if not ends:
-            return self._root
-        if split is not None:
-            holders.split(*split)
-        group = self._groups.get(prefix.keys[ends[-1] - 1]) or self._add_groups(prefix, ends, holders)
-        if split is not None:
-            outer, inner = self._groups.get(split[0]), self._groups.get(split[1])
-            if outer is not None and inner is not None:  # otherwise keys of different blocks are equal by chance
-                self._insert(outer, inner)
-        if first is not None and first.group is not None and first.group is not group:
-            self._move(first, group)
+            holders.unshared = 0 if held else holders.unshared + 1
+        group = self._root
+        for shared in (seen, held):
+            if shared:
+                group = self._groups.get(keys[shared - 1]) or self._add_group(prefix, shared, holders)
+            if shared == seen and other is not None and other.group.depth < shared:
+                self._move(other, group)
         return group
+
+    def _shared(self, keys: tuple[int, ...], position: int, own: int) -> tuple[int, T | None]:
+        """Return how many keys other tasks have had, and the task that alone has had the last of these, if it waits.
+
+        The task gets the position ``position``. It had the position ``own`` when it waited before.
+        """
+        if len(self._seen) > REMEMBERED:
+            self._before, self._seen = self._seen, {}
+        seen, before = self._seen, self._before
+        shared, at = 0, SEVERAL
+        if not (seen.keys().isdisjoint(keys) and before.keys().isdisjoint(keys)):  # unusual; faster than one by one
+            for shared in range(len(keys), 0, -1):
+                key = keys[shared - 1]
+                at = seen[key] if key in seen else before.get(key, own)
+                if at != own:
+                    break
+            else:
+                shared = 0
+            seen.update(dict.fromkeys(keys[:shared], SEVERAL))
+        seen.update(dict.fromkeys(keys[shared:], position))
+        age = position - at + 1  # the task at ``position`` is the last one of the line
+        return shared, self._line[-age] if shared and at != SEVERAL and age <= len(self._line) else None
 
     def _move(self, task: T, group: Group[T]) -> None:
         before, task.group = task.group, group
@@ -396,41 +408,16 @@ class AffineQueue(Generic[T]):
         while before.tasks and before.tasks[0].group is not before:
             before.tasks.popleft()
 
-    def _add_groups(self, prefix: Prefix, ends: Sequence[int], holders: Holders[Any]) -> Group[T]:
-        """Return the innermost group of a prefix. Groups that do not exist yet are created.
-
-        Args:
-            prefix: the prefix.
-            ends: number of keys of ``prefix`` that each nested group covers, from the outermost group to the innermost.
-            holders: the holders of all prefixes.
-        """
-        parent = self._root
-        for end in ends:
-            key = prefix.keys[end - 1]
-            group = self._groups.get(key)
-            if group is None:
-                group = self._groups[key] = Group(key, prefix.lengths[end - 1], parent)
-                parent.inner += 1
-                for source in holders.of(key):
-                    self._hold(group, source, source.prefix_cache.used_at(key))
-            parent = group
-        return parent
-
-    def _insert(self, group: Group[T], inner: Group[T]) -> None:
-        """Insert the new group ``group`` between the group ``inner`` and the parent of ``inner``."""
-        parent = group.parent
-        if parent is None or inner is group or inner.parent is not parent:
-            return
-        inner.unlist()
-        inner.parent, inner.depth = group, group.depth + 1
-        self._splits += 1
-        parent.inner -= 1
-        group.inner += 1
-        holders, inner.holders = inner.holders, {}
-        inner.idle.clear()
-        for source in holders:  # they hold the new group too
-            self._hold(inner, source, source.prefix_cache.used_at(inner.key))
-        self._list(inner)
+    def _add_group(self, prefix: Prefix, blocks: int, holders: Holders[Any]) -> Group[T]:
+        keys = prefix.keys
+        outer = next((keys[count - 1] for count in range(blocks - 1, 0, -1) if keys[count - 1] in self._groups), None)
+        parent = self._root if outer is None else self._groups[outer]
+        key = keys[blocks - 1]
+        group = self._groups[key] = Group(key, prefix.lengths[blocks - 1], blocks, parent)
+        parent.inner += 1
+        for source in holders.of(key):
+            self._hold(group, source, source.prefix_cache.used_at(key))
+        return group
 
     def _hold(self, group: Group[T], source: HasCache, at: float) -> None:
         """Record that a source holds a group and the groups around it. ``at`` is the clock of the source when it last used them."""

@@ -42,9 +42,9 @@ FIT_EVERY, LEAST_SPREAD, MOST_OVERHEAD, OUTLIER = 16, 0.05, 20.0, 8.0
 of their mean. It is at most ``MOST_OVERHEAD`` mean lengths. An answer counts as at most ``OUTLIER`` times the work that was expected."""
 
 
-TOGETHER, SOON = 64, 0.02
-"""Answers are counted together: when ``TOGETHER`` have come, or the first one ``SOON`` seconds after the last count. So the arithmetic
-costs a busy client little, and sources are compared by what is known of all of them at the same time."""
+TOGETHER, NEW, SOON = 64, 0.05, 0.02
+"""Answers are counted together: at most ``TOGETHER``, at most a share ``NEW`` of all before, and none later than the first answer ``SOON``
+seconds after the last count. So the arithmetic costs a busy client little, and sources are compared by what is known of all at one time."""
 
 Observation = tuple["SourceService", float, float, int | None, float]
 """The service of the source that answered, the seconds of the answer, those without load, its output tokens (None if unknown), the load."""
@@ -91,7 +91,7 @@ class CommonService:
         """
         pending = self._pending
         pending.append((service, seconds, seconds / (1.0 + load / capacity), tokens, load))
-        if len(pending) >= TOGETHER or now - self._counted_at >= SOON:
+        if len(pending) > min(TOGETHER, self._count * NEW) or now - self._counted_at >= SOON:
             self.count(now)
 
     def expected(self, now: float, service: SourceService) -> float:

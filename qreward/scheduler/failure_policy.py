@@ -1,12 +1,9 @@
 """Decides what follows from a failed attempt, for its source and for its task.
 
-Overload affects the source's cooldown and concurrency limit. Overload costs the task no attempt, and does not count against the health of
-the source. Any other failure of an endpoint counts against the health of the source, unless the task is the likely cause
-(``_is_task_to_blame``).
-
-A refused request is never sent again. Any other task is queued again. After a failure that is charged, the task first waits with full
-jitter (Brooker, AWS 2015), unless it has fewer than two charged failures and another source is expected to accept work within ``SOON``
-seconds. If there is no such source, the task may return to the same source.
+Overload costs the task no attempt, and affects the cooldown and the concurrency limit of the source, not its health. Any other failure
+counts against the health of the source, unless the task is the likely cause. A refused request is never sent again. Any other task is
+queued again, after full jitter (Brooker, AWS 2015) unless another source is expected to answer it first. See
+``docs/design/scheduling.md``.
 """
 
 from __future__ import annotations
@@ -23,8 +20,6 @@ from qreward.settings.policies import Retry
 
 
 class FailureRule(NamedTuple):
-    """A rule that says what follows from one kind of failure."""
-
     retryable: bool  # the task may be retried
     charged: bool = False  # the failure counts as one of the task's attempts
     other_source_only: bool = False  # only another source may serve the task
@@ -45,39 +40,31 @@ RULES: dict[FailureKind, FailureRule] = {
 
 
 def rule_for(failure: Failure) -> FailureRule:
-    """Return the rule of a failure. The endpoint's ``x-should-retry`` header takes precedence over ``RULES``."""
+    """Return the rule of a failure. The endpoint's ``x-should-retry`` header takes precedence."""
     if failure.should_retry is False:
         return RULES[FailureKind.REFUSED]
     return RULES[FailureKind.TRANSIENT if failure.should_retry and failure.kind is FailureKind.REFUSED else failure.kind]
 
 
 def backoff(base: float, cap: float, tries: int, rng: Random) -> float:
-    """Return a random number of seconds to wait after ``tries`` failed attempts (full jitter).
-
-    The longest possible wait is ``base`` after the first failed attempt. It doubles with each further failed attempt, but never exceeds
-    ``cap``.
-    """
+    """Return the seconds to wait after ``tries`` failed attempts (full jitter)."""
     return rng.uniform(0.0, min(cap, base * 2.0 ** min(tries - 1, 60)))
 
 
 QUOTA_AWAY = 300.0
 """Seconds for which a source is out of service after it reported that the quota of its account is used up."""
 MOST_UNFIT = 2
-"""Number of sources that refuse the content of a task, after which the task fails. A source with a wrong key does not count, because that
-is not the task's fault."""
+"""Number of sources that refuse the content of a task, after which the task fails. A wrong key does not count."""
 
 ALIVE = frozenset({FailureKind.OVERLOADED, FailureKind.REFUSED})
 NO_SIGN_OF_LIFE = frozenset({FailureKind.TIMEOUT, FailureKind.UNREACHABLE, FailureKind.UNSENDABLE, FailureKind.LOCAL})
 
 MOST_TRAIL = 100
 """Maximum number of failed attempts that a task records. Until then, failed connections to a source that is out of service are not charged
-to the task, so that the task can wait until the outage ends. After this number of failed attempts, failed connections are charged to the
-task too."""
+to the task, so that the task can wait until the outage ends."""
 
 
 class RetryDecision(NamedTuple):
-    """A decision that says what follows from a failed attempt."""
-
     lost: bool = False  # the failure made the source unavailable for a second or more
     wait: float = 0.0  # seconds after which the task is retried; 0 is now
     error: QRewardError | None = None  # the error that the task ends with, or None if it continues
@@ -86,8 +73,6 @@ class RetryDecision(NamedTuple):
 
 
 class FailurePolicy:
-    """Decides what follows from failed attempts."""
-
     def __init__(self, retry: Retry, rng: Random) -> None:
         self._retry = retry
         self._rng = rng
@@ -150,7 +135,7 @@ class FailurePolicy:
         if failure.kind is not FailureKind.UNREACHABLE:  # a request that did not reach the source cannot be the cause
             task_to_blame = self._is_task_to_blame(task, source)
             task.failures = (*task.failures, (source, now))
-            if task_to_blame or (failure.kind is FailureKind.TIMEOUT and _hangs_elsewhere(now, attempt)):
+            if task_to_blame or (failure.kind is FailureKind.TIMEOUT and task.overdue):  # it seems to hang at every source
                 return False
         source.failed(now)
         silent = failure.kind is FailureKind.UNREACHABLE and source.answered_at <= attempt.sent_at
@@ -158,11 +143,7 @@ class FailurePolicy:
         return source.health.failed(now, attempt.sent_at, attempt.order, task.number, dead=dead and not source.is_last())
 
     def _is_task_to_blame(self, task: Task, source: Source) -> bool:
-        """Return whether the task, and not the source, is the likely cause of a failure.
-
-        That is so if the task has failed at a source that served other tasks, or has failed as often as the retry policy allows. Such a
-        failure does not count against the source. It is charged to the task if the ``FailureRule`` of the failure requires that.
-        """
+        """Return whether the task has failed at a source that served other tasks, or as often as the retry policy allows."""
         if len(task.failures) >= self._retry.attempts:
             return True
         return any(other.was_well(then, asked_now=other is source) for other, then in task.failures)
@@ -192,10 +173,7 @@ class FailurePolicy:
         return wait, None, best
 
     def _is_charged(self, task: Task, source: Source, failure: Failure, rule: FailureRule) -> bool:
-        """Return whether a failure counts as one of the task's attempts.
-
-        Failures at a source that is out of service do not count, unless the task has had too many of them.
-        """
+        """Return whether a failure counts as one of the task's attempts; at a source that is out of service only if it has had many."""
         if not rule.hurts_health or source.health.in_service:
             return True
         if failure.kind is FailureKind.UNREACHABLE:
@@ -210,7 +188,7 @@ class FailurePolicy:
 
 
 def is_sign_of_life(outcome: Outcome) -> bool:
-    """Return whether the outcome shows that its source is running and reads requests: an answer, overload or a refusal."""
+    """Return whether the outcome shows that its source is running and reads requests."""
     return isinstance(outcome, Answer) or (isinstance(outcome, Failure) and outcome.kind in ALIVE)
 
 
@@ -224,24 +202,10 @@ def record_attempt(attempt: Attempt, outcome: str, now: float, status: int | Non
 
 
 def unanswered(task: Task, now: float) -> list[AttemptRecord]:
-    """Return a record of each attempt in flight of a task whose timeout has passed. A server may process and charge these attempts."""
+    """Return a record of each attempt in flight of a task whose timeout has passed."""
     attempts = [each for each in (task.attempt, task.copy) if each is not None]
     detail = "the timeout of the request came before an answer"
     return [AttemptRecord(each.source.name, "timeout", now - each.sent_at, None, detail, each is task.copy) for each in attempts]
-
-
-def _hangs_elsewhere(now: float, attempt: Attempt) -> bool:
-    """Return whether the task of an attempt that timed out seems to hang at every source, so that its source is not the cause.
-
-    That is so if the task has exceeded a time limit before, or has been in flight at another source for twice the 99th percentile of the
-    latency of that source.
-    """
-    task = attempt.task
-    other = task.other(attempt)
-    if task.overdue or other is None:
-        return task.overdue > 0
-    slow = other.source.latency.p99
-    return slow is not None and now - other.sent_at > 2 * slow
 
 
 def _overdue(now: float, attempt: Attempt) -> Failure:

@@ -1,10 +1,8 @@
 """Decides when a source is sent no requests. ``Health`` is a circuit breaker for failures, and ``Cooldown`` is a pause after overload.
 
-The breaker opens if so many of the last requests failed, in the order in which they were sent, that the share of failures is credibly above
-one half (see ``CHANCE``), or at the first sign of death, such as a refused connection. While the breaker is open, the source is out of
-service. The breaker stays open for 2 s, with jitter. Then it is half-open, and one task is sent. If that task fails, the breaker opens
-again. If that task is answered, a quarter of the concurrency limit may be used. Each further answer adds one slot and each failure removes
-one slot, until the whole limit may be used again and the breaker is closed. (This is a slow start: the number of slots doubles each round.)
+The breaker opens if so many of the last requests failed that the share of failures is credibly above one half (see ``CHANCE``), or at the
+first sign of death, such as a refused connection. It stays open for 2 s, with jitter. Then it is half-open, and one task is sent. If that
+task fails, the breaker opens again. If it is answered, the breaker is closed.
 
 Each task counts once, so one task that always fails cannot open the breaker. ``failure_policy`` decides which failures count. A stalled
 source is also out of service; any answer puts it back in service.
@@ -25,8 +23,6 @@ of five, eight of nine, or fifteen of twenty."""
 OPEN = 2.0
 """Seconds for which the breaker is open, before jitter. Envoy's growing times of up to 300 s suit fleets with spare capacity. Here a source
 must be used again within seconds of its recovery. Each test of the source costs a task one of its attempts."""
-QUICK_START = 4
-"""Divisor of a source's concurrency limit. After its first answer, a half-open source may use the limit divided by this number."""
 
 
 def _least_failures() -> list[int]:
@@ -42,7 +38,7 @@ LEAST_FAILURES = _least_failures()
 
 
 class HealthChange(NamedTuple):
-    """Reports that a source went out of service, or came back."""
+    """A source went out of service, or came back."""
 
     source: str  # name of the source
     reason: str  # why it is out of service; ``""`` if it is back
@@ -50,27 +46,18 @@ class HealthChange(NamedTuple):
 
 
 class Health:
-    """A circuit breaker. It decides whether a source is in service, out of service until a time, or half-open.
-
-    Args:
-        rng: for jitter.
-        changed: function that is called when ``in_service`` changes, with 1 if it became true, and with -1 if it became false.
-
-    Attributes:
-        in_service: the source is neither out of service after failures nor marked unhealthy by an operator.
-        is_back: the source is in service, and may have more than one request in flight.
-        serving_since: when the source first answered after it was last out of service; -inf if it never was out of service. Failures before
-            that time may belong to the outage.
-    """
+    """A circuit breaker. ``changed`` is called with 1 or -1 when ``in_service`` became true or false; ``rng`` is for jitter."""
 
     def __init__(self, rng: Random, changed: Callable[[int], None] = lambda _by: None) -> None:
         self._rng = rng
         self._changed = changed
         self.marked_unhealthy = False
-        self.in_service = self.is_back = True
+        self.in_service = True  # neither out of service after failures nor marked unhealthy by an operator
+        self.is_back = True  # in service, and may have more than one request in flight
         self._first = 0  # requests that were sent before the state last changed; those do not count
         self._ejected = False  # the source was ejected, and no answer has come since
-        self.since = self.serving_since = -inf  # when the state last changed; requests sent earlier do not count
+        self.since = -inf  # when the state last changed; requests sent earlier do not count
+        self.serving_since = -inf  # when it first answered after it was out of service; earlier failures may belong to the outage
         self._close()
 
     def _close(self) -> None:
@@ -80,7 +67,7 @@ class Health:
         self.clean, self._stalled = True, False
 
     def mark_unhealthy(self) -> None:
-        """Take the source out of service until ``restore``, because an operator has marked it unhealthy."""
+        """Take the source out of service until ``restore``."""
         self.marked_unhealthy = True
         self._update()
 
@@ -98,42 +85,27 @@ class Health:
             self.open_until, self.half_open_limit, self.since, self._stalled = -inf, 1, now, False
             self._update()
 
-    def ok(self, now: float, sent_at: float, limit: int) -> None:
-        if self._stalled:
-            self._close()
-            self._update()
-        elif self.open_until != -inf or sent_at < self.since:
+    def ok(self, now: float, sent_at: float) -> None:
+        if not self._stalled and (self.open_until != -inf or sent_at < self.since):
             return
         if self._ejected:
             self._ejected, self.serving_since = False, now
-        if self.half_open_limit == inf:
-            self.clean = True
-            return
-        self.half_open_limit = self.half_open_limit + 1 if self.half_open_limit > 1 else max(2, limit // QUICK_START)
-        if self.half_open_limit >= limit:
+        if self._stalled or self.half_open_limit < inf:
             self._close()
-        self._update()
+            self._update()
+        self.clean = True
 
     def failed(self, now: float, sent_at: float, order: int, task: int, *, dead: bool = False) -> bool:
         """Record that a task failed at this source. Returns True if this failure takes the source out of service.
 
-        The requests that were sent before the failed one count in the order in which they were sent, and those that are still in flight
-        count as not failed. So a burst of requests whose errors return before its answers is not a row of failures.
-
-        Args:
-            now: seconds.
-            sent_at: when the request was sent.
-            order: how many requests had been sent to the source by then, this one included.
-            task: number of the task. Each task counts once.
-            dead: the failure is a sign of death, such as a refused connection, so that one failure is enough.
+        Requests count in the ``order`` in which they were sent, and those that are still in flight count as not failed. So a burst of
+        requests whose errors return before its answers is not a row of failures. Of a sign of death (``dead``), one is enough.
         """
         if self.open_until != -inf or sent_at < self.since:
             return False
         insort(self._failures, (order, task))
         del self._failures[: -4 * WINDOW]
         if not (dead or self.half_open_limit == 1 or self._mostly_fails(order)):
-            self.half_open_limit = max(1, self.half_open_limit - 1)
-            self._update()
             return False
         self.eject(now, OPEN * self._rng.uniform(0.5, 1.5))
         return True
@@ -159,22 +131,14 @@ class Health:
         self._update()
 
     def stall(self, now: float) -> None:
-        """Take the source out of service because it stalled. Any answer puts it back in service, even an answer to an earlier request."""
+        """Take the source out of service. Any answer puts it back in service, even an answer to an earlier request."""
         self.eject(now, OPEN)
         self._stalled = True
 
     def try_now(self, now: float, away_at: float) -> bool:
-        """Allow one request now, because a probe reports "ready".
+        """Allow one request now, because a probe reports "ready" that last reported something else at ``away_at``.
 
-        The call has an effect only if the source is out of service, or if it has been half-open for one request since before ``away_at``.
-        In that case, outcomes of requests that were sent before ``now`` no longer count.
-
-        Args:
-            now: seconds.
-            away_at: when a probe last reported something else than "ready".
-
-        Returns:
-            True if one request may be sent because of this call.
+        Returns False, and does nothing, unless the source is out of service, or has been half-open for one request since before then.
         """
         if self.open_until == -inf and (self.half_open_limit != 1 or self.since > away_at):
             return False
@@ -196,13 +160,11 @@ LONGEST = 3.2
 
 
 class Cooldown:
-    """Pauses a source after the source rejected requests because of overload. A cooldown is inactive, active until a time, or tested by one
-    request.
+    """Pauses a source after it rejected requests because of overload (``ConcurrencyLimit.rejected`` says which rejects).
 
-    A hint (``Retry-After``) is obeyed exactly, after ``failure_policy`` has capped it. Without a hint the cooldown lasts 0.25 s the first
-    time and twice as long each further time, but at most 3.2 s, with jitter. After a cooldown one request is sent as a test. Further
-    requests follow when this request is answered, or when three times the usual delay of a reject have passed.
-    ``ConcurrencyLimit.rejected`` decides which rejects start a cooldown; all other rejects only mean that the source is full.
+    A hint (``Retry-After``) is obeyed exactly, after ``failure_policy`` has capped it. Without a hint a cooldown lasts 0.25 s, and twice as
+    long each further time. Then one request is sent as a test. Further requests follow when it is answered, or when three times the usual
+    delay of a reject have passed.
     """
 
     def __init__(self, rng: Random) -> None:
@@ -216,7 +178,7 @@ class Cooldown:
         self._reject_after = 0.0  # seconds until a request is rejected, moving average
 
     def sent(self, now: float) -> None:
-        """Record that a request was sent while ``closed`` is not 0. The first such request is a test, and the second ends the cooldown."""
+        """Record a request sent while ``closed`` is not 0: the first is a test, and the second ends the cooldown."""
         if self._probe_at is None:
             self._probe_at = now
             self.opens_at = now + max(FIRST, 3 * self._reject_after)
@@ -240,15 +202,12 @@ class Cooldown:
             self.closed, self._probe_at = max(1, self.closed), None  # a request in flight was sent before this hint
 
     def hold(self, now: float, seconds: float) -> None:
-        """Start a cooldown of ``seconds`` because a probe reports that the server is not ready. After it, one request is sent as a test."""
+        """Start a cooldown because a probe reports that the server is not ready."""
         self.opens_at = max(self.opens_at, now + seconds)
         self.closed, self._probe_at = max(1, self.closed), None
 
     def ease(self, now: float) -> bool:
-        """End the cooldown now, or when the wait of a hint ends, because a probe reports free capacity.
-
-        Returns True if the cooldown now ends earlier than before.
-        """
+        """End the cooldown now, or when the wait of a hint ends. Returns True if that is earlier than before."""
         at = max(now, self._hint_until)
         if not self.closed or self._probe_at is not None or at >= self.opens_at:
             return False

@@ -1,23 +1,14 @@
 """Decides when a request in flight is also sent to a second source: hedges, tail copies and suspected hangs.
 
-A *copy* is a second attempt at a task whose first attempt is still in flight. The first answer counts, and the other attempt is cancelled.
-All copies are charged to one budget, except copies of the attempts at a stalled source. A slow attempt goes on while its copy runs, because
-cancelling it would lose the work done.
+A *copy* is a second attempt at a task whose first attempt goes on. The first answer counts, and the other attempt is cancelled. Copies are
+charged to one budget, except those of the attempts at a stalled source. ``docs/design/duplicates.md`` gives the reasons.
 
 Hang    An attempt that takes 1.3 times as long as an answer of the 99.9th percentile length, and longer than 99 % of its source's answers,
-        is suspected to hang. Such an attempt is copied even while other work waits, and ahead of that work. After each suspicion, the time
-        after which attempts of the same task are suspected is doubled. If the copy seems to hang as well, the scheduler cancels and
-        replaces it. The first attempt goes on, so that a very long answer is not lost.
+        is suspected to hang. It is copied ahead of all work that waits. Each suspicion doubles that time for the task.
 Hedge   A request outside of a batch is copied if it takes longer than 95 % of its source's answers (if streamed: of its source's first
-        tokens), and if a source with a free slot is expected to answer a copy well before it, by the rule of ``tail`` (Dean and Barroso,
-        "The Tail at Scale", CACM 2013).
-Tail    Once the queue is empty, the last requests of a batch are copied to sources with a free slot. A request is copied if its attempt
-        needs more than 1.25 times as long as the copy to finish a long answer. The attempt with the most remaining time is copied first
-        (LATE, Zaharia et al., OSDI 2008).
-
-The budget has a reserve. A tail copy is made only if half of the reserve is left afterwards. An attempt that is suspected to hang is copied
-only if a quarter of the reserve is left afterwards. The whole reserve may be used for hedges, and for attempts that have run for twice the
-time after which they are suspected to hang.
+        tokens), and if a source with a free slot is expected to answer a copy well before it (Dean and Barroso, CACM 2013).
+Tail    Once the queue is empty, the last requests of a batch are copied to sources with a free slot, those with the most remaining time
+        first (LATE, Zaharia et al., OSDI 2008), if the attempt needs more than 1.25 times as long as the copy to finish a long answer.
 """
 
 from __future__ import annotations
@@ -36,44 +27,32 @@ from qreward.settings.policies import Hedge
 KEPT = 10_000
 """Number of latest requests whose share of the budget is kept, so that a long quiet time does not allow thousands of copies at once."""
 LOOK_LEAST, LOOK_MOST = 1 / 64, 10.0
-"""``LOOK_LEAST``: age in seconds below which no attempt is inspected. ``LOOK_MOST``: age in seconds above which every attempt is
-inspected."""
+"""Ages in seconds below which no attempt is inspected, and above which every attempt is."""
 HANG = 1.3
-"""An attempt is suspected to hang when it has taken ``HANG`` times as long as an answer of the 99.9th percentile length would take, and
-longer than 99 % of the answers of its source. Without the second condition, a busy client copied up to 4 % of its requests in vain."""
+"""See the rule. Without its second condition, a busy client copied up to 4 % of its requests in vain."""
 UNKNOWN = 4.0
 """A source that has not answered yet is assumed to need ``UNKNOWN`` times the seconds of the slowest known source of the pool."""
 GAIN = 1.25
-"""A tail copy is made if the remaining time of the attempt is longer than ``GAIN`` times the expected time of the copy."""
+"""A tail copy is made if the attempt still needs more than ``GAIN`` times the time of the copy."""
 EQUAL = 1.1
-"""Another source counts as equally fast if it needs at most ``EQUAL`` times the seconds per token of the attempt's source. At the end of a
-batch, an attempt past the 99th percentile length is copied to an equally fast source, because free slots make a needless copy cheap."""
+"""An attempt past the 99th percentile length is also copied to a source that needs at most ``EQUAL`` times the seconds per token."""
 WORTH = 1.5
-"""A source that needs more than ``WORTH`` times the seconds per token of the fastest source gets no copies, because a task has
-only one copy, and a fast source has a free slot soon."""
-LEAST_GAIN = 0.5
-"""Minimum remaining time of an attempt in seconds. A tail copy is made only if the attempt still needs more time than this."""
+"""A source that needs more than ``WORTH`` times the seconds per token of the fastest source gets no tail copies, because a task has only
+one copy, and a fast source has a free slot soon."""
 
 
 class Overdue(IntEnum):
-    """Names the limit that an attempt has passed. The scheduler acts on lower values first."""
+    """The limit that an attempt has passed. The scheduler acts on lower values first."""
 
     TIMED_OUT = 0
-    """The time limit of the attempt."""
-    COPY_HUNG = 1
-    """The time after which a copy is suspected to hang as well."""
-    HUNG = 2
-    """The time after which an attempt is suspected to hang."""
-    LATE = 3
-    """The time after which a request outside of a batch is hedged."""
+    HUNG = 1
+    LATE = 2
 
 
 class HedgingPolicy:
-    """Decides which attempts are copied and owns the budget of copies. The scheduler makes the copies.
+    """Decides which attempts are copied, and owns the budget of copies. Without ``policy`` there are none.
 
-    Args:
-        policy: the settings; None disables all copies.
-        tries: number of failed attempts that end a task. The last attempt that a task may make is not copied.
+    ``tries`` failed attempts end a task; the last attempt that it may make is not copied.
     """
 
     def __init__(self, policy: Hedge | None, tries: int) -> None:
@@ -86,7 +65,6 @@ class HedgingPolicy:
     # the budget
 
     def deposit(self) -> None:
-        """Add to the budget, because a request was sent for the first time."""
         if self.balance < self._most:
             self.balance += self._share
 
@@ -97,15 +75,6 @@ class HedgingPolicy:
         self.balance -= 1
         return True
 
-    def withdraw_for(self, now: float, suspect: Attempt) -> bool:
-        """Take one copy from the budget for an attempt that seems to hang. Returns False if too little is left.
-
-        A quarter of the reserve must remain, unless the attempt has run for twice the time after which it is suspected to hang.
-        """
-        suspected_after = self.hung_after(suspect.source, suspect.task.pool) * _doubled(suspect.task)
-        certain = now - suspect.sent_at >= 2 * suspected_after
-        return self.policy is not None and self.withdraw(0.0 if certain else self.policy.reserve / 4)
-
     # which attempts take too long
 
     def look_after(self, source: Source) -> float:
@@ -114,12 +83,7 @@ class HedgingPolicy:
         return max(LOOK_LEAST, min(LOOK_MOST, source.attempt_limit(0), hung, hedged, LEAST_SECONDS))
 
     def inspect(self, now: float, source: Source) -> tuple[list[tuple[Overdue, Attempt]], float]:
-        """Find the attempts of a source that have passed a limit.
-
-        Returns:
-            The first value is a list of attempts, each with the limit that it has passed.
-            The second value is the time at which the next attempt passes a limit.
-        """
+        """Return the attempts of a source that have passed a limit, and the time at which the next one passes one."""
         found, next_at = [], inf
         hedged_after = [self.hedged_after(source, streamed=streamed) for streamed in (False, True)]
         hung_after = {pool: self.hung_after(source, pool) for pool in source.pools}
@@ -132,11 +96,8 @@ class HedgingPolicy:
             if attempt.cancel_reason is not None:
                 continue
             limits = [(Overdue.TIMED_OUT, _limit(now, attempt))]
-            hung = hung_after.get(task.pool, inf) * _doubled(task)
-            if attempt is task.copy:
-                limits.append((Overdue.COPY_HUNG, 2 * hung))
-            elif self.may_be_copied(attempt):
-                limits.append((Overdue.HUNG, hung))
+            if self.may_be_copied(attempt):
+                limits.append((Overdue.HUNG, hung_after.get(task.pool, inf) * 2.0**task.suspected))
                 limits.append((Overdue.LATE, inf if task.feed is not None else hedged_after[task.streamed]))
             for kind, limit in limits:
                 if age >= limit:
@@ -220,24 +181,15 @@ class HedgingPolicy:
                     continue
                 age = now - attempt.sent_at
                 to_go = pool.common.lengths.long(age / pace) * pace - age
-                if to_go > LEAST_GAIN:
-                    yield to_go, attempt
+                yield to_go, attempt
 
 
 def _limit(now: float, attempt: Attempt) -> float:
-    """Return the seconds that an attempt may take.
-
-    For a stream that is being delivered, only the configured limit applies, because the gaps between its tokens have a limit of their own.
-    """
+    """Return the seconds that an attempt may take. The gaps of a stream that is being delivered have a limit of their own."""
     source = attempt.source
     if attempt.committed:
         return (source.attempt_timeout or inf) + attempt.held_until(now)
     return source.attempt_limit(attempt.overdue)
-
-
-def _doubled(task: Task) -> float:
-    """Return the factor on the time after which an attempt is suspected to hang. It doubles with each earlier suspicion of the task."""
-    return 2.0**task.suspected
 
 
 def _pace(source: Source, pool: Pool) -> float:

@@ -1,7 +1,4 @@
-"""The outcomes of an attempt, as transports report them to the scheduler.
-
-This module does not depend on HTTP. Codecs and transports map the status code to a ``FailureKind``.
-"""
+"""The outcomes of an attempt, as transports report them to the scheduler, which knows no HTTP."""
 
 from __future__ import annotations
 
@@ -38,10 +35,7 @@ class FailureKind(IntEnum):
 
 @dataclass(slots=True, eq=False)
 class RateLimit:
-    """Describes one rate limit as a server advertises it.
-
-    All numbers are finite and not negative. A number that is not advertised is None.
-    """
+    """One rate limit as a server advertises it. All numbers are finite and not negative, or None if not advertised."""
 
     limit: float | None = None  # requests or tokens that are allowed per window
     remaining: float | None = None  # how many requests or tokens are left
@@ -51,15 +45,13 @@ class RateLimit:
 
 @dataclass(slots=True, eq=False)
 class RateLimitInfo:
-    """The rate limits that a response advertises: of requests, of tokens, or of both."""
-
     requests: RateLimit | None = None
     tokens: RateLimit | None = None
 
 
 @dataclass(slots=True, eq=False)
 class ProbeResult:
-    """The result of a probe. It contains what a server reports about itself. A field is None if the server does not report it."""
+    """What a server reports about itself. A field is None if the server does not report it."""
 
     ready: bool | None = None  # False if it reports that it is not ready, or does not respond
     running: float | None = None  # number of items that the server works on
@@ -72,18 +64,13 @@ class ProbeResult:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Answer:
-    """The outcome of an attempt that was answered.
-
-    Attributes:
-        prompt_tokens, output_tokens: tokens used as reported by the server, or None.
-        cached_tokens: prompt tokens that the server read from its prefix cache, as it reported, or None.
-    """
+    """The outcome of an attempt that was answered. Tokens are as the server reported them, or None."""
 
     value: Any  # the answer; opaque to the scheduler (see ``qreward.results.Answered``)
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     limits: RateLimitInfo | None = None  # rate limits that the response advertises, or None
-    cached_tokens: int | None = None
+    cached_tokens: int | None = None  # prompt tokens that the server read from its prefix cache
 
 
 @dataclass(slots=True, eq=False)

@@ -143,8 +143,7 @@ class PredictedCache:
                 tokens = lengths[warm - 1] / characters
         computed = total / characters - tokens
         self.clock = clock = clock + computed
-        for key in keys:
-            used[key] = clock
+        used.update(dict.fromkeys(keys, clock))
         if len(used) > self._sweep_at:
             self._sweep()
         return _new(Expected, (tokens, computed, age, known, warm, clock))
@@ -181,11 +180,6 @@ class PredictedCache:
     def warm_share(self) -> float:
         """Return the time of an answer whose prefix is cached, divided by the time of an answer whose prefix is not cached."""
         return min(WARM, self._warm / self._cold) if self._warm and self._cold else UNKNOWN
-
-    def split(self, outer: int, inner: int) -> None:
-        """Record a new outer prefix of a known ``inner`` prefix. The last use of ``inner`` was also the last use of ``outer``."""
-        if inner in self._used:
-            self._used.setdefault(outer, self._used[inner])
 
     def forget(self) -> None:
         """Forget all prefixes, because the source has lost its cache: it was restarted, or had no requests for long."""
@@ -242,25 +236,17 @@ class Holders(Generic[S]):
         recent, before = self._recent, self._before
         if len(recent) > REMEMBERED:
             self._before, self._recent = before, recent = recent, {}
+        alone = (source,)
         for key in reversed(prefix[0]):
-            holders = recent.get(key, ())
-            if source in holders:  # then it also holds the outer prefixes
-                return
-            holders = holders or before.get(key, ())
-            if source in holders:
-                recent[key] = holders
-            elif holders:
+            holders = recent.get(key) or before.get(key)
+            if holders is None:
+                recent[key] = alone
+            elif source not in holders:
                 recent[key] = (*(holders if len(holders) < MOST_HOLDERS else self.of(key)), source)[-MOST_HOLDERS:]
+            elif key in recent:  # then it also holds the outer prefixes
+                return
             else:
-                recent[key] = (source,)
-
-    def split(self, outer: int, inner: int) -> None:
-        """Record a new outer prefix of a known ``inner`` prefix. The holders of ``inner`` are also the holders of ``outer``."""
-        holders = self._recent.get(inner) or self._before.get(inner, ())
-        if holders and outer not in self._recent and outer not in self._before:
-            self._recent[outer] = holders
-            for source in holders:
-                source.prefix_cache.split(outer, inner)
+                recent[key] = holders
 
     def of(self, key: int) -> tuple[S, ...]:
         """Return the sources that hold a prefix."""

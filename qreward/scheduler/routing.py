@@ -15,12 +15,7 @@ def is_glob(pattern: str) -> bool:
 
 
 def specificity(pattern: str) -> tuple[int, int, int, str]:
-    """Return a sort key that is larger for more specific patterns.
-
-    The pattern with more literal characters is more specific. If two patterns have equally many, the pattern with fewer ``*`` is more
-    specific, and then the pattern with fewer ``?`` and ``[...]``. Equally specific patterns are ordered alphabetically, so that the order
-    in which routes were added does not matter.
-    """
+    """Return a sort key: more literal characters, fewer ``*``, fewer ``?`` and ``[...]``, and then the alphabet."""
     bare = re.sub(r"\[!?\]?[^\]]*\]", "?", pattern)
     literal = sum(mark not in "*?" for mark in bare)
     return literal, -bare.count("*"), -bare.count("?"), pattern
@@ -32,7 +27,6 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def matches(pattern: str, model: str) -> bool:
-    """Return whether a model matches a pattern, by its exact name or as a glob."""
     return _compiled(pattern).match(model) is not None if is_glob(pattern) else pattern == model
 
 

@@ -340,7 +340,7 @@ class Scheduler:
             self._check_idle(now, item)
         elif isinstance(item, BatchFeed) and all(source.held for source in item.pool.sources):
             self.wheel.add(item, now + LOOK_HELD)
-        elif isinstance(item, BatchFeed) and not self.outages.postpone(now, item):
+        elif isinstance(item, BatchFeed):
             self._give_up(item, outage_error_factory(item))
 
     def next_wake(self) -> float | None:
@@ -568,7 +568,7 @@ class Scheduler:
                 return None
             task, feed = taken
             if feed is not None:
-                self._begin(now, task, feed, source)
+                self._begin(now, task, feed)
                 return task
             if not self._too_late(now, task, source):
                 return task
@@ -584,7 +584,7 @@ class Scheduler:
             return None
         return min(waiting, key=lambda pool: pool.queue.key(source, now, allow_batch=pool.allows_batch(now, source)))
 
-    def _begin(self, now: float, task: Task, feed: BatchFeed, source: Source) -> None:
+    def _begin(self, now: float, task: Task, feed: BatchFeed) -> None:
         """Start a task that a source takes from a batch.
 
         The timeout of the task starts now, except during an outage: then the timeout has started earlier (see ``outages``).
@@ -594,7 +594,7 @@ class Scheduler:
             feed.left -= 1
         self._start(now, task)
         if task.pool.down_since < inf and task.timeout is not None:
-            task.deadline = deadline(now, source, task.pool, task.timeout, feed.opened_at)
+            task.deadline = deadline(now, task.pool, task.timeout, feed.opened_at)
             self.wheel.move(task, task.deadline)
         if len(feed.buffer) < feed.read_ahead - READ_AHEAD + LOW:
             self._ask(feed)
@@ -614,6 +614,8 @@ class Scheduler:
             self._end(task)  # its content was sent with another request
             return
         attempt = Attempt(task, source, now, task.overdue)
+        if source.sends_priority:
+            task.payload.level = task.level
         task.state = TaskState.SENT
         task.sends = attempt.number = task.sends + 1
         if task.attempt is not None:
@@ -753,11 +755,8 @@ class Scheduler:
                 self._suspect(now, attempt)
             elif kind is Overdue.LATE:
                 self._hedge(now, attempt)
-            elif kind is Overdue.TIMED_OUT:
+            else:
                 self._cancel(attempt, CancelReason.OVERDUE)
-            else:  # both attempts seem to hang: another copy replaces this one
-                attempt.task.failures = (*attempt.task.failures, (source, now))
-                self._cancel(attempt, CancelReason.ABANDONED)
         source.look_after = self._hedging.look_after(source)
         soonest = min(next_at, source.silence.alarm_at(source.inflight, source.latency.mean), now + source.look_after)
         if any(self._hedging.may_be_copied(attempt) for _, attempt in found):  # no source had capacity for the copy
@@ -780,7 +779,7 @@ class Scheduler:
 
     def _suspect(self, now: float, attempt: Attempt) -> None:
         task = attempt.task
-        if task.pool.best(now, task)[0] < inf and self._hedging.withdraw_for(now, attempt):
+        if task.pool.best(now, task)[0] < inf and self._hedging.withdraw():
             task.suspected += 1
             self._copy(now, task)
 

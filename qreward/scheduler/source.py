@@ -17,7 +17,7 @@ from qreward.reasons import ReasonCode
 from qreward.scheduler.estimate import CAPACITY, SourceService
 from qreward.scheduler.health import Cooldown, Health
 from qreward.scheduler.limits.concurrency import AdaptiveLimit, ConcurrencyLimit, FixedLimit
-from qreward.scheduler.limits.headers import DOUBT, HeaderRateLimit
+from qreward.scheduler.limits.headers import HeaderRateLimit
 from qreward.scheduler.limits.rate import Gcra, LearnedRate
 from qreward.scheduler.outcome import Answer, LastFailure, RateLimitInfo
 from qreward.scheduler.prefixes import PredictedCache
@@ -74,8 +74,8 @@ class Source:
     __slots__ = (
         "answered_at", "attempt_timeout", "attempts", "check_at", "cooldown", "counted_at", "down_since", "due", "fault", "handle",
         "health", "held", "inflight", "inflight_seconds", "latency", "learned", "lease", "look_after", "metered", "name", "pools",
-        "prefix_cache", "proven", "removed", "requests", "reserved", "service", "silence", "stream_timing", "tally", "tokens",
-        "unanswered", "weight", "window",
+        "prefix_cache", "proven", "removed", "requests", "reserved", "sends_priority", "service", "silence", "stream_timing", "tally",
+        "tokens", "unanswered", "weight", "window",
     )  # fmt: skip
 
     def __init__(
@@ -93,6 +93,7 @@ class Source:
         self.name = name
         self.weight = weight
         self.handle: object = None
+        self.sends_priority = False  # its requests carry the level of their task
         self.pools: list[Pool] = []
         self.removed = False
         self.held = ""  # why an operator has paused it; "" if it is not paused
@@ -198,7 +199,7 @@ class Source:
         if self.learned is not None:
             self.learned.ok(now)
         if not self.health.clean:
-            self.health.ok(now, sent_at, self.window.limit)
+            self.health.ok(now, sent_at)
         tally = self.tally
         tally.ok += 1
         tally.prompt_tokens += answer.prompt_tokens or 0
@@ -221,10 +222,10 @@ class Source:
         """
         if self.learned is None or (limits is None and not self.metered):  # limits are not adapted, or none was advertised
             return
-        for unit, cost, doubt in (("requests", 1, 0.0), ("tokens", used or 0, DOUBT)):
+        for unit, cost in (("requests", 1), ("tokens", used or 0)):
             limit, advertised = getattr(self, unit), None if limits is None else getattr(limits, unit)
             if advertised is not None and not isinstance(limit, HeaderRateLimit):
-                limit, self.metered = HeaderRateLimit(limit, doubt=doubt), True
+                limit, self.metered = HeaderRateLimit(limit), True
                 setattr(self, unit, limit)
             if isinstance(limit, HeaderRateLimit):
                 limit.update(now, sent_at, advertised, answered=used is not None, others=self.inflight * cost, hint=hint)

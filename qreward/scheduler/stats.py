@@ -14,10 +14,9 @@ _BUCKETS = 256
 
 
 class Quantiles:
-    """Computes quantiles of positive numbers, exact to about 5 %.
+    """Quantiles of positive numbers, exact to about 5 %, from logarithmic buckets as in DDSketch (Masson et al., VLDB 2019).
 
-    The numbers are counted in logarithmic buckets of 10 % width, as in DDSketch (Masson et al., VLDB 2019). All counts are halved each time
-    their sum reaches ``fade_after``, so that old numbers lose weight.
+    All counts are halved each time their sum reaches ``fade_after``, so that old numbers lose weight.
     """
 
     def __init__(self, fade_after: int | None = None) -> None:
@@ -37,10 +36,7 @@ class Quantiles:
         return min(_BUCKETS - 1, int(log(value) / _GROWTH + _OFFSET)) if value > _SMALLEST else 0
 
     def beyond(self, share: float) -> list[float]:
-        """Return one value for each bucket.
-
-        Of all numbers in later buckets, the share ``share`` is larger than this value. The value is 0 if all later buckets are empty.
-        """
+        """Return for each bucket the value that the share ``share`` of all numbers in later buckets exceeds; 0 if there are none."""
         found, rank, above = [0.0] * _BUCKETS, 0, 0.0  # ``above``: values in buckets after ``top``
         top = _BUCKETS - 1
         for bucket in range(_BUCKETS - 1, -1, -1):
@@ -63,21 +59,13 @@ FORGOTTEN = 0.999
 
 
 class LatencyStats:
-    """Measures the latency of one source: mean and quantiles of the time of an answer.
-
-    Over the first eleven answers, ``mean`` is their plain mean. After that it is a moving average in which each new answer has a weight of
-    10 %. Quantiles are refreshed every 32 answers.
-
-    Attributes:
-        mean: mean seconds of an answer, 0 before the first answer.
-        longest: longest seconds of an answer or of an attempt that was cut; it is forgotten slowly.
-        p5: 5th percentile in seconds, 0 before 20 answers.
-        p99: 99th percentile in seconds, None before 20 answers.
-    """
+    """Seconds of the answers of one source: mean and quantiles, which are refreshed every 32 answers."""
 
     def __init__(self) -> None:
-        self.mean = self.p5 = self.longest = 0.0
-        self.p99: float | None = None
+        self.mean = 0.0  # plain mean of the first eleven answers, and then a moving average; 0 before the first answer
+        self.longest = 0.0  # of an answer or of an attempt that was cut; forgotten slowly
+        self.p5 = 0.0  # 0 before 20 answers
+        self.p99: float | None = None  # None before 20 answers
         self._answers = 0
         self._quantiles = Quantiles(fade_after=1000)
         self.at = self._quantiles.at
@@ -105,13 +93,10 @@ MOST_DOUBLINGS = 3
 
 
 class StreamTiming:
-    """Measures the streams of one source: the time to the first token, and the gaps between tokens. Both yield time limits.
+    """Time limits of the streams of one source: for the first token and for the gaps between tokens.
 
-    The time limit for a first token is 4 times the 99th percentile, at least 5 s and at most 120 s. The limit doubles for each time limit
-    that the task has exceeded before, because the task may just take long. Before 20 first tokens have come there is no such limit, only
-    the limit of the whole attempt.
-
-    The time limit for a gap is 20 times the 99th percentile, at least 5 s and at most 60 s. Before 20 gaps have come it is 60 s.
+    A limit is a multiple of the 99th percentile, within bounds in seconds. That of a first token doubles for each time limit that the task
+    has exceeded before, because the task may just take long.
     """
 
     def __init__(self) -> None:
@@ -119,11 +104,9 @@ class StreamTiming:
         self._gaps = Quantiles(fade_after=1000)
 
     def began(self, seconds: float) -> None:
-        """Record that a first token arrived ``seconds`` after its request was sent."""
         self._first.add(seconds)
 
     def went_on(self, gaps: Iterable[float]) -> None:
-        """Add gaps between tokens, in seconds."""
         for gap in gaps:
             self._gaps.add(gap)
 
@@ -132,29 +115,18 @@ class StreamTiming:
         return self._first.at(quantile) if self._first.count >= KNOWN else None
 
     def first_limit(self, overdue: int) -> float | None:
-        """Return the seconds that a first token may take, or None before 20 first tokens.
-
-        ``overdue`` is the number of time limits that the task has exceeded before.
-        """
         slow = self.first(0.99)
         if slow is None:
             return None
         return min(FIRST_MOST, max(FIRST_LEAST, FIRST_FACTOR * slow) * 2.0 ** min(overdue, MOST_DOUBLINGS))
 
     def gap_limit(self) -> float:
-        """Return the seconds that may pass between two tokens."""
         slow = self._gaps.at(0.99) if self._gaps.count >= KNOWN else None
         return GAP_MOST if slow is None else min(GAP_MOST, max(GAP_LEAST, GAP_FACTOR * slow))
 
 
-ENOUGH = 100
-"""Minimum number of answers for ``p99`` and ``p999`` to be known."""
-RARE, EXTREME = 0.99, 0.999
-"""The quantiles ``p99`` and ``p999``."""
-FADE = 4000
-"""Number of counted answers. When this number is reached, the weight of all counted answers is halved."""
-REFRESH = 32
-"""Number of answers after which quantiles are recomputed."""
+ENOUGH, FADE, REFRESH = 100, 4000, 32
+"""Numbers of answers: for ``p99`` and ``p999`` to be known, after which weights are halved, and after which quantiles are recomputed."""
 LONG = 0.03
 """Share (0 to 1) of the answers that are longer than a *long* answer. Long answers determine when a batch ends; the mean does not."""
 STRETCH = 1.6
@@ -163,20 +135,14 @@ was that long."""
 
 
 class AnswerLengths:
-    """Measures the lengths of a pool's answers in tokens, over all of its sources, and predicts the lengths of answers in progress.
-
-    The length depends on the request only. So the answers of all sources predict how long an answer takes at any source.
-
-    Attributes:
-        p99, p999: 99th and 99.9th percentile; inf before a hundred answers.
-    """
+    """Lengths of a pool's answers in tokens, over all of its sources, because the length depends on the request only."""
 
     def __init__(self) -> None:
         self._sizes = Quantiles(fade_after=FADE)
         self.at = self._sizes.at
         self._beyond: list[float] = []
         self._fresh = 0
-        self.p99 = self.p999 = inf
+        self.p99 = self.p999 = inf  # inf before a hundred answers
 
     def add(self, length: float) -> None:
         self._sizes.add(length)
@@ -185,8 +151,8 @@ class AnswerLengths:
             self._fresh = 0
             self._beyond = []
             if self._sizes.count >= ENOUGH:
-                self.p99 = self._sizes.at(RARE) or inf
-                self.p999 = self._sizes.at(EXTREME) or inf
+                self.p99 = self._sizes.at(0.99) or inf
+                self.p999 = self._sizes.at(0.999) or inf
 
     def long(self, least: float) -> float:
         """Return the length of a long answer (see ``LONG``) among the answers longer than ``least``."""
@@ -195,27 +161,19 @@ class AnswerLengths:
         return max(self._beyond[self._sizes.bucket(least)], STRETCH * least)
 
 
-LEAST_INFLIGHT = 3
-"""Number of requests in flight below which a silence (a time without any answer) is no evidence of a stall."""
-LEAST_ANSWERS = 20
-"""Minimum number of silences that must have ended before a stall can be detected."""
-LEAST_SECONDS = 2.5
-"""Minimum length in seconds of a silence that counts as a stall."""
-FACTOR = 3.0
-"""A silence counts as a stall only if it is longer than ``FACTOR`` times the longest silence so far."""
-LEAST_DUE = 24.0
-"""Minimum number of answers that must have been due during a silence before it counts as a stall. If answers arrive independently of each
-other, the probability of such a silence is e^-24."""
+LEAST_INFLIGHT, LEAST_ANSWERS, LEAST_SECONDS = 3, 20, 2.5
+"""What makes a silence a stall at the earliest: requests in flight, silences that ended before, and seconds."""
+FACTOR, LEAST_DUE = 3.0, 24.0
+"""A stall is longer than ``FACTOR`` times the longest silence so far, and ``LEAST_DUE`` answers were due in it. If answers arrive
+independently of each other, the probability of such a silence is e^-24."""
 _MEMORY = 0.9995  # each silence multiplies the longest earlier silence by this factor, so that it is forgotten slowly
 
 
 class StallDetector:
-    """Detects a stalled source. A source is stalled if it has requests in flight and has answered nothing for far longer than ever before.
+    """Detects that a source with requests in flight has answered nothing for far longer than ever before.
 
-    An endpoint that dies with all slots in use reports no failure; its answers just stop. A *silence* is a time without answers. The length
-    of a silence is measured by the number of answers that were due in it. This number is the seconds of the silence times the requests in
-    flight, divided by the mean time of an answer (Little's law). The number is about the same at any load. A server that answers in batches
-    has long silences regularly, and these silences are learned as well.
+    The length of a *silence* (a time without answers) is the number of answers that were due in it: its seconds times the requests in
+    flight, divided by the mean time of an answer (Little's law). That is about the same at any load.
     """
 
     def __init__(self) -> None:
@@ -224,18 +182,11 @@ class StallDetector:
         self._answers = 0  # silences that a sign of life ended
 
     def sent(self, now: float, inflight: int) -> None:
-        """Record that a request was sent."""
         if inflight == LEAST_INFLIGHT and self.since == inf:
             self.since = now
 
     def broken(self, now: float, inflight: int, mean: float) -> None:
-        """Record that a request ended with a sign of life, which ends a silence.
-
-        Args:
-            now: seconds.
-            inflight: requests in flight, without the request that has ended.
-            mean: mean latency in seconds.
-        """
+        """Record that a request ended with a sign of life, which ends a silence. ``mean`` is the mean latency in seconds."""
         if self.since != inf and mean > 0:
             self._longest = max(_MEMORY * self._longest, (now - self.since) * (inflight + 1) / mean)
             self._answers += 1
@@ -247,10 +198,7 @@ class StallDetector:
             self.since = inf
 
     def alarm_at(self, inflight: int, mean: float) -> float:
-        """Return the time at which the source counts as stalled if no answer comes before.
-
-        The result is inf if too few requests are in flight or too little is known.
-        """
+        """Return the time at which the source counts as stalled if no answer comes before."""
         if self.since == inf or self._answers < LEAST_ANSWERS or inflight < LEAST_INFLIGHT:
             return inf
         return self.since + max(LEAST_SECONDS, FACTOR * self._longest * mean / inflight, LEAST_DUE * mean / inflight)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from qreward.scheduler.affinity import AffineQueue, Group
 from qreward.scheduler.outcome import Failure
 from qreward.scheduler.prefixes import COLD, Expected, Prefix
-from qreward.scheduler.shared_blocks import Node
 
 if TYPE_CHECKING:
     from qreward.errors import QRewardError
@@ -97,10 +96,9 @@ class Task:
     unfit: tuple[Source, ...] = ()  # sources that can never serve it
     refusals: int = 0  # how many of them refused its content
     prefix: Prefix | None = None  # what its prompt begins with; None if unknown, so that prefix affinity does not apply
-    # the next four belong to ``AffineQueue``:
+    # the next three belong to ``AffineQueue``:
     group: Group[Task] | None = None  # the group of tasks with the same prefix in which it waits
-    unshared: Node[Task] | None = None  # the blocks of its prefix that no other task had when it last waited
-    position: int = 0  # how many tasks were sorted into groups before it
+    position: int = -2  # how many tasks were sorted into groups before it
     slack: int = 0  # how many younger tasks may be taken before it
     trail: list[AttemptRecord] | None = None  # one record for each attempt that failed, or that lost to another attempt
     last_error: QRewardError | None = None
@@ -206,7 +204,6 @@ class BatchFeed:
     been alive for too long. Meanwhile, waiting items and items that are read from the input fail with an error that the function makes.
     While a task waits, an item that the engine reads may fail with such an error at once."""
     due: int = -1  # belongs to the timer wheel
-    postponed: bool = False  # used by ``outages``
     read_ahead: int = READ_AHEAD  # number of tasks that the buffer should hold; a larger number if the tasks have prefixes
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
-"""A timer wheel with buckets of 1/64 s.
+"""A timer wheel with buckets of 1/64 s: a removed item is deleted at once, which a heap would keep until its deadline.
 
-A removed item is deleted at once, whereas a heap with lazy deletion would keep it until its deadline. The bucket width is a power of two,
-so that bucket numbers and times convert exactly. Otherwise a rounded wake time could lie before its bucket, and cause an endless loop.
+The bucket width is a power of two, so that bucket numbers and times convert exactly. Otherwise a rounded wake time could lie before its
+bucket, and cause an endless loop.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from heapq import heappop, heappush
 from math import ceil
 from typing import Protocol
 
-PER_SECOND = 64
-"""Number of buckets in a second."""
+PER_SECOND = 64  # buckets
 
 
 class Timed(Protocol):
@@ -52,7 +51,6 @@ class TimerWheel:
             del self._buckets[bucket]
 
     def move(self, item: Timed, when: float) -> None:
-        """Change the due time of an item. An item that is not in the wheel is added."""
         self.remove(item)
         self.add(item, when)
 

@@ -1,12 +1,9 @@
-"""The queue of the items that wait to be merged, and the requests that are filled with these items.
-
-Callers and observers receive the outcome of a ``MergedItem``. The scheduler sends a ``MergedRequest``, which is empty until an endpoint
-takes it. This module does not depend on HTTP, and must not use an event loop or a clock. The present time is an argument, ``now``.
-"""
+"""The queue of the items that wait to be merged, and the requests that are filled with these items."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -23,42 +20,29 @@ from qreward.scoring.merge_spec import MergeSpec
 from qreward.scoring.sizing import EndpointLimits, LearnedLimits
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class PriorityLane:
-    """The waiting items of one priority: either single items or items of batches.
+    """The waiting items of one priority: either single items or items of batches."""
 
-    Attributes:
-        request: the unfilled merged request in the scheduler, or None.
-        feed: the feed of the merged requests of batches; None for single items, for which the scheduler keeps capacity free.
-    """
-
-    __slots__ = ("feed", "level", "request", "tenant", "waiting")
-
-    def __init__(self, level: int, tenant: str | None, feed: BatchFeed | None) -> None:
-        self.level = level
-        self.tenant = tenant
-        self.feed = feed
-        self.waiting = 0
-        self.request: MergedRequest | None = None
+    level: int
+    tenant: str | None
+    feed: BatchFeed | None  # of the requests of batches; None for single items, for which the scheduler keeps capacity free
+    waiting: int = 0
+    request: MergedRequest | None = None  # its request that waits to be filled
 
 
 class MergedItem(Task):
-    """One item, as a task whose outcome its caller receives. The scheduler sends another task, the ``MergedRequest`` with the item.
+    """One item, as a task whose outcome its caller receives. The scheduler sends another task, the ``MergedRequest`` with the item."""
 
-    Attributes:
-        payload: the request with this item alone.
-        until: the deadline in seconds; inf while the time limit has not started, for example for an item that a batch has read ahead.
-        place: as for ``collector.Item``. A new item is ``OVER`` until it is added.
-    """
-
-    __slots__ = ("_since", "arrived", "lane", "place", "request", "until")
-    key = None
+    __slots__ = ("_since", "arrived", "key", "lane", "place", "request", "until")
     cost = 1
 
     def __init__(self, payload: Any, pool: Pool, options: RequestOptions, waiter: Any, index: int) -> None:
         super().__init__(payload, pool, options.level, options.timeout, waiter, index, options.tenant)
         self.hedge = options.hedge
+        self.key = options.level  # so that an urgent item does not wait for the answers to many others
         self.place: ItemState = OVER
-        self.until = inf
+        self.until = inf  # deadline in seconds; inf while the time limit has not started
         self.arrived = 0.0
         self.lane: PriorityLane
         self.request: MergedRequest | None = None
@@ -91,50 +75,28 @@ class MergedItem(Task):
         self.place, self.state = OVER, TaskState.DONE
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Split:
-    """The split of a failed merged request into two parts. If both are answered, the request had too many items for ``source``.
+    """The split of a failed merged request into two parts. If both are answered, the request had too many items for ``source``."""
 
-    Attributes:
-        source: the endpoint that refused the request; None if no endpoint refused it.
-        length: number of items of the longer part.
-        others_served: True if other items of the request were answered. If a part fails later, an item is then the cause, not the server.
-    """
-
-    __slots__ = ("_open", "length", "others_served", "source")
-
-    def __init__(self, source: Source | None, length: int, others_served: bool = False) -> None:
-        self.source = source
-        self.length = length
-        self.others_served = others_served
-        self._open = 2
-
-    def record_answer(self) -> Source | None:
-        """Record that a part was answered. After the second part, return the endpoint that refused the undivided request, if one did."""
-        self.others_served = True
-        self._open -= 1
-        return None if self._open else self.source
+    source: Source | None  # the endpoint that refused the request; None if no endpoint refused it
+    length: int  # number of items of the longer part
+    others_served: bool = False  # other items of the request were answered, so an item is the cause if a part fails later
+    open: int = 2  # parts that are not answered
 
 
 class MergedRequest(Task):
-    """One request with the items of several calls.
+    """One request with the items of several calls."""
 
-    Attributes:
-        lane: the lane for which the request was made. It may contain items of all lanes.
-        members: the items of the request, including items that are over.
-        split: the split of which this request is a part, or None. A part gets no further items.
-        refused_by: the endpoint that refused the request; None if no endpoint refused it.
-        misconfigured: True if the last attempt showed that its endpoint is configured wrongly. Parts of the request would fail too.
-    """
-
-    __slots__ = ("_live", "lane", "members", "misconfigured", "refused_by", "split")
+    __slots__ = ("lane", "live", "members", "misconfigured", "refused_by", "split")
 
     def __init__(self, pool: Pool, lane: PriorityLane, merger: Any, members: Sequence[MergedItem] = (), split: Split | None = None) -> None:
         super().__init__(merger.spec.blank, pool, lane.level, None, merger, 0, lane.tenant)
         self.lane, self.split = lane, split
-        self.members = list(members)
-        self.refused_by: Source | None = None
-        self.misconfigured = False
-        self._live = len(members)
+        self.members = list(members)  # including items that are over
+        self.refused_by: Source | None = None  # the endpoint that refused the request
+        self.misconfigured = False  # the endpoint of the last attempt is configured wrongly, so parts of the request would fail too
+        self.live = len(members)
 
     def bind(self, now: float, source: Source) -> bool:
         """Fill the request just before it is sent. Return False if there are no items."""
@@ -144,55 +106,31 @@ class MergedRequest(Task):
     def left(self) -> list[MergedItem]:
         return [item for item in self.members if item.place is not OVER]
 
-    def is_suspect(self) -> bool:
-        """Return True if other items of the same split request were answered, so one of these items is the cause of a failure."""
-        return self.split is not None and self.split.others_served
-
     def lost_one(self) -> bool:
         """Record that an item is over. Return True if all items of the request are over."""
-        self._live -= 1
-        return not self._live
+        self.live -= 1
+        return not self.live
 
     def hold(self, items: list[MergedItem]) -> None:
         """Set the items of the next attempt. Observers see a request with one item as its call, and any other as a batch."""
-        self.members, self._live, self.items = items, len(items), tuple(items)
+        self.members, self.live, self.items = items, len(items), tuple(items)
         if not self.serial and len(items) == 1 and items[0].serial > 0:
             alone = items[0]
             self.serial, self.span, self.items, alone.end_reported = alone.serial, alone.span, (), REPORTED
 
 
-FAILURE_WEIGHT = 3
-"""Number that each failed request adds to ``MergeQueue.failures``. Each answer subtracts 1. Therefore, ``MergeQueue.failures`` grows if
-more than a quarter of the requests fail."""
-BY_CHANCE = 6
-"""Largest value of ``MergeQueue.failures`` at which a failed request is retried whole. Above this value, a failed request is split at once.
-The maximum of ``MergeQueue.failures`` is twice this value."""
-
-
 class MergeQueue:
-    """The waiting items of one ``RequestMerger``.
-
-    The caller of a method must hold the engine's lock, because the thread of another event loop may fill a merged request. Only ``waiting``
-    may be read without the lock.
-
-    Attributes:
-        lanes: (priority, whether the items belong to batches) -> lane. The most urgent lane is first.
-        deadlines: the deadlines of items whose time limit has started.
-        unread: number of items that batches have not added yet; inf if unknown.
-        sent_at: time in seconds at which a merged request was last filled.
-        failures: score of recent failures at servers; see ``FAILURE_WEIGHT``. Parts of a split request do not count.
-    """
+    """The waiting items of one ``RequestMerger``. The caller must hold the engine's lock, except to read ``waiting``."""
 
     def __init__(self, pool: Pool, spec: MergeSpec, known: LearnedLimits) -> None:
         self._pool, self._spec, self._known = pool, spec, known
         self._collector = Collector()
         self._services: dict[Source, sizing.ServiceTimeModel] = {}
         self._limits: dict[Source, EndpointLimits] = {}  # for the item shape of this queue
-        self.lanes: dict[tuple[int, bool], PriorityLane] = {}
+        self.lanes: dict[tuple[int, bool], PriorityLane] = {}  # (priority, items of batches?), the most urgent first
         self.deadlines = self._collector.deadlines
-        self.unread = 0.0
-        self.sent_at = -inf
-        self.failures = 0
+        self.unread = 0.0  # number of items that batches have not added yet; inf if unknown
+        self.sent_at = -inf  # when a merged request was last filled
 
     @property
     def waiting(self) -> int:
@@ -206,10 +144,7 @@ class MergeQueue:
         return wanted, self.sent_at + sizing.pause(self._pool) if wanted and self.waiting < full else -inf
 
     def waiting_in_pool(self) -> int:
-        """Return the number of tasks that wait for the pool, plus the number of waiting single items.
-
-        One item of each lane stands for the unfilled merged request, which the queue of the pool contains.
-        """
+        """Return the number of tasks that wait for the pool, plus the number of waiting single items."""
         single = sum(lane.waiting - (lane.request is not None) for lane in self.lanes.values() if lane.feed is None)
         return single + self._pool.queue.waiting
 
@@ -251,34 +186,21 @@ class MergeQueue:
         self._services.setdefault(source, sizing.ServiceTimeModel()).add(len(request.members), seconds)
         if source in self._limits:
             self._limits[source].record_answer()
-        if request.split is None:
-            self.failures = max(0, self.failures - 1)
-        split = request.split
-        refused_by = None if split is None else split.record_answer()
-        if split is not None and refused_by is not None and refused_by in self._limits:
-            self._limits[refused_by].record_refusal(split.length)
+        if (split := request.split) is not None:
+            split.others_served = True
+            split.open -= 1
+            if not split.open and split.source in self._limits:
+                self._limits[split.source].record_refusal(split.length)
 
     def record_rejection(self, source: Source, items: int) -> None:
         """Record that an endpoint without another request of this client rejected a request for lack of capacity."""
         if source in self._limits:
             self._limits[source].record_rejection(items)
 
-    def record_failure(self, request: MergedRequest) -> bool:
-        """Record a failure of a server. Return True if an item may be the cause: it is part of a split, or too many failed."""
-        if request.split is not None:
-            return True
-        if not request.tries:
-            self.failures = min(2 * BY_CHANCE, self.failures + FAILURE_WEIGHT)
-        return self.failures > BY_CHANCE
-
     # filling a merged request
 
     def fill(self, now: float, request: MergedRequest, source: Source) -> bool:
-        """Choose the items of a merged request just before it is sent. Return False if there are none.
-
-        A request takes further items until an attempt has been counted; a 429 is not counted. Items that exceed the limits go back to the
-        head of the queue.
-        """
+        """Choose the items of a merged request just before it is sent. Return False if there are none."""
         self.unqueue(request)
         items = request.left()
         limits = self._limits_at(source, items)
@@ -295,7 +217,10 @@ class MergeQueue:
         return True
 
     def _take(self, now: float, request: MergedRequest, source: Source, before: list[MergedItem], limits: MergeLimits) -> list[MergedItem]:
-        taken: list[MergedItem] = self._collector.take(self._most(now, source, len(before), limits) - len(before))
+        queue = self._collector.queue(before[0].key) if before else self._collector.first()
+        if queue is None:
+            return []
+        taken: list[MergedItem] = self._collector.take(self._most(now, source, len(before), limits) - len(before), queue=queue)
         for item in taken:
             item.lane.waiting -= 1
         taken = [item for item in taken if item.until > now]  # the timer of the deadline ends items that are too late
@@ -308,7 +233,7 @@ class MergeQueue:
                     item.born = now
                     item.waiter.took()
                     if item.timeout is not None:
-                        self._start_timeout(item, deadline(now, source, self._pool, item.timeout, item.waiter.opened_at))
+                        self._start_timeout(item, deadline(now, self._pool, item.timeout, item.waiter.opened_at))
             item.attach(request)
             item.state = TaskState.SENT
         return taken

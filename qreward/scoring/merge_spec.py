@@ -21,24 +21,7 @@ from qreward.settings.policies import Endpoint
 
 
 class MergeSpec:
-    """Makes and merges the requests of a call or batch.
-
-    Each item receives one value: a score, labels, a rank, choices, or a moderation.
-
-    Args:
-        operation: the operation, such as scoring.
-        model, params, headers, body: arguments of the client's method, which all items share.
-        read: function that converts an item of the caller. It raises ``BadRequest`` for an invalid item. The default is
-            ``operation.item``.
-
-    Attributes:
-        blank: the request without items.
-        divides: True if the items may be divided among more requests than the limits require, so that several endpoints share the work.
-            It is False for rankings, because some models compare all documents of a request.
-
-    Raises:
-        ConfigError, BadRequest: an argument that all items share is invalid.
-    """
+    """Makes and merges the requests of a call or batch."""
 
     __slots__ = ("_key", "_operation", "_read", "blank", "divides")
 
@@ -105,10 +88,7 @@ class MergeSpec:
 
 
 class EmbeddingsSpec(MergeSpec):
-    """Makes and merges requests for embeddings. An item is a whole call, and receives the response that it would receive without merging.
-
-    A call with more inputs than the server accepts fails, both with and without merging.
-    """
+    """Makes and merges requests for embeddings. An item is a whole call, and receives the response that it would receive alone."""
 
     __slots__ = ()
 
@@ -143,24 +123,13 @@ _INDEX = msgspec.json.Decoder(int)
 
 
 class SharedEmbeddings(EmbeddingsAnswer, gc=False):
-    """The embeddings of one call, taken from the response to a merged request.
-
-    ``usage`` is a share of the usage of the request. The share is proportional to the size of the inputs of the call.
-    """
+    """The embeddings of one call, taken from the response to a merged request."""
 
     estimated: bool = True
 
 
 def parts_of(answer: EmbeddingsAnswer, counts: Sequence[int], sizes: Sequence[float]) -> list[EmbeddingsAnswer | InvalidResponse]:
-    """Split a merged embeddings response into one response per call. The vectors are not parsed, because callers may never read them.
-
-    If it is not certain which vector belongs to which call, every call receives an ``InvalidResponse``. Each call is then sent again alone.
-
-    Args:
-        answer: the response to the merged request.
-        counts: the number of vectors of each call.
-        sizes: the size of the inputs of each call. The usage is divided in proportion to these sizes.
-    """
+    """Split a merged embeddings response into one response per call. The vectors are not parsed, because callers may never read them."""
     try:
         document = _DOCUMENT.decode(answer.body)
         rows = _in_order(_ROWS.decode(document["data"]))

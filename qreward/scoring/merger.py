@@ -1,9 +1,4 @@
-"""Merge waiting items into requests, and distribute each answer or error among the items of its request.
-
-Items that may share a request have one ``RequestMerger`` per event loop. Its ``MergeQueue`` is used under the engine's lock. All other code
-runs in the thread of the event loop. ``ItemWaiter`` receives the results of one call, and ``MergedBatchWaiter`` receives
-the results of a batch.
-"""
+"""Merge waiting items into requests, and distribute each answer or error among the items of its request."""
 
 from __future__ import annotations
 
@@ -31,19 +26,14 @@ from qreward.scoring import sizing
 from qreward.scoring.merge_queue import MergedItem, MergedRequest, MergeQueue, Split
 from qreward.scoring.merge_spec import MergeSpec
 from qreward.scoring.sizing import LearnedLimits
+from qreward.settings.policies import Priority
 
 AHEAD = 4 * sizing.MOST
 """Maximum number of items that batches read ahead. Reading continues when fewer than half of this number of items wait."""
 
 
 class RequestMerger:
-    """Merges items into requests, and receives the outcomes of these requests (see ``engine.driver.Waiter``).
-
-    Args:
-        attempts: number of failed attempts after which a merged request fails or is split.
-        most_waiting: maximum number of requests that wait for the pool, including single items; None for no limit.
-        idle: function that is called when the merger has neither items nor batches left.
-    """
+    """Merges items into requests, and receives the outcomes of these requests (see ``engine.driver.Waiter``)."""
 
     def __init__(
         self,
@@ -52,9 +42,9 @@ class RequestMerger:
         spec: MergeSpec,
         known: LearnedLimits,
         *,
-        attempts: int,
-        most_waiting: int | None,
-        idle: Callable[[], object],
+        attempts: int,  # failed attempts after which a merged request fails or is split
+        most_waiting: int | None,  # requests that may wait for the pool, including single items
+        idle: Callable[[], object],  # called when the merger has neither items nor batches left
     ) -> None:
         self.driver = driver
         self.context = Context()
@@ -70,11 +60,7 @@ class RequestMerger:
     # adding items
 
     def put(self, items: list[MergedItem], *, batch: bool = False) -> None:
-        """Add items. They are submitted in the next iteration of the event loop. Items that are added in one iteration can then be merged.
-
-        Raises:
-            QueueFull: ``most_waiting`` is reached. This limit does not apply to items of a batch.
-        """
+        """Add items. They are submitted in the next iteration of the event loop, so that all items of one iteration can be merged."""
         engine, watch = self.driver.engine, self.driver.watch
         if self._most_waiting is not None and not batch:
             with engine.lock:
@@ -117,7 +103,7 @@ class RequestMerger:
     def _submit(self, now: float, paused: bool) -> None:
         """Submit an unfilled merged request for each lane with waiting items, and the next one if it is sent at once."""
         for lane in self.queue.lanes.values():
-            if paused and lane.feed is None:
+            if paused and lane.feed is None and lane.level >= Priority.NORMAL:
                 continue
             while lane.waiting and lane.request is None:
                 lane.request = MergedRequest(self._pool, lane, self)
@@ -162,24 +148,25 @@ class RequestMerger:
     async def execute(self, attempt: Attempt) -> Outcome:
         """Make one attempt. A failure that one item may have caused becomes ``REFUSED``: the request is split, not retried as a whole."""
         self._continue()
-        request, source, lock = cast("MergedRequest", attempt.task), attempt.source, self.driver.engine.lock
+        request, source = cast("MergedRequest", attempt.task), attempt.source
         count = len(request.members)
         outcome: Outcome = await self.driver.backend.send(source.handle, request.payload)
         if not isinstance(outcome, Failure):
             return outcome
         kind, request.misconfigured = outcome.kind, outcome.misconfigured
         if kind is FailureKind.OVERLOADED and outcome.retry_after is None and source.inflight == 1:
-            with lock:
+            with self.driver.engine.lock:
                 self.queue.record_rejection(source, count)
         if splits(outcome, count):
             request.refused_by = source
             kind = FailureKind.REFUSED
         elif kind is FailureKind.TRANSIENT and isinstance(outcome.error, RequestError) and outcome.error.status_code is not None:
-            with lock:
-                suspicious = self.queue.record_failure(request)
-            if suspicious and count > 1 and may_have_a_bad_item(outcome.error):
+            # sent whole once more, because most failures of servers are not the fault of an item
+            if count > 1 and (request.split is not None or request.tries) and may_have_a_bad_item(outcome.error):
                 kind = FailureKind.REFUSED
-            elif request.is_suspect():  # LOCAL: the retry does not count against the health of the endpoint
+            elif (
+                request.split is not None and request.split.others_served
+            ):  # LOCAL: the retry does not count against the health of the endpoint
                 kind = FailureKind.LOCAL
         return outcome if kind is outcome.kind else Failure(kind, outcome.error, limits=outcome.limits)
 
@@ -236,14 +223,13 @@ class RequestMerger:
             self._send_again([item], 1, Split(None, 1, True))
 
     def _split(self, request: MergedRequest) -> None:
-        """Send the items again in two halves. Repeated splits finally send an invalid item alone.
-
-        If the request has used up its attempts, all of its items may be invalid. Each part then has at most two attempts.
-        """
+        """Send the items again in two halves. Repeated splits finally send an invalid item alone."""
         items = request.left()
         tries = max(0, self._attempts - 2) if request.tries >= self._attempts else 0
         parts = halves(items)
-        split = Split(request.refused_by if len(items) > 1 else None, len(parts[0]), request.is_suspect())
+        split = Split(
+            request.refused_by if len(items) > 1 else None, len(parts[0]), request.split is not None and request.split.others_served
+        )
         for part in filter(None, parts):
             self._send_again(part, tries, split)
 
@@ -263,10 +249,7 @@ class RequestMerger:
     # ending early
 
     def end(self, items: Iterable[MergedItem], error_of: Callable[[MergedItem], QRewardError] | None = None, *, late: bool = False) -> None:
-        """End items that wait or were sent. Withdraw merged requests whose items are then all over.
-
-        ``error_of`` returns the error of an item. It is None if the callers no longer wait. ``late`` is True if their time is up.
-        """
+        """End items that wait or were sent. Withdraw merged requests whose items are then all over."""
         items = [item for item in items if item.place is not OVER]
         if not items:
             return
@@ -367,10 +350,7 @@ class _ItemOptions(RequestOptions):
 
 
 class MergedBatchWaiter(BatchWaiter):
-    """A batch whose items share requests. They wait in the ``RequestMerger`` of their merge key, which ``find`` returns.
-
-    The scheduler uses the feed of the batch only to detect outages.
-    """
+    """A batch whose items share requests. They wait in the ``RequestMerger`` of their merge key, which ``find`` returns."""
 
     def __init__(
         self,

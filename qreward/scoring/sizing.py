@@ -1,9 +1,4 @@
-"""Choose how many items a merged request should have.
-
-``EndpointLimits`` learns how many items an endpoint accepts in one request. ``length`` chooses the number of items. This number is large
-enough that the fixed cost of a request does not dominate, and small enough that the items keep all slots busy. This module does not depend
-on the content of items or on HTTP.
-"""
+"""Choose how many items a merged request should have."""
 
 from __future__ import annotations
 
@@ -15,12 +10,9 @@ from qreward.scheduler.outcome import ProbeResult
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.source import Source
 
-MOST = 256
-"""Maximum number of items per request, for servers that have no limit."""
-LEAST = 8
-"""Minimum number of items per request while response times are unknown, if at least this number of items waits."""
-WEIGHT = 0.95
-"""Factor by which the weight of all older requests is multiplied for each new request."""
+MOST = 256  # maximum number of items per request, for servers that have no limit
+LEAST = 8  # minimum number of items per request while response times are unknown, if at least this number of items waits
+WEIGHT = 0.95  # factor by which the weight of all older requests is multiplied for each new request
 PORTION = 1.5
 """Number of requests per slot into which the remaining items are divided. With more requests than slots, a slow endpoint gets fewer items.
 The values 1, 1.5, 2 and 3 were measured on servers that take 20 ms + 1.5 ms per item or 100 ms per request, with equal and with different
@@ -29,25 +21,14 @@ speeds. The value 1.5 was the best."""
 LONE_REJECTS = 2
 """Number of successive rejections after which shorter requests are tried at an endpoint. A rejection counts if the endpoint has no other
 request of this client."""
-MOST_PATIENCE = 64
-"""Maximum number of requests that must be answered after a rejection before a longer request is tried."""
+MOST_PATIENCE = 64  # maximum number of requests that must be answered after a rejection before a longer request is tried
 REFUSED_PATIENCE = 1000
 """Number of requests that must be answered after a refusal before a longer request is tried. The number is doubled if the longer request
 is also refused."""
 
 
 class ServiceTimeModel:
-    """Models the response time in seconds as a linear function ``a + b * n`` of the number of items ``n``.
-
-    The function is fitted by weighted least squares to about the last twenty requests.
-
-    Example:
-        >>> service = ServiceTimeModel()
-        >>> for items in (1, 50, 100, 150):
-        ...     service.add(items, 0.02 + 0.0015 * items)
-        >>> service.least()
-        14
-    """
+    """Models the response time in seconds as a linear function ``a + b * n`` of the number of items ``n``."""
 
     __slots__ = ("_n", "_nn", "_nt", "_t", "_w")
 
@@ -78,9 +59,8 @@ def places(now: float, pool: Pool) -> int:
 
 
 def _capacity(source: Source) -> int:
-    """Return the number of concurrent requests that the limits allow. A rate limit allows its rate times the mean response time
-    (Little's law).
-    """
+    """Return the number of concurrent requests that the limits allow. A rate limit allows its rate times the mean response time (Little's
+    law)."""
     rates = [pace.rate for pace in (source.requests, source.learned) if pace is not None]
     rate = min((rate for rate in rates if rate is not None), default=inf)
     return source.window.limit if rate == inf else min(source.window.limit, 1 + int(rate * source.latency.mean))
@@ -95,49 +75,30 @@ def length(now: float, pool: Pool, waiting: float, service: ServiceTimeModel) ->
 
 
 def pause(pool: Pool) -> float:
-    """Return the seconds after a request during which single items wait for other items, even if a slot is free.
-
-    If all slots are in use, a slot becomes free every ``latency / slots`` seconds. The pause is this interval, multiplied by the share of
-    slots in use. Therefore, the pause is 0 if the pool is idle. Without a pause, single items would take the last slots one by one. The
-    next item would then wait until a whole response has arrived.
-    """
+    """Return the seconds after a request during which single items wait for other items, even if a slot is free."""
     sources = list(pool.sources)
     slots, busy = sum(source.window.limit for source in sources), sum(source.inflight for source in sources)
     return max((source.latency.mean for source in sources), default=0.0) * busy / slots**2 if slots else 0.0
 
 
 class EndpointLimits:
-    """Learns the limits of requests to one endpoint, for items of one kind.
+    """Learns how long requests to one endpoint may be, for items of one kind. ``cap`` is the maximum number of items that the client sets.
 
-    The limits are learned from two kinds of events.
-
-    *Rejections.* Text Embeddings Inference has a queue slot for each item. If a request has more items than there are slots, the server
-    rejects the request, and reports only that it has no capacity. Therefore, shorter requests are tried after rejections. If even a single
-    item is rejected, the length was not the cause, and the full limit applies again. If a shorter request is accepted, the next requests
-    have the same length. Later, the length is doubled repeatedly, until the full limit is reached.
-
-    *Refusals.* A request was also too long if it was refused and both of its halves were accepted. Long items may have been the cause, so a
-    longer request is tried again after many answers.
-
-    Args:
-        usual: the limits of this kind of server.
-        cap: the maximum number of items that the client sets; None for no maximum.
-
-    Attributes:
-        limits: the current limits of one request.
+    Text Embeddings Inference has a queue slot for each item, and rejects a longer request as if it had no capacity: shorter requests are
+    then tried. A request was also too long if it was refused and both of its halves were accepted. A longer request is tried again later.
     """
 
-    __slots__ = ("_answers_below_limits", "_answers_below_usual", "_cap", "_most", "_patience", "_refused_patience", "_rejections",
-                 "_reported", "_usual", "limits")  # fmt: skip
+    __slots__ = ("_answers", "_before", "_cap", "_patience", "_refused", "_rejected", "_rejections", "_reported", "_usual", "limits")
 
     def __init__(self, usual: MergeLimits, cap: int | None) -> None:
         self._cap, self._reported = cap, usual.items
-        self._patience, self._refused_patience = 1, REFUSED_PATIENCE
+        self._rejected, self._refused = 1, 0  # numbers of answers before a longer request is tried, after a rejection or a refusal
         self._begin(usual)
 
     def _begin(self, usual: MergeLimits) -> None:
-        self.limits = self._most = self._usual = usual.with_items(self._cap)
-        self._rejections = self._answers_below_limits = self._answers_below_usual = 0
+        self.limits = self._before = self._usual = usual.with_items(self._cap)
+        self._rejections = self._answers = 0
+        self._patience = 1
 
     def report(self, items: int) -> None:
         if self._reported is not None and self._usual != ALONE and items != self._reported:
@@ -146,10 +107,8 @@ class EndpointLimits:
 
     def record_refusal(self, most: int) -> None:
         """Limit requests to ``most`` items, because a longer request was refused and its halves were accepted."""
-        if self._most is not self._usual:
-            self._refused_patience *= 2
-        self._answers_below_usual = 0
-        self._most = self._most.with_items(most)
+        self._patience = self._refused = 2 * self._refused or REFUSED_PATIENCE
+        self._answers = 0
         self.limits = self.limits.with_items(most)
 
     def record_rejection(self, items: int) -> None:
@@ -157,42 +116,34 @@ class EndpointLimits:
         self._rejections += 1
         if self._reported is None or self._rejections < LONE_REJECTS:
             return
-        if self._answers_below_limits == 0 and self._rejections == LONE_REJECTS:
-            self._patience = min(2 * self._patience, MOST_PATIENCE)
+        if self._rejections == LONE_REJECTS:
+            self._before = self.limits
+            if not self._answers:
+                self._rejected = min(2 * self._rejected, MOST_PATIENCE)
+        self._patience = self._rejected
         if items > 1:
-            self.limits = self._most.with_items(items // 2)
-        else:
-            self.limits, self._rejections = self._most, 0
+            self.limits = self._usual.with_items(items // 2)
+        else:  # the length was not the cause
+            self.limits, self._rejections = self._before, 0
 
     def record_answer(self) -> None:
         self._rejections = 0
-        if self.limits is not self._most:
-            self._answers_below_limits += 1
-            if self._answers_below_limits >= self._patience:
-                self._answers_below_limits = 0
-                self.limits = self._most.with_items(2 * (self.limits.items or 1))
-        elif self._most is not self._usual:
-            self._answers_below_usual += 1
-            if self._answers_below_usual >= self._refused_patience:
-                self._answers_below_usual = 0
-                self.limits = self._most = self._usual.with_items(2 * (self._most.items or 1))
+        if self.limits is not self._usual:
+            self._answers += 1
+            if self._answers >= self._patience:
+                self._answers = 0
+                self.limits = self._usual.with_items(2 * (self.limits.items or 1))
 
 
 class LearnedLimits:
-    """Holds the learned limits of all endpoints of a client. The limits of an endpoint are kept until the endpoint is removed.
-
-    The mergers of all event loops share this object, so the caller of a method must hold the engine's lock.
-    """
+    """Holds the learned limits of all endpoints of a client. The limits of an endpoint are kept until the endpoint is removed."""
 
     def __init__(self) -> None:
         self._known: dict[Source, dict[Hashable, EndpointLimits]] = {}
         self._reported: dict[Source, int] = {}
 
     def at(self, source: Source, usual: MergeLimits, cap: int | None) -> EndpointLimits:
-        """Return the limits of requests to an endpoint.
-
-        The limits are learned separately for each pair of ``usual`` and ``cap`` (see ``EndpointLimits``).
-        """
+        """Return the limits of requests to an endpoint."""
         kinds = self._known.get(source)
         if kinds is None:
             self._known = {source: known for source, known in self._known.items() if not source.removed}

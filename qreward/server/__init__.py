@@ -1,9 +1,4 @@
-"""The reward server: serves any scoring function over HTTP, in batches, with the APIs that trainers and the qreward client use.
-
-``forms`` and ``responses`` define the bodies, and ``service`` implements the routes. ``app`` uses FastAPI, and ``server`` uses uvicorn.
-``qreward.batching.reward_buffer`` does the scoring, and does not depend on the server. The package needs the extra ``qreward[server]``. The
-names of this package are loaded on first use.
-"""
+"""The reward server: serves any scoring function over HTTP, in batches, with the APIs that trainers and the qreward client use."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Checks of a request before it is scored: the token, the request rate, the queue length, the memory, and the limits of its body.
-
-A request over a limit does not wait. It is rejected with a retry time. This module does not handle rewards.
-"""
+"""Checks of a request before it is scored: the token, the request rate, the queue length, the memory, and the limits of its body."""
 
 from __future__ import annotations
 
@@ -68,10 +65,7 @@ class MemoryReservation:
 
 
 def check_caller(scope: Mapping[str, Any], config: ServerConfig) -> None:
-    """Raise ``HTTPError`` unless the request contains the token.
-
-    If no token is configured, raise ``HTTPError`` if the request arrived at an IP address that other machines can reach.
-    """
+    """Raise ``HTTPError`` unless the request contains the token."""
     if config.token is None:
         host = (scope.get("server") or ("",))[0]
         is_address = host[:1].isdigit() or ":" in host  # False for a name, or for the path of a Unix socket
@@ -87,11 +81,7 @@ def check_caller(scope: Mapping[str, Any], config: ServerConfig) -> None:
 
 
 async def read_body(receive: Receive, headers: Mapping[str, str], held: MemoryReservation, config: ServerConfig) -> bytes:
-    """Read the whole body.
-
-    Raises ``ClientDisconnected``, or ``HTTPError`` if the body is too long, too slow or compressed, or if there is no memory for it. If a
-    body is too long, the connection stays open, and the server discards the remaining bytes. The client can then read the error.
-    """
+    """Read the whole body."""
     most = config.max_body_bytes
     too_large = HTTPError(413, "body_too_large", f"the request is longer than {most} bytes; send fewer completions at once")
     if headers.get("content-encoding", "identity").lower() != "identity":

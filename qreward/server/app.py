@@ -111,11 +111,7 @@ def _described(bodies: tuple[type[msgspec.Struct], ...]) -> dict[str, Any]:
 
 
 class AdmissionMiddleware:
-    """Rejects requests while the server drains, checks the token, and counts responses.
-
-    Responses of paths that are not in ``routes`` are counted as ``other``. The middleware is plain ASGI. Therefore it costs almost nothing
-    and never reads a body.
-    """
+    """Rejects requests while the server drains, checks the token, and counts responses."""
 
     def __init__(self, app: Callable[[Any, Any, Any], Awaitable[None]], service: Service, routes: frozenset[str]) -> None:
         self._app = app

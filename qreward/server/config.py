@@ -1,7 +1,4 @@
-"""The settings of a reward server. The command line options and environment variables are derived from ``ServerConfig``.
-
-This module reads texts and the environment. It does not depend on HTTP or scoring.
-"""
+"""The settings of a reward server. The command line options and environment variables are derived from ``ServerConfig``."""
 
 from __future__ import annotations
 
@@ -103,11 +100,7 @@ class ServerConfig(Policy):
 
     @classmethod
     def from_texts(cls, **given: str | None) -> Self:
-        """Create the settings from texts.
-
-        If an argument is None, the text is read from the environment variable of the setting. An empty text stands for the default, and
-        ``none`` stands for None.
-        """
+        """Create the settings from texts, or else from the environment. An empty text stands for the default, and ``none`` for None."""
         texts = {name.removeprefix(PREFIX).lower(): text for name, text in os.environ.items() if name.startswith(PREFIX)}
         texts |= {name: text for name, text in given.items() if text is not None}
         values: dict[str, Any] = {name: None if text.lower() == "none" else text for name, text in texts.items() if text}
@@ -120,12 +113,7 @@ class ServerConfig(Policy):
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether an address can be reached only from this machine.
-
-    Example:
-        >>> is_loopback("127.0.0.1"), is_loopback("0.0.0.0")
-        (True, False)
-    """
+    """Return whether an address can be reached only from this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -140,12 +128,7 @@ def helps() -> dict[str, str]:
 
 
 def token_of(variable: str | None, path: str | None) -> str | None:
-    """Read the token from an environment variable or a file. Return None if neither is named.
-
-    Raises:
-        ConfigError: both a variable and a file are named, or the named source is missing, empty or unreadable. The message never shows the
-            token.
-    """
+    """Read the token from an environment variable or a file. Return None if neither is named."""
     if variable and path:
         raise ConfigError("pass --token-env or --token-file, not both")
     if variable:

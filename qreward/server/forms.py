@@ -1,8 +1,4 @@
-"""The accepted request bodies: ``/get_reward`` of OpenRLHF and of MolGenDocking's buffer, ``/classify`` and ``/score`` of vLLM.
-
-Each reader converts a body into completions with metadata, or raises an error that names the invalid place. Unknown members are ignored, as
-on the servers of these projects. This module does not depend on HTTP, except that bodies are JSON.
-"""
+"""The accepted request bodies: ``/get_reward`` of OpenRLHF and of MolGenDocking's buffer, ``/classify`` and ``/score`` of vLLM."""
 
 from __future__ import annotations
 
@@ -52,10 +48,7 @@ class ClassifyBody(msgspec.Struct):
 
 
 class ScoreBody(msgspec.Struct):
-    """Body of ``POST /score`` in the form that vLLM accepts: two lists of texts, under any of vLLM's names for them.
-
-    Both lists have the same length, or the first list has one text.
-    """
+    """Body of ``POST /score`` in the form that vLLM accepts: two lists of texts, under any of vLLM's names for them."""
 
     text_1: str | list[str] | None = None
     text_2: str | list[str] | None = None
@@ -70,13 +63,7 @@ class ScoreBody(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class ScoreRequest:
-    """The parsed body of a scoring request.
-
-    Attributes:
-        form: ``openrlhf``, ``buffer``, ``classify`` or ``score``. The response has the same form.
-        query: the completions with their metadata.
-        activation: whether a sigmoid is applied to the rewards.
-    """
+    """The parsed body of a scoring request."""
 
     form: str
     query: Query
@@ -84,10 +71,7 @@ class ScoreRequest:
 
 
 def read_get_reward(body: bytes, config: ServerConfig) -> ScoreRequest:
-    """Read the body of ``/get_reward``. Raises ``HTTPError``.
-
-    A body with ``metadata`` has the form ``buffer``. A body without ``metadata`` has the form ``openrlhf``.
-    """
+    """Read the body of ``/get_reward``. Raises ``HTTPError``."""
     document = _decode(body, dict[str, Any])
     form: type[BufferBody | OpenRlhfBody] = BufferBody if "metadata" in document else OpenRlhfBody
     if form is BufferBody and "labels" in document:
@@ -195,10 +179,7 @@ def _decode(body: bytes, kind: type[T]) -> T:
 
 
 def _invalid_field(error: Exception) -> HTTPError:
-    """Return the error for a message of msgspec, such as ``Expected `str`, got `int` - at `$.query[3]```.
-
-    The message is split into the place in the body and the text.
-    """
+    """Return the error for a message of msgspec, such as ``Expected `str`, got `int` - at `$.query[3]```."""
     match = _PLACE.fullmatch(str(error))
     assert match is not None  # the pattern matches any text
     where: list[str | int] = [name or (int(at) if at.isdigit() else at) for name, at in _STEP.findall(match["path"] or "")]

@@ -11,15 +11,7 @@ LONGEST_WAIT = 60.0
 
 
 class HTTPError(Exception):
-    """The error response to a request.
-
-    Args:
-        status: HTTP status of the response.
-        kind: machine-readable type, such as ``queue_full``.
-        message: text that names the fault, its place, and what to change.
-        headers: headers of the response.
-        more: further members of the error object, such as ``where``.
-    """
+    """The error response to a request."""
 
     def __init__(self, status: int, kind: str, message: str, headers: dict[str, str] | None = None, **more: Any) -> None:
         super().__init__(message)

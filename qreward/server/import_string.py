@@ -12,16 +12,7 @@ from qreward.spelling import closest, did_you_mean
 
 
 def load_object(name: str, what: str, example: str) -> Any:
-    """Load an object by its name. Modules in the working directory are found.
-
-    Args:
-        name: ``module:name`` or ``package.module:holder.name``.
-        what: role of the object in error messages, such as ``scorer``.
-        example: a valid name, for error messages.
-
-    Raises:
-        ConfigError: the object cannot be loaded. The message contains the part of the name that is wrong.
-    """
+    """Load an object by its name. Modules in the working directory are found."""
     prefix = f"{what} {name!r}: "
     module, colon, path = name.partition(":")
     if not (module and colon and path):

@@ -1,7 +1,4 @@
-"""Metrics of the server in the Prometheus text format 0.0.4. This module does not depend on HTTP or scoring.
-
-The names of batch metrics are the names of Ray Serve with the prefix ``qreward_``.
-"""
+"""Metrics of the server in the Prometheus text format 0.0.4. This module does not depend on HTTP or scoring."""
 
 from __future__ import annotations
 
@@ -68,14 +65,7 @@ Metric = Counter | Histogram | float
 
 
 def exposition(metrics: Mapping[str, tuple[str, Metric]]) -> str:
-    """Return metrics in the Prometheus text format. ``metrics`` maps the name of each metric to its help text and the metric.
-
-    Example:
-        >>> print(exposition({"qreward_queue_length": ("Completions that wait.", 3)}), end="")
-        # HELP qreward_queue_length Completions that wait.
-        # TYPE qreward_queue_length gauge
-        qreward_queue_length 3
-    """
+    """Return metrics in the Prometheus text format. ``metrics`` maps the name of each metric to its help text and the metric."""
     lines: list[str] = []
     for name, (text, metric) in metrics.items():
         if isinstance(metric, Counter | Histogram):

@@ -1,9 +1,4 @@
-"""Response bodies for rewards, in the forms of OpenRLHF, MolGenDocking's buffer and vLLM.
-
-If a completion has no reward, either its row contains an error, or the whole request fails. The OpenRLHF form can contain only numbers.
-Therefore, one completion without a reward makes a request of this form fail with status 424. The qreward client then sends each half of the
-list again. This module does not depend on HTTP, except for statuses.
-"""
+"""Response bodies for rewards, in the forms of OpenRLHF, MolGenDocking's buffer and vLLM."""
 
 from __future__ import annotations
 
@@ -55,10 +50,7 @@ def _error(status: int, kind: str, scored: Sequence[ScoreResult]) -> HTTPError:
 
 
 def _no_rewards(scored: Sequence[ScoreResult]) -> HTTPError:
-    """Return the error of a request without any reward.
-
-    The status depends on the cause: a timeout, a shutdown, the completions, or else the scorer.
-    """
+    """Return the error of a request without any reward."""
     causes = {type(one.cause) for one in scored}
     if causes == {ClientClosed}:
         return draining()

@@ -25,12 +25,7 @@ _ABORT_TIMEOUT = 1.0
 
 
 class Service:
-    """Holds the state and the operations that the routes of an app share.
-
-    Attributes:
-        active: number of running requests.
-        draining: True while the server accepts no new requests and finishes the running requests.
-    """
+    """Holds the state and the operations that the routes of an app share."""
 
     def __init__(self, scorer: Any, config: ServerConfig) -> None:
         self.config = config
@@ -90,10 +85,7 @@ class Service:
             self._idle.set()
 
     async def drain(self) -> bool:
-        """Accept no new requests, and finish the running requests.
-
-        Return True if the running requests finished within ``drain_timeout``. Otherwise, abort the remaining requests and return False.
-        """
+        """Accept no new requests, and finish the running requests."""
         self.draining = True
         try:
             async with asyncio.timeout(self.config.drain_timeout):

@@ -1,9 +1,4 @@
-"""The base class of all settings, the types of their values, and the messages for invalid values. This module does not
-depend on any particular setting.
-
-These conventions hold for all settings: ``None`` disables a feature, durations are seconds, and an unknown name is an error that suggests
-the closest valid name.
-"""
+"""The base class of all settings, the types of their values, and the messages about invalid values."""
 
 from __future__ import annotations
 
@@ -12,12 +7,10 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import inf, isfinite
-from operator import ge, gt, le, lt
-from types import NoneType, SimpleNamespace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, NoReturn, Self, TypeVar, get_origin, get_type_hints
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, SecretStr, ValidationError, ValidationInfo
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, TypeAdapter, ValidationError, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from qreward.callables import NOT_GIVEN, Code
@@ -31,7 +24,7 @@ if TYPE_CHECKING:
     Given_contra = TypeVar("Given_contra", contravariant=True)
 
     class Accepting(Generic[Read_co, Given_contra]):
-        """The type of a setting that is read as the first type and may be given as the second type: ``Accepting[int, int | str]``."""
+        """``Accepting[int, int | str]`` is the type of a setting that is read as an int, and may be given as an int or a text."""
 
         def __get__(self, instance: object, owner: object = None) -> Read_co: ...
         def __set__(self, instance: object, value: Given_contra) -> None: ...
@@ -39,54 +32,30 @@ if TYPE_CHECKING:
 else:
 
     class PolicyType(type(BaseModel)):
-        """The metaclass of all settings. Without it, ``help`` of a class shows some 50 methods of pydantic, and validators as types."""
+        """The metaclass of all settings. It hides some 50 methods of pydantic from ``help``."""
 
         def __dir__(cls):
             own = (kind for kind in cls.__mro__ if issubclass(kind, BaseModel) and kind is not BaseModel)
             return [name for kind in own for name in vars(kind) if not name.startswith("_") and name not in ("model_config", "elsewhere")]
 
     class Accepting:
-        """For pydantic, the type of the setting is the first type. The validators of the setting also accept the second type."""
-
         def __class_getitem__(cls, types):
             return types[0]
 
 
 def default(value: Any) -> Any:
-    """Return the value unchanged. The value is the default of a setting whose type is ``Accepting``.
-
-    Without this function, type checkers would report the value, because it is not an ``Accepting``.
-    """
+    """Return the default of a setting whose type is ``Accepting``, which type checkers would refuse."""
     return value
 
 
-_UNITS = {
-    **dict.fromkeys(("ms", "msec", "millisecond", "milliseconds"), 0.001),
-    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0),
-    **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60.0),
-    **dict.fromkeys(("h", "hr", "hour", "hours"), 3600.0),
-    "%": 0.01,
-    "": 1.0,
-}
-NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
-_WITH_UNIT = re.compile(r"((?:\d{1,3}(?:[,_]\d{3})+|\d+)(?:\.\d+)?)\s*([A-Za-z%]*)")
 _HARMLESS = re.compile(r"[+-]?\d[\d_.,]*\s*[A-Za-z%]{0,8}|[A-Za-z_ -]{0,24}")
 
 
 class Number:
-    """Validates a number. This validation runs before pydantic's own validation, because the message of this validation
-    contains the value and the unit.
-
-    Args:
-        unit: unit of the number; empty if the number has no unit.
-        whole: True allows only integers.
-        least, most: inclusive bounds of the value.
-        above, below: exclusive bounds of the value.
-    """
+    """Validates a number, with pydantic's messages. Booleans are refused, because YAML reads a bare ``on`` or ``yes`` as true."""
 
     def __init__(
         self,
-        unit: str = "",
         *,
         whole: bool = False,
         least: float | None = None,
@@ -94,52 +63,26 @@ class Number:
         below: float | None = None,
         most: float | None = None,
     ) -> None:
-        self._of = f" of {unit}" if unit else ""
-        self._unit, self._whole = f" {unit}" if unit else "", whole
-        bounds = ("at least", least, ge), ("more than", above, gt), ("less than", below, lt), ("at most", most, le)
-        self._bounds = [(words, bound, fits) for words, bound, fits in bounds if bound is not None]
-        self._kind = f"whole number{self._of}" if whole else f"number{self._of}"
+        bounds: Any = Field(ge=least, gt=above, lt=below, le=most, allow_inf_nan=None if whole else False)
+        kind: Any = Annotated[int if whole else float, bounds]
+        self._adapter: TypeAdapter[float] = TypeAdapter(kind)
 
-    def __call__(self, value: object) -> object:
-        number = self._read(value)
-        if not isfinite(number):
-            raise ValueError(f"must be a finite number{self._of}, not {number}")
-        if self._whole and not number.is_integer():
-            raise ValueError(f"must be a whole number{self._of}, not {number:g}")
-        for words, bound, fits in self._bounds:
-            if not fits(number, bound):
-                raise ValueError(f"must be {words} {bound:g}{self._unit}, not {number:g}")
-        return value
-
-    def _read(self, value: object) -> float:
-        if isinstance(value, bool):  # YAML parses a bare ``on`` or ``yes`` as true, which would count as 1
-            raise ValueError(f"must be a {self._kind}, not true or false")
-        if isinstance(value, str) and not NUMBER.fullmatch(value.strip()) and value.strip().lower() not in ("nan", "inf", "-inf"):
-            raise ValueError(f"{shown(value)} is not a {self._kind}{self._remedy(value)}")
-        try:
-            return float(value)  # type: ignore[arg-type]
-        except OverflowError:
-            return inf
-        except (TypeError, ValueError):
-            raise ValueError(f"must be a {self._kind}, not {_kind_of(value)}") from None
-
-    def _remedy(self, text: str) -> str:
-        """Return a correction, such as ``; write 300`` for ``300s``. The result is empty if the unit is not known."""
-        found = _WITH_UNIT.fullmatch(text.strip())
-        if found is None:
-            return ""
-        unit = found[2].lower()
-        fits = not unit or (self._unit == " seconds" and unit != "%") or (not self._unit and not self._whole and unit == "%")
-        factor = _UNITS.get(unit) if fits else None
-        return "" if factor is None else f"; write {float(re.sub('[_,]', '', found[1])) * factor:.10g}"
+    def __call__(self, value: object) -> float:
+        return self._adapter.validate_python(not_a_bool(value))
 
 
-Seconds = Annotated[float, BeforeValidator(Number("seconds", above=0))]
-SomeSeconds = Annotated[float, BeforeValidator(Number("seconds", least=0))]
+def not_a_bool(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("must be a number, not true or false")
+    return value
+
+
+Seconds = Annotated[float, BeforeValidator(Number(above=0))]
+SomeSeconds = Annotated[float, BeforeValidator(Number(least=0))]
 Weight = Annotated[float, BeforeValidator(Number(above=0))]
 Rate = Annotated[float, BeforeValidator(Number(above=0))]
 Share = Annotated[float, BeforeValidator(Number(least=0))]
-Dollars = Annotated[float, BeforeValidator(Number("US dollars", least=0))]
+Dollars = Annotated[float, BeforeValidator(Number(least=0))]
 Count = Annotated[int, BeforeValidator(Number(whole=True, least=1))]
 Many = Annotated[int, BeforeValidator(Number(whole=True, least=0))]
 Quantile = Annotated[float, BeforeValidator(Number(above=0, below=1))]
@@ -154,7 +97,7 @@ _EXPANDED = {"variables": "expanded"}
 
 
 class Policy(BaseModel, metaclass=PolicyType):
-    """Base class of all settings. An object is immutable. An unknown name is an error. Errors are :class:`ConfigError`, without values."""
+    """Base class of all settings. An object is immutable, an unknown name is an error, and errors show no values."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, arbitrary_types_allowed=True)
     elsewhere: ClassVar[Mapping[str, str]] = {}
@@ -171,10 +114,7 @@ class Policy(BaseModel, metaclass=PolicyType):
 
     @classmethod
     def from_content(cls, content: Mapping[str, Any]) -> Self:
-        """Return the settings in the content of a file, in which environment variables have been replaced.
-
-        The result of a replacement is not expanded again, because a value may contain ``$``.
-        """
+        """Return the settings in the content of a file. Its environment variables were replaced already, and values may contain ``$``."""
         try:
             return cls.model_validate(content, context=_EXPANDED)
         except ValidationError as error:
@@ -185,7 +125,7 @@ class Policy(BaseModel, metaclass=PolicyType):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Set the signature that ``help`` and editors show: the types of the settings, without pydantic's validators."""
+        """Set the signature that ``help`` shows: without pydantic's validators."""
         super().__pydantic_init_subclass__(**kwargs)
         given = SimpleNamespace(__annotations__={name: field.annotation for name, field in cls.model_fields.items()})
         types = get_type_hints(given)  # without the validators
@@ -234,19 +174,7 @@ def check_header(name: object, value: object) -> str:
 
 
 def expand_variables(value: object) -> object:
-    """Return a string in which ``${VAR}`` is replaced with the environment variable.
-
-    ``${VAR:-default}`` is replaced with the default if the variable is not set or empty. Values other than strings are returned unchanged.
-    The secret value of a ``SecretStr`` is expanded.
-
-    Raises:
-        ValueError: a variable without a default is not set or empty. Also raised if the string is a variable in another notation
-            (``$VAR``), because the string would be sent unchanged.
-
-    Example:
-        >>> expand_variables("http://${QREWARD_EXAMPLE_HOST:-gpu-0}:8000/v1")
-        'http://gpu-0:8000/v1'
-    """
+    """Return a string in which ``${VAR}`` and ``${VAR:-default}`` are replaced from the environment. Raises ``ValueError``."""
     if isinstance(value, SecretStr):
         value = value.get_secret_value()
     if not isinstance(value, str):
@@ -268,25 +196,17 @@ def expand_variables(value: object) -> object:
 
 
 def variables_in(text: str) -> list[str]:
-    """Return the names of the environment variables that a text refers to. Each name is returned once.
-
-    Example:
-        >>> variables_in("http://${HOST}:${PORT:-8000}/v1")
-        ['HOST', 'PORT']
-    """
+    """Return the names of the environment variables that a text refers to."""
     return list(dict.fromkeys(match[1] for match in _VARIABLE.finditer(text)))
 
 
 def expand_once(value: object, info: ValidationInfo) -> object:
-    """Return the value with its variables expanded. A pydantic validator calls this function instead of ``expand_variables``.
-
-    Strings from a file are returned unchanged, because their variables have been replaced already; see ``Policy.from_content``.
-    """
+    """Return the value with its variables expanded, unless it comes from a file; see ``Policy.from_content``."""
     return value if info.context == _EXPANDED and isinstance(value, str) else expand_variables(value)
 
 
 def wrong(*faults: tuple[tuple[str | int, ...], str]) -> ValidationError:
-    """Return the exception with which a validator reports faults. A fault has a path below the validated value, and a message."""
+    """Return the exception with which a validator reports faults: paths below the validated value, and messages."""
     details: list[Any] = [
         {"type": PydanticCustomError("wrong", "{text}", {"text": text}), "loc": path, "input": None} for path, text in faults
     ]
@@ -294,7 +214,7 @@ def wrong(*faults: tuple[tuple[str | int, ...], str]) -> ValidationError:
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> ConfigError:
-    """Return a validation error as a ``ConfigError``. The message has one line per fault: the location, the fault and the correction."""
+    """Return a validation error as a ``ConfigError`` with one line per fault."""
     details = error.errors()
     inner = {detail["loc"][:length] for detail in details for length in range(len(detail["loc"]))}
     faults = tuple((d["loc"], _sentence(d, model)) for d in details if d["type"] != "too_short" or d["loc"] not in inner)
@@ -309,87 +229,54 @@ def with_faults(faults: Sequence[Fault], prefix: Callable[[tuple[str | int, ...]
 
 
 def _sentence(detail: Any, model: type[BaseModel]) -> str:
-    path, kind, value, context = detail["loc"], detail["type"], detail["input"], detail.get("ctx", {})
+    path, kind, value, message = detail["loc"], detail["type"], detail["input"], str(detail["msg"]).removeprefix("Value error, ")
+    if kind not in ("value_error", "wrong"):  # the messages of validators are our own
+        for pydantics, ours in _WORDS.items():
+            message = message.replace(pydantics, ours)
+        message = re.sub(", (?:unable to|got a number) [a-z ]+", "", message)
     if kind == "extra_forbidden":
         path, name = path[:-1], str(path[-1])
-        here = _model_at(model, path)
-        message = f"unknown setting {name!r}; {_hint(here, name)}"
+        for part in path:
+            model = _inner(model, str(part)) or model
+        message = f"unknown setting {name!r}; {_hint(model, name)}"
     elif kind in ("literal_error", "enum"):
-        known = re.findall(r"'([^']*)'", context["expected"])
-        near = closest(value, known) if isinstance(value, str) else []
-        message = f"must be {context['expected']}, not {shown(value)}" + (f"; did you mean {near[0]!r}?" if near else "")
-    elif kind in _MESSAGES:
-        message = _MESSAGES[kind].format(**context, kind=_kind_of(value), blank=_missing_blank(value))
-    else:
-        message = str(detail["msg"]).removeprefix("Value error, ")
-    return f"{'.'.join(str(part) for part in path)}: {message}" if path else message
+        near = closest(value, re.findall(r"'([^']*)'", message)) if isinstance(value, str) else []
+        message += f", not {shown(value)}" + (f"; did you mean {near[0]!r}?" if near else "")
+    elif kind.startswith(("int", "float", "finite", "greater", "less")):
+        message += f", not {shown(value)}"
+    return f"{'.'.join(map(str, path))}: {message}" if path else message
 
 
-_MESSAGES = {
-    "missing": "is required",
-    "string_type": "must be a string, not {kind}",
-    "string_too_short": "must not be empty",
-    "float_type": "must be a number, not {kind}",
-    "float_parsing": "must be a number",
-    "int_type": "must be a whole number, not {kind}",
-    "int_parsing": "must be a whole number",
-    "int_from_float": "must be a whole number",
-    "finite_number": "must be a finite number",
-    "bool_type": "must be true or false, not {kind}",
-    "bool_parsing": "must be true or false",
-    "tuple_type": "must be a list, not {kind}",
-    "list_type": "must be a list, not {kind}",
-    "dict_type": "must be a mapping, not {kind}",
-    "model_type": "must be a mapping of settings, not {kind}; in code, write {class_name}(...){blank}",
-    "too_short": "must have at least {min_length} value(s), not {actual_length}",
-    "too_long": "must have at most {max_length} value(s), not {actual_length}",
-    "less_than_equal": "must be at most {le:g}",
-    "less_than": "must be less than {lt:g}",
-    "greater_than": "must be more than {gt:g}",
-    "greater_than_equal": "must be at least {ge:g}",
+_WORDS = {
+    "Input should be ": "must be ",
+    "Value should ": "must ",
+    "Tuple should ": "must ",
+    "Field required": "is required",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+    "greater than": "more than",
+    " after validation": "",
+    "tuple": "list",
+    "dictionary": "mapping",
 }
-"""Type of a pydantic error -> message. A message never contains the value, because the value may be an API key."""
+"""Words in pydantic's messages -> shorter words, which are also those of YAML and JSON."""
 
 
 def shown(value: object) -> str:
-    """Return a value as messages show it. Numbers and short words are shown unchanged.
-
-    Any other value is shown by its type only, because it may be an API key.
-    """
+    """Return a value as messages show it: numbers and short words as they are, others by their type, because one may be an API key."""
     if value is None or isinstance(value, bool | int | float) or (isinstance(value, str) and _HARMLESS.fullmatch(value)):
         return repr(value)
-    return _kind_of(value)
-
-
-_KINDS = {NoneType: "null", bool: "true or false", int: "a number", float: "a number", str: "a string"}
-_KINDS |= {list: "a list", tuple: "a list", dict: "a mapping"}
-
-
-def _kind_of(value: object) -> str:
-    return _KINDS.get(type(value), f"a {type(value).__name__}")
-
-
-def _model_at(model: type[BaseModel], path: tuple[object, ...]) -> type[BaseModel]:
-    for part in path:
-        model = _inner(model, str(part)) or model
-    return model
+    names: dict[type, str] = {str: "string", list: "list", tuple: "list", dict: "mapping"}
+    return f"a {names.get(type(value), type(value).__name__)}"
 
 
 def _inner(model: type[BaseModel], name: str) -> type[BaseModel] | None:
-    """Return the settings class of a setting, or None if the setting is a single value."""
     field = model.model_fields.get(name)
     kinds = () if field is None else (field.annotation, *getattr(field.annotation, "__args__", ()))
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
 
-def _missing_blank(value: object) -> str:
-    """Return the correction for ``base_url:http://gpu-0/v1`` in YAML, which is a string."""
-    found = isinstance(value, str) and re.match(r"([a-z_]+):\S", value)
-    return f"; write a blank after the colon of {found[1]!r}" if found else ""
-
-
 def _hint(model: type[BaseModel], name: str) -> str:
-    """Return what to write instead of a setting that is unknown here."""
     names = sorted(model.model_fields)
     if name in getattr(model, "elsewhere", ()):
         return str(model.elsewhere[name])  # type: ignore[attr-defined]
@@ -400,18 +287,12 @@ def _hint(model: type[BaseModel], name: str) -> str:
 
 
 def _place_in(model: type[BaseModel], name: str) -> tuple[str, str] | None:
-    """Return where a setting belongs that is part of another setting of the model: as code, and as its path in a file."""
     inner = {outer: kind for outer in model.model_fields if (kind := _inner(model, outer)) is not None}
-    for outer, kind in inner.items():
-        if ours := meant(name, kind.model_fields):
-            return _within(model, outer, kind, f"{ours}=...", ours)
-    for outer, kind in inner.items():
-        if found := _place_in(kind, name):
-            return _within(model, outer, kind, *found)
-    return None
-
-
-def _within(model: type[BaseModel], outer: str, kind: type[BaseModel], code: str, path: str) -> tuple[str, str]:
+    here = [(outer, kind, (f"{ours}=...", ours)) for outer, kind in inner.items() if (ours := meant(name, kind.model_fields))]
+    deeper = ((outer, kind, found) for outer, kind in inner.items() if (found := _place_in(kind, name)))
+    outer, kind, (code, path) = next(iter(here), None) or next(deeper, (None, None, ("", "")))
+    if outer is None or kind is None:
+        return None
     if get_origin(model.model_fields[outer].annotation) is tuple:
         return f"{outer}=[{kind.__name__}({code})]", f"{outer}.0.{path}"
     return f"{outer}={kind.__name__}({code})", f"{outer}.{path}"

@@ -21,13 +21,8 @@ from qreward.spelling import closest, did_you_mean
 _log = logging.getLogger("qreward")
 OPENAI_BASE_URL = "https://api.openai.com/v1"
 CONFIG_VARIABLE = "QREWARD_CONFIG"
-"""Environment variable that names a configuration file. A client that is made without settings reads this file."""
 TRANSPORT_VARIABLE = "QREWARD_TRANSPORT"
 TRANSPORTS = ("aiohttp", "httpx")
-
-
-def _is_body(value: object) -> bool:
-    return isinstance(value, Mapping) and "pattern" not in value
 
 
 def _transport(value: object) -> object:
@@ -46,7 +41,6 @@ def _not_none(value: object) -> object:
 
 
 _ROUTES = TypeAdapter(dict[str, Annotated[Route, BeforeValidator(_not_none)]])
-"""Validates a mapping from pattern to route. The errors name the pattern."""
 
 
 class ClientConfig(Policy):
@@ -54,16 +48,13 @@ class ClientConfig(Policy):
 
     Args:
         endpoints: the endpoints: at least one, each with a unique name.
-        routes: rules that say which endpoints serve which models, in addition to the endpoints' ``models``. As in a file, ``routes`` may
-            also be a mapping of pattern to ``{endpoints, strategy, weights}``.
-        retry: see :class:`~qreward.settings.policies.Retry`.
-        hedge: see :class:`~qreward.settings.policies.Hedge`; ``None`` disables hedging.
-        prefix_affinity: see :class:`~qreward.settings.policies.PrefixAffinity`; ``None`` disables prefix affinity.
-        max_queued: maximum number of single calls that wait for a route. A further call fails with ``QueueFull``. ``None`` sets no limit.
+        routes: which endpoints serve which models, in addition to the endpoints' ``models``; also a mapping of pattern to ``{endpoints,
+            strategy, weights}``.
+        retry, hedge, prefix_affinity: see their classes. ``None`` disables hedging, or prefix affinity.
+        max_queued: maximum number of single calls that wait for a route. A further call fails with ``QueueFull``.
         timeout: total seconds of one call, including the time in the queue. ``None`` sets no limit.
         transport: what sends the requests of endpoints without an ``http_client``: ``aiohttp``; ``httpx``, for respx and other tools that
-            know httpx; or, in code, an ``httpx.AsyncClient`` with its own proxy and event hooks. The default is the environment variable
-            ``QREWARD_TRANSPORT``, or ``aiohttp``.
+            know httpx; or, in code, an ``httpx.AsyncClient`` of your own. The default is ``QREWARD_TRANSPORT``, or ``aiohttp``.
 
     Raises:
         ConfigError: a setting is unknown or invalid. The message says where, and never contains the value of a secret.
@@ -89,7 +80,9 @@ class ClientConfig(Policy):
     def _from_mapping(cls, value: object) -> object:
         if not isinstance(value, Mapping):
             return value
-        named = {key: {"pattern": key, **body} if _is_body(body) else None for key, body in value.items()}
+        named = {
+            key: {"pattern": key, **body} if isinstance(body, Mapping) and "pattern" not in body else None for key, body in value.items()
+        }
         return list(_ROUTES.validate_python(named).values())
 
     @field_validator("endpoints")
@@ -124,14 +117,7 @@ class ClientConfig(Policy):
 def load_config(source: str | Path | Mapping[str, Any]) -> ClientConfig:
     """Return the configuration in a YAML, JSON or TOML file, or in a mapping.
 
-    In every string, ``${VAR}`` is replaced with the environment variable. ``${VAR:-default}`` is replaced with the default if the variable
-    is not set or empty. Settings that are valid but have no effect are logged as warnings; see :func:`without_effect`.
-
-    Args:
-        source: path of a ``.yaml``, ``.yml``, ``.json`` or ``.toml`` file, or a mapping with the content of such a file.
-
-    Returns:
-        The validated configuration.
+    Environment variables are replaced, and settings that are valid but have no effect are logged as warnings.
 
     Raises:
         ConfigError: the file cannot be read or is invalid. The message names the file and, where known, the line.
@@ -185,10 +171,7 @@ class _Overlay(msgspec.Struct):
 
 
 def keep_limits(file: str | Path, endpoint: str, limits: Mapping[str, float | None], reason: str) -> Path:
-    """Write limits of an endpoint to the overlay of a configuration file. Returns the path of the overlay.
-
-    Raises ``ConfigError`` if the file has no such endpoint, or if the file, the overlay or a limit is invalid.
-    """
+    """Write limits of an endpoint to the overlay of a configuration file. Returns its path. Raises ``ConfigError``."""
     config, place = read_config(file)
     names = [each.name for each in config.endpoints]
     if endpoint not in names:
@@ -206,8 +189,7 @@ def keep_limits(file: str | Path, endpoint: str, limits: Mapping[str, float | No
 
 _LEAST = "it must contain at least 'endpoints'"
 USUAL_FILES = ("qreward.toml", "qreward.yaml", "qreward.yml", "qreward.json")
-"""Usual names of a configuration file. A file with such a name is not read unless the user names the file. If such a file is in
-the working directory, messages about missing settings name the file."""
+"""Usual names of a configuration file. Such a file is not read unless it is named, but messages about missing settings name it."""
 
 
 def usual_file() -> str | None:
@@ -216,11 +198,7 @@ def usual_file() -> str | None:
 
 
 def config_of(content: Mapping[str, Any], place: SettingsLocation) -> ClientConfig:
-    """Return the configuration in settings that :func:`~qreward.settings.files.read_settings` has read.
-
-    Raises:
-        ConfigError: a setting is invalid. The message names the place.
-    """
+    """Return the configuration in settings that :func:`~qreward.settings.files.read_settings` has read."""
     if not content:
         raise ConfigError(f"{place}: is empty; {_LEAST}")
     try:
@@ -230,18 +208,7 @@ def config_of(content: Mapping[str, Any], place: SettingsLocation) -> ClientConf
 
 
 def without_effect(config: ClientConfig) -> Iterator[tuple[str, str]]:
-    """Find settings that are valid but probably mistakes.
-
-    Such settings are endpoints that get no requests, weights that have no effect, and two endpoints that are one server.
-
-    Yields:
-        The name of an endpoint, and a warning about the endpoint.
-
-    Example:
-        >>> config = ClientConfig(endpoints=(Endpoint("http://gpu-0:8000/v1", weight=2),))
-        >>> [name for name, _ in without_effect(config)]
-        ['gpu-0:8000']
-    """
+    """Yield the names of endpoints whose settings are valid but probably mistakes, with a warning."""
     routed = {name for route in config.routes for name in route.endpoints}
     patterns = {route.pattern for route in config.routes}
     weighted = {name for route in config.routes if route.strategy in WEIGHTED for name in route.endpoints}
@@ -272,17 +239,7 @@ def _overlap(one: Endpoint, other: Endpoint, config: ClientConfig) -> bool:
 
 
 def config_from_env(environ: Mapping[str, str] = os.environ) -> ClientConfig:
-    """Return a configuration from environment variables.
-
-    ``QREWARD_CONFIG`` is the path of a configuration file. Without it, ``OPENAI_BASE_URL`` (or ``OPENAI_API_BASE``) and ``OPENAI_API_KEY``
-    define one endpoint.
-
-    Args:
-        environ: variable -> value. ``${VAR}`` inside a value is always read from the environment of the process.
-
-    Raises:
-        ConfigError: none of the variables is set, or a value is invalid.
-    """
+    """Return the configuration in the file of ``QREWARD_CONFIG``, or one endpoint from OpenAI's variables. Raises ``ConfigError``."""
     if file := environ.get(CONFIG_VARIABLE):
         return load_config(file)
     base_name = next((name for name in ("OPENAI_BASE_URL", "OPENAI_API_BASE") if environ.get(name)), "OPENAI_BASE_URL")

@@ -1,8 +1,4 @@
-"""Reads settings from YAML, JSON and TOML files. The errors say which part of a file cannot be read, and why.
-
-This module does not depend on any particular setting. PyYAML is imported only for a YAML file, and to find line numbers in a JSON file.
-Errors in a TOML file name no line.
-"""
+"""Reads settings from YAML, JSON and TOML files. Errors name the file, the setting and, if PyYAML is installed, the line."""
 
 from __future__ import annotations
 
@@ -18,17 +14,10 @@ from qreward.errors import ConfigError, Fault
 from qreward.settings.base import expand_variables, repeated, with_faults
 
 Path_ = tuple[str | int, ...]
-"""The path of a setting: the names and list positions that lead to the setting."""
 
 
 class SettingsLocation:
-    """The origin of settings: a file, or ``configuration`` for a mapping. ``str()`` returns its name.
-
-    Args:
-        name: name used in messages.
-        line_of: function that receives the path of a setting, and returns its line number, or None if the line is not known.
-        content: the settings. They contain the names of list items, such as the names of endpoints, which are shown in messages.
-    """
+    """The origin of settings: a file, or ``configuration`` for a mapping. ``line_of`` returns the line of a setting, if it is known."""
 
     def __init__(self, name: str, line_of: Callable[[Path_], int | None] = lambda _: None, content: object = None) -> None:
         self._name = name
@@ -39,17 +28,15 @@ class SettingsLocation:
         return self._name
 
     def named(self, error: ConfigError) -> ConfigError:
-        """Return the error with this location at the beginning of each fault, and with the line if it is known."""
+        """Return the error with this location at the beginning of each fault."""
         faults = [(path, _with_name(path, text, self._content)) for path, text in error.faults]
-        return with_faults(faults, self._prefix) if faults else ConfigError(f"{self}: {error}")
-
-    def _prefix(self, path: Path_) -> str:
-        line = self._line_of(path)
-        return f"{self}: " if line is None else f"{self}, line {line}: "
+        lines = {path: self._line_of(path) for path, _ in faults}
+        prefix = lambda path: f"{self}: " if lines[path] is None else f"{self}, line {lines[path]}: "  # noqa: E731
+        return with_faults(faults, prefix) if faults else ConfigError(f"{self}: {error}")
 
 
 def _with_name(path: Path_, text: str, content: Any) -> str:
-    """Return a message with the name of a list item after the path of a setting, as in ``endpoints.1.limits (of 'api'): ...``."""
+    """Return a message with the name of a list item, as in ``endpoints.1.limits (of 'api'): ...``."""
     name, depth = None, 0
     for number, part in enumerate(path, 1):
         try:
@@ -68,20 +55,7 @@ def _with_name(path: Path_, text: str, content: Any) -> str:
 def read_settings(
     source: str | Path | Mapping[str, Any], *, empty: str, known: str = "", expand: bool = True
 ) -> tuple[dict[str, Any], SettingsLocation]:
-    """Read the settings in a YAML, JSON or TOML file, or in a mapping.
-
-    Args:
-        source: path of the file, or a mapping.
-        empty: what to do about an empty file. The error message for such a file is ``is empty;`` followed by this text.
-        known: what the mapping must contain, such as ``with 'endpoints'``. If the file holds no mapping, the error message has this text.
-        expand: whether environment variables are replaced; see ``expand_variables``. With False, the variables need not be set.
-
-    Returns:
-        The settings, and their location.
-
-    Raises:
-        ConfigError: the settings cannot be read, or are not a mapping. The message names the file and contains no values.
-    """
+    """Return the settings in a file or mapping, and their location. Raises ``ConfigError``, which names the file and contains no values."""
     is_mapping = isinstance(source, Mapping)
     place = SettingsLocation("configuration" if is_mapping else str(Path(str(source)).expanduser()), content=source if is_mapping else None)
     try:
@@ -130,10 +104,10 @@ def _dotted(path: Path_) -> str:
 
 
 def _parse(path: Path) -> tuple[object, Callable[[Path_], int | None]]:
-    """Return the content of a file, and a function that returns the line number of a setting."""
-    if path.suffix.lower() not in _FORMATS:
-        raise ConfigError(f"has an unknown format; its name must end in {', '.join(_FORMATS)}")
-    parse, line_of = _FORMATS[path.suffix.lower()]
+    """Return the content of a file, and a function that returns the line of a setting. ``tomllib`` reports no lines."""
+    ending = path.suffix.lower()
+    if ending not in _ENDINGS:
+        raise ConfigError(f"has an unknown format; its name must end in {', '.join(_ENDINGS)}")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -141,31 +115,25 @@ def _parse(path: Path) -> tuple[object, Callable[[Path_], int | None]]:
     except ValueError:
         raise ConfigError("is not UTF-8 text") from None
     try:
-        return (parse(text) if text.strip() else None), partial(line_of, text)
+        if not text.strip():
+            return None, lambda _: None
+        if ending == ".toml":
+            return tomllib.loads(text), lambda _: None
+        return json.loads(text, object_pairs_hook=_without_repeats) if ending == ".json" else _parse_yaml(text), partial(_line_of, text)
     except ConfigError:
         raise
-    except (ValueError, RecursionError):
-        raise ConfigError("contains a number or a date that cannot be read, or is nested too deeply") from None
-
-
-def _parse_json(text: str) -> object:
-    try:
-        return json.loads(text, object_pairs_hook=_without_repeats)
     except json.JSONDecodeError as error:
         raise ConfigError(f"is not valid JSON: {error.msg} (line {error.lineno}, column {error.colno})") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"is not valid TOML: {error}") from None
+    except (ValueError, RecursionError):
+        raise ConfigError("contains a number or a date that cannot be read, or is nested too deeply") from None
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if double := repeated(name for name, _ in pairs):
         raise ConfigError(f"the name {double!r} occurs twice in one mapping; keep one")
     return dict(pairs)
-
-
-def _parse_toml(text: str) -> object:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"is not valid TOML: {error}") from None
 
 
 def _parse_yaml(text: str) -> object:
@@ -178,35 +146,17 @@ def _parse_yaml(text: str) -> object:
     try:
         return yaml.load(text, Loader)  # noqa: S506 - Loader is a SafeLoader
     except yaml.MarkedYAMLError as error:
-        found = error.problem or error.context or "broken"
-        remedy = next((words for part, words in _YAML_REMEDIES.items() if part in f"{error.context}: {found}"), "")
-        mark = (error.context_mark if remedy is _CLOSE else None) or error.problem_mark or error.context_mark
+        mark = error.problem_mark or error.context_mark
         line = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
-        problem = re.sub(r"'[^'<]{4,}'", "'...'", found)
-        raise ConfigError(f"is not valid YAML: {problem}{line}{remedy}") from None
+        problem = re.sub(r"'[^'<]{4,}'", "'...'", error.problem or error.context or "broken")
+        raise ConfigError(f"is not valid YAML: {problem}{line}") from None
     except yaml.YAMLError:
         raise ConfigError("is not valid YAML: it holds a character that YAML does not allow") from None
 
 
-_CLOSE = "; close the quote or the bracket"
-_YAML_REMEDIES = {
-    "quoted scalar": _CLOSE,
-    "flow sequence": _CLOSE,
-    "flow mapping": _CLOSE,
-    "flow node": _CLOSE,
-    "'\\t'": "; indent with blanks, not with tabs",
-    "cannot start any token": "; put the value in quotes",
-    "mapping values are not allowed": "; put a value that contains ': ' in quotes, and indent the settings of one mapping alike",
-    "<block end>": "; indent this line like the other lines of its list or mapping",
-    "sequence entries are not allowed": "; begin each '- ' of a list on a line of its own",
-    "could not find expected ':'": "; write a blank after the colon, or put the text in quotes",
-}
-"""Part of PyYAML's message -> the correction."""
-
-
 def _yaml_loader(yaml: Any) -> Any:
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
-        """Rejects a mapping in which a name is repeated, because PyYAML would silently keep only the last value."""
+        """Rejects a mapping in which a name is repeated, of which PyYAML would keep only the last value."""
 
         def compose_mapping_node(self, anchor: Any) -> Any:
             node = super().compose_mapping_node(anchor)
@@ -219,7 +169,7 @@ def _yaml_loader(yaml: Any) -> Any:
 
 
 def _line_of(text: str, path: Path_) -> int | None:
-    """Return the line of the deepest part of a path that a YAML or JSON text has. Return None if PyYAML is not installed."""
+    """Return the line of the deepest part of a path that a YAML or JSON text has; None without PyYAML."""
     try:
         import yaml  # noqa: PLC0415 - an extra, and slow to import
     except ImportError:
@@ -237,7 +187,6 @@ def _line_of(text: str, path: Path_) -> int | None:
 
 
 def _children(node: Any) -> Iterator[tuple[str | int, tuple[int, Any]]]:
-    """Yield the name or index of each child of a YAML node, with the child's line and node. Children of merged mappings come last."""
     if node.id == "sequence":
         yield from ((index, (inner.start_mark.line + 1, inner)) for index, inner in enumerate(node.value))
     if node.id == "mapping":
@@ -248,10 +197,4 @@ def _children(node: Any) -> Iterator[tuple[str | int, tuple[int, Any]]]:
                     yield from _children(merged)
 
 
-_FORMATS: dict[str, tuple[Callable[[str], object], Callable[[str, Path_], int | None]]] = {
-    ".yaml": (_parse_yaml, _line_of),
-    ".yml": (_parse_yaml, _line_of),
-    ".json": (_parse_json, _line_of),
-    ".toml": (_parse_toml, lambda _text, _path: None),  # ``tomllib`` reports no lines
-}
-"""Ending of a file's name -> its parser, and the function that returns the line of a setting."""
+_ENDINGS = (".yaml", ".yml", ".json", ".toml")

@@ -1,7 +1,4 @@
-"""What an endpoint without a server runs: a function in this process, the method of an actor, or an ASGI application.
-
-``Endpoint.local``, ``Endpoint.actors`` and ``Endpoint.app`` make these objects. ``qreward.transport`` calls what they hold.
-"""
+"""What an endpoint without a server runs: a function in this process, the method of an actor, or an ASGI application."""
 
 from __future__ import annotations
 
@@ -78,7 +75,6 @@ class LocalFunction:
         return sum(each.default is each.empty for each in self._parameters() if each.kind in _BY_POSITION)
 
     def keywords(self) -> Callable[[str], bool]:
-        """Return a function that says whether a call may pass a parameter, such as ``temperature``, by name."""
         parameters = self._parameters()
         if any(each.kind is each.VAR_KEYWORD for each in parameters):
             return lambda _: True

@@ -1,13 +1,9 @@
-"""The models of all settings: endpoints, limits, timeouts, retries, hedging, routes and reward models.
-
-Each parameter is defined once, for the client, configuration files and the command line. This module does not depend on JSON or HTTP.
-``qreward.codecs.rewards`` defines how the settings of a reward model affect requests.
-"""
+"""The models of all settings: endpoints, limits, timeouts, retries, hedging, routes and reward models."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Executor
 from enum import IntEnum, StrEnum
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -32,6 +28,7 @@ from qreward.settings.base import (
     check_glob,
     check_header,
     expand_once,
+    not_a_bool,
     repeated,
     shown,
     wrong,
@@ -40,21 +37,6 @@ from qreward.settings.local import AsgiApp, LocalFunction, actor_function, http_
 from qreward.spelling import ELSEWHERE, closest, did_you_mean
 
 _PLACE = re.compile(r"\{(prompt|response)\}")
-
-
-def _not_a_bool(value: object) -> object:
-    if isinstance(value, bool):
-        raise ValueError("must be a name or a position, not true or false")
-    return value
-
-
-def _not_one_text(items: str) -> Callable[[object], object]:
-    def check(value: object) -> object:
-        if isinstance(value, str):
-            raise ValueError(f"must be a list of {items}")
-        return value
-
-    return check
 
 
 def _distinct(value: tuple[str, ...]) -> tuple[str, ...]:
@@ -73,17 +55,13 @@ class RewardModel(Policy):
     """Properties of an endpoint's reward model that the server does not report.
 
     Args:
-        route: the API of the server that returns the reward. ``classify`` is for sequence classifiers; it is the default of vLLM, SGLang
-            and TEI. ``pooling`` is vLLM's API for token and process reward models; the last row is the reward. ``score`` is vLLM's API for
-            cross-encoders, which take pairs. ``embeddings`` is for servers that return the reward as a vector of one number. None uses the
-            default of the endpoint's kind. The kind ``openai`` has no default.
-        label: which number is the reward if a response has several numbers. It is the name of a class, the name of an attribute such as
-            ``helpfulness``, or a position. Positions count from 0, or from the end if they are negative. By default, the only number is the
-            reward. If there are several numbers, the default is the last class for vLLM's ``classify`` and ``pooling`` (as in verl),
-            and the attribute ``reward`` for OpenRLHF and NIM.
+        route: the API of the server that returns the reward: ``classify`` (sequence classifiers; the default of vLLM, SGLang and TEI),
+            ``pooling`` (vLLM's token and process reward models; the last row is the reward), ``score`` (vLLM's cross-encoders), or
+            ``embeddings`` (the reward is a vector of one number). None uses the default of the endpoint's kind; ``openai`` has none.
+        label: which of several numbers is the reward: the name of a class or attribute, or a position (from the end if negative). The
+            default is the last class for vLLM (as in verl), and the attribute ``reward`` for OpenRLHF and NIM.
         labels: names of the classes in the order of the model, for servers that do not report the names.
-        activation: True makes the server apply a sigmoid or softmax to the scores. By default, scores are raw, because reward models are
-            trained on raw scores.
+        activation: True makes the server apply a sigmoid or softmax to the scores. By default, scores are raw, as in training.
         activation_field: name of the vLLM parameter for ``activation``: ``use_activation`` since 0.11.2, ``activation`` in older versions,
             and ``softmax`` in the oldest versions. A server ignores an unknown name and applies its activation.
         template: text that joins prompt and response; contains ``{prompt}`` and ``{response}``. None sends prompt and response separately,
@@ -95,17 +73,14 @@ class RewardModel(Policy):
     """
 
     route: Literal["classify", "pooling", "score", "embeddings"] | None = None
-    label: Annotated[int | str, BeforeValidator(_not_a_bool)] | None = None
-    labels: Annotated[tuple[str, ...], BeforeValidator(_not_one_text("names, such as ['bad', 'good']")), AfterValidator(_distinct)] = ()
+    label: Annotated[int | str, BeforeValidator(not_a_bool)] | None = None
+    labels: Annotated[tuple[str, ...], AfterValidator(_distinct)] = ()
     activation: bool = False
     activation_field: Literal["use_activation", "activation", "softmax"] = "use_activation"
     template: Annotated[str | None, AfterValidator(_with_both)] = None
 
     def render(self, prompt: str, response: str) -> str:
-        """Return prompt and response as one text. Without a template, they are concatenated.
-
-        Braces in the prompt or in the response have no special meaning.
-        """
+        """Return prompt and response as one text. Their braces have no special meaning. Without a template, they are concatenated."""
         if self.template is None:
             return prompt + response
         texts = {"prompt": prompt, "response": response}
@@ -113,7 +88,7 @@ class RewardModel(Policy):
 
 
 MAX_RETRY_AFTER = 60.0
-"""Default of ``Retry.max_retry_after``, in seconds. The method ``_calculate_retry_timeout`` of openai-python 2 has the same limit."""
+"""Seconds. The method ``_calculate_retry_timeout`` of openai-python 2 has the same limit."""
 
 
 class Priority(IntEnum):
@@ -125,10 +100,7 @@ class Priority(IntEnum):
 
 
 def priority_level(value: object) -> int:
-    """Return a priority as a number from 0 to 9. The value is a number, or the name of a :class:`Priority` in upper or lower case.
-
-    Raises:
-        ValueError: the value is neither such a number nor such a name.
+    """Return a priority as a number from 0 to 9. Raises ``ValueError`` for a value that is neither such a number nor a name.
 
     Example:
         >>> priority_level("high"), priority_level(3)
@@ -143,14 +115,10 @@ def priority_level(value: object) -> int:
 
 
 Level = Annotated[Accepting[int, int | str], BeforeValidator(priority_level)]
-"""Type of a setting that is a priority. It may be given as a number or as a name, and is read as a number."""
 
 
 class LoadBalanceStrategy(StrEnum):
-    """The rule that chooses one of several available endpoints.
-
-    If no endpoint is available, the first endpoint that becomes available takes the request.
-    """
+    """The rule that chooses one of several available endpoints. If there is none, the first that becomes available takes the request."""
 
     EXPECTED_FINISH = "expected_finish"
     ROUND_ROBIN = "round_robin"
@@ -174,9 +142,8 @@ class Limits(Policy):
         tpm_counts: which tokens the provider counts: the tokens that were ``used`` (default), or the tokens that were ``reserved``
             (``max_tokens``).
         connects_per_second: maximum number of new connections per second.
-        shared: which processes share ``rpm``, ``tpm`` and ``max_concurrency``. ``none`` shares them with no other process. ``local`` shares
-            them among the processes of this user on this machine that use the same address and key. ``ray`` shares them among the processes
-            of the whole Ray cluster that use the same address and key.
+        shared: which processes share ``rpm``, ``tpm`` and ``max_concurrency``: ``none``, ``local`` (this user's processes on this machine
+            with the same address and key), or ``ray`` (the processes of the whole Ray cluster with the same address and key).
 
     Example:
         >>> Limits(max_concurrency=64, rpm=600).rpm
@@ -203,13 +170,12 @@ class Limits(Policy):
 
 
 class Timeouts(Policy):
-    """Time limits of one attempt, in seconds. The limits do not include time in the queue.
+    """Time limits of one attempt, in seconds, without the time in the queue.
 
     Args:
-        connect: seconds for opening a connection.
-        read: seconds between two reads of the response. Without streaming, this time includes the whole generation.
-        attempt: seconds for the whole attempt. By default, the limit is learned. The learned limit is well above the times of the
-            endpoint's slowest responses.
+        connect: for opening a connection.
+        read: between two reads of the response. Without streaming, this includes the whole generation.
+        attempt: for the whole attempt. By default, the limit is learned, well above the slowest responses of the endpoint.
     """
 
     connect: Seconds = 10.0
@@ -220,16 +186,14 @@ class Timeouts(Policy):
 class Retry(Policy):
     """The settings that decide when a failed request is sent again.
 
-    Overload (429, 503, 529) is not a failure: it uses no attempt, and the request may wait until its timeout. If another
-    endpoint is available, the first retry goes to that endpoint at once. Before any other retry, the request waits with full jitter
-    (Brooker, "Exponential Backoff And Jitter", AWS 2015).
+    Overload (429, 503, 529) is not a failure: it uses no attempt, and the request may wait until its timeout. The first retry goes at once
+    to another endpoint that is available. Any other retry waits with full jitter (Brooker, "Exponential Backoff And Jitter", AWS 2015).
 
     Args:
-        attempts: maximum number of failed attempts of one request, including the first attempt.
-        base: maximum number of seconds of the first wait. The maximum doubles with each further attempt.
+        attempts: maximum number of failed attempts of one request, including the first.
+        base: maximum number of seconds of the first wait, which doubles with each further attempt.
         cap: maximum number of seconds of any wait.
-        max_retry_after: maximum number of seconds for which a ``Retry-After`` is respected. If an endpoint sends a longer time, a single
-            request is sent to the endpoint after ``max_retry_after`` seconds. The default is the default of openai-python 2.
+        max_retry_after: maximum number of seconds for which a ``Retry-After`` is respected. After that, one request is sent.
     """
 
     attempts: Count = 4
@@ -239,18 +203,16 @@ class Retry(Policy):
 
 
 class Hedge(Policy):
-    """The settings that decide when a request in flight is also sent to a second endpoint, as a copy.
+    """The settings that decide when a request in flight is also sent to a second endpoint. The first response is used.
 
-    The first response is used, and the other attempt is cancelled. Copies are sent in four cases: a single call takes unusually long (Dean
-    and Barroso, "The Tail at Scale", CACM 2013); the last requests of a batch are in flight and other endpoints are idle; a request seems
-    to hang; the endpoint of a request has stopped responding. The copies of the first three cases share one budget. An endpoint never
-    works on two attempts of the same request.
+    Copies are sent if a single call takes unusually long (Dean and Barroso, "The Tail at Scale", CACM 2013), if the last requests of a
+    batch are in flight and other endpoints are idle, if a request seems to hang (these three share one budget), and if the endpoint of a
+    request has stopped responding.
 
     Args:
-        quantile: quantile of an endpoint's latency after which a single call is hedged. For a streamed call, it is the quantile of the time
-            to the first token.
+        quantile: quantile of an endpoint's latency after which a single call is hedged; for a stream, of the time to the first token.
         after: seconds after which a single call is hedged; replaces ``quantile``.
-        budget: number of copies allowed per request, averaged over all requests of a client. 0.05 allows one copy for every 20 requests.
+        budget: number of copies per request, averaged over all requests of a client: 0.05 is one copy for every 20 requests.
         reserve: number of copies allowed in addition, for a client that has sent few requests.
         tail: whether the last requests of a batch are copied.
 
@@ -269,13 +231,11 @@ class Hedge(Policy):
 class PrefixAffinity(Policy):
     """The settings of prefix affinity: requests whose prompts begin alike go to the same endpoint, whose prefix cache holds the beginning.
 
-    Only routes with several endpoints use prefix affinity. Priorities, tenants, deadlines and retries take precedence over prefix affinity.
-    No endpoint stays idle because of prefix affinity.
+    Priorities, tenants, deadlines and retries take precedence, and no endpoint stays idle because of it.
 
     Args:
-        look_ahead: number of requests of a batch that are read ahead. An endpoint chooses its next request among these requests.
-        capacity: number of tokens that the prefix cache of one endpoint holds. None learns this number from the cached tokens that answers
-            report.
+        look_ahead: number of requests of a batch that are read ahead, among which an endpoint chooses.
+        capacity: number of tokens that the prefix cache of one endpoint holds. None learns it from the cached tokens that answers report.
 
     Example:
         >>> PrefixAffinity(look_ahead=1024).capacity is None
@@ -294,9 +254,7 @@ def _expand_headers(value: object, info: ValidationInfo) -> object:
 
 
 def _header_name(value: str | None) -> str | None:
-    if value is not None:
-        check_header(value, "")
-    return value
+    return value if value is None else check_header(value, "")
 
 
 def _sendable(value: SecretStr | ApiKey | None) -> SecretStr | ApiKey | None:
@@ -314,12 +272,17 @@ _WITHOUT_SCHEME = re.compile(r"(?P<host>[A-Za-z0-9.-]+:\d{1,5})(/|/v1/?)?|(?P<do
 def _root_url(value: str) -> str:
     if not value.isprintable() or value != value.strip():
         raise ValueError("must not hold line breaks, or blanks around it")
+    listed = value.removeprefix("list:")
+    if listed and listed != value and "://" not in listed:
+        return value  # a list in a file
     try:
-        parts = urlsplit(value)
-        _ = parts.port
+        parts = urlsplit(listed)
+        port = parts.port
     except ValueError:
         raise ValueError("must be a URL such as 'http://gpu-0:8000/v1'; its host or port is not valid") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if parts.scheme == "dns" and not port and parts.hostname:
+        raise ValueError("must name a port, such as 'dns://judges:8000/v1'")
+    if parts.scheme not in ("http", "https", "dns") or not parts.hostname or (parts.scheme == "dns" and listed != value):
         bare = _WITHOUT_SCHEME.fullmatch(value)  # other texts are not shown, because one may be a key
         proposed = f"http://{bare['host']}/v1" if bare and bare["host"] else f"https://{bare['domain']}/v1" if bare else ""
         hint = f"; write {proposed!r}" if proposed else " such as 'http://gpu-0:8000/v1'"
@@ -342,15 +305,9 @@ def _valid_patterns(value: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(map(check_glob, value))
 
 
-def _two_prices(value: object) -> object:
-    if value is not None and (not isinstance(value, list | tuple) or len(value) != 2):
-        raise ValueError("must be US dollars for a million prompt tokens and for a million completion tokens, such as [0.15, 0.6]")
-    return value
-
-
-def _two_labels(value: object) -> object:
-    if value is not None and (not isinstance(value, list | tuple) or len(value) != 2):
-        raise ValueError("must be the token ids of yes and of no, such as [9693, 2201]")
+def _in_order(value: object) -> object:
+    if isinstance(value, set | frozenset):
+        raise ValueError("must be a list, because a set has no order")
     return value
 
 
@@ -362,11 +319,9 @@ def _readable_name(value: str) -> str:
 
 _EXPANDED = BeforeValidator(expand_once)
 _PATHS = ("/chat/completions", "/completions", "/embeddings", "/responses", "/rerank", "/get_reward")
-"""Paths that calls append to ``base_url``. Users often leave such a path at the end of a copied address, which is an error."""
-
-
+"""Paths that calls append to ``base_url``, and that are often left at the end of a copied address."""
 BATCH_KIND = "openai_batch"
-"""The kind of endpoints that take files of requests. Only bulk runs send requests to such endpoints."""
+"""The kind of endpoints that take files of requests, which only bulk runs send."""
 SERVER_KINDS = ["openai", "vllm", "sglang", "tei", "openrlhf", "nim", BATCH_KIND]
 """The accepted values of ``Endpoint.kind``. ``qreward.register_kind`` adds values."""
 
@@ -393,7 +348,6 @@ def _compute(value: object) -> object:
 
 
 DecisionDialect = Literal["openai", "vllm", "sglang", "systemone", "generative_scoring", "chat"]
-"""The APIs of decisions. Each API has a codec with the name of the API in ``qreward.codecs.decisions``."""
 
 
 class Endpoint(Policy):
@@ -401,29 +355,28 @@ class Endpoint(Policy):
 
     Args:
         base_url: root of the API, such as ``https://api.example.com/v1``. ``${VAR}`` and ``${VAR:-default}`` are replaced from the
-            environment.
+            environment. ``dns://name:port/v1`` stands for all addresses of a name, and ``list:`` with a path or a URL for a list of such
+            roots (lines, or JSON). Each address becomes an endpoint with these settings, whose name is its host and port. The list is read
+            when the client is made, which may block for some seconds, and again every ``refresh`` seconds.
         name: name of the endpoint in results and errors; by default host and port.
-        api_key: key that is sent as ``Authorization: Bearer``. ``${VAR}`` and ``${VAR:-default}`` are replaced from the environment. An
-            empty key is not sent. The key is never shown. A function, or ``{"command": ..., "seconds": ...}`` in a configuration file,
-            obtains a key that expires; see :class:`ApiKey`.
+        api_key: key that is sent as ``Authorization: Bearer``, and never shown. ``${VAR}`` is replaced. An empty key is not sent. A
+            function, or ``{"command": ..., "seconds": ...}`` in a configuration file, obtains a key that expires; see :class:`ApiKey`.
         models: glob patterns of the models that the server serves.
         model_names: name of a model in calls -> name of the model on the server, for models whose two names differ.
         kind: API of the server: ``openai``, ``vllm``, ``sglang``, ``tei``, ``openrlhf``, ``nim``, or a kind that ``register_kind`` has
-            added. ``openai_batch`` is a provider's Batch API. Only bulk runs (``client.run``, ``qreward run``) send requests to such an
-            endpoint.
-        weight: relative share of the requests under ``WEIGHTED_ROUND_ROBIN`` and ``LEAST_CONNECTIONS``. The weight has no effect
-            under other strategies.
-        limits: see :class:`Limits`.
-        timeouts: see :class:`Timeouts`.
-        reward: properties of the endpoint's reward model that the server does not report; see :class:`RewardModel`.
+            added. ``openai_batch`` is a provider's Batch API, which only bulk runs (``client.run``, ``qreward run``) use.
+        weight: relative share of the requests under ``WEIGHTED_ROUND_ROBIN`` and ``LEAST_CONNECTIONS``.
+        limits, timeouts, reward: see :class:`Limits`, :class:`Timeouts` and :class:`RewardModel`.
         decisions: API by which the server answers the questions of ``decide``: ``openai``, ``vllm``, ``sglang``, ``systemone``,
-            ``generative_scoring``, or ``chat`` (log probabilities of chat completions). By default, one small request finds out the API.
+            ``generative_scoring``, or ``chat`` (log probabilities). By default, one small request finds it out.
         decision_labels: the token ids of the answers yes and no in the model's vocabulary, for ``decisions="generative_scoring"``.
-        price: US dollars for a million prompt tokens and for a million completion tokens. The price is used to report costs, and
-            does not affect scheduling.
+        price: US dollars for a million prompt tokens and for a million completion tokens, for reports of costs.
         headers: additional HTTP headers of each request. Values may contain ``${VAR}`` and are never shown.
         group_header: name of a header that carries a hash of a call's ``group``, such as ``X-Session-ID`` or ``X-SMG-Routing-Key``, for a
             router in front of several servers.
+        send_priority: True adds the priority of a call to the body as ``priority``, 0 (first) to 9, as in vLLM: a lower value is served
+            earlier. vLLM needs ``--scheduling-policy priority``; SGLang ``--enable-priority-scheduling`` and
+            ``--schedule-low-priority-values-first``.
         http_client: your own ``httpx.AsyncClient`` or ``httpx.AsyncBaseTransport``, used instead of the built-in HTTP client.
         compute: what runs the requests in place of a server; set by :meth:`local`, :meth:`actors` and :meth:`app`.
         verify: False disables TLS verification; a string is the path of a CA bundle.
@@ -431,8 +384,8 @@ class Endpoint(Policy):
             no proxy.
         max_response_bytes: maximum number of bytes of a response. A larger response is an error.
         keepalive: seconds for which an idle connection is kept open. vLLM and uvicorn close idle connections after 5 seconds.
-        probe: seconds between two probes of the server's health and load; None disables probing. For ``openai_batch``, ``probe`` is also
-            the maximum number of seconds between two requests for the state of a batch (60 by default).
+        probe: seconds between two probes of the server's health and load, and of the state of a batch at ``openai_batch``.
+        refresh: seconds between two reads of the list of addresses. If a list cannot be read or is empty, the last one is kept.
 
     Example:
         >>> Endpoint("http://gpu-0:8000/v1", models=["judge-*"], limits=Limits(max_concurrency=64)).name
@@ -447,9 +400,7 @@ class Endpoint(Policy):
     base_url: Annotated[str, _EXPANDED, AfterValidator(_root_url)]
     name: Annotated[str, AfterValidator(_readable_name)] = ""
     api_key: Annotated[SecretStr | ApiKey | None, BeforeValidator(api_key_of), _EXPANDED, AfterValidator(_sendable)] = None
-    models: Annotated[tuple[str, ...], BeforeValidator(_not_one_text("patterns, such as ['judge-*']")), AfterValidator(_valid_patterns)] = (
-        "*",
-    )
+    models: Annotated[tuple[str, ...], AfterValidator(_valid_patterns)] = ("*",)
     model_names: dict[str, str] = Field(default_factory=dict)
     kind: Annotated[str, AfterValidator(_known_kind)] = "openai"
     weight: Weight = 1.0
@@ -457,10 +408,11 @@ class Endpoint(Policy):
     timeouts: Timeouts = Timeouts()
     reward: RewardModel | None = None
     decisions: DecisionDialect | None = None
-    decision_labels: Annotated[tuple[Many, Many] | None, BeforeValidator(_two_labels)] = None
-    price: Annotated[tuple[Dollars, Dollars] | None, BeforeValidator(_two_prices)] = None
+    decision_labels: Annotated[tuple[Many, Many] | None, BeforeValidator(_in_order)] = None
+    price: Annotated[tuple[Dollars, Dollars] | None, BeforeValidator(_in_order)] = None
     headers: Annotated[dict[str, SecretStr], BeforeValidator(_expand_headers)] = Field(default_factory=dict)
     group_header: Annotated[str | None, AfterValidator(_header_name)] = None
+    send_priority: bool = False
     http_client: Annotated[Any, AfterValidator(_http_client)] = Field(default=None, repr=False, exclude=True)
     compute: Annotated[Any, AfterValidator(_compute)] = Field(default=None, repr=False, exclude=True)
     verify: bool | str = True
@@ -468,6 +420,7 @@ class Endpoint(Policy):
     max_response_bytes: Count = 16 * 1024 * 1024
     keepalive: Seconds = 4.0
     probe: Seconds | None = None
+    refresh: Seconds = 10.0
 
     def __init__(self, base_url: str | None = None, **data: Any) -> None:
         if base_url is not None:
@@ -496,7 +449,7 @@ class Endpoint(Policy):
         An exception is a :class:`~qreward.errors.ServerError`, which is tried again; ``BadRequest`` and ``RateLimited`` keep their meaning.
 
         Args:
-            function: the function. A function that is not async runs in a thread. A call that is given up keeps its place among
+            function: the function. If it is not async, it runs in a thread, and a call that is given up keeps its place among
                 ``max_concurrency`` until it returns.
             models: glob patterns of the models that the function serves.
             name: name of the endpoint; by default the name of the function.
@@ -536,11 +489,9 @@ class Endpoint(Policy):
 
         Args:
             pool_or_actor: the pool, or the handle of an actor.
-            models: glob patterns of the models.
+            models, max_batch_size, settings: as for :meth:`local`. By default, ``max_concurrency`` is 1, or ``slots`` of a pool.
             name: name of the endpoint; by default the name of the pool's scorer. Give each actor a name of its own.
             method: name of the method of an actor, which is called with ``remote``.
-            max_batch_size: maximum number of items of one call.
-            settings: as for :meth:`local`. By default, ``max_concurrency`` is 1 for an actor, and ``slots`` of a pool.
 
         Raises:
             ConfigError: a setting is invalid, or the object is neither a pool nor an actor with this method.
@@ -553,15 +504,8 @@ class Endpoint(Policy):
     def app(cls, asgi_app: Any, base_url: str = "http://app/v1", **settings: Any) -> Self:
         """Make an endpoint of an ASGI application in this process, such as a FastAPI app. Its requests need no socket.
 
-        The application's lifespan is not started, and a streamed response arrives as a whole.
-
-        Args:
-            asgi_app: the application.
-            base_url: root of the API, as the application's routes and the header ``Host`` see it.
-            settings: other settings of an endpoint, such as ``kind``, ``models``, ``limits`` and ``name``.
-
-        Raises:
-            ConfigError: a setting is invalid.
+        The application's lifespan is not started, and a streamed response arrives as a whole. ``base_url`` is the root of the API, as the
+        application's routes and the header ``Host`` see it. Raises ``ConfigError`` for an invalid setting.
         """
         return cls(base_url, compute=AsgiApp(asgi_app), **settings)
 
@@ -570,32 +514,29 @@ class Endpoint(Policy):
         settings.setdefault("limits", Limits(max_concurrency=most, adaptive=most is None))
         return cls(f"http://localhost/{quote(name, safe='')}", name=name, models=models, compute=compute, **settings)
 
+    @property
+    def is_list(self) -> bool:
+        """True if ``base_url`` stands for a list of addresses."""
+        return self.base_url.startswith(("dns://", "list:"))
+
     def set_for_connections(self) -> str:
-        """Return the names of the settings that only a built-in HTTP client can apply; ``""`` if all of them have their defaults."""
+        """Return the names of the settings that only a built-in HTTP client can apply, and that are set."""
         ours = [name for name in ("verify", "keepalive") if getattr(self, name) != type(self).model_fields[name].default]
         return ", ".join(ours) or "limits.connects_per_second" * (self.limits.connects_per_second is not None)
 
     @model_validator(mode="after")
-    def _one_master(self) -> Endpoint:
+    def _fits_together(self) -> Endpoint:
         if self.http_client is not None and self.compute is not None:
             raise ValueError("http_client has no effect on an endpoint without a server; leave it out")
         if self.http_client is not None and (names := self.set_for_connections()):
             raise ValueError(f"{names} cannot be set together with http_client; set it in the client you pass")
-        return self
-
-    @model_validator(mode="after")
-    def _with_labels(self) -> Endpoint:
         scoring = self.decisions == "generative_scoring"
         if scoring and self.decision_labels is None:
             raise ValueError("decisions='generative_scoring' needs decision_labels: the token ids of yes and of no, such as [9693, 2201]")
         if self.decision_labels is not None and not scoring:
             raise ValueError("decision_labels have an effect only with decisions='generative_scoring'; set it, or leave them out")
-        return self
-
-    @model_validator(mode="after")
-    def _named(self) -> Endpoint:
         if not self.name:
-            object.__setattr__(self, "name", urlsplit(self.base_url).netloc)
+            object.__setattr__(self, "name", urlsplit(self.base_url).netloc or self.base_url)
         return self
 
     def __getstate__(self) -> dict[Any, Any]:

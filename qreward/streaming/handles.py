@@ -1,8 +1,4 @@
-"""The objects through which callers read streamed responses: ``Stream`` for one response, ``BatchStream`` for many.
-
-Nothing is sent before the caller uses the object. If the caller leaves a stream before its end, the requests are stopped. Each loop over a
-stream reads through a ``StreamReader`` of its own, which closes the stream when the loop ends.
-"""
+"""The objects through which callers read streamed responses: ``Stream`` for one response, ``BatchStream`` for many."""
 
 from __future__ import annotations
 
@@ -96,15 +92,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class StreamReader(AsyncIterator[T_co], Generic[T_co]):
-    """An iterator over a stream. Leaving the iterator early closes the stream.
-
-    The iterator and the stream are two objects. When a loop ends by ``break`` or by an error, the iterator is freed, even if the caller
-    still holds the stream.
-
-    Args:
-        stream: the stream to read.
-        show: function that converts an item into the value to return, or into None to skip the item.
-    """
+    """An iterator over a stream. Leaving the iterator early closes the stream."""
 
     __slots__ = ("_show", "_stream")
 
@@ -138,9 +126,8 @@ class Stream(StreamHandle[SingleStreamSink]):
     """A chat completion that arrives token by token. ``QRewardClient.stream_chat_completion`` returns it.
 
     Nothing is sent before the stream is iterated, entered or awaited. From then on, the stream belongs to the running event loop, and only
-    one task at a time may read it. Leaving a stream early closes the request immediately and frees its slot. A stream is left by ``break``,
-    by an error, by :meth:`aclose`, at the end of ``async with``, or when its last reference is dropped. A slow reader slows the server
-    down, because the client stops reading the response while the client's buffer is full.
+    one task at a time may read it. Leaving a stream early closes the request immediately: by ``break``, by an error, by :meth:`aclose`, at
+    the end of ``async with``, or when its last reference is dropped. A slow reader slows the server down.
 
     Until the first token, a failed request is retried, at another endpoint if possible. After the first token, an error becomes
     :class:`~qreward.errors.StreamInterrupted`, which is raised once all received text has been read. With ``on_interrupt="restart"``, the

@@ -1,7 +1,4 @@
-"""Streams for blocking code.
-
-The portal's event loop reads the streams in a background thread, a bounded number of items ahead of the caller.
-"""
+"""Streams for blocking code."""
 
 from __future__ import annotations
 
@@ -71,15 +68,7 @@ class SyncBatchStream(BlockingTwin[BatchStream]):
 
 
 def leave(pieces: BlockingIterator[Any], aclose: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Close a stream that blocking code reads, and wait until its connection is closed.
-
-    This function can be called from any thread, because Python may garbage-collect the stream in any thread. The portal's own thread must
-    not wait for itself, so in this thread the function starts the closing and does not wait.
-
-    Args:
-        pieces: the iterator that reads the stream.
-        aclose: function that closes the stream, even if it was never read. It can be called repeatedly.
-    """
+    """Close a stream that blocking code reads, and wait until its connection is closed."""
 
     async def close() -> None:
         with contextlib.suppress(QRewardError):  # no caller is left to receive the error

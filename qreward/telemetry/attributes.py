@@ -1,13 +1,9 @@
-"""The attributes of spans and metrics, taken from calls, endpoints, requests, answers and errors.
-
-Attributes never contain the content of a request or an answer. If a call is recorded, the body of the answer is parsed again. This gives
-the id, the model, the finish reasons, and the tokens that the engine does not count. The message of an error is not recorded, because it
-may quote a prompt. Instead, ``error.type`` is recorded, and a text that is equal for all errors of a class.
-"""
+"""The attributes of spans and metrics, by the GenAI conventions v1.41. They hold no content unless the program asks for it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from math import isfinite
 from typing import Any, NamedTuple
@@ -16,14 +12,16 @@ from urllib.parse import urlsplit
 import msgspec
 
 from qreward import errors
+from qreward.engine.instrumentation import End
+from qreward.scheduler.outcome import Answer
 from qreward.scheduler.source import Source
-from qreward.telemetry import names
+from qreward.scheduler.task import Task
+from qreward.transport.redaction import Secrets, secrets_of
 
 Attributes = dict[str, Any]
 
 CACHED = 4096
-"""Maximum number of objects in each cache of ``ServerAddress`` objects, of start attributes, and of metric points. Similar calls share
-these objects."""
+"""Maximum number of objects in each cache of objects that similar calls share."""
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -32,14 +30,7 @@ def _known(attributes: Mapping[str, Any]) -> Attributes:
 
 
 class ServerAddress:
-    """Holds the attributes of one endpoint at one address.
-
-    Attributes:
-        name: name of the endpoint.
-        server: ``server.address`` and ``server.port``, if known.
-        endpoint: ``qreward.endpoint``.
-        attributes: ``server`` and ``endpoint`` together.
-    """
+    """The attributes of one endpoint at one address: of its server, of the endpoint, and of both together."""
 
     __slots__ = ("attributes", "endpoint", "name", "server")
 
@@ -47,30 +38,20 @@ class ServerAddress:
         self.name = name
         parts = urlsplit(url if isinstance(url, str) else "")
         port = parts.port or _PORTS.get(parts.scheme)
-        self.server = _known({names.SERVER_ADDRESS: parts.hostname, names.SERVER_PORT: port}) if parts.hostname else {}
-        self.endpoint = {names.ENDPOINT: name}
-        self.attributes = {names.ENDPOINT: name, **self.server}
+        self.server = _known({"server.address": parts.hostname, "server.port": port}) if parts.hostname else {}
+        self.endpoint = {"qreward.endpoint": name}
+        self.attributes = {"qreward.endpoint": name, **self.server}
 
 
 _address = lru_cache(CACHED)(ServerAddress)
 
 
 def address_of(source: Source) -> ServerAddress:
-    """Return the address of a source. Calls with the same source return the same object."""
     return _address(source.name, getattr(source.handle, "base_url", None))
 
 
 class CallKind:
-    """Holds the attributes that all calls with the same operation, model and route share.
-
-    Attributes:
-        name: name of the spans.
-        start: attributes that are known when a span starts. Samplers can use them.
-        metric: attributes of the metrics.
-        model: only the attributes of the model.
-        queue: only the attributes of the queue.
-        inference: True if the operation is an inference as defined by the ``latest`` conventions.
-    """
+    """The attributes that all calls with the same operation, model and route share. ``start`` is known when a span starts, for samplers."""
 
     __slots__ = ("_providers", "inference", "metric", "model", "name", "queue", "start")
 
@@ -78,21 +59,21 @@ class CallKind:
         self, operation: str, model: str, route: str, streamed: bool, items: int, provider: str, providers: Mapping[str, str]
     ) -> None:
         self._providers = providers
-        self.inference = operation in names.INFERENCE
-        self.name = f"{names.BATCH if items else operation} {model}"
-        self.metric: Attributes = {names.OPERATION: operation, names.PROVIDER: provider, names.REQUEST_MODEL: model}
-        self.model = {names.REQUEST_MODEL: model}
-        self.queue = {names.QUEUE_NAME: route}
-        self.start = self.metric | _known({names.ROUTE: route, names.REQUEST_STREAM: streamed or None, names.BATCH_SIZE: items or None})
+        self.inference = operation in ("chat", "text_completion")
+        self.name = f"{'batch' if items else operation} {model}"
+        self.metric: Attributes = {"gen_ai.operation.name": operation, "gen_ai.provider.name": provider, "gen_ai.request.model": model}
+        self.model = {"gen_ai.request.model": model}
+        self.queue = {"qreward.queue.name": route}
+        self.start = self.metric | _known(
+            {"qreward.route": route, "gen_ai.request.stream": streamed or None, "qreward.batch.size": items or None}
+        )
 
     def provider_at(self, address: ServerAddress) -> Attributes:
-        """Return the provider attribute of an endpoint. Return no attribute if the settings name no provider for this endpoint."""
-        return _known({names.PROVIDER: self._providers.get(address.name)})
+        return _known({"gen_ai.provider.name": self._providers.get(address.name)})
 
 
 @lru_cache(CACHED)
 def start_at(kind: CallKind, address: ServerAddress) -> Attributes:
-    """Return the attributes with which the span of a call starts, if only one endpoint can serve the call."""
     return {**kind.start, **address.server, **kind.provider_at(address)}
 
 
@@ -100,16 +81,14 @@ def start_at(kind: CallKind, address: ServerAddress) -> Attributes:
 def call_point(
     kind: CallKind, address: ServerAddress | None, model: str | None = None, error: str | None = None, token: str | None = None
 ) -> Attributes:
-    """Return the attributes of a call's metric."""
     where = {} if address is None else address.server | kind.provider_at(address)
-    return kind.metric | where | _known({names.RESPONSE_MODEL: model, names.ERROR_TYPE: error, names.TOKEN_TYPE: token})
+    return kind.metric | where | _known({"gen_ai.response.model": model, "error.type": error, "gen_ai.token.type": token})
 
 
 @lru_cache(CACHED)
 def attempt_point(kind: CallKind, address: ServerAddress, attempt_type: str, outcome: str, error: str | None) -> Attributes:
-    """Return the attributes of an attempt's metric."""
-    what = {names.ATTEMPT_TYPE: attempt_type, names.ATTEMPT_OUTCOME: outcome, **kind.model}
-    return what | address.attributes | _known({names.ERROR_TYPE: error})
+    what = {"qreward.attempt.type": attempt_type, "qreward.attempt.outcome": outcome, **kind.model}
+    return what | address.attributes | _known({"error.type": error})
 
 
 # answers
@@ -121,16 +100,7 @@ MAX_TEXT = 256
 
 
 class ResponseMetadata(NamedTuple):
-    """Metadata of an answer. A member that the answer does not have is None or empty.
-
-    Attributes:
-        id: the id of the response.
-        model: the model that answered.
-        reasons: the finish reasons.
-        fingerprint: ``system_fingerprint``.
-        cached: input tokens that were read from a cache.
-        reasoning: output tokens that were used for reasoning.
-    """
+    """What is read of an answer beside its tokens: ``cached`` input tokens, and output tokens for ``reasoning``."""
 
     id: str | None = None
     model: str | None = None
@@ -169,10 +139,7 @@ _DECODER = msgspec.json.Decoder(_Body)
 
 
 def metadata_of(value: Any) -> ResponseMetadata:
-    """Return the metadata of an answer.
-
-    For a stream, each member is taken from the first chunk that has it. The finish reasons are taken from all chunks.
-    """
+    """Return the metadata of an answer. The body of a whole answer, and each kept chunk of a stream, are parsed again."""
     body = getattr(value, "body", None)
     if type(body) is bytes:
         return _read(body)
@@ -215,12 +182,7 @@ MAX_REQUEST_TEXT = 64
 
 
 def attributes_of(params: Mapping[str, Any]) -> Attributes:
-    """Return the parameters of a request as attributes. A value with an unexpected type is left out.
-
-    Example:
-        >>> attributes_of({"temperature": 0, "n": 1, "stop": "END", "user": "me", "response_format": {"type": "json_object"}})
-        {'gen_ai.request.temperature': 0, 'gen_ai.request.stop_sequences': ('END',), 'gen_ai.output.type': 'json'}
-    """
+    """Return the parameters of a request as attributes."""
     found: Attributes = {}
     for name, value in params.items():
         known = _PARAMETERS.get(name)
@@ -244,13 +206,15 @@ def _output(value: object) -> str | None:
 
 
 _PARAMETERS: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    **{name: (attribute, _number) for name, attribute in names.REQUEST_NUMBERS.items()},
-    "n": (names.CHOICE_COUNT, lambda value: value if type(value) is int and value != 1 else None),
-    "stop": (names.STOP_SEQUENCES, _stops),
-    "reasoning_effort": (names.REASONING_LEVEL, lambda value: value[:MAX_REQUEST_TEXT] if isinstance(value, str) else None),
-    "response_format": (names.OUTPUT_TYPE, _output),
+    **{name: (f"gen_ai.request.{name}", _number) for name in ("max_tokens", "temperature", "top_p", "top_k", "seed")},
+    **{name: (f"gen_ai.request.{name}", _number) for name in ("frequency_penalty", "presence_penalty")},
+    "max_completion_tokens": ("gen_ai.request.max_tokens", _number),
+    "n": ("gen_ai.request.choice.count", lambda value: value if type(value) is int and value != 1 else None),
+    "stop": ("gen_ai.request.stop_sequences", _stops),
+    "reasoning_effort": ("gen_ai.request.reasoning.level", lambda value: value[:MAX_REQUEST_TEXT] if isinstance(value, str) else None),
+    "response_format": ("gen_ai.output.type", _output),
 }
-"""Name of a parameter -> name of its attribute, and a function. The function returns the value to record, or None to record nothing."""
+"""Name of a parameter -> name of its attribute, and a function that returns the value to record, or None."""
 
 
 # errors
@@ -263,36 +227,10 @@ _ERROR_TYPES: tuple[tuple[type[BaseException], str], ...] = (
     (errors.CircuitOpen, "circuit_open"),
     (errors.Rejected, "rejected"),
 )
-_MEANINGS: dict[type[BaseException], str] = {
-    errors.AuthenticationFailed: "The endpoint did not accept the API key, or the proxy did not accept the user and password.",
-    errors.BadRequest: "The request itself is wrong; sending it again cannot help (400, 413, 422, or refused before it was sent).",
-    errors.BudgetExceeded: "The budget of the judge is spent.",
-    errors.CircuitOpen: "Every endpoint of the route is marked unhealthy, or the circuit breaker of a scheduled function is open.",
-    errors.ClientClosed: "The client was closed before the request had a result.",
-    errors.ConnectionFailed: "No connection could be opened, or it broke before the response was complete.",
-    errors.DeadlineExceeded: "The deadline of the batch passed before this item had a result.",
-    errors.InvalidResponse: "The response is not valid, or the server did not complete it.",
-    errors.NoEndpoint: "No route matches the model, or all endpoints of the route were removed.",
-    errors.QueueFull: "The queue has reached its limit.",
-    errors.RateLimited: "The endpoint reported a rate limit or overload, or an exhausted quota.",
-    errors.RequestError: "A request was attempted and failed.",
-    errors.RequestTimeout: "A time limit passed: that of the whole request, queueing included, or that of one attempt.",
-    errors.ServerError: "The endpoint failed while it processed the request.",
-    errors.StreamInterrupted: "A stream ended early after the caller received part of it, or it was read after it had been closed.",
-}
 
 
 def error_type(error: BaseException) -> str:
-    """Return the ``error.type`` of an error.
-
-    The result is the HTTP status of the error if the error has a status. For some errors without a status, it is a name such as
-    ``timeout``. For all other errors of qreward, it is the name of the class. For errors of other libraries, it is ``_OTHER``.
-
-    Example:
-        >>> from qreward.errors import RateLimited, RequestTimeout
-        >>> error_type(RateLimited("no", status_code=429)), error_type(RequestTimeout("late")), error_type(KeyError("x"))
-        ('429', 'timeout', '_OTHER')
-    """
+    """Return the ``error.type`` of an error: its HTTP status, a name such as ``timeout``, or the name of its class."""
     if isinstance(error, errors.StreamInterrupted) and isinstance(error.__cause__, errors.RequestError):
         error = error.__cause__
     status = getattr(error, "status_code", None)
@@ -306,15 +244,53 @@ def error_type(error: BaseException) -> str:
 
 
 def error_description(error: BaseException) -> str:
-    """Return the name of an error's class, and what the class means."""
+    """Return the name of an error's class and what the class means. The message is left out, because it may quote a prompt."""
     kind = type(error)
-    return f"{kind.__name__}: {_MEANINGS[kind]}" if kind in _MEANINGS else kind.__name__
+    meaning = (kind.__doc__ or "").partition("\n")[0] if kind.__module__ == errors.__name__ else ""
+    return f"{kind.__name__}: {meaning}" if meaning else kind.__name__
 
 
 def rejection(error: BaseException) -> str:
-    """Return the reason why a call ended without being sent: ``full``, ``deadline``, ``closed``, or else the ``error.type``."""
+    """Return why a call ended without being sent."""
     if isinstance(error, errors.QueueFull):
         return "full"
     if isinstance(error, TimeoutError | errors.DeadlineExceeded):
         return "deadline"
     return "closed" if isinstance(error, errors.ClientClosed) else error_type(error)
+
+
+# messages, if the program asks for them
+
+MAX_MESSAGES = 64
+"""Maximum number of input messages of a call that are recorded."""
+
+
+def messages_of(task: Task, end: End, reasons: tuple[str, ...], longest: int, *, with_output: bool) -> Attributes:
+    """Return the messages of a call as attributes, each text with at most ``longest`` characters."""
+    headers = Secrets().and_headers(getattr(task.payload, "headers", None))
+    endpoints = [source.handle for source in (task.pool.sources if task.pool is not None else ())]
+    secrets = [headers, *(secrets_of(each) for each in endpoints if hasattr(each, "api_key"))]  # type: ignore[arg-type]
+    inputs, found = getattr(task.payload, "inputs", None), dict[str, Any]()
+    if isinstance(inputs, list | tuple) and inputs and all(isinstance(each, Mapping) for each in inputs):
+        messages = [
+            {"role": str(each.get("role", "")), "parts": list(_parts(each.get("content"), secrets, longest))}
+            for each in inputs[:MAX_MESSAGES]
+        ]
+        found["gen_ai.input.messages"] = [each for each in messages if each["role"] != "system"]
+        if system := [part for each in messages if each["role"] == "system" for part in each["parts"]]:
+            found["gen_ai.system_instructions"] = system
+    if with_output and isinstance(end, Answer) and (text := end.value.text()):
+        parts = list(_parts(text, secrets, longest))
+        found["gen_ai.output.messages"] = [{"role": "assistant", "parts": parts, "finish_reason": reasons[0] if reasons else ""}]
+    return {name: json.dumps(value, ensure_ascii=False) for name, value in found.items()}
+
+
+def _parts(content: object, secrets: list[Secrets], longest: int) -> Iterator[dict[str, Any]]:
+    for part in content if isinstance(content, list) else [content]:
+        text = part if isinstance(part, str) else part.get("text") if isinstance(part, Mapping) else None
+        if isinstance(text, str):
+            for each in secrets:
+                text = each.hide(text)
+            yield {"type": "text", "content": text[:longest]}
+        elif isinstance(part, Mapping):  # of an image or audio, only the type is recorded
+            yield {"type": str(part.get("type", "unknown"))[:64]}

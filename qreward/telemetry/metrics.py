@@ -1,17 +1,14 @@
-"""The metric instruments of a meter provider. They are created once and shared by all clients that use the provider.
-
-Measurements are made only if the provider records them. Observable instruments read the states of all live clients when metrics are
-collected, and add these states up.
-"""
+"""The metrics, and their instruments of one meter provider, which are created once and shared by all clients that use the provider."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from functools import cache, partial
+from importlib import metadata
 from math import inf, isfinite
-from typing import Any
+from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
 from opentelemetry import metrics
@@ -19,14 +16,83 @@ from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
 
 from qreward.engine import background
 from qreward.engine.snapshots import ClientState
-from qreward.telemetry import names
 from qreward.telemetry.attributes import address_of
-from qreward.telemetry.names import Dialect, Metric
 
 CHECK_INTERVAL = 0.05
 """Minimum number of seconds between two checks whether a provider records anything. Checks are made only when calls are made."""
 
+Kind = Literal["histogram", "counter", "observable_counter", "observable_updowncounter", "observable_gauge"]
+
+SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
+"""Suggested bucket boundaries of histograms of durations."""
+TOKENS = tuple(4**power for power in range(14))
+"""Suggested bucket boundaries of histograms of token counts."""
+ITEMS = tuple(2**power for power in range(13))
+"""Suggested bucket boundaries of histograms of item counts."""
+
+
+class Metric(NamedTuple):
+    """One instrument: its name, kind, unit, description and bucket boundaries."""
+
+    name: str
+    kind: Kind
+    unit: str
+    description: str
+    buckets: tuple[float, ...] = ()
+
+
+def _seconds(name: str, description: str) -> Metric:
+    return Metric(name, "histogram", "s", description, SECONDS)
+
+
+def _state(name: str, unit: str, description: str) -> Metric:
+    return Metric(name, "observable_updowncounter", unit, description)
+
+
+METRICS = {
+    "duration": _seconds("gen_ai.client.operation.duration", "GenAI operation duration."),
+    "first_chunk": _seconds("gen_ai.client.operation.time_to_first_chunk", "Time until the first chunk of a streamed answer."),
+    "per_chunk": _seconds("gen_ai.client.operation.time_per_output_chunk", "Time between chunks of a streamed answer."),
+    "tokens": Metric("gen_ai.client.token.usage", "histogram", "{token}", "Number of input and output tokens used.", TOKENS),
+    "attempt_duration": _seconds("qreward.client.attempt.duration", "Duration of one attempt at one endpoint."),
+    "retry_delay": _seconds("qreward.client.call.retry_delay", "Time in which a call that was retried had no attempt in flight."),
+    "queue_size": _state("qreward.client.queue.size", "{request}", "Requests that wait for an endpoint."),
+    "queue_capacity": _state(
+        "qreward.client.queue.capacity", "{request}", "Maximum number of single requests that may wait, if there is a limit."
+    ),
+    "waiting": _state("qreward.client.waiting", "{request}", "Items that have no result and are not in flight, by what they wait for."),
+    "queue_wait": _seconds("qreward.client.queue.wait_time", "Time of a single call before its first attempt."),
+    "queue_rejections": Metric(
+        "qreward.client.queue.rejections", "counter", "{request}", "Requests that ended without having been sent: full, deadline, closed."
+    ),
+    "active_requests": _state("qreward.client.active_requests", "{request}", "Requests in flight at an endpoint."),
+    "limit": _state("qreward.client.concurrency.limit", "{request}", "Requests that an endpoint may have in flight now."),
+    "limit_changes": Metric(
+        "qreward.client.concurrency.limit.changes",
+        "observable_counter",
+        "{change}",
+        "Changes of qreward.client.concurrency.limit, by direction and reason.",
+    ),
+    "rate_limit_wait": _seconds(
+        "qreward.client.rate_limit.wait_time", "Time in which no requests are sent to an endpoint that rejected one."
+    ),
+    "endpoint_count": _state("qreward.client.endpoint.count", "{endpoint}", "Endpoints by state: available, ejected, probing."),
+    "hedge_budget": Metric("qreward.client.hedge.budget", "observable_gauge", "{attempt}", "Hedges that the budget allows now."),
+    "batch_size": Metric("qreward.client.batch.size", "histogram", "{item}", "Calls that were merged into one request.", ITEMS),
+    "schedule_duration": _seconds("qreward.schedule.duration", "Duration of a call of a scheduled function."),
+}
+"""The metrics by the name that the code uses. Those outside the conventions are called ``qreward.``."""
+
+SCHEMA_URL = "https://opentelemetry.io/schemas/1.41.1"
 Points = Iterator[tuple[float, dict[str, Any]]]
+
+
+@cache
+def version() -> str:
+    try:
+        return metadata.version("qreward")
+    except metadata.PackageNotFoundError:  # the library runs from a source directory
+        return ""
 
 
 def is_active(provider: object) -> bool:
@@ -38,7 +104,7 @@ def _limit_changes(state: ClientState) -> Points:
     for source in state.sources:
         changes = dict(source.window.changes)
         for (direction, reason), times in changes.items():
-            what = {names.CHANGE_DIRECTION: direction, names.CHANGE_REASON: "away" if reason == "nobody" else reason}
+            what = {"qreward.change.direction": direction, "qreward.change.reason": "away" if reason == "nobody" else reason}
             yield times, address_of(source).attributes | what
 
 
@@ -48,58 +114,45 @@ def _endpoints(state: ClientState) -> Points:
         health = source.health
         found["ejected" if not health.in_service else "available" if health.half_open_limit == inf else "probing"] += 1
     for name, count in found.items():
-        yield count, {names.ENDPOINT_STATE: name}
+        yield count, {"qreward.endpoint.state": name}
 
 
 OBSERVED: dict[str, Callable[[ClientState], Points]] = {
-    "queue_size": lambda state: ((queue.waiting, {names.QUEUE_NAME: queue.name}) for queue in state.queues),
+    "queue_size": lambda state: ((queue.waiting, {"qreward.queue.name": queue.name}) for queue in state.queues),
     "queue_capacity": lambda state: (
-        (queue.capacity, {names.QUEUE_NAME: queue.name}) for queue in state.queues if queue.capacity is not None
+        (queue.capacity, {"qreward.queue.name": queue.name}) for queue in state.queues if queue.capacity is not None
     ),
     "waiting": lambda state: (
-        (queue.why.waiting, {names.QUEUE_NAME: queue.name, names.WAITING_FOR: queue.why.code}) for queue in state.queues
+        (queue.why.waiting, {"qreward.queue.name": queue.name, "qreward.waiting.for": queue.why.code}) for queue in state.queues
     ),
     "active_requests": lambda state: ((source.inflight, address_of(source).attributes) for source in state.sources),
     "limit": lambda state: ((source.window.limit, address_of(source).attributes) for source in state.sources),
     "limit_changes": _limit_changes,
     "endpoint_count": _endpoints,
-    "hedge_budget": lambda state: iter([(state.hedge_budget, {names.POOL: "client"})]),
+    "hedge_budget": lambda state: iter([(state.hedge_budget, {"qreward.pool": "client"})]),
 }
-"""Key of an observable instrument in ``names.METRICS`` -> function that yields the points of the instrument."""
-
+"""Key of an observable metric -> function that yields its points."""
 
 Read = Callable[[Any], ClientState]
 """A function that returns the current state of a client."""
 
 
 class Instruments:
-    """Holds the instruments of one provider. Each instrument is an attribute with the name of its key in ``names.METRICS``.
+    """The instruments of one provider (None: the global one, even if it is set later), as attributes with the keys of ``METRICS``."""
 
-    Args:
-        provider: the meter provider. None means the global meter provider, even if it is set later.
-        dialect: version of the semantic conventions.
-    """
-
-    def __init__(self, provider: MeterProvider | None, dialect: Dialect) -> None:
+    def __init__(self, provider: MeterProvider | None) -> None:
         self._provider = provider
         self._live = False
         self._checked_at = -1.0
         self._clients: WeakKeyDictionary[Any, Read] = WeakKeyDictionary()
-        meter = metrics.get_meter(names.SCOPE, names.version(), provider, names.SCHEMA_URLS[dialect])
-        for key, metric in names.METRICS[dialect].items():
-            setattr(self, key, self._make(meter, key, metric))
+        meter = metrics.get_meter("qreward", version(), provider, SCHEMA_URL)
+        self.__dict__.update({key: self._make(meter, key, metric) for key, metric in METRICS.items()})
 
-    def __getattr__(self, name: str) -> Any:
-        """Return None for an instrument that the dialect does not define."""
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return None
+    def __getattr__(self, name: str) -> Any:  # for type checkers: the attributes are those of ``METRICS``
+        raise AttributeError(name)
 
     def live(self, now: float) -> bool:
-        """Return whether the provider records measurements.
-
-        The provider is checked at most every ``CHECK_INTERVAL`` seconds. After a positive result, it is not checked again.
-        """
+        """Return whether the provider records. It is checked at most every ``CHECK_INTERVAL`` seconds, until it does."""
         if not self._live and not 0 <= now - self._checked_at < CHECK_INTERVAL:
             self._checked_at = now
             provider = self._provider or metrics.get_meter_provider()
@@ -125,7 +178,6 @@ class Instruments:
         return create(metric.name, [partial(self._observe, key)], metric.unit, metric.description)
 
     def _observe(self, key: str, _options: CallbackOptions) -> Iterable[Observation]:
-        """Return one observation for each set of attributes. The value of an observation is the sum over all clients."""
         sums: dict[tuple[tuple[str, Any], ...], float] = {}
         with _lock:
             clients = list(self._clients.items())
@@ -137,18 +189,20 @@ class Instruments:
 
 
 _lock = threading.Lock()
-_of_provider: WeakKeyDictionary[MeterProvider, dict[Dialect, Instruments]] = WeakKeyDictionary()
-_of_global: dict[Dialect, Instruments] = {}
+_of_provider: WeakKeyDictionary[MeterProvider, Instruments] = WeakKeyDictionary()
+_of_global: list[Instruments] = []
 
 
-def instruments_of(provider: MeterProvider | None, dialect: Dialect) -> Instruments:
-    """Return the instruments of a provider. The instruments are created on first use."""
+def instruments_of(provider: MeterProvider | None) -> Instruments:
+    """Return the instruments of a provider. They are created on first use."""
     with _lock:
-        made = _of_global if provider is None else _of_provider.setdefault(provider, {})
-        found = made.get(dialect)
-        if found is None:
-            found = made[dialect] = Instruments(provider, dialect)
-        return found
+        if provider is None:
+            if not _of_global:
+                _of_global.append(Instruments(None))
+            return _of_global[0]
+        if provider not in _of_provider:
+            _of_provider[provider] = Instruments(provider)
+        return _of_provider[provider]
 
 
 def _after_fork(_: object) -> None:

@@ -1,13 +1,8 @@
-"""``CallWatcher`` records the engine's calls and attempts as spans and metrics.
-
-Each call is one CLIENT span, from the creation of the call to its end. Depending on the settings, the attempts of a call are INTERNAL
-spans. The parent of a call's span is taken from the caller's context, even if another thread or task sends the request. Nothing is stored
-for a call that no provider records. This module also provides the headers of the program's propagators for each attempt
-(``AttemptScope``).
-"""
+"""``CallWatcher`` records the calls and attempts of the engine as spans and metrics. Nothing is kept of a call that nobody records."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from contextvars import Token
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -23,7 +18,6 @@ from qreward.observers import CARRIED
 from qreward.scheduler.outcome import Answer, Failure, FailureKind, Outcome
 from qreward.scheduler.source import Source
 from qreward.scheduler.task import Attempt, Task
-from qreward.telemetry import names
 from qreward.telemetry.attributes import (
     NOTHING,
     Attributes,
@@ -36,6 +30,7 @@ from qreward.telemetry.attributes import (
     call_point,
     error_description,
     error_type,
+    messages_of,
     metadata_of,
     rejection,
     start_at,
@@ -44,28 +39,8 @@ from qreward.telemetry.metrics import CHECK_INTERVAL, is_active
 from qreward.telemetry.telemetry import Telemetry
 
 
-def propagated_headers(context: Context) -> dict[str, str] | None:
-    """Return the headers that the program's propagators write for a context; None if there are no headers, or a propagator fails."""
-    headers: dict[str, str] = {}
-    try:
-        propagate.inject(headers, context)
-    except Exception:  # raised by the program's own propagator
-        return None
-    return {name: text for name, text in headers.items() if isinstance(text, str) and text.isascii() and text.isprintable()} or None
-
-
 class AttemptScope:
-    """The scope in which an attempt is sent (see ``qreward.engine.instrumentation``).
-
-    Instrumentations of HTTP clients find their parent span in the context of this scope.
-
-    Args:
-        context: the context of the call to which the attempt belongs.
-        propagates: whether ``traceparent`` and all other headers of the program's propagators are sent.
-
-    Attributes:
-        span: the span of the attempt; None if the attempt has no span and uses the span of its call.
-    """
+    """The context in which an attempt is sent, so that other instrumentations find their parent. Without a span, it is that of the call."""
 
     __slots__ = ("_attached", "_carried", "_context", "_propagates", "_started", "span")
 
@@ -78,19 +53,20 @@ class AttemptScope:
         self._carried: Token[Any] | None = None
 
     def begin(self, tracer: Tracer, attempt: Attempt, address: ServerAddress) -> None:
-        """Start a span for the attempt. The span begins at the start time of the attempt."""
-        attributes = {names.ATTEMPT_NUMBER: attempt.number, names.ATTEMPT_TYPE: type_of(attempt), **address.attributes}
-        self.span = tracer.start_span(names.ATTEMPT, self._context, SpanKind.INTERNAL, attributes, (), self._started)
+        attributes = {"qreward.attempt.number": attempt.number, "qreward.attempt.type": type_of(attempt), **address.attributes}
+        self.span = tracer.start_span("attempt", self._context, SpanKind.INTERNAL, attributes, (), self._started)
         self._context = set_span_in_context(self.span, self._context)
 
     def enter(self) -> None:
-        """Attach the context. This method is called in the task that sends the attempt."""
         if self._propagates:
-            self._carried = CARRIED.set(propagated_headers(self._context))
+            headers: dict[str, str] = {}
+            with suppress(Exception):  # raised by the program's own propagator
+                propagate.inject(headers, self._context)
+            sendable = {name: text for name, text in headers.items() if isinstance(text, str) and text.isascii() and text.isprintable()}
+            self._carried = CARRIED.set(sendable or None)
         self._attached = attach(self._context)
 
     def leave(self) -> None:
-        """Detach the context. This method is called in the task that called ``enter``."""
         if self._carried is not None:
             CARRIED.reset(self._carried)
         detach(self._attached)
@@ -98,37 +74,21 @@ class AttemptScope:
 
 @dataclass(slots=True, eq=False)
 class CallState:
-    """The state of a call that is recorded.
-
-    Attributes:
-        kind: the attributes that the call shares with similar calls.
-        span: the span of the call, which may not be recorded.
-        context: the context in which the attempts are sent; None if there is nothing to propagate.
-        start_address: the endpoint of the call, if only one endpoint can serve it. The span then starts with the attributes of this
-            endpoint. None if several endpoints can serve the call.
-        address: the endpoint of the last attempt.
-        recording: True if the span is recorded.
-        metered: True if the metrics of the call are recorded.
-        merged: True if the call is an item of a merged request. The merged request records the usage.
-        first: seconds until the first chunk of the answer; None before the first chunk.
-        idle_since: time on the engine's clock since which no attempt has been in flight.
-        idle: total seconds between attempts in which no attempt was in flight; None before the first retry.
-    """
+    """The state of a call that is recorded."""
 
     kind: CallKind
     span: Span
-    context: Context | None
-    start_address: ServerAddress | None
-    address: ServerAddress | None
-    recording: bool
-    metered: bool
-    merged: bool = False
-    first: float | None = None
-    idle_since: float | None = None
-    idle: float | None = None
+    context: Context | None  # the context of its attempts; None if there is nothing to propagate
+    start_address: ServerAddress | None  # its only possible endpoint, with which the span begins
+    address: ServerAddress | None  # the endpoint of the last attempt
+    recording: bool  # the span is recorded
+    metered: bool  # the metrics are recorded
+    merged: bool = False  # it is an item of a merged request, which records the usage
+    first: float | None = None  # seconds until the first chunk
+    idle_since: float | None = None  # since when no attempt has been in flight
+    idle: float | None = None  # seconds between its attempts without one in flight
 
     def at(self, source: Source) -> ServerAddress:
-        """Return the address of one of the call's endpoints."""
         address = self.address
         return address if address is not None and address.name == source.name else address_of(source)
 
@@ -137,10 +97,8 @@ class CallWatcher:
     """Records the calls of a client as spans and metrics, according to the client's ``Telemetry``."""
 
     def __init__(self, telemetry: Telemetry) -> None:
-        self._tracer, self._meters, self._content = telemetry.tracer, telemetry.instruments, telemetry.content
-        self._tracer_provider, self._chunks, self._propagates = telemetry.tracer_provider, telemetry.chunks, telemetry.propagate
+        self._tracer, self._meters, self._telemetry = telemetry.tracer, telemetry.instruments, telemetry
         self._kind_of = lru_cache(1024)(partial(CallKind, provider=telemetry.provider, providers=telemetry.providers))
-        self._always, self._auto = telemetry.attempts == "always", telemetry.attempts == "auto"
         self._tracing, self._checked_at = False, -1.0
         self._quiet: object = None  # the context of the caller for whom nothing was recorded
         self._quiet_since = 0.0
@@ -155,7 +113,10 @@ class CallWatcher:
         if context is self._quiet and 0 <= now - self._quiet_since < CHECK_INTERVAL:  # as just before, for another item of the batch
             return False
         metered, parent = self._meters.live(now), context.run(get_current)
-        if not (self._tracing or metered or parent or self._is_tracing(now)):
+        if not 0 <= now - self._checked_at < CHECK_INTERVAL and not (self._tracing or metered or parent):
+            self._checked_at = now
+            self._tracing = is_active(self._telemetry.tracer_provider or get_tracer_provider())
+        if not (self._tracing or metered or parent):
             self._quiet, self._quiet_since = context, now
             return False
         kind = self._kind_of(operation_of(task), model_of(task), route_of(task.pool), task.streamed, len(task.items))
@@ -178,7 +139,6 @@ class CallWatcher:
         return True
 
     def sent(self, attempt: Attempt) -> None:
-        """Record that an attempt is about to be sent."""
         task = attempt.task
         call: CallState | None = task.span
         if call is None:
@@ -191,37 +151,34 @@ class CallWatcher:
             call.idle = (call.idle or 0.0) + (0.0 if call.idle_since is None else attempt.sent_at - call.idle_since)
             call.idle_since = None
         if call.context is not None:
-            attempt.span = AttemptScope(call.context, propagates=self._propagates)
-            if call.recording and (self._always or (self._auto and attempt.number > 1)):
+            attempt.span = AttemptScope(call.context, propagates=self._telemetry.propagate)
+            if call.recording and attempt.number > 1:
                 attempt.span.begin(self._tracer, attempt, call.address)
 
     def first(self, attempt: Attempt, now: float) -> None:
-        """Record that the first chunk of an answer arrived. The first chunk after a restart of the stream is not recorded."""
         call: CallState | None = attempt.task.span
-        if call is None or call.first is not None:
+        if call is None or call.first is not None:  # the first chunk after a restart of the stream is not recorded
             return
         call.first = now - attempt.task.born
         if call.metered:
             self._meters.first_chunk.record(call.first, call_point(call.kind, address_of(attempt.source)))
 
     def gaps(self, attempt: Attempt, gaps: list[float]) -> None:
-        """Record the seconds between chunks of an answer."""
         call: CallState | None = attempt.task.span
-        if call is None or not (self._chunks and call.metered):
+        if call is None or not (self._telemetry.chunks and call.metered):
             return
         point = call_point(call.kind, address_of(attempt.source))
         for gap in gaps:
             self._meters.per_chunk.record(gap, point)
 
     def ended(self, attempt: Attempt, outcome: Outcome, now: float) -> None:
-        """Record that an attempt ended."""
         task = attempt.task
         call: CallState | None = task.span
         if call is None:
             return
         if task.attempt is None and not attempt.won:
             call.idle_since = now
-        plain = attempt.won and task.sends == 1 and not self._always  # such an attempt has no separate span
+        plain = attempt.won and task.sends == 1  # such an attempt has no span of its own
         if plain and not call.metered:
             return
         result, error = outcome_of(attempt, outcome), error_of(attempt, outcome)
@@ -231,12 +188,14 @@ class CallWatcher:
             point = attempt_point(call.kind, address, type_of(attempt), result, failure)
             self._meters.attempt_duration.record(now - attempt.sent_at, point)
             if isinstance(outcome, Failure) and outcome.kind is FailureKind.OVERLOADED:
-                self._record_cooldown(attempt.source, address, now)
+                until, known = attempt.source.cooldown.opens_at, max(now, self._closed.get(address.name, now))
+                if until > known:
+                    self._closed[address.name] = until
+                    self._meters.rate_limit_wait.record(until - known, address.attributes)
         if call.recording and not plain:
             self._end_attempt(attempt, address, result, error, failure)
 
     def done(self, task: Task, end: End, source: Source | None, now: float) -> None:
-        """Record that a call ended, and end its span."""
         call: CallState | None = task.span
         if call is None:
             return
@@ -247,12 +206,11 @@ class CallWatcher:
         failure = None if error is None else error_type(error)
         if call.metered:
             self._record_metrics(task, call, end, metadata, failure, now)
-        if error is not None:
-            self._content.record_exception(error, call.context)
         if call.recording:
             attributes = self._end_attributes(task, call, end, metadata, failure, now)
-            if self._content.wanted:
-                self._content.record(task, end, metadata, call.kind, call.context, attributes)
+            if self._telemetry.capture_content:
+                longest, inference = self._telemetry.content_length, call.kind.inference
+                attributes |= messages_of(task, end, metadata.reasons, longest, with_output=inference)
             call.span.set_attributes(attributes)
             if error is not None:
                 call.span.set_status(Status(StatusCode.ERROR, error_description(error)))
@@ -260,22 +218,15 @@ class CallWatcher:
 
     # spans
 
-    def _is_tracing(self, now: float) -> bool:
-        """Return whether the tracer provider records spans. The provider is checked at most every ``CHECK_INTERVAL`` seconds."""
-        if not 0 <= now - self._checked_at < CHECK_INTERVAL:
-            self._checked_at = now
-            self._tracing = is_active(self._tracer_provider or get_tracer_provider())
-        return self._tracing
-
     def _end_attempt(self, attempt: Attempt, address: ServerAddress, result: str, error: Any, failure: str | None) -> None:
         scope: AttemptScope | None = attempt.span
-        if scope is None or not (scope.span is not None or self._auto):
+        if scope is None:
             return
-        if scope.span is None:  # with "auto", the end of the attempt shows that it gets a span
+        if scope.span is None:  # only its end shows that a first attempt gets a span
             scope.begin(self._tracer, attempt, address)
         assert scope.span is not None
         status = 200 if result in ("won", "discarded") else getattr(error, "status_code", None)  # 200 stands for any status 2xx
-        found = {names.ATTEMPT_OUTCOME: result, names.STATUS_CODE: status, names.ERROR_TYPE: failure}
+        found = {"qreward.attempt.outcome": result, "http.response.status_code": status, "error.type": failure}
         scope.span.set_attributes({name: value for name, value in found.items() if value is not None})
         if error is not None:
             scope.span.set_status(Status(StatusCode.ERROR, error_description(error)))
@@ -284,33 +235,36 @@ class CallWatcher:
     def _end_attributes(
         self, task: Task, call: CallState, end: End, metadata: ResponseMetadata, failure: str | None, now: float
     ) -> Attributes:
-        found = {**self._params(task), names.ATTEMPT_COUNT: task.sends, names.QUEUE_WAIT_TIME: queued(task, now)}
+        found = {**self._params(task), "qreward.attempt.count": task.sends, "qreward.queue.wait_time": queued(task, now)}
         address = call.address
         if address is not None:
             found |= address.endpoint if address is call.start_address else address.attributes | call.kind.provider_at(address)
         if task.sends > 1:
-            found[names.HEDGE_COUNT] = task.copies
+            found["qreward.hedge.count"] = task.copies
         if call.first is not None:
-            found[names.TIME_TO_FIRST_CHUNK] = call.first
+            found["gen_ai.response.time_to_first_chunk"] = call.first
         if failure is not None:
-            found[names.ERROR_TYPE] = failure
+            found["error.type"] = failure
             if call.first is not None:
-                found[names.FINISH_REASONS] = ("error",)
+                found["gen_ai.response.finish_reasons"] = ("error",)
         elif isinstance(end, Answer):
             known: Attributes = {
-                names.RESPONSE_ID: metadata.id,
-                names.RESPONSE_MODEL: metadata.model,
-                names.FINISH_REASONS: metadata.reasons or None,
-                names.FINGERPRINT: metadata.fingerprint,
+                "gen_ai.response.id": metadata.id,
+                "gen_ai.response.model": metadata.model,
+                "gen_ai.response.finish_reasons": metadata.reasons or None,
+                "openai.response.system_fingerprint": metadata.fingerprint,
             }
             if not call.merged:  # otherwise, the span of the merged request records the tokens
-                known[names.INPUT_TOKENS], known[names.OUTPUT_TOKENS] = end.prompt_tokens, end.output_tokens
-                known[names.CACHE_READ_TOKENS], known[names.REASONING_TOKENS] = metadata.cached, metadata.reasoning
+                known |= {
+                    "gen_ai.usage.input_tokens": end.prompt_tokens,
+                    "gen_ai.usage.output_tokens": end.output_tokens,
+                    "gen_ai.usage.cache_read.input_tokens": metadata.cached,
+                    "gen_ai.usage.reasoning.output_tokens": metadata.reasoning,
+                }
             found |= {name: value for name, value in known.items() if value is not None}
         return found
 
     def _params(self, task: Task) -> Attributes:
-        """Return the parameters of a request as attributes. For a batch, the attributes are computed only once."""
         params = getattr(task.payload, "params", None)
         if not params:
             return {}
@@ -327,33 +281,12 @@ class CallWatcher:
         if call.idle is not None:
             meters.retry_delay.record(call.idle, kind.model)
         if isinstance(end, BaseException) and not task.sends and not call.merged:
-            meters.queue_rejections.add(1, {names.REJECTION_REASON: rejection(end)})
+            meters.queue_rejections.add(1, {"qreward.queue.rejection.reason": rejection(end)})
         if end is None:  # cancelled by its caller: neither a success nor a failure
             return
         if not task.items:  # the items of a merged request record their own durations
-            duration = meters.duration if kind.inference else meters.other_duration or meters.duration
-            duration.record(now - task.born, call_point(kind, address, metadata.model, failure))
+            meters.duration.record(now - task.born, call_point(kind, address, metadata.model, failure))
         if isinstance(end, Answer) and not call.merged:
-            self._record_tokens(kind, end, metadata, address)
-
-    def _record_tokens(self, kind: CallKind, answer: Answer, metadata: ResponseMetadata, address: ServerAddress | None) -> None:
-        meters = self._meters
-        counts = (("input", answer.prompt_tokens), ("output", answer.output_tokens))
-        if meters.tokens is not None:
-            for token, count in counts:
+            for token, count in (("input", end.prompt_tokens), ("output", end.output_tokens)):
                 if count is not None:
                     meters.tokens.record(count, call_point(kind, address, metadata.model, None, token))
-        elif kind.inference:
-            point = call_point(kind, address, metadata.model)
-            for token, count in (*counts, ("cache_read", metadata.cached), ("reasoning", metadata.reasoning)):
-                if count is not None:
-                    getattr(meters, f"{token}_total").add(count, point | {names.TOKEN_MODALITY: "unknown"})
-                    if token in ("input", "output"):
-                        getattr(meters, f"{token}_tokens").record(count, point)
-
-    def _record_cooldown(self, source: Source, address: ServerAddress, now: float) -> None:
-        """Record by how many seconds a rejection extends the known cooldown of an endpoint."""
-        until, known = source.cooldown.opens_at, max(now, self._closed.get(address.name, now))
-        if until > known:
-            self._closed[address.name] = until
-            self._meters.rate_limit_wait.record(until - known, address.attributes)

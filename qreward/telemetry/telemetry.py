@@ -1,34 +1,28 @@
-"""``Telemetry``, the settings of a client's telemetry, and ``TelemetryExporter`` for ``@schedule``.
-
-``Telemetry`` contains the settings: what is recorded, and by which providers. ``spans.CallWatcher`` records the calls.
-"""
+"""``Telemetry``: what a client records; ``TelemetryExporter`` for ``@schedule``; ``configure``, which sets up the SDK."""
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
+from opentelemetry import metrics as meters
 from opentelemetry import trace
 
 from qreward.errors import ConfigError
-from qreward.telemetry import names
-from qreward.telemetry.content import CAPTURE_VARIABLE, EVENT_VARIABLE, Capture, Content
-from qreward.telemetry.metrics import Instruments, Read, instruments_of
-from qreward.telemetry.names import Dialect
+from qreward.settings.base import shown
+from qreward.telemetry.metrics import SCHEMA_URL, Instruments, Read, instruments_of, is_active, version
 
 if TYPE_CHECKING:
-    from opentelemetry._logs import LoggerProvider
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import Tracer, TracerProvider
 
     from qreward.functions.function import ScheduleMetrics
 
-Attempts = Literal["auto", "always", "never"]
-
-OPT_IN_VARIABLE, LATEST = "OTEL_SEMCONV_STABILITY_OPT_IN", "gen_ai_latest_experimental"
+CAPTURE_VARIABLE = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT"
 
 
 class Telemetry:
@@ -39,27 +33,22 @@ class Telemetry:
     metrics. Several clients may share one ``Telemetry``.
 
     Args:
-        tracer_provider, meter_provider, logger_provider: the providers to use. The default is the global providers.
-        semconv: version of the semantic conventions, ``v1.41`` or ``latest``. The default is ``latest`` if
-            ``OTEL_SEMCONV_STABILITY_OPT_IN`` contains ``gen_ai_latest_experimental``, and otherwise ``v1.41``.
-        attempts: attempts that get spans. ``always`` means all attempts, and ``never`` means none. ``auto`` means the attempts of calls
-            that were sent more than once or did not succeed.
+        tracer_provider, meter_provider: the providers to use. The default is the global providers.
         provider: value of ``gen_ai.provider.name``, which names the kind of API.
         providers: name of an endpoint -> value of ``gen_ai.provider.name`` for this endpoint.
         propagate: whether ``traceparent`` and all other headers of the program's propagators are sent with each attempt.
         chunks: whether the time between the chunks of streams is also recorded (about 8 us per chunk).
-        capture_content: where messages are recorded: ``span_only``, ``event_only``, ``span_and_event`` or ``no_content``. The default is
-            the value of ``OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT``. If the variable is not set or invalid, the default is
-            ``no_content``.
+        capture_content: whether messages are recorded on the spans of calls. The default is True if the environment variable
+            ``OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT`` is ``span_only`` or ``span_and_event``.
         content_length: maximum number of characters of one text that are recorded.
 
     Raises:
-        ConfigError: ``semconv``, ``attempts`` or ``capture_content`` is invalid.
+        ConfigError: ``capture_content`` is not True, False or None.
 
     Example:
         >>> from opentelemetry.trace import NoOpTracerProvider
-        >>> Telemetry(tracer_provider=NoOpTracerProvider(), attempts="always").attempts
-        'always'
+        >>> Telemetry(tracer_provider=NoOpTracerProvider(), provider="vllm").provider
+        'vllm'
     """
 
     def __init__(
@@ -67,95 +56,61 @@ class Telemetry:
         *,
         tracer_provider: TracerProvider | None = None,
         meter_provider: MeterProvider | None = None,
-        logger_provider: LoggerProvider | None = None,
-        semconv: Dialect | None = None,
-        attempts: Attempts = "auto",
         provider: str = "openai",
         providers: Mapping[str, str] | None = None,
         propagate: bool = True,
         chunks: bool = False,
-        capture_content: Capture | None = None,
+        capture_content: bool | None = None,
         content_length: int = 4096,
     ) -> None:
-        self.tracer_provider, self.meter_provider, self.logger_provider = tracer_provider, meter_provider, logger_provider
-        self.semconv = _one_of("semconv", semconv or _dialect(os.environ), get_args(Dialect))
-        self.attempts = _one_of("attempts", attempts, get_args(Attempts))
+        self.tracer_provider, self.meter_provider = tracer_provider, meter_provider
         self.provider, self.providers = provider, dict(providers or {})
         self.propagate, self.chunks = propagate, chunks
         if capture_content is None:
-            variable = os.environ.get(CAPTURE_VARIABLE, "").strip().lower()
-            capture_content = next((capture for capture in get_args(Capture) if capture == variable), "no_content")
-        self.capture_content = _one_of("capture_content", capture_content, get_args(Capture))
+            capture_content = os.environ.get(CAPTURE_VARIABLE, "").strip().lower() in ("span_only", "span_and_event")
+        if not isinstance(capture_content, bool):
+            raise ConfigError(f"telemetry: capture_content must be True or False, not {shown(capture_content)}")
+        self.capture_content = capture_content
         self.content_length = content_length
 
     @cached_property
     def tracer(self) -> Tracer:
-        """The tracer of this library."""
-        return trace.get_tracer(names.SCOPE, names.version(), self.tracer_provider, names.SCHEMA_URLS[self.semconv])
+        return trace.get_tracer("qreward", version(), self.tracer_provider, SCHEMA_URL)
 
     @cached_property
     def instruments(self) -> Instruments:
-        """The metric instruments of the meter provider."""
-        return instruments_of(self.meter_provider, self.semconv)
-
-    @cached_property
-    def content(self) -> Content:
-        """The recorder of messages and events."""
-        events = os.environ.get(EVENT_VARIABLE, "").strip().lower() == "true"
-        return Content(
-            self.capture_content, events=events, longest=self.content_length, provider=self.logger_provider, dialect=self.semconv
-        )
+        return instruments_of(self.meter_provider)
 
     def observe(self, client: object, read: Read) -> None:
         """Report the state of a client whenever metrics are collected. Only a weak reference to the client is kept."""
         self.instruments.observe(client, read)
 
     def flush(self) -> None:
-        """Flush the providers that were passed in. Global providers are not affected."""
+        """Flush the providers that were passed in."""
         self._each("force_flush")
 
     def shutdown(self) -> None:
-        """Flush and shut down the providers that were passed in. Global providers are not affected."""
+        """Flush and shut down the providers that were passed in."""
         self._each("shutdown")
 
     def _each(self, action: str) -> None:
-        for provider in (self.tracer_provider, self.meter_provider, self.logger_provider):
-            act = getattr(provider, action, None)
-            if act is not None:
-                act()
+        for provider in (self.tracer_provider, self.meter_provider):
+            getattr(provider, action, lambda: None)()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the settings without the providers. The process that unpickles them uses its own global providers."""
-        kept = ("semconv", "attempts", "provider", "providers", "propagate", "chunks", "capture_content", "content_length")
-        return _rebuilt, ({name: getattr(self, name) for name in kept},)
+        # without the providers: the process that unpickles them uses its own global ones
+        kept = ("provider", "providers", "propagate", "chunks", "capture_content", "content_length")
+        return partial(Telemetry, **{name: getattr(self, name) for name in kept}), ()
 
     def __repr__(self) -> str:
-        own = "own" if self.tracer_provider or self.meter_provider else "global"
-        return f"<Telemetry {self.semconv}, attempts={self.attempts!r}, {own} providers>"
-
-
-def _rebuilt(settings: dict[str, Any]) -> Telemetry:
-    return Telemetry(**settings)
-
-
-def _dialect(environ: Mapping[str, str]) -> Dialect:
-    listed = {each.strip() for each in environ.get(OPT_IN_VARIABLE, "").split(",")}
-    return "latest" if LATEST in listed else "v1.41"
-
-
-def _one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> Any:
-    if value not in allowed:
-        raise ConfigError(f"telemetry: {name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
-    return value
+        return f"<Telemetry {'own' if self.tracer_provider or self.meter_provider else 'global'} providers>"
 
 
 class TelemetryExporter:
     """Records each call of a function: ``@schedule(telemetry_exporter=TelemetryExporter())``.
 
-    The exporter records one histogram, ``qreward.schedule.duration``. Its values are the seconds from the call to its end, including
-    waiting and retries. Its attributes are ``code.function.name`` and, if the call failed, ``error.type``. The value of ``error.type`` is
-    ``timeout``, ``circuit_open``, ``cancelled``, or the class of the exception. Keys are not recorded, because their number is unbounded.
-    One exporter can serve any number of functions.
+    It records one histogram, ``qreward.schedule.duration``: seconds from the call to its end, including waiting and retries, with the
+    attributes ``code.function.name`` and, if the call failed, ``error.type``. One exporter can serve any number of functions.
 
     Args:
         telemetry: the settings with the meter provider to use. The default is the global provider, even if it is set later.
@@ -177,7 +132,77 @@ class TelemetryExporter:
         instruments = self._instruments
         if not instruments.live(monotonic()):
             return
-        point = {names.FUNCTION_NAME: metrics.function}
+        point = {"code.function.name": metrics.function}
         if not metrics.ok:
-            point[names.ERROR_TYPE] = metrics.error or metrics.outcome if metrics.outcome == "failed" else metrics.outcome
+            point["error.type"] = metrics.error or metrics.outcome if metrics.outcome == "failed" else metrics.outcome
         instruments.schedule_duration.record(metrics.latency, point)
+
+
+Exporter = Literal["otlp", "console"]
+
+_EXPORTERS = {
+    "otlp": ("opentelemetry.exporter.otlp.proto.http", "trace_exporter.OTLPSpanExporter", "metric_exporter.OTLPMetricExporter"),
+    "console": ("opentelemetry.sdk", "trace.export.ConsoleSpanExporter", "metrics.export.ConsoleMetricExporter"),
+}
+
+
+def configure(
+    exporter: Exporter = "otlp",
+    *,
+    endpoint: str | None = None,
+    service_name: str | None = None,
+    interval: float = 15.0,
+    everywhere: bool = True,
+    **settings: Any,
+) -> Telemetry:
+    """Set up the OpenTelemetry SDK, which exports spans in batches, metrics at intervals, and the rest when the process ends.
+
+    Args:
+        exporter: ``otlp`` (over HTTP) or ``console``.
+        endpoint: base URL of an OTLP receiver, such as ``http://127.0.0.1:4318``, instead of ``OTEL_EXPORTER_OTLP_ENDPOINT``.
+        service_name: ``service.name`` of the resource. The default is the value of ``OTEL_SERVICE_NAME``.
+        interval: seconds between two exports of metrics.
+        everywhere: whether these providers become the global providers of the program.
+        settings: further arguments of :class:`Telemetry`.
+
+    Returns:
+        A ``Telemetry`` with these providers. With ``everywhere``, it need not be passed to a client.
+
+    Raises:
+        ConfigError: an argument is invalid, a package is missing, or global providers are already set.
+
+    Example:
+        >>> from qreward.telemetry import configure
+        >>> telemetry = configure("console", everywhere=False)
+        >>> telemetry.shutdown()
+    """
+    if exporter not in _EXPORTERS:
+        raise ConfigError(f"telemetry: exporter must be 'otlp' or 'console', not {exporter!r}")
+    for kind, provider in (("tracer", trace.get_tracer_provider()), ("meter", meters.get_meter_provider())) if everywhere else ():
+        if is_active(provider):
+            raise ConfigError(
+                f"telemetry: a global {kind} provider is already set, and clients use it; remove configure(), or pass everywhere=False"
+            )
+    sdk = "opentelemetry.sdk"
+    resource = _imported(f"{sdk}.resources.Resource").create({"service.name": service_name} if service_name else {})
+    package, *kinds = _EXPORTERS[exporter]
+    paths = ("traces", "metrics")
+    urls = [() if endpoint is None or exporter == "console" else (f"{endpoint.rstrip('/')}/v1/{path}",) for path in paths]
+    spans, points = (_imported(f"{package}.{kind}")(*url) for kind, url in zip(kinds, urls, strict=True))
+    tracer_provider = _imported(f"{sdk}.trace.TracerProvider")(resource=resource)
+    tracer_provider.add_span_processor(_imported(f"{sdk}.trace.export.BatchSpanProcessor")(spans))
+    reader = _imported(f"{sdk}.metrics.export.PeriodicExportingMetricReader")(points, export_interval_millis=1000 * interval)
+    meter_provider = _imported(f"{sdk}.metrics.MeterProvider")([reader], resource=resource)
+    if everywhere:
+        trace.set_tracer_provider(tracer_provider)
+        meters.set_meter_provider(meter_provider)
+    return Telemetry(tracer_provider=tracer_provider, meter_provider=meter_provider, **settings)
+
+
+def _imported(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ImportError:
+        package = "opentelemetry-sdk" if module.startswith("opentelemetry.sdk") else "opentelemetry-exporter-otlp-proto-http"
+        raise ConfigError(f"telemetry: this needs {package}; install it by: pip install 'qreward[otel]' {package}") from None

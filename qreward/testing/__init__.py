@@ -1,7 +1,4 @@
-"""Tools for testing reward code: fake judges that are real HTTP servers on loopback, and virtual time for event loops.
-
-In the library, only the commands ``demo`` and ``fleet`` import this package.
-"""
+"""Tools for testing reward code: fake judges that are real HTTP servers on loopback, and virtual time for event loops."""
 
 from __future__ import annotations
 

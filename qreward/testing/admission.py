@@ -1,8 +1,4 @@
-"""Admission control of a fake endpoint: rate limits (with aiolimiter) and concurrency slots. This module does not use HTTP.
-
-An ``AsyncLimiter(burst, burst * 60 / rpm)`` is a bucket of size ``burst`` that leaks at ``rpm`` per minute. The limiter reports whether
-an amount fits (``has_capacity``), but not how large the remaining amount is. ``Bucket.available`` finds the remaining amount by bisection.
-"""
+"""Admission control of a fake endpoint: rate limits and concurrency slots."""
 
 from __future__ import annotations
 
@@ -10,55 +6,30 @@ import asyncio
 import math
 from collections import deque
 
-from aiolimiter import AsyncLimiter
-
 from qreward.testing.spec import FakeEndpoint
 
-_BISECTIONS = 40  # number of halvings; after all of them, the error is 1e-12 of the size of the bucket
-
-_ROUNDING_ERROR = 1e-6  # tolerance in tokens, or in milliseconds, with which the error of the bisection cannot change a rounded value
+_ROUNDING_ERROR = 1e-6  # in requests, tokens or milliseconds
 
 
 class Bucket:
-    """Applies one rate limit. A bucket admits ``per_minute`` requests or tokens a minute in the long run, and ``burst`` requests or tokens
-    at once.
-
-    A bucket belongs to the running event loop.
-    """
+    """Applies one rate limit: ``per_minute`` in the long run, and ``burst`` at once. A bucket belongs to the running event loop."""
 
     def __init__(self, per_minute: float, burst: float) -> None:
-        self.per_minute = per_minute
-        self._burst = burst
-        self._limiter = AsyncLimiter(burst, burst * 60 / per_minute)
-
-    def admits(self, amount: float) -> bool:
-        return self._limiter.has_capacity(min(amount, self._burst))
-
-    async def take(self, amount: float) -> None:
-        """Take an amount. Does not suspend if ``admits`` has just returned True for this amount."""
-        await self._limiter.acquire(min(amount, self._burst))
-
-    def available(self) -> float:
-        """Return the amount of requests or tokens that could be taken now."""
-        if self._limiter.has_capacity(self._burst):
-            return self._burst
-        low, high = 0.0, self._burst
-        for _ in range(_BISECTIONS):
-            middle = (low + high) / 2
-            low, high = (middle, high) if self._limiter.has_capacity(middle) else (low, middle)
-        return low
-
-    def left(self) -> str:
-        """Return the value of ``available()`` as text for a header: a whole number of requests or tokens, rounded down."""
-        return f"{math.floor(self.available() + _ROUNDING_ERROR)}"
+        self.per_minute, self.burst = per_minute, burst
+        self._full_at = -math.inf  # time at which the bucket is full again
 
     def wait(self, amount: float) -> float:
-        """Return the seconds until the amount is admitted, if nothing else is taken meanwhile."""
-        return max(0.0, min(amount, self._burst) - self.available()) * 60 / self.per_minute
+        """Return the seconds until the amount is admitted, if nothing else is taken meanwhile; an amount above ``burst`` is ``burst``."""
+        missing = self.refilled_in() - (self.burst - min(amount, self.burst)) * 60 / self.per_minute
+        return missing if missing > 1e-9 else 0.0
+
+    def take(self, amount: float) -> None:
+        now = asyncio.get_running_loop().time()
+        self._full_at = max(self._full_at, now) + min(amount, self.burst) * 60 / self.per_minute
 
     def refilled_in(self) -> float:
         """Return the seconds until the bucket is full again."""
-        return self.wait(self._burst)
+        return max(0.0, self._full_at - asyncio.get_running_loop().time())
 
 
 class Rates:
@@ -68,41 +39,28 @@ class Rates:
         limits = {"requests": (endpoint.rpm, endpoint.request_burst), "tokens": (endpoint.tpm, endpoint.token_burst)}
         self._buckets = {kind: Bucket(rate, burst) for kind, (rate, burst) in limits.items() if rate is not None}
 
-    async def admit(self, tokens: int) -> tuple[str, float] | None:
-        """Charge one request to all buckets, or to no bucket if the request exceeds a limit. Does not suspend.
-
-        Args:
-            tokens: tokens of the request.
-
-        Returns:
-            None if the request is admitted. Otherwise the name of the exceeded rate limit, and the seconds until the request fits.
-        """
-        if not self._buckets:
-            return None
+    def admit(self, tokens: int) -> tuple[str, float] | None:
+        """Charge one request to all buckets. If it exceeds a limit, charge none; return the name of the limit and the seconds to wait."""
         amounts = {"requests": 1, "tokens": tokens}
-        over = [(bucket.wait(amounts[kind]), kind) for kind, bucket in self._buckets.items() if not bucket.admits(amounts[kind])]
-        if over:
-            seconds, kind = max(over)
+        seconds, kind = max(((bucket.wait(amounts[kind]), kind) for kind, bucket in self._buckets.items()), default=(0.0, ""))
+        if seconds > 0:
             return kind, seconds
         for kind, bucket in self._buckets.items():
-            await bucket.take(amounts[kind])
+            bucket.take(amounts[kind])
         return None
 
     def headers(self) -> dict[str, str]:
         """Return OpenAI's headers with the limit per minute, the remaining amount, and the time until the bucket is full again."""
         found: dict[str, str] = {}
         for kind, bucket in self._buckets.items():
-            values = {"limit": f"{bucket.per_minute:.0f}", "remaining": bucket.left(), "reset": duration(bucket.refilled_in())}
+            left = math.floor(bucket.burst - bucket.refilled_in() * bucket.per_minute / 60 + _ROUNDING_ERROR)
+            values = {"limit": f"{bucket.per_minute:.0f}", "remaining": f"{left}", "reset": duration(bucket.refilled_in())}
             found |= {f"x-ratelimit-{what}-{kind}": text for what, text in values.items()}
         return found
 
 
 class Slot:
-    """Holds the place of one request among the concurrent requests of an endpoint.
-
-    Attributes:
-        due: time at which the slot is expected to be free. The code that sets ``due`` chooses the clock.
-    """
+    """Holds the place of one request among the concurrent requests of an endpoint."""
 
     __slots__ = ("_admission", "due")
 
@@ -116,11 +74,7 @@ class Slot:
 
 
 class RequestAdmission:
-    """Applies a concurrency limit, with a FIFO queue of waiting requests.
-
-    ``limit`` may be changed at any time. ``hand_over`` must be called after the change. A lower limit does not stop requests that hold
-    a slot.
-    """
+    """Applies a concurrency limit, with a FIFO queue of waiting requests."""
 
     def __init__(self, limit: int | None) -> None:
         self.limit = limit

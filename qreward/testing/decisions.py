@@ -15,15 +15,7 @@ from qreward.testing.text import canonical, count_tokens, encode, text_of
 
 
 class DecisionCall(NamedTuple):
-    """Holds a parsed decision request.
-
-    Attributes:
-        model: name of the model; None if the request names no model.
-        input: the input as a text.
-        asked: the questions.
-        answer: function that receives the judge's answers and the numbers of prompt tokens and of cached tokens, and returns the response.
-        together: whether one prompt contains all questions. If False, each question has its own prompt, which begins with the input.
-    """
+    """Holds a parsed decision request."""
 
     model: str | None
     input: str

@@ -1,22 +1,18 @@
-"""The state and the statistics of one fake endpoint: settings, limits, phases, random draws and counters.
-
-This module does not use HTTP.
-"""
+"""The state and the statistics of one fake endpoint: settings, limits, phases, random draws and counters."""
 
 from __future__ import annotations
 
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from qreward.testing.admission import Rates, RequestAdmission
-from qreward.testing.batch_api import BatchService, line_server
 from qreward.testing.phases import Timeline
 from qreward.testing.prefix_cache import PromptCache
 from qreward.testing.spec import FakeEndpoint, Phase
@@ -62,53 +58,20 @@ class Seen(msgspec.Struct, frozen=True):
     last_request: float | None = None
 
 
-class EndpointCounters:
-    """Holds the counters from which :class:`Seen` is made, and the digests of earlier requests, by which duplicates are recognised."""
-
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()  # the counts in Seen
-        self.errors: Counter[str] = Counter()
-        self.first_request: float | None = None
-        self.last_request: float | None = None
-        self._digests: set[bytes] = set()
-
-    def arrived(self, at: float) -> None:
-        self.counts["requests"] += 1
-        self.last_request = at
-        if self.first_request is None:
-            self.first_request = at
-
-    def recognise(self, digest: bytes) -> None:
-        """Record the digest of a request. Count a duplicate if an earlier request had this digest."""
-        self.counts["duplicates"] += digest in self._digests
-        self._digests.add(digest)
-
-    def ended_in(self, problem: str | None, tokens: int = 0) -> None:
-        """Count the end of a request.
-
-        Args:
-            problem: None for a successful response, ``rejected``, or the kind of error.
-            tokens: tokens of a successful response.
-        """
-        if problem is None:
-            self.counts["answered"] += 1
-            self.counts["tokens"] += tokens
-        elif problem == "rejected":
-            self.counts["rejected"] += 1
-        else:
-            self.errors[problem] += 1
-
-
 DEAD = Phase(behaviour="dead")
 
 
-class FakeEndpointState:
-    """Holds the settings, slots, rate limits, phases, random draws and counters of one endpoint. The state belongs to the running event
-    loop.
+class Service(Protocol):
+    """Answers requests that are not routes, such as those of a Batch API."""
 
-    Raises:
-        ConfigError: the responder cannot be imported.
-    """
+    def takes_path(self, path: str) -> bool: ...
+    def respond(self, method: str, path: str, query: Mapping[str, str], content_type: str, body: bytes, now: float) -> bytes | None: ...
+    def configure(self, spec: FakeEndpoint) -> None: ...
+    def advance(self, now: float) -> None: ...
+
+
+class FakeEndpointState:
+    """Holds the settings, slots, rate limits, phases, random draws and counters of one endpoint."""
 
     def __init__(self, spec: FakeEndpoint) -> None:
         self.spec = spec
@@ -121,13 +84,17 @@ class FakeEndpointState:
     def reset(self) -> None:
         """Reset statistics, rate limits, phases and random draws. Slots in use stay in use, and a killed endpoint stays killed."""
         self.epoch = time.monotonic()
-        self.counters = EndpointCounters()
+        self.counts: Counter[str] = Counter()  # the counts in Seen
+        self.errors: Counter[str] = Counter()
+        self._first_request: float | None = None
+        self._last_request: float | None = None
+        self._digests: set[bytes] = set()
         self.admission.peak = self.admission.in_flight
         self.rates = Rates(self.spec)
         self.timeline = Timeline(self.spec.phases, self.epoch)
         self._seed_faults()
         self._empty_cache()
-        self._start_batches()
+        self.service: Service | None = self.spec.service(self)
         self.phases_changed()
 
     def configure(self, spec: FakeEndpoint) -> None:
@@ -144,8 +111,8 @@ class FakeEndpointState:
             self._seed_faults()
         if before.prefix_cache != spec.prefix_cache:
             self._empty_cache()
-        if self.batches is not None:
-            self.batches.settings = spec.batching
+        if self.service is not None:
+            self.service.configure(spec)
         self.phases_changed()
 
     def kill(self, killed: bool = True) -> None:
@@ -157,9 +124,26 @@ class FakeEndpointState:
     def arrived(self) -> None:
         """Count the arrival of a request. The arrival may begin a phase with ``after_requests``."""
         now = time.monotonic()
-        self.counters.arrived(now - self.epoch)
-        if self.timeline.count(self.counters.counts["requests"], now):
+        self.counts["requests"] += 1
+        self._last_request = now - self.epoch
+        self._first_request = self._last_request if self._first_request is None else self._first_request
+        if self.timeline.count(self.counts["requests"], now):
             self.phases_changed()
+
+    def recognise(self, digest: bytes) -> None:
+        """Count a duplicate if an earlier request had this digest."""
+        self.counts["duplicates"] += digest in self._digests
+        self._digests.add(digest)
+
+    def ended_in(self, problem: str | None, tokens: int = 0) -> None:
+        """Count the end of a request: None for a successful response, ``rejected``, or the kind of error."""
+        if problem is None:
+            self.counts["answered"] += 1
+            self.counts["tokens"] += tokens
+        elif problem == "rejected":
+            self.counts["rejected"] += 1
+        else:
+            self.errors[problem] += 1
 
     def draw(self) -> str | None:
         """Draw and return the fault of the next attempt; None for no fault."""
@@ -185,19 +169,19 @@ class FakeEndpointState:
         return _matches(self.spec.models, model)
 
     def seen(self) -> Seen:
-        if self.batches is not None:
-            self.batches.advance(time.monotonic())
-        counters, admission = self.counters, self.admission
-        counts: dict[str, Any] = dict(counters.counts)
+        if self.service is not None:
+            self.service.advance(time.monotonic())
+        admission = self.admission
+        counts: dict[str, Any] = dict(self.counts)
         if self.cache is not None:
             counts |= {"computed": self.cache.computed, "cached": self.cache.hits}
         return Seen(
             self.spec.name,
-            errors=dict(counters.errors),
+            errors=dict(self.errors),
             in_flight=admission.in_flight,
             peak_in_flight=admission.peak,
-            first_request=counters.first_request,
-            last_request=counters.last_request,
+            first_request=self._first_request,
+            last_request=self._last_request,
             **counts,
         )
 
@@ -205,14 +189,9 @@ class FakeEndpointState:
         """Start with an empty prefix cache. Requests in flight stay with the previous one."""
         self.cache: PromptCache | None = self.spec.prompt_cache()
 
-    def _start_batches(self) -> None:
-        self.batches: BatchService | None = None
-        if self.spec.kind == "openai_batch":
-            self.batches = BatchService(self.spec.batching, line_server(self.spec, self.write, self._line_served), self.serves)
-
-    def _line_served(self, problem: str | None, digest: bytes, tokens: int) -> None:
-        self.counters.recognise(digest)
-        self.counters.ended_in(problem, tokens)
+    def line_served(self, problem: str | None, digest: bytes, tokens: int) -> None:
+        self.recognise(digest)
+        self.ended_in(problem, tokens)
 
     def _seed_faults(self) -> None:
         self._rates_of_faults = self.spec.faults.rates()

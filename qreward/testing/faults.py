@@ -15,22 +15,7 @@ _NOISE = (b": keep-alive\n\n", b"\n", b"no field of any kind\n", b"x-unknown: 1\
 
 
 class Fault(NamedTuple):
-    """Describes the behaviour of the server in a fault. A fault occurs at once, or while the server sends the body of the response.
-
-    Attributes:
-        at_once: whether the fault occurs before any work is done.
-        status: HTTP status of the error response, for a fault with ``at_once``.
-        then: what the server does with the connection after the last byte: ``answer`` keeps it for other requests, ``reset`` aborts it,
-            ``hang_up`` closes it, and ``wait`` keeps it open without sending anything.
-        cut: whether only a share of the body is sent.
-        body: bytes that replace the body; None keeps the body.
-        content_type: content type of a response that is not streamed.
-        prefix: bytes that are sent before the body.
-        pieces: bytes of each piece of a body that is sent slowly; 0 sends the body at once.
-        tail: last bytes of a stream that ends before its last token; None for a stream that is complete.
-        noise: lines between the events of a stream.
-        fails: whether the request is counted as an error.
-    """
+    """Describes the behaviour of the server in a fault. A fault occurs at once, or while the server sends the body of the response."""
 
     at_once: bool = False
     status: int = 200

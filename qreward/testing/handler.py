@@ -1,7 +1,4 @@
-"""Request handling of a fake endpoint: admit or reject a request, wait for its service time, and respond, possibly with a fault.
-
-This module uses aiohttp's requests and responses and the state of one endpoint. It opens and closes no sockets.
-"""
+"""Request handling of a fake endpoint: admit or reject a request, wait for its service time, and respond, possibly with a fault."""
 
 from __future__ import annotations
 
@@ -13,16 +10,14 @@ from aiohttp import web
 
 from qreward.testing import openai_api
 from qreward.testing.admission import Slot
-from qreward.testing.batch_api import BatchService
 from qreward.testing.decisions import DECISIONS
-from qreward.testing.endpoint import FakeEndpointState
+from qreward.testing.endpoint import FakeEndpointState, Service
 from qreward.testing.faults import FAULTS, NO_FAULT
 from qreward.testing.phases import refuses
 from qreward.testing.responses import JSON, FaultPlan, Incoming, Pace, deliver, end, forever, hint, sleep_until, stream
 from qreward.testing.server_kinds import SERVER_KINDS
 from qreward.testing.server_routes import ErrorResponse, FakeServerKind, Job, Route, RouteCall, ServerState, Traffic
 from qreward.testing.text import BYTES_PER_TOKEN, canonical, count_tokens, encode
-from qreward.testing.vllm import missing_routes
 
 
 class Handler:
@@ -36,16 +31,15 @@ class Handler:
 
     @property
     def _kind(self) -> FakeServerKind:
-        return SERVER_KINDS[self._state.spec.kind]
+        kind: FakeServerKind = self._state.spec.server(SERVER_KINDS)
+        return kind
 
     async def __call__(self, request: Incoming) -> web.StreamResponse:
         spec = self._state.spec
         route = {**self._kind.routes, **(DECISIONS if spec.decisions else {}), **spec.routes}.get(request.path)
-        if request.path in missing_routes(spec):
-            route = None
         try:
-            if self._state.batches is not None and request.path.startswith(("/v1/files", "/v1/batches")):
-                return await self._batched(request, self._state.batches)
+            if self._state.service is not None and self._state.service.takes_path(request.path):
+                return await self._by_service(request, self._state.service)
             if route is not None and request.method == "POST":
                 return await self._counted(request, route)
             return await self._status(request)
@@ -58,8 +52,8 @@ class Handler:
             body = error.body or self._kind.error(request.path, error)
             return web.Response(status=error.status, body=body, content_type=JSON, headers=headers)
 
-    async def _batched(self, request: Incoming, service: BatchService) -> web.StreamResponse:
-        """Serve a call of the Batch API. A fault that alters the body occurs after the call has taken effect."""
+    async def _by_service(self, request: Incoming, service: Service) -> web.StreamResponse:
+        """A fault that alters the body occurs after the call has taken effect."""
         if request.method == "POST":
             self._state.arrived()
         self._check_key(request)
@@ -76,18 +70,17 @@ class Handler:
 
     async def _counted(self, request: Incoming, route: Route) -> web.StreamResponse:
         state = self._state
-        counters = state.counters
         self.under_way.add(request)
         try:
             state.arrived()
             self._check_key(request)
             return await self._admitted(request, route(RouteCall(self._kind, request.path, await request.read(), state.spec)))
         except ErrorResponse as error:
-            counters.ended_in(error.counted)
+            state.ended_in(error.counted)
             raise
         except (asyncio.CancelledError, ConnectionError) as error:
             if not request.dropped:
-                counters.counts["disconnects"] += 1
+                state.counts["disconnects"] += 1
             if isinstance(error, ConnectionError):  # raised by a write: the client has disconnected, and a cancellation follows
                 await forever()
             raise
@@ -97,14 +90,14 @@ class Handler:
     async def _admitted(self, request: Incoming, job: Job) -> web.StreamResponse:
         """Check a request and serve it. The checks are, in this order: model, phase, free slot, rate limits."""
         state = self._state
-        state.counters.recognise(job.digest)
+        state.recognise(job.digest)
         if job.model is not None and not state.serves(job.model):
             message = self._kind.unknown.format(model=job.model, served=", ".join(state.spec.models))
             raise ErrorResponse(404, message, "unknown_model", code="model_not_found")
         await self._check_phase(request)
         if state.admission.full and state.spec.over_cap == "reject":
             raise self._rejection(None, state.admission.next_free())
-        over = await state.rates.admit(job.tokens)
+        over = state.rates.admit(job.tokens)
         if over is not None:
             raise self._rejection(over[0], time.monotonic() + over[1])
         with self._traffic.count("waiting", job.items):
@@ -116,11 +109,7 @@ class Handler:
             slot.free()
 
     async def _served(self, request: Incoming, job: Job, slot: Slot) -> web.StreamResponse:
-        """Wait for the service time and respond.
-
-        The response is counted before the client can read it. The slot is released at the same time, except for a fault that holds the
-        slot.
-        """
+        """Wait for the service time and respond."""
         state, chat = self._state, job.chat
         name = state.draw()
         if name is not None and FAULTS[name].at_once:
@@ -132,7 +121,7 @@ class Handler:
         def finish(problem: str | None) -> None:
             if FAULTS.get(problem or "", NO_FAULT).then != "wait":
                 slot.free()
-            state.counters.ended_in(problem, job.tokens)
+            state.ended_in(problem, job.tokens)
 
         content, finished = self._content(job), "stop"
         if job.most is not None and len(content) > BYTES_PER_TOKEN * job.most:
@@ -182,7 +171,7 @@ class Handler:
         fault = FAULTS["reset" if kind == "dead" else kind]
         if fault.then != "answer":
             if not request.dropped:
-                self._state.counters.ended_in(kind)
+                self._state.ended_in(kind)
             await end(request, fault)
         ready_at = self._state.timeline.opens(time.monotonic())
         message, type_ = self._kind.failures[fault.status]
@@ -201,9 +190,9 @@ class Handler:
         """Return the error for a request that found no slot (``rate`` is None) or exceeded a rate limit."""
         spec = self._state.spec
         if rate is None:
-            message, type_ = "Too many requests are being served; the server is full.", "overloaded_error"
-            if spec.reject_status in self._kind.failures and spec.kind == "vllm":
-                message, type_ = self._kind.failures[spec.reject_status]
+            message, type_ = self._kind.full.get(
+                spec.reject_status, ("Too many requests are being served; the server is full.", "overloaded_error")
+            )
             return ErrorResponse(spec.reject_status, message, "rejected", type_, "overloaded", ready_at)
         return ErrorResponse(429, f"Rate limit reached for {rate} per min.", "rejected", rate, "rate_limit_exceeded", ready_at)
 
@@ -215,8 +204,7 @@ class Handler:
         if request.method != "GET" or path not in self._kind.status:
             if path.startswith(self._kind.guarded) and self._kind.guarded != ("/",):
                 self._check_key(request)
-            is_route = path in self._kind.routes and path not in missing_routes(state.spec)
-            status = 405 if state.spec.kind == "vllm" and is_route else 404
+            status = self._kind.wrong_method if path in self._kind.routes else 404
             raise ErrorResponse(status, f"there is no {request.method} {path} here", "not_found", "not_found")
         self._check_key(request)
         content_type, text = self._kind.status[path]

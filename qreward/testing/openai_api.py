@@ -1,7 +1,4 @@
-"""Requests and responses of the OpenAI API: parses chats and embeddings, and writes chats, chunks, embeddings, model lists and errors.
-
-This module uses no sockets, limits or time.
-"""
+"""Requests and responses of the OpenAI API: parses chats and embeddings, and writes chats, chunks, embeddings, model lists and errors."""
 
 from __future__ import annotations
 
@@ -110,10 +107,7 @@ def chat_completion(
 
 
 class Chunks:
-    """Makes the server-sent events of one streamed chat.
-
-    The text is split into one piece for each token. A text with fewer characters than tokens gives some empty pieces.
-    """
+    """Makes the server-sent events of one streamed chat."""
 
     def __init__(self, request: ChatRequest, digest: bytes, content: str, used: dict[str, Any], finish: str = "stop") -> None:
         self._head = _head(request.model, digest, "chat.completion.chunk")

@@ -19,27 +19,14 @@ class TimeWindow(NamedTuple):
 
 
 class Timeline:
-    """Computes which phase of one endpoint is active at a time, and when work ends.
-
-    All times are in seconds, on the same clock as ``origin``, the time at which the endpoint started.
-
-    Example:
-        >>> slow = Timeline((Phase(behaviour="slow", factor=8, start=1, end=2),))
-        >>> slow.plan(0.5, 0.5625)
-        (1.5, None)
-    """
+    """Computes which phase of one endpoint is active at a time, and when work ends. Times are in seconds, on the clock of ``origin``."""
 
     def __init__(self, phases: tuple[Phase, ...], origin: float = 0.0) -> None:
         self._windows = [_window(phase, origin) for phase in phases if phase.after_requests is None]
         self._waiting = [phase for phase in phases if phase.after_requests is not None]
 
     def count(self, requests: int, now: float) -> bool:
-        """Begin the phases whose ``after_requests`` is reached. Return True if a phase began.
-
-        Args:
-            requests: requests that have arrived so far.
-            now: the present time.
-        """
+        """Begin the phases whose ``after_requests`` is reached. Return True if a phase began."""
         if not self._waiting:
             return False
         begun = [phase for phase in self._waiting if phase.after_requests is not None and requests >= phase.after_requests]
@@ -57,12 +44,7 @@ class Timeline:
         return min((time for window in self._windows for time in window[:2] if time > now), default=math.inf)
 
     def plan(self, now: float, service: float) -> tuple[float, str | None]:
-        """Return the time at which work ends, and the error that ends the work early; None if the work is completed.
-
-        Args:
-            now: the time at which the work begins.
-            service: seconds that the work takes in normal operation.
-        """
+        """Return the time at which work ends, and the error that ends the work early; None if the work is completed."""
         if not self._windows:
             return now + service, None
         while True:

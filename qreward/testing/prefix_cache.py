@@ -8,14 +8,7 @@ from qreward.testing.text import BYTES_PER_TOKEN
 
 
 class PromptCache:
-    """Remembers the blocks of the prompts of one endpoint.
-
-    Attributes:
-        queried: prompt tokens of all requests.
-        hits: prompt tokens that were cached.
-        computed: prompt tokens that were computed.
-        load: number of running requests, number of waiting requests, and used share (0 to 1) of the cache.
-    """
+    """Remembers the blocks of the prompts of one endpoint."""
 
     def __init__(self, tokens: int, block: int, prefill: float) -> None:
         self.tokens, self.block = tokens, block
@@ -29,14 +22,7 @@ class PromptCache:
         return float(self._running), 0.0, len(self._blocks) * self.block / self.tokens
 
     async def serve(self, model: str, text: bytes, prompt: int, output: int) -> int:  # noqa: ARG002 - part of the interface
-        """Compute a prompt. Return the number of cached tokens.
-
-        Args:
-            model: name of the model. Different models share no blocks.
-            text: the prompt. Prompts with the same beginning share blocks.
-            prompt: number of prompt tokens.
-            output: number of output tokens.
-        """
+        """Compute a prompt. Return the number of cached tokens."""
         keys = chain(model, text, self.block * BYTES_PER_TOKEN)[: (prompt - 1) // self.block]
         known = next((place for place, key in enumerate(keys) if key not in self._blocks), len(keys))
         for key in keys:
@@ -57,10 +43,7 @@ class PromptCache:
 
 
 def chain(model: str, text: bytes, size: int) -> list[int]:
-    """Return a hash for each full block of a text.
-
-    Two equal hashes mean that the model is the same, and that both texts are equal up to the end of the block.
-    """
+    """Return a hash for each full block of a text."""
     keys, previous = [], hash(model)
     for begin in range(0, len(text) - size + 1, size):
         previous = hash((previous, text[begin : begin + size]))

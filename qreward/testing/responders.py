@@ -1,10 +1,4 @@
-"""The texts of a fake endpoint's responses: the echo, the judge, or the user's own function.
-
-The judge needs no model. It compares a reference answer with a candidate answer. The judge is deterministic, so a test can check a reward
-that is computed from the verdict. The comparison ignores case, punctuation, articles, thousands separators and the notation of numbers. The
-comparison understands simple units and number words. On request, the comparison ignores the order of a list. It does no algebra: ``x + 1``
-and ``1 + x`` differ.
-"""
+"""The texts of a fake endpoint's responses: the echo, the judge, or the user's own function."""
 
 from __future__ import annotations
 
@@ -26,48 +20,21 @@ RESPONDERS = ("echo", "judge")
 """Names of the built-in responders."""
 
 _ONES = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
-_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
-_SMALL = {word: value for value, word in enumerate(_ONES.split())} | {word: 10 * value for value, word in enumerate(_TENS.split(), 2)}
-_LARGE = {"hundred": 100, "thousand": 1_000, "million": 1_000_000, "billion": 1_000_000_000}
-_PARTS = {"half": Fraction(1, 2), "halves": Fraction(1, 2), "quarter": Fraction(1, 4), "quarters": Fraction(1, 4)}
-
-# Dimension -> names of a unit -> size of this unit, in the smallest unit of the same dimension in this table.
-_TABLE = {
-    "length": {"mm millimeter millimetre": 1, "cm centimeter centimetre": 10, "m meter metre": 1_000, "km kilometer kilometre": 1_000_000},
-    "mass": {"mg milligram": 1, "g gram": 1_000, "kg kilogram": 1_000_000},
-    "time": {"ms millisecond": 1, "s sec second": 1_000, "min minute": 60_000, "h hr hrs hour": 3_600_000},
-}
-_UNITS: dict[str, tuple[str, Fraction | int]] = {
-    name: (kind, size)
-    for kind, units in _TABLE.items()
-    for names, size in units.items()
-    for word in names.split()
-    for name in ((word, word + "s") if len(word) > 2 else (word,))
-}
-_UNITS |= dict.fromkeys(("%", "percent"), ("", Fraction(1, 100)))
-
-_NUMBER = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d{1,3})?"  # 1e999999999 as a fraction would take hundreds of megabytes
-_FRACTION = rf"(?:[+-]?\d+\s+\d+\s*/\s*\d+|{_NUMBER}\s*/\s*{_NUMBER}|{_NUMBER})"
-_QUANTITY = re.compile(rf"({_FRACTION})\s*(%|percent\b|[a-z]+\b)?")
+_SMALL = {word: value for value, word in enumerate(_ONES.split())}
+_TENS = {word: 10 * value for value, word in enumerate(["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"], 2)}
+_SPOKEN = re.compile(rf"\b(?:({'|'.join(_TENS)})(?: ({'|'.join(list(_SMALL)[1:10])}))?|({'|'.join(_SMALL)}))\b")
+_PLAIN = r"(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d{1,3}(?!\d))?"  # 1e999999999 as a fraction would take hundreds of megabytes
+_NUMBER = re.compile(rf"(?<![\w.])([+-]?)(?:(\d+)\s+(?=\d+\s*/))?({_PLAIN})(?:\s*/\s*({_PLAIN}))?(\s*%|\s*percent\b)?")
+_THOUSANDS = re.compile(r"(?<![\d.])\d{1,3}(?:,\d{3})+(?!\d)")
+_PUNCTUATION = re.compile(r"[\"'`\u2018\u2019\u201c\u201d()\[\]{}*_!?:;,$€£¥]|\.(?!\d)")
 
 
 def same_answer(reference: str, candidate: str, any_order: bool = False) -> str | None:
-    """Compare a candidate answer with the reference answer.
-
-    Returns:
-        The reason why the answers are equal, in a few words; None if the answers differ.
-
-    Example:
-        >>> same_answer("1,500 m", "1.5 km.")
-        'same quantity'
-    """
-    wanted, given = _tidy(reference), _tidy(candidate)
-    if reference.strip() == candidate.strip() or (_plain(wanted) and _plain(wanted) == _plain(given)):
+    """Return the reason why a candidate answer equals the reference answer, in a few words; None if they differ."""
+    wanted, given = _normal(reference), _normal(candidate)
+    if reference.strip() == candidate.strip() or (wanted and wanted == given):
         return "same text"
-    quantity = _quantity(wanted)
-    if quantity is not None and quantity == _quantity(given):
-        return "same quantity"
-    left, right = ([_key(item) for item in _items(text)] for text in (wanted, given))
+    left, right = ([_normal(item) for item in _items(text)] for text in (reference, candidate))
     if len(left) < 2 or len(left) != len(right):
         return None
     if left == right:
@@ -77,110 +44,29 @@ def same_answer(reference: str, candidate: str, any_order: bool = False) -> str 
 
 def _items(text: str) -> list[str]:
     """Return the items of a list. Commas, semicolons, line breaks and the word ``and`` separate items. Bullets are removed."""
-    parts = re.split(r"[,;\n]|\band\b", text)
+    parts = re.split(r"[,;\n]|\band\b", _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text))
     return [item for part in parts if (item := re.sub(r"^(?:[-*•]|\d+[.)])\s+", "", part.strip()))]
 
 
-def _key(item: str) -> str:
-    quantity = _quantity(item)
-    return _plain(item) if quantity is None else f"{quantity[0]} {quantity[1]}"
-
-
-def _tidy(text: str) -> str:
-    """Normalise case, characters and the notation of numbers. Commas and line breaks are kept."""
-    text = unicodedata.normalize("NFKC", text.replace("\u2212", "-")).casefold().strip()
-    text = text.replace("\u2044", "/")
-    text = re.sub(r"(?<![\d.])\d{1,3}(?:,\d{3})+(?!\d)", lambda match: match[0].replace(",", ""), text)
-    text = re.sub(r"[$€£¥]", "", text)
-    text = re.sub(r"(?<=[a-z])-(?=[a-z])", " ", text)
-    return "\n".join(_digits(line) for line in text.splitlines()).lstrip(" \t").rstrip(" \t.!?")
-
-
-def _plain(text: str) -> str:
-    """Return the words of a text without articles and punctuation. Punctuation within numbers, and symbols such as ``+``, are kept."""
-    text = re.sub(r"[\"'`\u2018\u2019\u201c\u201d()\[\]{}*_!?:;,]|(?<!\d)\.(?!\d)|\.(?!\d)", " ", text.replace("'", ""))
-    text = re.sub(r"\s*([=+*/<>^])\s*", r"\1", text)
-    words = text.split()
+def _normal(text: str) -> str:
+    """Return a text in lower case, without articles and punctuation, and with its numbers, also words up to ninety-nine, as fractions."""
+    text = unicodedata.normalize("NFKC", text.replace("\u2212", "-")).casefold().replace("\u2044", "/")
+    text = _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text.replace("$", ""))
+    text = re.sub(r"(?<=[a-z])-(?=[a-z])", " ", text).replace("'", "")
+    text = _SPOKEN.sub(lambda match: str(_TENS.get(match[1], 0) + _SMALL.get(match[2] or match[3], 0)), text)
+    text = _PUNCTUATION.sub(" ", _NUMBER.sub(_value, text))
+    words = re.sub(r"\s*([=+*/<>^])\s*", r"\1", text).split()
     # An article alone can be the whole answer: "A" as the letter of a choice.
     return " ".join([word for word in words if word not in ("a", "an", "the")] or words)
 
 
-def _quantity(text: str) -> tuple[str, Fraction] | None:
-    """Return the dimension and the value of a quantity. The dimension is ``""`` for a number without a unit.
-
-    Return None if the text is not exactly one quantity.
-    """
-    text = re.sub(r"^(?:the|an?)\s+", "", text.strip(" \t\n,;:!?\"'()[]*_`").rstrip("."))
-    kinds, total, position = set(), Fraction(0), 0
-    for match in _QUANTITY.finditer(text):
-        if text[position : match.start()].strip() not in (("",) if not position else ("", "and", ",")):
-            return None
-        measured = _measure(match[1], match[2] or "")
-        if measured is None:
-            return None
-        kinds.add(measured[0])
-        total, position = total + measured[1], match.end()
-    parts = len(_QUANTITY.findall(text))
-    # "1 h 30 min" is one quantity, but "3 5" is two numbers.
-    if not parts or text[position:].strip(" .") or len(kinds) != 1 or (parts > 1 and kinds & {"", "%"}):
-        return None
-    return kinds.pop(), total
-
-
-def _measure(number: str, unit: str) -> tuple[str, Fraction] | None:
-    if unit and unit not in _UNITS:
-        return None
-    kind, size = _UNITS.get(unit, ("", 1))
-    top, _, bottom = number.partition("/")
-    whole, _, rest = top.strip().rpartition(" ")
+def _value(match: re.Match[str]) -> str:
+    sign, whole, top, bottom, percent = match.groups()
     try:
-        value = Fraction(rest.rstrip(".")) / Fraction(bottom.strip().rstrip(".") or 1)
-    except (ValueError, ZeroDivisionError):
-        return None
-    if whole.strip():
-        value = Fraction(whole.strip()) + (-value if whole.startswith("-") else value)
-    return kind, value * size
-
-
-def _digits(line: str) -> str:
-    """Return a line with number words written as digits: ``twenty one`` as 21, ``one half`` as 1/2, ``minus five`` as -5."""
-    out: list[str] = []
-    run: list[str] = []
-    for word in [*re.findall(r"\S+", line), ""]:
-        bare = word.rstrip(".,;:!?")
-        if bare in _SMALL or bare in _LARGE or bare in _PARTS or (bare == "and" and run and run[-1] in _LARGE):
-            run.append(bare)
-            if bare == word:
-                continue
-            word = word[len(bare) :]  # noqa: PLW2901 - keeps only the punctuation, which ends the run
-            out.append(_spoken(run) + word)
-            run = []
-            continue
-        if run:
-            out.append(_spoken(run))
-            run = []
-        out.append(word)
-    return re.sub(r"\b(?:minus|negative)\s+(?=\d)", "-", " ".join(out)).strip()
-
-
-def _spoken(run: list[str]) -> str:
-    tail = ""
-    while run and run[-1] == "and":
-        run, tail = run[:-1], " and" + tail
-    if run[-1] in _PARTS:
-        count = Fraction(_SMALL.get(run[0], 1)) if len(run) <= 2 else None
-        return (str(count * _PARTS[run[-1]]) if count is not None else " ".join(run)) + tail
-    total, group = 0, 0
-    for previous, word in zip(["", *run], run, strict=False):
-        if word in _SMALL:
-            if previous in _SMALL and not (_SMALL[previous] >= 20 and 0 < _SMALL[word] < 10):
-                return " ".join(str(_SMALL.get(each, each)) for each in run) + tail  # "one two three" is a sequence, not one number
-            group += _SMALL[word]
-        elif word == "hundred":
-            group = max(1, group) * 100
-        elif word in _LARGE:
-            total, group = total + max(1, group) * _LARGE[word], 0
-    return str(total + group) + tail
+        value = Fraction(top.rstrip(".")) / Fraction((bottom or "1").rstrip(".")) + Fraction(whole or 0)
+    except ZeroDivisionError:
+        return match[0]
+    return f" {(-1 if sign == '-' else 1) * value / (100 if percent else 1)} "
 
 
 MEMBER = re.compile(r'^"(\w+)": (text|true or false|one of .*|(?:whole )?number\b.*|list of .*)', re.MULTILINE)
@@ -205,23 +91,8 @@ _WORST = ("no", "false", "incorrect", "wrong", "fail")
 
 
 def judge(messages: list[Any]) -> str:
-    """Judge the candidate answer in the messages. Return a JSON object with the members that the prompt asks for.
-
-    A prompt of :class:`qreward.judge.Judge` describes the form of the answer. A right candidate answer gets the highest number, yes or
-    true. A wrong one gets the lowest number, no or false. A prompt without such a form gets the members ``verdict``, ``score`` (1 or 0),
-    ``reason`` and ``echo``.
-
-    The last message with the label ``Candidate answer:`` counts, except messages of the assistant. The reference answer is in the same
-    message, or in a message without a candidate answer. If a text is missing, if there are two reference answers, or if the form has a
-    member with other options, the response is a sentence, which no client can read as a verdict.
-
-    Example:
-        >>> judge([{"role": "user", "content": "Reference answer: 1/2\\nCandidate answer: 50%"}])[:45]
-        '{"verdict": "correct", "score": 1, "reason": '
-        >>> form = 'Answer with one JSON object:\\n"score": number, from 1 to 5'
-        >>> judge([{"role": "user", "content": f"Reference answer: 1/2\\nCandidate answer: 50%\\n\\n{form}"}])
-        '{"score": 5}'
-    """
+    """Judge the candidate answer in the messages. Return a JSON object with the members that the prompt asks for, or with ``verdict``,
+    ``score``, ``reason`` and ``echo``. If it cannot judge, the response is a sentence, which no client can read as a verdict."""
     texts = [text_of([each]) for each in messages if isinstance(each, dict) and each.get("role") != "assistant"]
     found = _judged(texts)
     if not found.get("reference answer") or "candidate answer" not in found:
@@ -277,10 +148,7 @@ def _plain_number(number: float | None) -> float | None:
 
 
 def _judged(texts: list[str]) -> dict[str, str]:
-    """Return the sections of the judged message. A section that it lacks comes from the last message that has it and no candidate answer.
-
-    If both have a reference answer, it is left out, because the candidate may have written one of them.
-    """
+    """Return the sections of the judged message."""
     found = [sections(text) for text in texts]
     judged = next((each for each in reversed(found) if "candidate answer" in each), {})
     others = {name: text for each in found if "candidate answer" not in each for name, text in each.items()}
@@ -290,12 +158,7 @@ def _judged(texts: list[str]) -> dict[str, str]:
 
 
 def sections(text: str) -> dict[str, str]:
-    """Return a mapping from each label, in lower case, to the text of its section.
-
-    Each label is at the start of a line. A section ends at the next label, or before the question and the form of a prompt of ``Judge``.
-    Only the first occurrence of a label counts, and none between lines of backticks. Therefore a candidate answer in the last section
-    cannot inject a reference answer. If a section is one block between lines of backticks, its text is the inside of the block.
-    """
+    """Return a mapping from each label, in lower case, to the text of its section."""
     blocks = [match.span() for match in _FENCED.finditer(text)]
 
     def outside(pattern: re.Pattern[str]) -> list[re.Match[str]]:
@@ -310,22 +173,13 @@ def sections(text: str) -> dict[str, str]:
 
 
 def range_of(form: str) -> tuple[float, float] | None:
-    """Return the lowest and the highest number that the form of a member allows. Return None if the form does not say both.
-
-    Example:
-        >>> range_of("number, how good it is; from 1 to 5")
-        (1.0, 5.0)
-    """
+    """Return the lowest and the highest number that the form of a member allows, or None if the form does not say both."""
     found = next((ranges[-1] for pattern in _RANGES if (ranges := pattern.findall(form))), None)
     return None if found is None else (float(found[0]), float(found[1]))
 
 
 def writer_of(responder: str | Responder) -> Write:
-    """Return the function that writes the responses for the setting ``responder``.
-
-    Raises:
-        ConfigError: the responder cannot be imported.
-    """
+    """Return the function that writes the responses for the setting ``responder``."""
     if responder == "echo":
         return lambda _messages, digest: echo_text(digest)
     function: Any = judge if responder == "judge" else responder

@@ -1,8 +1,4 @@
-"""Sends the responses of a fake endpoint, with the planned fault.
-
-A response is sent as a whole, or streamed as server-sent events at the speed of the endpoint. This module uses aiohttp's requests and
-responses. Other modules apply the limits, count the requests and choose the fault.
-"""
+"""Sends the responses of a fake endpoint, with the planned fault."""
 
 from __future__ import annotations
 
@@ -35,13 +31,7 @@ class Incoming(web.BaseRequest):
 
 
 class FaultPlan(NamedTuple):
-    """Holds the fault of one response.
-
-    Attributes:
-        name: name of the fault in ``Faults``; None for no fault.
-        point: share (0 to 1) of the body that is sent before the fault.
-        gap: seconds between the pieces of a body that is sent slowly.
-    """
+    """Holds the fault of one response."""
 
     name: str | None
     point: float
@@ -87,10 +77,7 @@ async def end(request: Incoming, fault: Fault) -> None:
 
 
 def abort(transport: Any) -> None:
-    """Abort a connection. The peer sees a reset.
-
-    The argument is None, or the transport of any event loop. A transport of uvloop is no ``asyncio.Transport``.
-    """
+    """Abort a connection. The peer sees a reset."""
     if transport is not None:
         connection = transport.get_extra_info("socket")
         if connection is not None and connection.fileno() >= 0:
@@ -113,10 +100,7 @@ async def sleep_until(when: float) -> None:
 
 
 def hint(form: str | None, seconds: float) -> dict[str, str]:
-    """Return the header with the time until a retry, rounded up. ``form`` is the setting ``FakeEndpoint.retry_after``.
-
-    Return no header if ``form`` is None or the time is infinite.
-    """
+    """Return the header with the time until a retry, rounded up. ``form`` is the setting ``FakeEndpoint.retry_after``."""
     if form is None or seconds == math.inf:
         return {}
     if form == "ms":
@@ -127,14 +111,7 @@ def hint(form: str | None, seconds: float) -> dict[str, str]:
 
 
 class Pace(NamedTuple):
-    """Computes the times at which the tokens of a response are due.
-
-    Attributes:
-        begin: time of ``time.monotonic`` at which the work begins.
-        latency: the speed of the endpoint.
-        timeline: the phases of the endpoint.
-        length: number of tokens.
-    """
+    """Computes the times at which the tokens of a response are due."""
 
     begin: float
     latency: Latency
@@ -142,20 +119,14 @@ class Pace(NamedTuple):
     length: int
 
     def due(self, number: int) -> tuple[float, str | None]:
-        """Return the time at which ``number`` tokens are done, and None.
-
-        If an error ends the response earlier, return the time of the error and the kind of error.
-        """
+        """Return the time at which ``number`` tokens are done, and None."""
         return self.timeline.plan(self.begin, self.latency.seconds(number))
 
 
 async def stream(
     request: Incoming, headers: dict[str, str], chunks: Chunks, pace: Pace, plan: FaultPlan, finish: Callable[[str | None], None]
 ) -> web.StreamResponse:
-    """Stream a response: send each event at the time of its token. Events that are due together are sent in one write.
-
-    ``finish`` is called just before the last bytes are written. Its argument is the kind of error, or None for success.
-    """
+    """Stream a response: send each event at the time of its token. Events that are due together are sent in one write."""
     response = web.StreamResponse(headers={**headers, "Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"})
     fault, ready = plan.fault, bytearray()
 

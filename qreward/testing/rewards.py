@@ -1,15 +1,4 @@
-"""Fake reward servers for a ``FakeFleet``: scores that need no model, and markers that make a server fail on an item.
-
-``FakeEndpoint.kind`` selects the server (vLLM, SGLang, TEI, OpenRLHF or NIM), and ``FakeEndpoint.scoring`` configures it. Latency, slots,
-rate limits, faults and phases are the same as for any ``FakeEndpoint``.
-
-Scores are derived from a hash of the item, so a test can compute the scores. The raw score (logit) of an item is a number from -10 to 10.
-The raw score is computed from the SHA-256 of the canonical JSON of the item. The first 4 bytes of the SHA-256 are a big-endian integer.
-This integer is divided by 2**32, the quotient is multiplied by 20, and 10 is subtracted.
-
-An item is a text, ``[prompt, response]``, a list of messages, or a list of token ids. If the client renders messages with a template, the
-item is the rendered text.
-"""
+"""Fake reward servers for a ``FakeFleet``: scores that need no model, and markers that make a server fail on an item."""
 
 from __future__ import annotations
 
@@ -42,11 +31,7 @@ def score_of(item: Any) -> float:
 
 
 def logits_of(item: Any, labels: Sequence[str]) -> list[float]:
-    """Return the raw score of an item for each class.
-
-    If there is one class, its raw score is the raw score of the item. If there are several classes, the raw score of a class is the raw
-    score of ``[label, item]``.
-    """
+    """Return the raw score of an item for each class."""
     return [score_of(item)] if len(labels) == 1 else [score_of([label, item]) for label in labels]
 
 

@@ -1,11 +1,4 @@
-"""The servers of a fake fleet, and the hosts that run them: the caller's event loop, a background thread, or a child process.
-
-A ``FakeServer`` is one fake judge, which listens on one port. It changes its behaviour at the times of its phases. The listening socket is
-closed while the judge is killed or a ``dead`` phase is active. Afterwards a socket is opened on the same port. A ``FakeServer`` belongs to
-one event loop and may only be called from that loop.
-
-Each host has a method ``call`` that calls a method of ``InLoop`` by name. The child process runs ``qreward.testing.subprocess_main``.
-"""
+"""The servers of a fake fleet, and the hosts that run them: the caller's event loop, a background thread, or a child process."""
 
 from __future__ import annotations
 
@@ -38,11 +31,7 @@ _BACKLOG = 4096
 
 
 class Listener:
-    """Accepts connections on a port. A listener can be closed and reopened on the same port. A closed listener refuses connections.
-
-    A second socket, which is bound but does not listen, reserves the port. This class accepts the connections itself. ``asyncio.Server`` is
-    not used, because closing it leaks the connections that the server has accepted in the same iteration of the event loop.
-    """
+    """Accepts connections on a port. A listener can be closed and reopened on the same port. A closed listener refuses connections."""
 
     def __init__(self, make_protocol: Callable[[], asyncio.Protocol], port: int) -> None:
         self._make_protocol = make_protocol
@@ -108,12 +97,7 @@ _TURNS_TO_SETTLE = 3  # iterations of the event loop that cancelled handlers nee
 
 
 class FakeServer:
-    """Runs one fake endpoint.
-
-    Raises:
-        OSError: the port is in use.
-        ConfigError: the responder is invalid.
-    """
+    """Runs one fake endpoint."""
 
     def __init__(self, spec: FakeEndpoint) -> None:
         self.state = FakeEndpointState(spec)
@@ -162,7 +146,7 @@ class FakeServer:
         self._listener.shut()
         for request in self._handler.under_way:
             if not request.dropped:
-                self.state.counters.ended_in("dead")
+                self.state.ended_in("dead")
         self._drop_connections()
 
     def _drop_connections(self) -> None:
@@ -181,10 +165,7 @@ LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 
 class InLoop:
-    """Runs the servers of one fleet in the running event loop.
-
-    ``call`` calls a method of this class by name. The other hosts forward each call to an ``InLoop``.
-    """
+    """Runs the servers of one fleet in the running event loop."""
 
     def __init__(self, spec: FleetSpec) -> None:
         self._spec = spec
@@ -277,10 +258,7 @@ class InThread:
 
 
 class InProcess:
-    """Runs the servers of one fleet in a child process.
-
-    The parent process sends lines of JSON through a pipe, and the child replies through another pipe. The child ends when its input ends.
-    """
+    """Runs the servers of one fleet in a child process."""
 
     def __init__(self, spec: FleetSpec) -> None:
         self._endpoints = [to_data(endpoint) for endpoint in spec.endpoints]

@@ -1,4 +1,4 @@
-"""The kinds of fake server: SGLang, TEI, OpenRLHF and NIM, and the table of all kinds. ``vllm.py`` has the kind ``vllm``."""
+"""The kinds of fake server: vLLM, SGLang, TEI, OpenRLHF and NIM, and the table of all kinds."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from qreward.testing.server_routes import (
     completions_job,
     finite,
     gauges,
+    inputs_of,
     is_nan,
     json_status,
     list_route,
@@ -36,7 +37,77 @@ from qreward.testing.server_routes import (
 )
 from qreward.testing.synthetic_judge import softmax
 from qreward.testing.text import canonical, count_tokens, encode
-from qreward.testing.vllm import VLLM
+
+# vLLM
+
+
+def _inputs(call: RouteCall) -> list[Any]:
+    items = inputs_of(call)
+    if "" in items:
+        raise ErrorResponse(400, "The decoder prompt cannot be empty", "bad_request")
+    return items
+
+
+_PAIRS = (("text_1", "queries"), ("text_2", "documents"))
+
+
+def _values(call: RouteCall, item: Any) -> list[float]:
+    logits = logits_of(item, call.labels)
+    return logits if call.data.get(call.spec.scoring.activation_field) is False else probabilities_of(logits)
+
+
+def _pooling_row(call: RouteCall, item: Any) -> dict[str, Any]:
+    values = finite(_values(call, item), item)
+    return {"object": "pooling", "data": [[0.0] * len(values), values] if call.data.get("task") == "token_classify" else values}
+
+
+def _pairs(call: RouteCall) -> list[Any]:
+    left, right = (listed(call.data.get(new) if new in call.data else call.data.get(old)) for new, old in _PAIRS)
+    if len(left) not in (1, len(right)) or len(call.labels) > 1:
+        raise call.invalid("Input lengths must be either 1:1, 1:N or N:N, and num_labels 1")
+    return [list(pair) for pair in zip(left * len(right) if len(left) == 1 else left, right, strict=True)]
+
+
+def _rerank(call: RouteCall) -> Job:
+    data = call.data
+    items = [[data.get("query"), document] for document in listed(data.get("documents"))]
+    scores = [_values(call, item)[0] for item in items]
+    order = sorted(range(len(items)), key=scores.__getitem__, reverse=True)[: data.get("top_n") or len(items)]
+    ranked = [
+        {"index": at, "document": {"text": items[at][1], "multi_modal": None}, "relevance_score": finite([scores[at]], items[at])[0]}
+        for at in order
+    ]
+
+    def made(prompt: int) -> Any:
+        used = {"prompt_tokens": prompt, "total_tokens": prompt}
+        return {"id": "rerank-1", "model": data.get("model"), "usage": used, "results": ranked}
+
+    return call.job(items, made, data.get("model"))
+
+
+_VLLM = replace(
+    OPENAI,
+    routes={
+        **OPENAI.routes,
+        EMBEDDINGS: vector_route,
+        "/pooling": list_route(_pooling_row, _inputs),
+        "/classify": list_route(lambda call, item: class_row(call, item, _values(call, item)), _inputs),
+        **dict.fromkeys(
+            ("/score", "/v1/score"),
+            list_route(lambda call, item: {"object": "score", "score": finite(_values(call, item), item)[0]}, _pairs),
+        ),
+        **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), _rerank),
+    },
+    status={
+        **OPENAI.status,
+        "/metrics": (
+            PLAIN,
+            gauges("vllm:num_requests_running vllm:num_requests_waiting vllm:kv_cache_usage_perc", '{engine="0",model_name="fake"}'),
+        ),
+    },
+    health=frozenset({"/health", "/ping"}),
+)
+
 
 # SGLang: errors have one format under /v1/, and a different format on the native routes
 
@@ -192,7 +263,7 @@ def _nim_chat(call: RouteCall) -> Job:
 
 SERVER_KINDS: Mapping[str, FakeServerKind] = {
     "openai": OPENAI,
-    "vllm": VLLM,
+    "vllm": _VLLM,
     "sglang": _SGLANG,
     "tei": _TEI,
     "openrlhf": FakeServerKind(
@@ -204,6 +275,5 @@ SERVER_KINDS: Mapping[str, FakeServerKind] = {
         nan=(500, ""),
     ),
     "nim": replace(OPENAI, routes={CHAT: _nim_chat}, label="reward", health=frozenset({"/v1/health/ready", "/v1/health/live"})),
-    "openai_batch": OPENAI,
 }
 """The record of each kind of server, by the value of ``FakeEndpoint.kind``."""

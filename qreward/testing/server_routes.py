@@ -1,10 +1,4 @@
-"""What the kinds of fake server are made of, and the routes of the kind ``openai``.
-
-The record of a kind holds the routes, the error format, the status routes, and the rules for rejecting a list.
-
-A route is a function that returns a :class:`Job` for a :class:`RouteCall`. This module uses no sockets, time or slots. Paths, bodies,
-limits and formats follow the source and documentation of the servers.
-"""
+"""What the kinds of fake server are made of, and the routes of the kind ``openai``."""
 
 from __future__ import annotations
 
@@ -38,19 +32,7 @@ FAILURES = {
 
 
 class ErrorResponse(Exception):
-    """The server responds with an error. The response is not yet written in the format of the server.
-
-    Attributes:
-        status: HTTP status.
-        message: text of the error.
-        counted: name under which the error is counted.
-        type: member ``type`` of the error in OpenAI's format.
-        code: member ``code`` of the error in OpenAI's format.
-        param: member ``param`` of the error in OpenAI's format.
-        malformed: whether the body is not JSON, or has a member of a wrong type.
-        ready_at: time at which a retry can succeed; None if no ``Retry-After`` header is sent.
-        body: the body, if a route writes errors in another format than its server; otherwise empty.
-    """
+    """The server responds with an error. The response is not yet written in the format of the server."""
 
     body = b""
 
@@ -72,23 +54,7 @@ class ErrorResponse(Exception):
 
 
 class Job(NamedTuple):
-    """Holds a parsed request and the work that serves the request.
-
-    Attributes:
-        model: name of the model; None if the request names no model.
-        digest: digest of the messages or the input.
-        prompt: number of prompt tokens.
-        service: service time in seconds.
-        items: number of items in the request; 1 for a chat.
-        length: number of output tokens of one choice.
-        most: maximum number of output tokens of one choice, which cuts the text; None for no maximum.
-        completion: number of output tokens of all choices.
-        chat: the chat request; None for any other request.
-        label: the only token of the response, if the chat asks for one label.
-        prompts: prompts to compute, each with one output token; empty for a chat.
-        body: function that returns the body of the response to a request other than a chat. Its argument is the number of cached prompt
-            tokens, or None without a cache. The function may raise :class:`ErrorResponse`.
-    """
+    """Holds a parsed request and the work that serves the request."""
 
     model: str | None
     digest: bytes
@@ -126,14 +92,7 @@ class Traffic:
 
 
 class ServerState(NamedTuple):
-    """Holds what the status routes of a server report: its settings and its present load.
-
-    Attributes:
-        spec: the settings.
-        traffic: the present load in items.
-        requests: number of requests in flight.
-        cache: what computes the prompts; None without a prefix cache.
-    """
+    """Holds what the status routes of a server report: its settings and its present load."""
 
     spec: FakeEndpoint
     traffic: Traffic
@@ -156,27 +115,7 @@ Status = Callable[[ServerState], str]
 
 @dataclass(frozen=True)
 class FakeServerKind:
-    """Defines a kind of fake server.
-
-    Attributes:
-        routes: path of POST requests -> function that serves them.
-        error: function that writes the body of an error at a path.
-        status: path of a status route (GET) -> content type, and function that writes the text.
-        health: paths at which a GET request is answered with 200 and no body.
-        guarded: beginnings of the paths that need the key.
-        completion: function that writes the body of the response to a chat.
-        chunks: class that writes the events of a streamed chat.
-        unknown: text of the error for an unknown model.
-        failures: HTTP status -> text and type of the error of a fault, a phase or an overload.
-        request_ids: whether each response has an ``x-request-id``.
-        label: default label of the model.
-        invalid: HTTP status of an invalid request.
-        nan: HTTP status and text of the error for a list with a NaN score; None if such a list does not fail.
-        most_items: maximum number of items in a list, unless ``scoring.max_items`` is set; None means no limit.
-        too_many: text of the error for a list with too many items.
-        too_long: text of the error for an item with too many tokens.
-        permits: whether a list with more items than ``max_concurrency`` is rejected as an overload.
-    """
+    """Defines a kind of fake server."""
 
     routes: Mapping[str, Route]
     error: Callable[[str, ErrorResponse], bytes]
@@ -187,6 +126,8 @@ class FakeServerKind:
     chunks: type[openai_api.Chunks] = openai_api.Chunks
     unknown: str = "The model {model!r} does not exist."
     failures: Mapping[int, tuple[str, str]] = field(default_factory=lambda: FAILURES)
+    full: Mapping[int, tuple[str, str]] = field(default_factory=dict)
+    wrong_method: int = 404
     request_ids: bool = True
     label: str = "LABEL_0"
     invalid: int = 400
@@ -297,12 +238,7 @@ def inputs_of(call: RouteCall) -> list[Any]:
 
 
 def gauges(names: str, labels: str = "") -> Status:
-    """Return a function that writes gauges in the Prometheus text format.
-
-    Args:
-        names: the names of the gauges for the running items, the waiting items and the used share of the cache, separated by spaces.
-        labels: the labels of each gauge.
-    """
+    """Return a function that writes gauges in the Prometheus text format."""
 
     def text(state: ServerState) -> str:
         values = zip(names.split(), state.load, strict=False)

@@ -1,7 +1,4 @@
-"""Settings of a fake fleet, the same in Python and in a spec file.
-
-This module only validates settings. Other modules apply them.
-"""
+"""Settings of a fake fleet, the same in Python and in a spec file."""
 
 from __future__ import annotations
 
@@ -175,30 +172,6 @@ class Scoring(Policy):
     reward_vectors: bool = False
 
 
-class Batching(Policy):
-    """Describes how a fake provider processes batches.
-
-    Args:
-        duration: seconds from the creation of a batch to its end.
-        expires: share (0 to 1) of the lines of a batch that are not processed. The number of these lines is rounded down. If this number is
-            not 0, the batch ends as ``expired``.
-        failures: HTTP status -> share (0 to 1) of lines that fail with this status. If a line is sent again, failures with 429 and 5xx are
-            drawn again. A line that failed with another status fails again.
-        faulty: number of batches, counted from the first, to which ``expires`` and ``failures`` apply; None means all batches.
-        most_lines: maximum number of lines in a file.
-        queue_tokens: maximum number of prompt tokens in all unfinished batches together; None for no limit.
-        seed: seed of the failures.
-    """
-
-    duration: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    expires: float = Field(default=0.0, ge=0, le=1)
-    failures: dict[int, float] = Field(default_factory=dict)
-    faulty: int | None = Field(default=None, ge=0)
-    most_lines: int = Field(default=50_000, ge=1)
-    queue_tokens: int | None = Field(default=None, ge=1)
-    seed: int = 0
-
-
 class PrefixCache(Policy):
     """Describes the prefix cache of a fake server. ``usage`` reports the cached tokens, and so does ``/metrics`` of kind ``vllm``.
 
@@ -228,7 +201,7 @@ class FakeEndpoint(Policy):
         rpm: requests admitted per minute. Further requests get HTTP 429.
         tpm: prompt and completion tokens admitted per minute. Further requests get HTTP 429. A request with more tokens than
             ``burst_tokens`` counts as ``burst_tokens``.
-        burst: requests admitted at once. The default is ``rpm``, as in ``aiolimiter.AsyncLimiter(rpm)``.
+        burst: requests admitted at once. The default is ``rpm``.
         burst_tokens: tokens admitted at once. The default is ``tpm``.
         rate_headers: whether the headers of every response report the rate limits, as the headers of OpenAI do:
             ``x-ratelimit-{limit,remaining,reset}-{requests,tokens}``.
@@ -243,11 +216,6 @@ class FakeEndpoint(Policy):
             ``qreward.judge.Judge`` describes. If the responder raises an exception, the request gets HTTP 500 at each attempt.
         kind: kind of server to imitate, with the values of ``Endpoint.kind``; see ``qreward.testing.rewards``.
         scoring: see ``qreward.testing.rewards.Scoring``.
-        batching: how a fake of kind ``openai_batch`` processes batches; see :class:`Batching`. ``faults`` apply to the HTTP responses of
-            the Batch API, but limits and latency do not. Each successful line counts as answered.
-        task: with kind ``vllm``, what the model does, and which routes there are: ``generate`` has chats and text completions, ``embed``
-            embeddings and scores, ``classify`` labels and, with one label, scores. None has all routes.
-        max_model_len: with kind ``vllm``, the maximum number of tokens of a prompt and its response. Longer prompts get HTTP 400.
         prefix_cache: see :class:`PrefixCache`; None for a server without a prefix cache.
         decisions: whether ``/v1/decisions`` answers typed questions, in the form of OpenAI; with kind ``vllm``, without refusals. A
             request takes the time of a chat with one output token per question.
@@ -275,11 +243,8 @@ class FakeEndpoint(Policy):
     faults: Faults = Faults()
     phases: tuple[Phase, ...] = ()
     responder: str | Responder = "echo"
-    kind: Literal["openai", "vllm", "sglang", "tei", "openrlhf", "nim", "openai_batch"] = "openai"
+    kind: Literal["openai", "vllm", "sglang", "tei", "openrlhf", "nim"] = "openai"
     scoring: Scoring = Scoring()
-    batching: Batching = Batching()
-    task: Literal["generate", "classify", "embed"] | None = None
-    max_model_len: int = Field(default=131_072, ge=1)
     prefix_cache: PrefixCache | None = None
     decisions: bool = False
     synthetic_judge: SyntheticJudge = SyntheticJudge()
@@ -317,10 +282,20 @@ class FakeEndpoint(Policy):
                 raise ValueError(f"{burst} has no effect without {rate}; set {rate}, or leave {burst} out")
         return self
 
+    # What a subclass may add: POST routes, a kind of server, and a service with further paths.
+
     @property
     def routes(self) -> Mapping[str, Any]:
-        """Further POST routes: path -> function that returns a ``Job`` for a ``RouteCall``. A subclass may have some."""
+        """Path -> function that returns a ``Job`` for a ``RouteCall``."""
         return {}
+
+    def server(self, known: Mapping[str, Any]) -> Any:
+        """Return the ``FakeServerKind``, one of the known ones by default."""
+        return known[self.kind]
+
+    def service(self, state: Any) -> Any:  # noqa: ARG002 - for subclasses
+        """Return a ``Service``, or None."""
+        return None
 
     def prompt_cache(self) -> Any:
         """Return what computes the prompts, with the interface of ``PromptCache``; None without a prefix cache."""
@@ -362,11 +337,7 @@ class FleetSpec(Policy):
 
 
 def read_spec(source: Iterable[FakeEndpoint | Mapping[str, Any]] | Mapping[str, Any] | str | Path) -> FleetSpec:
-    """Build the settings of a fleet from endpoints, from a mapping, or from the path of a ``.json``, ``.yaml`` or ``.toml`` file.
-
-    Raises:
-        ConfigError: a setting is invalid, or the file cannot be read.
-    """
+    """Build the settings of a fleet from endpoints, from a mapping, or from the path of a ``.json``, ``.yaml`` or ``.toml`` file."""
     if not isinstance(source, str | Path):
         return FleetSpec(**(source if isinstance(source, Mapping) else {"endpoints": tuple(source)}))
     least = "'endpoints'"

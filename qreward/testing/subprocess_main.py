@@ -6,7 +6,7 @@ import gc
 import json
 import os
 import sys
-from typing import Any, TextIO
+from typing import Any
 
 from qreward.errors import ConfigError
 from qreward.testing.server import InThread, fast_loop, from_data
@@ -20,33 +20,26 @@ def main() -> None:
     # With thousands of requests in flight and the default thresholds, garbage collection takes a third of the time.
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
-    try:
-        host = InThread(FleetSpec(endpoints=tuple(map(from_data, json.loads(sys.stdin.readline())["endpoints"]))), fast_loop())
-        host.start()
-    except Exception as error:
-        _reply(replies, _failure(error))
-        return
-    _reply(replies, {"ok": None})
+    host: InThread | None = None
+    reply: dict[str, Any]
     for line in sys.stdin:
-        _reply(replies, _answer(host, json.loads(line)))
-    host.stop()
-
-
-def _answer(host: InThread, question: dict[str, Any]) -> dict[str, Any]:
-    try:
-        args = [from_data(each) if isinstance(each, dict) else each for each in question["args"]]
-        return {"ok": host.call(question["verb"], *args)}
-    except Exception as error:
-        return _failure(error)
-
-
-def _failure(error: Exception) -> dict[str, Any]:
-    return {"error": str(error), "config": isinstance(error, ConfigError)}
-
-
-def _reply(replies: TextIO, reply: dict[str, Any]) -> None:
-    replies.write(json.dumps(reply) + "\n")
-    replies.flush()
+        question = json.loads(line)
+        try:
+            if host is None:
+                starting = InThread(FleetSpec(endpoints=tuple(map(from_data, question["endpoints"]))), fast_loop())
+                starting.start()
+                host, reply = starting, {"ok": None}
+            else:
+                args = [from_data(each) if isinstance(each, dict) else each for each in question["args"]]
+                reply = {"ok": host.call(question["verb"], *args)}
+        except Exception as error:
+            reply = {"error": str(error), "config": isinstance(error, ConfigError)}
+        replies.write(json.dumps(reply) + "\n")
+        replies.flush()
+        if host is None:
+            return
+    if host is not None:
+        host.stop()
 
 
 if __name__ == "__main__":

@@ -1,24 +1,4 @@
-"""A synthetic judge: it returns probabilities for typed questions, with known truth, bias, temperature and errors.
-
-Equal questions about equal inputs get equal answers. This module does not depend on JSON, HTTP or the dialects of servers.
-
-The text of an input states the truth, in one of two forms:
-
-- ``truth=0.8`` applies to all questions. For a ``YesNo``, the number is the probability that the answer is yes. For a ``Score``, the number
-  is the place between the lowest level (0) and the highest (1). For a ``Choice`` between responses, the input states one ``truth=`` for
-  each response, in the order of the options. The option with the highest number is the true option. Several options with the highest number
-  are a tie. In a tie, the true option is a further option after the options for the responses, such as ``tie``. If the question has no such
-  option, each of the tied options is true with equal probability.
-- ``truth[right]=0.8`` applies to the question with the name ``right``, or with ``right`` as its first line of instructions. This form
-  has precedence over ``truth=``. The value may also be an option: ``yes``, ``no``, the label of a level, or a choice. A value that names an
-  option is not read as a number.
-
-A value ends at the end of the line, the next truth, a semicolon, a double quote or a backslash. If several truths apply to a ``YesNo`` or a
-``Score``, the first one counts.
-
-If the input states no truth, the truth is drawn from a hash of the input and the question. :func:`truth_of` returns the truth as a
-distribution over the options. :func:`true_answer` returns one option that is drawn from this distribution. This option is the gold label.
-"""
+"""A synthetic judge: it returns probabilities for typed questions, with known truth, bias, temperature and errors."""
 
 from __future__ import annotations
 
@@ -46,14 +26,7 @@ _NORMAL = NormalDist()
 
 
 class Asked(NamedTuple):
-    """Holds a question in the form in which a judge reads it.
-
-    Attributes:
-        kind: ``yes_no``, ``score`` or ``choice``.
-        text: the instructions.
-        options: the options: True and False for ``yes_no``, the levels from the lowest to the highest for ``score``.
-        name: the name; None for a question without a name.
-    """
+    """Holds a question in the form in which a judge reads it."""
 
     kind: Literal["yes_no", "score", "choice"]
     text: str
@@ -69,18 +42,11 @@ class Asked(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The first line of the instructions.
-
-        This line identifies the question, because dialects append descriptions of options after the line.
-        """
+        """The first line of the instructions."""
         return self.text.strip().partition("\n")[0].strip()
 
     def places(self) -> list[float]:
-        """Return the factor (0 to 1) of ``bias`` for each option.
-
-        In a score, the factor rises from 0 for the lowest level to 1 for the highest. In a yes-no question and in a choice, the factor is 1
-        for the first option and 0 for all other options.
-        """
+        """Return the factor (0 to 1) of ``bias`` for each option."""
         count = len(self.options)
         if self.kind == "score":
             return [level / max(1, count - 1) for level in range(count)]
@@ -88,13 +54,7 @@ class Asked(NamedTuple):
 
 
 class JudgeRead(NamedTuple):
-    """Holds a judge's answer to one question.
-
-    Attributes:
-        probabilities: probability of each option, in the order of the options; their sum is 1.
-        label_mass: probability that the judge answers with one of the options.
-        refused: whether the judge declines to answer.
-    """
+    """Holds a judge's answer to one question."""
 
     probabilities: tuple[float, ...]
     label_mass: float
@@ -117,7 +77,6 @@ class SyntheticJudge(Policy):
             normal noise. The number is the standard deviation of the noise, and the distance between options is 1. The judge then reports
             the posterior probabilities, so the judge is calibrated. Its answer to a ``YesNo`` is right with probability
             ``Phi(1 / (2 * noise))``: 0.99 for 0.215, 0.9 for 0.39, and 0.75 for 0.74.
-        flip: probability that the judge takes a wrong option for the true option. The judge is then as confident as with the true option.
         label_mass: probability that the judge answers with one of the options, and not with some other token.
         refuse: probability that the judge declines a question. If the API has no refusals, the label mass of such a question is multiplied
             by 0.001 instead.
@@ -134,7 +93,6 @@ class SyntheticJudge(Policy):
     bias: float = Field(default=0.0, allow_inf_nan=False)
     temperature: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     noise: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    flip: float = Field(default=0.0, ge=0, le=1)
     label_mass: float = Field(default=1.0, gt=0, le=1)
     refuse: float = Field(default=0.0, ge=0, le=1)
     seed: int = 0
@@ -154,16 +112,13 @@ class SyntheticJudge(Policy):
             ConfigError: the input has a truth that does not fit the question.
         """
         asked, text = Asked.of(question), text_of(given)
-        logits = self._seen(text, asked)
-        if self.flip and _uniform("flip", self.seed, text, asked) < self.flip:
-            compared = len(_lines(text, asked)[1]) or len(logits)
-            logits = _flipped(logits, asked, compared, _uniform("to", self.seed, text, asked))
+        logits = self.seen(text, asked)
         biased = [(logit + self.bias * place) / self.temperature for logit, place in zip(logits, asked.places(), strict=True)]
-        refused = self.refuse > 0 and _uniform("refuse", self.seed, text, asked) < self.refuse
+        refused = self.refuse > 0 and uniform("refuse", self.seed, text, asked) < self.refuse
         return JudgeRead(tuple(softmax(biased)), self.label_mass * (_REFUSED_MASS if refused else 1.0), refused)
 
-    def _seen(self, text: str, asked: Asked) -> list[float]:
-        """Return the logit of each option, before flips, bias and temperature."""
+    def seen(self, text: str, asked: Asked) -> list[float]:
+        """Return the logit of each option, before bias and temperature."""
         truth = truth_of(text, asked)
         if self.noise is None:
             return [math.log(max(number, _LEAST)) for number in truth]
@@ -191,7 +146,7 @@ def truth_of(given: str | Sequence[Mapping[str, Any]], question: Question | Aske
         (0.0, 0.5, 0.5)
     """
     asked, text = Asked.of(question), text_of(given)
-    own, general = _lines(text, asked)
+    own, general = stated_truths(text, asked)
     if own is not None:
         return _stated(own, asked)
     if asked.kind == "choice" and general:
@@ -221,11 +176,8 @@ def softmax(logits: Sequence[float]) -> list[float]:
     return [power / sum(powers) for power in powers]
 
 
-def _lines(text: str, asked: Asked) -> tuple[str | None, list[str]]:
-    """Return the value of the truth that names this question (None without one), and the values of the truths for all questions.
-
-    The second result is empty if a truth names the question, or if the question is a choice and the input states only one truth.
-    """
+def stated_truths(text: str, asked: Asked) -> tuple[str | None, list[str]]:
+    """Return the value of the truth that names this question (None without one), and the values of the truths for all questions."""
     found = _truths(text)
     own = next((value for name, value in found if name and name in (asked.name, asked.key)), None)
     general = [value for name, value in found if not name]
@@ -290,7 +242,7 @@ def _hashed(text: str, asked: Asked) -> tuple[float, ...]:
 
 
 def _drawn(truth: Sequence[float], text: str, asked: Asked) -> int:
-    left = _uniform("answer", 0, text, asked)
+    left = uniform("answer", 0, text, asked)
     for place, number in enumerate(truth):
         left -= number
         if left < 0:
@@ -298,23 +250,7 @@ def _drawn(truth: Sequence[float], text: str, asked: Asked) -> int:
     return max(range(len(truth)), key=truth.__getitem__)
 
 
-def _flipped(logits: list[float], asked: Asked, compared: int, draw: float) -> list[float]:
-    """Return the logits of a judge that takes a wrong option for the true option.
-
-    In a score or a yes-no question, the order of the logits is reversed. In a choice, the highest logit and the logit of another option
-    among the first ``compared`` options change places. ``draw`` (0 to 1) selects this other option.
-    """
-    if asked.kind != "choice":
-        return logits[::-1]
-    best = logits.index(max(logits))
-    others = [place for place in range(min(compared, len(logits))) if place != best]
-    other = others[int(draw * len(others))]
-    flipped = list(logits)
-    flipped[best], flipped[other] = logits[other], logits[best]
-    return flipped
-
-
-def _uniform(use: str, seed: int, text: str, asked: Asked) -> float:
+def uniform(use: str, seed: int, text: str, asked: Asked) -> float:
     """Return a number between 0 and 1 that depends only on the arguments. Among the fields of the question, only the key has an effect."""
     digest = blake2b(f"{seed}/{use}".encode(), key=_key(text, asked.key), digest_size=8).digest()
     return (int.from_bytes(digest, "big") + 0.5) / 2**64
@@ -330,4 +266,4 @@ def _key(*texts: str) -> bytes:
 
 
 def _normal(use: str, seed: int, text: str, asked: Asked) -> float:
-    return _NORMAL.inv_cdf(_uniform(use, seed, text, asked))
+    return _NORMAL.inv_cdf(uniform(use, seed, text, asked))

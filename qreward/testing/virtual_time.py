@@ -1,9 +1,4 @@
-"""An event loop with virtual time: sleeps of hours pass at once, and each run has the same order of events.
-
-When no callback is ready, the clock jumps to the next timer. Real sockets and worker threads do not follow this clock, so a test
-on this loop must use fakes. Functions decorated with ``@schedule`` use this clock. Other code that reads ``time.monotonic`` must get
-``loop.time`` as an argument instead.
-"""
+"""An event loop with virtual time: sleeps of hours pass at once, and each run has the same order of events."""
 
 from __future__ import annotations
 

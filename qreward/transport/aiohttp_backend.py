@@ -1,12 +1,4 @@
-"""The default HTTP backend: aiohttp, with settings that keep it correct and fast on the hot path.
-
-The settings replace defaults of aiohttp. By default, aiohttp queues requests above 100 connections, and times out after 300 s. It follows
-the redirect of a POST, although the headers contain the API key. It keeps cookies, and reads the environment for each request.
-
-This module has no time limit for a whole attempt, because a timer per request costs more CPU time than all of qreward's own code. The
-module limits the time in which a connection is opened (``timeouts.connect``). If the user sets ``timeouts.read``, the module also limits
-each wait for data.
-"""
+"""The default HTTP backend: aiohttp, with settings that keep it correct and fast on the hot path."""
 
 from __future__ import annotations
 
@@ -43,10 +35,7 @@ _EXPECTED = (aiohttp.ClientError, OSError, HttpProcessingError, UnicodeError)
 
 
 class AiohttpTransport(HttpTransport):
-    """Holds the connections to one endpoint, in the event loop in which this object is first used.
-
-    Raises ``ConfigError`` for a CA bundle that cannot be read, a proxy that cannot be used, or headers that cannot be sent.
-    """
+    """Holds the connections to one endpoint, in the event loop in which this object is first used."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -167,10 +156,7 @@ class AiohttpTransport(HttpTransport):
 
 
 class AiohttpStream(ByteStream):
-    """A response whose body has not been read yet. Its transport knows it until its body ends or the stream is closed.
-
-    At the end of the body, aiohttp itself returns the connection to the pool.
-    """
+    """A response whose body has not been read yet. Its transport knows it until its body ends or the stream is closed."""
 
     __slots__ = ("_content", "_owner", "_response")
 
@@ -199,14 +185,7 @@ class AiohttpStream(ByteStream):
 
 
 class GatedConnector(aiohttp.TCPConnector):
-    """A connector that limits how many connections are opened at the same time and, if configured, per second.
-
-    The connect timeout covers the whole opening of a connection. It does not cover the time before the opening may begin.
-
-    An idle connection on which anything has arrived is not used again, because the bytes would count as the next response.
-
-    The methods and attributes with an underscore are private to aiohttp, so the tests check that aiohttp uses them as expected.
-    """
+    """A connector that limits how many connections are opened at the same time and, if configured, per second."""
 
     def __init__(self, *, connect: float, connects_per_second: float | None, keepalive: float, tls: object) -> None:
         super().__init__(limit=0, limit_per_host=0, keepalive_timeout=keepalive, ttl_dns_cache=60, ssl=tls)  # type: ignore[arg-type]
@@ -218,7 +197,7 @@ class GatedConnector(aiohttp.TCPConnector):
     async def _create_connection(
         self, req: ClientRequest, traces: list[aiohttp.tracing.Trace], timeout: aiohttp.ClientTimeout
     ) -> aiohttp.client_proto.ResponseHandler:
-        async with self._gate:
+        async with self._gate:  # not within the connect timeout
             if self._pace is not None:
                 await self._pace.acquire()
             # sock_connect alone does not cover the DNS lookup and the proxy's answer to CONNECT
@@ -227,7 +206,7 @@ class GatedConnector(aiohttp.TCPConnector):
 
     async def _get(self, key: ConnectionKey, traces: list[aiohttp.tracing.Trace]) -> Connection | None:
         while (connection := await super()._get(key, traces)) is not None and _has_received(connection):
-            connection.close()
+            connection.close()  # the bytes would count as the next response
         return connection
 
     def _release(self, key: ConnectionKey, protocol: aiohttp.client_proto.ResponseHandler, *, should_close: bool = False) -> None:
@@ -241,8 +220,7 @@ class GatedConnector(aiohttp.TCPConnector):
                 protocol.close()
 
 
-def _has_received(connection: Connection) -> bool:
-    """Return True if anything has arrived on an idle connection, also if the event loop has not read it yet."""
+def _has_received(connection: Connection) -> bool:  # also if the event loop has not read it yet
     protocol = connection.protocol
     if protocol is None or protocol.transport is None or protocol.should_close:
         return True

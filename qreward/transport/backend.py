@@ -1,19 +1,15 @@
-"""The backend that the engine uses: ``HttpBackend.send`` sends a request to an endpoint and returns an ``Answer`` or a ``Failure``.
-
-This module uses codecs, transports and failures. It does not depend on queues, retries or limits. An ``HttpBackend`` belongs to one event
-loop.
-"""
+"""The backend that the engine uses: ``HttpBackend.send`` sends a request to an endpoint and returns an ``Answer`` or a ``Failure``."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
-from qreward.codecs.base import WireRequest
+from qreward.codecs.base import WireRequest, with_priority
 from qreward.codecs.decisions.base import Dialect
-from qreward.codecs.decisions.operation import OTHER_BODY, TIMEOUT, Decide
+from qreward.codecs.decisions.operation import NO_SUCH_PATH, OTHER_BODY, PROBE, Decide, refuses_body
 from qreward.codecs.rewards.registry import bound
 from qreward.errors import ClientClosed, ConfigError
 from qreward.scheduler.outcome import Answer, Failure, ProbeResult
@@ -26,13 +22,7 @@ from qreward.transport.stream import ChatStream, open_stream
 
 
 class HttpBackend:
-    """Sends requests to endpoints, from one event loop. ``transport`` is the setting of :class:`~qreward.settings.client.ClientConfig`.
-
-    Example:
-        backend = HttpBackend()
-        outcome = await backend.send(endpoint, WireRequest(CHAT, "judge-7b", messages, {"temperature": 0}, None))
-        await backend.aclose()
-    """
+    """Sends requests to endpoints, from one event loop. ``transport`` is the setting of :class:`~qreward.settings.client.ClientConfig`."""
 
     def __init__(self, transport: Any = "aiohttp") -> None:
         self._transport = transport
@@ -49,34 +39,24 @@ class HttpBackend:
                 connection = self._enter(endpoint)
             else:
                 connection.in_flight += 1  # the usual case of ``_enter``, without a function call
-            asked, decide = call, call.codec if isinstance(call.codec, Decide) else None
-            refused: list[tuple[Dialect, Failure]] = []
-            if decide is not None and (pending := decide.pending_at(endpoint, call.model)) is not None:
-                await asyncio.wait([asyncio.wrap_future(pending)], timeout=TIMEOUT)  # another event loop, which may stand still, ends it
-            while True:
-                call, path, native = bound(asked, endpoint)
-                transport = connection.root_transport() if native else connection.transport
-                body = call.codec.encode(call, connection.renamed.get(call.model, call.model))
-                if call.headers is not None:
-                    connection_settings.check_call_headers(call.headers, call.model)
-                reply = await transport.post(path, body, connection_settings.call_headers(endpoint, call))
-                outcome = connection.outcome_of(reply, call)
-                if decide is None or (isinstance(outcome, Answer) and not refused and not decide.was_refused(endpoint, call.model)):
-                    return outcome
-                following = _after(decide, endpoint, call, outcome, refused)
-                if not isinstance(following, WireRequest):
-                    return following
-                asked = following
+            if isinstance(call.codec, Decide):
+                return await _decided(call.codec, connection, endpoint, call)
+            whole, (call, path, native) = call, bound(call, endpoint)
+            transport = connection.root_transport() if native else connection.transport
+            body = call.codec.encode(call, connection.renamed.get(call.model, call.model))
+            if endpoint.send_priority:
+                body = with_priority(body, whole)
+            if call.headers is not None:
+                connection_settings.check_call_headers(call.headers, call.model)
+            reply = await transport.post(path, body, connection_settings.call_headers(endpoint, call))
+            return connection.outcome_of(reply, call)
         except Exception as error:
             return failure_of(error, endpoint, call, connection)
         finally:
             self._leave(connection)
 
     async def stream(self, endpoint: Endpoint, call: WireRequest) -> ChatStream | Failure:
-        """Make one streamed attempt. Returns an open stream as soon as the server has answered 2xx; see ``qreward.transport.stream``.
-
-        Raises only ``CancelledError``, and closes the connection of the attempt first.
-        """
+        """Make one streamed attempt. Returns an open stream as soon as the server has answered 2xx. Raises only ``CancelledError``."""
         connection, opened = None, None
         try:
             connection = self._enter(endpoint)
@@ -91,10 +71,7 @@ class HttpBackend:
         return opened
 
     async def look(self, endpoint: Endpoint) -> ProbeResult:
-        """Probe a server, to learn whether it is ready and how loaded it is. Raises only ``CancelledError``.
-
-        If the probe fails, the result is empty, or the ``trouble`` of the result contains the reason why this server cannot be probed.
-        """
+        """Probe a server, to learn whether it is ready and how loaded it is. Raises only ``CancelledError``."""
         connection = None
         try:
             connection = self._enter(endpoint)
@@ -109,12 +86,7 @@ class HttpBackend:
             self._leave(connection)
 
     def keep(self, endpoints: Iterable[Endpoint]) -> None:
-        """Keep the connections of these endpoints. Every other connection is closed when its last request has ended.
-
-        This method must be called in the event loop. A new ``Endpoint`` object with the name of an old ``Endpoint`` takes over the
-        connections of the old object, unless a setting on which the connections depend has changed. A later request to an endpoint that is
-        not kept opens a separate connection, which is closed after the request.
-        """
+        """Keep the connections of these endpoints, and close the others after their last request. A new version takes them over."""
         kept = self._kept = {id(endpoint): endpoint for endpoint in endpoints}
         fresh = {endpoint.name: endpoint for key, endpoint in kept.items() if key not in self._connections}
         for key in [key for key in self._connections if key not in kept]:
@@ -124,7 +96,10 @@ class HttpBackend:
                 connection.endpoint = fresh.pop(connection.name)
                 self._connections[id(heir)] = connection
             else:
-                self._dismiss(connection)
+                connection.retired = True
+                self._dismissed[connection] = None
+                if not connection.in_flight:
+                    self._end(connection)
 
     async def aclose(self) -> None:
         """Close all connections. Later requests fail with ``ClientClosed``."""
@@ -148,14 +123,7 @@ class HttpBackend:
         connection.in_flight += 1
         return connection
 
-    def _dismiss(self, connection: EndpointConnection) -> None:
-        connection.retired = True
-        self._dismissed[connection] = None
-        if not connection.in_flight:
-            self._end(connection)
-
     def _leave(self, connection: EndpointConnection | None) -> None:
-        """Count a request that has ended, and close a retired connection after its last request."""
         if connection is None:  # the connection could not be made
             return
         connection.in_flight -= 1
@@ -167,21 +135,38 @@ class HttpBackend:
         closing.add_done_callback(lambda _: self._dismissed.pop(connection, None))
 
 
-def _after(
-    decide: Decide, endpoint: Endpoint, sent: WireRequest, outcome: Answer | Failure, refused: list[tuple[Dialect, Failure]]
-) -> WireRequest | Answer | Failure:
-    """Return what follows from the outcome of a decision: the request in another dialect, or the outcome of the attempt.
+async def _decided(decide: Decide, connection: EndpointConnection, endpoint: Endpoint, call: WireRequest) -> Answer | Failure:
+    """Make an attempt of a decision. An endpoint that has not answered yet, or whose path is gone, is asked in one dialect after the other.
+    If no dialect is left, the outcome is the first refusal by a server that has the path, or else the last."""
+    dialect, model, refused = decide.dialect_at(endpoint, call.model), call.model, list[tuple[Dialect, Failure]]()
+    while True:
+        outcome = await _asked(connection, endpoint, call, dialect)
+        tried = [(each, failure.error) for each, failure in refused]
+        if isinstance(outcome, Answer):
+            decide.answered(endpoint, model, dialect, tried)
+            return outcome
+        if refuses_body(outcome.error) and not decide.is_certain(endpoint, model) and call.inputs is not PROBE:
+            probe = WireRequest(dialect, model, PROBE, {}, call.headers)
+            if isinstance(await _asked(connection, endpoint, probe, dialect), Answer):  # the request is wrong, and not the dialect
+                decide.answered(endpoint, model, dialect)
+        refused.append((dialect, outcome))
+        following = decide.next_dialect(endpoint, model, [*tried, (dialect, outcome.error)])
+        if following is None:
+            break
+        dialect = following
+    bodies = [each for each in refused if getattr(each[1].error, "status_code", None) in OTHER_BODY]
+    if bodies and getattr(outcome.error, "status_code", None) in OTHER_BODY | NO_SUCH_PATH:
+        dialect, outcome = bodies[0]
+    outcome.error.args = (f"{outcome.error}{decide.advice(endpoint, model, dialect, outcome.error)}",)
+    return outcome
 
-    A refusal is added to ``refused``. If no dialect is left, the outcome is the first refusal if the server has its path, or else the last.
-    """
-    dialect = cast("Dialect", sent.codec)
-    if isinstance(outcome, Answer):
-        decide.answered(endpoint, sent.model, dialect)
-        return outcome
-    refused.append((dialect, outcome))
-    following = decide.next_dialect(endpoint, sent.model, [(each, failure.error) for each, failure in refused])
-    if following is not None:
-        return WireRequest(following, sent.model, sent.inputs, sent.params, sent.headers, sent.group)
-    dialect, failure = refused[0] if getattr(refused[0][1].error, "status_code", None) in OTHER_BODY else refused[-1]
-    failure.error.args = (f"{failure.error}{decide.advice(endpoint, sent.model, dialect, failure.error)}",)
-    return failure
+
+async def _asked(connection: EndpointConnection, endpoint: Endpoint, call: WireRequest, dialect: Dialect) -> Answer | Failure:
+    call = WireRequest(dialect, call.model, call.inputs, call.params, call.headers, call.group, call.level)
+    transport = connection.root_transport() if dialect.native else connection.transport
+    body = dialect.encode(call, connection.renamed.get(call.model, call.model))
+    if endpoint.send_priority:
+        body = with_priority(body, call)
+    if call.headers is not None:
+        connection_settings.check_call_headers(call.headers, call.model)
+    return connection.outcome_of(await transport.post(dialect.path, body, connection_settings.call_headers(endpoint, call)), call)

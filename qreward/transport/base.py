@@ -1,8 +1,4 @@
-"""Base classes of the HTTP backends, and their errors. ``HttpTransport`` sends requests, and ``ByteStream`` reads a response body.
-
-A backend only moves bytes. Codecs (``qreward.codecs.base.Codec``) turn requests into bytes and bytes into answers. The message of an error
-must not contain the text of a library's exception, which may hold a URL or headers.
-"""
+"""Base classes of the HTTP backends, and their errors."""
 
 from __future__ import annotations
 
@@ -25,17 +21,11 @@ class ByteStream(ABC):
 
     @abstractmethod
     async def read(self) -> bytes:
-        """Wait for at least one byte, and return the bytes that have arrived since the last call. Return ``b""`` at the end of the body.
-
-        Raises ``TransportError``. The connection is closed after such an error and on cancellation.
-        """
+        """Wait for at least one byte, and return what has arrived; ``b""`` at the end. Raises ``TransportError``, and closes then."""
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Close the stream. The connection is closed immediately, unless the body was read to its end.
-
-        This method can be called more than once, and while another task reads.
-        """
+        """Close the stream, and its connection unless the body was read to its end. May be called again, and while another task reads."""
 
     async def drain(self, seconds: float) -> None:
         """Release the connection for other requests if the body ends within ``seconds``; otherwise close the connection. Raises nothing."""
@@ -47,10 +37,7 @@ class ByteStream(ABC):
             pass
 
     async def read_whole(self, cap: int) -> Reply:
-        """Return the whole response and close the stream. Raises ``TransportError``, also if the body is longer than ``cap`` bytes.
-
-        If the body of a response with a status other than 2xx breaks off or cannot be decoded, the rest of the body counts as empty.
-        """
+        """Return the whole response and close the stream. Raises ``TransportError``, also if the body is longer than ``cap`` bytes."""
         pieces, size = [], 0
         try:
             while piece := await self._read_or_end():
@@ -82,13 +69,7 @@ class HttpTransport(ABC):
 
     @abstractmethod
     async def begin(self, method: str, path: str, body: Body, headers: Mapping[str, str] | None) -> ByteStream:
-        """Send a request with the endpoint's headers. A POST is sent exactly once, but aiohttp may repeat a GET.
-
-        This method returns when the headers of the response have arrived. If the body is an iterable, ``headers`` must contain its
-        ``Content-Length``.
-
-        Raises ``TransportError``. On cancellation, the connection is closed, and this shows the server that the request was cancelled.
-        """
+        """Send a request, a POST exactly once, and return when the headers of the response have arrived. Raises ``TransportError``."""
 
     @abstractmethod
     async def aclose(self) -> None:

@@ -1,8 +1,4 @@
-"""The connection to one endpoint: its transport, the outcomes of its replies, and the probes of its server.
-
-A probe asks a server whether it is ready and how loaded it is. The record of the server's kind
-(``qreward.codecs.rewards.base.ServerKind``) lists the requests of a probe. Methods raise only ``TransportError`` and ``CancelledError``.
-"""
+"""The connection to one endpoint: its transport, the outcomes of its replies, and the probes of its server."""
 
 from __future__ import annotations
 
@@ -10,7 +6,8 @@ from typing import Any
 
 from qreward.codecs import rate_limit_headers
 from qreward.codecs.base import EmbeddedError, Malformed, Reply, TransportError, Unfinished, WireRequest
-from qreward.codecs.decisions.base import DecisionReply, Dialect
+from qreward.codecs.decisions.base import DecisionReply
+from qreward.codecs.decisions.operation import Decide
 from qreward.codecs.rewards.registry import kind_of, server_root
 from qreward.codecs.rewards.server_info import MODELS, Load, read_load
 from qreward.errors import BadRequest, ClientClosed, ConfigError, RequestError
@@ -33,7 +30,9 @@ from qreward.transport.keyed import KeyedTransport
 from qreward.transport.local import LocalTransport
 from qreward.transport.redaction import Secrets, secrets_of
 
-SHAREABLE = frozenset({"weight", "price", "models", "probe", "limits", "timeouts", "decisions", "decision_labels"})
+SHAREABLE = frozenset(
+    {"weight", "price", "models", "probe", "refresh", "send_priority", "limits", "timeouts", "decisions", "decision_labels"}
+)
 """Names of settings on which an endpoint's connections do not depend. The connections do depend on some members of ``limits`` and
 ``timeouts``, which ``_of_connections`` lists."""
 _MOST_WRONG = 64  # maximum number of models whose last failures are kept
@@ -42,13 +41,7 @@ PASSING = frozenset({408, 425, 429})
 
 
 class EndpointConnection:
-    """Holds an endpoint, and the objects that are created once for the endpoint: the transport, the names of the models, and the secrets.
-
-    Attributes:
-        info: the server information that changes only when the server restarts; None until it is fetched.
-        in_flight: number of requests in flight.
-        retired: True if the connection accepts no new requests and is closed when the last request has ended.
-    """
+    """Holds what is made once for an endpoint: the transport, the names of the models, and the secrets."""
 
     __slots__ = (
         "_carrier", "_hidden", "_root", "_secrets", "_wrong", "endpoint", "in_flight", "info", "name", "renamed", "retired",
@@ -104,18 +97,15 @@ class EndpointConnection:
         except (Malformed, EmbeddedError, Unfinished) as error:
             return self.failure_from_body(error, reply, call)
         if isinstance(value, DecisionReply):
-            self._name_in_errors(value)
+            for fault in value.table.errors.values():
+                if isinstance(fault, RequestError):
+                    fault.endpoint, fault.args = self.name, (f"endpoint {self.name!r}, model {fault.model!r}: {fault}",)
         if self._wrong:
             self._wrong.pop(call.model, None)
         usage, limits = value.usage, rate_limit_headers.read(reply.headers)
         if usage is None:
             return Answer(value, limits=limits)
         return Answer(value, usage.prompt_tokens, usage.completion_tokens, limits, usage.cached_tokens)
-
-    def _name_in_errors(self, reply: DecisionReply) -> None:
-        for error in reply.table.errors.values():
-            if isinstance(error, RequestError):
-                error.endpoint, error.args = self.name, (f"endpoint {self.name!r}, model {error.model!r}: {error}",)
 
     def failure_from_reply(self, reply: Reply, call: WireRequest) -> Failure:
         secrets = self.secrets.and_headers(call.headers)
@@ -133,15 +123,11 @@ class EndpointConnection:
         return failure_from_body(error, reply, self.name, call.model, secrets, keyless=self._is_keyless(call))
 
     def _is_keyless(self, call: WireRequest) -> bool:
-        """Return True if it is certain that no API key was sent. Configured headers and the user's own HTTP client may have sent a key."""
         endpoint = self.endpoint
         return endpoint.api_key is None and not endpoint.headers and not call.headers and endpoint.http_client is None
 
     async def probe(self) -> ProbeResult:
-        """Probe the server.
-
-        If no connection opens, the server is not ready. After a timeout or a broken connection, it is unknown whether the server is ready.
-        """
+        """Probe the server. If no connection opens, it is not ready; after a timeout or a broken connection, that is unknown."""
         kind = kind_of(self.endpoint.kind)
         load, statuses = Load(), {}
         for path in kind.probe:
@@ -175,21 +161,12 @@ class EndpointConnection:
 
 
 def open_transport(endpoint: Endpoint, transport: Any = "aiohttp") -> HttpTransport:
-    """Return the transport for an endpoint: for its ``compute`` or ``http_client``, or else the client's ``transport``.
-
-    Raises ``ConfigError`` if a setting of the endpoint cannot be applied.
-    """
+    """Return the transport for an endpoint: for its ``compute`` or ``http_client``, or else the client's ``transport``."""
     if isinstance(endpoint.compute, LocalFunction):
         return LocalTransport(endpoint, endpoint.compute)
-    if isinstance(endpoint.api_key, ApiKey):
-        return KeyedTransport(_open_unkeyed(endpoint, transport), endpoint.api_key)
-    return _open_unkeyed(endpoint, transport)
-
-
-def _open_unkeyed(endpoint: Endpoint, transport: Any) -> HttpTransport:
-    if endpoint.compute is None and endpoint.http_client is None and transport == "aiohttp":
-        return AiohttpTransport(endpoint)
-    return HttpxTransport(endpoint, transport)
+    plain = endpoint.compute is None and endpoint.http_client is None and transport == "aiohttp"
+    opened = AiohttpTransport(endpoint) if plain else HttpxTransport(endpoint, transport)
+    return KeyedTransport(opened, endpoint.api_key) if isinstance(endpoint.api_key, ApiKey) else opened
 
 
 def failure_of(error: Exception, endpoint: Endpoint, call: WireRequest, connection: EndpointConnection | None) -> Failure:
@@ -197,7 +174,7 @@ def failure_of(error: Exception, endpoint: Endpoint, call: WireRequest, connecti
     match error:
         case TransportError() if connection is not None:
             return failure_from_transport(error, connection.name, call.model, connection.secrets.and_headers(call.headers))
-        case BadRequest() if isinstance(call.codec, Dialect):  # more questions or options than this server takes
+        case BadRequest() if isinstance(call.codec, Decide):  # more questions or options than this server takes
             error.endpoint, error.model = endpoint.name, call.model
             return Failure(FailureKind.UNSUITABLE, error)
         case BadRequest():

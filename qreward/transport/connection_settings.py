@@ -69,7 +69,6 @@ def configured_proxy(endpoint: Endpoint) -> str:
 
 
 def _in_no_proxy(host: str) -> bool:
-    """Return True if ``NO_PROXY`` has the IP address ``host``, or a network in CIDR form with this address. Host names are not resolved."""
     with contextlib.suppress(ValueError):
         address = ipaddress.ip_address(host)
         for entry in urllib.request.getproxies_environment().get("no", "").split(","):

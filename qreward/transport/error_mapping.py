@@ -1,16 +1,11 @@
-"""Conversion of error responses and transport errors to a ``Failure``, which has a kind, and an error with advice to the user.
-
-First, ``qreward.codecs.error_body`` reads the message and the codes of the body, and maps the codes to the HTTP status that the server
-should have sent. Then ``_MEANINGS`` maps the status to a kind of failure, an error class and advice.
-
-This module does not depend on sockets, or on what the scheduler does after a failure.
-"""
+"""Conversion of error responses and transport errors to a ``Failure``, which has a kind, and an error with advice to the user."""
 
 from __future__ import annotations
 
 import re
 import time
-from typing import Any, NamedTuple
+from contextlib import suppress
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from qreward.codecs import rate_limit_headers
@@ -106,16 +101,7 @@ _MEANINGS = {
 def failure_from_reply(
     reply: Reply, endpoint: str, model: str, secrets: Secrets, now: float | None = None, *, keyless: bool = False
 ) -> Failure:
-    """Return the failure for an HTTP response with a status other than 2xx.
-
-    Args:
-        reply: the response.
-        endpoint: name of the endpoint, for the message.
-        model: name of the model, for the message.
-        secrets: texts that the message must not show.
-        now: the wall clock, for dates in headers.
-        keyless: True if no API key was sent. The error then mentions this, because servers often call a missing key an incorrect key.
-    """
+    """Return the failure for an HTTP response with a status other than 2xx."""
     about = _About(reply, endpoint, model, secrets, keyless)
     if 300 <= reply.status < 400:
         target = _target(reply)
@@ -149,15 +135,12 @@ def failure_from_body(
     *,
     keyless: bool = False,
 ) -> Failure:
-    """Return the failure for a 2xx response whose body is not a valid answer, carries an error, or has an incomplete answer.
-
-    The message for an invalid body shows the beginning of the body. An incomplete answer is retried if the server aborted the generation.
-    Otherwise, the request with the incomplete answer fails.
-    """
+    """Return the failure for a 2xx response whose body is not a valid answer, carries an error, or has an incomplete answer."""
     about = _About(reply, endpoint, model, secrets, keyless)
-    stated = None if isinstance(error, Unfinished) else _error_in(reply.body)
-    if stated is None and isinstance(error, EmbeddedError):
-        stated = error.body
+    stated = error.body if isinstance(error, EmbeddedError) else None
+    if not isinstance(error, Unfinished):
+        with suppress(Malformed):
+            stated = error_in(read_error(reply.body)) or stated
     if stated is not None or isinstance(error, EmbeddedError):
         error_body = error_body_of(stated)
         return about.failure(_meaning_of(reply.status, error_body), f"an error in the body: {error_body.text or 'without a message'}", now)
@@ -184,19 +167,9 @@ def failure_from_transport(error: TransportError, endpoint: str, model: str, sec
 
 
 def shorten(secrets: Secrets, text: str, most: int) -> str:
-    """Return the text on one line, without secrets, cut to ``most`` characters.
-
-    Secrets are hidden both before and after the text is put on one line, because joining lines may complete or split a secret.
-    """
-    clean = secrets.hide(one_line(secrets.hide(text)))
+    """Return the text on one line, without secrets, cut to ``most`` characters."""
+    clean = secrets.hide(one_line(secrets.hide(text)))  # twice, because joining lines may complete or split a secret
     return clean if len(clean) <= most else clean[: most - 3] + "..."
-
-
-def _error_in(body: bytes) -> Any:
-    try:
-        return error_in(read_error(body))
-    except Malformed:
-        return None
 
 
 def _meaning_of(status: int, error_body: ErrorBody) -> FailureMeaning:
@@ -261,10 +234,10 @@ class _About(NamedTuple):
 
 
 def _target(reply: Reply) -> str | None:
-    """Return the target of a redirect, or None. Only the host is named, because a path or query may contain a token."""
     location = reply.headers.get("location")
     try:
         host = urlsplit(location or "").hostname
     except ValueError:
         host = None
+    # only the host is named, because a path or query may contain a token
     return f"host {host!r}" if host else "another path of the same host" if location else None

@@ -32,10 +32,7 @@ _WAIT = 1.0  # seconds in which a server refuses a request by its headers
 
 
 class HttpxTransport(HttpTransport):
-    """Sends requests through ``endpoint.http_client``, an application in this process, or the client's ``transport``.
-
-    A client of the user is never closed here. Raises ``ConfigError`` if a setting of the endpoint cannot be applied.
-    """
+    """Sends requests through ``endpoint.http_client``, an application in this process, or the client's ``transport``."""
 
     def __init__(self, endpoint: Endpoint, transport: Any = "httpx") -> None:
         self._package, self._client, self._owned = _client_of(endpoint, transport)
@@ -69,11 +66,8 @@ class HttpxTransport(HttpTransport):
             return HttpxStream(package, error.response, _given(_body_if_read(package, error.response)))
 
     async def _refusal(self, method: str, path: str, headers: Mapping[str, str] | None, size: int) -> HttpxStream | None:
-        """Return the error response to a request whose connection broke while its large body was sent, or None.
-
-        A server may refuse such a request by its headers, with 413 for example. The package loses a response that arrives while it sends,
-        so the headers are sent once more. The package reads a response at once if the body ends with httpcore's ``WriteError``.
-        """
+        """Return the error response, such as 413, to a request whose connection broke while its large body was sent, or None."""
+        # httpx loses a response that arrives while it sends, so the headers are sent once more, and the body ends with a ``WriteError``
         write_error = getattr(sys.modules.get(_CORE[self._package.__name__]), "WriteError", None)
         if write_error is None:
             return None
@@ -93,10 +87,7 @@ class HttpxTransport(HttpTransport):
 
 
 class HttpxStream(ByteStream):
-    """A response whose body has not been read yet.
-
-    If a hook of the user has closed the response, ``pieces`` holds the body that was read before.
-    """
+    """A response whose body has not been read yet."""
 
     __slots__ = ("_package", "_pieces", "_response")
 
@@ -129,11 +120,7 @@ class HttpxStream(ByteStream):
 
 
 def translate(package: Any, error: Exception) -> TransportError:
-    """Return the ``TransportError`` for an exception of httpx. The default backend would return an equal error.
-
-    The text of an exception distinguishes a broken connection from malformed HTTP, and its beginning is shown for the latter. The text of
-    a ``RuntimeError``, which a closed client raises, for example, is shown too.
-    """
+    """Return the ``TransportError`` for an exception of httpx. The default backend would return an equal error."""
     what = type(error).__name__
     cause: BaseException | None = error
     while cause is not None:

@@ -60,13 +60,7 @@ def _with(headers: Mapping[str, str] | None, key: str) -> dict[str, str]:
 
 
 async def current_key(key: ApiKey, refused: str | None = None) -> str:
-    """Return the key, after it was obtained if needed.
-
-    Args:
-        refused: a key that the server has refused. Another key is obtained unless that has happened already.
-
-    Raises whatever the function raises. A command that fails raises ``subprocess.SubprocessError`` or ``OSError``.
-    """
+    """Return the key, after it was obtained if needed, or if the server has ``refused`` it. Raises what the function raises."""
     state, before = key.state, key.state.count
     while True:
         with state.lock:

@@ -1,9 +1,4 @@
-"""The transport of endpoints that are functions in this process, or methods of Ray actors.
-
-The function receives what the body of a request holds, and its result becomes the body of a response. So everything above this module is
-the same as for a server. A blocking function runs in a thread or in the executor of the endpoint, never in the event loop. Ray is not
-imported.
-"""
+"""The transport of endpoints that are functions in this process, or methods of Ray actors."""
 
 from __future__ import annotations
 
@@ -22,7 +17,7 @@ from typing import Any
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import TransportError
 from qreward.codecs.chat import CHAT
-from qreward.codecs.rewards.local import LocalScore
+from qreward.codecs.rewards.kinds import LocalScore
 from qreward.engine.threads import SHARED
 from qreward.errors import BadRequest, ClientClosed, ConnectionFailed, QueueFull, RateLimited, RequestTimeout
 from qreward.settings.local import LocalFunction
@@ -55,7 +50,11 @@ class LocalTransport(HttpTransport):
         me = asyncio.current_task()
         before = 0 if me is None else me.cancelling()
         try:
-            return _Whole(200, _written(await self._answer(path, jsonio.read(body) if isinstance(body, bytes) else {})))
+            answer = await self._answer(path, jsonio.read(body) if isinstance(body, bytes) else {})
+            try:
+                return _Whole(200, jsonio.dumps(answer))
+            except BadRequest as error:
+                raise TypeError(f"the function returned what is no text, completion or number: {error}") from None
         except asyncio.CancelledError:
             if me is None or me.cancelling() > before:
                 raise
@@ -83,7 +82,6 @@ class LocalTransport(HttpTransport):
         return {"data": [await self._call(tuple(column[0] for column in self._arguments([item])), params) for item in items]}
 
     def _arguments(self, items: list[Any]) -> tuple[list[Any], ...]:
-        """Return one list of items, or a list of prompts, a list of responses and a list of labels if the function takes them apart."""
         if self._columns < 2:
             return (items,)
         if not all(isinstance(item, dict) for item in items):
@@ -143,7 +141,6 @@ class _Whole(ByteStream):
 
 
 async def _remote(method: Any, arguments: tuple[Any, ...]) -> Any:
-    """Call the method of an actor. If the caller is cancelled, Ray is asked to cancel the call."""
     reference = method.remote(*arguments)
     try:
         return await asyncio.wrap_future(reference.future())
@@ -154,13 +151,11 @@ async def _remote(method: Any, arguments: tuple[Any, ...]) -> Any:
 
 
 def _called(call: Callable[[], Any]) -> Any:
-    """Call the function, and convert its result in the same thread, because a tensor waits for its GPU when it is read."""
-    value = call()
+    value = call()  # converted in the same thread, because a tensor waits for its GPU when it is read
     return value if inspect.isawaitable(value) else _plain(value)
 
 
 def _plain(value: Any) -> Any:
-    """Return a result as values of JSON. Arrays and tensors become numbers, an exception in a list becomes the error of its item."""
     if isinstance(value, BaseException):
         return {"error": _described(value)}
     if isinstance(value, list | tuple):
@@ -171,15 +166,7 @@ def _plain(value: Any) -> Any:
     return value if convert is None else convert()
 
 
-def _written(document: Any) -> bytes:
-    try:
-        return jsonio.dumps(document)
-    except BadRequest as error:
-        raise TypeError(f"the function returned what is no text, completion or number: {error}") from None
-
-
 def _outcome_of(error: Exception) -> ByteStream:
-    """Return the response for an exception of the function. Raises ``TransportError`` if the process of the function is gone."""
     cause = getattr(error, "cause", None)  # Ray's exception for an exception of the actor's own code
     error = cause if isinstance(cause, Exception) else error
     if isinstance(error, _LOST) or is_death(error):

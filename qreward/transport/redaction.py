@@ -1,7 +1,4 @@
-"""Redaction of secrets: every text that becomes part of an error passes through ``Secrets.hide``.
-
-This module defines which settings of an endpoint are secret. It does not depend on the meaning of the texts.
-"""
+"""Redaction of secrets: every text that becomes part of an error passes through ``Secrets.hide``."""
 
 from __future__ import annotations
 
@@ -21,21 +18,15 @@ _SHORT = 8  # characters; a shorter secret is hidden only as a whole word, becau
 
 
 class Secrets:
-    """Replaces secrets in texts.
-
-    Args:
-        values: keys, header values, passwords, proxy URLs.
-
-    Example:
-        >>> Secrets(["correct-horse"]).hide("no such key: correct-horse, nor Bearer abcdefgh")
-        'no such key: ***, nor ***'
-    """
+    """Replaces secrets in texts."""
 
     __slots__ = ("_pattern", "_values")
 
     def __init__(self, values: Iterable[str] = ()) -> None:
         self._values = frozenset(value for value in values if value)
-        spellings = {spelling for value in self._values for spelling in _spellings(value)}
+        spellings: set[str] = set()
+        for each in self._values:
+            spellings |= {each, json.dumps(each)[1:-1], quote(each), quote(each, safe=""), html.escape(each), repr(each)[1:-1]}
         longest_first = sorted(spellings, key=lambda spelling: (-len(spelling), spelling))
         self._pattern = re.compile("|".join([*map(_matcher, longest_first), _LOOKS_SECRET.pattern]))
 
@@ -53,11 +44,13 @@ class Secrets:
 
 def secrets_of(endpoint: Endpoint) -> Secrets:
     """Return the secrets in an endpoint's settings."""
-    return Secrets([*_parts(_plain_values(endpoint)), *_credentials(connection_settings.configured_proxy(endpoint))])
+    key = endpoint.api_key
+    keys = list(key.known) if isinstance(key, ApiKey) else [] if key is None else [key.get_secret_value()]
+    headers = [value.get_secret_value() for value in endpoint.headers.values()]
+    return Secrets([*_parts([*keys, *headers]), *_credentials(connection_settings.configured_proxy(endpoint))])
 
 
 def _credentials(proxy: str) -> list[str]:
-    """Return the parts of a proxy URL that must not be shown."""
     try:
         parts = urlsplit(proxy)
     except ValueError:
@@ -69,20 +62,9 @@ def _credentials(proxy: str) -> list[str]:
     return [proxy, parts.netloc.rpartition("@")[0], pair, password or user, base64.b64encode(pair.encode()).decode()]
 
 
-def _plain_values(endpoint: Endpoint) -> list[str]:
-    key = endpoint.api_key
-    keys = list(key.known) if isinstance(key, ApiKey) else [] if key is None else [key.get_secret_value()]
-    return keys + [value.get_secret_value() for value in endpoint.headers.values()]
-
-
 def _parts(values: Iterable[object]) -> list[str]:
-    """Return each value and the part after its scheme, because a server may quote only ``abc`` of ``Token abc``."""
-    texts = [str(value) for value in values]
+    texts = [str(value) for value in values]  # and the part after a scheme, because a server may quote only ``abc`` of ``Token abc``
     return texts + [rest.strip() for text in texts if (rest := text.partition(" ")[2])]
-
-
-def _spellings(secret: str) -> set[str]:
-    return {secret, json.dumps(secret)[1:-1], quote(secret), quote(secret, safe=""), html.escape(secret), repr(secret)[1:-1]}
 
 
 def _matcher(spelling: str) -> str:

@@ -1,15 +1,4 @@
-"""One streamed attempt: sends the request, reads the response chunk by chunk, and determines the outcome.
-
-This module uses transports, events, chunks and failures. It does not depend on queues, time limits or the consumer. Usage::
-
-    opened = await backend.stream(endpoint, call)     # a ChatStream if the server has answered 2xx, else a Failure
-    async with opened as stream:                      # leaving early closes the connection immediately, so the server notices
-        while (chunks := await stream.read()) is not None:
-            ...                                       # a list of ChatChunk; [] after bytes without a chunk, such as a keep-alive
-        outcome = stream.outcome                      # Answer (its value is the whole completion) or Failure
-
-A stream raises only ``CancelledError``. ``aclose`` can be called at any time, also while another task is in ``read``.
-"""
+"""One streamed attempt: sends the request, reads the response chunk by chunk, and determines the outcome."""
 
 from __future__ import annotations
 
@@ -18,7 +7,7 @@ from types import TracebackType
 from typing import cast
 
 from qreward.codecs import rate_limit_headers
-from qreward.codecs.base import EmbeddedError, Malformed, Reply, TransportError, Unfinished, WireRequest
+from qreward.codecs.base import EmbeddedError, Malformed, Reply, TransportError, Unfinished, WireRequest, with_priority
 from qreward.codecs.chat import ChatCodec
 from qreward.codecs.chat_stream import ChatChunk, StreamAccumulator, read_chunk, whole_chunk
 from qreward.codecs.sse import Event, EventTooLong, Parser
@@ -41,14 +30,7 @@ _LOOKED_AT = 8192  # bytes of the beginning of the body, from which a stream is 
 
 
 class ChatStream:
-    """An open stream of one chat completion. One task reads the stream. Any task may close it.
-
-    Attributes:
-        limits: the server's rate limits from the headers. The ``Answer`` does not contain these limits, because they are outdated when
-            the stream ends.
-        outcome: None while the stream is open, and ``Cancelled`` if the stream was closed before its answer had ended.
-        on_close: function that is called once, when the stream is closed.
-    """
+    """An open stream of one chat completion. One task reads it, and any may close it; only ``CancelledError`` is raised."""
 
     __slots__ = (
         "_assembly", "_beginning", "_body", "_call", "_connection", "_done", "_known", "_parser", "_whole", "headers",
@@ -71,10 +53,7 @@ class ChatStream:
         self._done = False
 
     async def read(self) -> list[ChatChunk] | None:
-        """Wait for at least one byte, and return the chunks that have arrived since the last call.
-
-        If the stream already has an outcome, or gets one without further chunks, return None.
-        """
+        """Wait for at least one byte, and return the chunks that have arrived; None once the stream has its outcome."""
         if self.outcome is not None:
             return None
         chunks: list[ChatChunk] = []
@@ -82,7 +61,8 @@ class ChatStream:
             data = await self._body.read()
             chunks = self._take(data) if data else self._end()
         except Exception as error:
-            self._settle(self._broken(error))
+            whole = isinstance(error, TransportError) and self._finished()  # an answer that was already complete remains valid
+            self._settle(self._ended(well=True) if whole else self._failure_of(error))
         except BaseException:
             self.end()
             raise
@@ -98,6 +78,10 @@ class ChatStream:
         self._settle(self._ended(well=True) if self.whole else CANCELLED)
         assert self.outcome is not None
         return self.outcome
+
+    def text(self) -> str:
+        """Return the text of the first choice that has arrived."""
+        return self.outcome.value.text() if isinstance(self.outcome, Answer) else self._assembly.text()
 
     async def aclose(self) -> None:
         """Close the stream and its connection. After ``[DONE]``, keep the connection if the body ends within ``DRAIN`` seconds."""
@@ -126,7 +110,12 @@ class ChatStream:
     def _take(self, data: bytes) -> list[ChatChunk]:
         if not self._known:
             data = self._beginning + data
-            if not self._recognise(data):
+            self._beginning = data[:_LOOKED_AT]
+            first = data.lstrip(_BLANKS)[:1]
+            self._known = bool(first) or len(data) >= _LOOKED_AT
+            if first in _NO_STREAM:
+                self._whole = bytearray()
+            if not self._known:
                 return []
         if self._whole is None:
             return self._chunks(self._parser.feed(data))
@@ -135,15 +124,6 @@ class ChatStream:
         if len(self._whole) > cap:
             raise too_long(cap)
         return []
-
-    def _recognise(self, beginning: bytes) -> bool:
-        """Return True if the beginning of the body is long enough to show whether the response is a stream."""
-        self._beginning = beginning[:_LOOKED_AT]
-        first = beginning.lstrip(_BLANKS)[:1]
-        self._known = bool(first) or len(beginning) >= _LOOKED_AT
-        if first in _NO_STREAM:
-            self._whole = bytearray()
-        return self._known
 
     def _chunks(self, events: Iterator[Event]) -> list[ChatChunk]:
         chunks, data = [], self._beginning
@@ -199,10 +179,6 @@ class ChatStream:
             return Answer(assembly)
         return Answer(assembly, usage.prompt_tokens, usage.completion_tokens, cached_tokens=usage.cached_tokens)
 
-    def _broken(self, error: Exception) -> Answer | Failure:
-        """Return the outcome of a stream that broke. An answer that was already complete remains valid."""
-        return self._ended(well=True) if isinstance(error, TransportError) and self._finished() else self._failure_of(error)
-
     def _finished(self) -> bool:
         choices = self._call.params.get("n")
         return self._assembly.finished(choices if isinstance(choices, int) else 1)
@@ -215,11 +191,7 @@ class ChatStream:
 
 
 async def open_stream(connection: EndpointConnection, call: WireRequest) -> ChatStream | Failure:
-    """Send a streamed request. Raises ``TransportError``, or ``BadRequest`` if the request cannot be sent.
-
-    Token usage is requested through ``stream_options`` unless the caller set this parameter. If the server rejects ``stream_options``, the
-    request is sent once more without this parameter. If the second request succeeds, later requests to this server omit ``stream_options``.
-    """
+    """Send a streamed request. Raises ``TransportError``, or ``BadRequest`` if the request cannot be sent."""
     if call.headers is not None:
         connection_settings.check_call_headers(call.headers, call.model)
     cap = connection.endpoint.max_response_bytes
@@ -241,6 +213,7 @@ async def open_stream(connection: EndpointConnection, call: WireRequest) -> Chat
 async def _send(connection: EndpointConnection, call: WireRequest, options: Mapping[str, object]) -> ByteStream:
     codec, model = call.codec, call.model
     request = WireRequest(codec, model, call.inputs, {**call.params, "stream": True, **options}, None)
-    return await connection.transport.stream(
-        codec.path, codec.encode(request, connection.renamed.get(model, model)), connection_settings.call_headers(connection.endpoint, call)
-    )
+    body = codec.encode(request, connection.renamed.get(model, model))
+    if connection.endpoint.send_priority:
+        body = with_priority(body, call)
+    return await connection.transport.stream(codec.path, body, connection_settings.call_headers(connection.endpoint, call))

@@ -19,7 +19,8 @@ from typing import Any
 
 from aiohttp import web
 
-from qreward.bulk.records import decode
+from qreward.bulk.inputs import digest_of
+from qreward.bulk.journal import decode
 
 MODEL = "judge-7b"
 
@@ -165,15 +166,16 @@ def kill_after(process: subprocess.Popen[str], records: int, journal: Path, numb
     return printed
 
 
-def in_flight(journal: Path) -> set[int]:
-    """The lines that were sent and have no result, by a journal that was left behind."""
+def in_flight(journal: Path, source: Path | None = None) -> set[int]:
+    """The lines that were sent and have no result, by a journal that was left behind: their numbers in the source, or their keys."""
+    numbers = {} if source is None else {digest_of(line): number for number, line in enumerate(source.read_bytes().splitlines())}
     sent: set[int] = set()
     for line in journal.read_bytes().splitlines(keepends=True)[1:]:
         record = decode(line)
         if record is None:
             continue  # the process was killed while it wrote this record
         if record.kind == "S":
-            sent.add(record.number)
+            sent.add(record.key)
         elif record.kind in ("D", "F"):
-            sent.discard(record.number)
-    return sent
+            sent.discard(record.key)
+    return {numbers[key] for key in sent} if source is not None else sent

@@ -39,7 +39,7 @@ def test_a_run_that_is_killed_again_and_again_loses_nothing_and_sends_again_only
                 if process.returncode == 0:
                     break
                 assert process.returncode == -signal.SIGKILL, seed
-                allowed.update(in_flight(journal))
+                allowed.update(in_flight(journal, source))
                 assert not output.exists(), seed
             code, printed = finish(source, output, server.url)
             assert code == 0, (seed, printed)

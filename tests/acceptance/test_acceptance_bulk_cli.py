@@ -192,7 +192,7 @@ def test_the_first_interrupt_finishes_what_is_in_flight_and_nothing_is_sent_twic
             assert process.returncode == 75, printed
             assert "finishing the requests in flight; press Ctrl-C again to stop now" in printed
             assert "stopped       it was interrupted; run the same command again to continue" in printed
-            assert in_flight(journal) == set()
+            assert in_flight(journal, source) == set()
             assert not output.exists()
         code, printed = finish(source, output, server.url)
         assert code == 0, printed
@@ -212,7 +212,7 @@ def test_the_second_interrupt_stops_at_once_and_only_what_was_in_flight_is_sent_
             pass
         process.send_signal(signal.SIGINT)
         printed, _ = process.communicate(timeout=300)
-        left = in_flight(journal)
+        left = in_flight(journal, source)
         assert (process.returncode, f"in flight     {len(left)} lines were sent" in printed) == (75, True), printed
         server._seconds = 0.0
         code, printed = finish(source, output, server.url)
@@ -262,7 +262,7 @@ def test_a_full_disk_stops_the_run_and_nothing_that_was_done_is_lost(tmp_path: P
         done = server.served.copy()
         assert 0 < len(done) < count
         journal = Path(f"{output}.journal")
-        left = in_flight(journal)
+        left = in_flight(journal, source)
         elsewhere = tmp_path / "out.jsonl"
         Path(f"{elsewhere}.journal").write_bytes(journal.read_bytes())  # a disk with room
         code, printed = finish(source, elsewhere, server.url)

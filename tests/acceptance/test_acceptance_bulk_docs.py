@@ -36,12 +36,11 @@ def test_the_table_of_options_is_that_of_the_parser() -> None:
 def test_the_lines_of_the_page_are_read_as_requests() -> None:
     batch, plain, output = blocks("json")
     reader = requests.RequestReader(settings.BulkSettings())
-    found = [
-        reader.read(inputs.InputLine("page:1", 0, line.encode()), number)
-        for number, line in enumerate((batch + plain).splitlines())
-    ]  # fmt: skip
+    found = [requests.Entry(0, "") for _ in (batch + plain).splitlines()]
+    for entry, line in zip(found, (batch + plain).splitlines(), strict=True):
+        reader.read(inputs.InputLine("page:1", 0, line.encode()), entry)
     assert [each.custom_id for each in found] == ["r1", "r2", "p1", "p2"]
-    assert [each.call.codec.path for each in found] == ["/chat/completions", "/v1/score", "/chat/completions", "/chat/completions"]
+    assert [each.content.codec.path for each in found] == ["/chat/completions", "/v1/score", "/chat/completions", "/chat/completions"]
     assert json.loads(output)["custom_id"] == "r1"
 
 
@@ -79,5 +78,6 @@ def test_the_commands_of_the_page_run_as_they_stand(
         assert shown in PAGE
     dry = next(line for line in said.splitlines() if line.startswith("judge-7b "))
     assert dry in PAGE
-    names = [json.loads(line)["custom_id"] for line in Path("verdicts.jsonl").read_text().splitlines()]
-    assert [name.rsplit("-", 1)[0] for name in names] == ["qreward-1", "qreward-2"]
+    found = [json.loads(line) for line in Path("verdicts.jsonl").read_text().splitlines()]
+    assert [row["custom_id"] for row in found] == [row["id"] for row in found]
+    assert len({row["id"] for row in found}) == 2

@@ -8,11 +8,12 @@ from pathlib import Path
 import httpx
 import openai
 from bulk_tools import chat_line, read_lines
+from fakes.batch_api import BatchEndpoint
 from openai.types import Batch, BatchCreateParams, FileObject
 from pydantic import TypeAdapter
 
 from qreward import Endpoint, QRewardClient
-from qreward.testing import FakeEndpoint, FakeFleet
+from qreward.testing import FakeFleet
 
 
 async def test_the_types_of_the_openai_sdk_accept_what_we_send_and_what_the_fake_answers(tmp_path: Path) -> None:
@@ -23,7 +24,7 @@ async def test_the_types_of_the_openai_sdk_accept_what_we_send_and_what_the_fake
             created.append(await request.aread())
 
     async with (
-        FakeFleet([FakeEndpoint("provider", kind="openai_batch")]) as fleet,
+        FakeFleet([BatchEndpoint("provider")]) as fleet,
         httpx.AsyncClient(event_hooks={"request": [note]}) as own,
     ):
         url = fleet.urls["provider"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,6 @@ def test_a_wrong_setting_is_refused_by_its_name() -> None:
         *(("timeout", wrong, (TypeError, ConfigError), "") for wrong in (0, INF, "1", True)),
         *(("max_queue_size", wrong, (TypeError, ConfigError), "") for wrong in (0, 1.5)),
         ("on_batch", 3, (TypeError, ConfigError), ""),
-        ("clock", 1.0, (TypeError, ConfigError), ""),
         ("batch_key_fn", "k", (TypeError, ConfigError), ""),
     ]
     faults = []
@@ -105,14 +103,12 @@ async def test_the_number_of_concurrent_batches_can_be_set_while_batches_wait() 
     assert noted.times == [0, 1, 1, 11, 21, 31]
 
 
-async def test_all_other_settings_can_be_changed_but_the_clock() -> None:
+async def test_all_other_settings_can_be_changed() -> None:
     noted = Noted()
     function = batch(noted)
     function.change(timeout=3, max_queue_size=5, batch_size_fn=sum)
     assert await asyncio.gather(*start(function, 4, 4, 4)) == [4, 4, 4]
     assert noted.batches == [[4, 4], [4]]
-    with pytest.raises(ValueError, match="clock cannot be changed"):
-        function.change(clock=time.monotonic)
 
 
 async def test_a_setter_refuses_a_wrong_value_and_changes_nothing() -> None:

@@ -14,7 +14,7 @@ import pytest
 from batching_tools import Blocked, Noted, kinds, later, now, outcomes, start, turns
 
 from qreward.batching import BatchQueue, BatchRecord
-from qreward.errors import ClientClosed, RequestTimeout
+from qreward.errors import ClientClosed
 
 CALLER: ContextVar[str] = ContextVar("caller", default="none")
 
@@ -201,13 +201,3 @@ def test_a_loop_may_be_closed_with_items_pending(monkeypatch: pytest.MonkeyPatch
     assert unraisable == []
     said = {record.getMessage().partition("!")[0] for record in caplog.records}
     assert said <= {"Task was destroyed but it is pending"}  # of the callers' tasks, by asyncio
-
-
-async def test_a_clock_of_ones_own_is_the_time_of_deadlines_and_a_timer_that_rings_too_early_is_set_again() -> None:
-    loop = asyncio.get_running_loop()
-    later_clock = BatchQueue(Noted(seconds=100), clock=lambda: 1000 + loop.time())
-    assert kinds(await outcomes(start(later_clock.submit, 1, timeout=3))) == [RequestTimeout]
-    assert now() == 3
-    slow_clock = BatchQueue(Noted(seconds=100), clock=lambda: loop.time() / 2)
-    assert kinds(await outcomes(start(slow_clock.submit, 1, timeout=3))) == [RequestTimeout]
-    assert now() == 9

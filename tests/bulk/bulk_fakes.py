@@ -13,7 +13,7 @@ from leftovers import leftovers
 
 from qreward import Endpoint, Limits, QRewardClient
 from qreward.bulk.report import BulkReport
-from qreward.bulk.start import run_bulk
+from qreward.bulk.run import run_bulk
 from qreward.errors import BadRequest, ConnectionFailed, RateLimited, ServerError
 from qreward.scheduler.outcome import Answer, Failure, FailureKind
 from qreward.testing.virtual_time import VirtualTimeLoop

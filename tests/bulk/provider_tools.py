@@ -11,13 +11,12 @@ from typing import Any
 
 import httpx
 import pytest
+from fakes.batch_api import BatchEndpoint, Batching, BatchService, line_server
 
 from qreward import Endpoint, QRewardClient
 from qreward.bulk import provider
 from qreward.bulk.report import BulkReport
-from qreward.testing.batch_api import BatchService, line_server
 from qreward.testing.server_routes import ErrorResponse
-from qreward.testing.spec import Batching, FakeEndpoint
 
 KEY = "sk-a-secret-of-the-test"
 Fault = Callable[[str, str], httpx.Response | Exception | None]
@@ -25,7 +24,7 @@ Fault = Callable[[str, str], httpx.Response | Exception | None]
 
 
 def service(**batching: Any) -> BatchService:
-    fake = FakeEndpoint("provider", kind="openai_batch", models=("judge-*", "embed-*"), responder=_say)
+    fake = BatchEndpoint("provider", models=("judge-*", "embed-*"), responder=_say)
     return BatchService(Batching(**batching), line_server(fake, _write, lambda *_: None), takes=lambda model: model != "unknown")
 
 

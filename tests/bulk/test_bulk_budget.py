@@ -16,7 +16,7 @@ from scale import seeds
 
 from qreward.bulk.budget import MEDIA_TOKENS, MESSAGE_TOKENS, NOTHING, SpendingLimit, Spent, highest, spent_by, upper_bound
 from qreward.bulk.inputs import InputLine
-from qreward.bulk.requests import RequestReader
+from qreward.bulk.requests import Entry, RequestReader
 from qreward.bulk.run import BulkRun
 from qreward.bulk.settings import BulkSettings
 from qreward.errors import ConfigError
@@ -24,7 +24,9 @@ from qreward.results import Usage
 
 
 def call_of(fields: dict[str, Any]) -> Any:
-    return RequestReader(BulkSettings(model=MODEL)).read(InputLine("in:1", 0, json.dumps(fields).encode()), 0).call
+    entry = Entry(0, "")
+    RequestReader(BulkSettings(model=MODEL)).read(InputLine("in:1", 0, json.dumps(fields).encode()), entry)
+    return entry.content
 
 
 def most(fields: dict[str, Any]) -> int:

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward.bulk import records
-from qreward.bulk.journal import CHUNK, Journal, JournalFull
+from qreward.bulk.inputs import DIGEST
+from qreward.bulk.journal import CHUNK, Journal, JournalFull, encode
 from qreward.bulk.outputs import failure_line, success_line
 from qreward.errors import BadRequest, ConfigError, QRewardError
 
@@ -45,18 +45,25 @@ def filled(path: Path, results: dict[int, str], started: tuple[int, ...] = ()) -
     """Write a journal in which lines are done (``!`` at the end: failed) or started, and return its content."""
     with opened(path) as journal:
         for ordinal, text in results.items():
-            journal.start(ordinal, ordinal + 100)
-            journal.finish(ordinal, ordinal + 100, b'"%b"' % text.encode(), ok=not text.endswith("!"))
+            journal.start(ordinal)
+            journal.finish(ordinal, b'"%b"' % text.encode(), ok=not text.endswith("!"))
         for ordinal in started:
-            journal.start(ordinal, ordinal + 100)
+            journal.start(ordinal)
     return path.read_bytes()
 
 
+def read_input(journal: Journal) -> list[int]:
+    """Read the lines of all results, in the order of their keys, and return the keys."""
+    keys = sorted(key for key, found in journal._index.items() if found >> 2)
+    for key in keys:
+        assert journal.take(key)[0] == key
+    return keys
+
+
 def found(journal: Journal) -> dict[int, str]:
-    """The results by ordinal, as far as they count as done."""
-    lines = iter(journal.in_order())
-    texts = {ordinal: next(lines).result.decode().strip('"') for ordinal in range(journal.size) if journal._places[ordinal]}
-    return {ordinal: text for ordinal, text in texts.items() if journal.digest(ordinal) is not None}
+    """The results by key, as far as they count as done."""
+    texts = zip(read_input(journal), (line.result.decode().strip('"') for line in journal.in_order()), strict=True)
+    return {key: text for key, text in texts if journal.is_done(key)}
 
 
 @contextmanager
@@ -85,28 +92,29 @@ def full_disk(monkeypatch: pytest.MonkeyPatch, size: int, *, reserve: bool = Tru
 # what is written is found again
 
 
-def test_results_beyond_a_shorter_input_are_left_out(tmp_path: Path) -> None:
+def test_results_of_lines_that_are_not_in_the_input_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "j"
     filled(path, {0: "a", 1: "b!", 2: "c", 3: "d!"})
     with opened(path) as journal:
-        journal.cut(2)
-        assert (journal.done, journal.failed, journal.size) == (2, 1, 2)
-        assert [line.result for line in journal.in_order()] == [line.result for line in journal.as_done()] == [b'"a"', b'"b!"']
-        journal.cut(9)
-        assert journal.size == 2
+        assert [journal.take(key) for key in (1, 5, 0)] == [(1, True), (5, False), (0, True)]
+        assert journal.done == 4
+        journal.drop_unread()
+        assert (journal.done, journal.failed) == (2, 1)
+        assert [line.result for line in journal.in_order()] == [b'"b!"', b'"a"']
+        assert [line.result for line in journal.as_done()] == [b'"a"', b'"b!"']
 
 
-def test_the_index_holds_lines_far_apart(tmp_path: Path) -> None:
-    path = tmp_path / "j"
-    ordinals = [0, 65_535, 65_536, 131_072, 400_000]
+def test_equal_lines_have_keys_of_their_own_that_are_the_same_in_the_next_run(tmp_path: Path) -> None:
+    path, digests = tmp_path / "j", [7, DIGEST, 7, DIGEST, 3, 7, 3]
     with opened(path) as journal:
-        for ordinal in ordinals:
-            journal.finish(ordinal, ordinal, b"%d" % ordinal, ok=True)
-        journal.flush()
-        assert [line.result for line in journal.in_order()] == [b"%d" % ordinal for ordinal in ordinals]
+        keys = [journal.take(digest)[0] for digest in digests]
+        assert len(set(keys)) == len(keys)
+        assert max(keys) <= DIGEST
+        for key in keys[:5]:
+            journal.finish(key, b"%d" % key, ok=True)
     with opened(path) as journal:
-        assert [ordinal for ordinal in range(400_002) if journal.digest(ordinal) is not None] == ordinals
-        assert journal.size == 400_001
+        assert [journal.take(digest) for digest in digests] == [(key, place < 5) for place, key in enumerate(keys)]
+        assert [line.result for line in journal.in_order()] == [b"%d" % key for key in keys[:5]]
 
 
 def test_a_result_longer_than_what_is_read_at_once_is_found_again(tmp_path: Path) -> None:
@@ -132,8 +140,9 @@ def test_a_result_is_read_again_whatever_its_text(tmp_path: Path) -> None:
     written.append(failure_line("x", "y", BadRequest("half a pair: \ud800")))
     with opened(tmp_path / "j") as journal:
         for ordinal, result in enumerate(written):
-            journal.finish(ordinal, ordinal, result, ok=True)
+            journal.finish(ordinal, result, ok=True)
     with opened(tmp_path / "j") as journal:
+        read_input(journal)
         assert [line.result for line in journal.in_order()] == written
 
 
@@ -151,7 +160,7 @@ def test_a_record_cut_off_at_any_byte_is_dropped_and_all_before_it_are_kept(tmp_
                 assert found(journal) == {0: "first"}, (end, zeros)
                 assert journal.torn == end - last, (end, zeros)
                 assert journal.unfinished == {1}
-                journal.finish(1, 101, b'"again"', ok=True)
+                journal.finish(1, b'"again"', ok=True)
             with opened(path) as journal:
                 assert (found(journal), journal.torn) == ({0: "first", 1: "again"}, 0), (end, zeros)
 
@@ -163,7 +172,7 @@ def test_a_header_that_was_cut_off_in_writing_is_written_again(tmp_path: Path) -
         for zeros in (0, 4096):
             path.write_bytes(header[:end] + bytes(zeros))
             with opened(path) as journal:
-                journal.finish(0, 100, b'"a"', ok=True)
+                journal.finish(0, b'"a"', ok=True)
             with opened(path) as journal:
                 assert (found(journal), journal.torn) == ({0: "a"}, 0), (end, zeros)
 
@@ -226,7 +235,7 @@ def test_a_journal_cut_at_any_byte_gives_back_exactly_what_was_completely_writte
             def written() -> None:
                 nonlocal size
                 for ordinal, ok, text in unwritten:
-                    size += len(records.encode("D" if ok else "F", ordinal, ordinal, content=text))
+                    size += len(encode("D" if ok else "F", ordinal, content=text))
                     results[ordinal] = ok, text
                     started.discard(ordinal)
                     history.append((size, dict(results), set(started)))
@@ -235,17 +244,17 @@ def test_a_journal_cut_at_any_byte_gives_back_exactly_what_was_completely_writte
             for what, ordinal, data in steps:
                 text = json.dumps(data).encode()
                 if what == "start":
-                    journal.start(ordinal, ordinal)
+                    journal.start(ordinal)
                     journal.write()
                     written()
-                    size += len(records.encode("S", ordinal, ordinal))
+                    size += len(encode("S", ordinal))
                     started.add(ordinal)
                     history.append((size, dict(results), set(started)))
                 elif what == "flush":
                     assert journal.flush()
                     written()
                 else:
-                    journal.finish(ordinal, ordinal, text, ok=what == "ok")
+                    journal.finish(ordinal, text, ok=what == "ok")
                     unwritten.append((ordinal, what == "ok", text))
             journal.flush()
             written()
@@ -255,8 +264,7 @@ def test_a_journal_cut_at_any_byte_gives_back_exactly_what_was_completely_writte
         path.write_bytes(whole[:end] + bytes(zeros))
         known = [each for each in history if each[0] <= end][-1]
         with opened(path) as journal:
-            lines = iter(journal.in_order())
-            back = {ordinal: next(lines) for ordinal in range(journal.size) if journal._places[ordinal]}
+            back = dict(zip(read_input(journal), journal.in_order(), strict=True))
             assert {ordinal: (line.ok, line.result) for ordinal, line in back.items()} == known[1]
             assert journal.unfinished == known[2]
             assert (journal.done, journal.failed) == (len(known[1]), sum(not ok for ok, _ in known[1].values()))
@@ -284,12 +292,12 @@ def test_a_journal_is_started_over_only_if_no_request_was_sent_for_any_line(tmp_
         path.unlink(missing_ok=True)
         with opened(path) as journal:
             for ordinal, (ok, result) in enumerate(results):
-                journal.start(ordinal, 7)
+                journal.start(ordinal)
                 if result is not None:
-                    journal.finish(ordinal, 7, result, ok=ok)
+                    journal.finish(ordinal, result, ok=ok)
         if starts_over:
             with opened(path, other, start_over=True) as journal:
-                assert (journal.done, journal.size, journal.torn) == (0, 0, 0), name
+                assert (journal.done, journal.torn) == (0, 0), name
             with opened(path, other):
                 pass
         else:
@@ -302,10 +310,11 @@ def test_a_journal_is_started_over_only_if_no_request_was_sent_for_any_line(tmp_
 def test_a_file_that_is_no_journal_is_refused_and_not_changed(tmp_path: Path) -> None:
     path = tmp_path / "j"
     older = b'e9a1fe4e {"format": "qreward journal 2", "input": ["in.jsonl"]}\n'
-    for content in (b"something else", b"a\nb\n", b"\n", older, older[9:], b"[]\n", b"x" * (CHUNK + 1)):
+    last = b'{"format": "qreward journal 3", "input": ["in.jsonl"]}\n["D",0,7,1,0.0,{"id":"qreward-1"},1]\n'
+    for content in (b"something else", b"a\nb\n", b"\n", older, older[9:], last, b"[]\n", b"x" * (CHUNK + 1)):
         path.write_bytes(content)
         with pytest.raises(
-            ConfigError, match=r" is (not a journal of qreward|a qreward journal 2, and .* a qreward journal 3); name another"
+            ConfigError, match=r" is (not a journal of qreward|a qreward journal [23], and .* a qreward journal 4); name another"
         ):
             Journal(path, SETTINGS, start_over=True)
         assert path.read_bytes() == content
@@ -335,11 +344,11 @@ def start_until_it_is_full(journal: Journal) -> int:
     """Send one line after the other; the first three stay in flight. Returns the first one that was refused."""
     for ordinal in range(100_000):
         try:
-            journal.start(ordinal, ordinal + 100)
+            journal.start(ordinal)
         except JournalFull:
             return ordinal
         if ordinal >= 3:
-            journal.finish(ordinal, ordinal + 100, b"%d" % ordinal, ok=True)
+            journal.finish(ordinal, b"%d" % ordinal, ok=True)
     raise AssertionError("it never was full")
 
 
@@ -348,7 +357,7 @@ def test_a_full_disk_refuses_the_next_line_and_everything_done_before_is_kept(tm
     with full_disk(monkeypatch, CHUNK), opened(path) as journal:
         ordinal = start_until_it_is_full(journal)
         for waiting in range(3):  # their space was reserved
-            journal.finish(waiting, waiting + 100, b'"%b"' % (b"y" * 4000), ok=True)
+            journal.finish(waiting, b'"%b"' % (b"y" * 4000), ok=True)
     with opened(path) as journal:
         assert list(found(journal)) == list(range(ordinal))
         assert journal.unfinished == frozenset()
@@ -359,11 +368,11 @@ def test_results_that_do_not_fit_are_counted_when_the_journal_is_closed(tmp_path
     with full_disk(monkeypatch, 5000, reserve=False):
         journal = Journal(path, SETTINGS)
         for ordinal in range(10):
-            journal.start(ordinal, ordinal + 100)
+            journal.start(ordinal)
         for ordinal in range(9):
-            journal.finish(ordinal, ordinal + 100, b'"%b"' % (b"z" * 900), ok=ordinal != 7)
+            journal.finish(ordinal, b'"%b"' % (b"z" * 900), ok=ordinal != 7)
             assert journal.flush() == (ordinal < 4), ordinal
-        journal.start(11, 111)
+        journal.start(11)
         with pytest.raises(JournalFull, match=r"no space is left for .*; make room and run the same command again"):
             journal.write()
         assert not journal.flush()
@@ -389,7 +398,7 @@ def test_a_disk_that_fails_otherwise_is_an_error_and_not_called_full(tmp_path: P
         raise OSError(errno.EIO, "Input/output error")
 
     journal = Journal(tmp_path / "j", SETTINGS)
-    journal.finish(0, 100, b'"a"', ok=True)
+    journal.finish(0, b'"a"', ok=True)
     monkeypatch.setattr(os, "fsync", fsync)
     with pytest.raises(QRewardError, match="cannot be written: Input/output error") as caught:
         journal.close()
@@ -404,5 +413,6 @@ def test_a_journal_that_another_program_has_shortened_is_an_error_and_no_endless
     filled(path, {0: "a", 1: "b"})
     with opened(path) as journal:
         os.truncate(path, path.stat().st_size - 5)
+        read_input(journal)
         with pytest.raises(QRewardError, match="was changed by another program"):
             list(journal.in_order())

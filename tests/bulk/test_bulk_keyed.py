@@ -117,13 +117,14 @@ async def test_the_output_has_each_row_once_though_two_processes_had_it_at_the_s
     assert identifiers(tmp_path, "*.failed.jsonl") == ["id of bad"]
 
 
-async def test_a_result_of_another_row_with_the_same_digest_is_never_taken(tmp_path: Path) -> None:
+async def test_a_result_of_another_row_with_the_same_key_is_never_taken(tmp_path: Path) -> None:
     async with worker(tmp_path, counting()) as run:
         await run.results(asked("a"))
-    row = keyed_line(asked("a")[0])
+    row, _ = keyed_line(asked("a")[0])
     found = opened(tmp_path)
     assert found.find(row) is not None
-    assert found.find(row._replace(identifier=row.identifier[:-1] + "x")) is None
+    row.identifier = row.identifier[:-1] + "x"
+    assert found.find(row) is None
 
 
 async def test_a_full_disk_fails_rows_without_calling_them_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,10 +203,10 @@ def test_the_attempts_of_a_failed_line_say_whether_a_server_can_have_processed_i
 def test_a_torn_end_and_reserved_space_are_read_over(tmp_path: Path) -> None:
     path = tmp_path / "part-00000.jsonl.journal"
     number, journal = opened(tmp_path).claim()
-    row = keyed_line({"prompt": "a"})
+    row, _ = keyed_line({"prompt": "a"})
     line = b'{"id":"%b","custom_id":"a"}' % row.identifier.encode()
-    journal.start(0, row.digest)
-    journal.finish(0, row.digest, line, ok=True)
+    journal.start(row.key)
+    journal.finish(row.key, line, ok=True)
     journal.close()
     whole = path.read_bytes()
     for end in (b"", b"\0" * 5000, b"0123", b"0123" + b"\0" * 5000, whole[-20:-1]):
@@ -214,7 +215,7 @@ def test_a_torn_end_and_reserved_space_are_read_over(tmp_path: Path) -> None:
         assert (number, found.done, found.sent) == (0, 1, 1), end[:10]
         assert found.find(row) == (True, line), end[:10]
         part, again = found.claim()
-        again.finish(1, 7, b"{}", ok=False)
+        again.finish(7, b"{}", ok=False)
         again.close()
         found.refresh()
         assert (part, found.done, found.failed) == (0, 2, 1), end[:10]
@@ -246,11 +247,11 @@ def test_a_row_is_known_by_its_values_whatever_the_order_of_its_columns() -> Non
         {"body": {"a": 1}, "id": 1},
         {"id": 1, "body": {"a": 1}, "note": None},
     ]
-    assert len({keyed_line(row).identifier for row in same}) == 1
+    assert len({keyed_line(row)[0].identifier for row in same}) == 1
     others: list[dict[str, Any]] = [{"id": 1}, {"id": "1"}, {"id": 2}, {"id": 1, "body": {}}, {"id": 1, "body": {"a": [1]}}]
-    assert len({keyed_line(row).identifier for row in [*others, same[0]]}) == 6
-    named = keyed_line({"prompt": "a"})
-    assert named.line.fields() == {"custom_id": named.identifier, "prompt": "a"}
+    assert len({keyed_line(row)[0].identifier for row in [*others, same[0]]}) == 6
+    entry, line = keyed_line({"prompt": "a", "model": None})
+    assert (line.fields(), entry.custom_id) == ({"prompt": "a"}, entry.identifier)
 
 
 def test_a_success_counts_and_not_a_failure_of_the_same_row_in_another_journal(tmp_path: Path) -> None:
@@ -259,7 +260,7 @@ def test_a_success_counts_and_not_a_failure_of_the_same_row_in_another_journal(t
         folder.mkdir()
         parts = [opened(folder).claim() for _ in results]
         for (number, journal), ok in zip(parts, results, strict=True):
-            journal.finish(0, 7, b'{"custom_id":"of %d"}' % number, ok=ok)
+            journal.finish(7, b'{"custom_id":"of %d"}' % number, ok=ok)
             journal.close()
         found = opened(folder)
         assert (found.done, found.failed) == (1, 0), results

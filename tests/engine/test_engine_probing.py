@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from itertools import pairwise
-from math import inf
 from random import Random
 from typing import Any
 from unittest.mock import Mock
@@ -18,12 +17,13 @@ from engine_tools import MODEL, FakeWire, chat, client_of, now
 
 from qreward import Endpoint, Limits, QRewardClient
 from qreward.engine.driver import LoopDriver
-from qreward.engine.probing import LATE, LOST_AFTER, TIMEOUT, ProbingEngine
+from qreward.engine.probing import TIMEOUT, ProbingEngine
 from qreward.errors import ConnectionFailed
 from qreward.scheduler.outcome import Failure, FailureKind, ProbeResult
 from qreward.scheduler.scheduler import Scheduler
 from qreward.scheduler.source import make_source
 from qreward.settings.policies import Retry
+from qreward.testing.virtual_time import VirtualTimeLoop
 
 CALLER: ContextVar[str] = ContextVar("CALLER", default="none")
 
@@ -99,7 +99,7 @@ async def test_without_probes_there_is_no_task_and_no_timer() -> None:
     await ask(client)
     loop: Any = asyncio.get_running_loop()
     assert len(asyncio.all_tasks()) == 1
-    assert not [timer for timer in loop.timers() if "Round" in repr(timer)]
+    assert not [timer for timer in loop.timers() if "Prober" in repr(timer)]
     await client.aclose()
     assert wire.looks == []
 
@@ -159,58 +159,29 @@ def test_event_loops_that_were_just_closed_do_not_pile_up_with_their_probes() ->
     asyncio.run(client.aclose())
 
 
-def test_one_loop_probes_an_endpoint_and_always_the_same_until_it_is_late() -> None:
-    now = [0.0]
-    engine = ProbingEngine(Scheduler(Retry(), Random(0)), FakeWire, clock=lambda: now[0])
-    source = make_source("a", Random(0), Limits())
-    source.handle = endpoint("a", 1.0)
-    engine.watch_over(lambda: [source])
-    first: Any = "a round"
-    second: Any = "another"
+def test_one_event_loop_makes_the_probes_and_another_takes_over_when_it_has_ended_or_stands_still() -> None:
+    wires: list[ProbedWire] = []
 
-    def claimed(by: Any, at: float) -> bool:
-        now[0] = at
-        sources, wake = engine.claim(by)
-        assert at < wake <= at + 1.0 + LATE
-        if sources:
-            engine.seen(source, ProbeResult())
-        return bool(sources)
+    class Noted(ProbedWire):
+        def __init__(self) -> None:
+            super().__init__()
+            wires.append(self)
 
-    assert [claimed(by, 10.0) for by in (first, second)] == [True, False]
-    assert [claimed(by, 11.0) for by in (second, first, second)] == [False, True, False]
-    assert [claimed(by, 12.0 + LATE) for by in (second, first)] == [True, False], "the first was late"
-    assert claimed(first, 13.0 + LATE) is False
+    client = client_of(Noted, [endpoint("a", 1.0)], timeout=60)
 
+    async def asks() -> None:
+        await ask(client)
+        await asyncio.sleep(2.5)
 
-def test_probes_are_made_together_if_they_are_nearly_due_and_one_that_never_reports_is_taken_for_lost() -> None:
-    now, sources = [10.0], [make_source(name, Random(0), Limits()) for name in "ab"]
-    for source in sources:
-        source.handle = endpoint(source.name, 1.0)
-    known = sources[:1]
-    engine = ProbingEngine(Scheduler(Retry(), Random(0)), FakeWire, clock=lambda: now[0])
-    engine.watch_over(lambda: known)
-    me: Any = "a round"
-
-    def claimed(at: float) -> tuple[str, float]:
-        now[0] = at
-        found, wake = engine.claim(me)
-        return "".join(source.name for source in found), round(wake, 3)
-
-    def reported() -> None:
-        for source in known:
-            engine.seen(source, ProbeResult())
-
-    assert claimed(10.0) == ("a", 11.0)
-    reported()
-    known.append(sources[1])
-    assert claimed(10.08) == ("b", 11.0)
-    reported()
-    assert claimed(10.85) == ("", 11.0), "none is nearly due"
-    assert claimed(11.0) == ("ab", 12.0), "b is due in a moment, so both are probed now"
-    assert claimed(11.0 + LOST_AFTER - 0.1)[0] == "", "they are still under way"
-    assert claimed(11.0 + LOST_AFTER)[0] == "ab"
-    known.clear()
-    assert claimed(40.0) == ("", inf)
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as idle:
+        idle.run(asks())
+        for _ in range(2):
+            with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+                runner.run(asks())
+        assert [len(each.looks) for each in wires] == [3, 3, 3]
+        idle.run(asks())
+        assert [len(each.looks) for each in wires] == [6, 3, 3]
+        idle.run(client.aclose())
 
 
 def test_the_scheduler_hears_once_that_a_source_was_lost_and_that_it_is_back() -> None:
@@ -221,12 +192,12 @@ def test_the_scheduler_hears_once_that_a_source_was_lost_and_that_it_is_back() -
     engine = ProbingEngine(scheduler, FakeWire, clock=lambda: now[0])
     engine.watch_over(lambda: [source])
     heard = []
+    engine.probed()
     for ready in (True, False, False, True):
         now[0] += 1.0
-        engine.claim("a round")  # type: ignore[arg-type]
         engine.seen(source, ProbeResult(ready=ready))
         heard.append((scheduler.on_source_lost.call_count, scheduler.changed.call_count))
-    assert heard == [(0, 0), (1, 1), (1, 1), (1, 2)]
+    assert heard == [(0, 0), (1, 1), (1, 1), (2, 2)]
 
 
 def test_a_probe_sets_the_size_of_a_prefix_cache_unless_it_is_configured() -> None:
@@ -234,10 +205,10 @@ def test_a_probe_sets_the_size_of_a_prefix_cache_unless_it_is_configured() -> No
     source.handle = endpoint("a", 1.0)
     engine = ProbingEngine(Scheduler(Retry(), Random(0)), FakeWire)
     engine.watch_over(lambda: [source])
+    engine.probed()
     for at, configured in enumerate([None, None, 5_000]):
         if configured:
             source.prefix_cache.set_capacity(configured)
-        engine.claim("a round")  # type: ignore[arg-type]
         engine.seen(source, ProbeResult(ready=True, cache_tokens=300_000 - 100_000 * at))
         sizes.append(source.prefix_cache.capacity)
     assert sizes == [300_000, 200_000, 5_000]

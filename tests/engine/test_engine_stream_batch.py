@@ -46,7 +46,7 @@ async def test_the_tokens_of_all_streams_come_as_they_arrive_each_streams_in_ord
         await asyncio.sleep(0.5)
         sinks: list[Any] = list(client._runtime.engine.driver().waiters)
         seen = await reading
-        assert [sink._texts for sink in sinks] == [{}], "the text of a stream that has ended is not kept"
+        assert [sink._streams for sink in sinks] == [{}], "the text of a stream that has ended is not kept"
         assert by_index(seen) == {number: ["re", ": ", str(number)] for number in range(10)}
         assert [token for _, token in seen[:4]] == ["re"] * 4
         batch = await stream.results()

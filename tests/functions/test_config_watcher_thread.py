@@ -64,7 +64,8 @@ def counting(answers: list[Any]) -> Any:
 def test_a_watcher_looks_when_started_and_then_after_each_interval() -> None:
     config, clock = ScheduleConfig(), Time()
     answers: list[Any] = [{"timeout": 1}, {"timeout": 2}, {"timeout": 0}, {"timeout": 3}]
-    watcher = ConfigWatcher(config, callback=counting(answers), poll_interval=7, wait=clock.wait)
+    watcher = ConfigWatcher(config, callback=counting(answers), poll_interval=7)
+    watcher._wait = clock.wait  # type: ignore[method-assign]
     assert config.timeout is None
     with watcher as entered:
         assert entered is watcher
@@ -81,7 +82,8 @@ def test_a_watcher_looks_when_started_and_then_after_each_interval() -> None:
 
 def test_starting_and_stopping_twice_is_as_once_and_a_watcher_may_be_started_again() -> None:
     looks: list[int] = []
-    watcher = ConfigWatcher(ScheduleConfig(), callback=lambda: looks.append(1), wait=Time().wait)
+    watcher = ConfigWatcher(ScheduleConfig(), callback=lambda: looks.append(1))
+    watcher._wait = Time().wait  # type: ignore[method-assign]
     watcher.stop()
     for count in (1, 2):
         watcher.start()
@@ -105,7 +107,8 @@ def test_a_callback_that_hangs_delays_a_stop_only_so_long_and_changes_nothing_af
         release.wait(20)
         return {"timeout": 5}
 
-    watcher = ConfigWatcher(config, callback=ask, wait=clock.wait)
+    watcher = ConfigWatcher(config, callback=ask)
+    watcher._wait = clock.wait  # type: ignore[method-assign]
     watcher.start()
     clock._passed.release()
     assert hangs.wait(20)
@@ -154,7 +157,8 @@ class Reading:
         return stopping.wait(0.01)
 
 parent = os.getpid()
-watcher = ConfigWatcher(config, file=path, wait=Reading().wait)
+watcher = ConfigWatcher(config, file=path)
+watcher._wait = Reading().wait
 watcher.start()
 asked.wait()
 changed.clear()

@@ -11,7 +11,7 @@ from schedule_runs import KINDS, SLACK, at_times, kind_name
 
 from qreward.functions.config import CompiledSettings, ScheduleConfig
 from qreward.functions.function import no_waiting
-from qreward.scheduler.functions.limits import Adapting, Breaking, FunctionOptions, Hedging, Pause, Rate
+from qreward.scheduler.functions.state import Adapting, Breaking, FunctionOptions, Hedging, Pause, Rate
 
 both = pytest.mark.parametrize("kind", KINDS, ids=kind_name)
 

@@ -63,9 +63,9 @@ WRONG: list[tuple[str, Any, str]] = [
     *((name, inf, "finite") for name in ("timeout", "limit_window", "circuit_breaker_recovery", "adaptive_latency_threshold")),
     *((name, 1.5, "") for name in ("limit_size", "max_concurrency", "circuit_breaker_threshold", "adaptive_limit_max")),
     *((name, 0, "must be at least 1, not 0") for name in ("hedged_request_max_times", "speed_up_max_multiply", "adaptive_limit_min")),
-    ("retry_times", None, "must be a whole number, not null"),
-    ("retry_interval", -0.1, "must be at least 0 seconds, not -0.1"),
-    ("retry_max_interval", 0, "must be more than 0 seconds, not 0"),
+    ("retry_times", None, "must be a valid integer, not None"),
+    ("retry_interval", -0.1, "must be at least 0, not -0.1"),
+    ("retry_max_interval", 0, "must be more than 0, not 0"),
     *(("hedged_request_time", odd, "must be a positive number of seconds") for odd in (-1, True, "95%", [2], 10**400, inf)),
     *(("hedged_request_time", odd, "must be above p0 and below p100") for odd in ("p0", "p100")),
     *((name, wrong, "") for name in ("hedged_request_proportion", "adaptive_error_threshold") for wrong in (0, 1.01, True, None)),
@@ -81,8 +81,8 @@ WRONG: list[tuple[str, Any, str]] = [
     ("telemetry_exporter", object(), "must be an object with a method export(metrics)"),
     ("priority", "urgent", "from 0 (most urgent) to 9, or 'high', 'normal' or 'low', not 'urgent'"),
     *(("pool", odd, "must be a name") for odd in ("", " judges", "a\nb")),
-    ("adaptive_limit", "maybe", "must be true or false"),
-    ("debug", None, "must be true or false, not null"),
+    ("adaptive_limit", "maybe", "must be a valid boolean"),
+    ("debug", None, "must be a valid boolean"),
 ]
 
 

@@ -72,6 +72,9 @@ class Speech:
         self.outcome = self.outcome or Answer(Whole(self._said), 7, 10 * len(self._said))
         return None
 
+    def text(self) -> str:
+        return "".join(self._said)
+
     def end(self) -> Any:
         self.outcome = self.outcome or CANCELLED
         return self.outcome

@@ -168,11 +168,17 @@ def engine(text: str) -> Any:
 @pytest.fixture
 def workflow(scorer: FakeScorer, monkeypatch: pytest.MonkeyPatch) -> Any:
     tracer = {"trace_session": lambda phase: lambda function: function}
-    stub_modules(monkeypatch, {"areal.utils.perf_tracer": tracer, "areal.workflow.rlvr": {"RLVRWorkflow": RLVRWorkflow}})
+    logged: list[dict[str, float]] = []
+    stats = SimpleNamespace(get=lambda scope: SimpleNamespace(scalar=lambda **metrics: logged.append({"scope": scope, **metrics})))
+    context = SimpleNamespace(stat_scope=lambda: "rollout")
+    rlvr = {"RLVRWorkflow": RLVRWorkflow, "stats_tracker": stats, "workflow_context": context}
+    stub_modules(monkeypatch, {"areal.utils.perf_tracer": tracer, "areal.workflow.rlvr": rlvr})
     monkeypatch.delitem(sys.modules, "qreward.integrations.areal.workflow", raising=False)
     made = importlib.import_module("qreward.integrations.areal.workflow").QRewardRLVRWorkflow
     monkeypatch.delitem(sys.modules, "qreward.integrations.areal.workflow")
-    return made(gconfig=None, tokenizer=SimpleNamespace(decode=lambda tokens: tokens))
+    found = made(gconfig=None, tokenizer=SimpleNamespace(decode=lambda tokens: tokens))
+    found.logged = logged
+    return found
 
 
 async def test_contract_the_workflow_awaits_rewards_in_its_own_loop_and_makes_no_process_pool(workflow: Any, scorer: FakeScorer) -> None:
@@ -180,6 +186,10 @@ async def test_contract_the_workflow_awaits_rewards_in_its_own_loop_and_makes_no
     assert trajectory == {"rewards": 0.75}
     assert scorer.loops == {loop}
     assert workflow.async_reward_fn is async_reward
+    (logged,) = workflow.logged
+    assert logged | {"judge_seconds": 0} == {
+        "scope": "rollout", "judge_ok": 1.0, "judge_seconds": 0, "judge_tokens": 7.0, "judge_cost": 0.0, "judge_unreported": 0.0,
+    }  # fmt: skip
 
 
 async def test_a_failure_ends_the_episode_and_none_leaves_it_out(workflow: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

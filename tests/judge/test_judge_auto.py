@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from decided_tools import TEN, DecisionBackend, always, deciding
+from decided_tools import TEN, DecisionBackend, always, by_text, deciding
 from judge_tools import QUESTION
 
+from qreward.codecs.decisions.operation import PROBE
 from qreward.errors import BadRequest, InvalidResponse
 from qreward.judge import Criterion, Judge, Rubric, YesNoVerdict
 from qreward.scheduler.outcome import Failure, FailureKind
@@ -34,11 +35,9 @@ def test_servers_that_give_probabilities_decide_and_the_log_says_so_once(caplog:
         backend = DecisionBackend(always((0.75, 0.25)))
         batch = auto(backend, lambda judge: judge.batch_score(ITEMS), dialect, temperature=0, max_tokens=100)
         assert [result.value.score for result in batch] == [0.75] * 20
-        assert (len(backend.sent), written(backend)) == (requests, [])
+        assert (len(backend.sent), written(backend)) == (requests + 1, []), "one small question finds it out"
         assert all("temperature" not in each.body or dialect == "chat" for each in backend.sent)
-        assert [record.message for record in caplog.records] == [
-            "the judge model 'judge-7b' is asked for decisions: it answers with probabilities"
-        ]
+        assert [record.message for record in caplog.records] == ["model 'judge-7b': its servers answer decisions with probabilities"]
 
 
 def test_a_model_without_probabilities_writes_and_the_log_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -58,9 +57,7 @@ def test_a_model_without_probabilities_writes_and_the_log_says_so_once(caplog: p
         assert asked <= 20
         assert all(each.questions == () for each in backend.sent[asked:])
         assert written(backend)[0].body["temperature"] == 0
-        assert [record.message for record in caplog.records] == [
-            "the judge model 'judge-7b' is asked to write its verdicts: its servers return no probabilities"
-        ]
+        assert [record.message for record in caplog.records] == ["model 'judge-7b': its servers do not answer decisions with probabilities"]
 
 
 def test_the_answers_to_one_item_are_of_one_kind() -> None:
@@ -88,7 +85,7 @@ def test_a_model_that_has_decided_once_never_writes() -> None:
 def test_a_refusal_and_a_low_label_mass_do_not_make_a_model_write() -> None:
     about = Rubric([Criterion("a", "It explains that the server returned no log probabilities, as a logprob is missing.")])
     for says in (None, ((0.9, 0.1), 0.2)):
-        backend = DecisionBackend(always(says), YES)
+        backend = DecisionBackend(by_text({PROBE.questions[0].instructions: (1.0, 0.0)}, says), YES)
         with pytest.raises(InvalidResponse):
             auto(backend, lambda judge: judge.score(*QUESTION), rubric=about)
         assert written(backend) == []

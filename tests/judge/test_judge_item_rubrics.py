@@ -42,7 +42,7 @@ def test_the_rubric_of_an_item_is_a_list_a_mapping_json_or_lines_of_text() -> No
         assert rubric_of_item(given) == Rubric(criteria), given
     for given, said in (
         ([{**RIGHT, "wight": 2}, {"name": "x"}], r"0.wight: .*weight.*; 1.instructions: "),
-        ([{**RIGHT, "weight": "much"}], r"0.weight: 'much' is not a number"),
+        ([{**RIGHT, "weight": "much"}], r"0.weight: must be a valid number"),
         ("[1, ", "it begins like JSON, but is not JSON"),
         ({"criteria": [RIGHT], "id": 3}, "'id' beside 'criteria'"),
         (7, "must be a list of criteria"),
@@ -102,8 +102,8 @@ def test_equal_questions_of_different_rubrics_never_share_an_answer_that_is_read
 def test_equal_rubrics_are_prepared_once_and_their_requests_begin_with_the_same_text(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
     for name in ("WritingModel", "DecidingModel"):
-        cls = getattr(__import__("qreward.judge.builders", fromlist=[name]), name)
-        monkeypatch.setattr(f"qreward.judge.builders.{name}", lambda *a, _cls=cls, **k: made.append(a) or _cls(*a, **k))
+        cls = getattr(__import__("qreward.judge.requests", fromlist=[name]), name)
+        monkeypatch.setattr(f"qreward.judge.requests.{name}", lambda *a, _cls=cls, **k: made.append(a) or _cls(*a, **k))
     backend = DecisionBackend(always(None), yes())
     rubrics = [[RIGHT, SHORT], json.dumps([RIGHT, SHORT]), {"criteria": [RIGHT, SHORT]}]
     batch = judged(backend, [item(rubrics[number % 3], f"a{number}") for number in range(30)], "write")

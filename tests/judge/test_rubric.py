@@ -102,7 +102,7 @@ def test_every_mistake_is_a_config_error_that_names_the_setting() -> None:
         ([{"name": "a"}], "0.instructions: is required"),
         ([{"name": "a", "instructions": " "}], "instructions must be a text"),
         ([{"name": "a", "instructions": "x", "wieght": 2}], "unknown setting 'wieght'; did you mean 'weight'?"),
-        ([{"name": "a", "instructions": "x", "weight": "heavy"}], "0.weight: 'heavy' is not a number"),
+        ([{"name": "a", "instructions": "x", "weight": "heavy"}], "0.weight: must be a valid number, not 'heavy'"),
         ([{"name": "a", "instructions": "x", "weight": 1e300}], "0.weight: must be at most"),
         ([{"name": "a", "instructions": "x", "weight": 0}], "weight: 0 has no effect without a gate"),
         ([{"name": "a", "instructions": "x", "weight": -1, "gate": 0.5}], "gate: cannot be set with a negative weight"),
@@ -112,7 +112,7 @@ def test_every_mistake_is_a_config_error_that_names_the_setting() -> None:
         ([{"name": "a", "instructions": "x", "kind": "yes_no", "levels": ["a", "b"]}], "a YesNo has no levels"),
         ([{"name": "a", "instructions": "x", "levels": "ab"}], "0.levels: must be a list of labels"),
         ([{"name": "a", "instructions": "x", "levels": ["a"]}], "levels must be at least two"),
-        ([{"name": "a", "instructions": "x", "choices": ["a", "b"]}], "0.choices: must be a mapping"),
+        ([{"name": "a", "instructions": "x", "choices": ["a", "b"]}], "0.choices: must be a valid mapping"),
         ([{"name": "a", "instructions": "x", "choices": {"a": 1, "b": 2}}], "0.choices.b: must be at most 1"),
         ([{"name": "a", "instructions": "x", "choices": {str(n): 1 for n in range(21)}}], "choices: must be at most 20"),
         ([{"name": "a", "instructions": "x"}, {"name": "a", "instructions": "y"}], "the name 'a' is there twice"),
@@ -130,7 +130,7 @@ def test_every_mistake_is_a_config_error_that_names_the_setting() -> None:
                 if wanted not in str(error):
                     wrong.append((source, str(error)))
     assert wrong == []
-    with pytest.raises(ConfigError, match=r"JudgeConfig: rubric\.1\.weight: 'x' is not a number"):
+    with pytest.raises(ConfigError, match=r"JudgeConfig: rubric\.1\.weight: must be a valid number, not 'x'"):
         config_of({"model": "m", "rubric": [{"name": "a", "instructions": "?"}, {"name": "b", "instructions": "?", "weight": "x"}]})
     for given in ([], "abc", [{"name": "a"}], Criterion("a", "?")):
         with pytest.raises(ConfigError, match="at least one Criterion"):
@@ -162,7 +162,7 @@ def test_a_rubric_is_read_from_a_list_a_mapping_and_files(tmp_path: Path) -> Non
 def test_a_mistake_in_a_file_is_named_with_file_and_line(tmp_path: Path) -> None:
     path = tmp_path / "r.yaml"
     path.write_text("rubric:\n  - name: a\n    instructions: x\n  - name: b\n    instructions: y\n    weight: lots\n")
-    with pytest.raises(ConfigError, match=r"r\.yaml, line 6: rubric\.1\.weight \(of 'b'\): 'lots' is not a number"):
+    with pytest.raises(ConfigError, match=r"r\.yaml, line 6: rubric\.1\.weight \(of 'b'\): must be a valid number, not 'lots'"):
         Rubric.load(path)
     for content, wanted in (("rubrik:\n  a: x\n", "must have one key, rubric"), ("- name: a\n", "must be a mapping"), ("", "is empty")):
         path.write_text(content)

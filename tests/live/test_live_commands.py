@@ -152,7 +152,6 @@ def test_a_killed_process_is_known_by_its_last_state_one_that_ends_says_so_and_a
 
 
 def test_top_redraws_itself_in_a_terminal_until_q_is_pressed() -> None:
-    pytest.importorskip("rich")
     client, screen = new_client(), b""
     with opened() as made:
         made.add(client._runtime)

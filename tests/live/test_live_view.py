@@ -82,14 +82,11 @@ def test_keys_sort_the_endpoints_and_leave_only_those_with_trouble() -> None:
     assert not chosen.take("q")
 
 
-def test_rich_shows_the_same_text() -> None:
-    console = pytest.importorskip("rich.console").Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
-    with console.file:
-        console.print(view.rich(view.blocks([Process(12, "running", document())], view.Shown())))
-    text = console.export_text()
-    assert "gpu-1<script>x</script>" in text
-    assert "rate limit, for 900 ms" in text
-    assert "\x1b" not in text
+def test_a_terminal_shows_the_same_text_with_styles() -> None:
+    blocks = list(view.blocks([Process(12, "running", document())], view.Shown()))
+    styled = "\n".join(view.plain(blocks, styled=True))
+    assert "\x1b[31m  5 items wait" in styled
+    assert re.sub(r"\x1b\[\d+m", "", styled) == "\n".join(view.plain(blocks)), "nothing of the text is carried out"
 
 
 def test_the_page_escapes_every_text_and_loads_nothing_from_elsewhere() -> None:

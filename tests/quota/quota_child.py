@@ -8,7 +8,7 @@ from math import inf
 from pathlib import Path
 
 from qreward.quota.file_ledger import FileTransport
-from qreward.quota.messages import Demand, RenewRequest
+from qreward.quota.ledger import Demand, RenewRequest
 
 KEY = "k"
 

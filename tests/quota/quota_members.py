@@ -9,8 +9,7 @@ from math import inf
 from random import Random
 
 from qreward.quota.lease import Lease
-from qreward.quota.ledger import Ledger
-from qreward.quota.messages import MINUTE, RENEW, RenewRequest
+from qreward.quota.ledger import MINUTE, RENEW, Ledger, RenewRequest
 from qreward.scheduler.limits.concurrency import FixedLimit
 from qreward.settings.policies import Limits
 

@@ -19,8 +19,7 @@ from engine_tools import FakeWire, client_of
 
 from qreward import Endpoint, Limits, QRewardClient
 from qreward.quota import renewal
-from qreward.quota.ledger import Ledger
-from qreward.quota.messages import RenewReply, RenewRequest
+from qreward.quota.ledger import Ledger, RenewReply, RenewRequest
 from qreward.testing.virtual_time import VirtualTimeLoop, run_in_virtual_time
 
 

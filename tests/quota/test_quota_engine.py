@@ -14,7 +14,7 @@ from quota_tools import FakeWire, Processes, busy, call, client_of, now, shared,
 
 from qreward import ConfigError, Limits
 from qreward.quota.file_ledger import VARIABLE
-from qreward.quota.messages import LEASE, MINUTE, PERIOD, RENEW
+from qreward.quota.ledger import LEASE, MINUTE, PERIOD, RENEW
 from qreward.quota.renewal import AGAIN, RETRY, SOON
 
 ENDPOINT = {"base_url": "http://a.example/v1", "name": "a", "api_key": "k"}

@@ -18,7 +18,7 @@ from quota_child import KEY, asked
 
 from qreward.quota import file_ledger
 from qreward.quota.file_ledger import SLOT, VARIABLE, FileTransport, Unsafe, directory
-from qreward.quota.messages import FRESH, LEASE, RenewReply
+from qreward.quota.ledger import FRESH, LEASE, RenewReply
 
 CHILD = Path(__file__).with_name("quota_child.py")
 

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from qreward.quota.lease import CATCH_UP, FIRST_TOKENS, CappedLimit, Lease, LeasedQuota
-from qreward.quota.messages import LEASE, LINGER, MINUTE, RENEW, Demand, Grant, RenewReply, RenewRequest
+from qreward.quota.ledger import LEASE, LINGER, MINUTE, RENEW, Demand, Grant, RenewReply, RenewRequest
 from qreward.quota.renewal import AHEAD, IDLE, SLOW, DemandTracker
 from qreward.scheduler.limits.concurrency import AdaptiveLimit, FixedLimit
 from qreward.scheduler.load_balancing import ExpectedFinish

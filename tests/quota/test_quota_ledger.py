@@ -8,8 +8,25 @@ from typing import Any
 import msgspec
 import pytest
 
-from qreward.quota.ledger import BACKWARDS, TURN, Account, Ledger, WindowQuota, water_level
-from qreward.quota.messages import FRESH, LEASE, LINGER, MARGIN, MINUTE, PERIOD, STEP, Demand, Grant, RenewReply, RenewRequest
+from qreward.quota.ledger import (
+    BACKWARDS,
+    FRESH,
+    LEASE,
+    LINGER,
+    MARGIN,
+    MINUTE,
+    PERIOD,
+    STEP,
+    TURN,
+    Account,
+    Demand,
+    Grant,
+    Ledger,
+    RenewReply,
+    RenewRequest,
+    WindowQuota,
+    water_level,
+)
 
 KINDS = ("requests", "tokens", "permits")
 COUNTED = MINUTE + MARGIN + STEP

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from scale import SCALE
 
-from qreward.quota.ledger import TURN, Ledger
-from qreward.quota.messages import LEASE, MINUTE, Demand, RenewReply, RenewRequest
+from qreward.quota.ledger import LEASE, MINUTE, TURN, Demand, Ledger, RenewReply, RenewRequest
 
 picks = st.integers(0, 1000)
 pauses = st.sampled_from([0.0, 0.01, 0.1, 0.5, 0.5, 1.0, 1.6, 4.0, 4.1, 30.0, 61.0, 5000.0])

@@ -13,7 +13,7 @@ from quota_child import KEY, asked
 
 from qreward.integrations.ray import limit_actor
 from qreward.integrations.ray.limit_actor import LedgerActor, RayLedgerTransport
-from qreward.quota.messages import LEASE
+from qreward.quota.ledger import LEASE
 from qreward.quota.renewal import make_transport
 
 

@@ -7,8 +7,7 @@ from random import Random
 import pytest
 from quota_members import Member, Simulation, busiest
 
-from qreward.quota.ledger import Ledger
-from qreward.quota.messages import LEASE
+from qreward.quota.ledger import LEASE, Ledger
 from qreward.settings.policies import Limits
 
 

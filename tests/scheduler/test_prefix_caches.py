@@ -156,16 +156,6 @@ def test_what_was_learned_stays_if_the_same_capacity_is_reported_again_and_keeps
         assert cache.capacity == pytest.approx(learned, rel=0.002)
 
 
-def test_an_outer_prefix_that_is_found_later_was_used_with_the_inner_one_unless_it_is_known_itself() -> None:
-    cache = PredictedCache()
-    cache.use(0.0, prefix(2))
-    used = cache.clock
-    cache.use(0.0, prefix(3))
-    for outer, inner in ((1, 2), (3, 2), (4, 9)):
-        cache.split(outer, inner)
-    assert [cache.used_at(key) for key in (1, 3, 4)] == [used, cache.clock, 0.0]
-
-
 def test_tokens_are_counted_by_what_the_server_says_of_the_prompt() -> None:
     cache = PredictedCache()
     for _ in range(100):
@@ -213,18 +203,3 @@ def test_holders_are_the_sources_that_still_have_a_prefix_and_a_bounded_number_o
     sources[-1].prefix_cache.forget()
     assert holders.of(1) == tuple(sources[-MOST_HOLDERS:-1])
     assert holders.of(2) == ()
-
-
-def test_a_prefix_that_was_known_long_ago_keeps_its_holders_when_a_longer_one_parts_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefixes, "REMEMBERED", 1)
-    first, second = (Source(name, Random(0)) for name in "ab")
-    holders: Holders[Source] = Holders()
-    for source, sent in ((first, prefix(1)), (first, prefix(2)), (second, prefix(3))):
-        source.prefix_cache.use(0.0, sent)
-        holders.add(sent, source)
-    holders.split(1, 3)
-    assert first in holders.of(1)
-    assert [holders.last_held(keys, place) for keys, place in (((1,), 0), ((1, 9), 0), ((9, 1), 1), ((9,), 0))] == [1, 1, 2, 0]
-    second.prefix_cache.use(0.0, prefix(1))
-    holders.add(prefix(1), second)
-    assert holders.of(1) == (first, second)

@@ -12,7 +12,7 @@ from scheduler_warm import awaited, live
 from qreward.errors import BadRequest, ClientClosed, RequestTimeout
 from qreward.scheduler.failure_policy import MOST_TRAIL, RULES, backoff, rule_for
 from qreward.scheduler.outcome import Answer, FailureKind
-from qreward.settings.policies import Hedge, Retry
+from qreward.settings.policies import Retry
 
 K = FailureKind
 
@@ -89,23 +89,6 @@ def test_five_requests_that_run_out_of_time_show_that_a_source_is_dead_unless_it
                 driver.withdraw(turned_away)
                 driver.wait(5.0)
         assert driver["a"].is_alive() is (sign is not None), sign
-
-
-def test_of_two_attempts_that_hang_at_once_none_is_held_against_its_source() -> None:
-    """The other has been under way for twice as long as its source ever takes; if for less, it may still be answered."""
-    for longer, serves in ((2.5, True), (1.5, False)):
-        driver = Driver({"a": 9, "b": 9}, hedge=Hedge(after=0.5, tail=False))
-        for _ in range(60):
-            driver.ok(live(driver.submit()), after=0.4)
-        driver.wait(5.0)
-        driver.mark("b", down=True)
-        tasks = [driver.submit() for _ in range(5)]
-        driver.mark("b", down=False)
-        driver.wait(0.5 + 0.4 * longer)
-        assert all(task.copy is not None for task in tasks)
-        for task in tasks:
-            driver.fail(live(task), K.TIMEOUT, after=0.0)
-        assert driver["a"].health.in_service == serves, longer
 
 
 def test_overload_costs_the_task_no_attempt_and_the_source_no_health() -> None:

@@ -18,8 +18,6 @@ from qreward.scheduler.health import CHANCE, FIRST, LEAST_FAILURES, LONGEST, OPE
 from qreward.scheduler.outcome import FailureKind
 from qreward.settings.policies import Retry
 
-LIMIT = 8
-
 
 class Middle(Random):
     """Jitter of exactly one."""
@@ -38,9 +36,9 @@ class Asked(Health):
         self.sent(now, self.asked)
         return self.asked
 
-    def answer(self, now: float, sent_at: float | None = None, limit: int = LIMIT) -> None:
+    def answer(self, now: float, sent_at: float | None = None) -> None:
         self.asked += 1
-        self.ok(now, now if sent_at is None else sent_at, limit)
+        self.ok(now, now if sent_at is None else sent_at)
 
 
 def fail(health: Asked, now: float, task: int, *, dead: bool = False) -> bool:
@@ -147,40 +145,26 @@ def test_the_open_time_is_two_seconds_with_jitter_however_often_it_opened() -> N
     assert all(0.5 * OPEN <= time <= 1.5 * OPEN for time in jittered)
 
 
-def test_it_comes_back_by_one_real_task_and_one_more_for_each_answer_until_its_window_is_in_use() -> None:
-    """The first answer allows a quarter of the limit. A request sent earlier does not begin the way back."""
-    for limit, expected in (
-        (LIMIT, [1, 2, 3, 4, 5, 6, 7, inf]),
-        (1, [1, inf]),
-        (2, [1, inf]),
-        (3, [1, 2, inf]),
-        (22, [1, 5, *range(6, 22), inf]),
-    ):
-        back, _ = opened()
-        back.send(back.open_until - 0.1)
-        assert (back.in_service, back.half_open_limit) == (False, 1)
-        back.send(back.open_until)
-        assert back.in_service
-        allowed = [back.half_open_limit]
-        while back.half_open_limit < inf:
-            back.ok(back.since, back.since, limit)
-            allowed.append(back.half_open_limit)
-        assert allowed == expected, limit
+def test_it_comes_back_by_one_real_task_that_is_answered() -> None:
+    """A request sent earlier does not begin the way back."""
+    back, _ = opened()
+    back.send(back.open_until - 0.1)
+    assert (back.in_service, back.half_open_limit) == (False, 1)
+    back.send(back.open_until)
+    assert (back.in_service, back.is_back, back.half_open_limit) == (True, False, 1)
+    back.ok(back.since, back.since)
+    assert (back.is_back, back.half_open_limit) == (True, inf)
 
 
-def test_a_first_task_that_fails_opens_it_again_and_a_later_failure_takes_back_one_step() -> None:
-    for answers, opens in ((0, True), (2, False)):
+def test_a_first_task_that_fails_opens_it_again_and_a_later_failure_does_not() -> None:
+    for answers, opens in ((0, True), (1, False)):
         back, _ = opened()
         now = back.open_until
         back.send(now)
         for _ in range(answers):
-            back.ok(now, now, LIMIT)
+            back.ok(now, now)
         assert fail(back, now + 1, task=1) is opens
-        assert (back.open_until, back.half_open_limit) == ((now + 1 + OPEN, 1) if opens else (-inf, 2))
-        if not opens:
-            assert back.is_back
-            assert not fail(back, now + 1, task=2)
-            assert (back.in_service, back.is_back) == (True, False), "one at a time again"
+        assert (back.open_until, back.half_open_limit) == ((now + 1 + OPEN, 1) if opens else (-inf, inf))
 
 
 def test_a_source_that_comes_back_is_not_judged_by_the_answers_and_stalls_before() -> None:
@@ -190,12 +174,12 @@ def test_a_source_that_comes_back_is_not_judged_by_the_answers_and_stalls_before
         pass
     now = back.open_until
     back.send(now)
-    back.ok(now, now, LIMIT)
+    back.ok(now, now)
     assert not fail(back, now, 4), "most attempts failed, but before"
     stalled = Asked(Middle())
     stalled.stall(0.0)
     stalled.eject(1.0, 300.0)
-    stalled.ok(2.0, 0.0, LIMIT)
+    stalled.ok(2.0, 0.0)
     assert not stalled.in_service, "it is out of service for another reason now"
 
 
@@ -203,9 +187,7 @@ def test_once_back_it_starts_with_a_clean_record() -> None:
     back, now = opened(5)
     now = back.open_until
     back.send(now)
-    for _ in range(7):
-        back.ok(now, now, LIMIT)
-    assert back.half_open_limit == inf
+    back.ok(now, now)
     for _ in range(WINDOW):
         back.answer(now)
     assert [fail(back, now, task) for task in range(5)] == [*[False] * 4, True]
@@ -216,29 +198,29 @@ def test_it_serves_again_from_the_first_answer_after_it_was_out_of_service_howev
     back, _ = opened()
     assert back.serving_since == -inf
     back.send(back.open_until)
-    back.ok(20.0, back.since, LIMIT)
-    back.ok(21.0, back.since, LIMIT)
+    back.ok(20.0, back.since)
+    back.ok(21.0, back.since)
     assert back.serving_since == 20.0
     silent = Asked(Middle())
     silent.stall(30.0)
-    silent.ok(31.0, 1.0, LIMIT)
+    silent.ok(31.0, 1.0)
     assert silent.serving_since == 31.0
     restored, _ = opened()
     restored.restore()
     assert not restored.clean, "its next answer is noted"
-    restored.ok(40.0, 39.0, LIMIT)
+    restored.ok(40.0, 39.0)
     assert (restored.serving_since, restored.clean) == (40.0, True)
 
 
-def test_a_source_that_stalled_and_is_tried_again_comes_back_step_by_step() -> None:
+def test_a_source_that_stalled_and_is_tried_again_comes_back_by_the_answer_to_that() -> None:
     back = Asked(Middle())
     back.stall(30.0)
     now = back.open_until
     back.send(now)
-    back.ok(now, 1.0, LIMIT)
+    back.ok(now, 1.0)
     assert back.half_open_limit == 1, "an answer to an earlier request"
-    back.ok(now, now, LIMIT)
-    assert back.half_open_limit == 2
+    back.ok(now, now)
+    assert back.half_open_limit == inf
 
 
 def test_each_change_between_in_service_and_out_of_service_is_reported_once() -> None:
@@ -247,7 +229,7 @@ def test_each_change_between_in_service_and_out_of_service_is_reported_once() ->
     for task in range(5):
         fail(watched, 0.0, task)
     watched.send(watched.open_until)
-    watched.ok(5.0, watched.since, LIMIT)
+    watched.ok(5.0, watched.since)
     watched.mark_unhealthy()
     watched.mark_unhealthy()
     watched.restore()
@@ -258,10 +240,10 @@ def test_what_was_sent_before_it_opened_says_nothing_of_the_present() -> None:
     back, _ = opened()
     now = back.open_until + 1
     assert not back.failed(now - 0.5, 0.0, 5, 77)
-    back.ok(0.0, 0.0, LIMIT)
+    back.ok(0.0, 0.0)
     assert (back.in_service, back.half_open_limit) == (False, 1)
     back.send(now)
-    back.ok(0.0, 0.0, LIMIT)
+    back.ok(0.0, 0.0)
     assert back.half_open_limit == 1
     assert not back.failed(now, 0.0, 5, 78)
     assert back.in_service

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from scheduler_driver import Driver
 from scheduler_warm import HANGS_ONLY, PACE, TOKENS, copy, live, warm, warm_all
 
@@ -92,42 +91,6 @@ def test_an_attempt_past_its_time_limit_is_cancelled_and_not_its_copy_which_has_
     driver.wait(10.2)
     assert driver.is_cancelled(first)
     assert not driver.is_cancelled(copy(task))
-
-
-def test_a_copy_that_hangs_as_well_makes_way_for_a_third_source() -> None:
-    driver = warm_all(Driver({"a": 4, "b": 4, "c": 4}, hedge=HANGS_ONLY))
-    task = hang(driver, "a")
-    driver.wait(2.0)
-    second = copy(task)
-    while not driver.is_cancelled(second):
-        driver.wait(0.1)
-    waited = driver.now - second.sent_at
-    assert waited == pytest.approx(2 * 2 * HUNG, rel=0.1), "it is given twice what made it necessary, which has doubled"
-    assert not driver.is_cancelled(live(task))
-    driver.cancelled(second)
-    assert live(task).source.name == "a"
-    driver.wait(1.4)
-    assert len(set(driver.path(task))) == 3
-    driver.ok(copy(task), after=0.5)
-    assert isinstance(driver.outcome(task), Answer)
-
-
-def test_a_copy_that_seems_to_hang_as_well_is_replaced_and_the_first_attempt_goes_on() -> None:
-    driver = warm_all(Driver({"a": 4, "b": 4, "c": 4}, hedge=HANGS_ONLY))
-    task = hang(driver, "a")
-    first = live(task)
-    driver.wait(HUNG + 0.5)
-    second = copy(task)
-    while not driver.is_cancelled(second):
-        driver.wait(0.1)
-    assert driver.now - second.sent_at == pytest.approx(2 * 2 * HUNG, rel=0.1)
-    assert not driver.is_cancelled(first)
-    driver.cancelled(second)
-    driver.wait(3 * HUNG)
-    third = copy(task)
-    assert third.source is not second.source
-    driver.ok(first, after=0.1)
-    assert isinstance(driver.outcome(task), Answer)
 
 
 def test_what_seems_to_hang_waits_for_a_quick_source_rather_than_go_to_one_that_is_slow() -> None:

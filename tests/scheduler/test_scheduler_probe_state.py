@@ -15,7 +15,7 @@ from qreward.scheduler.limits.concurrency import AdaptiveLimit
 from qreward.scheduler.load_balancing import ExpectedFinish
 from qreward.scheduler.outcome import Answer, ProbeResult
 from qreward.scheduler.pool import Pool
-from qreward.scheduler.probe_state import LONGEST_AWAY, VALID, ProbeEffect, ProbeState
+from qreward.scheduler.probe_state import LONGEST_AWAY, VALID, ProbeState
 from qreward.scheduler.queue import Queue
 from qreward.scheduler.source import Source, make_source
 from qreward.scheduler.task import Attempt, Task
@@ -23,7 +23,7 @@ from qreward.settings.policies import Limits
 
 READY, AWAY, SILENT = ProbeResult(ready=True), ProbeResult(ready=False), ProbeResult()
 FULL, ROOM = ProbeResult(running=8.0, waiting=3.0), ProbeResult(running=5.0, waiting=0.0)
-NONE, BETTER, LOST = ProbeEffect.NONE, ProbeEffect.BETTER, ProbeEffect.LOST
+NONE, BETTER, LOST = False, True, True
 PROBE = 1.0
 POOL = Pool("p", [], ExpectedFinish(), Queue())
 Event = tuple[float, ProbeResult | Callable[[Source, float], Any]]
@@ -34,7 +34,7 @@ def fresh() -> tuple[Source, ProbeState]:
     return make_source("a", Random(0), Limits()), ProbeState()
 
 
-def probe(state: ProbeState, source: Source, *results: ProbeResult, since: float = 0.0) -> list[ProbeEffect]:
+def probe(state: ProbeState, source: Source, *results: ProbeResult, since: float = 0.0) -> list[bool]:
     """One a second, the first at ``since``."""
     return [state.take(since + step, source, each, PROBE) for step, each in enumerate(results)]
 
@@ -87,7 +87,7 @@ def kept_cooldown() -> float:
     return source.cooldown.opens_at
 
 
-CASES: dict[str, tuple[list[Event], list[ProbeEffect], float]] = {
+CASES: dict[str, tuple[list[Event], list[bool], float]] = {
     # returned
     "it was not ready and is ready": ([(0, eject(5)), (1, AWAY), (2, READY)], [NONE, BETTER], 2.0),
     "it says ready while it fails": ([(0, READY), (0.5, eject(5)), *[(at, READY) for at in (1, 2, 3, 4)]], [NONE] * 5, 5.5),
@@ -293,7 +293,7 @@ def test_no_probes_take_a_source_that_answers_out_of_service(results: list[Probe
     source, state = make_source("a", Random(0), Limits(adaptive=not fixed)), ProbeState()
     for now, each in enumerate(results):
         answer(source, now + 0.5)
-        assert state.take(now + 1.0, source, each, PROBE) is NONE
+        assert state.take(now + 1.0, source, each, PROBE) is False
     assert source.health.in_service
     assert source.ready_at(0.0) <= len(results)
 

@@ -153,6 +153,7 @@ def test_the_best_source_is_the_one_that_is_expected_to_answer_a_task_first_in_p
         for number, each in enumerate(sources):
             for _ in range(20):
                 answered(each, 1.0 + number / size, pool)
+        pool.common.count(2.0)
         task = Task(None, pool, 5, None, None, 0)
         assert pool.best(2.0, task)[1] is sources[0], size
         assert pool.best(2.0, task, besides=sources[0])[1] is sources[1], size

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from opentelemetry.sdk._logs import LoggerProvider
-from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, SimpleLogRecordProcessor
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -22,11 +20,10 @@ class Seen:
     """Providers of its own, and all that was told to them."""
 
     def __init__(self, **settings: Any) -> None:
-        self._spans, self._reader, self._logs = InMemorySpanExporter(), InMemoryMetricReader(), InMemoryLogRecordExporter()  # type: ignore[no-untyped-call]
-        self.tracers, self.meters, self.loggers = TracerProvider(), MeterProvider([self._reader]), LoggerProvider()
+        self._spans, self._reader = InMemorySpanExporter(), InMemoryMetricReader()
+        self.tracers, self.meters = TracerProvider(), MeterProvider([self._reader])
         self.tracers.add_span_processor(SimpleSpanProcessor(self._spans))
-        self.loggers.add_log_record_processor(SimpleLogRecordProcessor(self._logs))
-        self.telemetry = Telemetry(tracer_provider=self.tracers, meter_provider=self.meters, logger_provider=self.loggers, **settings)
+        self.telemetry = Telemetry(tracer_provider=self.tracers, meter_provider=self.meters, **settings)
 
     def __enter__(self) -> Seen:
         return self
@@ -34,17 +31,11 @@ class Seen:
     def __exit__(self, *_: object) -> None:
         self.tracers.shutdown()
         self.meters.shutdown()
-        self.loggers.shutdown()
 
     @property
     def spans(self) -> list[ReadableSpan]:
         """All that have ended, in that order."""
         return list(self._spans.get_finished_spans())
-
-    @property
-    def events(self) -> list[Any]:
-        """The log records."""
-        return [each.log_record for each in self._logs.get_finished_logs()]
 
     def span(self, start: str) -> ReadableSpan:
         """The one whose name begins so."""

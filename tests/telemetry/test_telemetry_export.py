@@ -24,7 +24,8 @@ from prometheus_client import start_http_server
 from telemetry_server import MODEL, Do, Judges, chat, client_of
 
 from qreward import Hedge, Limits, QRewardError, Retry, ScheduleMetrics, TelemetryExporter
-from qreward.telemetry import Telemetry, configure, names
+from qreward.telemetry import Telemetry, configure
+from qreward.telemetry.metrics import METRICS
 from qreward.testing.virtual_time import run_in_virtual_time
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"
@@ -79,7 +80,7 @@ async def use_all(telemetry: Telemetry, collect: Any = None) -> None:
         await client.batch_chat_completion([chat()] * 12, MODEL)
         found = await asyncio.gather(*(client.chat_completion(chat(), MODEL) for _ in range(24)), return_exceptions=True)
         assert any(isinstance(each, QRewardError) for each in found)
-        telemetry.instruments.batch_size.record(3, {names.REQUEST_MODEL: MODEL})  # merged requests have a test of their own
+        telemetry.instruments.batch_size.record(3, {"gen_ai.request.model": MODEL})  # merged requests have a test of their own
         TelemetryExporter(telemetry).export(ScheduleMetrics("rewards.score", None, "ok", None, False, 1, 0, 0, 0.0, 0.5))
         if collect is not None:
             collect()
@@ -95,7 +96,7 @@ def attributes_of(thing: Any) -> dict[str, Any]:
 
 def test_a_receiver_of_otlp_gets_spans_and_metrics_with_the_names_units_and_attributes_of_the_conventions() -> None:
     with receiver() as (url, taken):
-        telemetry = configure("otlp", endpoint=url, service_name="rewards", interval=3600, everywhere=False, attempts="always")
+        telemetry = configure("otlp", endpoint=url, service_name="rewards", interval=3600, everywhere=False)
         run_in_virtual_time(use_all(telemetry, telemetry.flush))
         telemetry.shutdown()
     traces = [each for each in taken if isinstance(each, ExportTraceServiceRequest)]
@@ -151,7 +152,7 @@ NEEDED = {
 
 
 def check_metrics(scopes: list[Any]) -> None:
-    known = {metric.name: metric for metric in names.METRICS["v1.41"].values()}
+    known = {metric.name: metric for metric in METRICS.values()}
     found = {metric.name: metric for scope in scopes for metric in scope.metrics}
     assert set(found) == set(NEEDED) == set(known) - {"gen_ai.client.operation.time_per_output_chunk"}
     for name, metric in found.items():
@@ -201,7 +202,7 @@ def page() -> str:
 
 def test_prometheus_scrapes_every_metric(page: str) -> None:
     found = prometheus_names(page)
-    for metric in names.METRICS["v1.41"].values():
+    for metric in METRICS.values():
         plain = metric.name.replace(".", "_")
         if not plain.endswith("per_output_chunk"):
             assert any(name.startswith(plain) for name in found), metric.name

@@ -73,7 +73,7 @@ async def test_a_failover_is_heard_attempt_by_attempt() -> None:
 
 async def test_each_of_several_observers_hears_everything_also_beside_telemetry() -> None:
     diaries = [Diary(), Diary()]
-    with Seen(attempts="always") as seen:
+    with Seen() as seen:
         async with client_of(Judges(None), "a", telemetry=seen.telemetry, observers=diaries) as client:
             await ask(client)
     for diary in diaries:

@@ -6,11 +6,10 @@ import json
 from typing import Any
 
 import pytest
+from fakes.batch_api import BatchEndpoint, Batching, BatchService, Served, line_server
 
-from qreward.testing import FakeEndpoint, FakeFleet, echo_of
-from qreward.testing.batch_api import BatchService, Served, line_server
+from qreward.testing import FakeFleet, echo_of
 from qreward.testing.server_routes import ErrorResponse
-from qreward.testing.spec import Batching
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -127,7 +126,7 @@ def test_what_does_not_exist_is_an_error() -> None:
 
 def test_lines_get_the_responses_of_the_endpoint_and_are_counted() -> None:
     counted: list[tuple[str | None, int]] = []
-    fake = FakeEndpoint("p", kind="openai_batch")
+    fake = BatchEndpoint("p")
     serve = line_server(fake, lambda messages, _: echo_of(messages), lambda problem, _, tokens: counted.append((problem, tokens)))
     served = serve("/v1/chat/completions", json.dumps(line("a")["body"]).encode())
     assert json.loads(served.body)["choices"][0]["message"]["content"] == echo_of(MESSAGES)
@@ -142,7 +141,7 @@ def test_lines_get_the_responses_of_the_endpoint_and_are_counted() -> None:
 
 
 def test_a_fleet_can_change_how_batches_are_worked_on() -> None:
-    with FakeFleet([FakeEndpoint("p", kind="openai_batch")]) as fleet:
+    with FakeFleet([BatchEndpoint("p")]) as fleet:
         fleet.set("p", batching={"duration": 9.0})
         assert fleet.endpoints[0].kind == "openai_batch"
         assert fleet.seen("p").answered == 0

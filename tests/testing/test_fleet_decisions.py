@@ -8,23 +8,23 @@ from typing import Any
 
 import pytest
 from fakes.endpoint import ModelEndpoint
+from fakes.faulty_judge import FaultyJudge
 from fakes.next_token import TOKENIZER
 from fleet_tools import Answer, Client, serving, user
 
 from qreward.codecs.base import WireRequest
 from qreward.codecs.decisions.base import Dialect
 from qreward.codecs.decisions.chat import GenerativeScoringDialect
-from qreward.codecs.decisions.named import SGLANG as SGLANG_DIALECT
-from qreward.codecs.decisions.named import SYSTEMONE, SYSTEMONE_OF_SGLANG
-from qreward.codecs.decisions.openai import OPENAI as OPENAI_DIALECT
-from qreward.codecs.decisions.openai import VLLM
+from qreward.codecs.decisions.native import OPENAI as OPENAI_DIALECT
+from qreward.codecs.decisions.native import SGLANG as SGLANG_DIALECT
+from qreward.codecs.decisions.native import SYSTEMONE, SYSTEMONE_OF_SGLANG, VLLM
 from qreward.decisions import Choice, Question, Score, YesNo
 from qreward.testing import SyntheticJudge
 
 TEXT = "The answer is 4, and it is right. "
 RIGHT, CLEAR, TONE = YesNo("It is right."), Score("How clear?", levels=["bad", "fair", "good"]), Choice("Tone?", choices=["calm", "rude"])
 QUESTIONS = (RIGHT, CLEAR, TONE)
-JUDGE = SyntheticJudge(noise=0.7, bias=0.3, temperature=0.8, flip=0.1, label_mass=0.9, seed=5)
+JUDGE = FaultyJudge(noise=0.7, bias=0.3, temperature=0.8, flip=0.1, label_mass=0.9, seed=5)
 DIALECTS = ("openai", "vllm", "vllm_unsupported", "generative_scoring", "sglang", "systemone")
 KINDS = {"openai": "openai", "sglang": "sglang", "systemone": "sglang"}
 DECISIONS, SYSTEM_ONE, SCORING = "/v1/decisions", "/v1/systemone", "/generative_scoring"

@@ -105,7 +105,7 @@ async def test_a_chat_that_does_not_fit_is_a_bad_request() -> None:
 
 
 async def test_the_cache_of_a_plain_endpoint_shares_whole_blocks_of_one_model_until_a_reset_and_evicts_what_was_used_least() -> None:
-    plain = FakeEndpoint("a", kind="vllm", prefix_cache=PrefixCache(tokens=900), latency=Latency(tokens=1))
+    plain = ModelEndpoint("a", kind="vllm", prefix_cache=PrefixCache(tokens=900), latency=Latency(tokens=1))
     async with serving(plain) as client:
         chats = [await ask(client, judge(text), model=model) for text, model in (("one", "m"), ("two", "m"), ("one", "n"))]
         await ask(client, [{"role": "user", "content": "another text " * 200}])  # fills the cache

@@ -7,6 +7,7 @@ from hashlib import sha256
 from typing import Any
 
 import pytest
+from fakes.endpoint import ModelEndpoint
 from fleet_tools import Answer, Client, serving
 
 from qreward.testing import FakeEndpoint, Latency
@@ -28,7 +29,7 @@ async def document(client: Client, kind: str, path: str, body: Any) -> Any:
 
 def of_all_kinds(**settings: Any) -> list[FakeEndpoint]:
     """An endpoint of each kind, with its name."""
-    return [FakeEndpoint(kind, kind=kind, **settings) for kind in sorted(SERVER_KINDS)]
+    return [(ModelEndpoint if kind == "vllm" else FakeEndpoint)(kind, kind=kind, **settings) for kind in sorted(SERVER_KINDS)]
 
 
 def test_a_score_depends_on_what_is_scored_and_on_nothing_else() -> None:
@@ -137,7 +138,6 @@ async def test_each_server_has_its_own_availability_routes() -> None:
         "openrlhf": set(),
         "nim": {"/v1/health/ready", "/v1/models"},
         "openai": {"/health", "/v1/models"},
-        "openai_batch": {"/health", "/v1/models"},
     }
     async with serving(*of_all_kinds()) as client:
         found = {kind: {path for path in every if (await client.get(kind, path)).status == 200} for kind in SERVER_KINDS}

@@ -7,15 +7,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+from fakes.endpoint import ModelEndpoint
 from fleet_tools import Client, serving, user
 
-from qreward.testing import FakeEndpoint, Latency, Phase
+from qreward.testing import Latency, Phase
 
 SIGTERM = Path(__file__).parent / "recordings" / "vllm-0.32.0" / "sigterm" / "judge.json"
 
 
-def vllm(name: str = "a", **settings: Any) -> FakeEndpoint:
-    return FakeEndpoint(name, kind="vllm", **settings)
+def vllm(name: str = "a", **settings: Any) -> ModelEndpoint:
+    return ModelEndpoint(name, kind="vllm", **settings)
 
 
 def body_of(answer: Any) -> Any:

@@ -7,6 +7,7 @@ from statistics import NormalDist, fmean
 from typing import Any
 
 import pytest
+from fakes.faulty_judge import FaultyJudge
 from scale import SCALE
 
 from qreward.decisions import Choice, Question, Score, YesNo
@@ -86,7 +87,7 @@ def test_a_judge_without_faults_reports_the_truth() -> None:
 
 def test_answers_depend_on_seed_input_and_question_alone() -> None:
     for question in KINDS:
-        made = [SyntheticJudge(noise=0.5, flip=0.5, seed=seed).distribution(text, question) for seed in (1, 1, 2) for text in ("a", "b")]
+        made = [FaultyJudge(noise=0.5, flip=0.5, seed=seed).distribution(text, question) for seed in (1, 1, 2) for text in ("a", "b")]
         assert made[:2] == made[2:4]
         assert len({*made}) == 4, "another seed or another input is another answer"
 
@@ -129,7 +130,7 @@ def test_a_bias_is_added_to_the_logits() -> None:
 def test_a_flip_takes_another_option_for_the_true_one_as_surely() -> None:
     for question, text in ((RIGHT, "truth=0.9"), (CLEAR, "truth=1"), (BETTER, "truth=0.2\ntruth=0.9")):
         plain = SyntheticJudge().distribution(text, question)
-        answers = [SyntheticJudge(flip=0.05, seed=seed).distribution(text, question) for seed in range(2000 * SCALE)]
+        answers = [FaultyJudge(flip=0.05, seed=seed).distribution(text, question) for seed in range(2000 * SCALE)]
         flipped = [answer for answer in answers if answer != plain]
         assert len(flipped) / len(answers) == pytest.approx(0.05, abs=0.02), question
         assert all(

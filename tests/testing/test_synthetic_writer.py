@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from fakes.endpoint import ModelEndpoint
+from fakes.faulty_judge import FaultyJudge
 from fakes.synthetic_writer import REFUSAL, write_verdict
 from fleet_tools import user
 from scale import SCALE
@@ -44,7 +45,7 @@ def test_a_prompt_without_a_form_is_an_error_and_a_refusal_is_no_verdict() -> No
 async def test_a_judge_reads_the_verdicts_and_a_share_of_its_comparisons_is_flipped() -> None:
     qualities = [place / 10 for place in range(11)]
     pairs = [("t", f"{place} truth=0.{place % 7}1", f"{place} truth=0.{place % 5}2") for place in range(150 * SCALE)]
-    fake = ModelEndpoint("a", synthetic=True, synthetic_judge=SyntheticJudge(flip=0.1))
+    fake = ModelEndpoint("a", synthetic=True, synthetic_judge=FaultyJudge(flip=0.1))
     async with FakeFleet([fake]) as fleet, QRewardClient(fleet.endpoints) as client:
         batch = await Judge(client, model="m").batch_compare(pairs)
         fleet.set("a", synthetic_judge=SyntheticJudge())

@@ -99,6 +99,8 @@ async def test_an_endpoint_of_another_weight_keeps_its_connections_and_one_of_ot
             "models": ({"models": ["other"]}, True),
             "price": ({"price": (1.0, 2.0)}, True),
             "probe": ({"probe": 5.0}, True),
+            "refresh": ({"refresh": 5.0}, True),
+            "send_priority": ({"send_priority": True}, True),
             "limits": ({"limits": Limits(max_concurrency=5)}, True),
             "connects_per_second": ({"limits": Limits(connects_per_second=5)}, False),
             "timeouts.attempt": ({"timeouts": Timeouts(attempt=3.0)}, True),

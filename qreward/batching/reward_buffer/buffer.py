@@ -1,8 +1,4 @@
-"""``RewardBuffer`` merges the queries of several callers into batches for one scorer, and returns to each caller the rewards of its query.
-
-It is built on ``BatchQueue``, and adds three features. A query may have several completions, a scorer may be a Ray actor, and an error
-applies to a single completion.
-"""
+"""``RewardBuffer`` merges the queries of several callers into batches for one scorer."""
 
 from __future__ import annotations
 
@@ -27,40 +23,35 @@ from qreward.batching.stats import QueueStats
 from qreward.callables import name_of
 from qreward.errors import BadRequest, ConfigError
 
-_SMOOTHING = 0.2
-"""Weight (0 to 1) of the latest batch in the moving average of the seconds per completion."""
+_SMOOTHING = 0.2  # weight (0 to 1) of the latest batch in the moving average of the seconds per completion
 MAX_QUEUE_SIZE = 4096
-_UNKNOWN = 1.0
-"""Seconds that ``room_in`` returns for a full queue before the first batch has ended."""
+_UNKNOWN = 1.0  # seconds that ``room_in`` returns for a full queue before the first batch has ended
 
 
 class RewardBuffer:
     """Scores the completions of many callers together.
 
-    A batch is sent as soon as a slot is free. It contains the completions that were submitted until then, which may belong to several
-    queries. There is no fixed interval to wait for. If a caller leaves, its waiting completions are not scored. A completion that fails
-    does not affect other completions.
+    A batch is sent as soon as a slot is free, with the completions of all queries that were submitted until then. If a caller leaves, its
+    waiting completions are not scored. A completion that fails does not affect other completions.
 
     Args:
         scorer: function that is called as ``scorer(completions: list[str], metadata: list[dict])``, or as ``scorer(completions)`` if it
-            takes one argument. The scorer may be an ``async def``, a ``def``, which runs in a thread, or the method of a Ray actor
-            (``actor.method``). The scorer returns a list, or a mapping with ``rewards`` and other lists. A list has one element for each
+            takes one argument. It may be an ``async def``, a ``def``, which runs in a thread, or the method of a Ray actor
+            (``actor.method``). It returns a list, or a mapping with ``rewards`` and other lists. A list has one element for each
             completion: a number, a mapping with ``reward`` or ``score``, or an exception. If the element is None or NaN, or has an
-            ``error``, the completion has an error and never the reward 0. Each call receives copies of the metadata. Mappings, lists and
-            sets inside the metadata are also copied, and all other objects are shared. As in MolGenDocking, the scorer may be an app, whose
+            ``error``, the completion has an error and never the reward 0. Each call receives copies of the metadata and of the mappings,
+            lists and sets inside. As in MolGenDocking, the scorer may be an app, whose
             ``app.state.reward_model.get_score.remote(completions=, metadata=)`` is called.
-        buffer_time: MolGenDocking's name of ``batch_wait_timeout_s``. None means ``batch_wait_timeout_s``.
-        max_batch_size: as in :class:`~qreward.batching.BatchSettings`, for completions. The default is 64, or 1,024 for an app.
-        server_mode: shape of an answer. ``singleton`` and ``batch`` are the modes of MolGenDocking. In mode ``auto``, the query determines
-            the shape. The default is ``auto``, or ``singleton`` for an app.
-        batch_wait_timeout_s, max_concurrent_batches: as in :class:`~qreward.batching.BatchSettings`, for completions.
+        buffer_time: MolGenDocking's name of ``batch_wait_timeout_s``.
+        max_batch_size: the default is 64, or 1,024 for an app.
+        server_mode: shape of an answer: ``singleton`` or ``batch``, as in MolGenDocking, or ``auto``: as the query has it. The default is
+            ``auto``, or ``singleton`` for an app.
+        batch_wait_timeout_s, max_concurrent_batches, on_batch: as in :class:`~qreward.batching.BatchSettings`, for completions.
         max_queue_size: maximum number of waiting completions, in each event loop. A query is rejected if not all of its completions fit.
             The default is 4,096, or no limit for an app.
         timeout: maximum number of seconds for one completion, including its time in the queue. Afterwards, the completion has an error.
-            None means no limit.
-        isolate_errors: True splits a batch for which the scorer raises. The scorer is then called again with each half of the batch. Halves
-            are split again, so in the end only the completions that fail alone have an error.
-        on_batch: function that is called with a :class:`~qreward.batching.BatchRecord` when a batch has ended.
+        isolate_errors: True splits a batch for which the scorer raises in halves, again and again, so that only the completions that fail
+            alone have an error.
         default_reward: the reward that an answer of ``add_query`` shows for a completion with an error. The default None keeps such a
             completion apart from a reward of 0.
 
@@ -156,10 +147,8 @@ class RewardBuffer:
         """Reject new completions, and wait until all earlier completions are done. ``close`` may be called more than once.
 
         Args:
-            drain: True scores the waiting completions. False ends waiting and running completions with an error.
-
-        A scorer that runs in a thread or in an actor cannot be stopped. ``close`` waits for the scorer only as long as a caller
-        waits for a result of the scorer.
+            drain: True scores the waiting completions. False ends waiting and running completions with an error. A scorer that runs in a
+                thread or an actor cannot be stopped; ``close`` waits for it only as long as a caller waits for its result.
         """
         await self._queue.close(drain)
 

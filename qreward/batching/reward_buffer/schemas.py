@@ -1,8 +1,4 @@
-"""The queries and answers of ``RewardBuffer``, as in MolGenDocking's reward server, and the parsing of a scorer's results.
-
-The outcome of a completion is a finite reward or an error. If the reward is missing, NaN or infinite, the completion has an error and never
-the reward 0. If a list has the wrong length, all completions have an error.
-"""
+"""The queries and answers of ``RewardBuffer``, as in MolGenDocking's reward server, and the parsing of a scorer's results."""
 
 from __future__ import annotations
 
@@ -16,16 +12,12 @@ from pydantic import BaseModel
 from qreward.codecs.error_body import one_line
 from qreward.errors import BadRequest, InvalidResponse
 
-SHOWN = 500
-"""Maximum number of characters of an error message that are kept."""
+SHOWN = 500  # maximum number of characters of an error message that are kept
 _NAMES = ("error", "errors", "meta", "metas", "next_turn_feedback", "extra_logs")
 
 
 class InvalidScores(InvalidResponse):
-    """A scorer did not return one outcome for each completion, so the whole list fails.
-
-    The list is not split and tried again, because a scorer that always returns one number would seem correct for a single completion.
-    """
+    """A scorer did not return one outcome for each completion, so the whole list fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +54,7 @@ def described(error: BaseException) -> str:
 
 
 def read_scores(given: Any, count: int) -> list[ScoreResult]:
-    """Return the outcome of each of ``count`` completions. Raises ``InvalidScores`` if the number of outcomes is not ``count``.
-
-    Args:
-        given: the value that a scorer returned: a list (tuple, array, tensor) or a mapping. A list has one element for each completion: a
-            number, a mapping with ``reward`` or ``score``, or an exception. A mapping has the list ``rewards`` (or ``scores``), and
-            optionally the lists ``errors``, ``metas`` and ``next_turn_feedback``. All other lists of the mapping are added to ``meta``.
-            The lists in the mapping's member ``extra_logs`` are added to ``meta`` too. The result object of MolGenDocking's verifier, with
-            the lists ``rewards``, ``parsed_answers`` and ``verifier_metadatas``, is read too.
-        count: number of completions.
-
-    Example:
-        >>> [scored.reward for scored in read_scores({"rewards": [1, 0.5], "parsed": ["4", "5"]}, 2)]
-        [1.0, 0.5]
-    """
+    """Return the outcome of each of ``count`` completions. Raises ``InvalidScores`` if the number of outcomes is not ``count``."""
     try:
         if hasattr(given, "verifier_metadatas"):
             metas = [{**vars(meta), "parsed_answer": None} for meta in _listed(given.verifier_metadatas, "metadata", count)]
@@ -238,18 +217,7 @@ class BatchAnswer(_Answer):
 
 
 def read_query(raw: Any, adds_prompts: bool = True) -> Query:
-    """Parse a query: a mapping or an object with ``query``, ``metadata`` and optionally ``prompts``.
-
-    Each of these members is a single value or a list, and all lists must have the same length. A prompt is added to the metadata of its
-    completion as ``prompt``, unless the metadata already has a member with this name, or ``adds_prompts`` is False.
-
-    Raises:
-        BadRequest: a member has the wrong type, or the lists have different lengths.
-
-    Example:
-        >>> read_query({"query": "4", "metadata": {"answer": "4"}, "prompts": "2 + 2?"})
-        Query(completions=['4'], metadata=[{'answer': '4', 'prompt': '2 + 2?'}], single=True)
-    """
+    """Parse a query: a mapping or an object with ``query``, ``metadata`` and optionally ``prompts``."""
     if isinstance(raw, Query):
         return raw
     texts, metadata, prompts = (
@@ -280,12 +248,7 @@ def check_mode(query: Query, mode: Mode) -> None:
 
 
 def answer_of(query: Query, scored: Sequence[ScoreResult], mode: Mode, default: float | None = None) -> SingletonAnswer | BatchAnswer:
-    """Return the answer to a query.
-
-    In mode ``singleton``, the answer is a ``SingletonAnswer``. In mode ``batch``, the answer is a ``BatchAnswer``. In mode ``auto``, the
-    answer is a ``SingletonAnswer`` if the query had a single completion, and a ``BatchAnswer`` if the query had a list. ``default`` is the
-    reward of a completion that has an error.
-    """
+    """Return the answer to a query."""
     rewards = [default if one.reward is None else one.reward for one in scored]
     metas = [Meta(one.meta) if isinstance(one.meta, Mapping) else one.meta for one in scored]
     feedback = [one.feedback for one in scored]

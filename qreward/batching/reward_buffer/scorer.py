@@ -1,7 +1,4 @@
-"""Calls a scorer of any kind without blocking the event loop, and isolates the completions for which it fails.
-
-Ray is never imported: the method of an actor is recognised by its attribute ``remote``, which returns an awaitable.
-"""
+"""Calls a scorer of any kind without blocking the event loop, and isolates the completions for which it fails."""
 
 from __future__ import annotations
 
@@ -19,32 +16,26 @@ from qreward.batching.reward_buffer.schemas import InvalidScores, ScoreResult, d
 from qreward.callables import FunctionKind, kind_of, lists_taken
 from qreward.errors import QueueFull
 
-Pairs = Sequence[tuple[str, dict[str, Any]]]
-"""A list of pairs of a completion and its metadata."""
+Pairs = Sequence[tuple[str, dict[str, Any]]]  # a list of pairs of a completion and its metadata
 ScoringFunction = Callable[[Pairs], Awaitable[Any]]
 
 _log = logging.getLogger("qreward")
-_IMMUTABLE = frozenset({str, int, float, bool, bytes, type(None)})
 _NOT_THE_ITEMS_FAULT = (ConnectionError, TimeoutError, QueueFull)
 _DEAD_ACTOR = "RayActorError"
 
 
 def scoring_function(scorer: Any) -> ScoringFunction:
-    """Return an async function that calls a scorer with completions and metadata, and returns the scorer's result.
-
-    Args:
-        scorer: callable that is called with ``(completions, metadata)``, or with the completions alone if it takes only one argument. It is
-            an async or blocking function, an object with ``__call__``, or any object with ``remote``, such as the method of a Ray actor. It
-            may also be an ASGI app whose ``state.reward_model`` is a Ray actor with the method ``get_score``.
-
-    Raises:
-        TypeError: the scorer cannot be called in this way, or is a class or a generator function.
-    """
+    """Return an async function that calls a scorer with completions and metadata, and returns the scorer's result."""
     if holds_actor(scorer):
-        return partial(_of_app, scorer)
+
+        async def call_app(pairs: Pairs) -> Any:
+            completions, metadata = _arguments(pairs, 2)
+            return await _awaited(scorer.state.reward_model.get_score.remote(completions=completions, metadata=metadata))
+
+        return call_app
     remote = getattr(scorer, "remote", None)
     if callable(remote) and not isinstance(scorer, type):
-        return partial(_remotely, remote)
+        return lambda pairs: _awaited(remote(*_arguments(pairs, 2)))
     kind = None if isinstance(scorer, type) else kind_of(scorer)
     if kind is None:
         what = f"the class {scorer.__name__}; give an instance of it" if isinstance(scorer, type) else f"a {type(scorer).__name__}"
@@ -68,15 +59,6 @@ def holds_actor(scorer: Any) -> bool:
     return hasattr(state, "reward_model") or (state is not None and (hasattr(scorer, "router") or not callable(scorer)))
 
 
-async def _of_app(app: Any, pairs: Pairs) -> Any:
-    completions, metadata = _arguments(pairs, 2)
-    return await _awaited(app.state.reward_model.get_score.remote(completions=completions, metadata=metadata))
-
-
-async def _remotely(remote: Any, pairs: Pairs) -> Any:
-    return await _awaited(remote(*_arguments(pairs, 2)))
-
-
 async def _awaited(reference: Any) -> Any:
     if not inspect.isawaitable(reference):
         raise TypeError(f"remote() of the scorer returned a {type(reference).__name__}, which cannot be awaited; pass an actor's method")
@@ -89,33 +71,16 @@ def _arguments(pairs: Pairs, count: int) -> tuple[Any, ...]:
 
 
 def own_copy(value: Any) -> Any:
-    """Return a copy in which all mappings, lists, tuples, sets and bytearrays are copied, at any depth. Other objects are shared.
-
-    Example:
-        >>> metadata = {"tests": [{"input": "1"}]}
-        >>> own_copy(metadata)["tests"][0].clear()
-        >>> metadata
-        {'tests': [{'input': '1'}]}
-    """
-    kind = type(value)
-    if kind in _IMMUTABLE:
+    """Return a copy in which all mappings, lists, tuples, sets and bytearrays are copied, at any depth. Other objects are shared."""
+    if type(value) is tuple:
+        return tuple(map(own_copy, value))
+    if isinstance(value, Mapping) and not isinstance(value, dict):
+        return {key: own_copy(each) for key, each in value.items()}
+    if not isinstance(value, dict | list | set | bytearray):
         return value
-    if isinstance(value, Mapping):
-        made = {key: own_copy(each) for key, each in value.items()}
-        return made if kind is dict or not isinstance(value, dict) else _refilled(value, made)
-    if kind is list or kind is tuple:
-        return kind(map(own_copy, value))
-    if isinstance(value, list):
-        return _refilled(value, {at: own_copy(each) for at, each in enumerate(value)})
-    if isinstance(value, set | bytearray):
-        return copy(value)
-    return value
-
-
-def _refilled(value: Any, parts: Mapping[Any, Any]) -> Any:
-    made = copy(value)
-    for key, part in parts.items():
-        made[key] = part
+    made: Any = copy(value)
+    for key, part in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        made[key] = own_copy(part)
     return made
 
 
@@ -128,13 +93,7 @@ class BisectingScorer:
         self._scored_before = False
 
     async def score_each(self, pairs: Pairs) -> list[ScoreResult]:
-        """Return the outcome of each completion. The list must not be empty.
-
-        A list for which the scorer raises is split in halves until the bad completions are found: for ``k`` bad ones among ``n``, about
-        ``2 k log2(n)`` calls, one after the other. A list is not split if no completion can be the cause, for example after a timeout.
-        If the scorer does not return one outcome for each completion, the whole list fails. ``own`` of a failed completion is True if the
-        scorer scored another completion of this or the previous list, and the error is of a kind that a completion can cause.
-        """
+        """Return the outcome of each completion. The list must not be empty."""
         try:
             scored = await isolate(self._scored, pairs, partial(self._outcomes_of, len(pairs)))
         except InvalidScores as error:

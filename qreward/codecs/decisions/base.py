@@ -1,22 +1,19 @@
-"""The base of all dialects of decisions: the input of a call, the encoding of the input, and checks of the numbers in answers.
-
-A dialect is the form in which one API takes questions and returns answers. In code, a dialect is a ``Codec``. The ``inputs`` of its calls
-are a ``DecisionInput``.
-"""
+"""The base of all dialects of decisions: the input of a call, the encoding of the input, and checks of the numbers in answers."""
 
 from __future__ import annotations
 
 import math
+import string
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
+from unicodedata import category
 
 import msgspec
 
 from qreward.codecs import json as jsonio
 from qreward.codecs.base import EmbeddedError, Malformed, WireRequest
 from qreward.codecs.chat import CHARS_PER_TOKEN, CHAT, joined
-from qreward.codecs.decisions.names import as_text, shown
 from qreward.decisions import (
     MIN_LABEL_MASS,
     AnswerTable,
@@ -51,10 +48,7 @@ _EXAMPLE = "[{'role': 'user', 'content': '...'}]"
 
 
 class DecisionInput(NamedTuple):
-    """Holds the input of a call and the questions about the input. The input is a text, or a list of messages whose content is text.
-
-    An answer whose label mass is below ``min_label_mass`` (0 to 1) is an error.
-    """
+    """Holds the input of a call and the questions about the input. The input is a text, or a list of messages whose content is text."""
 
     input: str | list[dict[str, str]]
     questions: tuple[Question, ...]
@@ -70,7 +64,6 @@ class DecisionReply(msgspec.Struct):
 
     @property
     def answers(self) -> tuple[DecisionAnswer, ...]:
-        """One answer per question, in the order of the questions."""
         return self.table.answers()
 
     def text(self) -> str:
@@ -78,7 +71,6 @@ class DecisionReply(msgspec.Struct):
         return ""
 
     def build(self) -> Decision:
-        """Return a ``Decision`` with the answers, the model and the usage."""
         return Decision(self.answers, self.model, self.usage)
 
 
@@ -106,20 +98,7 @@ class _EncodedQuestions(msgspec.Struct):
 
 class Dialect(ABC):
     """Encodes requests for decisions to one kind of API, and decodes the answers. Subclasses set the attributes, write questions and read
-    answers.
-
-    Attributes:
-        name: value of ``Endpoint.decisions``.
-        path: path of the API.
-        native: False if ``path`` is relative to the endpoint's ``base_url``; True if ``path`` is relative to the root of the server.
-        most_questions: maximum number of questions in a request.
-        most_options: maximum number of options of a ``Choice``.
-        types: the types of questions that the API takes, with their names in requests and answers.
-        input_member: name of the body's member with the input.
-        questions_member: name of the body's member with the questions.
-        reserved: names that no parameter of a call may have, because the dialect itself writes members with these names.
-        extra: further members of the body. A parameter of the caller replaces the member with the same name.
-    """
+    answers."""
 
     name: str
     path: str
@@ -136,9 +115,8 @@ class Dialect(ABC):
         self._question_cache: dict[int, _EncodedQuestion] = {}
         self._tuple_cache: dict[int, _EncodedQuestions] = {}
 
-    def at(self, endpoint: Endpoint) -> Dialect:  # noqa: ARG002 - for subclasses
-        """Return the variant of this dialect for the settings of an endpoint. By default, return the dialect itself."""
-        return self
+    def variants(self, endpoint: Endpoint) -> Sequence[Dialect]:  # noqa: ARG002 - for subclasses
+        return (self,)
 
     @abstractmethod
     def write(self, question: Question) -> Any:
@@ -146,20 +124,13 @@ class Dialect(ABC):
 
     @abstractmethod
     def rows(self, document: dict[str, Any], count: int) -> Sequence[Any]:
-        """Return the part of a response for each question, in the order of the questions. ``count`` is the number of questions.
-
-        Raises ``Malformed``.
-        """
+        """Return the part of a response for each question, in the order of the questions. ``count`` is the number of questions."""
 
     @abstractmethod
     def read(self, question: Question, row: Any) -> FoundAnswer:
-        """Return the answer to a question.
-
-        ``row`` is the part of the response for this question. Raises ``InvalidAnswer`` or ``NoAnswer``.
-        """
+        """Return the answer to a question."""
 
     def encode(self, call: WireRequest, model: str) -> bytes:
-        """Return the JSON body. Raises ``BadRequest`` if this dialect cannot ask the questions, or if JSON cannot represent a value."""
         inputs: DecisionInput = call.inputs
         asked = self._encoded_questions(inputs.questions)
         if not asked.checked or call.params:
@@ -219,7 +190,6 @@ class Dialect(ABC):
                 raise BadRequest(f"questions[{place}] has {len(question.options)} choices; {here} {self.most_options}")
 
     def decode(self, body: bytes, call: WireRequest) -> DecisionReply:
-        """Return the answers. Raises ``EmbeddedError``, or ``Malformed`` if no answer is valid."""
         document, questions = jsonio.read_object(body), call.inputs.questions
         if document.get("error"):
             raise EmbeddedError(document["error"])
@@ -250,7 +220,6 @@ class Dialect(ABC):
         return DecisionReply(AnswerTable.of(questions, found), named, jsonio.usage_of(document.get("usage")))
 
     def type_checked(self, question: Question, answer: object) -> dict[str, Any]:
-        """Return an answer whose member ``type`` is that of the question. Raises ``InvalidAnswer``."""
         kind = answer.get("type") if type(answer) is dict else member(answer, "type")
         if kind != self.types[type(question)]:
             raise InvalidAnswer(f"it has the type {kind!r}")
@@ -272,19 +241,13 @@ class Dialect(ABC):
 
 def distribution(numbers: Sequence[object], count: int) -> tuple[float, ...]:
     """Return numbers as probabilities whose sum is 1. Raises ``InvalidAnswer`` if the numbers are not a distribution over ``count``
-    options.
-
-    Example:
-        >>> distribution([0.25, 0.74], 2)
-        (0.25252525252525254, 0.7474747474747475)
-    """
+    options."""
     if len(numbers) != count:
         raise InvalidAnswer(f"it has {len(numbers)} probabilities for {count} options")
     return normalised([probability(number) for number in numbers])
 
 
 def normalised(numbers: Sequence[float]) -> tuple[float, ...]:
-    """Return probabilities divided by their sum. Raises ``InvalidAnswer`` if the sum is too far from 1."""
     whole = math.fsum(numbers)
     if abs(whole - 1.0) > SUM_TOLERANCE + _ROUNDING:
         raise InvalidAnswer(f"the sum of its probabilities is {whole:.4g}")
@@ -292,10 +255,7 @@ def normalised(numbers: Sequence[float]) -> tuple[float, ...]:
 
 
 def probability(number: object, rounding: float = _ROUNDING) -> float:
-    """Return a number from 0 to 1. A number that is outside by at most ``rounding`` becomes 0 or 1.
-
-    Raises ``InvalidAnswer`` for any other value.
-    """
+    """Return a number from 0 to 1. A number that is outside by at most ``rounding`` becomes 0 or 1."""
     if type(number) is float and 0.0 <= number <= 1.0:
         return number
     if type(number) is not float and type(number) is not int:
@@ -306,10 +266,7 @@ def probability(number: object, rounding: float = _ROUNDING) -> float:
 
 
 def mass(number: object) -> float | None:
-    """Return a number as a label mass, which is the total probability of all labels; None for None.
-
-    Raises ``InvalidAnswer`` if the number is not a probability.
-    """
+    """Return a number as a label mass, which is the total probability of all labels; None for None."""
     return None if number is None else probability(number, _MASS_ROUNDING)
 
 
@@ -321,10 +278,6 @@ def member(row: object, name: str) -> Any:
 
 
 def valid_input(inputs: Any) -> DecisionInput:
-    """Return checked input and questions. Raises ``BadRequest`` or ``ConfigError``, which say what to change.
-
-    The questions in a ``DecisionInput`` are not checked again.
-    """
     checked = inputs if isinstance(inputs, DecisionInput) else DecisionInput(inputs[0], check_questions(inputs[1]))
     given: object = checked.input
     if isinstance(given, str):
@@ -347,3 +300,78 @@ def _text_message(message: dict[str, Any], place: int) -> dict[str, str]:
     if any(not isinstance(part, dict) or not isinstance(part.get("text"), str) for part in parts) or not text.strip():
         raise BadRequest(f"messages[{place}] has no content that is a text; the input of decisions holds texts only")
     return {"role": role, "content": text}
+
+
+# what options are called
+
+MOST_LETTERS = 20
+"""Maximum number of options of a ``Choice`` that a chat model is asked. OpenAI returns at most 20 log probabilities."""
+_LABELS = {Choice: tuple(string.ascii_uppercase[:MOST_LETTERS]), Score: tuple(string.digits), YesNo: ("yes", "no")}
+_REPLY = {
+    Choice: "Reply with the letter of one option, and nothing else.",
+    Score: "Reply with the number of one level, and nothing else.",
+    YesNo: "Reply with yes or no, and nothing else.",
+}
+_LEADS = {Choice: "Question", Score: "Rate", YesNo: "Is this true"}
+_SPELLED = {word: (word, word.capitalize(), word.upper()) for word in _LABELS[YesNo]}
+SPELLINGS: Mapping[str, str] = {
+    blank + spelled: label
+    for labels in _LABELS.values()
+    for label in labels
+    for spelled in _SPELLED.get(label, (label,))
+    for blank in ("", " ", "▁", "Ġ")
+}
+"""Token -> the label that it spells. Tokenizers write a space before a word as a space, as SentencePiece's sign or as that of byte-level
+BPE. A letter in lower case is no label, because ``a`` is a word."""
+
+
+def labels_of(question: Question) -> tuple[str, ...]:
+    return _LABELS[type(question)][: len(question.options)]
+
+
+def names_of(question: Question) -> tuple[str, ...]:
+    return tuple(unique_names(question.options)) if isinstance(question, Choice) else labels_of(question)
+
+
+def unique_names(options: Sequence[str | bool]) -> list[str]:
+    """Return a name for each option. A name is one line. The names differ by more than upper and lower case, because some APIs require
+    this."""
+    names: list[str] = []
+    seen: set[str] = set()
+    for option in options:
+        text = ("false", "true")[option] if isinstance(option, bool) else option
+        name = base = " ".join("".join(" " if category(char) == "Cc" else char for char in text).split()) or "?"
+        number = 1
+        while name.casefold() in seen:
+            number += 1
+            name = f"{base} ({number})"
+        seen.add(name.casefold())
+        names.append(name)
+    return names
+
+
+def described(name: str, description: str) -> str:
+    """Return the text of an option, with the description if the option has a description."""
+    return f"{name}: {description}" if description else name
+
+
+def asked(question: Question) -> str:
+    """Return the text of a question for a model: the question, a line per option with its label, and how to reply."""
+    options = list(zip(labels_of(question), unique_names(question.options), question.descriptions, strict=True))
+    if isinstance(question, YesNo):
+        lines = [f"{label}: {description}" for label, _, description in options if description]
+    else:
+        lines = [f"{label}: {described(name, description)}" for label, name, description in options]
+    return "\n".join((f"{_LEADS[type(question)]}: {question.instructions}", *lines, _REPLY[type(question)]))
+
+
+def as_text(messages: Sequence[Mapping[str, str]]) -> str:
+    """Return messages as one text, for APIs that take no conversation. A single message is returned without its role."""
+    if len(messages) == 1:
+        return messages[0]["content"]
+    return "\n\n".join(f"{message['role']}: {message['content']}" for message in messages)
+
+
+def shown(question: Question) -> str:
+    text = question.name or question.instructions
+    return repr(text if len(text) <= 60 else text[:60] + "...")

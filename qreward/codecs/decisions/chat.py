@@ -1,8 +1,4 @@
-"""The dialects that ask about the next token: ``chat`` and ``generative_scoring``.
-
-``chat`` is a decision of any chat model, from the log probabilities of the first token of its answer. ``generative_scoring`` is vLLM's
-``POST /generative_scoring``, which takes only ``YesNo`` questions.
-"""
+"""The dialects that ask about the next token: ``chat`` and ``generative_scoring``."""
 
 from __future__ import annotations
 
@@ -16,18 +12,21 @@ from qreward.codecs import json as jsonio
 from qreward.codecs.base import EmbeddedError, Malformed, Unfinished, WireRequest
 from qreward.codecs.decisions.base import (
     DECLINED,
+    MOST_LETTERS,
+    SPELLINGS,
     DecisionInput,
     Dialect,
     InvalidAnswer,
     Kind,
     NoAnswer,
+    as_text,
+    asked,
     distribution,
+    labels_of,
     mass,
     member,
     probability,
 )
-from qreward.codecs.decisions.names import ALL_SPELLINGS, MOST_LETTERS, SPELLINGS, as_text, asked, labels_of
-from qreward.codecs.passthrough import passthrough
 from qreward.decisions import Choice, FoundAnswer, Question, Score, YesNo
 from qreward.errors import BadRequest
 from qreward.settings.policies import Endpoint
@@ -45,18 +44,8 @@ _THINKING = frozenset({"vllm", "sglang"})  # kinds of endpoints whose chat templ
 
 
 class ChatDialect(Dialect):
-    """Asks for decisions with ``POST /chat/completions`` and ``logprobs``.
-
-    A request has one question. The question comes after the input, so that the requests about one input have a common prefix. The
-    temperature is 1, because SGLang divides the logits by the temperature before it computes log probabilities
-    (``srt/layers/sampler.py``).
-
-    Args:
-        extra: further members of the body.
-        top: number of the most probable first tokens whose log probabilities are requested.
-        ids: label -> ids of the tokens that spell it. If all labels of a question have ids, the log probabilities of these tokens are
-            requested instead, with vLLM's parameter ``logprob_token_ids``. Then no label is missing, however improbable it is.
-    """
+    """Asks with ``POST /chat/completions`` and ``logprobs``. The question comes after the input, so that requests share a prefix. The
+    temperature is 1, because SGLang divides the logits by it before it computes log probabilities (``srt/layers/sampler.py``)."""
 
     name = "chat"
     path = "/chat/completions"
@@ -65,22 +54,11 @@ class ChatDialect(Dialect):
     types: ClassVar[Mapping[Kind, str]] = {YesNo: "yes_no", Score: "score", Choice: "choice"}
     reserved = frozenset({"model", "messages", "input", "questions", "logprobs", "stream", "n"})
 
-    def __init__(self, extra: Mapping[str, Any], top: int = TOPS[0], ids: Mapping[str, Sequence[int]] | None = None) -> None:
+    def __init__(self, extra: Mapping[str, Any], top: int = TOPS[0]) -> None:
         super().__init__({"logprobs": True, "top_logprobs": top, "temperature": 1.0, **extra})
-        self._own, self._top, self._ids = extra, top, ids or {}
 
-    def at(self, endpoint: Endpoint) -> Dialect:
-        return CHAT_WITHOUT_THINKING if endpoint.kind in _THINKING else CHAT_DECISIONS
-
-    def after(self, error: Exception) -> ChatDialect | None:
-        """Return the dialect that asks for fewer log probabilities, if the server refused the number; None after any other error."""
-        if getattr(error, "status_code", None) not in (400, 422) or "logprob" not in str(error).lower():
-            return None
-        return next((ChatDialect(self._own, top) for top in TOPS if top < self._top or self._ids), None)
-
-    def exact(self, ids: Mapping[str, Sequence[int]]) -> ChatDialect:
-        """Return the dialect that asks for the log probabilities of the labels' tokens."""
-        return ChatDialect(self._own, self._top, ids)
+    def variants(self, endpoint: Endpoint) -> Sequence[Dialect]:
+        return _WITHOUT_THINKING if endpoint.kind in _THINKING else _CHATS
 
     def write(self, question: Question) -> str:
         return asked(question)
@@ -89,10 +67,7 @@ class ChatDialect(Dialect):
         inputs: DecisionInput = call.inputs
         self.check(inputs.questions, call.params)
         length = {} if "max_completion_tokens" in call.params else {"max_tokens": 1}
-        extra = self.extra
-        if self._ids and (ids := self._ids_for(inputs.questions[0])):
-            extra = {**extra, "top_logprobs": 0, "logprob_token_ids": ids}
-        return jsonio.write(model, "messages", _messages(inputs), {**length, **extra, **call.params}, all_text=True)
+        return jsonio.write(model, "messages", _messages(inputs), {**length, **self.extra, **call.params}, all_text=True)
 
     def rows(self, document: dict[str, Any], count: int) -> Sequence[Any]:  # noqa: ARG002 - always one
         choices = document.get("choices")
@@ -121,46 +96,16 @@ class ChatDialect(Dialect):
         if not whole:
             raise NoAnswer("the model's first token is none of the labels (this dialect does not work with a model that thinks first)")
         if missing := len(labels) - len(found):
-            unseen = max(1.0 - math.fsum(numbers), 0.0)
-            if not self._ids_for(question):  # no other token is more probable than the least of the most probable ones
-                unseen = min(unseen, missing * min(numbers))
+            # no other token is more probable than the least of the most probable ones
+            unseen = min(max(1.0 - math.fsum(numbers), 0.0), missing * min(numbers))
             if unseen > UNSEEN * (whole + unseen):
                 share = f"{unseen / (whole + unseen):.2f} of the probability of all labels"
                 raise NoAnswer(f"the server returned too few tokens: the labels that are missing may have {share}")
         shares = [found.get(label, 0.0) / whole for label in labels]
         return FoundAnswer(distribution(shares, len(shares)), label_mass=whole)
 
-    def _ids_for(self, question: Question) -> list[int]:
-        """Return the ids of the tokens of a question's labels; an empty list if they are unknown."""
-        labels = labels_of(question)
-        return [number for label in labels for number in self._ids[label]] if self._ids.keys() >= set(labels) else []
-
-
-def tokenize_call(model: str) -> WireRequest:
-    """Return the request for the ids of the tokens of all labels: vLLM's ``POST /tokenize``."""
-    text = {"prompt": ALL_SPELLINGS, "add_special_tokens": False, "return_token_strs": True}
-    return WireRequest(passthrough("/tokenize"), model, None, text, None)
-
-
-def label_ids(body: bytes) -> dict[str, list[int]]:
-    """Return label -> ids of the tokens that spell it, from vLLM's response to ``tokenize_call``; an empty dict for any other response."""
-    document = jsonio.read_object(body)
-    ids, tokens = document.get("tokens"), document.get("token_strs")
-    if not isinstance(ids, list) or not isinstance(tokens, list) or len(ids) != len(tokens):
-        return {}
-    found: dict[str, list[int]] = {}
-    for number, token in zip(ids, tokens, strict=True):
-        label = SPELLINGS.get(token) if isinstance(token, str) else None
-        if label is not None and type(number) is int and number not in found.setdefault(label, []):
-            found[label].append(number)
-    return found
-
 
 def _messages(inputs: DecisionInput) -> list[dict[str, str]]:
-    """Return the messages of the request: one user message with the input and the question.
-
-    If the input begins with a system message and has further messages, the system message comes first, as a message of its own.
-    """
     given, question = inputs.input, asked(inputs.questions[0])
     if isinstance(given, str):
         return [{"role": "user", "content": f"{given}\n\n{question}"}]
@@ -169,7 +114,6 @@ def _messages(inputs: DecisionInput) -> list[dict[str, str]]:
 
 
 def _tokens(choice: dict[str, Any]) -> list[tuple[str, float]]:
-    """Return the candidates for the first token, each with its log probability. Raises ``InvalidAnswer`` or ``NoAnswer``."""
     logprobs = choice.get("logprobs")
     content = logprobs.get("content") if isinstance(logprobs, dict) else None
     if not isinstance(content, list) or not content:
@@ -186,14 +130,7 @@ def _tokens(choice: dict[str, Any]) -> list[tuple[str, float]]:
 
 
 class GenerativeScoringDialect(Dialect):
-    """Sends ``YesNo`` questions as items of one query. The server compares the probabilities that the next token is yes or no.
-
-    The server applies no chat template: the model continues a text that ends with ``Answer:``. A text that is too long for the model is
-    truncated without an error.
-
-    Args:
-        labels: the ids of the tokens for yes and no, from ``Endpoint(decision_labels=(yes, no))``.
-    """
+    """Sends ``YesNo`` questions as items of one query. The server compares the probabilities that the next token is yes or no."""
 
     name = "generative_scoring"
     path = "/generative_scoring"
@@ -209,8 +146,8 @@ class GenerativeScoringDialect(Dialect):
         super().__init__({"label_token_ids": labels, "apply_softmax": True})
         self.labels = labels
 
-    def at(self, endpoint: Endpoint) -> Dialect:
-        return _with_labels(endpoint.decision_labels)
+    def variants(self, endpoint: Endpoint) -> Sequence[Dialect]:
+        return (_with_labels(endpoint.decision_labels),)
 
     def write(self, question: Question) -> str:
         return f"\n\n{asked(question)}\nAnswer:"
@@ -236,6 +173,6 @@ def _with_labels(labels: tuple[int, int] | None) -> GenerativeScoringDialect:
     return GENERATIVE_SCORING if labels is None else GenerativeScoringDialect(labels)
 
 
-CHAT_DECISIONS = ChatDialect({})
-CHAT_WITHOUT_THINKING = ChatDialect({"chat_template_kwargs": {"enable_thinking": False}})
+_CHATS = CHAT_DECISIONS, *_ = [ChatDialect({}, top) for top in TOPS]
+_WITHOUT_THINKING = CHAT_WITHOUT_THINKING, *_ = [ChatDialect({"chat_template_kwargs": {"enable_thinking": False}}, top) for top in TOPS]
 GENERATIVE_SCORING = GenerativeScoringDialect()

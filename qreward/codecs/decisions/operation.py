@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 from qreward.codecs.base import WireRequest
 from qreward.codecs.decisions.base import DecisionInput, DecisionReply, Dialect, valid_input
 from qreward.codecs.decisions.chat import CHAT_DECISIONS, GENERATIVE_SCORING, ChatDialect
-from qreward.codecs.decisions.named import SGLANG, SYSTEMONE
-from qreward.codecs.decisions.openai import OPENAI, VLLM
+from qreward.codecs.decisions.native import OPENAI, SGLANG, SYSTEMONE, VLLM
 from qreward.decisions import YesNo
+from qreward.errors import InvalidResponse
 from qreward.settings.policies import Endpoint
 
 DIALECTS: Mapping[str, Dialect] = {each.name: each for each in (OPENAI, VLLM, SGLANG, SYSTEMONE, CHAT_DECISIONS, GENERATIVE_SCORING)}
@@ -24,8 +23,6 @@ PROBE = DecisionInput(
     [{"role": "system", "content": "Judge the sum."}, {"role": "user", "content": "2 + 2 = 4"}], (YesNo("The sum is right."),), 0.0
 )
 """A small decision that shows which dialect a server uses. vLLM takes no system message, so that it refuses the dialect ``openai``."""
-TIMEOUT = 10.0
-"""Maximum seconds in which an endpoint is asked which dialect it uses."""
 NO_SUCH_PATH = frozenset({404, 405, 501})
 """HTTP statuses of responses from servers that do not have the path of a request."""
 OTHER_BODY = frozenset({400, 422})
@@ -37,24 +34,14 @@ names of models."""
 
 class Decide:
     """Checks decisions, and remembers the dialect of each pair of endpoint and model. ``Decide`` is the codec of a ``WireRequest`` whose
-    ``inputs`` are a ``DecisionInput``.
-
-    Args:
-        learned: function that is called after an error response has shown that an endpoint uses another dialect.
-
-    Attributes:
-        pending: endpoint and model -> a future that has a result when the endpoint was asked which dialect it uses.
-    """
+    ``inputs`` are a ``DecisionInput``. ``learned`` is called after an answer has shown a dialect."""
 
     name = "decide"
     path = ""
 
-    def __init__(self, learned: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, learned: Callable[[Endpoint, str, Dialect], object] = lambda *_: None) -> None:
         self._learned = learned
         self._known: dict[tuple[str, ...], Dialect] = {}
-        self._assumed: dict[tuple[str, ...], Dialect] = {}
-        self._refused: set[tuple[str, ...]] = set()
-        self.pending: dict[tuple[str, ...], Future[None]] = {}
 
     def known(self, endpoint: Endpoint, model: str) -> Dialect | None:
         """Return the dialect in which an endpoint has answered for a model; None if it has not answered yet, or must use another one."""
@@ -62,82 +49,43 @@ class Decide:
         return found if found is None or endpoint.decisions in (None, found.name) else None
 
     def is_certain(self, endpoint: Endpoint, model: str) -> bool:
-        """Return False if requests may show how to ask an endpoint: its dialect, or the ids of vLLM's tokens for the dialect ``chat``."""
-        named = endpoint.decisions is not None and (endpoint.decisions, endpoint.kind) != ("chat", "vllm")
-        return named or self.known(endpoint, model) is not None
-
-    def dialect_at(self, endpoint: Endpoint, model: str) -> Dialect:
-        """Return the dialect in which the next request to an endpoint is encoded: the known one, the one that the endpoint's settings
-        name, the assumed one, or the first to try."""
-        found = self.known(endpoint, model) or (None if endpoint.decisions else self._assumed.get(key_of(endpoint, model)))
-        return found or self.to_try(endpoint)[0]
-
-    def pending_at(self, endpoint: Endpoint, model: str) -> Future[None] | None:
-        """Return the future of ``pending`` while an endpoint is being asked which dialect it uses; else None."""
-        return self.pending.get(key_of(endpoint, model)) if self.pending else None
+        return endpoint.decisions is not None or self.known(endpoint, model) is not None
 
     def to_try(self, endpoint: Endpoint) -> list[Dialect]:
-        """Return the dialects that an endpoint may use, the first to try first."""
         names = (endpoint.decisions,) if endpoint.decisions else ORDER.get(endpoint.kind, OTHERS)
-        return [DIALECTS[name].at(endpoint) for name in names]
+        return [dialect for name in names for dialect in DIALECTS[name].variants(endpoint)]
 
-    def remember(self, endpoint: Endpoint, model: str, dialect: Dialect, *, known: bool = True) -> None:
-        """Store the dialect in which an endpoint answers for a model. If not ``known``, the dialect is assumed until it is known."""
-        table = self._known if known else self._assumed
-        if len(table) >= MOST_KNOWN:
-            table.clear()
-        table[key_of(endpoint, model)] = dialect
-        if known:
-            self._refused.discard(key_of(endpoint, model))
+    def dialect_at(self, endpoint: Endpoint, model: str) -> Dialect:
+        return self.known(endpoint, model) or self.to_try(endpoint)[0]
 
     def most_questions(self, endpoints: Iterable[Endpoint], model: str) -> int:
         """Return the largest number of questions in a request that all endpoints accept; 1 if there is no endpoint."""
         return min((self.dialect_at(endpoint, model).most_questions for endpoint in endpoints), default=1)
 
     def next_dialect(self, endpoint: Endpoint, model: str, tried: Sequence[tuple[Dialect, Exception]]) -> Dialect | None:
-        """Return the dialect in which a refused request is sent again; None if it must not be.
-
-        A server that refuses the number of log probabilities is asked for fewer. A server without the path, for example because it was
-        replaced, and one that refuses the body in a dialect that is only assumed, is asked in the other dialects to try.
-
-        Args:
-            endpoint: the endpoint, whose setting ``decisions`` stands.
-            model: the model.
-            tried: the dialects in which the request was sent, with the errors.
-        """
-        sent, error = tried[-1]
-        if isinstance(sent, ChatDialect) and (fewer := sent.after(error)) is not None:
-            return fewer
-        key, status = key_of(endpoint, model), _status(error)
-        known = self._known.get(key)  # it may have become known while the request was under way
-        refused = status in NO_SUCH_PATH or (status in OTHER_BODY and all(known is not each for each, _ in tried))
-        if endpoint.decisions is not None or not refused or key in self._refused:
+        """Return the dialect in which a refused request is sent again: a server that does not have the path is asked in the others, and so
+        is one that refuses the body and has not answered before. ``tried`` has the dialects so far, with the errors."""
+        known, last, sent = self.known(endpoint, model), tried[-1][1], [dialect for dialect, _ in tried]
+        if _status(last) not in NO_SUCH_PATH and (known in sent or not refuses_body(last)):
             return None
-        names = {each.name for each, _ in tried}
-        missing = {each.path for each, why in tried if _status(why) in NO_SUCH_PATH}
-        rows = self.to_try(endpoint)
-        following = next((place for place, each in enumerate(rows, 1) if each.name == sent.name), 0)
-        rows = [*([] if known is None else [known]), *rows[following:], *rows[:following]]
-        found = next((each for each in rows if each.name not in names and each.path not in missing), None)
-        if found is not None and found is not known and status in NO_SUCH_PATH:
-            self.remember(endpoint, model, found, known=known is not None)
-            self._learned()
+        missing = {dialect.path for dialect, error in tried if _status(error) in NO_SUCH_PATH}
+        rows = [*([] if known is None else [known]), *self.to_try(endpoint)]
+        found = next((each for each in rows if each not in sent and each.path not in missing), None)
+        if found is not None and known in sent:  # the server was replaced; its path is gone
+            self.remember(endpoint, model, found)
         return found
 
-    def answered(self, endpoint: Endpoint, model: str, dialect: Dialect) -> None:
-        """Remember the dialect of an answer to a request, after a request was refused."""
-        self.remember(endpoint, model, dialect)
-        self._learned()
+    def answered(self, endpoint: Endpoint, model: str, dialect: Dialect, tried: Sequence[tuple[Dialect, Exception]] = ()) -> None:
+        """Remember the dialect of an answer, unless another one is known that was not refused."""
+        known = self.known(endpoint, model)
+        if known is not dialect and (known is None or known in [each for each, _ in tried]):
+            self.remember(endpoint, model, dialect)
 
-    def refused(self, endpoint: Endpoint, model: str) -> None:
-        """Record that an endpoint refuses a valid question in every dialect, so that no request to it is sent in several dialects."""
-        if len(self._refused) >= MOST_KNOWN:
-            self._refused.clear()
-        self._refused.add(key_of(endpoint, model))
-
-    def was_refused(self, endpoint: Endpoint, model: str) -> bool:
-        """Return True if an endpoint refused a valid question in every dialect, and has not answered since."""
-        return bool(self._refused) and key_of(endpoint, model) in self._refused
+    def remember(self, endpoint: Endpoint, model: str, dialect: Dialect) -> None:
+        if len(self._known) >= MOST_KNOWN:
+            self._known.clear()
+        self._known[key_of(endpoint, model)] = dialect
+        self._learned(endpoint, model, dialect)
 
     def advice(self, endpoint: Endpoint, model: str, sent: Dialect, error: Exception) -> str:
         """Return a hint to add to an error that a wrong dialect may have caused; ``""`` for any other error."""
@@ -150,12 +98,10 @@ class Decide:
         return f"; the decision was sent in the dialect {sent.name!r}; if the server uses another one, {where}"
 
     def validate(self, inputs: Any) -> DecisionInput:
-        """Return checked input and questions, as :func:`valid_input` does."""
         return valid_input(inputs)
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
-        """Return the estimate of one dialect. Other dialects need about as many tokens."""
-        return OPENAI.estimate_tokens(call)
+        return OPENAI.estimate_tokens(call)  # other dialects need about as many tokens
 
     def encode(self, call: WireRequest, model: str) -> bytes:  # noqa: ARG002 - as all codecs have it
         raise TypeError("the body of a decision depends on the endpoint; bind the call to an endpoint first")
@@ -167,8 +113,11 @@ class Decide:
         return "<Decide>"
 
 
+def refuses_body(error: Exception) -> bool:
+    return _status(error) in OTHER_BODY or isinstance(error, InvalidResponse)
+
+
 def key_of(endpoint: Endpoint, model: str) -> tuple[str, ...]:
-    """Return what a dialect is remembered for."""
     return endpoint.name, endpoint.base_url, endpoint.kind, model
 
 

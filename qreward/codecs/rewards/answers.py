@@ -1,7 +1,4 @@
-"""Responses to lists of items. A response has a value or an error for each item, and the usage of each item.
-
-Objects of the openai package are created only when a caller needs them.
-"""
+"""Responses to lists of items."""
 
 from __future__ import annotations
 
@@ -41,14 +38,6 @@ class RewardScore(float):
 
 
 class ItemAnswer(msgspec.Struct, gc=False):
-    """Holds the result of one item of a list. Implements ``qreward.results.Answered``.
-
-    Attributes:
-        value: the value of the item.
-        usage: the item's share of the tokens of the request; None if the server reported no tokens.
-        estimated: True if the share is estimated from the sizes of the items, because the server reported only the total.
-    """
-
     value: Any
     usage: Usage | None
     estimated: bool
@@ -57,13 +46,11 @@ class ItemAnswer(msgspec.Struct, gc=False):
         return self.value
 
     def text(self) -> str:
-        """Return the text of the first choice if the result is a completion; otherwise ``""``."""
         text = self._first().get("text")
         return text if isinstance(text, str) else ""
 
     @property
     def finish_reason(self) -> str | None:
-        """The reason why the first choice ended, if the result is a completion; otherwise None."""
         return ending_of(self._first().get("finish_reason"))
 
     def _first(self) -> dict[str, Any]:
@@ -72,18 +59,6 @@ class ItemAnswer(msgspec.Struct, gc=False):
 
 
 class ListAnswer(msgspec.Struct, gc=False):
-    """Holds the response to a list of items.
-
-    Attributes:
-        items: the value of each item or an ``InvalidResponse``, in the order of the request.
-        usage: tokens of the whole request; None if the server reported no tokens.
-        each: tokens of each item; None if the server did not report them.
-        sizes: estimated prompt tokens of each item. ``usage`` is divided among the items in proportion to these sizes.
-        outputs: size of each item's generated text. The completion tokens of ``usage`` are divided in proportion to these sizes. None if
-            the operation generates no text.
-        kind: the type of an item's answer.
-    """
-
     items: list[Any]
     usage: Usage | None
     each: Sequence[Usage | None] | None
@@ -102,7 +77,6 @@ class ListAnswer(msgspec.Struct, gc=False):
         return self.items
 
     def shares(self) -> list[ItemAnswer | InvalidResponse]:
-        """Return the answer or the error of each item. Each answer has its share of the usage."""
         whole, count = self.usage, len(self.items)
         estimated = self.each is None and whole is not None and count > 1
         usages = self._estimated(whole) if estimated and whole is not None else self.each or [whole] * count
@@ -121,14 +95,7 @@ class ListAnswer(msgspec.Struct, gc=False):
 
 
 def share(total: int | None, sizes: Sequence[float]) -> list[int | None]:
-    """Split a total into integers in proportion to the sizes (Hamilton's method of largest remainders).
-
-    If the total is None, negative or too large, every share is None.
-
-    Example:
-        >>> share(10, [1.0, 1.0, 2.0])
-        [3, 2, 5]
-    """
+    """Split a total into integers in proportion to the sizes (Hamilton's method of largest remainders)."""
     if total is None or not 0 <= total <= _MOST:
         return [None] * len(sizes)
     whole = sum(sizes)
@@ -141,8 +108,6 @@ def share(total: int | None, sizes: Sequence[float]) -> list[int | None]:
 
 
 class Choices(ItemAnswer, gc=False):
-    """Holds the choices of a completion for one prompt. ``build`` returns a list of openai ``CompletionChoice``."""
-
     def build(self) -> Any:
         from openai.types import CompletionChoice  # noqa: PLC0415 - takes most of a second, and is often not needed
 
@@ -150,8 +115,6 @@ class Choices(ItemAnswer, gc=False):
 
 
 class Moderated(ItemAnswer, gc=False):
-    """Holds the moderation of one input. ``build`` returns an openai ``Moderation``."""
-
     def build(self) -> Any:
         from openai.types import Moderation  # noqa: PLC0415
 

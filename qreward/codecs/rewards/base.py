@@ -1,9 +1,4 @@
-"""The base of all list codecs: one request body with many items, and one response with a value for each item.
-
-Before an endpoint is chosen, a request has an ``Operation``. It validates the items, estimates their size, and decides which items may
-share a request. When an endpoint takes the request, the ``ListCodec`` of the endpoint's kind encodes the body and decodes the response. A
-``ServerKind`` describes one kind of server.
-"""
+"""The base of all list codecs: one request body with many items, and one response with a value for each item."""
 
 from __future__ import annotations
 
@@ -42,8 +37,6 @@ class Pair(msgspec.Struct, frozen=True, gc=False):
 
 
 class Conversation(msgspec.Struct, frozen=True, gc=False):
-    """Holds a conversation whose last message is scored."""
-
     messages: list[Any]
 
 
@@ -54,44 +47,33 @@ class Parts(msgspec.Struct, frozen=True, gc=False):
 
 
 def pair_item(raw: Any) -> str | Pair | Conversation:
-    """Return an item to score: a text, a ``Pair``, or a ``Conversation``.
-
-    Args:
-        raw: a text, ``(prompt, response)``, a list of messages, or a dict with ``prompt`` and ``response`` or with ``messages``. If the
-            prompt is a list of messages, the response becomes its last message.
-
-    Raises:
-        BadRequest: ``raw`` has none of these forms.
-    """
+    """Return an item to score: a text, a ``Pair``, or a ``Conversation``. Raises ``BadRequest``."""
     if isinstance(raw, str):
         return raw
-    found = raw
     if isinstance(raw, Mapping):
-        if "messages" not in raw and not ("prompt" in raw and "response" in raw):
+        if "messages" in raw:
+            return _chat(raw["messages"])
+        if not ("prompt" in raw and "response" in raw):
             raise BadRequest("a dict must have 'prompt' and 'response', or 'messages'")
-        found = Conversation(raw["messages"]) if "messages" in raw else Pair(raw["prompt"], raw["response"], raw.get("label"))
-    elif isinstance(raw, tuple) or (isinstance(raw, list) and len(raw) == 2 and isinstance(raw[1], str | None)):
+        return _pair(Pair(raw["prompt"], raw["response"], raw.get("label")))
+    if isinstance(raw, tuple) or (isinstance(raw, list) and len(raw) == 2 and isinstance(raw[1], str | None)):
         if len(raw) != 2:
             raise BadRequest(f"a tuple of {len(raw)} cannot be scored; a pair is (prompt, response)")
-        found = Pair(*raw)
-    elif isinstance(raw, list):
-        found = Conversation(raw)
-    if isinstance(found, Pair):
-        return _pair(found)
-    if isinstance(found, Conversation):
-        return _chat(found.messages)
+        return _pair(Pair(*raw))
+    if isinstance(raw, Pair):
+        return _pair(raw)
+    if isinstance(raw, list | Conversation):
+        return _chat(raw if isinstance(raw, list) else raw.messages)
     raise _not_an_item(raw, "item", "an item to score must be (prompt, response), a text or a list of messages")
 
 
 def text_item(raw: Any) -> str:
-    """Return a text. Raises ``BadRequest`` for anything else."""
     if isinstance(raw, str):
         return raw
     raise _not_an_item(raw, "text", "the item must be a text")
 
 
 def token_item(raw: Any) -> str | list[int]:
-    """Return a non-empty text or list of token ids. Raises ``BadRequest`` for anything else."""
     if isinstance(raw, list | tuple) and raw and set(map(type, raw)) == {int}:
         return list(raw)
     if isinstance(raw, str) and raw:
@@ -109,7 +91,6 @@ def parts_item(raw: Any) -> str | Parts:
 
 
 def _not_an_item(raw: object, name: str, rule: str) -> BadRequest:
-    """Return the error for an invalid item. The item None has a special message, because None usually comes from a failed generation."""
     if raw is None:
         return BadRequest(f"the {name} is None; leave the item out, or give the {name}")
     return BadRequest(f"{rule}, not {'an empty one' if raw in ('', [], ()) else f'a {type(raw).__name__}'}")
@@ -136,7 +117,6 @@ def _chat(messages: Any) -> Conversation:
 
 
 def shape_of(item: Any) -> str:
-    """Return the kind of an item: ``text``, ``pair``, ``chat``, ``tokens`` or ``parts``."""
     return _SHAPES[type(item)]
 
 
@@ -231,11 +211,7 @@ _NOT_ITEM_KINDS = frozenset({FailureKind.OVERLOADED, FailureKind.QUOTA, FailureK
 
 
 def splits(failure: Failure, count: int) -> bool:
-    """Return True if a failed list of ``count`` items must be sent again in two halves, so that in the end only the bad item fails.
-
-    After an overload, the list is not split, because the whole list can be sent again. After an error such as a wrong key, the list is not
-    split, because each half would fail too.
-    """
+    """Return True if a failed list of ``count`` items must be sent again in two halves, so that in the end only the bad item fails."""
     status = failure.error.status_code if isinstance(failure.error, RequestError) else None
     if count < 2 or failure.misconfigured or failure.kind in _NOT_ITEM_KINDS or status == NOT_FOUND:
         return False
@@ -243,26 +219,14 @@ def splits(failure: Failure, count: int) -> bool:
 
 
 def may_have_a_bad_item(error: BaseException) -> bool:
-    """Return True if parts of a failed list may succeed.
-
-    Return False for an unknown route or model, and for a response that could be read but does not have one result per item. Parts of the
-    list must not be sent to the server of such a response. If the server always returns one number, its response to a part with one item
-    would wrongly be accepted.
-    """
+    """Return True if parts of a failed list may succeed."""
     read = isinstance(error, InvalidResponse) and error.status_code is not None
     missing = isinstance(error, RequestError) and error.status_code == NOT_FOUND
     return isinstance(error, BAD_ITEM_ERRORS) and not read and not missing
 
 
 class Operation:
-    """Defines an operation on a list of items, such as ``score``. An operation is the ``codec`` of a ``WireRequest`` until an endpoint is
-    chosen.
-
-    Attributes:
-        name: name of the operation, such as ``score``.
-        item: function that validates one item and returns it in the form that codecs take. It raises ``BadRequest`` for an invalid item.
-        check: function that raises ``BadRequest`` if a parameter is missing or not supported.
-    """
+    """Defines an operation on a list of items, such as ``score``."""
 
     path = ""
 
@@ -290,10 +254,7 @@ class Operation:
         return sum(map(tokens_in, call.inputs)), output
 
     def merge_key(self, call: WireRequest) -> Hashable:
-        """Return the key of a call. Calls with equal keys differ only in their items, so the items of these calls may share a request.
-
-        Raises ``BadRequest`` if JSON cannot represent a parameter.
-        """
+        """Return the key of a call. Calls with equal keys differ only in their items, so the items of these calls may share a request."""
         params = jsonio.write(call.model, "", None, dict(sorted(call.params.items())), all_text=True)
         headers = frozenset((name.lower(), value) for name, value in (call.headers or {}).items())
         return self.name, frozenset(map(shape_of, call.inputs)), params, headers
@@ -466,12 +427,7 @@ class ListCodec:
 
 
 class NumberCodec(ListCodec):
-    """Reads rows with a list of numbers, such as the classes of a classifier. ``RewardModel.label`` selects the number that is the reward.
-
-    Attributes:
-        value_in: name of the row's member with the numbers.
-        last: rule for the case that no label is set. If True, the last number is the reward. If False, a row must have only one number.
-    """
+    """Reads rows with a list of numbers, such as the classes of a classifier."""
 
     last: ClassVar[bool] = False
 

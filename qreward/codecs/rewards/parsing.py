@@ -1,7 +1,4 @@
-"""Strict parsing of lists in responses: numbers must be finite, and each row must belong to one item.
-
-Functions raise ``Malformed`` or ``EmbeddedError`` for a whole response and ``InvalidRow`` for one row.
-"""
+"""Strict parsing of lists in responses: numbers must be finite, and each row must belong to one item."""
 
 from __future__ import annotations
 
@@ -28,15 +25,10 @@ def read(body: bytes) -> Any:
 
 
 def is_error(document: dict[str, Any]) -> bool:
-    """Return True if a document is an error response.
-
-    Most servers send ``{"error": ...}``, SGLang sends ``{"object": "error"}``, and TEI's OpenAI routes send ``{"message", "type"}``.
-    """
     return bool(document.get("error")) or document.get("object") == "error" or ("message" in document and "type" in document)
 
 
 def check_ending(reason: object) -> None:
-    """Raise ``InvalidRow`` if the chat codec does not accept a ``finish_reason``."""
     try:
         CHAT.check_ending(reason)
     except Unfinished as error:
@@ -44,10 +36,7 @@ def check_ending(reason: object) -> None:
 
 
 def member(document: Any, name: str) -> list[Any]:
-    """Return the list in the member ``name`` of the response, or the response itself if the name is ``""``.
-
-    Raises ``Malformed`` if the result is not a list.
-    """
+    """Return the list in the member ``name`` of the response, or the response itself if the name is ``""``."""
     found = (document.get(name) if isinstance(document, dict) else None) if name else document
     if not isinstance(found, list):
         raise Malformed(f"the answer has no {name}" if name else "the answer is not an array of results")
@@ -55,17 +44,13 @@ def member(document: Any, name: str) -> list[Any]:
 
 
 def as_many(rows: list[Any], count: int, what: str) -> list[Any]:
-    """Return the rows if their number is ``count``, the number of items. Raises ``Malformed`` otherwise."""
     if len(rows) != count:
         raise Malformed(f"the answer has {len(rows)} {what} for {count} item{'s'[: count != 1]}")
     return rows
 
 
 def in_order(rows: list[Any], count: int) -> list[Any]:
-    """Return the rows in the order of the items. Rows with an ``index`` are sorted by it. The order of rows without an ``index`` is kept.
-
-    Raises ``Malformed`` if there is not one row per item, or if the indexes do not match the items.
-    """
+    """Return the rows in the order of the items. Rows with an ``index`` are sorted by it."""
     rows = as_many(rows, count, "results")
     order = order_of([row.get("index") if isinstance(row, dict) else None for row in rows])
     return rows if order is None else [rows[place] for place in order]
@@ -93,7 +78,6 @@ def number(raw: Any, what: str = "score") -> float:
 
 
 def is_number(raw: Any) -> bool:
-    """Return True if ``number`` accepts a value."""
     try:
         number(raw)
     except InvalidRow:
@@ -102,10 +86,7 @@ def is_number(raw: Any) -> bool:
 
 
 def numbers(raw: Any, what: str) -> list[float]:
-    """Return a non-empty list of finite numbers. A string is decoded as base64 of little-endian float32, as in the OpenAI API.
-
-    Raises ``InvalidRow`` for anything else.
-    """
+    """Return a non-empty list of finite numbers. A string is decoded as base64 of little-endian float32, as in the OpenAI API."""
     try:
         values = jsonio.base64_floats(raw) if isinstance(raw, str) else raw
     except ValueError:
@@ -127,18 +108,6 @@ def row_of(raw: Any) -> dict[str, Any]:
 
 
 def by_position(values: Sequence[float], label: int | str | None, names: Sequence[str], *, last: bool, what: str) -> float:
-    """Return the number that a label selects.
-
-    Args:
-        values: the numbers of a row.
-        label: a position, or one of ``names``. None selects the only number.
-        names: names of the numbers, in their order.
-        last: True if None selects the last of several numbers.
-        what: name of the list, for messages.
-
-    Raises:
-        InvalidRow: the label selects no number; or the label is None, ``last`` is False, and the row has several numbers.
-    """
     if isinstance(label, str):
         if label not in names:
             raise InvalidRow(f"its {what} has no {label!r}; label may be a position, or one of the names in labels ({safe_names(names)})")
@@ -153,14 +122,7 @@ def by_position(values: Sequence[float], label: int | str | None, names: Sequenc
 
 
 def labelled(row: Any) -> dict[str, float]:
-    """Return the score of each label in a row. The order of the scores has no meaning, because servers sort by score.
-
-    Raises ``InvalidRow`` if the row has another form.
-
-    Example:
-        >>> labelled([{"label": "good", "score": 0.75}, {"label": "bad", "score": 0.25}])
-        {'good': 0.75, 'bad': 0.25}
-    """
+    """Return the score of each label in a row. The order of the scores has no meaning, because servers sort by score."""
     if not isinstance(row, list) or not row:
         raise InvalidRow(f"its result is {safe_repr(row)}, not a list of labels")
     found: dict[str, float] = {}
@@ -173,10 +135,7 @@ def labelled(row: Any) -> dict[str, float]:
 
 
 def by_name(attributes: dict[str, float], label: int | str | None, usual: str) -> float:
-    """Return the number that a label selects by name or position. Without a label, return the number named ``usual``, or the only number.
-
-    Raises ``InvalidRow`` if there is no such number.
-    """
+    """Return the number that a label selects by name or position."""
     if isinstance(label, int):
         return by_position(list(attributes.values()), label, (), last=False, what="answer")
     if label is None:
@@ -187,10 +146,6 @@ def by_name(attributes: dict[str, float], label: int | str | None, usual: str) -
 
 
 def safe_repr(raw: Any) -> str:
-    """Return a value as text for a message.
-
-    For texts, lists and objects, the text is only the type, because such a value may contain a secret.
-    """
     if raw is None:
         return "null"
     if isinstance(raw, bool | float):
@@ -199,10 +154,7 @@ def safe_repr(raw: Any) -> str:
 
 
 def safe_names(names: Collection[str]) -> str:
-    """Return names as text for a message.
-
-    If a name is not a simple word, the text contains only the number of names, because a name may contain a secret.
-    """
+    """Return names as text for a message."""
     words = [name for name in names if _WORD.fullmatch(name)]
     return ", ".join(words) if words and len(words) == len(names) else f"{len(names)} names" if names else "no names"
 

@@ -10,19 +10,12 @@ from qreward.codecs.base import WireRequest
 from qreward.codecs.decisions.operation import Decide
 from qreward.codecs.embeddings import EMBEDDINGS
 from qreward.codecs.rewards.base import ListCodec, Operation, ServerKind, pair_item, parts_item, text_item, token_item
-from qreward.codecs.rewards.local import local_codec
-from qreward.codecs.rewards.nim import NIM
-from qreward.codecs.rewards.openai import OPENAI, OPENAI_BATCH, EmbeddingList
-from qreward.codecs.rewards.openrlhf import OPENRLHF
-from qreward.codecs.rewards.sglang import SGLANG
-from qreward.codecs.rewards.tei import TEI
-from qreward.codecs.rewards.vllm import VLLM
+from qreward.codecs.rewards.kinds import BUILT_IN, EmbeddingList, local_codec
 from qreward.errors import BadRequest, ConfigError
 from qreward.settings.local import LocalFunction
 from qreward.settings.policies import SERVER_KINDS, Endpoint, RewardModel
 from qreward.spelling import did_you_mean
 
-BUILT_IN = (OPENAI, VLLM, SGLANG, TEI, OPENRLHF, NIM, OPENAI_BATCH)
 _KINDS = {kind.name: kind for kind in BUILT_IN}
 _USUAL = RewardModel()
 
@@ -40,21 +33,12 @@ def _check_choices(params: Mapping[str, Any]) -> None:
         raise BadRequest("n must be a whole number of at least 1")
 
 
-SCORE = Operation("score", pair_item)
-"""The operation ``score``. Items are pairs ``(prompt, response)``, conversations or texts. The value of each item is its reward, a
-``RewardScore``."""
-CLASSIFY = Operation("classify", pair_item)
-"""The operation ``classify``. Items have the same forms as the items of ``SCORE``. The value of each item is a ``dict[str, float]`` with
-the probability of each label."""
-RERANK = Operation("rerank", text_item, _check_ranking)
-"""The operation ``rerank``. Items are documents. The value of each item is its relevance to ``params["query"]``, a float."""
-EMBED = Operation("embeddings", token_item)
-"""The operation ``embeddings``. Items are texts or lists of token ids. The value of each item is its vector, a ``list[float]``."""
-COMPLETE = Operation("completions", token_item, _check_choices)
-"""The operation ``completions``. Items are prompts: texts or lists of token ids. The value of each item is a ``list[dict]`` with ``n``
-choices."""
-MODERATE = Operation("moderations", parts_item)
-"""The operation ``moderations``. Items are texts or lists of parts. The value of each item is its moderation, a ``dict``."""
+SCORE = Operation("score", pair_item)  # a RewardScore for each pair (prompt, response), conversation or text
+CLASSIFY = Operation("classify", pair_item)  # the probability of each label, for the same items
+RERANK = Operation("rerank", text_item, _check_ranking)  # the relevance of each document to params["query"]
+EMBED = Operation("embeddings", token_item)  # a vector for each text or list of token ids
+COMPLETE = Operation("completions", token_item, _check_choices)  # a list of n choices for each prompt
+MODERATE = Operation("moderations", parts_item)  # the moderation of each text or list of parts, a dict
 _OPERATIONS = [operation.name for operation in (SCORE, CLASSIFY, RERANK, EMBED, COMPLETE, MODERATE)]
 
 
@@ -88,7 +72,7 @@ def register_kind(kind: ServerKind) -> None:
     _KINDS[kind.name] = kind
     if kind.name not in SERVER_KINDS:
         SERVER_KINDS.append(kind.name)
-    _codec_of.cache_clear()
+    codec_of.cache_clear()
 
 
 def kind_of(name: str) -> ServerKind:
@@ -98,20 +82,9 @@ def kind_of(name: str) -> ServerKind:
     return _KINDS[name]
 
 
-def codec_of(kind: str, operation: Operation, settings: RewardModel = _USUAL) -> ListCodec:
-    """Return the codec of an operation for a kind of server. Equal arguments return the same codec.
-
-    Raises ``ConfigError`` if this kind of server does not support the operation or the route.
-
-    Example:
-        >>> codec_of("tei", SCORE).path, codec_of("tei", SCORE).limits.items
-        ('/predict', 32)
-    """
-    return _codec_of(kind, operation, settings)
-
-
 @lru_cache(maxsize=4096)
-def _codec_of(kind: str, operation: Operation, settings: RewardModel) -> ListCodec:
+def codec_of(kind: str, operation: Operation, settings: RewardModel = _USUAL) -> ListCodec:
+    """Return the codec of an operation for a kind of server. Equal arguments return the same codec. Raises ``ConfigError``."""
     routes = kind_of(kind).routes(operation.name)
     if not routes:
         kinds = sorted(each.name for each in _KINDS.values() if operation.name in each.codecs)
@@ -128,31 +101,13 @@ def _codec_of(kind: str, operation: Operation, settings: RewardModel) -> ListCod
 
 
 def codec_at(endpoint: Endpoint, operation: Operation) -> ListCodec:
-    """Return the codec of an operation at an endpoint. Raises ``ConfigError`` as :func:`codec_of` does."""
+    settings = endpoint.reward or _USUAL
     if isinstance(endpoint.compute, LocalFunction):
-        return local_codec(operation, settings_of(endpoint), endpoint.compute.max_batch_size)
-    return codec_of(endpoint.kind, operation, settings_of(endpoint))
-
-
-def settings_of(endpoint: Endpoint) -> RewardModel:
-    """Return the endpoint's ``reward`` settings, or the defaults if the endpoint has no such settings."""
-    return _USUAL if endpoint.reward is None else endpoint.reward
+        return local_codec(operation, settings, endpoint.compute.max_batch_size)
+    return codec_of(endpoint.kind, operation, settings)
 
 
 def bound(call: WireRequest, endpoint: Endpoint) -> tuple[WireRequest, str, bool]:
-    """Bind a call to an endpoint.
-
-    Returns:
-        Three values: the call with the codec of the endpoint; the path of the request; and True if the path is relative to the root of the
-        server.
-
-    Raises:
-        ConfigError: the endpoint does not support the operation.
-
-    Example:
-        >>> [bound(WireRequest(EMBEDDINGS, "m", "", {}, None), Endpoint("http://a", kind=kind))[1:] for kind in ("tei", "vllm", "nim")]
-        [('/v1/embeddings', True), ('/embeddings', False), ('/embeddings', False)]
-    """
     codec = call.codec
     if isinstance(codec, Operation):
         found = codec_at(endpoint, codec)
@@ -167,10 +122,4 @@ def bound(call: WireRequest, endpoint: Endpoint) -> tuple[WireRequest, str, bool
 
 
 def server_root(base_url: str) -> str:
-    """Return the address of a server without the ``/v1`` of its OpenAI API.
-
-    Example:
-        >>> server_root("http://gpu-0:8000/v1"), server_root("http://tei:8080")
-        ('http://gpu-0:8000', 'http://tei:8080')
-    """
     return base_url.removesuffix("/v1")

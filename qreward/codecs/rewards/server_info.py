@@ -1,7 +1,4 @@
-"""Parsers of responses in which servers report whether they are ready, their load and their limits.
-
-A missing or invalid value becomes None; no exception is raised. ``Load.joined`` combines several responses.
-"""
+"""Parsers of responses in which servers report whether they are ready, their load and their limits."""
 
 from __future__ import annotations
 
@@ -20,15 +17,7 @@ SLOTS = "/slots"
 
 
 class ServerLimits(msgspec.Struct, frozen=True):
-    """Holds the limits that a server reports. A limit that the server does not report is None.
-
-    Attributes:
-        items: maximum number of items in one request.
-        concurrency: maximum number of requests in flight. For TEI, this is the maximum number of items in flight.
-        input_tokens: maximum tokens of one item.
-        batch_tokens: maximum tokens that the server processes together.
-        cache_tokens: size of the prefix cache in tokens.
-    """
+    """Holds the limits that a server reports. A limit that the server does not report is None."""
 
     items: int | None = None
     concurrency: int | None = None
@@ -38,23 +27,12 @@ class ServerLimits(msgspec.Struct, frozen=True):
 
     @property
     def list_items(self) -> int | None:
-        """The maximum number of items in a list that the server accepts: the smaller one of ``items`` and ``concurrency``.
-
-        In servers that limit ``items``, each item of a list counts towards ``concurrency``. None means that ``items`` is not known.
-        """
+        """The maximum number of items in a list that the server accepts: the smaller one of ``items`` and ``concurrency``."""
         return self.items if self.items is None or self.concurrency is None else min(self.items, self.concurrency)
 
 
 class Load(msgspec.Struct, frozen=True):
-    """Holds the state that a server reports. A value that the server does not report is None.
-
-    Attributes:
-        ready: True if the server accepts requests.
-        running: number of items that the server processes now.
-        waiting: number of items that wait.
-        models: names of the models.
-        limits: the limits.
-    """
+    """Holds the state that a server reports. A value that the server does not report is None."""
 
     ready: bool | None = None
     running: float | None = None
@@ -63,7 +41,6 @@ class Load(msgspec.Struct, frozen=True):
     limits: ServerLimits = ServerLimits()
 
     def joined(self, other: Load) -> Load:
-        """Return both states combined. If both states report a value, the value of ``other`` counts."""
         return Load(**{**_reported(self), **_reported(other), "limits": ServerLimits(**_reported(self.limits) | _reported(other.limits))})
 
 
@@ -72,15 +49,6 @@ def _reported(struct: msgspec.Struct) -> dict[str, Any]:
 
 
 def read_load(path: str, status: int, body: bytes, readers: Mapping[str, Callable[[bytes], Load]] | None = None) -> Load:
-    """Parse the response to a probe.
-
-    The function for the path in ``readers`` or ``READERS`` parses the body of a 2xx response. If neither has a function for the path, only
-    the status is used: ``ready`` is True for 2xx, False for 5xx, and None for all other statuses.
-
-    Example:
-        >>> read_load("/v1/loads", 200, b'{"loads": [{"num_running_reqs": 3}]}').running
-        3.0
-    """
     read = (readers or {}).get(path) or READERS.get(path)
     if read is None:
         return Load(ready=True if 200 <= status < 300 else False if status >= 500 else None)
@@ -103,10 +71,7 @@ _SAMPLE = re.compile(rb'([A-Za-z_:][\w:]*)(?:\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})?[
 
 
 def _of_metrics(body: bytes) -> Load:
-    """Return the sums of the samples in a Prometheus text.
-
-    Only lines of known metrics are parsed, because the text can have hundreds of kilobytes.
-    """
+    """Return the sums of the samples in a Prometheus text."""
     found: dict[str, float] = {}
     cached = 0
     for line in body.split(b"\n"):
@@ -149,7 +114,6 @@ def _of_models(body: bytes) -> Load:
 
 
 def _of_slots(body: bytes) -> Load:
-    """Parse the slots of llama.cpp's server."""
     document = _document(body)
     slots = [row for row in document if isinstance(row, dict) and "is_processing" in row] if isinstance(document, list) else []
     if not slots:
@@ -177,7 +141,6 @@ def _document(body: bytes) -> Any:
 
 
 def _amount(document: Any, name: str) -> float | None:
-    """Return a member of an object if the member is a finite number and not negative. Otherwise return None."""
     raw = document.get(name) if isinstance(document, dict) else None
     value = _finite(raw) if type(raw) in (int, float) else None
     return value if value is not None and value >= 0 else None

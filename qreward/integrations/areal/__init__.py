@@ -33,7 +33,7 @@ ADAPTER = Adapter(
     columns={"prompt": ("messages", "prompt"), "response": ("completions",), "reference": ("answer", "solution", "ground_truth")},
     missing="raise",
 )
-_WORKFLOW = replace(ADAPTER, deadline=WORKFLOW_DEADLINE)
+WORKFLOW = replace(ADAPTER, deadline=WORKFLOW_DEADLINE)
 
 
 class NoReward(QRewardError):
@@ -63,7 +63,7 @@ def reward(prompt: str, completions: str, prompt_ids: list[int], completion_ids:
     made = ADAPTER.rewarder()
     _warn_of_late(made.deadline)
     try:
-        return portal().call(_reward, made, _row(prompt, completions, prompt_ids, completion_ids, data))
+        return portal().call(_reward, made, row_of(prompt, completions, prompt_ids, completion_ids, data))
     except TimeoutError as error:  # a RequestTimeout is a TimeoutError too
         raise NoReward(f"{type(error).__name__}: {error}") from error
 
@@ -81,10 +81,10 @@ async def async_reward(
         ...     prompt, completion = tokenizer.decode(resp.input_tokens), tokenizer.decode(resp.output_tokens)
         ...     return await async_reward(prompt, completion, resp.input_tokens, resp.output_tokens, **data)
     """
-    return await _reward(_WORKFLOW.rewarder(), _row(prompt, completions, prompt_ids, completion_ids, data))
+    return await _reward(WORKFLOW.rewarder(), row_of(prompt, completions, prompt_ids, completion_ids, data))
 
 
-def _row(prompt: str, completions: str | None, prompt_ids: object, completion_ids: object, data: dict[str, Any]) -> dict[str, Any]:
+def row_of(prompt: str, completions: str | None, prompt_ids: object, completion_ids: object, data: dict[str, Any]) -> dict[str, Any]:
     response = None if completions is None else without_end(completions)  # None gets no reward; see Rewarder.score
     return {**data, "prompt_ids": prompt_ids, "completion_ids": completion_ids, "prompt": prompt, "completions": response}
 

@@ -8,15 +8,20 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from qreward.integrations.areal import ADAPTER, async_reward
+from qreward.integrations.areal import WORKFLOW, async_reward, row_of
 from qreward.integrations.trainers import load_reward_config
+from qreward.integrations.trainers.rewarder import SPENT
 
-_Workflow: Any = importlib.import_module("areal.workflow.rlvr").RLVRWorkflow
+_rlvr: Any = importlib.import_module("areal.workflow.rlvr")
+_Workflow: Any = _rlvr.RLVRWorkflow
 _trace: Any = importlib.import_module("areal.utils.perf_tracer").trace_session
 
 
 class QRewardRLVRWorkflow(_Workflow):  # type: ignore[misc]  # AReaL has no types here
     """A ``RLVRWorkflow`` that takes no ``reward_fn``. The settings are in the file that ``QREWARD_REWARD`` names.
+
+    AReaL's stats have ``judge_ok``, ``judge_seconds``, ``judge_tokens``, ``judge_cost`` (US dollars) and ``judge_unreported`` (attempts
+    whose cost no server reported).
 
     A missing reward raises an error, and AReaL rejects the whole group. With ``on_failure: none``, only the trajectory without reward is
     left out. Do not combine ``on_failure: none`` with AReaL's group normalization, which expects exactly ``group_size`` trajectories.
@@ -29,14 +34,17 @@ class QRewardRLVRWorkflow(_Workflow):  # type: ignore[misc]  # AReaL has no type
     """
 
     def __init__(self, **arguments: Any) -> None:
-        ADAPTER.checked(load_reward_config())
+        WORKFLOW.checked(load_reward_config())
         super().__init__("qreward.integrations.areal.async_reward", **arguments)
         self.reward_fn = self.async_reward_fn = async_reward  # if this were the name of the function, AReaL would make a process pool
 
     @_trace("reward")  # type: ignore[untyped-decorator]
     async def _compute_rewards(self, resp: Any, prompt_str: str, task_data: dict[str, Any]) -> float:
         completion = self.tokenizer.decode(resp.output_tokens)
-        found = await async_reward(prompt_str, completion, resp.input_tokens, resp.output_tokens, **task_data)
+        made = WORKFLOW.rewarder()
+        (scored,) = await WORKFLOW.score(made, [row_of(prompt_str, completion, resp.input_tokens, resp.output_tokens, task_data)])
+        _rlvr.stats_tracker.get(_rlvr.workflow_context.stat_scope()).scalar(**scored.metrics("judge_", "ok", "seconds", *SPENT))
+        found = WORKFLOW.reward(scored, made.config)
         if found is None:
             raise _LeftOutError
         return found

@@ -1,10 +1,4 @@
-"""Ray: scorers in a pool of actors or on Ray Serve, and bulk runs over Datasets. The pool also works without Ray.
-
-The queue of a pool stays in the caller's process, where batches fill while the actors are busy. Ray transports whole batches.
-
-The module ``pool`` has the public class, ``supervisor`` assigns batches to actors and restarts actors, and ``backends`` starts and calls
-actors. ``serving`` is for Ray Serve, ``bulk`` is for Datasets, and ``limit_actor`` shares rate limits in a cluster.
-"""
+"""Ray: scorers in a pool of actors or on Ray Serve, and bulk runs over Datasets."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Backends of a pool: Ray actors, or scorers in this process. Of the modules of a pool, only this module calls Ray.
-
-This module makes and calls scorers in the process of an actor or of the caller. ``ScorerActor`` runs in an actor. Ray's pickler is imported
-only in the process of an actor. ``supervisor`` decides which actor receives a batch, and when an actor is restarted.
-"""
+"""Backends of a pool: Ray actors, or scorers in this process."""
 
 from __future__ import annotations
 
@@ -53,11 +49,9 @@ class ScorerSpec:
         return name_of(self.scorer) if self.method == CALL else f"{name_of(self.scorer)}.{self.method}"
 
     def make(self) -> Any:
-        """Return the scorer, or the object whose method scores."""
         return self.scorer(*self.args, **self.kwargs) if self._is_made else self.scorer
 
     def function(self, made: Any) -> Callable[..., Any]:
-        """Return the scoring function of ``made``, the object that ``make`` returned."""
         return self._checked(made if self.method == CALL else getattr(made, self.method, None))
 
     @property
@@ -101,11 +95,6 @@ Reply = tuple[bool, Any]
 
 
 class ScorerActor:
-    """The class of the Ray actors.
-
-    Each batch of a blocking scorer runs in a thread of its own. An async scorer runs in the actor's event loop.
-    """
-
     def __init__(self, spec: ScorerSpec, concurrency: int) -> None:
         self._made = spec.make()
         self._score = spec.function(self._made)
@@ -179,12 +168,7 @@ class ActorDied(ConnectionFailed, ConnectionError):
 
 
 class ActorLost(Exception):
-    """The actor of a batch is gone, so the batch has no result. The pool sends the batch again, because its items may not be at fault.
-
-    Attributes:
-        never_started: True if the actor never started, because its class raised or its environment could not be set up.
-        excused: True if no batch can have caused the death, because the actor was killed on purpose or its node was preempted.
-    """
+    """The actor of a batch is gone, so the batch has no result. The pool sends the batch again, because its items may not be at fault."""
 
     def __init__(self, message: str, *, never_started: bool = False, excused: bool = False) -> None:
         super().__init__(message)
@@ -194,8 +178,6 @@ class ActorLost(Exception):
 
 @dataclass(frozen=True)
 class PoolConfig:
-    """The settings of a pool, as documented in :class:`~qreward.integrations.ray.ScorerPool`."""
-
     actors: int = 1
     max_concurrent_batches: int = 1
     backend: Backend = "auto"
@@ -243,7 +225,6 @@ class RayBackend:
         self._make: Callable[[], Any] = partial(ray.remote(ScorerActor).options(**config.options, **own).remote, spec, most)
 
     async def start(self) -> Any:
-        """Start an actor and return its handle when it is ready."""
         if not self._ray.is_initialized():  # without this check, Ray would start a new cluster
             raise ConfigError("this process is not connected to Ray any more")
         actor = self._make()
@@ -281,11 +262,6 @@ class RayBackend:
 
 
 class LocalBackend:
-    """Runs scorers in this process.
-
-    A blocking scorer runs in a worker thread. An async scorer runs in the event loop of its caller.
-    """
-
     name = "local"
 
     def __init__(self, spec: ScorerSpec) -> None:
@@ -327,7 +303,6 @@ def choose(spec: ScorerSpec, config: PoolConfig) -> ActorBackend:
 
 
 def is_connected() -> bool:
-    """Return whether this process is connected to Ray, without importing Ray."""
     ray = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())
 
@@ -339,7 +314,6 @@ def check_installed(backend: Backend) -> None:
 
 
 def require_ray() -> Any:
-    """Import and return Ray. If it is not installed, raise ``ModuleNotFoundError`` with the install command."""
     try:
         return importlib.import_module("ray")
     except ModuleNotFoundError as error:

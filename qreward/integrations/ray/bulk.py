@@ -1,8 +1,4 @@
-"""Bulk runs over a Ray Dataset. Each row is a request, or an item for a judge or a reward model.
-
-Ray distributes the rows to its workers. Each worker has one client and one journal. All journals are in one folder, which every worker
-reads. A row that has a result is therefore not sent again by any worker. :mod:`qreward.bulk` turns rows into requests and sends them.
-"""
+"""Bulk runs over a Ray Dataset."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from qreward.bulk.keyed import JournalFolder, KeyedRun, RowResult, keyed_settings, make_folder
+from qreward.bulk.keyed import JournalFolder, KeyedRun, RowResult, keyed_settings
 from qreward.bulk.report import BulkReport
 from qreward.client import QRewardClient
 from qreward.engine.portal import portal
@@ -145,7 +141,7 @@ def run(
     data = importlib.import_module("ray.data")
     wanted = {"judge": judge, "reward_model": reward_model, **options}
     scorer, began = _scorer_of(judge, reward_model), time.monotonic()
-    with _locked(make_folder(Path(output))):
+    with _locked(Path(output)):
         before = _open(output, options, scorer)
         done_before, sent_before, again_before = before.done, before.sent, before.sent_again
         del before  # the index of a large folder takes memory
@@ -244,7 +240,11 @@ def _open(output: str | Path, options: Mapping[str, Any], scorer: JudgeConfig | 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Raise ``ConfigError`` if another run uses the folder. Inside the context, other runs are refused."""
+    """Create the folder if it does not exist. Inside the context, other runs are refused. Raises ``ConfigError``."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"the output {str(folder)!r} cannot be a folder: {error.strerror}; name another") from None
     with (folder / ".lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,10 +1,4 @@
-"""Shares rate limits between the processes of a Ray cluster. The ledger of each key is in a named actor, which the first process creates.
-
-A ledger records which process may use which share of a rate limit. A process is a member of the ledger, and holds its share for the time of
-a lease. The actor belongs to the process that created it, and ends with this process. The next process that renews a lease creates another
-actor, with a new ledger. For the duration of one lease, each member keeps the requests in flight that it may have, and no share of them
-grows. Messages contain durations instead of times, so the clocks of nodes need not agree.
-"""
+"""Shares rate limits between the processes of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -14,8 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from qreward.integrations.ray.backends import is_connected, require_ray
-from qreward.quota.ledger import Ledger
-from qreward.quota.messages import RenewReply, RenewRequest
+from qreward.quota.ledger import Ledger, RenewReply, RenewRequest
 from qreward.transport.local import is_death
 
 NAMESPACE = "qreward"
@@ -48,23 +41,15 @@ class RayLedgerTransport:
         self._answered: set[str] = set()
 
     def renew(self, key: str, member: str, ask: RenewRequest) -> RenewReply:
-        """Renew a member's lease, and return the reply.
-
-        Raises:
-            ConnectionError: the process is not connected to Ray, or the actor died.
-            TimeoutError: the actor did not answer in time.
-        """
         share: RenewReply = self._call(key, "renew", member, ask)
         self._answered.add(key)
         return share
 
     def leave(self, key: str, member: str, ask: RenewRequest) -> None:
-        """Remove a member from the ledger. If the message is lost, the member's lease expires."""
         if key in self._actors and is_connected():
             self._call(key, "leave", member, ask)
 
     def close(self) -> None:
-        """Forget the actors. No connection needs to be closed."""
         self._actors.clear()
         self._answered.clear()
 

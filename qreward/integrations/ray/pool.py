@@ -1,8 +1,4 @@
-"""``ScorerPool``: a scorer in many actors, called with whole batches. The queue stays in the caller's process.
-
-If an actor dies, the pool sends its batch again. To find an item that kills actors, the pool splits the batch, and joins the results of the
-parts. This module does not depend on how actors are started or chosen.
-"""
+"""``ScorerPool``: a scorer in many actors, called with whole batches."""
 
 from __future__ import annotations
 
@@ -31,11 +27,7 @@ Columns = tuple[Sequence[Any], ...]
 
 
 def rows_of(results: Any, count: int) -> list[Any]:
-    """Return the results of a part as a list with one entry for each item, so that parts can be joined.
-
-    The results are a list, a tuple, an array, or a mapping of lists, which reward scorers may return. Results of any other type
-    raise ``InvalidScores``.
-    """
+    """Return the results of a part as a list with one entry for each item, so that parts can be joined."""
     if isinstance(results, Mapping):
         return [
             {"reward": one.reward, "error": one.cause or one.error, "meta": dict(one.meta), "next_turn_feedback": one.feedback}
@@ -306,11 +298,7 @@ class ScorerPool:
 
 
 def _results_of(error: BaseException, rows: list[Any]) -> list[Any] | None:
-    """Return the results of a part for which the scorer raised, or None if it is to be split.
-
-    The exception becomes the result of the item at fault, so no caller sends the item again. If the scorer does not return one result for
-    each item of a part, the whole batch fails with ``InvalidScores``.
-    """
+    """Return the results of a part for which the scorer raised, or None if it is to be split."""
     if isinstance(error, InvalidScores) or not isinstance(error, Exception):
         raise error
     return [error] * len(rows) if len(rows) == 1 or isinstance(error, ActorDied | RequestTimeout | Rejected) else None

@@ -1,8 +1,4 @@
-"""A scorer as a deployment of Ray Serve. Each replica has a queue that forms batches.
-
-The deployment is called over the HTTP API of the reward server, or through a Serve handle. This module uses only the Serve library of Ray.
-The HTTP API and the queue come from ``qreward.server``.
-"""
+"""A scorer as a deployment of Ray Serve."""
 
 from __future__ import annotations
 
@@ -86,11 +82,6 @@ class AsgiProxy:
 
 
 class Replica:
-    """One replica. It holds the scorer, and the reward server's app that calls the scorer.
-
-    The app is in the attribute ``asgi``, because Serve reserves the name ``app``.
-    """
-
     def __init__(self, spec: ScorerSpec, settings: Mapping[str, Any], key: str) -> None:
         from qreward.server import create_app  # noqa: PLC0415 - an extra
 
@@ -100,11 +91,10 @@ class Replica:
         _REPLICAS[key] = self
 
     async def score(self, completions: Sequence[str], metadata: Sequence[Mapping[str, Any]] | None = None) -> list[ScoreResult]:
-        """Return a result for each completion, in order; see :meth:`~qreward.batching.reward_buffer.RewardBuffer.score`."""
-        return [_portable(one) for one in await self._buffer.score(completions, metadata)]
+        scored = await self._buffer.score(completions, metadata)  # an exception may not be picklable; its text is in ``error``
+        return [one if one.cause is None else ScoreResult(one.reward, one.error, one.meta, one.feedback) for one in scored]
 
     async def add_query(self, query: Any) -> SingletonAnswer | BatchAnswer:
-        """Score a query; see :meth:`~qreward.batching.reward_buffer.RewardBuffer.add_query`."""
         return await self._buffer.add_query(query)
 
     async def forward_lifespan(self, send: Any, message: Mapping[str, Any]) -> None:
@@ -112,11 +102,6 @@ class Replica:
         if message["type"] == "lifespan.shutdown.complete" and (closing := close_scorer(self._made)) is not None:
             await closing
         await send(message)
-
-
-def _portable(scored: ScoreResult) -> ScoreResult:
-    """Return the result without its exception, which may not be picklable. The text of the exception is in ``error``."""
-    return scored if scored.cause is None else ScoreResult(scored.reward, scored.error, scored.meta, scored.feedback)
 
 
 def _checked(settings: Mapping[str, Any]) -> Any:

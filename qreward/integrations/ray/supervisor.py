@@ -1,10 +1,4 @@
-"""Assigns batches to actors, and keeps the actors running.
-
-A supervisor has an event loop in a thread of its own. Only this loop changes the state of the supervisor. Callers in any event loop submit
-coroutines to the loop of the supervisor, so their loops are not blocked, and the state needs no lock. Each actor has a task, which starts
-the actor, and starts it again after it has died. A batch is never assigned to an actor that is not ready. This module does not depend on
-the backend that runs the actors.
-"""
+"""Assigns batches to actors, and keeps the actors running."""
 
 from __future__ import annotations
 
@@ -38,18 +32,6 @@ _log = logging.getLogger("qreward")
 
 @dataclass(eq=False, slots=True)
 class Actor:
-    """A running actor. After its death, another actor replaces it.
-
-    Attributes:
-        handle: the backend's object for the actor.
-        lost: a future that is done when the actor has died.
-        load: number of batches that the actor works on.
-        alone: whether the actor works on a batch that must not share it.
-        turn: number of the actor's latest assignment. Of several actors with the same load, the actor with the lowest number is
-            chosen.
-        finished: whether the actor has finished a batch.
-    """
-
     handle: Any
     lost: asyncio.Future[ActorLost]
     load: int = 0
@@ -59,15 +41,7 @@ class Actor:
 
 
 class Supervisor:
-    """Manages the actors of one pool in this process. ``name`` is the name of the scorer in error messages.
-
-    Attributes:
-        ready: actors that can take batches.
-        given_up: number of actors that are not restarted any more.
-        waiting: two values for each batch that waits for an actor: a future for the actor, and whether the batch must not share the actor.
-            Batches that must not share an actor are first.
-        counts: counts with the names that they have in ``PoolStats``.
-    """
+    """Manages the actors of one pool in this process. ``name`` is the name of the scorer in error messages."""
 
     def __init__(self, backend: ActorBackend, config: PoolConfig, name: str) -> None:
         self.backend = backend
@@ -91,7 +65,6 @@ class Supervisor:
     # called in other threads
 
     def submit(self, work: Callable[[], Coroutine[Any, Any, Any]], caller: asyncio.AbstractEventLoop) -> Future[Any]:
-        """Run a caller's work in the supervisor's event loop."""
         return self._post(self._run_for(caller, work))
 
     def close(self, drain: bool, caller: asyncio.AbstractEventLoop) -> Future[Any]:
@@ -144,15 +117,10 @@ class Supervisor:
         return value
 
     def kill_if_busy(self, actor: Actor, reply: asyncio.Future[Reply]) -> None:
-        """Kill an actor that still works on a batch whose timeout has passed."""
         if not reply.done():
             self._on_death(actor, ActorLost("it was killed, because it still worked on a batch after its batch_timeout", excused=True))
 
     async def _assigned(self, alone: bool) -> Actor:
-        """Wait for an actor, take one of its slots, and return the actor.
-
-        A batch that must not share an actor has waited before, so it goes to the head of the queue.
-        """
         assigned: asyncio.Future[Actor] = asyncio.get_running_loop().create_future()
         (self.waiting.appendleft if alone else self.waiting.append)((assigned, alone))
         self._assign()
@@ -167,10 +135,7 @@ class Supervisor:
             raise
 
     def _assign(self) -> None:
-        """Assign batches from the head of the queue. Each batch goes to the actor with the fewest batches.
-
-        If a batch must not share an actor and no actor is idle, the batch reserves an actor, which takes no other batch until it is idle.
-        """
+        """Assign batches from the head of the queue. Each batch goes to the actor with the fewest batches."""
         if self.given_up == self._config.actors:
             for assigned, _ in self.waiting:
                 if not assigned.done():
@@ -243,7 +208,6 @@ class Supervisor:
         self._assign()
 
     async def _started(self) -> Actor:
-        """Start an actor, make it ready for batches, and return it. Raises ``ActorLost`` if the actor cannot be started."""
         timeout = self._config.start_timeout
         limit = asyncio.timeout(timeout)
         try:
@@ -308,10 +272,8 @@ class Supervisor:
 
 
 def delay_of(deaths: int) -> float:
-    """Return the seconds to wait before an actor is restarted after ``deaths`` deaths in a row."""
     return 0.0 if deaths < 2 else min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** (deaths - 2))
 
 
 def closed() -> ClientClosed:
-    """Return the error for calls after the pool was closed."""
     return ClientClosed("the pool of scorers is closed; make a new one")

@@ -35,7 +35,7 @@ from qreward.integrations.trainers.settings import (
 )
 from qreward.integrations.trainers.verdicts import VerdictFile
 from qreward.judge import make_scorer
-from qreward.judge.asking import encoded
+from qreward.judge.codec import encoded
 from qreward.judge.prompts import present
 from qreward.judge.scorers import check_finite
 from qreward.judge.types import Scorer, Verdict, Vote
@@ -324,7 +324,7 @@ def rewarder(source: Source = None, *, deadline: float) -> Rewarder:
 
 
 def _made(config: RewardConfig, deadline: float) -> Rewarder:
-    client = shared_client(config.client)
+    client = shared_client(config.client, config.place)
     with name_source_in_errors(config):
         check(config, [route.pattern for route in client.list_routes()])
         scorer = make_scorer(client, config.scorer, owns_client=False)  # other rewarders share the client

@@ -16,7 +16,7 @@ import msgspec
 from pydantic import Field
 
 from qreward.errors import ConfigError, QRewardError
-from qreward.judge.asking import encoded
+from qreward.judge.codec import encoded
 from qreward.judge.types import Verdict
 from qreward.results import Usage
 from qreward.settings.base import Policy

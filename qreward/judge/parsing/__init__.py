@@ -1,26 +1,6 @@
 """Strict parsing of a judge's answer: a text becomes an instance of a pydantic model, or raises :class:`Unreadable`.
 
-An answer that is not clearly one verdict of the judge itself is rejected. A rejected answer costs another request, but a misread number
-would become a reward. This package must not import clients or prompts, and must not use the clock.
-
-:mod:`~qreward.judge.parsing.quotes` finds the judge's own words: reasoning, quotations, code and tags are left out. If marks do not pair,
-an answer in free text is rejected.
-
-:mod:`~qreward.judge.parsing.forms` reads the form that was asked for, such as ``[[7]]``. The last occurrence in the judge's own words is
-the verdict if it ends its sentence, is neither reported, denied nor supposed, no other verdict differs, and nothing after it may revise it.
-
-:mod:`~qreward.judge.parsing.text` reads an answer without such a form:
-
-- JSON: an object is accepted if it is the whole answer, the whole content of the only fenced block, or a sentence of its own. Trailing
-  commas, single and typographic quotes, ``True``/``None``, comments, line breaks in strings, and keys without quotes are accepted.
-- Words: a sentence that is a verdict and nothing else is accepted: a label with a value, a heading or table row, or a value in double
-  brackets; a value without a label only as the whole answer. Labels of the task ("Answer", "Result", "Total") name no verdict.
-- An answer with a second verdict in the judge's own words is rejected, unless both are equal. After the verdict, only labelled reasons
-  without numbers and words that may revise it are accepted, and friendly sentences.
-- A fraction must have the top of the scale as its denominator. A percentage is accepted on scales of 0 to 1 and 0 to 100. Ranges, sums,
-  exponents, NaN, infinity and numbers outside the scale are rejected.
-
-An answer is rejected if more than 100,000 characters are left after its reasoning is removed, so that parsing does not block other work.
+docs/design/judging.md has the rules and their reasons.
 """
 
 from __future__ import annotations
@@ -52,15 +32,8 @@ _OTHER_MARKS = re.compile(r"[\n\"'`<\u201c\u201d]")
 def read(
     text: str, model: type[M], *, scale: tuple[float, float] | None = None, reasoning: str | None = None, form: Form | None = None
 ) -> M:
-    """Return the verdict that a judge's answer states, as an instance of ``model``. Raises ``Unreadable`` unless it is one clear verdict.
-
-    The deciding field of the model is ``score``, or else its only required field that is a number, a bool or a choice.
-
-    Args:
-        scale: lowest and highest score. If None, the limits of the deciding field apply: ``ge`` and ``le`` if the field has both, and
-            otherwise the lowest and the highest choice of the field.
-        reasoning: the reasoning that the server returned separately. It is never searched for a verdict.
-    """
+    """Return the verdict that a judge's answer states, as an instance of ``model``. Raises ``Unreadable`` unless it is one clear
+    verdict."""
     shape: VerdictSchema[M]
     shape, reader, declared = _prepared(model, scale, form)
     if not text.strip():

@@ -20,16 +20,7 @@ _LABELLED = re.compile(
 
 
 class Form(NamedTuple):
-    """Describes a form.
-
-    Attributes:
-        name: the form as it was declared, such as ``[[5]]``.
-        marked: finds the form and its value (group 1) in an answer; None for a label or a value alone.
-        label: a pattern of the label before the value; ``""`` for a value alone.
-        example: the form with NUL in place of the value; None if only the user knows it.
-        values: the grades and their scores, for a form with grades in place of numbers.
-        reads: the user's function from a text to the value of the verdict, or None.
-    """
+    """Describes a form."""
 
     name: str
     marked: re.Pattern[str] | None = None
@@ -53,7 +44,6 @@ class Form(NamedTuple):
 
 
 def form_of(example: str) -> Form:
-    """Return the form that an example shows. Raises ``ValueError`` if the example shows no value."""
     shown = example.strip().translate(WIDE)
     for shape, pattern in _DELIMITED:
         if found := shape.fullmatch(shown):
@@ -130,14 +120,7 @@ _TIE_GLOSS = re.compile(
 
 
 class FormReader:
-    """Finds the verdict in an answer to a judge that was asked for one form.
-
-    The last occurrence of the form in the judge's own words is the verdict, if it ends its sentence and no other occurrence differs.
-
-    Args:
-        form: the form.
-        reader: knows the values, and reads verdicts in free text.
-    """
+    """Finds the verdict in an answer to a judge that was asked for one form."""
 
     def __init__(self, form: Form, reader: TextReader) -> None:
         self._form, self._reader = form, reader
@@ -183,7 +166,6 @@ class FormReader:
         return value
 
     def _value(self, match: re.Match[str]) -> Any:
-        """Return the value of an occurrence, or the reason why it has none."""
         if match.groupdict().get("unclear"):
             return Unreadable("The verdict is none of the values that were asked for.")
         try:
@@ -192,7 +174,6 @@ class FormReader:
             return error
 
     def _is_own(self, sentence: Sentence, before: str) -> bool:
-        """Return False for a verdict that the judge may report, deny or suppose, or that may be the result of the task."""
         if not sentence.own or (self._form.label and not LEAD.fullmatch(before)):
             return False
         says = [*SAYS.finditer(before)]

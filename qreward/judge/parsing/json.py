@@ -1,9 +1,4 @@
-"""A lenient JSON parser for the output of models. Common errors are accepted if they have only one possible meaning.
-
-In addition to JSON, the parser accepts trailing commas, single and typographic quotes, ``True``/``False``/``None``, comments, line breaks
-in strings, keys without quotes, and unknown escapes. It rejects an object that is not closed, unescaped quotes, a key with two different
-values, nesting deeper than :data:`DEEPEST`, and any other error. This module does not depend on verdicts.
-"""
+"""A lenient JSON parser for the output of models. Common errors are accepted if they have only one possible meaning."""
 
 from __future__ import annotations
 
@@ -32,11 +27,7 @@ class NotAnObject(ValueError):
 
 
 def object_at(text: str, start: int) -> tuple[dict[str, Any], int]:
-    """Return the members of the object that starts at ``start``, and the index of its end. The time is linear in the length of the text.
-
-    Raises:
-        NotAnObject: the object is not closed, or has an error that is not accepted.
-    """
+    """Return the members of the object that starts at ``start``, and the index of its end. The time is linear in the length of the text."""
     try:
         members, end = _DECODER.raw_decode(text, start)
         if text.count("{", start, end) + text.count("[", start, end) <= DEEPEST:
@@ -51,7 +42,6 @@ def object_at(text: str, start: int) -> tuple[dict[str, Any], int]:
 
 
 def _rewritten(text: str, start: int) -> tuple[list[str], int]:
-    """Return the tokens of the object, rewritten as strict JSON, and the index of the object's end."""
     strict: list[str] = []
     depth, at = 0, start
     while match := _TOKEN.match(text, at):
@@ -84,7 +74,8 @@ def _escaped(match: re.Match[str]) -> str:
 
 def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members: dict[str, Any] = {}
-    for key, value in ((_whole(key), _whole(value)) for key, value in pairs):
+    for name, given in pairs:
+        key, value = _whole(name), _whole(given)
         if key in members and (members[key] != value or type(members[key]) is not type(value)):
             raise NotAnObject("A key has two different values.")
         members[key] = value

@@ -1,7 +1,4 @@
-"""Separates the judge's own words from reasoning, quotations, code and JSON. This module does not know verdicts.
-
-The text may be hostile, so every step takes time linear in the length of the text.
-"""
+"""Separates the judge's own words from reasoning, quotations, code and JSON. This module does not know verdicts."""
 
 from __future__ import annotations
 
@@ -20,12 +17,7 @@ VALUE = "\ue001"
 
 
 class Unreadable(ValueError):
-    """The answer is not accepted as a verdict.
-
-    Attributes:
-        reason: one short sentence that can be sent to the judge with the repeated request. The reason never quotes the answer, because a
-            judged text could otherwise inject instructions through the reason.
-    """
+    """The answer is not accepted as a verdict."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -36,12 +28,7 @@ _THOUGHT = re.compile(r"</?(?:(?:seed:)?think|thinking|reasoning|thought)>|\[/?T
 
 
 def without_reasoning(text: str) -> tuple[str, str]:
-    """Return the text before a closing tag that has no opening tag, or ``""``; and the answer without reasoning blocks.
-
-    A chat template may put the opening tag into the prompt. But such a closing tag may also come from a judged text that the judge quotes,
-    so the caller must check the text before it. Raises ``Unreadable`` if two closing tags have no opening tag, a block is not closed, or
-    the answer ends with reasoning.
-    """
+    """Return the text before a closing tag that has no opening tag, or ``""``; and the answer without reasoning blocks."""
     kept: list[str] = []
     start, opened, before = 0, "", ""
     for tag in _THOUGHT.finditer(text):
@@ -105,21 +92,7 @@ Found = list[tuple[Any, dict[str, Any]]]
 
 
 def own_words(text: str, value_of: ValueOf, *, marked: bool = False) -> tuple[str, Found]:  # noqa: C901 - one loop over the marks
-    """Return the judge's own words, and the verdicts in JSON among them.
-
-    In the words, a :data:`GAP` stands for each quotation and an :data:`OBJECT` for each verdict in JSON. Quotations are: text in quotation
-    marks, inline code, fenced blocks (except a ``json`` block with one object), lines after ``>``, HTML comments, and the content of tags
-    other than layout tags and tags around a value. A quotation ends with its closing mark. Other marks inside the quotation are ignored.
-
-    Args:
-        value_of: see :data:`ValueOf`.
-        marked: True if the verdicts are marked with :data:`VALUE`. Then quotation marks may be without their counterpart, as they are in
-            much prose and code, and objects may have errors: a quotation mark that is never closed quotes the rest of its paragraph, and a
-            closing tag that was never opened all that precedes it.
-
-    Raises:
-        Unreadable: the marks do not pair, or a JSON object has an error that is not accepted.
-    """
+    """Return the judge's own words, and the verdicts in JSON among them."""
     text = text.replace(OBJECT, GAP).replace("\r\n", "\n").replace("\r", "\n")
     if "<" in text:
         text = _VALUE_TAG.sub(lambda tag: tag[0] if marked and None in (tag["begin"], tag["end"]) else _with_label(tag), text)
@@ -189,7 +162,6 @@ def _closer(mark: re.Match[str]) -> str:
 
 
 def _last_closers(text: str) -> dict[str, int]:
-    """Return the last place of each mark that may close a quotation."""
     last: dict[str, int] = {}
     for mark in _MARK.finditer(text):
         if mark["closing"]:
@@ -200,7 +172,6 @@ def _last_closers(text: str) -> dict[str, int]:
 
 
 def _may_close(mark: re.Match[str]) -> bool:
-    """Return False for a quotation mark at the beginning of a word."""
     follows = mark.string[mark.end() : mark.end() + 1]
     return mark[0] not in "\"'" or not (follows.isascii() and follows.isalnum())
 
@@ -239,7 +210,6 @@ def _closes(mark: re.Match[str], closer: str) -> bool:
 
 
 def _object(text: str, start: int, value_of: ValueOf, found: Found) -> tuple[str, int]:
-    """Return the replacement for a text that may be a JSON object or a ``json`` block with an object, and the index of the text's end."""
     block = _JSON_BLOCK.match(text, start)
     start = block.end() if block else start
     if not block and not _LIKE_JSON.match(text, start):

@@ -1,12 +1,4 @@
-"""The pydantic model of a verdict: its deciding field, its validation, its JSON schema, and the instruction in the prompt.
-
-The *deciding field* of a model is the field that states the verdict, such as a score.
-
-The strict JSON schema uses only keywords that OpenAI's strict mode, OpenAI's fine-tuned models and guided decoding accept. Every object
-allows only its own members and requires all of them. No keyword limits a value: limits are written into descriptions, and checked when an
-answer is parsed.
-Source: https://platform.openai.com/docs/guides/structured-outputs#supported-schemas
-"""
+"""The pydantic model of a verdict: its deciding field, its validation, its JSON schema, and the instruction in the prompt."""
 
 from __future__ import annotations
 
@@ -119,14 +111,7 @@ docstring would make the cached answers useless."""
 
 
 class FieldKind(NamedTuple):
-    """Describes which values a field allows: numbers, a choice of texts, or neither.
-
-    Attributes:
-        number: True if the field allows numbers.
-        options: spelling -> value of each choice; empty if the field is not a choice of texts.
-        numerals: (number, value in the model) of each choice; empty if the field is not a choice of numbers.
-        limits: lowest and highest number, if the field limits both.
-    """
+    """Describes which values a field allows: numbers, a choice of texts, or neither."""
 
     number: bool = False
     options: Mapping[str, Any] = {}
@@ -178,7 +163,6 @@ class VerdictSchema(Generic[M]):
 
     @cached_property
     def _known(self) -> Mapping[str, str]:
-        """A mapping for all fields: the spelling of a key without case and separators -> the key in JSON."""
         return {_folded(key): key for name in self.model.model_fields for key in reversed(self._keys(name))}
 
     @cached_property
@@ -192,7 +176,6 @@ class VerdictSchema(Generic[M]):
         return not self._deciding.isdisjoint(map(_folded, members))
 
     def _named(self, members: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[str, Any]]]:
-        """Return the members by the keys of the model, and those that the model does not have. Raises :class:`Unreadable`."""
         known, given, others = self._known, dict[str, Any](), list[tuple[str, Any]]()
         for key, value in members.items():
             own = known.get(name := _folded(key))
@@ -209,7 +192,6 @@ class VerdictSchema(Generic[M]):
         return given, others
 
     def of_members(self, members: Mapping[str, Any]) -> M:
-        """Return the verdict that the members of a JSON object state. Raises :class:`Unreadable`."""
         given, others = self._named(members)
         deciding = next((key for key in self._deciding_keys if key in given), None)
         if deciding is not None and self.kind.number:
@@ -242,7 +224,6 @@ class VerdictSchema(Generic[M]):
                 raise Unreadable("The JSON object names another scale beside its score.")
 
     def of_value(self, value: object) -> M:
-        """Return the verdict with this value, which the user's function has found. Raises :class:`Unreadable`."""
         if value is None:
             raise Unreadable("The answer function finds no verdict.")
         return value if isinstance(value, self.model) else self.of_members({self.key: value})
@@ -301,7 +282,6 @@ def _aliases(name: str, info: FieldInfo) -> list[str]:
 
 
 def _kind(node: dict[str, Any], defs: dict[str, Any]) -> FieldKind:
-    """Return the values that a field allows, according to its JSON schema."""
     node = _resolved(node, defs)
     if node.get("type") == "boolean" and "enum" not in node:
         return FieldKind(options={"yes": True, "no": False, "true": True, "false": False})
@@ -343,13 +323,11 @@ def _raw_schema(model: type[BaseModel], **how: Any) -> dict[str, Any]:
 
 
 def _resolved(node: dict[str, Any], defs: dict[str, Any]) -> dict[str, Any]:
-    """Return the node, or the definition that it refers to."""
     node = _rewritten(node)
     return _rewritten(defs[node["$ref"].rpartition("/")[2]]) if "$ref" in node else node
 
 
 def schema_of(model: type[BaseModel], scale: Scale | None = None) -> dict[str, Any]:
-    """Return the strict JSON schema of a verdict, for ``response_format``. Raises ``ConfigError`` if it cannot express a member."""
     shape = VerdictSchema.of(model, scale)
     strict = _strict(_raw_schema(model), model.__name__)
     if "$ref" in strict:  # a recursive model; the root must be an object, not a reference
@@ -363,7 +341,6 @@ def schema_of(model: type[BaseModel], scale: Scale | None = None) -> dict[str, A
 
 
 def instruction(model: type[BaseModel], scale: Scale | None = None) -> str:
-    """Return the part of a prompt that describes in which form the judge must answer."""
     schema = schema_of(model, scale)
     lines = [f'"{name}": {_words(member, schema.get("$defs", {}))}' for name, member in schema["properties"].items()]
     return "\n".join(["Answer with one JSON object and nothing else, with these members in this order:", *lines])
@@ -393,7 +370,6 @@ def _strict(node: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _rewritten(node: dict[str, Any]) -> dict[str, Any]:
-    """Return the node with ``const``, ``oneOf`` and ``allOf`` replaced by keywords that strict mode supports."""
     node = dict(node)
     if "const" in node:
         node["enum"] = [node.pop("const")]
@@ -420,7 +396,6 @@ def _described(node: dict[str, Any], more: str) -> dict[str, Any]:
 
 
 def _words(node: dict[str, Any], defs: dict[str, Any]) -> str:
-    """Return a description of a member in words."""
     target = defs[node["$ref"].rpartition("/")[2]] if "$ref" in node else node
     return ", ".join(filter(None, (_type_words(target, defs), node.get("description") or target.get("description"))))
 

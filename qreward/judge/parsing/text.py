@@ -1,9 +1,5 @@
 """Verdicts in free text. A verdict is accepted if one sentence is the verdict and nothing else, and no other sentence contradicts or may
-revise it.
-
-The words outside of quotations are split into :func:`sentences`, and :class:`TextReader` matches each of them as a whole. The text may be
-hostile, so every step takes time linear in its length. This module does not depend on pydantic models.
-"""
+revise it."""
 
 from __future__ import annotations
 
@@ -31,10 +27,7 @@ _ANY_NUMBER = re.compile(r"(?<![\w.,])[+\-\u2212]?\d+(?:[.,]\d+)?|(?<=[-\u2013])
 
 
 def number_of(value: object, scale: Scale | None) -> float:
-    """Return a member of a JSON object as a number on the scale. The member may be a number, or a text such as ``7`` or ``7/10``.
-
-    Raises :class:`Unreadable`.
-    """
+    """Return a member of a JSON object as a number on the scale. The member may be a number, or a text such as ``7`` or ``7/10``."""
     if isinstance(value, str) and (match := _SCORE_ALONE.fullmatch(value.strip().translate(WIDE))):
         return _score(match, scale)
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -72,7 +65,6 @@ def _on_scale(value: float | Decimal, scale: Scale | None) -> float:
 
 
 def shown(end: float) -> str:
-    """Return the lowest or highest number of a scale as a text, without a trailing ``.0``."""
     return f"{end:g}"
 
 
@@ -132,10 +124,7 @@ _RATES = re.compile(r"\b(?:rat(?:e|ed|ing)|scor(?:e|ed|ing)|grad(?:e|ed|ing))\b"
 
 
 class Sentence(NamedTuple):
-    """Holds a sentence outside of quotations, without markup.
-
-    ``own`` is False if the sentence may report someone else's words without quotation marks.
-    """
+    """Holds a sentence outside of quotations, without markup."""
 
     text: str
     own: bool
@@ -143,12 +132,6 @@ class Sentence(NamedTuple):
 
 
 def sentences(words: str, *, marked: bool = False) -> Iterator[Sentence]:
-    """Yield the sentences of ``words`` in order.
-
-    Two kinds of sentences are not the judge's own. A sentence between two quotations may belong to a quoted text that contains quotation
-    marks. A sentence after "The candidate wrote:" may be reported speech. Reported speech ends with the paragraph, or with the answer if
-    "The candidate wrote:" is a line of its own.
-    """
     report, gaps, all_gaps = "", 0, words.count(GAP)
     for raw in words.split("\n"):
         line = _line(raw)
@@ -179,8 +162,7 @@ def _line(raw: str) -> str:
 
 def _introduces(part: str, *, titled: bool) -> str:
     """Return how far the reported speech reaches that a sentence introduces: the ``paragraph``, the ``next`` one, the text below a
-    ``title``, or the rest of the ``answer``; ``""`` for none.
-    """
+    ``title``, or the rest of the ``answer``; ``""`` for none."""
     names = bool(_NAMES_ANOTHER.search(part))
     if names and _SPEAKS.search(part):
         return "answer"
@@ -296,13 +278,7 @@ def choice_of(word: str, values: Mapping[str, Any]) -> Any:
 
 
 class TextReader:
-    """Finds the verdict in a text, if there is exactly one verdict. One instance reads all answers with the same form of verdict.
-
-    Args:
-        field: the name of the deciding field, which is also accepted as a label. None if no field decides.
-        scale: lowest and highest score.
-        options: spelling -> value of each choice. None if the verdict is a number.
-    """
+    """Finds the verdict in a text, if there is exactly one verdict. One instance reads all answers with the same form of verdict."""
 
     def __init__(self, field: str | None, scale: Scale | None, options: Mapping[str, Any] | None = None) -> None:
         self.scale, self._options = scale, options
@@ -381,7 +357,6 @@ class TextReader:
         return value, members
 
     def value_in(self, match: re.Match[str]) -> Any:
-        """Return the value of a verdict that a pattern has found. Raises :class:`Unreadable`."""
         if self._options is not None:
             return choice_of(match["option"], self._values)
         groups = match.groupdict()
@@ -412,7 +387,6 @@ class TextReader:
             return True
 
     def states_other(self, words: str, value: Any) -> bool:
-        """Return whether a sentence is a verdict other than ``value``, in any form."""
         match = self._verdict.fullmatch(words)
         if not match or OBJECT in words:
             return False
@@ -422,7 +396,6 @@ class TextReader:
             return True
 
     def explains(self, after: Sequence[str], value: Any) -> bool:
-        """Return whether the sentences after a verdict are its reasons, and do not revise it."""
         after = [words for words in after if not _COURTESY.fullmatch(words)]
         if not after:
             return True

@@ -1,16 +1,4 @@
-"""The scheduler of function calls. It decides when a call is tried, retried, hedged or ended, and with which error a call ends.
-
-It is pure: each input carries the time ``now``, and the resulting commands are appended to ``out``. ``scheduler.scheduler`` describes the
-commands, and ``functions.state`` describes keys and groups.
-
-Rules that hold between any two inputs:
-1. work conservation: no call waits while its key may start a try and its group has a free slot;
-2. no key starts more tries in any window than its rate limit allows, and no group has more tries in flight than its limit;
-3. every submitted call gets exactly one FINISH, unless it is withdrawn;
-4. every SEND is followed by exactly one event.
-
-A cancelled try stays in flight until it has ended, because a thread cannot be stopped.
-"""
+"""The scheduler of function calls."""
 
 from __future__ import annotations
 
@@ -20,17 +8,14 @@ from random import Random
 
 from qreward.errors import CircuitOpen, RequestError, RequestTimeout
 from qreward.scheduler.failure_policy import backoff
-from qreward.scheduler.functions.heap import IndexedHeap
-from qreward.scheduler.functions.limits import AimdLimit
-from qreward.scheduler.functions.state import Call, CallFailure, ConcurrencyGroup, Function, KeyState, Try
+from qreward.scheduler.functions.state import AimdLimit, Call, CallFailure, ConcurrencyGroup, Function, IndexedHeap, KeyState, Try
 from qreward.scheduler.health import HealthChange
 from qreward.scheduler.outcome import Answer, Cancelled
 from qreward.scheduler.queue import AGEING
 from qreward.scheduler.scheduler import CANCEL, FINISH, SEND, Command
 from qreward.scheduler.task import CancelReason, TaskState
 
-HEDGE_LATER = 0.25
-"""Seconds between two checks of a call that is due for a hedge but finds no free slot."""
+HEDGE_LATER = 0.25  # seconds between two checks of a call that is due for a hedge but finds no free slot
 LATE, SETTLE = 0.02, 0.05
 """A hedge whose timer is more than ``LATE`` seconds late is put off once by ``SETTLE`` seconds: the event loop or the interpreter was held,
 so tries may have ended whose outcomes are reported next. ``LATE`` is above the accuracy of the engine's timers (1/64 s)."""
@@ -39,16 +24,7 @@ FORGETS = 1000
 
 
 class CallScheduler:
-    """Schedules the calls of all functions of one pool.
-
-    Args:
-        rng: the only source of randomness.
-
-    Attributes:
-        out: the commands of the last input.
-        health_changes: always empty; functions have no endpoint health.
-        group: the concurrency limit that the functions share.
-    """
+    """Schedules the calls of all functions of one pool."""
 
     def __init__(self, rng: Random) -> None:
         self.out: list[Command] = []
@@ -157,10 +133,7 @@ class CallScheduler:
     # waiting
 
     def _may_start(self, now: float, call: Call) -> bool:
-        """Return whether a try may start now without going ahead of a waiting call.
-
-        Returns False while a call waits for a time that has passed already, because that call starts first, with the next tick.
-        """
+        """Return whether a try may start now without going ahead of a waiting call."""
         return self.group.inflight < self.group.limit and call.key_state.ready_at(call) <= now < self._wakes.rank()
 
     def _place(self, now: float, call: Call) -> None:
@@ -266,10 +239,7 @@ class CallScheduler:
             counters.retries -= 1
 
     def _plan_retry(self, now: float, call: Call, wait: float | None = None) -> None:
-        """Plan the next retry, if its deadline and the circuit breaker allow one.
-
-        ``wait`` is a number of seconds that the error or the user states, and is used exactly. If it is None, the backoff is used.
-        """
+        """Plan the next retry, if its deadline and the circuit breaker allow one."""
         if call.planned or not call.may_retry():
             return
         if wait is None:

@@ -1,30 +1,317 @@
-"""State of decorated functions and of their calls.
-
-A *key* is what the function's ``key_func`` returns for a call.
-"""
+"""State of decorated functions, of their keys and calls, and the limits of each key and pool. A *key* is what ``key_func`` returns."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections import deque
+from collections.abc import Hashable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from math import inf
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 from weakref import WeakSet
 
-from qreward.scheduler.functions.heap import IndexedHeap
-from qreward.scheduler.functions.limits import Adapting, AimdLimit, Breaker, FunctionOptions, Hedging, SlidingWindowLimit, adapted
 from qreward.scheduler.stats import Quantiles
 from qreward.scheduler.task import CancelReason, TaskState
 
-ADAPTIVE_START = 32
-"""Number of tries in flight that an adaptive limit allows at first if no limit is configured."""
-MEMORY = 60.0
-"""Seconds for which an unused key keeps its failures, its open circuit breaker and its adaptive limit."""
-HEDGES_AT_ONCE = 10.0
-"""Number of hedges in the budget of a function before calls have added to it."""
-ENOUGH = 20
-"""Number of successful tries that are needed before a quantile of their times is used."""
+T = TypeVar("T")
+
+SWEEP = 64  # number of empty entries that a heap may hold, in addition to one entry for each item, before all empty entries are deleted
+
+
+class IndexedHeap(Generic[T]):
+    """Keeps items ordered by rank, each item once. Items of equal rank are ordered by number, then in the order in which they were put."""
+
+    __slots__ = ("_entries", "_heap", "_pushes")
+
+    def __init__(self) -> None:
+        self._heap: list[list[Any]] = []  # rank, number, a serial number that makes the entry unique, and the item or None
+        self._entries: dict[T, list[Any]] = {}
+        self._pushes = 0
+
+    def put(self, item: T, rank: float, number: int = 0) -> None:
+        entry = self._entries.get(item)
+        if entry is not None:
+            if entry[0] == rank and entry[1] == number:
+                return
+            entry[3] = None
+        self._pushes += 1  # so that items are never compared
+        entry = self._entries[item] = [rank, number, self._pushes, item]
+        heappush(self._heap, entry)
+        self._sweep()
+
+    def drop(self, item: T) -> None:
+        entry = self._entries.pop(item, None)
+        if entry is not None:
+            entry[3] = None  # so that the removed item can be garbage collected
+            self._sweep()
+
+    def first(self) -> T | None:
+        heap = self._heap
+        while heap:
+            item: T | None = heap[0][3]
+            if item is not None:
+                return item
+            heappop(heap)
+        return None
+
+    def rank(self) -> float:
+        if not self._heap or self.first() is None:
+            return inf
+        rank: float = self._heap[0][0]
+        return rank
+
+    def take(self) -> T:
+        item = self.first()
+        assert item is not None
+        heappop(self._heap)
+        del self._entries[item]
+        return item
+
+    def empty(self) -> list[T]:
+        items = [entry[3] for entry in sorted(self._entries.values())]
+        self._entries.clear()
+        self._heap.clear()
+        return items
+
+    def __contains__(self, item: T) -> bool:
+        return item in self._entries
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def _sweep(self) -> None:
+        if len(self._heap) > 2 * len(self._entries) + SWEEP:
+            self._heap = list(self._entries.values())
+            heapify(self._heap)
+
+
+class Pause(NamedTuple):
+    """``retry_interval`` and ``retry_max_interval``; see ``scheduler.failure_policy.backoff``."""
+
+    base: float
+    cap: float
+
+
+class Rate(NamedTuple):
+    """``limit_size`` and ``limit_window``: at most ``size`` tries of a key may start in any ``window`` seconds."""
+
+    size: int
+    window: float
+
+
+class Hedging(NamedTuple):
+    """When a call is hedged. Each call adds ``share`` hedges to the budget of all calls; one call has at most ``most`` hedges."""
+
+    after: float | None  # seconds; None to use a quantile of the seconds that successful tries took
+    quantile: float
+    most: int
+    share: float
+
+
+class Breaking(NamedTuple):
+    """``threshold`` failures in a row open the circuit breaker of a key for ``recovery`` seconds."""
+
+    threshold: int
+    recovery: float
+
+
+class Adapting(NamedTuple):
+    """The bounds of an adaptive limit, and when it falls: share of failed tries, and mean seconds of a successful try (or None)."""
+
+    least: int
+    most: int
+    errors: float
+    seconds: float | None
+
+
+class FunctionOptions(NamedTuple):
+    """Options of a call of a decorated function. None switches a limit off."""
+
+    level: int = 5  # priority, 0 (most urgent) to 9
+    timeout: float | None = None
+    retries: int = 0
+    pause: Pause = Pause(1.0, 60.0)
+    parallel_tries: int = 1
+    most: int | None = None  # tries in flight over all functions of the pool
+    rate: Rate | None = None
+    hedging: Hedging | None = None
+    breaking: Breaking | None = None
+    adapting: Adapting | None = None  # adapts the rate limit of each key if there is one, and otherwise the pool's concurrency limit
+    paced: bool = True  # False: tries do not wait for the rate limit, but count towards it
+    noted: bool = False  # decisions are noted in ``Call.notes``
+
+
+FALL, RISE = 0.5, 1.1
+"""``FALL``: factor on an adaptive limit when it falls. ``RISE``: factor on the limit when it rises; the limit rises by at least 1."""
+LEAST_ROUND = 5  # minimum number of tries that must have ended before an adaptive limit is evaluated
+
+
+class AimdLimit:
+    """Adapts a limit between two bounds (AIMD; Chiu and Jain, 1989), each time as many tries have ended as it allows (at least 5).
+
+    Only tries count that started after its last change, so that the effect of a change is seen before the next change.
+    """
+
+    __slots__ = ("_bounds", "_exact", "_failed", "_fell_at", "_ok", "_seconds", "_since", "config", "limit", "wanted")
+
+    def __init__(self, config: Adapting, start: float, most: float = inf) -> None:
+        self.limit = 0
+        self._fell_at = self._since = -inf
+        self._exact = start
+        self.config, self._bounds = config, (inf, inf)
+        self.change(config, most)
+
+    def change(self, config: Adapting, most: float = inf) -> None:
+        """Replace the config and bounds, if they differ. The present limit is kept as far as the new bounds allow."""
+        bounds = config.least, min(config.most, most)
+        if bounds != self._bounds or config != self.config:
+            self.config, self._bounds = config, bounds
+            self._begin_round(self._since, self._exact)
+
+    def ok(self, now: float, sent_at: float, seconds: float) -> bool:
+        """Record that a try succeeded after ``seconds``. As the other methods, returns True if the limit has changed."""
+        return sent_at >= self._since and self._evaluate(now, 1, 0, seconds)
+
+    def failed(self, now: float, sent_at: float) -> bool:
+        return sent_at >= self._since and self._evaluate(now, 0, 1, 0.0)
+
+    def overloaded(self, now: float, sent_at: float) -> bool:
+        """Let the limit fall at once, unless the try started before the limit last fell."""
+        return sent_at >= self._fell_at and self._fall(now)
+
+    def _evaluate(self, now: float, ok: int, failed: int, seconds: float) -> bool:
+        self._ok += ok
+        self._failed += failed
+        self._seconds += seconds
+        ended = self._ok + self._failed
+        if ended < max(LEAST_ROUND, self.limit):
+            return False
+        errors, slow = self._failed / ended, self.config.seconds
+        if errors > self.config.errors or (slow is not None and self._ok and self._seconds / self._ok > slow):
+            return self._fall(now)
+        rise = self.wanted and errors <= self.config.errors / 2
+        return self._begin_round(now, max(self._exact + 1, self._exact * RISE) if rise else self._exact)
+
+    def _fall(self, now: float) -> bool:
+        self._fell_at = now
+        return self._begin_round(now, self._exact * FALL)
+
+    def _begin_round(self, now: float, limit: float) -> bool:
+        least, most = self._bounds
+        before = self.limit
+        self._exact = min(max(limit, least), most)
+        self.limit = int(self._exact)
+        self._ok = self._failed = 0
+        self._seconds = 0.0
+        self.wanted = False  # a call had to wait for the limit since, so a higher limit would help
+        if self.limit != before:
+            self._since = now
+        return self.limit != before
+
+
+def adapted(adaptive: AimdLimit | None, config: Adapting | None, start: float, most: float) -> AimdLimit | None:
+    if config is None:
+        return None
+    if adaptive is None:
+        return AimdLimit(config, start, most)
+    adaptive.change(config, most)
+    return adaptive
+
+
+class SlidingWindowLimit:
+    """Allows at most ``size`` starts in any half-open interval of ``window`` seconds. Both may be changed; earlier starts still count."""
+
+    __slots__ = ("_starts", "size", "window")
+
+    def __init__(self, size: int, window: float) -> None:
+        self.size = size
+        self.window = window
+        self._starts: deque[float] = deque()
+
+    @property
+    def ready_at(self) -> float:
+        """Earliest time at which the next try may start. If the time has passed, the next try may start now."""
+        starts = self._starts
+        return starts[len(starts) - self.size] + self.window if len(starts) >= self.size else -inf
+
+    @property
+    def clear_at(self) -> float:
+        """Time after which past starts no longer count."""
+        return self._starts[-1] + self.window if self._starts else -inf
+
+    def give_back(self, started_at: float) -> None:
+        """Forget a start that was taken at this time, because the try never ran."""
+        if started_at in self._starts:
+            self._starts.remove(started_at)
+
+    def take(self, now: float) -> None:
+        starts, window = self._starts, self.window
+        starts.append(now)
+        while starts[0] + window <= now:  # the sum is written as in ``ready_at``, because a difference would be rounded differently
+            starts.popleft()
+
+
+class Breaker:
+    """A circuit breaker (Nygard, "Release It!", 2007). It is closed, open until a time, or half-open with one probe call in flight."""
+
+    __slots__ = ("_opened_at", "config", "failures", "probe")
+
+    def __init__(self, config: Breaking) -> None:
+        self.config = config
+        self.failures = 0  # in a row
+        self.probe: object = None  # the call whose outcome decides while the breaker is half-open
+        self._opened_at = -inf
+
+    @property
+    def open_until(self) -> float:
+        """No call is allowed before this time; -inf while closed."""
+        return self._opened_at + self.config.recovery
+
+    @property
+    def state(self) -> str:
+        if self._opened_at == -inf:
+            return "closed"
+        return "open" if self.probe is None else "half-open"
+
+    def trusts(self, call: object) -> bool:
+        """Return whether the breaker is closed, or the call is its probe."""
+        return self._opened_at == -inf or self.probe is call
+
+    def admits(self, now: float, call: object) -> bool:
+        """Return whether a call may be tried. It may become the probe, so its end must be reported by :meth:`over`."""
+        if self.trusts(call):
+            return True
+        if self.probe is None and now >= self.open_until:
+            self.probe = call
+            return True
+        return False
+
+    def ok(self, call: object) -> None:
+        """Record that a try succeeded. While the breaker is not closed, only the probe counts; all other tries started before it opened."""
+        if self.trusts(call):
+            self.failures, self._opened_at, self.probe = 0, -inf, None
+
+    def failed(self, now: float, call: object) -> bool:
+        """Record that a try failed. Returns True if this failure opens the breaker."""
+        self.failures += 1
+        if not self.trusts(call) or (self.probe is None and self.failures < self.config.threshold):
+            return False
+        self._opened_at, self.probe = now, None
+        return True
+
+    def over(self, call: object) -> None:
+        """Record that a call has ended. If it is the probe, and has neither succeeded nor failed, another call may become the probe."""
+        if self.probe is call:
+            self.probe = None
+
+
+ADAPTIVE_START = 32  # number of tries in flight that an adaptive limit allows at first if no limit is configured
+MEMORY = 60.0  # seconds for which an unused key keeps its failures, its open circuit breaker and its adaptive limit
+HEDGES_AT_ONCE = 10.0  # number of hedges in the budget of a function before calls have added to it
+ENOUGH = 20  # number of successful tries that are needed before a quantile of their times is used
 
 
 @dataclass(slots=True, eq=False)
@@ -117,10 +404,7 @@ class Call:
             self.not_before = now + failure.wait
 
     def may_retry(self) -> bool:
-        """Return whether a retry may be made now, in addition to the tries in flight.
-
-        One try may be in flight, and one further try for each failure since the last overload, but at most ``parallel_tries`` in all.
-        """
+        """Return whether a retry may be made now, in addition to the tries in flight."""
         options = self.options
         return self.retries < options.retries and len(self.tried) < max(1, min(options.parallel_tries, 1 + self.streak))
 
@@ -130,24 +414,16 @@ class Call:
 
 
 class ConcurrencyGroup:
-    """Limits the tries in flight of a pool, over all keys of all functions of the pool.
-
-    Attributes:
-        limit: tries that may be in flight now; inf without a limit.
-        adaptive: the adaptive limit, or None.
-        inflight: tries in flight.
-        functions: the functions of the pool.
-        ready: keys with a call that waits only for a free slot, by the rank of that call.
-    """
+    """Limits the tries in flight of a pool, over all keys of all functions of the pool."""
 
     __slots__ = ("_most", "adaptive", "functions", "inflight", "limit", "ready")
 
     def __init__(self) -> None:
-        self.limit: float = inf
+        self.limit: float = inf  # tries that may be in flight now
         self.adaptive: AimdLimit | None = None
         self.inflight = 0
         self.functions: WeakSet[Function] = WeakSet()
-        self.ready: IndexedHeap[KeyState] = IndexedHeap()
+        self.ready: IndexedHeap[KeyState] = IndexedHeap()  # keys with a call that waits only for a free slot, by its rank
         self._most: float = inf
 
     def follow(self) -> None:
@@ -168,18 +444,7 @@ def _strictness(adapting: Adapting) -> tuple[float, ...]:
 
 
 class KeyState:
-    """Holds the state of one key of a function.
-
-    Attributes:
-        queue: calls that wait for the rate limit or for a free slot, by rank.
-        rate_limit, breaker: its rate limit and its circuit breaker, or None.
-        adaptive: adapts its rate limit, or None.
-        closed_until: end of the cooldown after an overload error that carried a wait.
-        calls: number of calls that have not ended.
-        inflight: tries in flight.
-        used_at: when a try last started or ended.
-        resting: it is in the function's list of keys that may be dropped soon.
-    """
+    """Holds the state of one key of a function."""
 
     __slots__ = (
         "adaptive", "breaker", "calls", "closed_until", "function", "inflight", "key", "queue", "rate_limit", "resting", "used_at",
@@ -188,17 +453,17 @@ class KeyState:
     def __init__(self, function: Function, key: Hashable) -> None:
         self.function = function
         self.key = key
-        self.queue: IndexedHeap[Call] = IndexedHeap()
+        self.queue: IndexedHeap[Call] = IndexedHeap()  # calls that wait for the rate limit or for a free slot
         self.calls = self.inflight = 0
-        self.used_at = -inf
-        self.resting = False
+        self.used_at = -inf  # when a try last started or ended
+        self.resting = False  # it is in the function's list of keys that may be dropped soon
         self.reset()
 
     def reset(self) -> None:
         self.rate_limit: SlidingWindowLimit | None = None
         self.breaker: Breaker | None = None
         self.adaptive: AimdLimit | None = None
-        self.closed_until = -inf
+        self.closed_until = -inf  # end of the cooldown after an overload error that carried a wait
         self.follow()
 
     @property
@@ -249,20 +514,14 @@ class KeyState:
 
 
 class Function:
-    """Holds the state of one decorated function, whose present options may be replaced.
-
-    Attributes:
-        keyed: True if the function may have more than one key.
-        quantiles: quantiles of the seconds that successful tries took.
-        hedges_left: hedge budget, to which each call adds.
-    """
+    """Holds the state of one decorated function, whose present options may be replaced."""
 
     __slots__ = ("__weakref__", "_resting", "_rests", "counters", "group", "hedges_left", "keyed", "keys", "name", "options", "quantiles")
 
     def __init__(self, name: str, group: ConcurrencyGroup, options: FunctionOptions, *, keyed: bool) -> None:
         self.name = name
         self.group = group
-        self.keyed = keyed
+        self.keyed = keyed  # it may have more than one key
         self.options = options
         self.keys: dict[Hashable, KeyState] = {}
         self._rests = 0
@@ -272,8 +531,8 @@ class Function:
 
     def reset(self) -> None:
         """Reset all counts and learned values, and drop unused keys. Calls that wait or are in flight continue."""
-        self.quantiles = Quantiles(fade_after=1000)
-        self.hedges_left = HEDGES_AT_ONCE
+        self.quantiles = Quantiles(fade_after=1000)  # of the seconds that successful tries took
+        self.hedges_left = HEDGES_AT_ONCE  # hedge budget, to which each call adds
         self.counters = FunctionCounters()
         self._resting: list[tuple[float, int, KeyState]] = []
         self.keys = {key: state for key, state in self.keys.items() if not state.idle}

@@ -5,12 +5,9 @@ are exact. A request delays the theoretical arrival time by the cost of the requ
 the theoretical arrival time is at most ``burst`` seconds ahead. A request whose cost exceeds the burst is allowed too; later requests then
 wait until its cost is paid off.
 
-``LearnedRate`` has no limit until a reject carries a hint (``Retry-After``), which may mean a rate limit. Then it allows the rate at which
-requests were accepted over the last minute, less 2 %. Token buckets and limits per calendar minute both allow that rate. The rate is raised
-by 2 % after 20 s without a reject, and then by twice as much as before (at most 30 %) every 5 s. A reject takes back the last raise. If two
-rejects come at a rate that was not raised, with answers in between, the rate is not their cause, and the limit is dropped. A rate is
-learned only from five or more accepted requests. Of several rejects with no answer in between only the first counts, because a source that
-answers nothing is unavailable.
+``LearnedRate`` has no limit until a reject carries a hint (``Retry-After``). Then it allows the rate at which requests were accepted over
+the last minute, less 2 %, which token buckets and calendar minutes both allow. A reject takes back the last raise. If two rejects come at a
+rate that was not raised, with answers in between, the rate is not their cause, and the limit is dropped.
 """
 
 from __future__ import annotations
@@ -35,8 +32,8 @@ class Gcra:
         """Earliest time at which a request is allowed. If the time has passed, a request is allowed now."""
         return self._arrival - self.burst
 
-    def take(self, now: float, cost: float = 1.0, _plain: float | None = None) -> None:
-        """Charge for a request. The last argument is used by ``HeaderRateLimit`` only."""
+    def take(self, now: float, cost: float = 1.0) -> None:
+        """Charge for a request."""
         self._arrival = max(self._arrival, now) + cost / self.rate
 
     def give_back(self, cost: float) -> None:
@@ -44,12 +41,7 @@ class Gcra:
         self._arrival -= cost / self.rate
 
     def settle(self, reserved: float, used: float) -> None:
-        """Correct the charge of a request that has ended.
-
-        Args:
-            reserved: the amount that was charged.
-            used: the amount that the request really used; 0 if it was not served.
-        """
+        """Correct the charge of a request that has ended. ``used`` is what it really used; 0 if it was not served."""
         self.give_back(reserved - used)
 
 
@@ -58,17 +50,15 @@ SPAN = 60
 SHARE = 0.98
 """Share (0 to 1) of the rate of accepted requests that becomes the learned rate."""
 FIRST_RAISE, LARGEST_RAISE = 0.02, 0.30
-"""Shares (0 to 1) of the learned rate. ``FIRST_RAISE``: the share by which the first raise increases the rate. ``LARGEST_RAISE``: the
-largest share by which a later raise increases the rate."""
+"""Shares (0 to 1) by which the first raise increases the rate, and a later one at most. Each raise is twice as large as the last."""
 CALM, NEXT = 20.0, 5.0
 """``CALM``: seconds without a reject before the first raise. ``NEXT``: seconds without a reject between two raises."""
 EVIDENCE = 5
-"""Minimum number of accepted requests in the last minute for a rate to be learned. The same number of answers is needed before a reject
-counts against a learned rate."""
+"""Least number of accepted requests for a rate to be learned, and of answers before a reject counts against a learned rate."""
 
 
 class LearnedRate:
-    """Limits the requests per second to a rate that is learned from rejects. There is no limit before a reject carries a hint."""
+    """Limits the requests per second to a rate that is learned from rejects."""
 
     def __init__(self) -> None:
         self.pace: Gcra | None = None  # the limit, once there is one
@@ -107,7 +97,6 @@ class LearnedRate:
             self._changed = now
 
     def refused(self, sent_at: float) -> None:
-        """Record that a request sent at ``sent_at`` was rejected."""
         if int(sent_at) in self._accepted:
             self._accepted[int(sent_at)] -= 1
 

@@ -1,9 +1,7 @@
 """Token accounting for sources with a token limit.
 
-The tokens that a task uses are known only when it is answered. So an estimate is reserved when the task is sent, and corrected when it is
-answered. The tokens of the prompt are estimated from its size, and scaled by the error of earlier estimates. The tokens of the output are
-estimated as the mean of the output tokens of earlier answers. If a server advertises how many tokens remain, ``HeaderRateLimit`` learns how
-many tokens the server charges. For that it needs a *plain* estimate, which does not depend on earlier answers.
+An estimate is reserved when a task is sent, and corrected when it is answered. The tokens of the prompt are estimated from its size, scaled
+by the error of earlier estimates; the tokens of the output are the mean of earlier answers.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ class TokenEstimator:
         reserved = attempt.source.reserved and most
         attempt.prompt = prompt
         attempt.cost = prompt * self._scale + (most if reserved else min(expected, most or inf))
-        pace.take(now, attempt.cost, prompt + (most if reserved else min(FIRST_OUTPUT, most or inf)))
+        pace.take(now, attempt.cost)
 
     def settle(self, attempt: Attempt, answer: Answer | None) -> None:
         """Correct the charge of an ended attempt by the tokens that the answer reports. Without an answer, return the whole charge."""

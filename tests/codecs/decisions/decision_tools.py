@@ -8,11 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from qreward.codecs.base import WireRequest
-from qreward.codecs.decisions.base import DecisionInput, Dialect
+from qreward.codecs.decisions.base import DecisionInput, Dialect, labels_of
 from qreward.codecs.decisions.chat import CHAT_DECISIONS, GenerativeScoringDialect
-from qreward.codecs.decisions.named import SGLANG, SYSTEMONE, SYSTEMONE_OF_SGLANG
-from qreward.codecs.decisions.names import labels_of
-from qreward.codecs.decisions.openai import OPENAI, VLLM
+from qreward.codecs.decisions.native import OPENAI, SGLANG, SYSTEMONE, SYSTEMONE_OF_SGLANG, VLLM
 from qreward.decisions import Choice, Question, Score, YesNo
 
 SCORING = GenerativeScoringDialect((9693, 2201))

@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from qreward.codecs.base import EmbeddedError, Malformed, Unfinished
 from qreward.codecs.decisions.base import DecisionReply, Dialect
 from qreward.codecs.decisions.chat import CHAT_DECISIONS
-from qreward.codecs.decisions.named import SGLANG, SYSTEMONE, SYSTEMONE_OF_SGLANG
-from qreward.codecs.decisions.openai import OPENAI, VLLM
+from qreward.codecs.decisions.native import OPENAI, SGLANG, SYSTEMONE, SYSTEMONE_OF_SGLANG, VLLM
 from qreward.decisions import MIN_LABEL_MASS, DecisionAnswer, Question, YesNo
 from qreward.errors import InvalidResponse
 
@@ -268,18 +267,6 @@ def test_labels_that_are_missing_count_by_their_share_of_the_label_mass() -> Non
         (found,) = CHAT_DECISIONS.decode(json.dumps(completion(tokens)).encode(), asked).answers
         assert found.ok is ok, name
         assert ok or "the labels that are missing may have" in str(found.error), name
-
-
-def test_improbable_labels_are_read_as_they_are_if_their_tokens_were_asked_for() -> None:
-    exact = CHAT_DECISIONS.exact({"A": [1, 2], "B": [3]})
-    asked = call(exact, (TONE,))
-    asked.inputs = asked.inputs._replace(min_label_mass=0.0)
-    told = completion([("A", 0.0004), (" A", 0.0001), ("B", 0.0095), ("The", 0.9)])
-    (found,) = exact.decode(json.dumps(told).encode(), asked).answers
-    assert list(found.probabilities.values()) == pytest.approx([0.05, 0.95])
-    assert found.label_mass == pytest.approx(0.01)
-    (found,) = exact.decode(json.dumps(completion([("A", 0.0005), ("The", 0.9)])).encode(), asked).answers
-    assert "too few tokens" in str(found.error), "a server that ignores the ids may hide any probability"
 
 
 def test_a_label_that_is_not_among_twenty_tokens_has_probability_zero() -> None:

@@ -11,7 +11,7 @@ from shared_tools import each
 
 from qreward.codecs.base import Malformed, WireRequest
 from qreward.codecs.rewards.answers import ItemAnswer
-from qreward.codecs.rewards.nim import attributes_of
+from qreward.codecs.rewards.kinds import attributes_of
 from qreward.codecs.rewards.parsing import InvalidRow
 from qreward.codecs.rewards.registry import CLASSIFY, COMPLETE, EMBED, MODERATE, RERANK, SCORE
 from qreward.errors import BadRequest, InvalidResponse

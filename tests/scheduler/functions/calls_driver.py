@@ -8,9 +8,8 @@ from typing import Any
 
 from calls_watch import Watch
 
-from qreward.scheduler.functions.limits import Adapting, Breaking, FunctionOptions, Hedging, Pause, Rate
 from qreward.scheduler.functions.scheduler import CallScheduler
-from qreward.scheduler.functions.state import Call, CallFailure, Function, Try
+from qreward.scheduler.functions.state import Adapting, Breaking, Call, CallFailure, Function, FunctionOptions, Hedging, Pause, Rate, Try
 from qreward.scheduler.outcome import CANCELLED, Answer
 from qreward.scheduler.task import Attempt
 

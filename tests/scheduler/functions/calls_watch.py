@@ -11,9 +11,8 @@ from math import inf
 from typing import Any
 
 from qreward.errors import CircuitOpen, RequestTimeout
-from qreward.scheduler.functions.heap import SWEEP, IndexedHeap
 from qreward.scheduler.functions.scheduler import CallScheduler
-from qreward.scheduler.functions.state import HEDGES_AT_ONCE, Call, CallFailure, Function, KeyState
+from qreward.scheduler.functions.state import HEDGES_AT_ONCE, SWEEP, Call, CallFailure, Function, IndexedHeap, KeyState
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.scheduler import CANCEL, FINISH, SEND, Command
 from qreward.scheduler.task import Attempt, CancelReason

@@ -10,7 +10,7 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward.scheduler.functions.heap import SWEEP, IndexedHeap
+from qreward.scheduler.functions.state import SWEEP, IndexedHeap
 
 moves = st.lists(st.tuples(st.sampled_from(["put", "put", "drop", "take"]), st.integers(0, 7), st.integers(0, 4), st.integers(0, 3)))
 

@@ -7,7 +7,7 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward.scheduler.functions.limits import LEAST_ROUND, Adapting, AimdLimit, SlidingWindowLimit, adapted
+from qreward.scheduler.functions.state import LEAST_ROUND, Adapting, AimdLimit, SlidingWindowLimit, adapted
 
 TERMS = Adapting(2, 100, 0.3, None)
 

@@ -284,19 +284,7 @@ def test_while_requests_are_known_to_wait_inside_the_server_nothing_more_is_trie
     assert tried(window, now) >= now + 100.0
 
 
-def test_a_source_that_is_back_starts_at_half_of_what_it_held_before() -> None:
+def test_a_source_that_is_back_starts_again() -> None:
     window, now = capped(4)
     window.returned(now, 0)
     assert window.limit == 40
-    window, now = AdaptiveLimit(Random(0)), 0.0
-    while window.limit < 200:  # each answer takes a second, however many are in flight
-        limit, now = window.limit, now + 1.0
-        window.sent(now - 1.0, limit)
-        for _ in range(limit):
-            window.ok(now, now - 1.0, 10, limit)
-    held = window.limit
-    for number in range(2):
-        window.rejected(now + number, now + number - 0.1, None, 3)
-    assert window.limit <= 3
-    window.returned(now + 2.0, 0)
-    assert (held, window.limit) == (256, 128)

@@ -13,7 +13,7 @@ from scale import SCALE
 from scheduler_driver import Driver
 from scheduler_warm import live
 
-from qreward.scheduler.limits.headers import DOUBT, FORGOTTEN, LONGEST_WAIT, HeaderRateLimit, near_usual
+from qreward.scheduler.limits.headers import LONGEST_WAIT, STEADY, HeaderRateLimit
 from qreward.scheduler.limits.rate import Gcra
 from qreward.scheduler.outcome import Answer, RateLimit, RateLimitInfo
 from qreward.scheduler.source import make_source, standing
@@ -118,19 +118,6 @@ def test_what_else_is_in_flight_at_first_is_taken_off() -> None:
     assert meter.ready_at == 51.0
 
 
-def test_headers_are_forgotten_when_no_more_of_them_come() -> None:
-    meter = meter_after(2, 0, 20.0)
-    now, sent = 21.0, 0
-    while now < 2 * FORGOTTEN:
-        now = max(now, meter.ready_at)
-        meter.take(now)
-        sent += 1
-        if sent > 1000:
-            break
-    assert FORGOTTEN < now < FORGOTTEN + 2 * LONGEST_WAIT
-    assert meter.ready_at == -inf
-
-
 # kinds of limits
 
 
@@ -140,17 +127,16 @@ def test_a_bucket_is_known_by_its_reset_that_grows_with_use() -> None:
     for number, sent_at in enumerate(range(2, 8)):
         send(meter, 100, float(sent_at))
         meter.update(sent_at + 0.1, float(sent_at), RateLimit(600, 500 - 90 * number, 10 + 9.0 * number))
-    assert meter.window == 60.0
-    assert meter.refill == pytest.approx(10.0)
+    assert meter.refill == pytest.approx(STEADY * 10.0)
 
 
 def test_a_bucket_of_which_the_limit_is_not_told_is_measured() -> None:
     meter = meter_after(None, 50, 5.5)
     send(meter, 30, 2.0)
     meter.update(2.1, 2.0, RateLimit(None, 20, 8.5))
-    assert meter.refill == pytest.approx(10.0)
+    assert meter.refill == pytest.approx(STEADY * 10.0)
     send(meter, 105, 20.0)
-    assert meter.ready_at == pytest.approx(20.1), "it was full"
+    assert 20.0 < meter.ready_at < 20.5, "it was full"
 
 
 def test_a_usual_rate_is_known_at_first_sight() -> None:
@@ -168,8 +154,6 @@ def test_a_usual_rate_is_known_at_first_sight() -> None:
         if refill != pytest.approx(per_second):
             found[limit, remaining, reset, window] = refill
     assert not found
-    usual = {seconds: near_usual(seconds) for seconds in (57.0, 0.9, 25.0, 80_000.0)}
-    assert usual == {57.0: 60.0, 0.9: 1.0, 25.0: 25.0, 80_000.0: 86_400.0}
 
 
 def test_a_bucket_smaller_than_its_limit_fills_only_so_far() -> None:
@@ -177,16 +161,15 @@ def test_a_bucket_smaller_than_its_limit_fills_only_so_far() -> None:
     for sent_at, left in ((2.0, 9.0), (3.0, 4.0), (3.5, 0.0)):
         send(meter, 1, sent_at)
         meter.update(sent_at + 0.01, sent_at, RateLimit(600, left, (10 - left) / 10))
-    assert meter.refill == pytest.approx(10.0)
+    assert meter.refill == pytest.approx(STEADY * 10.0)
     meter.take(100.0)
     meter.update(100.1, 100.0, RateLimit(600, 9.0, 0.1))
     send(meter, 9, 100.1)
     assert meter.ready_at > 100.1
     send(meter, 10, 200.0)
-    assert meter.ready_at == pytest.approx(200.1), "and no further if no answer tells in between"
+    assert 200.0 < meter.ready_at < 200.11, "and no further if no answer tells in between"
     meter.update(200.1, 200.0, RateLimit(600, 700.0, 0.0))
-    for now in (201.0, 300.0):
-        send(meter, 700, now)
+    send(meter, 700, 300.0)
     meter = meter_after(60, 30, 31.0)  # its reset is rounded up
     send(meter, 60, 100.0)
     assert meter.ready_at == pytest.approx(101.0), "nor beyond its limit"
@@ -200,32 +183,20 @@ def test_a_window_that_is_over_tells_nothing_of_the_next() -> None:
     send(meter, 90, 10.5)
 
 
-def test_windows_that_nobody_used_end_in_step_with_those_before() -> None:
-    meter = HeaderRateLimit()
-    meter.update(0.5, -0.5, RateLimit(100, 100, 9.5, 10.0))
-    meter.take(0.6)
-    meter.update(1.0, 0.6, RateLimit(100, 50, 9.0, 10.0))
-    send(meter, 100, 35.0)
-    assert meter.ready_at == 40.0
-
-
-def test_the_end_of_a_window_is_the_soonest_that_is_advertised_and_a_bucket_is_full_at_the_latest() -> None:
+def test_the_end_of_a_window_is_the_soonest_that_is_advertised() -> None:
     """A request at 2 s is answered at 7 s: what it advertises was true when it was sent, or when it was answered."""
-    for meter, reset, ready_at in (
-        (window_after(100, 50, 9.0), 8.0, 10.0),
-        (meter_after(100, 50, 20.0), 19.0, 26.0),  # it may be a bucket
-    ):
-        send(meter, 1, 2.0)
-        meter.update(7.0, 2.0, RateLimit(100, 49, reset))
-        send(meter, 49, 7.0)
-        assert meter.ready_at == ready_at
+    meter = window_after(100, 50, 9.0)
+    send(meter, 1, 2.0)
+    meter.update(7.0, 2.0, RateLimit(100, 49, 8.0))
+    send(meter, 49, 7.0)
+    assert meter.ready_at == 10.0
 
 
 # tokens
 
 
 def tokens_after(limit: float, remaining: float, reset: float) -> HeaderRateLimit:
-    meter = HeaderRateLimit(doubt=DOUBT)
+    meter = HeaderRateLimit()
     meter.update(1.0, 0.0, RateLimit(limit, remaining, reset))
     return meter
 
@@ -234,62 +205,25 @@ def test_a_request_larger_than_the_bucket_goes_alone_when_the_bucket_is_full() -
     meter = tokens_after(600, 0, 60.0)
     meter._largest = 5000.0
     assert meter.ready_at == pytest.approx(61.0)
-    meter.take(61.0, 5000.0, 5000.0)
+    meter.take(61.0, 5000.0)
     assert meter.ready_at == pytest.approx(61.0 + LONGEST_WAIT)
 
 
 def test_an_answer_that_used_much_makes_the_next_request_wait_for_as_much() -> None:
     meter = tokens_after(600, 300, 30.0)
-    meter.take(1.0, 10.0, 10.0)
+    meter.take(1.0, 10.0)
     meter.settle(10.0, 295.0)
     assert meter.ready_at == pytest.approx(1.5)
-
-
-def test_what_the_server_charges_for_a_guess_is_learned() -> None:
-    for bucket in (False, True):
-        meter, now, left = tokens_after(1e6, 1e6, 0.0 if bucket else 60.0), 1.0, 1e6
-        for _ in range(2000):
-            now += 0.01
-            meter.take(now, 100.0, 200.0)
-            left = min(1e6, left + (1e6 / 60 * 0.01 if bucket else 0.0)) - 700.0  # it reserves far more than it uses
-            reset = (1e6 - left) * 60 / 1e6 if bucket else 60.0 - (now - 1.0)
-            meter.update(now + 0.005, now, RateLimit(1e6, max(0.0, left), reset))
-            meter.settle(100.0, 90.0)
-            if left < 700.0:
-                break
-        assert bool(meter.refill) == bucket
-        assert meter.scale == pytest.approx(3.5, rel=0.05), bucket
-
-
-def test_charges_of_two_windows_are_not_compared() -> None:
-    meter = tokens_after(1000, 1000, 50.0)
-    meter.take(2.0, 100.0, 100.0)
-    meter.update(2.5, 2.0, RateLimit(1000, 900, 48.5))
-    meter.take(3.0, 800.0, 800.0)  # whose answer tells nothing
-    meter.take(52.0, 200.0, 200.0)
-    meter.update(53.0, 52.0, RateLimit(1000, 800, 48.5))
-    assert meter.scale == 1.0
-
-
-def test_part_of_what_no_answer_has_confirmed_is_kept() -> None:
-    meter, sent = tokens_after(100_000, 100_000, 50.0), 0
-    while meter.ready_at <= 2.0:
-        meter.take(2.0, 200.0, 200.0)
-        sent += 200
-    assert sent == pytest.approx(100_000 / (1 + DOUBT), rel=0.01)
-    for _ in range(sent // 200):
-        meter.settle(200.0, 200.0)
-    assert meter.ready_at <= 2.0
 
 
 def test_what_a_request_reserved_comes_back_if_it_was_turned_away_but_the_usage_of_an_answer_is_in_the_servers_own_count() -> None:
     for used, ready_at in ((0.0, -inf), (10.0, 41.0)):
         meter = tokens_after(1000, 500, 40.0)
-        meter.take(2.0, 460.0, 460.0)
+        meter.take(2.0, 460.0)
         assert meter.ready_at == 41.0
         meter.settle(460.0, used)
         assert meter.ready_at == ready_at, used
-    configured = HeaderRateLimit(Gcra(10.0, 0.0), doubt=DOUBT)
+    configured = HeaderRateLimit(Gcra(10.0, 0.0))
     configured.take(0.0, 100.0)
     configured.settle(100.0, 40.0)
     assert configured.ready_at == pytest.approx(4.0), "a configured limit counts the usage"
@@ -298,7 +232,7 @@ def test_what_a_request_reserved_comes_back_if_it_was_turned_away_but_the_usage_
 # nonsense
 
 
-def test_what_says_nothing_of_use_changes_nothing_but_a_limit_alone_counts_if_it_names_its_window() -> None:
+def test_what_says_nothing_of_use_changes_nothing() -> None:
     meter = HeaderRateLimit()
     useless = [
         RateLimit(0, 0, 10.0),
@@ -306,13 +240,11 @@ def test_what_says_nothing_of_use_changes_nothing_but_a_limit_alone_counts_if_it
         RateLimit(None, None, 30.0),
         RateLimit(5, None, 1.0),
         RateLimit(100, None, None),
+        RateLimit(100, None, None, window=10.0),
     ]
     for said in useless:
         meter.update(1.0, 0.0, said)
         assert meter.ready_at == -inf, said
-    meter.update(1.0, 0.0, RateLimit(100, None, None, window=10.0))
-    send(meter, 100, 1.0)
-    assert meter.ready_at == pytest.approx(1.1)
 
 
 def test_nothing_left_is_not_believed_when_answers_come_all_the_same_but_when_requests_are_turned_away() -> None:
@@ -352,11 +284,11 @@ SAID = st.builds(RateLimit, NUMBER, NUMBER, NUMBER, st.none() | st.floats(0.001,
 def test_whatever_headers_say_the_server_is_asked_again_within_a_minute(
     steps: list[tuple[float, float, RateLimit, bool]], tokens: bool
 ) -> None:
-    meter, now = HeaderRateLimit(doubt=DOUBT if tokens else 0.0), 0.0
+    meter, now = HeaderRateLimit(), 0.0
     for gap, latency, said, answered in steps:
         now += gap
         if meter.ready_at <= now:
-            meter.take(now, 100.0 if tokens else 1.0, 120.0)
+            meter.take(now, 100.0 if tokens else 1.0)
         meter.update(now, now - latency, said, answered=answered)
         assert meter.ready_at <= now + LONGEST_WAIT
         assert not isnan(meter.ready_at)
@@ -485,7 +417,7 @@ def test_an_operators_rate_stays_when_the_server_tells_a_higher_one_and_without_
     assert isinstance(source.tokens, HeaderRateLimit)
     source.requests.take(2.0)
     assert source.ready_at(0.0) == pytest.approx(2.9)
-    source.tokens.take(2.0, 100.0, 100.0)
+    source.tokens.take(2.0, 100.0)
     assert source.ready_at(0.0) == pytest.approx(11.9)
     fixed = make_source("a", Random(0), Limits(adaptive=False))
     fixed.advertised(1.0, 0.0, RateLimitInfo(RateLimit(60, 0, 30.0)), used=0)
@@ -493,7 +425,7 @@ def test_an_operators_rate_stays_when_the_server_tells_a_higher_one_and_without_
 
 
 def test_a_server_that_says_when_to_come_back_is_asked_then_by_one_request_whatever_else_it_tells() -> None:
-    meter = HeaderRateLimit(doubt=DOUBT)
+    meter = HeaderRateLimit()
     meter.update(1.0, 0.0, RateLimit(None, 0, 360.0), answered=False, hint=1.5)
     assert meter.ready_at == 2.5
     meter.take(2.5, 100.0)
@@ -512,7 +444,7 @@ def test_headers_of_a_reject_are_forgotten_when_a_later_request_is_answered_with
     told.update(1.5, 0.5, None, answered=True)  # others go on telling
     assert told.ready_at == 21.0
     for refund in (0.0, 100.0):  # what the request that was turned away had reserved comes back
-        meter = HeaderRateLimit(doubt=DOUBT)
+        meter = HeaderRateLimit()
         meter.update(1.0, 0.0, RateLimit(None, 0, 360.0), answered=False, hint=1.0)
         meter.settle(refund, 0.0)
         meter.update(1.5, 0.9, None, answered=True)  # sent before that was said

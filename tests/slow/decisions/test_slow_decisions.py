@@ -17,11 +17,9 @@ from openai.types.decision_create_params import DecisionCreateParams
 from pydantic import TypeAdapter, ValidationError
 from server_models import module
 
-from qreward.codecs.decisions.base import Dialect
+from qreward.codecs.decisions.base import Dialect, labels_of
 from qreward.codecs.decisions.chat import CHAT_DECISIONS
-from qreward.codecs.decisions.named import SGLANG, SYSTEMONE, SYSTEMONE_OF_SGLANG
-from qreward.codecs.decisions.names import labels_of
-from qreward.codecs.decisions.openai import OPENAI, VLLM
+from qreward.codecs.decisions.native import OPENAI, SGLANG, SYSTEMONE, SYSTEMONE_OF_SGLANG, VLLM
 from qreward.codecs.decisions.operation import DIALECTS, PROBE
 from qreward.decisions import Choice, Decision, Question, Score, YesNo
 

@@ -1,9 +1,4 @@
-"""The Batch API of a fake endpoint: files, batches and their lines. A line is one request of a batch.
-
-A :class:`BatchService` takes requests and the time, and returns responses. All lines of a batch are served at the moment at which the batch
-ends. The API follows OpenAI's documentation and the types of OpenAI's SDK. The fake has not been compared with the real service. This
-module does not use sockets.
-"""
+"""The Batch API of a fake endpoint: files, batches and their lines. A line is one request of a batch."""
 
 from __future__ import annotations
 
@@ -12,12 +7,14 @@ import random
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from qreward.testing import openai_api
-from qreward.testing.server_kinds import SERVER_KINDS
-from qreward.testing.server_routes import ErrorResponse, FakeServerKind, Job, Route, RouteCall
-from qreward.testing.spec import Batching, FakeEndpoint
+from pydantic import Field
+
+from qreward.settings.base import Policy
+from qreward.testing import FakeEndpoint, openai_api
+from qreward.testing.endpoint import FakeEndpointState
+from qreward.testing.server_routes import OPENAI, ErrorResponse, FakeServerKind, Job, Route, RouteCall
 from qreward.testing.text import canonical, count_tokens, encode
 
 _EXPIRED = ("batch_expired", "This request could not be executed before the completion window expired.")
@@ -35,6 +32,30 @@ Serve = Callable[[str, bytes], Served]
 """A function that returns the response to a line, from the ``url`` and the ``body`` of the line."""
 
 
+class Batching(Policy):
+    """Describes how a fake provider processes batches.
+
+    Args:
+        duration: seconds from the creation of a batch to its end.
+        expires: share (0 to 1) of the lines of a batch that are not processed. The number of these lines is rounded down. If this number is
+            not 0, the batch ends as ``expired``.
+        failures: HTTP status -> share (0 to 1) of lines that fail with this status. If a line is sent again, failures with 429 and 5xx are
+            drawn again. A line that failed with another status fails again.
+        faulty: number of batches, counted from the first, to which ``expires`` and ``failures`` apply; None means all batches.
+        most_lines: maximum number of lines in a file.
+        queue_tokens: maximum number of prompt tokens in all unfinished batches together; None for no limit.
+        seed: seed of the failures.
+    """
+
+    duration: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    expires: float = Field(default=0.0, ge=0, le=1)
+    failures: dict[int, float] = Field(default_factory=dict)
+    faulty: int | None = Field(default=None, ge=0)
+    most_lines: int = Field(default=50_000, ge=1)
+    queue_tokens: int | None = Field(default=None, ge=1)
+    seed: int = 0
+
+
 @dataclass
 class _Batch:
     """Holds a batch: the JSON object that clients receive (``shown``), the lines and the state."""
@@ -50,17 +71,7 @@ class _Batch:
 
 @dataclass
 class BatchService:
-    """Stores the files and batches of one endpoint, and serves requests to the Batch API.
-
-    Args:
-        settings: see :class:`Batching`.
-        serve: function that returns the response to a line.
-        takes: function that returns whether the endpoint serves a model.
-
-    Attributes:
-        worked: ``custom_id`` and body of a line -> number of successful responses to this line. A provider would charge for each successful
-            response.
-    """
+    """Stores the files and batches of one endpoint, and serves requests to the Batch API."""
 
     settings: Batching
     serve: Serve
@@ -71,11 +82,7 @@ class BatchService:
     _seen: Counter[bytes] = field(default_factory=Counter)
 
     def respond(self, method: str, path: str, query: Mapping[str, str], content_type: str, body: bytes, now: float) -> bytes | None:
-        """Return the body of a response with status 200. Return None if the path does not belong to the Batch API.
-
-        Raises:
-            ErrorResponse: the request is refused.
-        """
+        """Return the body of a response with status 200. Return None if the path does not belong to the Batch API."""
         self.advance(now)
         place, _, rest = path.removeprefix("/v1/").partition("/")
         identifier, _, verb = rest.partition("/")
@@ -94,6 +101,13 @@ class BatchService:
             case "POST", "batches", _, "cancel":
                 found = self._cancel(identifier, now)
         return None if found is None else encode(found)
+
+    def takes_path(self, path: str) -> bool:
+        return path.startswith(("/v1/files", "/v1/batches"))
+
+    def configure(self, spec: FakeEndpoint) -> None:
+        assert isinstance(spec, BatchEndpoint)
+        self.settings = spec.batching
 
     def advance(self, now: float) -> None:
         """End the batches that are cancelled, and the batches whose ``duration`` is over."""
@@ -222,7 +236,7 @@ class BatchService:
             response = {"status_code": served.status, "request_id": f"req-{number}", "body": json.loads(served.body)}
             (outputs if served.status == 200 else errors).append(_result(batch, number, line, response, None))
         for results in (outputs, errors):
-            random.Random(f"{self.settings.seed}/{batch.shown['id']}").shuffle(results)  # noqa: S311 - the order of these files is free
+            random.Random(f"{self.settings.seed}/{batch.shown['id']}").shuffle(results)
         batch.shown["status"] = ending
         batch.shown[f"{ending}_at"] = int(now)
         batch.shown["request_counts"] = {"total": len(batch.lines), "completed": len(outputs), "failed": len(errors)}
@@ -235,7 +249,7 @@ class BatchService:
         self._seen[body] += 1
         for status, share in self.settings.failures.items() if batch.is_faulty else ():
             again = self._seen[body] if status == 429 or status >= 500 else 0
-            if random.Random(f"{self.settings.seed}/{status}/{again}/{body.hex()}").random() < share:  # noqa: S311 - repeatable on purpose
+            if random.Random(f"{self.settings.seed}/{status}/{again}/{body.hex()}").random() < share:
                 return Served(status, encode({"error": {"message": "It failed on purpose.", "type": "server_error", "code": str(status)}}))
         served = self.serve(line["url"], body)
         if served.status == 200:
@@ -243,15 +257,29 @@ class BatchService:
         return served
 
 
-def line_server(spec: FakeEndpoint, write: Callable[[list[Any], bytes], str], served: Callable[[str | None, bytes, int], None]) -> Serve:
-    """Return a function that serves lines in the same way as the routes of the endpoint serve requests.
+class BatchEndpoint(FakeEndpoint):
+    """Holds the settings of a fake provider of batches. ``faults`` apply to its HTTP responses, but limits and latency do not.
 
     Args:
-        spec: the endpoint.
-        write: function that returns the answer to a chat, from the messages and their digest.
-        served: function that is called for each line with the kind of error (None for success), the digest and the number of tokens.
+        batching: see :class:`Batching`.
     """
-    kind = SERVER_KINDS[spec.kind]
+
+    kind: Literal["openai_batch"] = "openai_batch"  # type: ignore[assignment]
+    batching: Batching = Batching()
+
+    def __init__(self, name: str | None = None, **data: Any) -> None:
+        super().__init__(name, **data)
+
+    def server(self, known: Mapping[str, FakeServerKind]) -> FakeServerKind:  # noqa: ARG002
+        return OPENAI
+
+    def service(self, state: FakeEndpointState) -> BatchService:
+        return BatchService(self.batching, line_server(self, state.write, state.line_served), state.serves)
+
+
+def line_server(spec: FakeEndpoint, write: Callable[[list[Any], bytes], str], served: Callable[[str | None, bytes, int], None]) -> Serve:
+    """Return a function that serves lines in the same way as the routes of the endpoint serve requests."""
+    kind = OPENAI
 
     def serve(url: str, body: bytes) -> Served:
         digest = b""

@@ -1,7 +1,4 @@
-"""The dialects ``openai`` and ``vllm``: ``POST /decisions``, as OpenAI defined it and as vLLM serves it.
-
-vLLM refuses unknown members, takes fewer questions and options than OpenAI, and takes the input as one text.
-"""
+"""The native dialects: ``openai``, ``vllm`` and ``sglang`` (``POST /decisions``), and ``systemone`` (``POST /systemone``)."""
 
 from __future__ import annotations
 
@@ -20,10 +17,14 @@ from qreward.codecs.decisions.base import (
     InvalidAnswer,
     Kind,
     NoAnswer,
+    described,
     distribution,
+    mass,
     member,
+    names_of,
     normalised,
     probability,
+    unique_names,
 )
 from qreward.decisions import AnswerTable, Choice, FoundAnswer, Question, Score, YesNo
 from qreward.settings.policies import Endpoint
@@ -107,10 +108,6 @@ class OpenAIDialect(Dialect):
         return super().decode(body, call)
 
     def _usual(self, questions: tuple[Question, ...], rows: Sequence[_Predicate | _Score | _Choice], least: float) -> AnswerTable:
-        """Return the answers of a response in the documented form.
-
-        Raises ``InvalidAnswer`` without a message for any other form, and for a label mass below ``least``.
-        """
         numbers: list[float] = []
         masses: list[float | None] = []
         confidences: list[float] = []
@@ -176,7 +173,6 @@ class OpenAIDialect(Dialect):
 
 
 def _numbers_of(question: Question, row: _Score | _Choice) -> Sequence[float]:
-    """Return the probability of each option of a question. Raises ``InvalidAnswer`` if the row has other options or another order."""
     options, found = question.options, row.probabilities
     if len(found) != len(options):
         raise InvalidAnswer
@@ -191,12 +187,7 @@ def _numbers_of(question: Question, row: _Score | _Choice) -> Sequence[float]:
 
 
 class VLLMDialect(OpenAIDialect):
-    """Asks for decisions as vLLM 0.33 serves them (``entrypoints/openai/decisions``).
-
-    Args:
-        is_vllm: True if the settings of the endpoint say that it is vLLM, whose ``confidence`` is the highest probability times the label
-            mass. Another server that takes the same requests may mean another number, so that the label mass is unknown.
-    """
+    """Asks for decisions as vLLM 0.33 serves them (``entrypoints/openai/decisions``)."""
 
     name = "vllm"
     most_questions = 64
@@ -206,8 +197,8 @@ class VLLMDialect(OpenAIDialect):
         super().__init__()
         self._is_vllm = is_vllm
 
-    def at(self, endpoint: Endpoint) -> Dialect:
-        return VLLM if "vllm" in (endpoint.kind, endpoint.decisions) else LIKE_VLLM
+    def variants(self, endpoint: Endpoint) -> Sequence[Dialect]:
+        return (VLLM if "vllm" in (endpoint.kind, endpoint.decisions) else LIKE_VLLM,)
 
     def input_of(self, given: str | list[dict[str, str]]) -> Any:
         return Dialect.input_of(self, given)
@@ -217,3 +208,106 @@ class VLLMDialect(OpenAIDialect):
 
 
 OPENAI, VLLM, LIKE_VLLM = OpenAIDialect(), VLLMDialect(is_vllm=True), VLLMDialect(is_vllm=False)
+
+
+class SGLangDialect(Dialect):
+    """Asks SGLang for decisions. SGLang reports the label mass of every answer."""
+
+    name = "sglang"
+    path = "/decisions"
+    most_questions = 64  # the server has no limit, but scores the prompts of all questions in a request together
+    most_options = 26
+    types: ClassVar[Mapping[Kind, str]] = {YesNo: "yes_no", Score: "score", Choice: "choice"}
+
+    def write(self, question: Question) -> dict[str, Any]:
+        asked: dict[str, Any] = {"type": self.types[type(question)], "question": question.instructions}
+        if isinstance(question, YesNo):
+            return asked | {word: text for word, text in (("yes", question.yes), ("no", question.no)) if text}
+        pairs = list(zip(unique_names(question.options), question.descriptions, strict=True))
+        if isinstance(question, Score):
+            return asked | {"levels": [described(name, text) for name, text in pairs]}
+        return asked | {"options": [{"name": name, **({"description": text} if text else {})} for name, text in pairs]}
+
+    def names(self, question: Question) -> tuple[str, ...]:
+        return names_of(question)
+
+    def join(self, written: list[bytes]) -> bytes:
+        return b"[" + b",".join([b'{"id":"%d",%b' % (place, each[1:]) for place, each in enumerate(written)]) + b"]"
+
+    def rows(self, document: dict[str, Any], count: int) -> Sequence[Any]:
+        found = document.get("answers")
+        if not isinstance(found, dict):
+            raise Malformed("the answer has no mapping of answers")
+        if len(found) != count or any(str(place) not in found for place in range(count)):
+            raise Malformed(f"the answer has {len(found)} answers, which do not match the {count} questions")
+        return [found[str(place)] for place in range(count)]
+
+    def read(self, question: Question, row: Any) -> FoundAnswer:
+        answer = self.type_checked(question, row)
+        return FoundAnswer(self._named_numbers(question, answer), label_mass=mass(answer.get("label_mass")))
+
+    def _named_numbers(self, question: Question, answer: dict[str, Any]) -> tuple[float, ...]:
+        raw, names = answer.get("probabilities"), self.encoded_question(question).names
+        if type(raw) is dict and len(raw) == len(names):
+            try:
+                return distribution([raw[name] for name in names], len(names))
+            except KeyError:
+                pass
+        raise InvalidAnswer("its probabilities are not those of the options")
+
+
+class SystemOneDialect(SGLangDialect):
+    """Asks for decisions with the System One API. vLLM takes at most 26 options, and SGLang takes at most 255.
+
+    vLLM reports the label mass in ``diagnostics``, and SGLang reports it in the answer as ``x_label_mass``. Neither reports it for
+    checkpoints that were trained for decisions. The ``confidence`` of a response is ignored, because the servers compute it differently
+    (vLLM: probability times label mass; SGLang: distance from a uniform guess).
+    """
+
+    name = "systemone"
+    path = "/systemone"
+    types: ClassVar[Mapping[Kind, str]] = {YesNo: "noul", Score: "score", Choice: "choice"}
+    input_member = "state"
+    reserved = frozenset({"model", "state", "questions"})
+
+    def __init__(self, most_options: int) -> None:
+        super().__init__()
+        self.most_options = most_options
+
+    def variants(self, endpoint: Endpoint) -> Sequence[Dialect]:
+        return (SYSTEMONE_OF_SGLANG if endpoint.kind == "sglang" else SYSTEMONE,)
+
+    def write(self, question: Question) -> dict[str, Any]:
+        asked: dict[str, Any] = {"type": self.types[type(question)], "instructions": question.instructions}
+        if isinstance(question, YesNo):
+            means = {word: text for word, text in (("true", question.yes), ("false", question.no)) if text}
+            return asked | ({"criteria": means} if means else {})
+        pairs = zip(unique_names(question.options), question.descriptions, strict=True)
+        if isinstance(question, Score):
+            return asked | {"criteria": [described(name, text) for name, text in pairs]}
+        return asked | {"criteria": {name: text or None for name, text in pairs}}
+
+    def join(self, written: list[bytes]) -> bytes:
+        return b"{" + b",".join([b'"%d":%b' % (place, each) for place, each in enumerate(written)]) + b"}"
+
+    def rows(self, document: dict[str, Any], count: int) -> Sequence[Any]:
+        told, rows = document.get("diagnostics"), super().rows(document, count)
+        if told is None:
+            return [(row, None) for row in rows]
+        if not isinstance(told, dict):
+            raise Malformed("the diagnostics of the answer are no mapping")
+        return [(row, told.get(str(place), "")) for place, row in enumerate(rows)]
+
+    def read(self, question: Question, row: Any) -> FoundAnswer:
+        answer, diagnostics = self.type_checked(question, row[0]), row[1]
+        if isinstance(question, YesNo):
+            yes = probability(answer.get("noul"))
+            numbers: tuple[float, ...] = (yes, 1.0 - yes)
+        else:
+            numbers = self._named_numbers(question, answer)
+        told = answer.get("x_label_mass") if diagnostics is None else member(diagnostics, "label_mass")
+        return FoundAnswer(numbers, label_mass=mass(told))
+
+
+SGLANG = SGLangDialect()
+SYSTEMONE, SYSTEMONE_OF_SGLANG = SystemOneDialect(26), SystemOneDialect(255)

@@ -1,48 +1,42 @@
-"""The kind ``vllm``: the routes, bodies and errors of vLLM 0.32, as its source has them and as recordings of a running server show them.
-
-``tests/testing/test_fleet_contract.py`` compares the fake with the recordings. ``docs/how-to/testing.md`` lists what differs on purpose.
-"""
+"""The kind ``vllm``: the routes, bodies and errors of vLLM 0.32, as its source has them and as recordings of a running server show them."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from qreward.testing import openai_api
 from qreward.testing.openai_api import ChatLabel, ChatRequest, Chunks, EmbeddingsRequest, sse
-from qreward.testing.rewards import logits_of, probabilities_of
+from qreward.testing.server_kinds import SERVER_KINDS
 from qreward.testing.server_routes import (
     CHAT,
     COMPLETIONS,
     EMBEDDINGS,
     JSON,
     MOST_LOGPROBS,
-    OPENAI,
     PLAIN,
     ErrorResponse,
+    FakeServerKind,
     Job,
     RouteCall,
     ServerState,
     chat_job,
-    class_row,
     completions_job,
-    finite,
-    gauges,
-    inputs_of,
     json_status,
-    list_route,
-    listed,
     vector_route,
 )
-from qreward.testing.spec import FakeEndpoint
 from qreward.testing.text import canonical, count_tokens, encode
 
 VERSION = "0.32.0"
 _FINGERPRINT = f"vllm-{VERSION}-fa4e0000"
 _LABELS = '{engine="0",model_name="fake"}'
-_gauges = gauges("vllm:num_requests_running vllm:num_requests_waiting vllm:kv_cache_usage_perc", _LABELS)
+
+
+def _longest(spec: Any) -> int:
+    return getattr(spec, "max_model_len", 131_072)
 
 
 # Status routes
@@ -54,13 +48,13 @@ def _models(state: ServerState) -> dict[str, Any]:
         "allow_logprobs": True, "allow_search_indices": False, "allow_view": True, "allow_fine_tuning": False, "organization": "*",
         "group": None, "is_blocking": False,
     }  # fmt: skip
-    more = {"owned_by": "vllm", "root": "fake", "parent": None, "max_model_len": state.spec.max_model_len, "permission": [permission]}
+    more = {"owned_by": "vllm", "root": "fake", "parent": None, "max_model_len": _longest(state.spec), "permission": [permission]}
     found = openai_api.models(state.spec.models)
     return {**found, "data": [{**row, **more} for row in found["data"]]}
 
 
 def _metrics(state: ServerState) -> str:
-    text, cache = _gauges(state), state.cache
+    text, cache = SERVER_KINDS["vllm"].status["/metrics"][1](state), state.cache
     if cache is None:
         return text
     for name, value in (("queries", cache.queried), ("hits", cache.hits)):
@@ -102,7 +96,7 @@ def _wrong(name: str, value: Any, message: str) -> ErrorResponse:
 
 
 def _chat(call: RouteCall) -> Job:
-    request, longest = call.read(ChatRequest), call.spec.max_model_len
+    request, longest = call.read(ChatRequest), _longest(call.spec)
     if not request.messages:
         message = "Cannot apply chat template to an empty conversation. Provide at least one message."
         raise ErrorResponse(400, message, "bad_request")
@@ -233,7 +227,7 @@ def _completions(call: RouteCall) -> Job:
 def _embeddings(call: RouteCall) -> Job:
     if call.spec.scoring.reward_vectors:
         return vector_route(call)
-    longest = call.spec.max_model_len
+    longest = _longest(call.spec)
     if any(count_tokens(canonical(item)) > longest for item in call.read(EmbeddingsRequest).items()):
         raise ErrorResponse(400, _TOO_LONG.format(most=longest, more=longest + 1), "bad_request", param="input_tokens")
     job = vector_route(call)
@@ -246,80 +240,28 @@ def _embeddings(call: RouteCall) -> Job:
     return job._replace(body=body)
 
 
-def _inputs(call: RouteCall) -> list[Any]:
-    items = inputs_of(call)
-    if "" in items:
-        raise ErrorResponse(400, "The decoder prompt cannot be empty", "bad_request")
-    return items
-
-
-_PAIRS = (("text_1", "queries"), ("text_2", "documents"))
-
-
-def _values(call: RouteCall, item: Any) -> list[float]:
-    logits = logits_of(item, call.labels)
-    return logits if call.data.get(call.spec.scoring.activation_field) is False else probabilities_of(logits)
-
-
-def _pooling_row(call: RouteCall, item: Any) -> dict[str, Any]:
-    values = finite(_values(call, item), item)
-    return {"object": "pooling", "data": [[0.0] * len(values), values] if call.data.get("task") == "token_classify" else values}
-
-
-def _pairs(call: RouteCall) -> list[Any]:
-    left, right = (listed(call.data.get(new) if new in call.data else call.data.get(old)) for new, old in _PAIRS)
-    if len(left) not in (1, len(right)) or len(call.labels) > 1:
-        raise call.invalid("Input lengths must be either 1:1, 1:N or N:N, and num_labels 1")
-    return [list(pair) for pair in zip(left * len(right) if len(left) == 1 else left, right, strict=True)]
-
-
-def _rerank(call: RouteCall) -> Job:
-    data = call.data
-    items = [[data.get("query"), document] for document in listed(data.get("documents"))]
-    scores = [_values(call, item)[0] for item in items]
-    order = sorted(range(len(items)), key=scores.__getitem__, reverse=True)[: data.get("top_n") or len(items)]
-    ranked = [
-        {"index": at, "document": {"text": items[at][1], "multi_modal": None}, "relevance_score": finite([scores[at]], items[at])[0]}
-        for at in order
-    ]
-
-    def made(prompt: int) -> Any:
-        used = {"prompt_tokens": prompt, "total_tokens": prompt}
-        return {"id": "rerank-1", "model": data.get("model"), "usage": used, "results": ranked}
-
-    return call.job(items, made, data.get("model"))
-
-
 _TOO_LONG = (
     "This model's maximum context length is {most} tokens. However, your prompt contains at least {more} input tokens, which exceeds this "
     "limit even without any output tokens. Please reduce the length of the input prompt. (parameter=input_tokens, value={more})"
 )
 _GENERATE = {CHAT: _chat, COMPLETIONS: _completions}
-_POOLING = {
-    EMBEDDINGS: _embeddings, "/pooling": list_route(_pooling_row, _inputs),
-    "/classify": list_route(lambda call, item: class_row(call, item, _values(call, item)), _inputs),
-    **dict.fromkeys(("/score", "/v1/score"), list_route(
-        lambda call, item: {"object": "score", "score": finite(_values(call, item), item)[0]}, _pairs
-    )),
-    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), _rerank),
-}  # fmt: skip
 _COMPARING = frozenset({"/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"})
+_POOLING = {"/pooling", "/classify", EMBEDDINGS, *_COMPARING}
 
 
-def missing_routes(spec: FakeEndpoint) -> frozenset[str]:
-    """Return the routes that a model with the task of ``FakeEndpoint.task`` does not have."""
-    if spec.kind != "vllm" or spec.task is None:
-        return frozenset()
-    if spec.task == "generate":
-        return frozenset(_POOLING)
-    if spec.task == "embed":
-        return frozenset({*_GENERATE, "/classify"})
-    return frozenset({*_GENERATE, EMBEDDINGS, *(_COMPARING if len(spec.scoring.labels) > 1 else ())})
+def vllm_of(task: str | None, labels: Sequence[str]) -> FakeServerKind:
+    """Return the server with a model of this task, which lacks the routes of other tasks; None has all routes."""
+    missing: set[str] = {"generate": _POOLING, "embed": {*_GENERATE, "/classify"}, "classify": {*_GENERATE, EMBEDDINGS}}.get(
+        task or "", set()
+    )
+    if task == "classify" and len(labels) > 1:
+        missing |= _COMPARING
+    return replace(VLLM, routes={path: route for path, route in VLLM.routes.items() if path not in missing})
 
 
 VLLM = replace(
-    OPENAI,
-    routes={**OPENAI.routes, **_GENERATE, **_POOLING},
+    SERVER_KINDS["vllm"],
+    routes={**SERVER_KINDS["vllm"].routes, **_GENERATE, EMBEDDINGS: _embeddings},
     error=_error,
     status={
         "/v1/models": json_status(_models),
@@ -331,9 +273,10 @@ VLLM = replace(
     completion=_completion,
     chunks=VllmChunks,
     unknown="The model `{model}` does not exist. Valid aliases: {served}.",
-    failures={500: (_DEAD, _TYPES[500]), 503: (_BUSY, _TYPES[503])},
+    failures=(_FAILURES := {500: (_DEAD, _TYPES[500]), 503: (_BUSY, _TYPES[503])}),
+    full=_FAILURES,
     request_ids=False,
-    health=frozenset({"/health", "/ping"}),
+    wrong_method=405,
     too_many="You must pass at least one prompt",
     too_long=_TOO_LONG,
 )

@@ -1,0 +1,407 @@
+"""The built-in kinds of reward servers."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any
+
+from qreward.codecs import json as jsonio
+from qreward.codecs.base import Malformed, WireRequest
+from qreward.codecs.chat import joined
+from qreward.codecs.finish_reason import ABORTED, described, ending_of
+from qreward.codecs.rewards import parsing
+from qreward.codecs.rewards.answers import Choices, Moderated, RewardScore
+from qreward.codecs.rewards.base import ALONE, Conversation, ListCodec, MergeLimits, NumberCodec, Operation, Pair, ServerKind
+from qreward.codecs.rewards.parsing import InvalidRow
+from qreward.errors import ConfigError
+from qreward.results import Usage
+from qreward.settings.policies import BATCH_KIND, RewardModel
+
+# the OpenAI API, and servers with routes like it
+
+
+class VectorScore(NumberCodec):
+    """``POST /embeddings`` of a server that returns a reward as a vector of one number. A longer vector is an error without ``label``."""
+
+    path = "/embeddings"
+    value_in = "embedding"
+
+
+class EmbeddingList(ListCodec):
+    path = "/embeddings"
+
+    def value(self, row: Any) -> list[float]:
+        return parsing.numbers(parsing.row_of(row).get("embedding"), "embedding")
+
+
+class CompletionList(ListCodec):
+    """``POST /completions``. Choice ``k`` of prompt ``i`` has the index ``i * n + k`` in the response, and ``k`` in the result."""
+
+    path = "/completions"
+    member = "prompt"
+    answer = Choices
+
+    def body(self, items: list[Any]) -> dict[str, Any]:
+        """Return the prompts. A single text is not sent as a list, because some servers take no lists."""
+        return {self.member: items[0]} if len(items) == 1 and type(items[0]) is str else super().body(items)
+
+    def rows(self, document: Any, call: WireRequest) -> list[Any]:
+        each, count = call.params.get("n") or 1, len(call.inputs)
+        found = parsing.in_order(parsing.member(document, "choices"), count * each)
+        return [found[start : start + each] for start in range(0, count * each, each)]
+
+    def value(self, row: Any) -> list[Any]:
+        choices = [parsing.row_of(choice) for choice in row]
+        if not all(isinstance(choice.get("text"), str) for choice in choices):
+            raise InvalidRow("one of its choices has no text")
+        for choice in choices:
+            parsing.check_ending(choice.get("finish_reason"))
+        return [{**choice, "index": index} for index, choice in enumerate(choices)]
+
+    def outputs(self, values: list[Any]) -> list[float] | None:
+        return [sum(float(len(choice["text"])) for choice in value) if isinstance(value, list) else 0.0 for value in values]
+
+
+class ModerationList(ListCodec):
+    path = "/moderations"
+    rows_in = "results"
+    answer = Moderated
+
+    def value(self, row: Any) -> dict[str, Any]:
+        found = parsing.row_of(row)
+        if not isinstance(found.get("flagged"), bool):
+            raise InvalidRow("its result has no 'flagged'")
+        return found
+
+
+class Rerank(ListCodec):
+    """``POST /rerank`` as vLLM and Jina serve it. The results are sorted by score; ``index`` says to which document a result belongs."""
+
+    path = "/rerank"
+    member = "documents"
+    rows_in = "results"
+    value_in = "relevance_score"
+
+    def rows(self, document: Any, call: WireRequest) -> list[Any]:
+        rows = parsing.member(document, self.rows_in)
+        if any(not isinstance(row, dict) or row.get("index") is None for row in rows):
+            raise Malformed("the ranking has no indexes, so its scores cannot be matched to documents")
+        return parsing.in_order(rows, len(call.inputs))
+
+    def value(self, row: Any) -> float:
+        return parsing.number(parsing.row_of(row).get(self.value_in))
+
+
+# vLLM: a list with one bad item is refused as a whole, and a conversation is a request of its own
+
+
+class VllmClassify(NumberCodec):
+    """``POST /classify`` for a reward, which is one of the numbers in ``probs``. These are logits if ``use_activation`` is false."""
+
+    path = "/classify"
+    native = chats = last = True
+    value_in = "probs"
+
+    def defaults(self) -> dict[str, Any]:
+        return {self.settings.activation_field: self.settings.activation}
+
+
+class VllmLabels(VllmClassify):
+    """``POST /classify`` for the probability of each label. vLLM names only the most likely label; Infinity, with this API, names all."""
+
+    def defaults(self) -> dict[str, Any]:
+        return {self.settings.activation_field: True}
+
+    def value(self, row: Any) -> Any:
+        if isinstance(row, list):
+            return parsing.labelled(row)
+        row = parsing.row_of(row)
+        probs = parsing.numbers(row.get("probs"), "probs")
+        names = list(self.settings.labels) or [f"LABEL_{position}" for position in range(len(probs))]
+        if len(names) != len(probs):
+            raise InvalidRow(f"it has {len(probs)} classes, and labels names {len(names)}")
+        best = row.get("label")
+        if isinstance(best, str) and not self.settings.labels:
+            names[probs.index(max(probs))] = best
+        if len(set(names)) < len(names):
+            raise InvalidRow("two of its classes have one name; name them all: RewardModel(labels=...)")
+        return dict(zip(names, probs, strict=True))
+
+
+class VllmPooling(VllmClassify):
+    """``POST /pooling`` for a reward. If the server returns a reward for each token or step, the last reward counts."""
+
+    path = "/pooling"
+    value_in = "data"
+
+    def defaults(self) -> dict[str, Any]:
+        return {**super().defaults(), "encoding_format": "float"}
+
+    def value(self, row: Any) -> RewardScore:
+        row = parsing.row_of(row)
+        data = row.get("data")
+        return super().value({"data": data[-1]} if isinstance(data, list) and data and isinstance(data[-1], list) else row)
+
+
+class VllmScore(ListCodec):
+    """``POST /score`` of a cross-encoder. Two lists of texts hold the pairs. All versions of vLLM accept the names of these lists."""
+
+    path = "/score"
+    native = pairs = True
+    texts = False
+    defaults = VllmClassify.defaults
+
+    def body(self, items: list[Any]) -> dict[str, Any]:
+        return {"text_1": [pair.prompt for pair in items], "text_2": [pair.response for pair in items]}
+
+
+# SGLang: /v1/classify always applies a softmax, so a reward, which has one class, would always be 1.0
+
+
+class SglangClassify(NumberCodec):
+    """``POST /classify``, which returns an array of ``{"embedding", "meta_info"}`` in the order of the texts."""
+
+    path = "/classify"
+    native = True
+    member = "text"
+    rows_in = ""
+    value_in = "embedding"
+
+    def value(self, row: Any) -> RewardScore:
+        ending = ending_of(_meta(row).get("finish_reason"))
+        if ending in ABORTED:
+            raise InvalidRow(described(ending))
+        return super().value(row)
+
+    def usages(self, rows: list[Any]) -> list[Usage] | None:
+        found = [jsonio.usage_of(_meta(row)) for row in rows]
+        if any(used is None or used.prompt_tokens is None for used in found):
+            return None
+        return [Usage(used.prompt_tokens, None, used.prompt_tokens) for used in found if used is not None]
+
+
+def _meta(row: Any) -> dict[str, Any]:
+    found = row.get("meta_info") if isinstance(row, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+class SglangLabels(VllmLabels):
+    path = "/v1/classify"
+    chats = False
+    defaults = ListCodec.defaults
+
+    def value(self, row: Any) -> Any:
+        probs = super().value(row)
+        if len(probs) == 1:
+            raise InvalidRow("the model has one class, for which this server always returns 1.0; call score() instead")
+        return probs
+
+
+# Text Embeddings Inference. ["a", "b"] is one pair, so each item is sent as a list: [["a"], ["b"]]
+
+
+class TeiLabels(ListCodec):
+    """``POST /predict`` for the probability of each label. The server sorts labels by score, so a reward is selected by its name."""
+
+    path = "/predict"
+    native = pairs = True
+    rows_in = ""
+    limits = MergeLimits(items=32, bytes=2_000_000)  # the server's defaults; a probe reads the limit of the items from GET /info
+
+    def defaults(self) -> dict[str, Any]:
+        return {"raw_scores": False}
+
+    def body(self, items: list[Any]) -> dict[str, Any]:
+        return {"inputs": [[item.prompt, item.response] if isinstance(item, Pair) else [item] for item in items]}
+
+    def value(self, row: Any) -> Any:
+        return parsing.labelled(row)
+
+
+class TeiPredict(TeiLabels):
+    def defaults(self) -> dict[str, Any]:
+        return {"raw_scores": not self.settings.activation}
+
+    def value(self, row: Any) -> RewardScore:
+        scores, label, names = parsing.labelled(row), self.settings.label, self.settings.labels
+        if isinstance(label, int) and names and -len(names) <= label < len(names):
+            label = names[label]
+        elif isinstance(label, int):
+            if label < 0:
+                raise InvalidRow(
+                    "its labels are sorted by score, so a position means nothing; set RewardModel(label=...) to a name, or set labels"
+                )
+            label = f"LABEL_{label}"
+        return RewardScore(parsing.by_name(scores, label, ""), scores if len(scores) > 1 else None)
+
+
+# OpenRLHF and qreward serve
+
+
+class OpenRlhfReward(ListCodec):
+    """``POST /get_reward`` with ``query`` (prompt and response in one text), ``prompts`` and ``labels``.
+
+    A score has the attributes ``reward``, ``score`` and those in ``extra_logs``. ``RewardModel(label=...)`` selects one of them.
+    """
+
+    path = "/get_reward"
+    native = True
+
+    def form(self, item: Any) -> Any:
+        return item if isinstance(item, Pair) else super().form(item)
+
+    def body(self, items: list[Any]) -> dict[str, Any]:
+        queries = [self.settings.render(item.prompt, item.response) if isinstance(item, Pair) else item for item in items]
+        known = [item if isinstance(item, Pair) else Pair("", "") for item in items]
+        labels = ["" if pair.label is None else pair.label for pair in known]
+        return {"query": queries, "prompts": [pair.prompt for pair in known], "labels": labels}
+
+    def rows(self, document: Any, call: WireRequest) -> list[Any]:
+        count = len(call.inputs)
+        rewards = parsing.as_many(parsing.member(document, "rewards"), count, "rewards")
+        logs = document.get("extra_logs")
+        columns = {**(logs if isinstance(logs, dict) else {}), "score": document.get("scores"), "reward": rewards}
+        whole = {name: column for name, column in columns.items() if isinstance(column, list) and len(column) == count}
+        return [dict(zip(whole, row, strict=True)) for row in zip(*whole.values(), strict=True)]
+
+    def value(self, row: Any) -> RewardScore:
+        wanted = "reward" if self.settings.label is None else self.settings.label
+        if wanted not in row:
+            raise InvalidRow(f"it has {parsing.safe_names(row)}; RewardModel(label=...) must be one of them")
+        return RewardScore(parsing.number(row[wanted], "reward"), {name: float(raw) for name, raw in row.items() if parsing.is_number(raw)})
+
+
+# NVIDIA NIM
+
+
+class NimReward(ListCodec):
+    """``POST /chat/completions``, whose answer is a text such as ``helpfulness:1.25,correctness:0.43`` or ``reward:-7.1``."""
+
+    path = "/chat/completions"
+    texts = False
+    chats = True
+    rows_in = "choices"
+    limits = ALONE
+
+    def rows(self, document: Any, call: WireRequest) -> list[Any]:
+        choices = parsing.member(document, self.rows_in)
+        if not choices:
+            raise Malformed("the answer has no choices")
+        return parsing.in_order(choices[:1], len(call.inputs))
+
+    def value(self, row: Any) -> RewardScore:
+        row = parsing.row_of(row)
+        parsing.check_ending(row.get("finish_reason"))  # "length" is accepted, because these servers send it with complete numbers
+        message = row.get("message")
+        attributes = attributes_of(joined(message.get("content")) if isinstance(message, dict) else "")
+        return RewardScore(parsing.by_name(attributes, self.settings.label, "reward"), attributes)
+
+
+_ATTRIBUTE = re.compile(r"\s*([A-Za-z][\w .-]{0,40}?)\s*:\s*([^\s,]+)\s*")
+
+
+def attributes_of(text: str) -> dict[str, float]:
+    """Parse a line such as ``helpfulness:1.25,correctness:0.43``. Raises ``InvalidRow`` for anything else."""
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        match = _ATTRIBUTE.fullmatch(part)
+        if match is None or match[1] in found:
+            raise InvalidRow("its text is not a list of attributes such as helpfulness:1.25,correctness:0.43")
+        try:
+            value = float(match[2])
+        except ValueError:
+            raise InvalidRow(f"its {match[1]} is a text, not a finite number") from None
+        found[match[1]] = parsing.number(value, match[1])
+    return found
+
+
+# a function in this process: its items and results are the JSON that qreward.transport.local reads
+
+
+class LocalScore(ListCodec):
+    """Passes the items to the function: a text, a mapping with ``prompt``, ``response`` and ``label``, or a list of messages."""
+
+    path = "/local/score"
+    pairs = chats = True
+
+    def mergeable(self, item: Any) -> bool:  # noqa: ARG002 - a function takes conversations in a list too
+        return True
+
+    def encode(self, call: WireRequest, model: str) -> bytes:
+        self.operation.check(call.params)
+        return jsonio.write(model, "items", [_passed(self.form(item)) for item in call.inputs], {"params": call.params}, all_text=False)
+
+    def value(self, row: Any) -> RewardScore:
+        if not isinstance(row, dict):
+            return RewardScore(parsing.number(row))
+        if row.get("error"):
+            raise parsing.InvalidRow(f"the function returned an error for it: {row['error']}")
+        numbers = {name: float(raw) for name, raw in row.items() if parsing.is_number(raw)}
+        return RewardScore(parsing.by_name(numbers, self.settings.label, "reward"), numbers)
+
+
+def _passed(item: Any) -> Any:
+    if isinstance(item, Pair):
+        return {"prompt": item.prompt, "response": item.response} | ({} if item.label is None else {"label": item.label})
+    return item.messages if isinstance(item, Conversation) else item
+
+
+@lru_cache(maxsize=256)
+def local_codec(operation: Operation, settings: RewardModel, most: int | None) -> LocalScore:
+    """Return the codec of a function that takes ``most`` items at once. Raises ``ConfigError`` for an operation other than ``score``."""
+    if operation.name != "score":
+        raise ConfigError(f"a function in this process answers chat completions and scores, but not {operation.name}")
+    codec = LocalScore(operation, settings)
+    codec.limits = MergeLimits(items=most or 1)
+    return codec
+
+
+def _like(codec: type[ListCodec], **fields: Any) -> type[ListCodec]:
+    """Return a codec that differs from another in these fields."""
+    return type(codec.__name__, (codec,), fields)
+
+
+_TEI = {"native": True, "limits": TeiLabels.limits}
+BUILT_IN = (
+    ServerKind(
+        "openai",
+        {
+            "score": {"embeddings": VectorScore}, "rerank": Rerank, "completions": CompletionList, "moderations": ModerationList,
+            "embeddings": _like(EmbeddingList, limits=MergeLimits(items=2048, tokens=300_000)),  # as the openai package documents them
+        },
+        probe=("/v1/models",), chat=True, lists_models=True,
+    ),
+    ServerKind(
+        "vllm",
+        {
+            "score": {
+                "": VllmClassify, "classify": VllmClassify, "pooling": VllmPooling, "score": VllmScore,
+                "embeddings": _like(VectorScore, chats=True),
+            },
+            "classify": VllmLabels, "rerank": _like(Rerank, native=True), "embeddings": EmbeddingList, "completions": CompletionList,
+        },
+        probe=("/health", "/metrics"), chat=True, lists_models=True,
+    ),
+    ServerKind(
+        "sglang",
+        {
+            "score": {"": SglangClassify, "classify": SglangClassify, "embeddings": VectorScore}, "classify": SglangLabels,
+            "rerank": _like(Rerank, path="/v1/rerank", native=True, rows_in="", value_in="score"),
+            "embeddings": EmbeddingList, "completions": CompletionList,
+        },
+        probe=("/health", "/v1/loads"), chat=True,
+    ),
+    ServerKind(
+        "tei",
+        {
+            "score": {"": TeiPredict, "classify": TeiPredict}, "classify": TeiLabels,
+            "rerank": _like(Rerank, member="texts", rows_in="", value_in="score", **_TEI),
+            "embeddings": _like(EmbeddingList, path="/v1/embeddings", **_TEI),  # instead of /embed: its response has the usage
+        },
+        probe=("/health", "/metrics"), info="/info",
+    ),
+    ServerKind("openrlhf", {"score": OpenRlhfReward}),
+    ServerKind("nim", {"score": NimReward}, probe=("/v1/health/ready",), lists_models=True),
+    ServerKind(BATCH_KIND, {}, probe=("/v1/models",), chat=True, lists_models=True),  # OpenAI's Batch API, which only bulk runs use
+)  # fmt: skip

@@ -1,0 +1,101 @@
+"""The client of a trainer takes over changes of the settings file while it is used."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qreward import ConfigError
+from qreward.integrations.trainers import clients
+from qreward.integrations.trainers.rewarder import close_all, rewarder
+from qreward.runtime import runtime_of
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    close_all()
+    yield
+    close_all()
+
+
+def write(file: Path, content: dict[str, Any]) -> None:
+    file.write_text(json.dumps(content))
+
+
+def fleet(*hosts: str) -> dict[str, Any]:
+    return {"endpoints": [{"base_url": f"http://{host}/v1", "models": ["judge-*"]} for host in hosts]}
+
+
+def look() -> bool:
+    (shared,) = clients._made
+    assert shared.watcher is not None
+    assert shared.watcher.running
+    return shared.watcher.poll_once()
+
+
+def names() -> list[str]:
+    (shared,) = clients._made
+    return list(shared.client.stats())
+
+
+def test_a_trainer_takes_over_the_endpoints_of_its_changed_file(tmp_path: Path) -> None:
+    file = tmp_path / "reward.json"
+    write(file, {"client": fleet("a"), "judge": {"model": "judge-7b"}})
+    made = rewarder(str(file), deadline=60)
+    write(file, {"client": fleet("b", "c"), "judge": {"model": "judge-7b"}})
+    assert (look(), look(), names()) == (True, False, ["b", "c"])
+    assert rewarder(str(file), deadline=60) is made
+    rewarder(str(file), deadline=30)  # another adapter with the changed file shares the client
+    assert names() == ["b", "c"]
+
+
+def test_a_file_beside_the_settings_and_the_file_of_the_environment_are_watched_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, servers = tmp_path / "reward.json", tmp_path / "servers.json"
+    monkeypatch.setenv("QREWARD_CONFIG", str(servers))
+    for client in ("servers.json", None):
+        write(servers, fleet("a"))
+        write(file, {"judge": {"model": "judge-7b"}} | ({"client": client} if client else {}))
+        rewarder(str(file), deadline=60)
+        write(servers, fleet("a", "b"))
+        assert (look(), names()) == (True, ["a", "b"])
+        close_all()
+
+
+def test_a_fault_in_the_file_is_logged_once_and_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "reward.json"
+    write(file, {"client": fleet("a"), "judge": {"model": "judge-7b"}})
+    rewarder(str(file), deadline=60)
+    write(file, {"client": fleet("b"), "judge": {"modle": "judge-7b"}})
+    with caplog.at_level(logging.WARNING, "qreward.schedule"):
+        assert (look(), look(), names()) == (False, False, ["a"])
+    (record,) = caplog.records
+    assert f"{file}, line" in record.getMessage()
+    assert "did you mean 'model'" in record.getMessage()
+    assert record.getMessage().endswith("nothing was changed")
+
+
+def test_settings_that_come_from_no_file_are_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("QREWARD_CONFIG", raising=False)
+    rewarder({"client": fleet("a"), "judge": {"model": "judge-7b"}}, deadline=60)
+    (shared,) = clients._made
+    assert shared.watcher is None
+    with pytest.raises(ConfigError):
+        clients.shared_client()
+
+
+def test_the_watcher_ends_with_its_client(tmp_path: Path) -> None:
+    file = tmp_path / "reward.json"
+    write(file, {"client": fleet("a"), "reward_model": "judge-7b"})
+    rewarder(str(file), deadline=60)
+    (shared,) = clients._made
+    close_all()
+    assert shared.watcher is not None
+    assert not shared.watcher.running
+    assert runtime_of(shared.client).closed

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar, Unpack, overload
+from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar, Unpack, overload
 
 from qreward.batching.settings import Options
 from qreward.batching.stats import QueueStats
 
 A = TypeVar("A")
 B = TypeVar("B")
+C = TypeVar("C")
 S = TypeVar("S")
 R = TypeVar("R")
-T = TypeVar("T")
+S_contra = TypeVar("S_contra", contravariant=True)
 Made_co = TypeVar("Made_co", covariant=True)
 P = ParamSpec("P")
-Q = ParamSpec("Q")
 
 Listed: TypeAlias = Sequence[R | Exception]
 """One result for each item. An exception in the list is raised for the caller of its item."""
@@ -49,13 +49,19 @@ class Controls(Protocol):
 
 
 class Batched(Controls, Protocol[P, Made_co]):
-    """The type of a batched function or method. Access to a method on an instance removes the first parameter."""
+    """The type of a batched function, and of a batched method that is accessed on an instance."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Made_co: ...
+
+
+class BatchedMethod(Controls, Protocol[S_contra, P, Made_co]):
+    """The type of a batched method that is accessed on its class."""
+
+    def __call__(self, instance: S_contra, /, *args: P.args, **kwargs: P.kwargs) -> Made_co: ...
     @overload
-    def __get__(self, instance: None, owner: type[Any], /) -> Batched[P, Made_co]: ...
+    def __get__(self, instance: None, owner: type[Any], /) -> BatchedMethod[S_contra, P, Made_co]: ...
     @overload
-    def __get__(self: Batched[Concatenate[S, Q], T], instance: S, owner: type[Any] | None = None, /) -> Batched[Q, T]: ...
+    def __get__(self, instance: S_contra, owner: type[Any] | None = None, /) -> Batched[P, Made_co]: ...
 
 
 class BatchDecorator(Protocol):
@@ -70,7 +76,11 @@ class BatchDecorator(Protocol):
     @overload
     def __call__(self, function: Callable[[list[A], list[B]], Yields[R]], /) -> Batched[[A, B], Stream[R]]: ...
     @overload
-    def __call__(self, function: Callable[[S, list[A]], Yields[R]], /) -> Batched[[S, A], Stream[R]]: ...
+    def __call__(self, function: Callable[[list[A], list[B], list[C]], Yields[R]], /) -> Batched[[A, B, C], Stream[R]]: ...
+    @overload
+    def __call__(self, function: Callable[[S, list[A]], Yields[R]], /) -> BatchedMethod[S, [A], Stream[R]]: ...
+    @overload
+    def __call__(self, function: Callable[[S, list[A], list[B]], Yields[R]], /) -> BatchedMethod[S, [A, B], Stream[R]]: ...
     @overload
     def __call__(self, function: Callable[..., Yields[R]], /) -> Batched[..., Stream[R]]: ...
     @overload
@@ -78,6 +88,10 @@ class BatchDecorator(Protocol):
     @overload
     def __call__(self, function: Callable[[list[A], list[B]], Results[R]], /) -> Batched[[A, B], One[R]]: ...
     @overload
-    def __call__(self, function: Callable[[S, list[A]], Results[R]], /) -> Batched[[S, A], One[R]]: ...
+    def __call__(self, function: Callable[[list[A], list[B], list[C]], Results[R]], /) -> Batched[[A, B, C], One[R]]: ...
+    @overload
+    def __call__(self, function: Callable[[S, list[A]], Results[R]], /) -> BatchedMethod[S, [A], One[R]]: ...
+    @overload
+    def __call__(self, function: Callable[[S, list[A], list[B]], Results[R]], /) -> BatchedMethod[S, [A, B], One[R]]: ...
     @overload
     def __call__(self, function: Callable[..., Results[R]], /) -> Batched[..., One[R]]: ...

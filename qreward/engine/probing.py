@@ -24,11 +24,7 @@ TIMEOUT = 5.0
 
 
 class ProbingEngine(Engine[Scheduler]):
-    """Probes its sources at the interval of their endpoints' ``probe`` setting, while event loops use the engine.
-
-    A probe calls the backend's method ``look``. This method takes an endpoint, returns a ``scheduler.outcome.ProbeResult``, and must not
-    raise. A backend without ``look`` makes no probes.
-    """
+    """Probes its sources at the interval of their endpoints' ``probe`` setting, by the method ``look`` of a backend that has one."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -36,12 +32,7 @@ class ProbingEngine(Engine[Scheduler]):
         self._states: dict[Source, ProbeState] = {}
 
     def watch_over(self, sources: Callable[[], Iterable[Source]], on_result: Callable[[Source, ProbeResult], object] | None = None) -> None:
-        """Set the sources to probe. Must be called before the engine is used in an event loop.
-
-        Args:
-            sources: returns the sources, whose handles are endpoints.
-            on_result: function that is called, under the engine's lock, with the result of each probe; or None.
-        """
+        """Set the sources to probe, and what is called with each result, under the engine's lock. Must be called before the first use."""
         self._sources, self._on_result = sources, on_result
 
     def sources_changed(self) -> None:
@@ -56,7 +47,6 @@ class ProbingEngine(Engine[Scheduler]):
         return sources
 
     def seen(self, source: Source, result: ProbeResult) -> None:
-        """Record the result of a probe."""
         state = self._states.get(source)
         if result.trouble is not None and state is not None and state.trouble != result.trouble:
             state.trouble = result.trouble

@@ -24,6 +24,7 @@ class PageServer(ThreadingHTTPServer):
 
     def refusal(self, host: str | None, origin: str | None, query: str) -> str:
         """Return why a request is refused, or ``""``."""
+        # a page of another site can reach this address, also under a name of its own (DNS rebinding)
         if host not in self.hosts or (origin is not None and origin not in [f"http://{name}" for name in self.hosts]):
             return "this page is served to its own address only"
         given = parse_qs(query).get("token", [""])[0]

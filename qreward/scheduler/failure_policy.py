@@ -2,8 +2,7 @@
 
 Overload costs the task no attempt, and affects the cooldown and the concurrency limit of the source, not its health. Any other failure
 counts against the health of the source, unless the task is the likely cause. A refused request is never sent again. Any other task is
-queued again, after full jitter (Brooker, AWS 2015) unless another source is expected to answer it first. See
-``docs/design/scheduling.md``.
+queued again, after full jitter (Brooker, AWS 2015) unless another source is expected to answer it first.
 """
 
 from __future__ import annotations

@@ -21,8 +21,7 @@ WINDOW, CHANCE = 20, 1 / 32
 failure share is one half would do that with a probability of at most ``CHANCE`` (binomial test), for any n up to ``WINDOW``. That is five
 of five, eight of nine, or fifteen of twenty."""
 OPEN = 2.0
-"""Seconds for which the breaker is open, before jitter. Envoy's growing times of up to 300 s suit fleets with spare capacity. Here a source
-must be used again within seconds of its recovery. Each test of the source costs a task one of its attempts."""
+"""Seconds for which the breaker is open, before jitter. A source must be used again within seconds of its recovery."""
 
 
 def _least_failures() -> list[int]:
@@ -153,10 +152,8 @@ class Health:
         self.clean = not self._ejected
 
 
-FIRST = 0.25
-LONGEST = 3.2
-"""``FIRST``, ``LONGEST``: seconds of the first and of the longest cooldown without a hint, before jitter. Jitter multiplies them by at most
-1.5, so that the longest cooldown takes less than 5 s."""
+FIRST, LONGEST = 0.25, 3.2
+"""Seconds of the first and of the longest cooldown without a hint, before jitter, which multiplies them by at most 1.5."""
 
 
 class Cooldown:

@@ -37,8 +37,7 @@ GAIN = 1.25
 EQUAL = 1.1
 """An attempt past the 99th percentile length is also copied to a source that needs at most ``EQUAL`` times the seconds per token."""
 WORTH = 1.5
-"""A source that needs more than ``WORTH`` times the seconds per token of the fastest source gets no tail copies, because a task has only
-one copy, and a fast source has a free slot soon."""
+"""A source that needs more than ``WORTH`` times the seconds per token of the fastest source gets no tail copies."""
 
 
 class Overdue(IntEnum):
@@ -50,10 +49,7 @@ class Overdue(IntEnum):
 
 
 class HedgingPolicy:
-    """Decides which attempts are copied, and owns the budget of copies. Without ``policy`` there are none.
-
-    ``tries`` failed attempts end a task; the last attempt that it may make is not copied.
-    """
+    """Decides which attempts are copied, and owns the budget of copies. ``tries`` failed attempts end a task; its last is not copied."""
 
     def __init__(self, policy: Hedge | None, tries: int) -> None:
         self.policy = policy

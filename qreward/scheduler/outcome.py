@@ -13,10 +13,9 @@ class FailureKind(IntEnum):
     """The reason why an attempt brought no answer. ``failure_policy.RULES`` says what follows from each kind."""
 
     OVERLOADED = 0
-    """The endpoint is at capacity or a rate limit is used up (429, 503, 529). The failure does not count as one of the task's attempts, and
-    the endpoint's health is not affected."""
+    """The endpoint is at capacity or a rate limit is used up (429, 503, 529)."""
     QUOTA = 1
-    """The quota of the account is used up (``insufficient_quota``). Only another endpoint can serve the task for the next minutes."""
+    """The quota of the account is used up (``insufficient_quota``)."""
     TRANSIENT = 2
     """The endpoint failed while it processed the request (500, 502, 504, connection reset, broken JSON). The task may be retried."""
     UNREACHABLE = 3
@@ -30,7 +29,7 @@ class FailureKind(IntEnum):
     UNSENDABLE = 7
     """The request could not be built (unserialisable content). It is never sent."""
     LOCAL = 8
-    """The client's machine is the cause (no file descriptor left). The task is retried. The endpoint's health is not affected."""
+    """The client's machine is the cause (no file descriptor left)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -87,7 +86,7 @@ class Failure:
 
 
 class Cancelled:
-    """The outcome of an attempt that was cancelled, by the scheduler or by the caller. The connection of the attempt is closed."""
+    """The outcome of an attempt that was cancelled, by the scheduler or by the caller."""
 
     __slots__ = ()
 

@@ -14,7 +14,7 @@ PER_SECOND = 64  # buckets
 
 
 class Timed(Protocol):
-    """An item with a timer. The wheel sets ``due`` to the number of the item's bucket, or to -1 while the item is in no bucket."""
+    """An item with a timer. ``due`` is the number of its bucket, or -1 while it is in no bucket."""
 
     due: int
 

@@ -40,7 +40,7 @@ class MergedItem(Task):
     def __init__(self, payload: Any, pool: Pool, options: RequestOptions, waiter: Any, index: int) -> None:
         super().__init__(payload, pool, options.level, options.timeout, waiter, index, options.tenant)
         self.hedge = options.hedge
-        self.key = options.level  # so that an urgent item does not wait for the answers to many others
+        self.key = options.level
         self.place: ItemState = OVER
         self.until = inf  # deadline in seconds; inf while the time limit has not started
         self.arrived = 0.0
@@ -218,9 +218,11 @@ class MergeQueue:
 
     def _take(self, now: float, request: MergedRequest, source: Source, before: list[MergedItem], limits: MergeLimits) -> list[MergedItem]:
         queue = self._collector.queue(before[0].key) if before else self._collector.first()
-        if queue is None:
-            return []
-        taken: list[MergedItem] = self._collector.take(self._most(now, source, len(before), limits) - len(before), queue=queue)
+        most = self._most(now, source, len(before), limits) - len(before)
+        taken: list[MergedItem] = [] if queue is None else self._collector.take(most, queue=queue)
+        # only a short request gets items of other levels too: an urgent item must not wait for the answers to many others
+        while len(taken) < min(most, sizing.LEAST - len(before)) and (queue := self._collector.first()) is not None:
+            taken += self._collector.take(min(most, sizing.LEAST - len(before)) - len(taken), queue=queue)
         for item in taken:
             item.lane.waiting -= 1
         taken = [item for item in taken if item.until > now]  # the timer of the deadline ends items that are too late

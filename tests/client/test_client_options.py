@@ -13,7 +13,8 @@ from openai.types import CompletionCreateParams, EmbeddingCreateParams, Moderati
 from openai.types.chat import completion_create_params
 
 from qreward import ConfigError, Judge, Priority, QRewardClient, RewardModelScorer, SyncQRewardClient, YesNo
-from qreward.options import OPTIONS, ModelParams, check_params, level
+from qreward.options import OPTIONS, ModelParams, check_params
+from qreward.settings.policies import priority_level
 
 MISSPELT = {
     "time_out": "timeout",
@@ -199,7 +200,7 @@ def test_arguments_of_litellm_and_options_of_the_openai_client_are_refused_with_
 
 def test_a_priority_may_be_a_name_in_upper_or_lower_case() -> None:
     given: dict[Any, int] = {"high": 0, "HIGH": 0, "Normal": 5, "low": 9, Priority.LOW: 9, 3: 3}
-    assert {value: level(value) for value in given} == given
+    assert {value: priority_level(value) for value in given} == given
     recorder = Recorder()
     use(QRewardClient([endpoint(recorder)]), lambda client: client.chat_completion(HI, MODEL, priority="high"))
     assert "priority" not in recorder.bodies[0]

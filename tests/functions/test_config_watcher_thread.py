@@ -65,7 +65,7 @@ def test_a_watcher_looks_when_started_and_then_after_each_interval() -> None:
     config, clock = ScheduleConfig(), Time()
     answers: list[Any] = [{"timeout": 1}, {"timeout": 2}, {"timeout": 0}, {"timeout": 3}]
     watcher = ConfigWatcher(config, callback=counting(answers), poll_interval=7)
-    watcher._wait = clock.wait  # type: ignore[method-assign]
+    watcher._wait = clock.wait  # type: ignore[assignment]
     assert config.timeout is None
     with watcher as entered:
         assert entered is watcher
@@ -83,7 +83,7 @@ def test_a_watcher_looks_when_started_and_then_after_each_interval() -> None:
 def test_starting_and_stopping_twice_is_as_once_and_a_watcher_may_be_started_again() -> None:
     looks: list[int] = []
     watcher = ConfigWatcher(ScheduleConfig(), callback=lambda: looks.append(1))
-    watcher._wait = Time().wait  # type: ignore[method-assign]
+    watcher._wait = Time().wait  # type: ignore[assignment]
     watcher.stop()
     for count in (1, 2):
         watcher.start()
@@ -108,7 +108,7 @@ def test_a_callback_that_hangs_delays_a_stop_only_so_long_and_changes_nothing_af
         return {"timeout": 5}
 
     watcher = ConfigWatcher(config, callback=ask)
-    watcher._wait = clock.wait  # type: ignore[method-assign]
+    watcher._wait = clock.wait  # type: ignore[assignment]
     watcher.start()
     clock._passed.release()
     assert hangs.wait(20)

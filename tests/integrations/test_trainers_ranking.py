@@ -85,7 +85,7 @@ def test_only_a_judge_ranks() -> None:
     with pytest.raises(ConfigError, match="rank: only a judge compares responses"):
         Rewarder(FakeScorer(), 5.0, config=RewardConfig(reward_model="m", rank="scores"))
     with pytest.raises(ConfigError, match="rank"):
-        RewardConfig(reward_model="m", rank="yes")
+        RewardConfig(reward_model="m", rank="yes")  # type: ignore[arg-type]
 
 
 async def test_trl_ranks_the_completions_of_a_prompt_unless_they_are_spread_over_processes(scorer: RankingScorer) -> None:

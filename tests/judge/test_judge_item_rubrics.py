@@ -29,7 +29,7 @@ def judged(backend: DecisionBackend, items: list[Any], method: str = "decide", *
 def test_the_rubric_of_an_item_is_a_list_a_mapping_json_or_lines_of_text() -> None:
     right, short = Criterion("right", "It is right.", weight=3), Criterion("It is short.", "It is short.")
     one = Criterion("It is right.", "It is right.")
-    for given, criteria in (
+    good: tuple[tuple[Any, list[Criterion]], ...] = (
         ([RIGHT, SHORT], [right, short]),
         ([{**RIGHT, "levels": None, "gate": None}, "It is short."], [right, short]),  # tables fill what is missing with None
         ({"criteria": [RIGHT, SHORT]}, [right, short]),
@@ -38,9 +38,10 @@ def test_the_rubric_of_an_item_is_a_list_a_mapping_json_or_lines_of_text() -> No
         (json.dumps({"criteria": [RIGHT]}), [right]),
         (TEXT, [one, short]),
         (Rubric([right]), [right]),
-    ):
+    )
+    for given, criteria in good:
         assert rubric_of_item(given) == Rubric(criteria), given
-    for given, said in (
+    bad: tuple[tuple[Any, str], ...] = (
         ([{**RIGHT, "wight": 2}, {"name": "x"}], r"0.wight: .*weight.*; 1.instructions: "),
         ([{**RIGHT, "weight": "much"}], r"0.weight: must be a valid number"),
         ("[1, ", "it begins like JSON, but is not JSON"),
@@ -50,7 +51,8 @@ def test_the_rubric_of_an_item_is_a_list_a_mapping_json_or_lines_of_text() -> No
         ("It is right.\nIt is right.", "'It is right.' is there twice"),
         ([{"name": "bad", "instructions": "It is bad.", "weight": -1}], "positive weight"),
         ([{**RIGHT, "gate": 2}], "0.gate: "),
-    ):
+    )
+    for given, said in bad:
         with pytest.raises(BadRequest, match=said):
             rubric_of_item(given)
 

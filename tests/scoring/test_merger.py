@@ -104,7 +104,7 @@ async def test_items_of_different_operations_parameters_headers_models_or_tenant
     assert backend.calls[-1].codec.name == "classify"
 
 
-async def test_urgent_items_go_first_in_a_list_of_their_own() -> None:
+async def test_urgent_items_go_first_and_take_only_a_few_others_along() -> None:
     backend = ListBackend()
     async with client_of(backend, endpoint("tei", 1, "tei")) as client:
         blocker = asyncio.create_task(client.score("x 0", model=MODEL))
@@ -113,8 +113,8 @@ async def test_urgent_items_go_first_in_a_list_of_their_own() -> None:
         await asyncio.sleep(0.1)
         high = [asyncio.create_task(client.score(text, model=MODEL, priority=Priority.HIGH)) for text in texts(5, 1)]
         await asyncio.gather(blocker, *low, *high)
-    assert backend.lists[1] == texts(5, 1)
-    assert backend.lists[2:] == [texts(32, 100), texts(8, 132)]
+    assert backend.lists[1] == texts(5, 1) + texts(3, 100)
+    assert backend.lists[2:] == [texts(32, 103), texts(5, 135)]
 
 
 async def test_an_urgent_item_does_not_wait_for_others_to_share_its_list_while_a_slot_is_free() -> None:

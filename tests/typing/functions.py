@@ -41,7 +41,7 @@ async def use() -> None:
     assert_type(judge.stats(), ScheduleStats)
     assert_type(judge.config, ScheduleConfig)
     judge.reset()
-    ConfigWatcher(judge, env=True).poll_once()
+    ConfigWatcher(judge, file="judge.yaml").poll_once()
 
 
 async def misuse() -> None:

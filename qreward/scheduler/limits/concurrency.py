@@ -201,7 +201,15 @@ class AdaptiveLimit(ConcurrencyLimit):
             return True
         if tried and hint is not None:
             self._no_try_before = now + PRICE * hint
-        self._yield_to(now, others, max(others, self._floor) if tried else others)
+        base = float(min(self.limit, others))
+        if self._step or self._clean:  # only for the first of several rejects in a row
+            give = base * SPARE
+            base -= int(give) + (self._rng.random() < give % 1)
+        self._starting, self._capped, self._step = False, True, 0
+        self._mark, self._clean = now, 0
+        self._elasticity.break_off()
+        self.reason = f"rejected while {others} were served"
+        self._set(base, now, others)
         return not tried
 
     def crowd(self, until: float) -> None:
@@ -211,17 +219,6 @@ class AdaptiveLimit(ConcurrencyLimit):
         if self.limit < self._start:
             self.reason = "back: starting again"
             self._begin(now, inflight)
-
-    def _yield_to(self, now: float, others: int, survivors: int) -> None:
-        base = float(min(self.limit, survivors))
-        if self._step or self._clean:  # only for the first of several rejects in a row
-            give = base * SPARE
-            base -= int(give) + (self._rng.random() < give % 1)
-        self._starting, self._capped, self._step = False, True, 0
-        self._mark, self._clean = now, 0
-        self._elasticity.break_off()
-        self.reason = f"rejected while {others} were served"
-        self._set(base, now, others)
 
     def _try_more(self, now: float) -> None:
         waited = now - self._mark

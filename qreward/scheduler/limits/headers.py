@@ -43,7 +43,7 @@ REMEMBERED = 4096
 
 
 class HeaderRateLimit:
-    """Follows a limit on requests or on tokens that a server advertises. It has the interface of a ``Gcra``.
+    """Follows a limit on requests or on tokens that a server advertises. It has the interface of a ``Gcra``, and contains one.
 
     Example:
         >>> limit = HeaderRateLimit()
@@ -74,12 +74,10 @@ class HeaderRateLimit:
 
     @property
     def rate(self) -> float:
-        """Requests or tokens per second, as far as known; inf while there is no limit."""
         return min(inf if self.pace is None else self.pace.rate, self.refill or inf)
 
     @property
     def ready_at(self) -> float:
-        """Earliest time at which a request is allowed. If the time has passed, a request is allowed now."""
         at = -inf if self.pace is None else self.pace.ready_at
         needed = min(self._most, self._largest)
         if self._left >= needed:
@@ -88,7 +86,6 @@ class HeaderRateLimit:
         return max(at, min(back_at, self._ask_at))
 
     def take(self, now: float, cost: float = 1.0) -> None:
-        """Charge for a request."""
         if self.pace is not None:
             self.pace.take(now, cost)
         self._largest = max(cost, FADE * self._largest, 1.0)
@@ -107,10 +104,7 @@ class HeaderRateLimit:
             self._sends.append([now, self._paid, 1])
 
     def settle(self, reserved: float, used: float) -> None:
-        """Correct the charge of a request that has ended (see ``Gcra.settle``).
-
-        The server counts what an answer used itself, so the remaining amount changes only if the request was not served.
-        """
+        """Correct the charge of a request that has ended. The server counts what it served itself."""
         if self.pace is not None:
             self.pace.give_back(reserved - used)
         self._largest = max(used, self._largest)

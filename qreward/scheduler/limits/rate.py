@@ -6,8 +6,7 @@ the theoretical arrival time is at most ``burst`` seconds ahead. A request whose
 wait until its cost is paid off.
 
 ``LearnedRate`` has no limit until a reject carries a hint (``Retry-After``). Then it allows the rate at which requests were accepted over
-the last minute, less 2 %, which token buckets and calendar minutes both allow. A reject takes back the last raise. If two rejects come at a
-rate that was not raised, with answers in between, the rate is not their cause, and the limit is dropped.
+the last minute, less 2 %, which token buckets and calendar minutes both allow. A reject takes back the last raise.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from __future__ import annotations
 from math import inf
 
 BURST = 0.1
-"""The requests that the rate allows in this number of seconds may be sent together. With a value of one second, a provider that counts in
-windows of one second could receive twice the rate (simulated)."""
+"""The requests that the rate allows in this number of seconds may be sent together. With one second, a provider that counts in windows of
+one second could receive twice the rate (simulated)."""
 
 
 class Gcra:
@@ -54,7 +53,7 @@ FIRST_RAISE, LARGEST_RAISE = 0.02, 0.30
 CALM, NEXT = 20.0, 5.0
 """``CALM``: seconds without a reject before the first raise. ``NEXT``: seconds without a reject between two raises."""
 EVIDENCE = 5
-"""Least number of accepted requests for a rate to be learned, and of answers before a reject counts against a learned rate."""
+"""Least number of accepted requests for a rate to be learned."""
 
 
 class LearnedRate:
@@ -65,18 +64,15 @@ class LearnedRate:
         self._accepted: dict[int, int] = {}  # second -> requests sent and not rejected, over the last minute
         self._began: float | None = None  # when the first request was sent
         self._changed = self._cut = -inf  # when the rate was last changed, and when it was last lowered
-        self._answered = 0  # answers since the rate was last lowered
-        self._in_vain = False  # the rate was last lowered although it had not been raised before
+        self._answered = False  # an answer has come since the rate was last lowered
         self._raised = 0.0  # share by which the rate was last raised; 0 before the first raise
 
     @property
     def rate(self) -> float:
-        """Requests per second; inf while there is no limit."""
         return inf if self.pace is None else self.pace.rate
 
     @property
     def ready_at(self) -> float:
-        """Earliest time at which a request is allowed. If the time has passed, a request is allowed now."""
         return -inf if self.pace is None else self.pace.ready_at
 
     def sent(self, now: float) -> None:
@@ -90,7 +86,7 @@ class LearnedRate:
             self.pace.take(now)
 
     def ok(self, now: float) -> None:
-        self._answered += 1
+        self._answered = True
         if self.pace is not None and now - self._changed > (NEXT if self._raised else CALM):
             self._raised = min(LARGEST_RAISE, max(FIRST_RAISE, 2 * self._raised))
             self.pace.rate *= 1 + self._raised
@@ -112,14 +108,9 @@ class LearnedRate:
         seen = max(1 / SPAN, SHARE * recent / max(1.0, span))
         if self.pace is None:
             self.pace = Gcra(seen)
-            self._in_vain = False
         elif self._raised:
             self.pace.rate = max(min(seen, self.pace.rate), self.pace.rate / (1 + self._raised))
-            self._in_vain = False
-        elif not self._in_vain:
-            self.pace.rate = min(seen, SHARE * self.pace.rate)
-            self._in_vain = self._answered >= EVIDENCE
         else:
-            self.pace = None
+            self.pace.rate = min(seen, SHARE * self.pace.rate)
         self._cut = self._changed = now
-        self._raised, self._answered = 0.0, 0
+        self._raised, self._answered = 0.0, False

@@ -19,15 +19,12 @@ FIRST_OUTPUT = 256.0
 
 
 class TokenEstimator:
-    """Estimates the tokens of requests, and learns from the tokens that answers report."""
-
     def __init__(self, estimate: Callable[[Any], tuple[float, float]] | None) -> None:
         self._estimate = estimate
         self._scale = 1.0  # real prompt tokens divided by estimated prompt tokens, moving average
         self._output: float | None = None  # output tokens of an answer, moving average
 
     def reserve(self, now: float, attempt: Attempt) -> None:
-        """Charge the source's token limit with the tokens that an attempt is expected to use."""
         pace = attempt.source.tokens
         assert pace is not None
         prompt, most = self._estimate(attempt.task.payload) if self._estimate else (0.0, 0.0)

@@ -23,14 +23,25 @@ from qreward.settings.policies import SERVER_KINDS
 DEFAULT = USUAL_FILES[0]
 TRAINERS = {
     "areal": 'workflow="qreward.integrations.areal.workflow.QRewardRLVRWorkflow"',
+    "art": "after_each=score_group",
+    "ms_swift": 'orms["qreward"] = QRewardORM',
+    "openenv": "super().__init__(rubric=QRewardRubric())",
     "openrlhf": '--train.agent_func_path "$(python -m qreward.integrations.openrlhf agent)"',
     "roll": "worker_cls: qreward.integrations.roll.JudgeRewardWorker",
+    "skyrl": 'skyrl_gym.register(id="qreward", entry_point="qreward.integrations.skyrl:QRewardEnv")',
     "slime": "--custom-rm-path qreward.integrations.slime.reward",
+    "tinker_cookbook": "class JudgedGroup(QRewardGroup, ProblemGroupBuilder)",
     "trl": 'reward_funcs=reward("reward.yaml")',
     "verl": "reward.custom_reward_function.path=pkg://qreward.integrations.verl",
 }
 """Trainer -> the setting that makes the trainer use the judge. The trainer's page of the documentation shows the same setting."""
-IMPORTS = {"trl": "from qreward.integrations.trl import reward"}
+IMPORTS = {
+    "art": "from qreward.integrations.art import score_group",
+    "ms_swift": "from qreward.integrations.ms_swift import QRewardORM",
+    "openenv": "from qreward.integrations.openenv import QRewardRubric",
+    "tinker_cookbook": "from qreward.integrations.tinker_cookbook import QRewardGroup",
+    "trl": "from qreward.integrations.trl import reward",
+}
 """Trainer -> the import that its setting needs."""
 EXAMPLE = "http://gpu-0:8000/v1"
 WIDEST = 48

@@ -207,7 +207,11 @@ def refuse_parts_of_groups(name: str, prompts: Sequence[Any], log_metric: Any) -
     """
     trainer = getattr(log_metric, "__self__", None)
     training = getattr(getattr(trainer, "model", None), "training", True)
-    size = getattr(trainer, "num_generations" if training else "num_generations_eval", None)
+    check_groups(name, prompts, getattr(trainer, "num_generations" if training else "num_generations_eval", None), training=training)
+
+
+def check_groups(name: str, prompts: Sequence[Any], size: Any, *, training: bool = True) -> None:
+    """Raise ``ConfigError`` unless each prompt occurs ``size`` times, or a multiple of it. Do nothing if ``size`` is not a number."""
     if not isinstance(size, int):
         return
     for count in Counter(map(encoded, prompts)).values():

@@ -20,7 +20,7 @@ from qreward.codecs.chat import CHAT
 from qreward.codecs.embeddings import EMBEDDINGS
 from qreward.codecs.passthrough import passthrough
 from qreward.errors import BadRequest
-from qreward.integrations.openai.handler import ROUTES
+from qreward.integrations.openai import ROUTES
 from qreward.judge.codec import parse_reply
 from qreward.results import Usage
 

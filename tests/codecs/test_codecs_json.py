@@ -24,7 +24,7 @@ from qreward.codecs.passthrough import passthrough
 from qreward.codecs.rewards.registry import COMPLETE, EMBED, SCORE, bound
 from qreward.codecs.sse import Event
 from qreward.errors import BadRequest
-from qreward.integrations.openai.handler import ROUTES
+from qreward.integrations.openai import ROUTES
 from qreward.records import PromptTokensDetails
 from qreward.results import Usage
 from qreward.settings.policies import Endpoint

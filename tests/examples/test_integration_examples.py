@@ -16,7 +16,7 @@ from qreward.integrations.trainers import load_reward_config
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 SLOW = ROOT / "tests" / "slow"
-PAGES = ("areal", "openrlhf", "roll", "slime", "trl", "verifiers", "verl")
+PAGES = ("areal", "art", "ms_swift", "openenv", "openrlhf", "roll", "skyrl", "slime", "tinker_cookbook", "trl", "verifiers", "verl")
 MISSES_A_REWARD = re.compile("1 rewards are missing so far; the last: ")
 """What slime's function logs of the first failure; nobody has set up logging."""
 
@@ -135,10 +135,15 @@ def test_the_arguments_of_slime_name_functions_that_are_there() -> None:
     assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
 
 
+ON_PYPI = {"skyrl": "skyrl(?:-gym)?", "art": "openpipe-art"}
+"""Page -> pattern of the names of its packages, where they differ."""
+
+
 def pinned(trainer: str) -> set[str]:
     """Versions of a trainer that its tests, also those of an older version, are run with."""
+    line = re.compile(rf"^{ON_PYPI.get(trainer, trainer)}==([^\s;]+)(?:;.*)?$", re.MULTILINE)
     files = [file for folder in SLOW.glob(f"{trainer}*") for file in folder.glob("*.txt")]
-    return {version for file in files for version in re.findall(rf"^{trainer}==(\S+)$", file.read_text(encoding="utf-8"), re.MULTILINE)}
+    return {version for file in files for version in line.findall(file.read_text(encoding="utf-8"))}
 
 
 def test_each_page_names_the_versions_it_was_run_with_which_are_pinned_if_pypi_has_them() -> None:
@@ -151,6 +156,18 @@ def test_each_page_names_the_versions_it_was_run_with_which_are_pinned_if_pypi_h
             missing[page] = (named, pinned(page))
     assert missing == {}
     assert {page for page in PAGES if not pinned(page)} == {"roll", "slime"}
+
+
+def test_the_table_of_what_was_run_has_a_row_with_a_pinned_version_and_an_existing_suite_for_each_page() -> None:
+    section = (ROOT / "docs" / "trainers" / "index.md").read_text(encoding="utf-8").partition("## What was run")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| \[[^]]+\]\((\w+)\.md\) \| (.+?) \| `make (?:PYTHON=\S+ )?slow-(\w+)` \| (.+?) \|", section, re.MULTILINE)
+    assert {page for page, *_ in rows} == set(PAGES)
+    for page, version, suite, date in rows:
+        numbers = set(re.findall(r"(?<!Python )\b\d+\.\d+\.\d+", version))
+        assert numbers <= pinned(page), (page, version)
+        assert numbers or "commit" in version, (page, version)
+        assert (SLOW / suite / "requirements.txt").is_file(), suite
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d|before this table", date), date
 
 
 def test_examples_install_this_checkout_and_not_an_older_release() -> None:

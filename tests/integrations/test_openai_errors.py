@@ -15,8 +15,7 @@ from openai_tools import LIBRARIES, MODEL, ask, fleet_and_client, quick, request
 import qreward
 from qreward import BatchFailed, BatchInterrupted, Endpoint, Priority, QRewardClient, Retry, SyncQRewardClient, Timeouts, errors
 from qreward.codecs.chat_stream import ChatChunk
-from qreward.integrations.openai import BASE_URL, transport
-from qreward.integrations.openai.responses import DONE, Broken, Events, described, event, refused, status_of
+from qreward.integrations.openai import BASE_URL, DONE, Broken, Events, described, event, refused, status_of, transport
 from qreward.testing import FakeFleet, Faults, echo_of, run_in_virtual_time
 
 pytestmark = pytest.mark.real_time

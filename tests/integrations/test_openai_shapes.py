@@ -18,10 +18,8 @@ from qreward.codecs.base import WireRequest
 from qreward.codecs.passthrough import PassthroughCodec
 from qreward.codecs.sse import Parser
 from qreward.errors import BadRequest
-from qreward.integrations.openai import BASE_URL, transport
-from qreward.integrations.openai import handler as asked
-from qreward.integrations.openai.handler import PlainCodec
-from qreward.integrations.openai.responses import event, in_pieces, strict
+from qreward.integrations import openai as asked
+from qreward.integrations.openai import BASE_URL, PlainCodec, event, in_pieces, strict, transport
 
 pytestmark = pytest.mark.real_time
 

@@ -5,11 +5,13 @@ This module depends on no trainer.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from qreward.engine.portal import portal
 from qreward.errors import ConfigError
 from qreward.integrations.trainers.rewarder import Rewarder, Scored, reward_of, rewarder
 from qreward.integrations.trainers.settings import RESERVED, Failure, RewardConfig, Source, prompt_fields
@@ -133,6 +135,10 @@ class Adapter:
                 made.record([{}], [Scored(None, error, 0.0)], step)
         scored = iter(await made.score_many((item for item in items if isinstance(item, dict)), varying=self.varying, step=step))
         return [next(scored) if isinstance(item, dict) else Scored(None, item, 0.0) for item in items]
+
+    async def score_in_portal(self, made: Rewarder, rows: Iterable[Mapping[str, Any]], *, step: int | None = None) -> list[Scored]:
+        """Score rows in the event loop of the portal, for callers whose own loop ends soon. Connections are then kept for the next call."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.score(made, list(rows), step=step), portal().loop))
 
     def reward(self, scored: Scored, config: RewardConfig, effect: str = "") -> float | None:
         """Return the reward. A missing reward is logged, and replaced or raised as the settings say.

@@ -57,7 +57,7 @@ def fleet() -> Iterator[FakeFleet]:
 
 def settings_of(fleet: FakeFleet, folder: Path) -> Path:
     endpoints = [{"base_url": url, "name": name, "proxy": "", "timeouts": {"attempt": 2.0}} for name, url in fleet.urls.items()]
-    client = {"endpoints": endpoints, "retry": {"attempts": 6, "base": 0.05, "budget": 1.0}}
+    client = {"endpoints": endpoints, "retry": {"attempts": 6, "base": 0.05}}
     judged = {"model": "judge-7b", "prompt": PROMPT, "params": {"temperature": 0}, "reasks": 0}
     file = folder / "reward.json"
     file.write_text(json.dumps({"client": client, "judge": judged, "deadline": 30.0}), encoding="utf-8")

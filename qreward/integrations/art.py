@@ -1,0 +1,84 @@
+"""Rewards of a judge or a reward model in ART: a function in place of ``ruler_score_group``. This module does not import ART."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import Any
+
+from qreward.errors import ConfigError
+from qreward.integrations.trainers import Adapter, Scored
+from qreward.integrations.trainers.settings import Source
+from qreward.integrations.trl import conversation
+
+__all__ = ["DEADLINE", "score_group"]
+
+DEADLINE = 300.0
+"""Default number of seconds for one reward. ART does not limit the time of a reward."""
+
+ADAPTER = Adapter(
+    trainer="art",
+    deadline=DEADLINE,
+    columns={"prompt": ("prompt",), "response": ("response",), "reference": ("reference", "answer", "solution", "ground_truth")},
+    missing="none",
+    no_groups="",
+    varying=True,
+)
+_EFFECT = "; its trajectory leaves the group"
+
+
+async def score_group(group: Any, settings: Source = None) -> Any:
+    """Return a new ``TrajectoryGroup`` with the judge's rewards, or None if no trajectory has a reward.
+
+    A trajectory without a reward is not in the new group, which has its error among its ``exceptions``, as that of a failed rollout. ART
+    drops a group that is None. As with RULER, the earlier reward becomes the metric ``independent_reward``, and the judge's words are added
+    to the logs of the trajectory. Other metrics are ``judge_ok``, ``judge_seconds``, ``judge_tokens``, ``judge_cost`` and
+    ``judge_unreported``.
+
+    Args:
+        group: the group; it is not changed.
+        settings: a file, or a mapping with the content of a file. None takes the file that ``QREWARD_REWARD`` names.
+
+    Raises:
+        QRewardError: a reward is missing, and the settings say ``on_failure: raise``.
+        ConfigError: the settings are missing or wrong, or do not fit the data, or a trajectory has additional histories.
+
+    Example:
+        ``groups = await art.gather_trajectory_groups(..., after_each=score_group)``
+    """
+    made = ADAPTER.rewarder(settings)
+    scored = await ADAPTER.score(made, _rows(group.trajectories, common=made.config.rank is not None))
+    judged: list[Any] = []
+    for trajectory, each in zip(group.trajectories, scored, strict=True):
+        reward = ADAPTER.reward(each, made.config, _EFFECT if made.config.on_failure in ("default", "none") else "")
+        judged.append(each.error if reward is None else _rewarded(trajectory, each, reward))
+    if all(isinstance(each, Exception) for each in judged):
+        return None
+    rewarded = type(group)(judged, metadata=dict(group.metadata), metrics=dict(group.metrics), logs=list(group.logs))
+    rewarded.exceptions = [*group.exceptions, *rewarded.exceptions]
+    return rewarded
+
+
+def _rows(trajectories: Sequence[Any], *, common: bool) -> list[dict[str, Any]]:
+    """Return the columns of each trajectory. The response is the last answer; or, if ``common``, all that follows the common beginning."""
+    if any(each.additional_histories for each in trajectories):
+        raise ConfigError("a trajectory with additional_histories cannot be judged: it has no single conversation")
+    every = [each.messages() for each in trajectories]
+    parts = [conversation([], messages) for messages in every]
+    if common:
+        equal = sum(1 for _ in takewhile(lambda each: all(message == each[0] for message in each), zip(*every, strict=False)))
+        begin = max(0, min([equal, *(len(messages) - 1 for messages in every)]))
+        parts = [
+            (messages[:begin], messages[begin:] if messages[begin + 1 :] else last)
+            for messages, (_, last) in zip(every, parts, strict=True)
+        ]
+    return [
+        {**each.metadata, "tools": each.tools, "prompt": prompt, "response": response}
+        for each, (prompt, response) in zip(trajectories, parts, strict=True)
+    ]
+
+
+def _rewarded(trajectory: Any, scored: Scored, reward: float) -> Any:
+    words = [f"judge: {vote.text}" for vote in (scored.verdict.votes if scored.verdict else ()) if vote.text]
+    metrics = {**trajectory.metrics, "independent_reward": trajectory.reward, **scored.metrics()}
+    return trajectory.model_copy(update={"reward": reward, "metrics": metrics, "logs": [*trajectory.logs, *words]})

@@ -1,0 +1,539 @@
+"""Sends the requests of the openai SDK, and of libraries built on it or on httpx, to all endpoints of a client.
+
+Bodies and answers are passed through unchanged, whatever the ``finish_reason`` is, which the program must check. Inputs of embedding
+requests are merged with those of other calls. An error has the header ``x-should-retry: false``, because the scheduler has already retried.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator
+from math import inf
+from typing import Any, NamedTuple
+
+import httpx
+import msgspec
+import openai
+
+from qreward import errors
+from qreward.client import QRewardClient
+from qreward.codecs import json as jsonio
+from qreward.codecs.base import Codec, EmbeddedError, Malformed, WireRequest
+from qreward.codecs.chat import CHARS_PER_TOKEN, VERBATIM_CHAT, characters, most_output
+from qreward.codecs.chat_stream import ChatChunk, tells_usage_only
+from qreward.codecs.embeddings import EMBEDDINGS
+from qreward.codecs.error_body import ErrorBody, is_too_long
+from qreward.engine.portal import portal
+from qreward.errors import BadRequest, ConfigError, QRewardError, RequestError, RequestTimeout
+from qreward.options import preparer
+from qreward.results import Usage
+from qreward.runtime import runtime_of
+from qreward.scoring.merge_spec import EmbeddingsSpec
+from qreward.settings.policies import Priority
+from qreward.streaming.handles import Stream, StreamReader
+from qreward.streaming.sync import leave
+from qreward.sync_client import SyncQRewardClient
+
+try:
+    import httpx2
+except ImportError:  # openai 2 does not need it
+    httpx2 = httpx  # type: ignore[misc]
+
+__all__ = ["BASE_URL", "Transport", "async_http_client", "async_openai_client", "http_client", "openai_client", "transport"]
+
+
+def _joined(*names: str) -> Any:
+    """Return a class that inherits from the classes with these names in both libraries."""
+    bases = tuple(getattr(package, name) for name in names for package in dict.fromkeys((httpx, httpx2)))
+    return type("Joined", bases, {})
+
+
+BASE_URL = "http://qreward/v1"
+"""``base_url`` for an SDK. The host name is never resolved or connected to."""
+_KEY = "-"
+"""API key for an SDK, because an SDK requires an API key. The requests are sent with the keys of the endpoints instead."""
+
+
+def transport(
+    client: QRewardClient | SyncQRewardClient,
+    *,
+    priority: Priority | int | str = Priority.NORMAL,
+    hedge: bool = True,
+    tenant: str | None = None,
+) -> Transport:
+    """Return a transport for the async and blocking clients of ``httpx`` and ``httpx2``. It opens no connections of its own.
+
+    The model in the body selects a route of ``client``, whose scheduler sends the request.
+
+    Args:
+        client: an async or a blocking client. With either kind of client, the transport serves async and blocking
+            programs. Closing the client of the
+            SDK or of httpx does not close this client.
+        priority: priority of all requests, 0 (most urgent) to 9.
+        hedge: False for requests that must not be sent to two endpoints at once.
+        tenant: tenant of all requests. Tenants that wait at the same priority get equal shares of the endpoints.
+
+    Raises:
+        ConfigError: an argument is wrong.
+
+    Example:
+        >>> import httpx
+        >>> from openai import AsyncOpenAI
+        >>> from qreward import Endpoint, QRewardClient
+        >>> client = QRewardClient([Endpoint("http://gpu-0:8000/v1", models=["judge-*"])])
+        >>> sdk = AsyncOpenAI(base_url="http://qreward/v1", api_key="-", http_client=httpx.AsyncClient(transport=transport(client)))
+    """
+    if not isinstance(client, QRewardClient | SyncQRewardClient):
+        raise ConfigError(f"transport() takes a QRewardClient or a SyncQRewardClient, not a {type(client).__name__}")
+    return Transport(client, priority, hedge, tenant)
+
+
+def async_openai_client(client: QRewardClient | SyncQRewardClient, **settings: Any) -> openai.AsyncOpenAI:
+    """Return an ``AsyncOpenAI`` whose requests go through a client. Libraries built on the SDK accept this object.
+
+    Args:
+        client: the client that sends the requests. Closing the SDK's client does not close this client.
+        settings: ``priority``, ``hedge`` and ``tenant``, as in :func:`~qreward.integrations.openai.transport`.
+
+    Example:
+        >>> async def ask(client, messages):
+        ...     async with async_openai_client(client) as sdk:
+        ...         return await sdk.chat.completions.create(model="judge-7b", messages=messages)
+    """
+    return openai.AsyncOpenAI(base_url=BASE_URL, api_key=_KEY, http_client=async_http_client(client, **settings))
+
+
+def openai_client(client: QRewardClient | SyncQRewardClient, **settings: Any) -> openai.OpenAI:
+    """Return an ``OpenAI``, for blocking code. See :func:`async_openai_client`."""
+    return openai.OpenAI(base_url=BASE_URL, api_key=_KEY, http_client=http_client(client, **settings))
+
+
+def async_http_client(client: QRewardClient | SyncQRewardClient, **settings: Any) -> Any:
+    """Return an ``http_client`` for the installed SDK: an ``httpx.AsyncClient``. Since openai 3, it is an
+    ``httpx2.AsyncClient``.
+
+    The ``http_client`` sets no timeout. The ``timeout`` of ``client`` therefore applies, unless a request has a timeout.
+    """
+    return openai.DefaultAsyncHttpxClient(transport=transport(client, **settings), timeout=None)
+
+
+def http_client(client: QRewardClient | SyncQRewardClient, **settings: Any) -> Any:
+    """Return an ``http_client`` for the installed SDK, for blocking code. See :func:`async_http_client`."""
+    return openai.DefaultHttpxClient(transport=transport(client, **settings), timeout=None)
+
+
+class Transport(_joined("AsyncBaseTransport", "BaseTransport")):  # type: ignore[misc]
+    """The transport that :func:`transport` returns. It may be used in several event loops and threads at once."""
+
+    def __init__(self, client: QRewardClient | SyncQRewardClient, priority: int | str, hedge: bool, tenant: str | None) -> None:
+        self._client = client
+        self._given = {"priority": priority, "hedge": hedge, "tenant": tenant}
+        self._runtime = runtime_of(client)
+        self._runtime.request_options(self._given)  # raises at once if an option is wrong
+
+    async def handle_async_request(self, request: Any) -> Any:
+        """Return a response. A failure becomes a response too. If the caller is cancelled, the request to the endpoint is cancelled."""
+        return _response(request, await self._answer(request, await request.aread()), blocking=False)
+
+    def handle_request(self, request: Any) -> Any:
+        """Return a response, in blocking code. The work runs in the event loop thread that all blocking clients share."""
+        body = request.read()
+        try:
+            reply = portal().call(self._answer, request, body)
+        except QRewardError as error:  # raised by the portal when the process ends
+            reply = refused(error)
+        return _response(request, reply, blocking=True)
+
+    async def aclose(self) -> None:
+        """Do nothing, because the transport holds no connections."""
+
+    def close(self) -> None:
+        """Do nothing, because the transport holds no connections."""
+
+    def __repr__(self) -> str:
+        return f"<Transport of {self._client!r}>"
+
+    async def _answer(self, request: Any, body: bytes) -> OpenAIReply:
+        """Return the reply to a request. Only ``CancelledError`` is raised.
+
+        Only the request's timeout ``read`` applies. Without streaming, it covers the whole answer, including queueing and retries. With
+        streaming, it covers the wait for the first token and each pause between two chunks.
+        """
+        method, path = request.method, request.url.path.rstrip("/")
+        seconds = (request.extensions.get("timeout") or {}).get("read")
+        try:
+            if method == "GET" and (path.endswith("/models") or "/models/" in path):
+                return self._models(path.partition("/models")[2].removeprefix("/"))
+            route = route_of(path)
+            if method != "POST" or route is None:
+                return not_offered(method, path)
+            call = read(route, request.headers.items(), body)
+            if not call.params.get("stream"):
+                return await self._whole(call, seconds)
+            if call.codec is not VERBATIM_CHAT:
+                return not_offered("streamed", route)
+            return await self._stream(call, seconds)
+        except QRewardError as error:
+            return refused(error)
+
+    def _models(self, name: str) -> OpenAIReply:
+        """Return the reply with one model, or with the patterns of all routes as they are."""
+        if name:
+            self._runtime.pool(name)
+            return OpenAIReply(200, _headers(), _json(_model(name)))
+        listed = [_model(route.pattern) for route in self._client.list_routes()]
+        return OpenAIReply(200, _headers(), _json({"object": "list", "data": listed}))
+
+    async def _whole(self, call: WireRequest, seconds: float | None) -> OpenAIReply:
+        options = self._runtime.request_options(self._given)
+        if seconds is not None:
+            options = options._replace(timeout=min(seconds, inf if options.timeout is None else options.timeout))
+        if call.codec is EMBEDDINGS:
+            spec = EmbeddingsSpec(call.model, {}, call.headers, call.params)
+            (result,) = await self._runtime.merged(spec, [spec.call(call.inputs)], options)
+        else:
+            call.inputs = call.codec.validate(call.inputs)
+            result = await self._runtime.one(call, options)
+        answer: Any = result._answered()  # raises the result's error
+        return OpenAIReply(200, _headers(**{"x-qreward-endpoint": result.endpoint}), strict(answer.body))
+
+    async def _stream(self, call: WireRequest, seconds: float | None) -> OpenAIReply:
+        """Return the reply when the first token has arrived. If all attempts fail before that, the reply is an HTTP error."""
+        params = {name: value for name, value in call.params.items() if name != "stream"}
+        stream = self._runtime.stream(preparer(call.codec, call.model, {}, call.headers, params)(call.inputs), self._given)
+        try:
+            async with asyncio.timeout(seconds):
+                await stream
+        except QRewardError:
+            raise
+        except TimeoutError:
+            await stream.aclose()
+            raise paused_too_long(seconds, "before the first token") from None
+        headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
+        return OpenAIReply(200, headers, Events(stream, seconds, wants_usage="stream_options" in params))
+
+
+class _Body(_joined("AsyncByteStream", "SyncByteStream")):  # type: ignore[misc]
+    """The body of a streamed answer."""
+
+    def __init__(self, events: Events, package: Any, *, blocking: bool) -> None:
+        self._events, self._package = events, package
+        self._pieces = portal().iterate(events) if blocking else None
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        try:
+            async for piece in self._events:
+                yield piece
+        except Broken as error:
+            raise self._package.RemoteProtocolError(str(error)) from None
+
+    def __iter__(self) -> Iterator[bytes]:
+        assert self._pieces is not None
+        try:
+            yield from self._pieces
+        except Broken as error:
+            raise self._package.RemoteProtocolError(str(error)) from None
+
+    async def aclose(self) -> None:
+        await self._events.aclose()
+
+    def close(self) -> None:
+        assert self._pieces is not None
+        leave(self._pieces, self._events.aclose)
+
+
+def _response(request: Any, reply: OpenAIReply, *, blocking: bool) -> Any:
+    package: Any = httpx if isinstance(request, httpx.Request) else httpx2
+    status, headers, body = reply
+    content = {"content": body} if isinstance(body, bytes) else {"stream": _Body(body, package, blocking=blocking)}
+    return package.Response(status, headers=headers, request=request, **content)
+
+
+# requests
+
+
+class PlainAnswer(msgspec.Struct, gc=False):
+    """An answer that is passed through unchanged."""
+
+    body: bytes
+    model: str
+    usage: Usage | None
+
+    def text(self) -> str:
+        """Return ``""``, because the position of the text in such an answer is unknown."""
+        return ""
+
+    def build(self) -> bytes:
+        return self.body
+
+
+class PlainCodec:
+    """Codec of a ``POST`` to one path. Requests are neither merged nor split.
+
+    Args:
+        path: path of the API, such as ``/completions``.
+        member: the member of the body that holds the inputs.
+    """
+
+    def __init__(self, path: str, member: str) -> None:
+        self.path, self._member = path, member
+        self.name = path.rpartition("/")[2]
+
+    def encode(self, call: WireRequest, model: str) -> bytes:
+        return jsonio.write(model, self._member, call.inputs, call.params, all_text=False)
+
+    def decode(self, body: bytes, call: WireRequest) -> PlainAnswer:
+        document = jsonio.read_object(body)
+        if document.get("error") or document.get("object") == "error":
+            raise EmbeddedError(document)
+        return PlainAnswer(body, call.model, jsonio.usage_of(document.get("usage")))
+
+    def validate(self, inputs: Any) -> Any:
+        """Return the inputs unchanged; the server validates them."""
+        return inputs
+
+    def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
+        """Return estimates of the input tokens and the output tokens.
+
+        The input tokens are estimated from the length of the inputs. The output tokens are estimated from ``max_tokens``, which only
+        completions have.
+        """
+        inputs = call.inputs
+        prompts = len(inputs) if isinstance(inputs, list) and inputs and not isinstance(inputs[0], int) else 1
+        return characters(inputs) / CHARS_PER_TOKEN, most_output(call.params) * prompts
+
+
+ROUTES: dict[str, tuple[str, Codec]] = {
+    "/chat/completions": ("messages", VERBATIM_CHAT),
+    "/completions": ("prompt", PlainCodec("/completions", "prompt")),
+    "/embeddings": ("input", EMBEDDINGS),
+    "/moderations": ("input", PlainCodec("/moderations", "input")),
+    "/rerank": ("documents", PlainCodec("/rerank", "documents")),
+}
+"""The end of a path -> the member of the body that holds the inputs, and the codec. If several entries match a path, the first entry
+counts."""
+
+_OURS = frozenset({
+    "host", "connection", "content-length", "content-type", "transfer-encoding", "accept", "accept-encoding", "user-agent",
+    "authorization", "proxy-authorization", "api-key", "x-api-key", "cookie", "openai-organization", "openai-project",
+    "traceparent", "tracestate", "baggage",
+})  # fmt: skip
+"""Headers that are not forwarded. They belong to the connection, to the account (each endpoint has its own), or to the client's spans."""
+_SDK = "x-stainless-"
+
+
+def route_of(path: str) -> str | None:
+    """Return the key of ``ROUTES`` with which a path ends; None if the path ends with no key."""
+    return next((route for route in ROUTES if path.endswith(route)), None)
+
+
+def read(route: str, headers: Iterable[tuple[str, str]], body: bytes) -> WireRequest:
+    """Parse a request without validating its inputs. Raises ``BadRequest`` if the body is not a JSON object or names no model."""
+    try:
+        params = jsonio.read(body)
+    except Malformed:
+        raise BadRequest("the body is not JSON; send a JSON object as the OpenAI API takes it, without compression") from None
+    if not isinstance(params, dict):
+        raise BadRequest(f"the body is a JSON {type(params).__name__}; send an object with 'model'")
+    model = params.pop("model", None)
+    if not isinstance(model, str) or not model:
+        raise BadRequest("the request has no model; set model='...' to a name that a route matches")
+    member, codec = ROUTES[route]
+    return WireRequest(codec, model, params.pop(member, None), params, forwarded(headers))
+
+
+def forwarded(headers: Iterable[tuple[str, str]]) -> dict[str, str] | None:
+    """Return the headers that the program added, which are forwarded. Keys, and headers of the connection or the SDK, are left out."""
+    named = ((name.lower(), value) for name, value in headers)
+    return {name: value for name, value in named if name not in _OURS and not name.startswith(_SDK)} or None
+
+
+# replies
+
+DONE = b"data: [DONE]\n\n"
+_RAW = msgspec.json.Decoder(msgspec.Raw)
+
+
+class Broken(Exception):
+    """Raised by ``Events`` on the read after the event that reports an error.
+
+    The connection then breaks. For a program that does not check events, a failed stream would look like a short answer.
+    """
+
+
+class Events(AsyncIterator[bytes]):
+    """Iterates over the events of a stream that has begun. Each event is ``bytes``.
+
+    Args:
+        stream: the stream to read.
+        seconds: maximum pause between two chunks, in seconds; None means no limit.
+        wants_usage: whether the caller wants the chunk that reports the usage. The client always requests this chunk, because the scheduler
+            learns from it. The chunk has no choices, so a program that did not request the chunk may fail on it.
+    """
+
+    def __init__(self, stream: Stream, seconds: float | None, *, wants_usage: bool) -> None:
+        self._stream, self._seconds = stream, seconds
+        self._reader = StreamReader(stream, _event_of(wants_usage))
+        self._over = False
+        self._error: QRewardError | None = None
+
+    async def __anext__(self) -> bytes:
+        if self._error is not None:
+            raise Broken(str(self._error))
+        if self._over:
+            raise StopAsyncIteration
+        try:
+            async with asyncio.timeout(self._seconds):
+                return await anext(self._reader)
+        except StopAsyncIteration:
+            self._over = True
+            return DONE
+        except QRewardError as error:
+            self._error = error
+        except TimeoutError:
+            self._error = paused_too_long(self._seconds, "during the answer")
+        return event(_json({"error": described(self._error)}))
+
+    async def aclose(self) -> None:
+        """Stop reading. When this method returns, the request is cancelled and its connection is closed."""
+        await self._stream.aclose()
+
+
+def _event_of(wants_usage: bool) -> Callable[[ChatChunk], bytes | None]:
+    """Return a function that converts the chunks of a stream to events."""
+    first = True
+
+    def convert(chunk: ChatChunk) -> bytes | None:
+        nonlocal first
+        if not wants_usage and tells_usage_only(chunk):
+            return None
+        body, first = in_pieces(chunk.body) if first else chunk.body, False
+        return event(strict(body))
+
+    return convert
+
+
+def strict(body: bytes) -> bytes:
+    """Return JSON unchanged if a strict parser accepts it, and rewritten otherwise.
+
+    A strict parser rejects a byte order mark, bare control characters and invalid UTF-8.
+    """
+    try:
+        _RAW.decode(body)
+        _ = body.isascii() or body.decode()  # the decoder does not check the encoding
+    except jsonio.REFUSED:
+        return json.dumps(jsonio.read_leniently(body)).encode()
+    return body
+
+
+def event(data: bytes) -> bytes:
+    """Return one server-sent event."""
+    return b"".join(b"data: %b\n" % line for line in data.splitlines()) + b"\n"
+
+
+def in_pieces(body: bytes) -> bytes:
+    """Return the first chunk of a stream. If the server did not stream, ``body`` is a complete answer, which is converted to a chunk."""
+    if b'"message"' not in body:
+        return body
+    document = jsonio.read_object(body)
+    choices = document.get("choices")
+    if not isinstance(choices, list) or not any(isinstance(choice, dict) and "message" in choice for choice in choices):
+        return body
+    return _json({**document, "object": "chat.completion.chunk", "choices": list(map(_choice_in_pieces, choices))})
+
+
+def _choice_in_pieces(choice: Any) -> Any:
+    if not isinstance(choice, dict):
+        return choice
+    message = choice.get("message")
+    delta = dict(message) if isinstance(message, dict) else {}
+    if isinstance(calls := delta.get("tool_calls"), list):
+        delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(calls)]
+    return {**{name: value for name, value in choice.items() if name != "message"}, "delta": delta}
+
+
+def paused_too_long(seconds: float | None, when: str) -> RequestTimeout:
+    """Return the error for a request whose own timeout has passed."""
+    return RequestTimeout(f"nothing arrived for {seconds:g} s {when}; that is the timeout of the request, set a longer one")
+
+
+_TYPES = {400: "invalid_request", 401: "authentication", 403: "permission", 404: "not_found", 429: "rate_limit"}
+_STATUSES: tuple[tuple[type[QRewardError] | tuple[type[QRewardError], ...], int, Container[int]], ...] = (
+    (errors.NoEndpoint, 404, ()),
+    (errors.BadRequest, 400, frozenset(range(400, 500)) - {401, 403, 407, 408, 409, 429}),
+    (errors.ConfigError, 400, ()),
+    (errors.AuthenticationFailed, 401, (401, 403)),
+    (errors.RateLimited, 429, ()),
+    ((RequestTimeout, errors.DeadlineExceeded), 504, ()),
+    (errors.ServerError, 502, range(500, 600)),
+    (errors.Rejected, 503, ()),
+    ((errors.ConnectionFailed, errors.InvalidResponse, errors.StreamInterrupted), 502, ()),
+    (QRewardError, 500, ()),
+)
+"""Error class, HTTP status of the reply, and statuses of the endpoint that replace this status. The first class that matches an error
+counts."""
+
+
+class OpenAIReply(NamedTuple):
+    """An HTTP response. The body may be a stream."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes | Events
+
+
+def not_offered(method: str, path: str) -> OpenAIReply:
+    """Return a reply with status 404 that lists the supported requests."""
+    offered = ", ".join(f"POST {route}" for route in ROUTES)
+    words = f"qreward does not offer {method} {path}; it offers {offered} and GET /models. Send other requests to their server directly."
+    return OpenAIReply(404, _headers(**{"x-should-retry": "false"}), _json({"error": _error(words, 404, "not_offered")}))
+
+
+def refused(error: QRewardError) -> OpenAIReply:
+    """Return the reply for a call that failed for good."""
+    source = {"x-request-id": error.request_id, "x-qreward-endpoint": error.endpoint} if isinstance(error, RequestError) else {}
+    return OpenAIReply(status_of(error), _headers(**{"x-should-retry": "false", **source}), _json({"error": described(error)}))
+
+
+def described(error: QRewardError) -> dict[str, Any]:
+    """Return the ``error`` member of a body: message, type and code as in the OpenAI API, endpoint, and number of attempts."""
+    sent = {"endpoint": error.endpoint, "attempts": len(error.attempts)} if isinstance(error, RequestError) else {}
+    return _error(str(error), status_of(error), _code(error)) | sent
+
+
+def status_of(error: QRewardError) -> int:
+    """Return the HTTP status for an error. If SDKs raise the same error for the endpoint's own status, return the endpoint's own status."""
+    own = error.status_code if isinstance(error, RequestError) else None
+    status, allowed = next((status, allowed) for kind, status, allowed in _STATUSES if isinstance(error, kind))
+    return own if own is not None and own in allowed else status
+
+
+def _error(message: str, status: int, code: str) -> dict[str, Any]:
+    return {"message": message, "type": f"{_TYPES.get(status, 'server')}_error", "param": None, "code": code}
+
+
+def _code(error: QRewardError) -> str:
+    """Return the API's error code if programs check for this code; otherwise, return the name of the error class in snake case."""
+    if isinstance(error, errors.NoEndpoint):
+        return "model_not_found"
+    if isinstance(error, errors.BadRequest) and is_too_long(ErrorBody(str(error))):
+        return "context_length_exceeded"
+    if isinstance(error, errors.RateLimited) and error.attempts and error.attempts[-1].outcome == "quota":
+        return "insufficient_quota"
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "qreward"}
+
+
+def _headers(**more: str | None) -> dict[str, str]:
+    """Return the headers in ASCII, as HTTP requires. Names of endpoints may be in any script."""
+    ascii_only = {name: value.encode("ascii", "backslashreplace").decode() for name, value in more.items() if value}
+    return {"content-type": "application/json", **ascii_only}
+
+
+def _json(document: dict[str, Any]) -> bytes:
+    return json.dumps(document).encode()

@@ -1,0 +1,130 @@
+"""The classes for OpenEnv. This module imports OpenEnv."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+from collections.abc import Coroutine, Mapping
+from typing import Any
+
+from qreward.codecs.finish_reason import described, ending_of, is_whole
+from qreward.engine.portal import portal
+from qreward.errors import ConfigError, InvalidResponse
+from qreward.integrations.trainers import Adapter
+from qreward.integrations.trainers.clients import shared_client
+from qreward.integrations.trainers.settings import Source
+
+DEADLINE = 50.0
+"""Default number of seconds for one reward. A client of OpenEnv waits 60 seconds for a message by default (``message_timeout_s``)."""
+
+ADAPTER = Adapter(
+    trainer="openenv",
+    deadline=DEADLINE,
+    columns={
+        "prompt": ("prompt", "question", "task", "instruction"),
+        "response": ("response",),
+        "reference": ("reference", "answer", "solution", "ground_truth"),
+    },
+    missing="raise",
+)
+
+_Rubric: Any = importlib.import_module("openenv.core.rubrics").Rubric
+_LLMClient: Any = importlib.import_module("openenv.core.llm_client").LLMClient
+
+
+class QRewardRubric(_Rubric):  # type: ignore[misc]  # OpenEnv has no types
+    """Scores an action with the judge or the reward model of the settings.
+
+    A missing reward raises an error, so the step fails. With ``on_failure: none``, the reward is None, which OpenEnv sends as null.
+
+    Args:
+        settings: a file, or a mapping with the content of a file. None takes the file that ``QREWARD_REWARD`` names.
+
+    Attributes:
+        metrics: ``judge_ok``, ``judge_seconds``, ``judge_tokens``, ``judge_cost`` and ``judge_unreported`` of the last reward.
+
+    Raises:
+        ConfigError: the settings are missing or wrong.
+
+    Example:
+        ``super().__init__(rubric=QRewardRubric("reward.yaml"))`` in the constructor of an ``Environment``
+    """
+
+    def __init__(self, settings: Source = None) -> None:
+        super().__init__()
+        self._settings = settings
+        self.metrics: dict[str, float] = {}
+        ADAPTER.rewarder(settings)  # a wrong setting fails here, not at the first step
+
+    def forward(self, action: Any, observation: Any) -> float | Coroutine[Any, Any, float | None] | None:
+        """Return the reward. In an event loop, as in ``step_async``, return a coroutine for it, which OpenEnv awaits.
+
+        Raises:
+            QRewardError: there is no reward, and the settings do not replace it.
+            ConfigError: the settings do not fit the data.
+        """
+        row = self.row(action, observation)
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return portal().call(self._reward, row)
+        return self._reward(row)
+
+    def row(self, action: Any, observation: Any) -> dict[str, Any]:
+        """Return the columns of a step; override this method to add columns, such as the reference answer of the episode.
+
+        The columns are the fields of the observation, ``action`` and ``observation`` with the fields of both, and ``response``: the value
+        of the action's only field, or all of its fields as JSON.
+        """
+        did, seen = _fields(action), _fields(observation)
+        own = {name: value for name, value in did.items() if name != "metadata"}
+        response = next(iter(own.values())) if len(own) == 1 else json.dumps(own, default=str, ensure_ascii=False)
+        return {**seen, "action": did, "observation": seen, "response": response}
+
+    async def _reward(self, row: dict[str, Any]) -> float | None:
+        made = ADAPTER.rewarder(self._settings)
+        (scored,) = await ADAPTER.score(made, [row])
+        self.metrics = scored.metrics()
+        return ADAPTER.reward(scored, made.config)
+
+
+def _fields(part: Any) -> Mapping[str, Any]:
+    if isinstance(part, Mapping):
+        return part
+    return part.model_dump() if hasattr(part, "model_dump") else {"text": part}
+
+
+class QRewardLLMClient(_LLMClient):  # type: ignore[misc]
+    """An ``LLMClient`` that sends prompts to the endpoints of the settings, with their limits and retries.
+
+    OpenEnv's ``LLMJudge`` takes the first number of an answer as the score, and 0.0 if there is none. :class:`QRewardRubric` does not.
+
+    Args:
+        settings: as in :class:`QRewardRubric`. The model and the parameters of the requests are those of ``judge``.
+
+    Raises:
+        ConfigError: the settings are missing or wrong, or have no ``judge``.
+    """
+
+    def __init__(self, settings: Source = None) -> None:
+        super().__init__("http://qreward", None)  # the settings have the addresses
+        self._made = ADAPTER.rewarder(settings)
+        if self._made.config.judge is None:
+            raise ConfigError(f"{self._made.config.place}: QRewardLLMClient needs the setting judge")
+        self._options = {"timeout": self._made.deadline, "priority": self._made.config.priority, **self._made.config.judge.params}
+
+    async def complete(self, prompt: str, **kwargs: Any) -> str:
+        """Return the model's answer. ``kwargs`` are parameters of the request, which override those of the settings.
+
+        Raises:
+            InvalidResponse: the answer is empty or was cut off, so that it must not be read as a score.
+            QRewardError: the request failed.
+        """
+        config, messages = self._made.config, [{"role": "user", "content": prompt}]
+        client = shared_client(config.client)
+        choice = (await client.chat_completion(messages, config.models[0], **{**self._options, **kwargs})).choices[0]
+        ending = ending_of(choice.finish_reason)
+        if not choice.message.content or not is_whole(ending):
+            raise InvalidResponse(f"the answer is empty or not whole: {described(ending)}", model=config.models[0])
+        return choice.message.content

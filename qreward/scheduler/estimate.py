@@ -170,6 +170,12 @@ class CommonService:
             self.overhead = min(max(overhead, 0.0), MOST_OVERHEAD * mean)
 
 
+def _decay(keep: float, answers: int) -> tuple[float, float]:
+    """Return the factors on a sum and on what equal answers add to it, if each answer multiplies the sum by ``keep`` before."""
+    left = keep**answers
+    return left, (1.0 - left) / ((1.0 - keep) * answers)
+
+
 class SourceService:
     """What one source has shown: its pace, and its share of failures."""
 
@@ -184,14 +190,14 @@ class SourceService:
     def add(self, now: float, answers: int, alone: float, tokens: float, seconds: float, work: float, load: float) -> None:
         """Add answers: their number, seconds without load, tokens, seconds, tokens or (if unknown) usual work, and the last load."""
         self._age(now)
-        keep = (1.0 - 1.0 / max(MEMORY, load + 1.0)) ** answers
-        self._seconds = keep * self._seconds + alone
-        self._answers = keep * self._answers + answers
-        self._tokens = keep * self._tokens + tokens
-        keep = 0.95**answers
-        self._taken = keep * self._taken + seconds
-        self._length = keep * self._length + work
-        self._sent = keep * self._sent + answers
+        keep, weight = _decay(1.0 - 1.0 / max(MEMORY, load + 1.0), answers)
+        self._seconds = keep * self._seconds + weight * alone
+        self._answers = keep * self._answers + weight * answers
+        self._tokens = keep * self._tokens + weight * tokens
+        keep, weight = _decay(0.95, answers)
+        self._taken = keep * self._taken + weight * seconds
+        self._length = keep * self._length + weight * work
+        self._sent = keep * self._sent + weight * answers
         if self.failures:
             self.failures = keep * self.failures if self.failures > FORGOTTEN else 0.0
 

@@ -43,7 +43,7 @@ class TrajectoryGroup:
 
 
 def trajectory(answer: str | None, **given: Any) -> Trajectory:
-    messages = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": answer}]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": answer}]
     return Trajectory(messages_and_choices=messages, **given)
 
 

@@ -42,7 +42,7 @@ FIT_EVERY, LEAST_SPREAD, MOST_OVERHEAD, OUTLIER = 16, 0.05, 20.0, 8.0
 of their mean. It is at most ``MOST_OVERHEAD`` mean lengths. An answer counts as at most ``OUTLIER`` times the work that was expected."""
 
 
-TOGETHER, NEW, SOON = 64, 0.05, 0.02
+TOGETHER, NEW, SOON = 64, 0.02, 0.02
 """Answers are counted together: at most ``TOGETHER``, at most a share ``NEW`` of all before, and none later than the first answer ``SOON``
 seconds after the last count. So the arithmetic costs a busy client little, and sources are compared by what is known of all at one time."""
 

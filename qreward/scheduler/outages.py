@@ -1,9 +1,12 @@
 """Decides when batch items fail because no endpoint of their route is alive.
 
-The ``timeout`` of a batch item starts when an endpoint takes the item, because otherwise a long batch would time out in its own queue. When
-no endpoint of the route is alive, the timeout of all waiting items starts. ``timeout`` seconds later they fail, and items that are read
-afterwards fail too, until an endpoint shows a sign of life: an answer, the first token of an answer, or a rejection of a request. An
-endpoint is alive unless it is out of service, half-open or removed, or five requests in a row have timed out without a sign of life.
+The ``timeout`` of a batch item starts when an endpoint takes the item. Time in the queue does not count, because otherwise a long batch
+would time out in its own queue. This holds as long as one endpoint of the route is alive, even if that endpoint is busy or rate limited.
+When no endpoint is alive, the timeout of all waiting items starts. ``timeout`` seconds later the waiting items fail. Items that are read
+from the input afterwards fail too, until an endpoint shows a sign of life.
+
+An endpoint is alive unless it is out of service, half-open or removed, or five requests in a row have timed out without a sign of life.
+An answer, the first token of an answer and a rejection of a request are signs of life.
 """
 
 from __future__ import annotations
@@ -15,8 +18,8 @@ from qreward.scheduler.source import Source
 from qreward.scheduler.task import Attempt, BatchFeed
 from qreward.scheduler.timer_wheel import TimerWheel
 
-LEAST = 0.25
-"""Least share (0 to 1) of its timeout that an item has when a source takes it."""
+UNKNOWN = 0.25
+"""Share (0 to 1) of the timeout within which a source of unknown latency is expected to answer."""
 
 
 class OutageTracker:
@@ -48,7 +51,7 @@ class OutageTracker:
                 self._set_due(feed)
 
     def look(self, now: float, attempt: Attempt, *, alive: bool) -> None:
-        """Record that an attempt has ended, with or without a sign of life."""
+        """Record that an attempt has ended. ``alive`` is True if its outcome is a sign of life."""
         source = attempt.source
         if alive:
             self.end(source, attempt.sent_at)
@@ -66,11 +69,25 @@ class OutageTracker:
                 if pool.down_since < inf:
                     self._end(pool)
 
+    def postpone(self, now: float, feed: BatchFeed) -> bool:
+        """Postpone the failure of a batch's waiting items, once, until the requests in flight should have been answered.
+
+        Returns False if the failure was postponed before, or if no answer is expected.
+        """
+        assert feed.timeout is not None
+        attempts = [(source, each) for source in feed.pool.sources for each in source.attempts if each.cancel_reason is None]
+        until = max((each.sent_at + _usual(source, feed.timeout) for source, each in attempts), default=now)
+        if feed.postponed or until <= now:
+            return False
+        feed.postponed = True
+        self._wheel.add(feed, until)
+        return True
+
     def _end(self, pool: Pool) -> None:
         pool.down_since = inf
         self._down.pop(pool, None)
         for feed in pool.feeds:
-            feed.failing = None
+            feed.failing, feed.postponed = None, False
             self._wheel.remove(feed)
 
     def _set_due(self, feed: BatchFeed) -> None:
@@ -78,10 +95,15 @@ class OutageTracker:
             self._wheel.move(feed, max(feed.pool.down_since, feed.opened_at) + feed.timeout)
 
 
-def deadline(now: float, pool: Pool, timeout: float, since: float) -> float:
+def deadline(now: float, source: Source, pool: Pool, timeout: float, since: float) -> float:
     """Return the deadline of a batch item that a source takes now.
 
     During an outage the item's timeout (seconds) started when the outage began, or when the batch began to use the pool (``since``), if
-    that was later. The item gets at least a quarter of its timeout, so that a recovered source can answer it.
+    that was later. The item gets at least the 99th percentile latency of the source, so that a recovered source can answer it.
     """
-    return min(now + timeout, max(pool.down_since + timeout, since + timeout, now + LEAST * timeout))
+    return min(now + timeout, max(pool.down_since + timeout, since + timeout, now + _usual(source, timeout)))
+
+
+def _usual(source: Source, timeout: float) -> float:
+    """Return the 99th percentile latency of a source, or a guess if it is unknown; at most ``timeout``."""
+    return min(timeout, UNKNOWN * timeout if source.latency.p99 is None else source.latency.p99)

@@ -327,7 +327,7 @@ class Scheduler:
             self._check_idle(now, item)
         elif isinstance(item, BatchFeed) and all(source.held for source in item.pool.sources):
             self.wheel.add(item, now + LOOK_HELD)
-        elif isinstance(item, BatchFeed):
+        elif isinstance(item, BatchFeed) and not self.outages.postpone(now, item):
             self._give_up(item, outage_error_factory(item))
 
     def next_wake(self) -> float | None:
@@ -545,7 +545,7 @@ class Scheduler:
                 return None
             task, feed = taken
             if feed is not None:
-                self._begin(now, task, feed)
+                self._begin(now, task, feed, source)
                 return task
             if not self._too_late(now, task, source):
                 return task
@@ -561,14 +561,14 @@ class Scheduler:
             return None
         return min(waiting, key=lambda pool: pool.queue.key(source, now, allow_batch=pool.allows_batch(now, source)))
 
-    def _begin(self, now: float, task: Task, feed: BatchFeed) -> None:
+    def _begin(self, now: float, task: Task, feed: BatchFeed, source: Source) -> None:
         """Start a task that a source takes from a batch. Its timeout starts now, or earlier during an outage (see ``outages``)."""
         task.pool.batch_inflight += 1
         if feed.left is not None:
             feed.left -= 1
         self._start(now, task)
         if task.pool.down_since < inf and task.timeout is not None:
-            task.deadline = deadline(now, task.pool, task.timeout, feed.opened_at)
+            task.deadline = deadline(now, source, task.pool, task.timeout, feed.opened_at)
             self.wheel.move(task, task.deadline)
         if len(feed.buffer) < feed.read_ahead - READ_AHEAD + LOW:
             self._ask(feed)

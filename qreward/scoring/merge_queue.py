@@ -235,7 +235,7 @@ class MergeQueue:
                     item.born = now
                     item.waiter.took()
                     if item.timeout is not None:
-                        self._start_timeout(item, deadline(now, self._pool, item.timeout, item.waiter.opened_at))
+                        self._start_timeout(item, deadline(now, source, self._pool, item.timeout, item.waiter.opened_at))
             item.attach(request)
             item.state = TaskState.SENT
         return taken

@@ -118,7 +118,6 @@ def test_wrong_options_are_refused_with_what_to_write(bulk: Bulk) -> None:
             ("--max-cost", "3"): "max_cost needs the price of the endpoints",
             ("--shard", "3/2"): "must be (i, n) with i from 1 to n",
             ("--judge", "nowhere.yaml"): "nowhere.yaml",
-            ("--score", "rm-7b", "--max-tokens", "5"): "cannot limit a scorer",
         }
         for options, message in cases.items():
             status, _, err = bulk(source, "--config", config, *options)

@@ -277,6 +277,28 @@ async def test_close_finishes_what_is_under_way_asks_the_scorer_to_put_away_and_
     await pool.close()
 
 
+async def test_what_comes_while_the_pool_ends_is_not_cancelled(ray: FakeRay) -> None:
+    """A second close returns, and a batch fails with ``ClientClosed``."""
+    pool = ScorerPool(Scorer)
+    await pool(["late"])
+    supervisor, loop, late = pool._supervisor, asyncio.get_running_loop(), []
+    assert supervisor is not None
+    stop = supervisor._stop_actors
+
+    async def stop_at_last() -> None:
+        await stop()
+        if supervisor._stop.is_set():
+            late.extend((supervisor.close(True, loop), supervisor.submit(lambda: supervisor.run((["late"],), False, loop), loop)))
+
+    supervisor._stop_actors = stop_at_last  # type: ignore[method-assign]
+    await pool.close()
+    await until(lambda: len(late) == 2)
+    closed, batch = await asyncio.gather(*map(asyncio.wrap_future, late), return_exceptions=True)
+    assert closed is None
+    assert isinstance(batch, ClientClosed)
+    assert not ray.living
+
+
 async def test_close_without_draining_fails_everything_and_kills_the_actors(ray: FakeRay) -> None:
     pool = ScorerPool(Scorer)
     calls = [asyncio.ensure_future(pool(["wait"])) for _ in range(3)]

@@ -239,6 +239,8 @@ class Supervisor:
             del self._callers[task]
 
     async def _close(self, drain: bool, caller: asyncio.AbstractEventLoop) -> None:
+        if self._ended:
+            return
         if not drain:
             self._abandoned = True
             for task in self._callers:
@@ -267,8 +269,9 @@ class Supervisor:
         await self._stop.wait()
         await self._stop_actors()
         with self._lock:
-            self._ended = True
-        await asyncio.sleep(0)  # after this, coroutines that were submitted before are tasks, which the end of the loop cancels
+            self._ended = self._abandoned = True
+        for _ in range(2):  # coroutines that were submitted before become tasks, and these tasks begin and see that all has ended
+            await asyncio.sleep(0)
 
 
 def delay_of(deaths: int) -> float:

@@ -281,7 +281,7 @@ async def test_what_comes_while_the_pool_ends_is_not_cancelled(ray: FakeRay) -> 
     """A second close returns, and a batch fails with ``ClientClosed``."""
     pool = ScorerPool(Scorer)
     await pool(["late"])
-    supervisor, loop, late = pool._supervisor, asyncio.get_running_loop(), []
+    supervisor, loop, late = pool._supervisor, asyncio.get_running_loop(), list[Any]()
     assert supervisor is not None
     stop = supervisor._stop_actors
 

@@ -61,7 +61,7 @@ class Seen(msgspec.Struct, frozen=True):
 DEAD = Phase(behaviour="dead")
 
 
-class Service(Protocol):
+class EndpointService(Protocol):
     """Answers requests that are not routes, such as those of a Batch API."""
 
     def takes_path(self, path: str) -> bool: ...
@@ -94,7 +94,7 @@ class FakeEndpointState:
         self.timeline = Timeline(self.spec.phases, self.epoch)
         self._seed_faults()
         self._empty_cache()
-        self.service: Service | None = self.spec.service(self)
+        self.service: EndpointService | None = self.spec.service(self)
         self.phases_changed()
 
     def configure(self, spec: FakeEndpoint) -> None:

@@ -11,7 +11,7 @@ from aiohttp import web
 from qreward.testing import openai_api
 from qreward.testing.admission import Slot
 from qreward.testing.decisions import DECISIONS
-from qreward.testing.endpoint import FakeEndpointState, Service
+from qreward.testing.endpoint import EndpointService, FakeEndpointState
 from qreward.testing.faults import FAULTS, NO_FAULT
 from qreward.testing.phases import refuses
 from qreward.testing.responses import JSON, FaultPlan, Incoming, Pace, deliver, end, forever, hint, sleep_until, stream
@@ -52,7 +52,7 @@ class Handler:
             body = error.body or self._kind.error(request.path, error)
             return web.Response(status=error.status, body=body, content_type=JSON, headers=headers)
 
-    async def _by_service(self, request: Incoming, service: Service) -> web.StreamResponse:
+    async def _by_service(self, request: Incoming, service: EndpointService) -> web.StreamResponse:
         """A fault that alters the body occurs after the call has taken effect."""
         if request.method == "POST":
             self._state.arrived()

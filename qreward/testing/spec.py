@@ -294,7 +294,7 @@ class FakeEndpoint(Policy):
         return known[self.kind]
 
     def service(self, state: Any) -> Any:  # noqa: ARG002 - for subclasses
-        """Return a ``Service``, or None."""
+        """Return an ``EndpointService``, or None."""
         return None
 
     def prompt_cache(self) -> Any:

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from adapter_fakes import FakeScorer, configured, installed, stub_modules
+from adapter_fakes import FakeScorer, configured, stub_modules
 from trainers_tools import fleet_of, settings_of
 
 from qreward.errors import BadRequest, QRewardError, RequestTimeout
@@ -26,13 +26,6 @@ from qreward.testing import FakeFleet, Faults
 pytestmark = pytest.mark.real_time
 
 CALL = ("<|im_start|>user\n2 + 2?", "0.75<|im_end|>", [1, 2], [3, 4])
-
-
-@pytest.fixture
-def scorer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeScorer:
-    made = installed(monkeypatch)
-    configured(monkeypatch, tmp_path)
-    return made
 
 
 async def rewarded(way: str, *call: Any, **data: Any) -> Any:

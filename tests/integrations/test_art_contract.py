@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from adapter_fakes import FakeScorer, configured, installed
+from adapter_fakes import FakeScorer, configured
 from pydantic import BaseModel
 from trainers_tools import ended_quietly, fleet_of, settings_of
 
@@ -49,13 +49,6 @@ def trajectory(answer: str | None, **given: Any) -> Trajectory:
 
 def rewards(group: Any) -> list[float]:
     return [each.reward for each in group.trajectories]
-
-
-@pytest.fixture
-def scorer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeScorer:
-    made = installed(monkeypatch)
-    configured(monkeypatch, tmp_path)
-    return made
 
 
 def test_contract_it_is_a_coroutine_function_of_one_group_and_changes_nothing_of_it(scorer: FakeScorer) -> None:

@@ -5,35 +5,19 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from adapter_fakes import FakeScorer, configured, installed
+from adapter_fakes import FakeScorer, configured
 from trainers_tools import ended_quietly, fleet_of, settings_of
 
 from qreward.errors import ConfigError, RequestTimeout
 from qreward.integrations.ms_swift import QRewardORM
-from qreward.integrations.trainers.rewarder import close_all
 from qreward.testing import FakeFleet, Faults
 
 pytestmark = pytest.mark.real_time
-
-
-@pytest.fixture
-def scorer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeScorer:
-    made = installed(monkeypatch)
-    configured(monkeypatch, tmp_path)
-    return made
-
-
-@pytest.fixture
-def fleet() -> Iterator[FakeFleet]:
-    with fleet_of() as made:
-        yield made
-    close_all()
 
 
 def conversation(at: int, answer: str | None) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from adapter_fakes import FakeScorer, configured, installed, stub_modules
+from adapter_fakes import FakeScorer, configured, stub_modules
 from pydantic import BaseModel
 from trainers_tools import ended_quietly, fleet_of, settings_of
 
@@ -69,13 +69,6 @@ def adapter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     yield importlib.import_module("qreward.integrations.openenv.rubric")
     sys.modules.pop("qreward.integrations.openenv.rubric", None)
     close_all()
-
-
-@pytest.fixture
-def scorer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeScorer:
-    made = installed(monkeypatch)
-    configured(monkeypatch, tmp_path)
-    return made
 
 
 def test_nothing_of_openenv_is_imported_before_a_name_is_asked_for() -> None:

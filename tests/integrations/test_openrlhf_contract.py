@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from adapter_fakes import FakeScorer, configured, installed, stub_modules
+from adapter_fakes import FakeScorer, configured, stub_modules
 
 from qreward.errors import ConfigError
 from qreward.integrations import openrlhf
@@ -61,13 +61,6 @@ def loaded(name: str, path: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-@pytest.fixture
-def scorer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeScorer:
-    made = installed(monkeypatch)
-    configured(monkeypatch, tmp_path)
-    return made
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from adapter_fakes import FakeScorer, configured, installed, stub_modules
+from adapter_fakes import FakeScorer, configured, stub_modules
 from trainers_tools import ended_quietly, fleet_of, settings_of
 
 from qreward.errors import BadRequest, ConfigError, RequestTimeout
@@ -40,13 +40,6 @@ def adapter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     yield importlib.import_module("qreward.integrations.skyrl.env")
     sys.modules.pop("qreward.integrations.skyrl.env", None)
     close_all()
-
-
-@pytest.fixture
-def scorer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeScorer:
-    made = installed(monkeypatch)
-    configured(monkeypatch, tmp_path)
-    return made
 
 
 def episode(cls: Any, action: str | None, extras: Any = None) -> tuple[Any, dict[str, float]]:

@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import inspect
 import pickle
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from adapter_fakes import FakeScorer, configured, installed
+from adapter_fakes import FakeScorer, configured
 from trainers_tools import ended_quietly, fleet_of, settings_of
 
 from qreward.errors import ConfigError, RequestTimeout
 from qreward.integrations.tinker_cookbook import QRewardGroup
-from qreward.integrations.trainers.rewarder import close_all
 from qreward.testing import FakeFleet, Faults
 
 pytestmark = pytest.mark.real_time
@@ -59,20 +57,6 @@ def rewards(said: list[Any], group: QRewardGroup | None = None) -> list[Any]:
     """As an executor computes them: in a loop of its own."""
     trajectories, envs = [trajectory(each) for each in said], [Env() for _ in said]
     return [reward for reward, _ in asyncio.run((group or Group()).compute_group_rewards(trajectories, envs))]
-
-
-@pytest.fixture
-def scorer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeScorer:
-    made = installed(monkeypatch)
-    configured(monkeypatch, tmp_path)
-    return made
-
-
-@pytest.fixture
-def fleet() -> Iterator[FakeFleet]:
-    with fleet_of() as made:
-        yield made
-    close_all()
 
 
 def test_contract_the_mixin_comes_before_the_builder_and_the_builder_can_be_pickled(scorer: FakeScorer) -> None:

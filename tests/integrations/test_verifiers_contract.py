@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from fakes.endpoint import ModelEndpoint
 from openai.types.chat import ChatCompletion
 from pydantic import BaseModel
 from shared_tools import completion
-from trainers_tools import fleet_of, settings_of
+from trainers_tools import settings_of
 from verifiers_stub import Trace
 
 from qreward.errors import ConfigError, InvalidResponse, QRewardError, RequestTimeout
@@ -32,13 +31,6 @@ pytestmark = pytest.mark.real_time
 def adapter(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.delenv("QREWARD_CONFIG", raising=False)
     return verifiers_stub.installed(monkeypatch)
-
-
-@pytest.fixture
-def fleet() -> Iterator[FakeFleet]:
-    with fleet_of() as made:
-        yield made
-    close_all()
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from qreward.integrations.trainers.rewarder import close_all
 from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency
 
 SLOW = Path(__file__).parent
@@ -31,6 +32,26 @@ def troubled() -> Iterator[FakeFleet]:
     ]
     with FakeFleet(endpoints) as running:
         yield running
+
+
+@pytest.fixture
+def fleet() -> Iterator[FakeFleet]:
+    """Two judges, of which one takes few requests at once; together a tenth of what they take fails or hangs."""
+    from slow_tools import narrow_and_wide
+
+    with narrow_and_wide(1.0) as made:  # longer than it takes to send all, so that those that may be in flight at once are
+        yield made
+
+
+@pytest.fixture
+def settings(fleet: FakeFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The settings file of a trainer that uses these judges."""
+    from trainers_tools import settings_of
+
+    file = settings_of(fleet, tmp_path)
+    monkeypatch.setenv("QREWARD_REWARD", str(file))
+    yield file
+    close_all()
 
 
 @pytest.fixture(scope="session")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import art
 import pytest
 from openai.types.chat.chat_completion import Choice
-from slow_tools import narrow_and_wide, peaks, went_wrong
+from slow_tools import peaks, went_wrong
 from trainers_tools import NOISE, settings_of
 
 from qreward.errors import QRewardError
@@ -22,20 +21,6 @@ from qreward.testing import FakeFleet, Faults, Latency
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("default")]  # the framework's own warnings are not ours
 EXAMPLE = Path(__file__).parents[3] / "examples" / "trainers" / "art_groups.py"
-
-
-@pytest.fixture
-def fleet() -> Iterator[FakeFleet]:
-    with narrow_and_wide(1.0) as made:
-        yield made
-
-
-@pytest.fixture
-def settings(fleet: FakeFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    file = settings_of(fleet, tmp_path)
-    monkeypatch.setenv("QREWARD_REWARD", str(file))
-    yield file
-    close_all()
 
 
 async def rollout(at: int, wrong: int) -> art.Trajectory:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from slow_tools import narrow_and_wide, peaks, went_wrong
+from slow_tools import peaks, went_wrong
 from swift.rewards import orms
 from swift.rl_core.data import GRPOSample
 from swift.rl_core.grpo_algorithm import compute_rewards_per_func, compute_std_for_dynamic_sampling
@@ -24,12 +24,6 @@ from qreward.testing import FakeFleet, Faults, Latency
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("default")]  # the framework's own warnings are not ours
 EXAMPLE = Path(__file__).parents[3] / "examples" / "trainers" / "ms_swift_plugin.py"
-
-
-@pytest.fixture
-def fleet() -> Iterator[FakeFleet]:
-    with narrow_and_wide(1.0) as made:
-        yield made
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from openenv.core.env_server import create_fastapi_app
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation, State
 from openenv.core.rubrics import Gate, LLMJudge, Rubric, WeightedSum
-from slow_tools import narrow_and_wide, peaks, went_wrong
+from slow_tools import peaks, went_wrong
 from trainers_tools import settings_of
 
 from qreward.errors import QRewardError
@@ -66,20 +65,6 @@ class AwaitedSums(Sums):
         seen, action = self._seen(action)
         seen.reward = await self._apply_rubric_async(action, seen)
         return seen
-
-
-@pytest.fixture
-def fleet() -> Iterator[FakeFleet]:
-    with narrow_and_wide(1.0) as made:
-        yield made
-
-
-@pytest.fixture
-def settings(fleet: FakeFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    file = settings_of(fleet, tmp_path)
-    monkeypatch.setenv("QREWARD_REWARD", str(file))
-    yield file
-    close_all()
 
 
 async def steps(environment: Any, count: int) -> list[Any]:

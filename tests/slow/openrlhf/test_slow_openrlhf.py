@@ -8,7 +8,6 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -16,11 +15,9 @@ from typing import Any
 import pytest
 from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.utils.agent import AgentExecutorBase, SingleTurnAgentExecutor
-from slow_tools import byte_tokenizer, narrow_and_wide, peaks, went_wrong
-from trainers_tools import settings_of
+from slow_tools import byte_tokenizer, peaks, went_wrong
 
 from qreward.integrations import openrlhf
-from qreward.integrations.trainers.rewarder import close_all
 from qreward.testing import FakeFleet
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.filterwarnings("default")]  # the framework's own warnings are not ours
@@ -44,20 +41,6 @@ class Engine:
         first, _, second = self.tokenizer.decode(prompt_token_ids).split("user\n")[1].split("?")[0].partition(" + ")
         tokens = self.tokenizer(f"{int(first) + int(second) + int(first) % 2}<|im_end|>")["input_ids"]
         return SimpleNamespace(outputs=[SimpleNamespace(token_ids=tokens, finish_reason="stop", logprobs=None)])
-
-
-@pytest.fixture
-def fleet() -> Iterator[FakeFleet]:
-    with narrow_and_wide(1.0) as made:  # longer than it takes to send all, so that those that may be in flight at once are
-        yield made
-
-
-@pytest.fixture
-def settings(fleet: FakeFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    file = settings_of(fleet, tmp_path)
-    monkeypatch.setenv("QREWARD_REWARD", str(file))
-    yield file
-    close_all()
 
 
 def agent() -> Any:

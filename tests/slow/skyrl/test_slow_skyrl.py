@@ -6,7 +6,6 @@ import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 import skyrl_gym
 from skyrl.train.config import GeneratorConfig, SkyRLGymConfig
 from skyrl.train.generators.skyrl_gym_generator import SkyRLGymGenerator
-from slow_tools import byte_tokenizer, narrow_and_wide, peaks, went_wrong
+from slow_tools import byte_tokenizer, peaks, went_wrong
 from trainers_tools import NOISE, settings_of
 
 from qreward.errors import QRewardError
@@ -36,20 +35,6 @@ def tokenizer() -> Any:
 @pytest.fixture(scope="module", autouse=True)
 def registered() -> None:
     skyrl_gym.register(id="qreward", entry_point="qreward.integrations.skyrl:QRewardEnv")
-
-
-@pytest.fixture
-def fleet() -> Iterator[FakeFleet]:
-    with narrow_and_wide(1.0) as made:
-        yield made
-
-
-@pytest.fixture
-def settings(fleet: FakeFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    file = settings_of(fleet, tmp_path)
-    monkeypatch.setenv("QREWARD_REWARD", str(file))
-    yield file
-    close_all()
 
 
 class Engine:

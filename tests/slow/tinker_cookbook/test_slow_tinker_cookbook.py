@@ -6,7 +6,6 @@ import asyncio
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from slow_tools import narrow_and_wide, peaks, went_wrong
+from slow_tools import peaks, went_wrong
 from trainers_tools import NOISE, settings_of
 
 from qreward.errors import QRewardError
@@ -84,20 +83,6 @@ class Policy(TokenCompleter):  # type: ignore[misc]
         self._asked += 1
         tokens = list(f" {2 * self._at + self._asked % 2}\n\nUser:".encode())
         return TokensWithLogprobs(tokens=tokens, maybe_logprobs=[0.0] * len(tokens), stop_reason="stop")
-
-
-@pytest.fixture
-def fleet() -> Iterator[FakeFleet]:
-    with narrow_and_wide(1.0) as made:
-        yield made
-
-
-@pytest.fixture
-def settings(fleet: FakeFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    file = settings_of(fleet, tmp_path)
-    monkeypatch.setenv("QREWARD_REWARD", str(file))
-    yield file
-    close_all()
 
 
 def rolled_out(at: int, **options: Any) -> list[float]:

@@ -46,7 +46,7 @@ def due(task: Task) -> float:
 def rank(task: Task, source: Source) -> float:
     """Return the sort key of a task that was sent before: its arrival time. For a half-open source, tasks with fewer failures come first,
     or a few tasks that always fail would keep every source out of service."""
-    return task.born if source.health.half_open_limit > 1 else task.born + LAST * len(task.failures)
+    return task.born + LAST * len(task.failures) if source.health.half_open else task.born
 
 
 def take_queued(line: AffineQueue[Task], source: Source, pool: Pool) -> Task:

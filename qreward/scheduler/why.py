@@ -176,7 +176,7 @@ TEXTS: dict[ReasonCode, Callable[[float, Source, Availability], str]] = {
     "rate_limit": _limited,
     "token_limit": _limited,
     "concurrency_limit": _at_limit,
-    "recovering": lambda _now, source, _found: f"comes back into service, with {source.health.half_open_limit:g} in flight at most",
+    "recovering": lambda _now, _source, _found: "comes back into service, with 1 in flight at most",
     "cooldown": _cooldown,
     "out_of_service": _out_of_service,
     "quota": _share,

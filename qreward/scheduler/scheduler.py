@@ -98,6 +98,7 @@ class Scheduler:
         self.out: list[Command] = []  # the commands of the last input
         self.health_changes: list[HealthChange] = []  # sources that went out of service or came back, until the engine takes them
         self.wheel = TimerWheel()  # timers of tasks, sources, pools and feeds
+        self.next_wake = self.wheel.next_wake  # when ``tick`` must be called next
         self.tokens = TokenEstimator(estimate)
         self._failure_policy = FailurePolicy(retry, rng)
         self._hedging = HedgingPolicy(hedge, retry.attempts)
@@ -210,7 +211,8 @@ class Scheduler:
                 self.on_source_lost(now, source)
             else:
                 self._reconsider(now, source)
-        self.outages.look(now, attempt, alive=is_sign_of_life(outcome))
+        if self.outages.down or not isinstance(outcome, Answer):
+            self.outages.look(now, attempt, alive=is_sign_of_life(outcome))
 
     def _reconsider(self, now: float, source: Source) -> None:
         """Let other sources take tasks that were sent before, because these may be answered sooner there after a failure of ``source``."""
@@ -243,7 +245,7 @@ class Scheduler:
 
     def tick(self, now: float) -> None:
         """Run the timers that are due. Call this method at the time that ``next_wake`` returned, or later."""
-        wake = self.wheel.next_wake()
+        wake = self.next_wake()
         stalled = wake is not None and now - wake > STALLED and not self._stalled  # once only, since a loop may always be late
         self._stalled = stalled
         for item in self.wheel.pop_due(now):
@@ -269,10 +271,6 @@ class Scheduler:
             self.wheel.add(item, now + LOOK_HELD)
         elif isinstance(item, BatchFeed) and not self.outages.postpone(now, item):
             self._give_up(item, outage_error_factory(item))
-
-    def next_wake(self) -> float | None:
-        """Return the time at which ``tick`` must be called next, or a little earlier; None if no timer is set."""
-        return self.wheel.next_wake()
 
     # inputs: the fleet
 
@@ -600,7 +598,7 @@ class Scheduler:
         attempts = task.attempt, task.copy
         task.attempt = task.copy = None
         for attempt in attempts:
-            if attempt is not None:
+            if attempt is not None and not attempt.ended:
                 self._cancel(attempt, CancelReason.ABANDONED)
 
     # loss of sources

@@ -134,7 +134,7 @@ class FormReader:
 
     def read(self, text: str, value_of: ValueOf) -> Any:
         """Return the value of the verdict; None if the form does not occur. Raises :class:`Unreadable`."""
-        words, objects = own_words(_UNQUOTED.sub(r"\1 \2", self._form.mark(text)), value_of, marked=True)
+        words, objects = own_words(_UNQUOTED.sub(r"\1 \2", self._form.mark(text)), value_of)
         found = list(sentences(words, marked=True))
         hits = [(place, match) for place, each in enumerate(found) for match in self._find.finditer(each.text)]
         if not hits or not (self._form.marked or self._form.label):

@@ -88,7 +88,7 @@ Found = list[tuple[Any, dict[str, Any]]]
 """The JSON objects of an answer that state a verdict, in their order. An entry has the value of the verdict and the object's members."""
 
 
-def own_words(text: str, value_of: ValueOf) -> tuple[str, Found]:
+def own_words(text: str, value_of: ValueOf) -> tuple[str, Found]:  # noqa: C901 - one loop over the marks
     """Return the judge's own words, and the verdicts in JSON among them. Raises ``Unreadable`` if a mark of a quotation does not pair."""
     text = text.replace(OBJECT, GAP).replace("\r\n", "\n").replace("\r", "\n")
     if "<" in text:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Unpack
 
 from qreward.errors import ConfigError, InvalidResponse
 from qreward.judge.aggregation import side_of
-from qreward.judge.calibrated import ScoreRange
+from qreward.judge.calibration import ScoreRange
 from qreward.judge.gold import Items, PlacedItem, read_items
 from qreward.judge.judge import Judge
 from qreward.judge.types import Comparison, Scorer, Vote

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, Unpack
 
 from qreward.errors import ConfigError, QRewardError, RequestError
-from qreward.judge.calibrated import range_to_calibrate
-from qreward.judge.calibration import Calibration, Method, check_labels, fitting
+from qreward.judge.calibration import Calibration, Method, check_labels, fitting, range_to_calibrate
 from qreward.judge.judge import Judge
 from qreward.judge.types import Verdict
 from qreward.judge.verdict_parser import bounds

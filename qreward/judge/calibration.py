@@ -120,7 +120,7 @@ def digest(value: object) -> str:
 
 
 def identity_of(config: Any, others: Mapping[str, Any], weights: Iterable[str] = ()) -> JudgeIdentity:
-    """Return the identity of a judge from its ``JudgeConfig``. Settings at their default are left out: a new setting changes no saved one."""
+    """Return the identity of a judge. Settings at their default are left out, so that a new setting changes no saved identity."""
     fields = type(config).model_fields
     values = {name: value for name, value in config if name not in _IRRELEVANT and value != fields[name].default}
     values |= {name: value for name, value in others.items() if value is not None}

@@ -36,11 +36,8 @@ class Form(NamedTuple):
 
     def mark(self, text: str) -> str:
         """Return the text with :data:`VALUE` before and after each value in this form. Full-width digits and brackets become plain ones."""
-        text = _END.sub("", text.replace(VALUE, "").translate(WIDE))
-        if self.marked is None:
-            return text
-        marked = self.marked.sub(lambda found: f"{VALUE}{found[1]}{VALUE}", text)
-        return _SINGLE.sub(rf"\1{VALUE}\2{VALUE}", marked) if VALUE not in marked and "[[" in (self.example or "") else marked
+        text = text.replace(VALUE, "").translate(WIDE)
+        return self.marked.sub(lambda found: f"{VALUE}{found[1]}{VALUE}", text) if self.marked else text
 
 
 def form_of(example: str) -> Form:
@@ -69,12 +66,6 @@ _UNQUOTED = re.compile(
     re.IGNORECASE,
 )
 """The last words of a judge that quotes the form as it was told: ``I rate the response as follows: "Rating: [[9]]"``."""
-_SINGLE = re.compile(
-    rf"({_RATING}\w*(?: is)? ?[*_]*[:：]?[*_]* ?[*_]*)\[ ?([0-9]+(?:\.[0-9]+)?|[ABC]|[AB][<>=]+[AB]) ?\](?=[*_.。]*\s*$)",
-    re.IGNORECASE | re.MULTILINE,
-)
-"""A value in single brackets after a word for a rating, which judges write for the value in double brackets that they were asked for."""
-_END = re.compile(r"\s*(?:</s>|<eos>|\[END\])\s*\Z")
 _TASK = re.compile(
     r"\b(?:answers?|results?|solution|total|value|work|gives?|output|equals?|sum)\b|=|答案|結果|结果|정답|ответ", re.IGNORECASE
 )

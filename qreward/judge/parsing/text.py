@@ -404,7 +404,7 @@ class TextReader:
             return False
         rest = [after[0][label.end() :] if label else after[0], *after[1:]]
         if self.tie is None:
-            return not any(self._revises(words, value) or _TAKES_BACK.search(words) for words in rest)
+            return not any(self._revises(words, value) for words in rest)
         return not any(
             _TAKES_BACK.search(words)
             or any(self._is_other(made["option"] or made["better"], value) for made in self._made[-1].finditer(words))
@@ -416,6 +416,6 @@ class TextReader:
         return any(float(_ascii(number)) != value for number in _ANY_NUMBER.findall(words))
 
     def _revises(self, words: str, value: Any) -> bool:
-        return bool(_REVISES.search(words) or self._judging.search(words)) or (
+        return bool(_REVISES.search(words) or _TAKES_BACK.search(words) or self._judging.search(words)) or (
             self._options is None and self._has_other_number(words, value)
         )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from qreward.judge.parsing.quotes import VALUE, Unreadable, ValueOf, own_words
-from qreward.judge.parsing.text import HEADS_SPEECH, LEAD, PERSON, SAYS, SHOWS, WIDE, WORD, Sentence, TextReader, number_of, sentences
+from qreward.judge.parsing.text import HEADS_SPEECH, LEAD, PERSON, SAYS, SHOWS, WIDE, Sentence, TextReader, number_of, sentences
 
 _DELIMITED = (
     (re.compile(r".*?\[\[(.+)\]\]", re.DOTALL), r"\[\[ ?([^\[\]\n]{1,60}?) ?\]\]"),
@@ -151,8 +151,7 @@ class FormReader:
         lines = f"{found[place - 1].text if place else ''}\n{before}"
         if not self._is_own(found[place], before) or ("boxed" in self._form.name and _TASK.search(lines)):
             raise Unreadable("The verdict may be reported or supposed: it must stand on a line of its own.")
-        rest = [each.text for each in found[place + 1 :] if WORD.search(each.text)]
-        if rest and not self._reader.explains(rest, value):
+        if self._reader.may_be_revised([each.text for each in found[place + 1 :]], value, in_form=True):
             raise Unreadable("What follows the verdict may revise it.")
         return value
 

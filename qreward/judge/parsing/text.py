@@ -380,14 +380,16 @@ class TextReader:
         except Unreadable:
             return True
 
+    def stated(self, match: re.Match[str]) -> Any:
+        """Return the value in a match, or what is wrong with it, which is equal to no value."""
+        try:
+            return self.value_in(match)
+        except Unreadable as error:
+            return error
+
     def states_other(self, words: str, value: Any) -> bool:
         match = self._verdict.fullmatch(words)
-        if not match or OBJECT in words:
-            return False
-        try:
-            return bool(self.value_in(match) != value)
-        except Unreadable:
-            return True
+        return match is not None and OBJECT not in words and self.stated(match) != value
 
     def may_be_revised(self, after: Sequence[str], value: Any, *, in_form: bool = False) -> bool:
         """Return whether a text after the verdict may revise it. Reasons after "Reason:" do not; ``in_form``, without this label."""

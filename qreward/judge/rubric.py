@@ -22,10 +22,7 @@ from qreward.errors import BadRequest, ConfigError, Fault
 from qreward.judge.types import CriterionResult, CriterionResults
 from qreward.settings.base import Number, Policy, repeated, with_faults
 from qreward.settings.files import read_settings
-from qreward.spelling import did_you_mean
 
-KINDS: Mapping[str, type[Question]] = {"yes_no": YesNo, "score": Score, "choice": Choice}
-"""Name in settings -> kind of criterion."""
 MOST_CHOICES = 20
 """Maximum number of choices. A chat model reports the log probabilities of 20 tokens, and a rubric should work with every model."""
 
@@ -41,10 +38,9 @@ class Criterion(Policy):
         instructions: a statement about the response, which is true or false; or a question, for a criterion with levels or choices.
         weight: weight in the score of the rubric. Use a negative weight, which lowers the score, for a statement that should not be true.
             A criterion with a ``gate`` may have the weight 0.
-        kind: ``YesNo``, ``Score`` or ``Choice``, or the name of the kind: ``yes_no``, ``score`` or ``choice``. The default is ``Score`` if
-            there are levels, ``Choice`` if there are choices, and otherwise ``YesNo``.
-        levels: the labels of 2 to 10 levels of a ``Score``, the worst first, or a mapping from labels to descriptions.
-        choices: 2 to ``MOST_CHOICES`` choices of a ``Choice``, each with its value from 0 to 1.
+        levels: the labels of 2 to 10 levels, the worst first, or a mapping from labels to descriptions. The model answers with a level.
+        choices: 2 to ``MOST_CHOICES`` options, each with its value from 0 to 1. The model answers with one of them. Without ``levels`` and
+            ``choices``, the answer is yes or no.
         gate: a threshold above 0 and at most 1. If the value of this criterion is below the threshold, the score of the whole rubric is 0.
             None for no gate.
 
@@ -60,7 +56,6 @@ class Criterion(Policy):
     name: str = Field(min_length=1)
     instructions: str = Field(min_length=1)
     weight: Annotated[float, _Weight] = 1.0
-    kind: type[Question] = YesNo
     levels: tuple[str, ...] | dict[str, str] | None = None
     choices: dict[str, _Value] | None = None
     gate: Annotated[float, BeforeValidator(Number(above=0, most=1))] | None = None
@@ -73,23 +68,10 @@ class Criterion(Policy):
 
     @model_validator(mode="before")
     @classmethod
-    def _implied_kind(cls, data: Any) -> Any:
+    def _of_mapping(cls, data: object) -> object:
         if not isinstance(data, Mapping | Criterion):
             raise ValueError(f"must be a mapping with name and instructions, not {type(data).__name__}")
-        if isinstance(data, Criterion) or data.get("kind") is not None:
-            return data
-        implied = Choice if data.get("choices") is not None else Score if data.get("levels") is not None else YesNo
-        return {**data, "kind": implied}
-
-    @field_validator("kind", mode="before")
-    @classmethod
-    def _by_name(cls, value: object) -> object:
-        if isinstance(value, str) and value in KINDS:
-            return KINDS[value]
-        if value not in KINDS.values():
-            hint = f"; {did_you_mean(value, KINDS)}" if isinstance(value, str) else ""
-            raise ValueError(f"must be YesNo, Score or Choice, or one of the names {', '.join(map(repr, KINDS))}{hint}")
-        return value
+        return data
 
     @field_validator("levels", mode="before")
     @classmethod
@@ -100,10 +82,8 @@ class Criterion(Policy):
 
     @model_validator(mode="after")
     def _consistent(self) -> Criterion:
-        for name, kind in (("levels", Score), ("choices", Choice)):
-            if (getattr(self, name) is not None) != (self.kind is kind):
-                does = "needs" if self.kind is kind else "has no"
-                raise ValueError(f"a {self.kind.__name__} {does} {name}")
+        if self.levels is not None and self.choices is not None:
+            raise ValueError("has levels and choices; give it one of them")
         if self.choices is not None and len(self.choices) > MOST_CHOICES:
             raise ValueError(f"choices: must be at most {MOST_CHOICES}, not {len(self.choices)}")
         if self.weight == 0 and self.gate is None:
@@ -157,7 +137,7 @@ class CriterionGroup:
         self.criteria = criteria
         ends = list(accumulate(len(each.option_values) for each in criteria))
         self._spans = [
-            (end - len(each.option_values), end, None if each.kind is YesNo else each.option_values)
+            (end - len(each.option_values), end, None if isinstance(each.question, YesNo) else each.option_values)
             for each, end in zip(criteria, ends, strict=True)
         ]
 
@@ -241,8 +221,7 @@ class Rubric:
 
     def settings(self) -> list[dict[str, Any]]:
         """Return the criteria as plain values. :meth:`load` makes an equal rubric from them."""
-        names = {kind: name for name, kind in KINDS.items()}
-        return [{**each.model_dump(exclude_defaults=True), "kind": names[each.kind]} for each in self.criteria]
+        return [each.model_dump(exclude_defaults=True) for each in self.criteria]
 
     @cached_property
     def _gates(self) -> tuple[tuple[int, float], ...]:

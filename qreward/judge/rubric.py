@@ -12,7 +12,7 @@ from functools import cached_property
 from itertools import accumulate
 from operator import mul
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from pydantic import BeforeValidator, Field, field_validator, model_validator
@@ -52,6 +52,8 @@ class Criterion(Policy):
         >>> tone.value({"calm": 0.5, "dry": 0.5, "rude": 0.0})
         0.75
     """
+
+    elsewhere: ClassVar[Mapping[str, str]] = {"kind": "leave it out, as levels or choices say it"}
 
     name: str = Field(min_length=1)
     instructions: str = Field(min_length=1)

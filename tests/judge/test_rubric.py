@@ -107,6 +107,7 @@ def test_every_mistake_is_a_config_error_that_names_the_setting() -> None:
         ([{"name": "a", "instructions": "x", "weight": 0}], "weight: 0 has no effect without a gate"),
         ([{"name": "a", "instructions": "x", "weight": -1, "gate": 0.5}], "gate: cannot be set with a negative weight"),
         ([{"name": "a", "instructions": "x", "gate": 0}], "0.gate: must be more than 0"),
+        ([{"name": "a", "instructions": "x", "kind": "score"}], "unknown setting 'kind'; leave it out, as levels or choices say it"),
         ([{"name": "a", "instructions": "x", "levels": ["a", "b"], "choices": {"a": 1, "b": 0}}], "has levels and choices"),
         ([{"name": "a", "instructions": "x", "levels": "ab"}], "0.levels: must be a list of labels"),
         ([{"name": "a", "instructions": "x", "levels": ["a"]}], "levels must be at least two"),

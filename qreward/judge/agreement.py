@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from inspect import iscoroutinefunction
 from itertools import combinations, pairwise
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Unpack
 from qreward.errors import ConfigError, InvalidResponse
 from qreward.judge.aggregation import side_of
 from qreward.judge.calibration import ScoreRange
-from qreward.judge.gold import Items, PlacedItem, read_items
+from qreward.judge.gold import Items, read_items
 from qreward.judge.judge import Judge
 from qreward.judge.types import Comparison, Scorer
 from qreward.options import JudgeBatchOptions
@@ -240,7 +240,14 @@ async def agreement(judges: Mapping[str, Scorer] | Sequence[Scorer], items: Item
     named = _named(judges)
     if not options.get("keep_results", True):
         raise ConfigError("keep_results cannot be False here: the scores are needed")
-    points, pairs = _sorted_out(read_items(items))
+    points: list[Mapping[str, Any]] = []
+    pairs: list[Mapping[str, Any]] = []
+    for place, fields in read_items(items):
+        is_point = "response" in fields
+        if is_point == ("first" in fields and "second" in fields):
+            names = ", ".join(map(repr, fields)) or "nothing"
+            raise ConfigError(f"{place}: must have either 'response', or 'first' and 'second'; it has {names}")
+        (points if is_point else pairs).append(fields)
     if pairs and (unable := [name for name, judge in named.items() if not hasattr(judge, "batch_compare")]):
         raise ConfigError(f"{unable[0]!r} cannot compare responses; leave out the items with 'first' and 'second', or give a Judge")
     tasks = [asyncio.ensure_future(_judge(judge, points, pairs, options)) for judge in named.values()]
@@ -271,29 +278,12 @@ def _named(judges: Mapping[str, Scorer] | Sequence[Scorer]) -> dict[str, Scorer]
     return named
 
 
-def _sorted_out(items: Sequence[PlacedItem]) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
-    points: list[Mapping[str, Any]] = []
-    pairs: list[Mapping[str, Any]] = []
-    for place, fields in items:
-        is_point, is_pair = "response" in fields, "first" in fields and "second" in fields
-        if is_point == is_pair:
-            raise ConfigError(
-                f"{place}: must have either 'response', or 'first' and 'second'; it has {', '.join(map(repr, fields)) or 'nothing'}"
-            )
-        (points if is_point else pairs).append(fields)
-    return points, pairs
-
-
 async def _judge(judge: Any, points: Sequence[Any], pairs: Sequence[Any], options: JudgeBatchOptions) -> Judged:
     scored: BatchResult[Any] | Sequence[Any] = await judge.batch_score(points, **options) if points else ()
     compared: BatchResult[Any] | Sequence[Any] = await judge.batch_compare(pairs, **options) if pairs else ()
-    to_unit = _to_unit(judge)
+    ends = judge.score_range if isinstance(judge, Judge) else None
+    to_unit = float if ends is None or ends[0] == ends[1] else ScoreRange(*ends).to_unit
     errors = [result.error for result in (*scored, *compared) if result.error is not None]
     unreadable = sum(isinstance(error, InvalidResponse) for error in errors)
     scores = [to_unit(result.value.score) if result.ok else None for result in scored]
     return Judged(scores, [result.value if result.ok else None for result in compared], unreadable, len(errors) - unreadable)
-
-
-def _to_unit(judge: object) -> Callable[[float], float]:
-    ends = judge.score_range if isinstance(judge, Judge) else None
-    return float if ends is None or ends[0] == ends[1] else ScoreRange(*ends).to_unit

@@ -34,11 +34,6 @@ class Form(NamedTuple):
         """True if an answer in no other form is accepted, because the user has written a pattern."""
         return self.marked is not None and self.example is None
 
-    def mark(self, text: str) -> str:
-        """Return the text with :data:`VALUE` before and after each value in this form. Full-width digits and brackets become plain ones."""
-        text = text.replace(VALUE, "").translate(WIDE)
-        return self.marked.sub(lambda found: f"{VALUE}{found[1]}{VALUE}", text) if self.marked else text
-
 
 def form_of(example: str) -> Form:
     shown = example.strip().translate(WIDE)
@@ -123,10 +118,19 @@ class FormReader:
 
     def read(self, text: str, value_of: ValueOf) -> Any:
         """Return the value of the verdict; None if the form does not occur. Raises :class:`Unreadable`."""
-        words, objects = own_words(_UNQUOTED.sub(r"\1 \2", self._form.mark(text)), value_of)
+        text = text.replace(VALUE, "").translate(WIDE)
+        if self._form.marked:
+            text = self._form.marked.sub(lambda value: f"{VALUE}{value[1]}{VALUE}", text)
+        words, objects = own_words(_UNQUOTED.sub(r"\1 \2", text), value_of)
         found = list(sentences(words, marked=True))
+        unclear = Unreadable("The verdict is none of the values that were asked for.")
         hits = [
-            (place, match, self._value(match), _AFTER.fullmatch(match.string, match.end()))
+            (
+                place,
+                match,
+                unclear if match.groupdict().get("unclear") else self._reader.stated(match),
+                _AFTER.fullmatch(match.string, match.end()),
+            )
             for place, each in enumerate(found)
             for match in self._find.finditer(each.text)
         ]
@@ -151,18 +155,12 @@ class FormReader:
         ):
             raise Unreadable("The answer gives more than one verdict.")
         before = match.string[: match.start()]
-        lines = f"{found[place - 1].text if place else ''}\n{before}"
-        if not self._is_own(found[place], before) or ("boxed" in self._form.name and _TASK.search(lines)):
+        of_task = "boxed" in self._form.name and _TASK.search(f"{found[place - 1].text if place else ''}\n{before}")
+        if of_task or not self._is_own(found[place], before):
             raise Unreadable("The verdict may be reported or supposed: it must stand on a line of its own.")
         if self._reader.may_be_revised([each.text for each in found[place + 1 :]], value, in_form=True):
             raise Unreadable("What follows the verdict may revise it.")
         return value
-
-    def _value(self, match: re.Match[str]) -> Any:
-        """Return the value in a match, or what is wrong with it."""
-        if match.groupdict().get("unclear"):
-            return Unreadable("The verdict is none of the values that were asked for.")
-        return self._reader.stated(match)
 
     def _is_own(self, sentence: Sentence, before: str) -> bool:
         if not sentence.own or (self._form.label and not LEAD.fullmatch(before)):

@@ -329,18 +329,6 @@ class TextReader:
             else:
                 others.append((index, stated))
                 verdicts += [(-1, value, None) for value, _ in mine]  # not accepted, but a different verdict conflicts with it
-        return self._settled(verdicts, others)
-
-    def with_headings(self, found: Sequence[Sentence]) -> Iterator[str]:
-        """Yield the sentences. A value alone below a heading such as "Score" is preceded by this heading."""
-        heading = ""
-        for words, own, _ in found:
-            yield f"{heading}: {words}" if heading and self._alone.fullmatch(words) else words
-            heading = words.rstrip(":\uff1a ") if own and self._heading.fullmatch(words) else ""
-
-    def _settled(
-        self, verdicts: list[tuple[int, Any, dict[str, Any] | None]], others: list[tuple[int, str]]
-    ) -> tuple[Any, dict[str, Any] | None]:
         last, value, members = max(verdicts, key=lambda verdict: verdict[0], default=(-1, None, None))
         if last < 0:
             raise Unreadable("No sentence of the answer is a verdict and nothing else, outside of quotations and reported speech.")
@@ -350,9 +338,16 @@ class TextReader:
             raise Unreadable('What follows the verdict may revise it: only reasons after "Reason:", without other numbers, may follow.')
         return value, members
 
+    def with_headings(self, found: Sequence[Sentence]) -> Iterator[str]:
+        """Yield the sentences. A value alone below a heading such as "Score" is preceded by this heading."""
+        heading = ""
+        for words, own, _ in found:
+            yield f"{heading}: {words}" if heading and self._alone.fullmatch(words) else words
+            heading = words.rstrip(":\uff1a ") if own and self._heading.fullmatch(words) else ""
+
     def value_in(self, match: re.Match[str]) -> Any:
         if self._options is not None:
-            return choice_of(match["option"], self._values)
+            return choice_of(match["option"] or match["better"], self._values)
         groups = match.groupdict()
         if (groups.get("open") or VALUE in match[0]) and "," in match["number"]:
             raise Unreadable("The score is not one plain number.")
@@ -366,19 +361,13 @@ class TextReader:
         if self._options is not None:
             made = [match for pattern in self._made for match in pattern.finditer(words)]
             made += self._any.finditer(words) if self._judging.search(words) else []
-            return any(self._is_other(match["option"] or match["better"], value) for match in made if match[0])
+            return any(self.stated(match) != value for match in made if match[0])
         if not _DIGIT.search(words):
             return False
         if self._judging.search(words):
             return self._has_other_number(words, value)
         tops = [] if _ASPECT.fullmatch(words) else self._of_top.finditer(words)
         return any(self._has_other_number(words[max(0, top.start() - 20) : top.start()].rpartition(" ")[2], value) for top in tops)
-
-    def _is_other(self, word: str, value: Any) -> bool:
-        try:
-            return bool(choice_of(word, self._values) != value)
-        except Unreadable:
-            return True
 
     def stated(self, match: re.Match[str]) -> Any:
         """Return the value in a match, or what is wrong with it, which is equal to no value."""
@@ -403,7 +392,7 @@ class TextReader:
         if _TAKES_BACK.search(text):
             return True
         if in_form and self.tie is not None:
-            return any(self._is_other(made["option"] or made["better"], value) for words in rest for made in self._made[-1].finditer(words))
+            return any(self.stated(made) != value for words in rest for made in self._made[-1].finditer(words))
         return bool(_REVISES.search(text) or self._judging.search(text)) or (
             self._options is None and any(self._has_other_number(words, value) for words in rest)
         )

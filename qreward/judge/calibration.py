@@ -130,22 +130,14 @@ def identity_of(config: Any, others: Mapping[str, Any], weights: Iterable[str] =
 
 
 class CalibrationQuality(Policy):
-    """Holds measures of how far scores are from probabilities.
-
-    Attributes:
-        ece: expected calibration error; see :func:`~qreward.judge.calibration_fit.ece`.
-        ece_by_chance: the average ECE of exact probabilities with the same number of yes-or-no labels. It is above 0, because labels vary
-            by chance. An ``ece`` of this size indicates no fault.
-        brier: Brier score: the mean squared difference between probability and label.
-        log_loss: mean log loss in nats.
-        accuracy: share of items whose probability is on the same side of 0.5 as their label. None if all labels are 0.5.
-    """
+    """Measures of how far scores are from probabilities; docs/how-to/calibration.md describes them. ``log_loss`` is in nats."""
 
     ece: _Share
     ece_by_chance: _Share
     brier: _Share
     log_loss: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     accuracy: _Share | None = None
+    """None if all labels are 0.5."""
 
     @classmethod
     def of(cls, probabilities: Sequence[float], labels: Sequence[float]) -> CalibrationQuality:

@@ -97,11 +97,9 @@ _SAYS = (
 SAYS = re.compile(_SAYS, re.IGNORECASE)
 _NAMES_ANOTHER = re.compile(_OTHERS, re.IGNORECASE)
 _OWN = re.compile(
-    r"\b(?:my|mine|i|verdict|evaluation|assessment|judge?ment|rating|grading|score|final|analysis|review|feedback|critique|notes)\b",
+    r"\b(?:mine|verdict|evaluation|assessment|judge?ment|final|analysis|review|feedback|critique|notes|(?:rat|scor|grad)(?:e|ed|ing))\b",
     re.IGNORECASE,
 )
-
-
 PERSON = re.compile(
     r"\b(?:i|my|we|our|ich|mein\w*|wir|unser\w*|je|mon|ma|mes|nous|yo|mi|mis|doy|otorgo|asigno|califico|я|мо[йяеёию]\w*|мы|наш\w*)\b|\bj['’]|"
     r"我|本人|私|わたし|僕|저는|나는|제가|내가|제 |내 ",
@@ -120,7 +118,6 @@ SHOWS = re.compile(
     r"\b(?:example|template|format|instance|beispiel|exemple|ejemplo|пример|например)\b|例(?:如|えば)?[:：、,]|예(?:시|를 들어)?[:：,]",
     re.IGNORECASE,
 )
-_RATES = re.compile(r"\b(?:rat(?:e|ed|ing)|scor(?:e|ed|ing)|grad(?:e|ed|ing))\b", re.IGNORECASE)
 
 
 class Sentence(NamedTuple):
@@ -172,7 +169,7 @@ def _introduces(part: str, *, titled: bool) -> str:
         return "paragraph"
     if part[-1] not in ":：":
         return ""
-    own = _OWN.search(part) or PERSON.search(part) or _RATES.search(part)
+    own = _OWN.search(part) or PERSON.search(part)
     return "next" if SHOWS.search(part) or ((names or SAYS.search(part)) and not own) else ""
 
 

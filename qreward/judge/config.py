@@ -15,7 +15,7 @@ from qreward.decisions import MIN_LABEL_MASS
 from qreward.errors import ConfigError
 from qreward.judge.calibration import Calibration
 from qreward.judge.presets import preset_of
-from qreward.judge.rubric import Rubric, rubric_or_faults
+from qreward.judge.rubric import Rubric, rubric_of
 from qreward.judge.spending import Budget
 from qreward.settings.base import Accepting, Many, Number, Policy, default, repeated, wrong
 from qreward.spelling import TYPO, closest
@@ -133,10 +133,10 @@ class JudgeConfig(Policy):
             return None
         if isinstance(value, str | Path):
             return Rubric.load(value)
-        found = rubric_or_faults(value)
-        if isinstance(found, list):
-            raise wrong(*found)
-        return found
+        try:
+            return rubric_of(value)
+        except ConfigError as error:
+            raise wrong(*error.faults) from None
 
     @field_serializer("rubric")
     def _as_settings(self, value: Rubric | None) -> list[dict[str, Any]] | None:

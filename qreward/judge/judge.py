@@ -24,8 +24,7 @@ from qreward.errors import ConfigError, DeadlineExceeded, QRewardError, RequestT
 from qreward.judge import config as settings_of
 from qreward.judge.answers import Answer, forms_of
 from qreward.judge.cache import Cache, CacheEntry
-from qreward.judge.calibrated import Calibrator, identity_of, range_to_calibrate
-from qreward.judge.calibration import Calibration, JudgeIdentity
+from qreward.judge.calibration import Calibration, Calibrator, JudgeIdentity, identity_of, range_to_calibrate
 from qreward.judge.calls import Again, Done, JudgeCall, evaluate
 from qreward.judge.config import JudgeConfig, Method, ResponseFormat, Settle
 from qreward.judge.group_ranking import GroupBatch, ResponseGroup, Responses, read_group

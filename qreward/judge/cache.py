@@ -8,10 +8,9 @@ import os
 import sqlite3
 import threading
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from itertools import islice
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, NamedTuple
@@ -19,7 +18,8 @@ from typing import Any, NamedTuple
 from qreward.engine import background
 from qreward.judge.calls import JudgeCall
 from qreward.judge.codec import ModelReply, Reply
-from qreward.judge.loop import ItemCalls
+from qreward.judge.loop import Invalid, ItemCalls
+from qreward.judge.scorers import one_by_one
 from qreward.judge.types import Vote
 
 MOST = 1_000_000
@@ -75,27 +75,39 @@ class Cache:
         self._store = _Store(self._path, self._most)
         return inherited
 
-    async def look_up(self, keys: Sequence[tuple[bytes, str]]) -> list[ModelReply | None]:
+    async def fill(self, items: Iterable[ItemCalls]) -> None:
+        """Fill in the outcomes of calls whose answers are in the file."""
+        found = await self.look_up([(call.key, call.judge_model.cached_as) for item in items for call in item.calls])
+        for item in items:
+            item.outcomes = [_vote(call, found.get(call.key)) for call in item.calls]
+
+    async def look_up(self, keys: Sequence[tuple[bytes, str]]) -> Mapping[bytes, ModelReply]:
+        """Return the answers for these pairs of key and model."""
         if not keys:
-            return []
-        found = await asyncio.get_running_loop().run_in_executor(self._thread(), self._store.read, keys)  # runs after pending writes
-        return [found.get(key) for key, _ in keys]
+            return {}
+        return await asyncio.get_running_loop().run_in_executor(self._thread(), self._store.read, keys)  # runs after pending writes
 
-    async def votes(self, requests: Sequence[JudgeCall]) -> list[Vote | None]:
-        found = await self.look_up([(request.key, request.judge_model.cached_as) for request in requests])
-        return [_vote(request, reply) for request, reply in zip(requests, found, strict=True)]
-
-    async def with_votes(self, items: Iterable[Any] | AsyncIterable[Any], read: Callable[[object], ItemCalls]) -> AsyncIterator[ItemCalls]:
+    async def with_votes(
+        self, items: Iterable[Any] | AsyncIterable[Any], read: Callable[[object], ItemCalls | Invalid]
+    ) -> AsyncIterator[Any]:
         """Read the items of a batch, and yield them with their cached votes, which are looked up for up to ``CHUNK`` items together, or one
         by one for an asynchronous input. If the input raises, the items before the exception are yielded first."""
-        async with aclosing(_chunks(items)) as chunks:
-            async for chunk in chunks:
-                read_items = [read(item) for item in chunk]
-                calls: list[Any] = [call for item in read_items if not isinstance(item.calls, Exception) for call in item.calls]
-                votes = iter(await self.votes(calls))
-                for item in read_items:
-                    item.outcomes = list(islice(votes, len(item.outcomes)))
+        most, failure, ended = 1 if isinstance(items, AsyncIterable) else CHUNK, None, False
+        async with aclosing(one_by_one(items)) as inputs:
+            while not ended:
+                chunk: list[ItemCalls | Invalid] = []
+                try:
+                    while len(chunk) < most:
+                        chunk.append(read(await anext(inputs)))
+                except StopAsyncIteration:
+                    ended = True
+                except Exception as error:
+                    ended, failure = True, error
+                await self.fill([item for item in chunk if isinstance(item, ItemCalls)])
+                for item in chunk:
                     yield item
+        if failure is not None:
+            raise failure
 
     def keep(self, entry: CacheEntry) -> None:
         """Store an answer. A background thread writes it, together with other pending answers."""
@@ -131,31 +143,6 @@ def _vote(request: JudgeCall, reply: ModelReply | None) -> Vote | None:
         return None if reply is None else request.judge_model.vote(reply, swapped=request.swapped)
     except Exception:  # the answer could be parsed when it was stored, so the parser or the user's score function has changed
         return None
-
-
-async def _chunks(items: Iterable[Any] | AsyncIterable[Any]) -> AsyncGenerator[list[Any], None]:
-    iterator: Any = aiter(items) if isinstance(items, AsyncIterable) else iter(items)
-    chunk: list[Any] = []
-    try:
-        if isinstance(items, AsyncIterable):
-            async for item in iterator:
-                yield [item]
-            return
-        try:
-            for item in iterator:
-                chunk.append(item)
-                if len(chunk) == CHUNK:
-                    yield chunk
-                    chunk = []
-        except Exception:
-            yield chunk  # the items before the error
-            raise
-        yield chunk
-    finally:
-        if (aclose := getattr(iterator, "aclose", None)) is not None:
-            await aclose()
-        elif (close := getattr(iterator, "close", None)) is not None:
-            close()
 
 
 _STORES: weakref.WeakSet[_Store] = weakref.WeakSet()

@@ -42,7 +42,6 @@ class JudgeCall(NamedTuple):
     key: bytes
     sample: int
     swapped: bool
-    form: str
     reasks: int
     group: object = None
     answers: int = 0
@@ -53,26 +52,16 @@ class JudgeCall(NamedTuple):
     parts: tuple[Reply, ...] = ()
     rest: tuple[Any, ...] = ()
 
-    @property
-    def model(self) -> str:
-        return self.judge_model.model
-
-    def is_stale(self) -> bool:
-        """Return True if the form of requests to this model has changed since the call was made."""
-        return self.form != self.judge_model.format
-
-    def current(self) -> JudgeCall:
-        return self._replace(form=self.judge_model.format)
-
     def request(self) -> WireRequest:
-        wire = self.judge_model.prepare(self.sample, self.room, self.cut_at)(self.inputs)
-        wire.group = self.group
-        return wire
+        """Return the request, in the response format that the servers of the model accept now."""
+        blank = self.judge_model.blank(self.sample, self.room, self.cut_at)
+        return WireRequest(blank.codec, blank.model, self.inputs, blank.params, blank.headers, self.group)
 
 
-def evaluate(call: JudgeCall, answer: Any) -> Done | Again:
+def evaluate(call: JudgeCall, answer: Any, form: str) -> Done | Again:
+    """Return what follows from an answer or error. ``form`` is the response format in which the request was made."""
     if isinstance(answer, QRewardError):
-        return _failed(call, answer)
+        return _failed(call, answer, form)
     model = call.judge_model
     reply = model.parse(answer)
     if call.rest:
@@ -83,7 +72,7 @@ def evaluate(call: JudgeCall, answer: Any) -> Done | Again:
     try:
         return Done(model.vote(reply, swapped=call.swapped), reply)
     except Unreadable as unreadable:
-        return _unread(call._replace(answers=call.answers + 1), reply, unreadable.reason, answer)
+        return _unread(call._replace(answers=call.answers + 1), reply, unreadable.reason, answer, form)
     except ScoreFunctionError as fault:
         message = f"{fault}; the answer of model {model.model!r} could be read, the fault is in your code (see __cause__)"
         error = InvalidResponse(message, model=model.model)
@@ -91,8 +80,8 @@ def evaluate(call: JudgeCall, answer: Any) -> Done | Again:
         return Done(_about(call, error), reply)
 
 
-def _failed(call: JudgeCall, error: QRewardError) -> Done | Again:
-    if isinstance(call.judge_model, WritingModel) and call.judge_model.fall_back(call.form, error):
+def _failed(call: JudgeCall, error: QRewardError, form: str) -> Done | Again:
+    if isinstance(call.judge_model, WritingModel) and call.judge_model.fall_back(form, error):
         return Again(call, error)
     if parts := halves(call.inputs, error):
         return Again(call._replace(inputs=parts[0], rest=(*parts[1:], *call.rest)), error)
@@ -101,7 +90,7 @@ def _failed(call: JudgeCall, error: QRewardError) -> Done | Again:
     return Done(_about(call, error))
 
 
-def _unread(call: JudgeCall, reply: Reply, reason: str, answer: Any) -> Done | Again:
+def _unread(call: JudgeCall, reply: Reply, reason: str, answer: Any, form: str) -> Done | Again:
     model, usage, is_cut = call.judge_model, answer.usage, reply.ending == LENGTH
     record = f"{reason}{'' if usage is None or usage.total_tokens is None else f' ({usage.total_tokens} tokens)'}"
     had = usage.completion_tokens if is_cut and usage is not None else None
@@ -109,7 +98,7 @@ def _unread(call: JudgeCall, reply: Reply, reason: str, answer: Any) -> Done | A
     grows = is_cut and call.grows and isinstance(model, WritingModel) and model.has_more_room(call.room, cut_at)
     times = "" if call.answers == 1 else f" in {call.answers} answers"
     error = _about(call, InvalidResponse(model.without_verdict(reply, reason, times), model=model.model))
-    if isinstance(model, WritingModel) and model.fall_back(call.form, error, reply):
+    if isinstance(model, WritingModel) and model.fall_back(form, error, reply):
         return Again(call, error, reply, record)
     if call.reasks <= 0 or isinstance(model, DecidingModel) or (is_cut and call.cut and not grows):
         return Done(error, reply, record)

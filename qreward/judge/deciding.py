@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -62,7 +62,7 @@ class DecidingModel:
         described = [[type(each).__name__, each.instructions, each.options, each.descriptions] for each in self._questions]
         self.identity = encoded([DECISION, self.cached_as, given, body, described])
         try:
-            self._sample = preparer(decide, model, given, self._headers, body)
+            self._blank = preparer(decide, model, given, self._headers, body)(DecisionInput(model, self._questions, 0.0))
         except BadRequest as error:
             raise ConfigError(str(error)) from None
 
@@ -77,8 +77,8 @@ class DecidingModel:
             return ""
         return next((each.name for each in self._criteria if each.question is inputs.questions[0]), "")
 
-    def prepare(self, sample: int, room: int = 1, cut_at: int = 0) -> Callable[[Any], WireRequest]:  # noqa: ARG002 - all samples are alike
-        return self._sample
+    def blank(self, sample: int, room: int = 1, cut_at: int = 0) -> WireRequest:  # noqa: ARG002 - all samples are alike
+        return self._blank
 
     def parse(self, answer: DecisionReply) -> DecidedReply:
         return DecidedReply(answer.table, fingerprint_of(answer.model, None, None))

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import islice
 from typing import Any
 
 from qreward.engine.background import report_error
 from qreward.engine.batch import as_ours
-from qreward.errors import ClientClosed, ConfigError, DeadlineExceeded, InvalidResponse, QRewardError
+from qreward.errors import BatchCancelled, ClientClosed, ConfigError, DeadlineExceeded, InvalidResponse, QRewardError
 from qreward.judge.aggregation import quorum_error
 from qreward.judge.cache import Cache
-from qreward.judge.loop import ItemBatch, ItemCalls
+from qreward.judge.loop import Invalid, ItemBatch, ItemCalls
 from qreward.judge.prompts import in_words, is_absent
 from qreward.judge.ranking import MOST_RESPONSES, IndexPair, Ranking, budget_of, fit, is_connected, next_pairs, scored
 from qreward.judge.requests import RequestBuilder, extra_of, fields_of
 from qreward.judge.types import Comparison, JudgeAnswer
 from qreward.records import added
 from qreward.results import Result, Usage
-from qreward.scheduler.task import BatchFeed
 
 GROUP_NAMES = ("prompt", "responses", "reference")
 Responses = tuple[Any, Sequence[Any]] | tuple[Any, Sequence[Any], Any] | Mapping[str, Any]
@@ -53,19 +50,29 @@ def unique_responses(fields: Mapping[str, Any]) -> tuple[list[Any], list[int]]:
 
 
 class ResponseGroup:
-    """Holds the comparisons of one group of responses. ``check`` raises the error of an invalid pair; every response is checked at once.
+    """Holds the comparisons of one group of responses. Each is an item of the batch that :meth:`start` receives. When the last pair of a
+    round has its outcome, the next round begins.
 
-    Attributes:
-        index, extra: index of the group in the batch, and the fields that are not judged.
-        born: when the group was read, in seconds of the engine's clock.
-        pending: number of pairs of the current round that have no result.
-        usage: the tokens that the group has used.
+    Args:
+        fields: the fields of the group, with ``responses``.
+        comparisons: number of pairs to compare, or None.
+        builder: makes the calls of a pair. Every response is checked at once; ``strict`` refuses fields that no template names.
+        cache: may have the votes on a pair; None without a cache.
+        extra: the fields that are not judged.
     """
 
-    def __init__(self, fields: Mapping[str, Any], comparisons: int | None, check: Callable[[Mapping[str, Any]], object]) -> None:
-        self.index, self.born, self.pending = 0, 0.0, 0
-        self.extra: Mapping[str, Any] | None = None
-        self.usage: Usage | None = None
+    def __init__(
+        self,
+        fields: Mapping[str, Any],
+        comparisons: int | None,
+        builder: RequestBuilder,
+        cache: Cache | None,
+        *,
+        strict: bool = False,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.index, self.builder, self._cache, self._extra = 0, builder, cache, extra
+        self._usage: Usage | None = None
         self._fields = {name: value for name, value in fields.items() if name != "responses"}
         self._responses, self._places = unique_responses(fields)
         self._size, self._budget = len(self._responses), budget_of(len(self._responses), comparisons)
@@ -73,32 +80,77 @@ class ResponseGroup:
         self._done: dict[IndexPair, Comparison] = {}
         self._errors: list[QRewardError] = []
         for first in range(0, self._size, 2):
-            check(self._pair((first, min(first + 1, self._size - 1))))
+            builder.item(self._pair((first, min(first + 1, self._size - 1))), strict=strict)
 
     def _pair(self, pair: IndexPair) -> dict[str, Any]:
         return {**self._fields, "first": self._responses[pair[0]], "second": self._responses[pair[1]]}
 
-    def next_round(self) -> list[tuple[IndexPair, dict[str, Any]]]:
-        """Return the next pairs to compare, with their fields; empty if the budget is spent, or if no comparison succeeded so far."""
-        left = self._budget - len(self._asked)
-        scores = {pair: comparison.score for pair, comparison in self._done.items()}
-        pairs = [] if left <= 0 or (self._errors and not scores) else next_pairs(self._size, left, self._asked, scores)
-        self._asked.update(pairs)
-        self.pending = len(pairs)
-        return [(pair, self._pair(pair)) for pair in pairs]
+    def start(self, batch: ItemBatch) -> None:
+        self._batch, self._clock = batch, batch.driver.engine.clock
+        self._born = self._clock()
+        self._next_round()
 
-    def record(self, pair: IndexPair, outcome: Comparison | QRewardError, usage: Usage | None) -> None:
-        self.pending -= 1
-        self.usage = added(self.usage, usage)
+    def _next_round(self) -> None:
+        """Compare the next pairs, or end the group: its budget is spent, no comparison succeeded so far, or the batch is stopping."""
+        batch, left = self._batch, self._budget - len(self._asked)
+        scores = {pair: comparison.score for pair, comparison in self._done.items()}
+        is_over = batch.is_stopping or left <= 0 or (self._errors and not scores)
+        pairs = [] if is_over else next_pairs(self._size, left, self._asked, scores)
+        self._asked.update(pairs)
+        self._pending = len(pairs)
+        if not pairs:
+            outcome = self.outcome()
+            answer, error = (JudgeAnswer(outcome), None) if isinstance(outcome, Ranking) else (None, outcome)
+            batch._settle(Result(self.index, answer, error, None, self._clock() - self._born, 0.0, (), self._extra))
+            return
+        items: dict[ItemCalls, IndexPair] = {}
+        for pair in pairs:
+            item = self.builder.read(self._pair(pair))
+            if isinstance(item, ItemCalls):
+                items[item] = pair
+            else:
+                self._record(pair, as_ours(item.error, f"pair {pair}", "judged"), None)
+        batch._live.update(dict.fromkeys(items))
+        if self._cache is None:
+            self._begin(items)
+        else:
+            lookup = batch.driver.loop.create_task(self._look_up(items, self._cache))
+            batch.lookups.add(lookup)
+            lookup.add_done_callback(batch.lookups.discard)
+            lookup.add_done_callback(report_error)
+
+    async def _look_up(self, items: Mapping[ItemCalls, IndexPair], cache: Cache) -> None:
+        await cache.fill(items)
+        self._begin(items)
+        self._batch._hand_out()
+
+    def _begin(self, items: Mapping[ItemCalls, IndexPair]) -> None:
+        for item, pair in items.items():
+            if not item.done:
+                item.begin(self._batch, partial(self._end_pair, pair), self._clock())
+
+    def _end_pair(self, pair: IndexPair, item: ItemCalls, decided: Any) -> None:
+        self._batch._live.pop(item, None)
+        if not isinstance(decided, QRewardError):
+            decided = item.result(decided, item.usage, cached=not item.sent)
+        self._record(pair, decided, item.usage)
+        self._batch._end_if_done()
+
+    def _record(self, pair: IndexPair, outcome: Comparison | QRewardError, usage: Usage | None) -> None:
+        self._pending -= 1
+        self._usage = added(self._usage, usage)
         if isinstance(outcome, QRewardError):
             self._errors.append(outcome)
         else:
             self._done[pair] = outcome
+        if not self._pending:
+            self._next_round()
+            self._batch._hand_out()
 
     def outcome(self) -> Ranking | QRewardError:
         """Return the ranking; an error if too many comparisons failed."""
         error = quorum_error([*[None] * len(self._done), *self._errors], "comparisons")
-        if self._errors and isinstance(self._errors[-1], ClientClosed | DeadlineExceeded):
+        if self._errors and isinstance(self._errors[-1], BatchCancelled | ClientClosed | DeadlineExceeded):
             error = self._errors[-1]
         if error is None and self._errors and not is_connected(self._size, self._done):
             reasons = "; ".join(dict.fromkeys(f"{type(error).__name__}: {error}" for error in self._errors))
@@ -108,113 +160,20 @@ class ResponseGroup:
             )
             error.__cause__ = self._errors[0]
         if error is not None:
-            error.usage = self.usage
+            error.usage = self._usage
             return error
         fitted = fit(self._size, {pair: comparison.score for pair, comparison in self._done.items()})
         scores, errors = scored(fitted, self._places) if self._places else ((), ())
         shown = [self._places.index(place) for place in range(self._size)]  # of identical responses, the first is shown
         comparisons = {(shown[first], shown[second]): comparison for (first, second), comparison in self._done.items()}
         cached = bool(comparisons) and all(comparison.cached for comparison in comparisons.values())
-        return Ranking(scores, errors, comparisons, len(self._errors), self.usage, cached)
+        return Ranking(scores, errors, comparisons, len(self._errors), self._usage, cached)
 
 
-class PairCalls(ItemCalls):
-    __slots__ = ("group", "pair")
-
-    def __init__(self, item: ItemCalls, group: ResponseGroup, pair: IndexPair, caller: GroupBatch) -> None:
-        super().__init__(item.calls, item.decide)
-        self.group, self.pair, self.caller = group, pair, caller
-
-
-class GroupBatch(ItemBatch):
-    """Ranks many groups. When the last pair of a round has its result, the next round begins. See :class:`ItemBatch` for other arguments.
-
-    Args:
-        prepare: makes a group, or the exception that was raised, and the fields of the group that are not judged.
-        builder: makes the calls of a pair.
-        cache: may have the votes on a pair; None without a cache.
-    """
-
-    _unit = "groups"
-
-    def __init__(self, *args: Any, builder: RequestBuilder, cache: Cache | None, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._builder, self._cache, self._is_dropping = builder, cache, False
-        self._calls = dict.fromkeys(self._calls)  # the number of calls for a group is not known
-        self._lookups: set[asyncio.Task[None]] = set()
-
-    def _put(self, feed: BatchFeed, index: int, payload: tuple[ResponseGroup | Exception, Mapping[str, Any] | None]) -> None:  # type: ignore[override]  # noqa: ARG002
-        group, extra = payload
-        if isinstance(group, Exception):
-            self._settle(Result(index, None, as_ours(group, f"group {index}", "ranked"), None, 0.0, 0.0, extra=extra))
-            return
-        group.index, group.extra, group.born = index, extra, self.driver.engine.clock()
-        self._advance(group)
-
-    def _advance(self, group: ResponseGroup) -> None:
-        """Begin the next round of a group, or end the group if there is no further round."""
-        pairs = [] if self._ending or self._is_dropping else group.next_round()
-        items = [PairCalls(self._builder.read(fields), group, pair, self) for pair, fields in pairs]
-        self._live.update(dict.fromkeys(items))
-        if not items:
-            self._end_group(group)
-        elif self._cache is None:
-            self._begin(items)
-        else:
-            lookup = self.driver.loop.create_task(self._look_up(items, self._cache))
-            self._lookups.add(lookup)
-            lookup.add_done_callback(self._lookups.discard)
-            lookup.add_done_callback(report_error)
-
-    async def _look_up(self, items: Sequence[PairCalls], cache: Cache) -> None:
-        votes = iter(await cache.votes([call for item in items if not isinstance(item.calls, Exception) for call in item.calls]))
-        for item in items:
-            item.outcomes = list(islice(votes, len(item.outcomes)))
-        self._begin(items)
-        self._hand_out()
-        self._end_if_done()
-
-    def _begin(self, items: Sequence[PairCalls]) -> None:
-        now = self.driver.engine.clock()
-        for item in items:
-            if isinstance(item.calls, Exception):
-                item.end(as_ours(item.calls, f"pair {item.pair}", "judged"))
-            elif not item.done:
-                item.begin(self, now)
-
-    def end(self, item: ItemCalls, outcome: Any) -> None:
-        assert isinstance(item, PairCalls)
-        self._live.pop(item, None)
-        group = item.group
-        if not isinstance(outcome, QRewardError):
-            outcome = self._builder.result(outcome, item.usage, cached=not item.sent)
-        group.record(item.pair, outcome, item.usage)
-        if not group.pending:
-            self._advance(group)
-            self._hand_out()
-        self._end_if_done()
-
-    def _end_group(self, group: ResponseGroup) -> None:
-        outcome = group.outcome()
-        error = outcome if isinstance(outcome, QRewardError) else None
-        answer = JudgeAnswer(outcome) if isinstance(outcome, Ranking) else None
-        self._settle(Result(group.index, answer, error, None, self.driver.engine.clock() - group.born, 0.0, (), group.extra))
-
-    def _give_up(self, make_error: Callable[[], QRewardError] | None = None) -> None:
-        for lookup in self._lookups:
-            lookup.cancel()
-        super()._give_up(make_error)
-
-    def _drop_unstarted(self) -> None:
-        self._is_dropping = True
-        super()._drop_unstarted()
-
-
-def read_group(item: Any, comparisons: int | None, builder: RequestBuilder) -> tuple[ResponseGroup | Exception, Mapping[str, Any] | None]:
-    """Return the group of an item, or the exception of an invalid item; and the fields of the item that are not judged."""
+def read_group(builder: RequestBuilder, item: Any, comparisons: int | None, cache: Cache | None) -> ResponseGroup | Invalid:
     extra = None
     try:
         extra = extra_of(item, GROUP_NAMES)
-        return ResponseGroup(fields_of(item, GROUP_NAMES), comparisons, partial(builder.requests, extra=True)), extra
+        return ResponseGroup(fields_of(item, GROUP_NAMES), comparisons, builder, cache, extra=extra)
     except Exception as error:
-        return error, extra
+        return Invalid(error, extra)

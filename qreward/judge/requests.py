@@ -8,7 +8,7 @@ from copy import copy
 from functools import partial
 from hashlib import blake2b
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 from qreward.codecs.chat import CHAT
 from qreward.codecs.decisions.operation import Decide as DecisionCodec
@@ -21,7 +21,7 @@ from qreward.judge.calls import JudgeCall, JudgeModel
 from qreward.judge.codec import encoded
 from qreward.judge.config import JudgeConfig
 from qreward.judge.deciding import WRITING_ONLY, DecidingModel, SingleQuestion, preference_question, question_of
-from qreward.judge.loop import ItemCalls
+from qreward.judge.loop import Invalid, ItemCalls
 from qreward.judge.parsing import PreferenceVerdict
 from qreward.judge.prompts import Messages, Prompt
 from qreward.judge.rubric import Criterion, Rubric, rubric_of_item
@@ -60,7 +60,7 @@ def extra_of(item: object, names: Sequence[str] = POINT_NAMES) -> Mapping[str, A
 
 
 class ItemPrompt:
-    """Makes the messages for an item from the prompt of a judge, and adds questions to the messages."""
+    """Makes the messages for an item from the prompt of a judge."""
 
     def __init__(self, prompt: object, config: JudgeConfig, *, pairs: bool, apart: bool, shows: bool = False) -> None:
         self.pairs, self.names = pairs, PAIR_NAMES if pairs else POINT_NAMES
@@ -72,28 +72,21 @@ class ItemPrompt:
             what="pair_prompt" if pairs else "prompt",
         )
         self.has_place = ANSWER_FORM in self._prompt.names
-        self._appends = not self.has_place and (apart or prompt is None or not (shows or config.response_format == "none"))
-        self.tells = self.has_place or self._appends  # how to answer, in the words of the judge
+        self.appends = not self.has_place and (apart or prompt is None or not (shows or config.response_format == "none"))
+        self.tells = self.has_place or self.appends  # how to answer, in the words of the judge
 
     def messages(self, fields: Mapping[str, Any], *, extra: bool, question: str = "") -> Messages:
         """Return the messages for one item. ``question`` replaces ``{answer_form}``. Raises ``ConfigError`` and ``BadRequest``."""
         given = {**fields, ANSWER_FORM: question} if self.has_place else fields
         return CHAT.validate(self._prompt.messages(given, extra=extra))  # type: ignore[no-any-return]
 
-    def asking(self, messages: Messages, question: str) -> Messages:
-        """Return the messages with the question at the end. A template with ``{answer_form}`` contains the question already."""
-        return noted(messages, question) if question and self._appends else messages
 
-
-class ModelQuestions(NamedTuple):
-    """Holds the prompt and the questions for one model. Each question is one request."""
-
-    prompt: ItemPrompt
-    questions: Sequence[JudgeModel]
+ModelQuestions = tuple[ItemPrompt, Sequence[JudgeModel]]
+"""The prompt and the questions for one model. Each question is one request."""
 
 
 class RequestBuilder:
-    """Builds the requests of one judge, for single responses or for pairs. ``by_item`` returns the builder for the rubric of an item."""
+    """Builds the calls of one judge, for single responses or for pairs. ``by_item`` returns the builder for the rubric of an item."""
 
     def __init__(
         self,
@@ -104,49 +97,43 @@ class RequestBuilder:
         by_item: Callable[[Mapping[str, Any]], RequestBuilder] | None = None,
     ) -> None:
         self._by_item = by_item
-        self._models, self._samples, self.decide, self._calibrate = models, samples, decide, calibrate
-        self._names, self._pairs = models[0].prompt.names, models[0].prompt.pairs
+        self._models, self._samples, self._decide, self._calibrate = models, samples, decide, calibrate
+        self._names, self._pairs = models[0][0].names, models[0][0].pairs
         each = samples * (2 if self._pairs else 1)
         self.per_model = {questions[0].model: None if by_item else len(questions) * each for _, questions in models}
         self._grouped = any(len(questions) > 1 for _, questions in models)
 
-    def read(self, item: object) -> ItemCalls:
-        """Make the calls for an item of a batch. If this raises, the item has the exception in place of the calls."""
+    def read(self, item: object) -> ItemCalls | Invalid:
+        """Make the calls for an item of a batch."""
         extra = None
         try:
             extra = extra_of(item, self._names)
             return self.item(fields_of(item, self._names), extra, strict=False)
         except Exception as error:
-            return ItemCalls(error, self.decide, extra)
+            return Invalid(error, extra)
 
     def item(self, fields: Mapping[str, Any], extra: Mapping[str, Any] | None = None, *, strict: bool = True) -> ItemCalls:
         """Make the calls for the fields of an item. ``strict`` refuses fields that no template names."""
-        builder = self if self._by_item is None else self._by_item(fields)
-        return ItemCalls(builder.requests(fields, extra=not strict), builder.decide, extra)
-
-    def requests(self, fields: Mapping[str, Any], *, extra: bool = False) -> list[JudgeCall]:
-        """Make the calls for an item. ``extra`` allows fields that no template names."""
         if self._by_item is not None:
-            return self._by_item(fields).requests(fields, extra=extra)
+            return self._by_item(fields).item(fields, extra, strict=strict)
         group = tuple(map(_digest, (fields.get("prompt"), fields))) if self._grouped else None
         orders = [fields, {**fields, "first": fields["second"], "second": fields["first"]}] if self._pairs else [fields]
-        found: list[JudgeCall] = []
+        calls: list[JudgeCall] = []
         for prompt, questions in self._models:
             asked: dict[tuple[str, int], tuple[Messages, bytes]] = {}  # messages that several requests share are made once
-            bases = None if prompt.has_place else [prompt.messages(each, extra=extra) for each in orders]
+            bases = None if prompt.has_place else [prompt.messages(each, extra=not strict) for each in orders]
             for sample, judge_model, order in product(range(self._samples), questions, range(len(orders))):
                 question = judge_model.question
                 if (question, order) not in asked:
-                    base = prompt.messages(orders[order], extra=extra, question=question) if bases is None else bases[order]
-                    messages = prompt.asking(base, question)
+                    base = prompt.messages(orders[order], extra=not strict, question=question) if bases is None else bases[order]
+                    messages = noted(base, question) if question and prompt.appends else base
                     asked[question, order] = messages, _digest(messages)
                 messages, digest = asked[question, order]
                 key = blake2b(judge_model.identity + sample.to_bytes(4, "big") + digest, digest_size=16).digest()
-                inputs = judge_model.input_of(messages)
-                found.append(JudgeCall(judge_model, inputs, key, sample, order > 0, judge_model.format, judge_model.reasks, group))
-        return found
+                calls.append(JudgeCall(judge_model, judge_model.input_of(messages), key, sample, order > 0, judge_model.reasks, group))
+        return ItemCalls(calls, self._decide, self._result, extra)
 
-    def result(self, decided: Aggregate, usage: Usage | None, *, cached: bool) -> Verdict | Comparison:
+    def _result(self, decided: Aggregate, usage: Usage | None, *, cached: bool) -> Verdict | Comparison:
         score, votes, confidence = decided
         if not self._pairs:
             calibrated = score if self._calibrate is None else self._calibrate(score)
@@ -276,12 +263,12 @@ class Builders:
             parser = VerdictParser(PreferenceVerdict, form=self._given["pair_answer"])
             prompt = self._prompt(True, apart=False)
             question = WritingModel(model, parser, config, form, config.rubric, told=prompt.tells)
-            return ModelQuestions(prompt, (question,))
+            return prompt, (question,)
         if config.rubric is None:
             prompt = self._prompt(False, apart=False)
-            return ModelQuestions(prompt, (WritingModel(model, self._parser, config, form, told=prompt.tells),))
+            return prompt, (WritingModel(model, self._parser, config, form, told=prompt.tells),)
         questions = tuple(WritingModel(model, parser_of(each), config, form, each) for each in config.rubric.criteria)
-        return ModelQuestions(self._prompt(False, apart=True), questions)
+        return self._prompt(False, apart=True), questions
 
     def _deciding(self, model: str, most: int, pairs: bool) -> ModelQuestions:
         """Return the questions for decisions. The criteria of a rubric are divided evenly into as few requests as the servers allow."""
@@ -294,7 +281,7 @@ class Builders:
         else:
             subjects = [*evenly(config.rubric.criteria, most)]
         questions = [DecidingModel(model, each, config, self._decide) for each in subjects]
-        return ModelQuestions(self._prompt(pairs, apart=True), questions)
+        return self._prompt(pairs, apart=True), questions
 
 
 def _digest(value: object) -> bytes:

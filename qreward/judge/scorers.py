@@ -3,7 +3,7 @@ verdicts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Iterable, Sequence
 from math import isfinite
 from typing import Any
 
@@ -22,6 +22,23 @@ def unblocked(given: Any, what: str, needed: Sequence[str] = ("score", "batch_sc
     if missing:
         raise ConfigError(f"{what} must be a scorer, such as a Judge; {given!r} has no method {missing[0]!r}")
     return scorer  # type: ignore[no-any-return]
+
+
+async def one_by_one(items: Iterable[Any] | AsyncIterable[Any]) -> AsyncGenerator[Any, None]:
+    """Read an input of either kind, and close it at the end."""
+    iterator: Any = aiter(items) if isinstance(items, AsyncIterable) else iter(items)
+    try:
+        if isinstance(items, AsyncIterable):
+            async for item in iterator:
+                yield item
+        else:
+            for item in iterator:
+                yield item
+    finally:
+        if (aclose := getattr(iterator, "aclose", None)) is not None:
+            await aclose()
+        elif (close := getattr(iterator, "close", None)) is not None:
+            close()
 
 
 def models_of(scorer: Any) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from string import ascii_uppercase
 from typing import Any, Literal
@@ -86,9 +86,9 @@ class WritingModel:
         self._thinking = _budget_in(merged)
         seed = self._params.get("seed")
         self._seed = seed if isinstance(seed, int) else None
-        self._prepare: dict[tuple[str, int, int, int], Callable[[Any], WireRequest]] = {}
+        self._blanks: dict[tuple[str, int, int, int], WireRequest] = {}
         try:
-            self.prepare(0)
+            self.blank(0)
         except BadRequest as error:
             raise ConfigError(str(error)) from None
 
@@ -104,18 +104,19 @@ class WritingModel:
         """Return the name of the criterion that a request asks about; ``""`` for several or none."""
         return "" if self._criterion is None else self._criterion.name
 
-    def prepare(self, sample: int, room: int = 1, cut_at: int = 0) -> Callable[[Any], WireRequest]:
-        """Return the function that makes a request from its messages. A ``seed`` is increased by one for each sample. ``room`` is the
-        factor by which a limit of tokens is raised: the user's limit, or ``cut_at`` if the user set none."""
+    def blank(self, sample: int, room: int = 1, cut_at: int = 0) -> WireRequest:
+        """Return a request without messages. A ``seed`` is increased by one for each sample. ``room`` is the factor by which a limit of
+        tokens is raised: the user's limit, or ``cut_at`` if the user set none."""
         key = self.format, sample if self._seed is not None else 0, room, cut_at if room > 1 else 0
-        if key not in self._prepare:
+        if key not in self._blanks:
             form = {"response_format": self._formats[self.format]} if self.format in self._formats else {}
             seed = {} if self._seed is None else {"seed": self._seed + sample}
             body, room_for = self._body, {} if room == 1 else self._limits_for(room, cut_at)
             if isinstance(body, Mapping):
                 body = {name: value for name, value in body.items() if name not in room_for}
-            self._prepare[key] = preparer(JUDGE, self.model, {**form, **self._params, **seed, **room_for}, self._headers, body)
-        return self._prepare[key]
+            make = preparer(JUDGE, self.model, {**form, **self._params, **seed, **room_for}, self._headers, body)
+            self._blanks[key] = make([{"role": "user", "content": ""}])
+        return self._blanks[key]
 
     def _limits_for(self, room: int, cut_at: int) -> dict[str, int]:
         """Return the limits of tokens. If they are raised, an answer fits after all the thinking that is allowed."""

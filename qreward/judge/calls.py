@@ -35,7 +35,8 @@ class Again(NamedTuple):
 
 
 class JudgeCall(NamedTuple):
-    """Holds one request about an item to one judge model."""
+    """Holds one request about an item to one judge model. ``room`` is the factor by which its limit of tokens is raised. Of a request that
+    was divided, ``rest`` has the inputs that are still to be sent, and ``parts`` the answers to the others."""
 
     judge_model: JudgeModel
     inputs: Any
@@ -92,20 +93,21 @@ def _failed(call: JudgeCall, error: QRewardError, form: str) -> Done | Again:
 
 def _unread(call: JudgeCall, reply: Reply, reason: str, answer: Any, form: str) -> Done | Again:
     model, usage, is_cut = call.judge_model, answer.usage, reply.ending == LENGTH
-    record = f"{reason}{'' if usage is None or usage.total_tokens is None else f' ({usage.total_tokens} tokens)'}"
-    had = usage.completion_tokens if is_cut and usage is not None else None
-    cut_at = call.cut_at or (1 << (had - 1).bit_length() if had else 0)  # a power of two, so that there are few different requests
-    grows = is_cut and call.grows and isinstance(model, WritingModel) and model.has_more_room(call.room, cut_at)
+    record = reason if usage is None or usage.total_tokens is None else f"{reason} ({usage.total_tokens} tokens)"
     times = "" if call.answers == 1 else f" in {call.answers} answers"
     error = _about(call, InvalidResponse(model.without_verdict(reply, reason, times), model=model.model))
-    if isinstance(model, WritingModel) and model.fall_back(form, error, reply):
+    if isinstance(model, DecidingModel):
+        return Done(error, reply, record)
+    if model.fall_back(form, error, reply):
         return Again(call, error, reply, record)
-    if call.reasks <= 0 or isinstance(model, DecidingModel) or (is_cut and call.cut and not grows):
+    had = usage.completion_tokens if is_cut and usage is not None else None
+    cut_at = call.cut_at or (1 << (had - 1).bit_length() if had else 0)  # a power of two, so that there are few different requests
+    grows = is_cut and call.grows and model.has_more_room(call.room, cut_at)
+    if call.reasks <= 0 or (is_cut and call.cut and not grows):
         return Done(error, reply, record)
     inputs, room = model.repeated(call.inputs, reply, reason), call.room * (2 if grows else 1)
-    return Again(
-        call._replace(inputs=inputs, reasks=call.reasks - 1, room=room, cut=call.cut or is_cut, cut_at=cut_at), error, reply, record
-    )
+    again = call._replace(inputs=inputs, reasks=call.reasks - 1, room=room, cut=call.cut or is_cut, cut_at=cut_at)
+    return Again(again, error, reply, record)
 
 
 def _about(call: JudgeCall, error: QRewardError) -> QRewardError:

@@ -22,8 +22,7 @@ IndexPair = tuple[int, int]
 Matrix = list[list[float]]
 
 MOST_RESPONSES = 64
-"""Maximum number of different responses in a group. With 64 responses, the fit blocks the event loop for about 30 ms. This time grows with
-the cube of the number of responses."""
+"""Maximum number of different responses in a group. With 64, the fit blocks the event loop for about 30 ms, which grows with the cube."""
 PRIOR_DEVIATION = 2.0
 """Standard deviation of the prior of a strength. Without a prior, the strength of a response that wins all comparisons would be infinite.
 This prior is weak: such a response scores 0.83 in a group of 4, and 0.97 in a group of 16."""
@@ -31,12 +30,11 @@ _STEPS = 50
 _LONGEST_STEP = 1.0
 _CLOSE_ENOUGH = 1e-6
 _DIGITS = 6
-"""Number of decimal places to which scores are rounded. Without rounding, responses of equal strength would differ in the last bits and get
-different advantages."""
+"""Decimal places of scores. Without rounding, responses of equal strength would differ in the last bits and get different advantages."""
 
 
 class Fit(NamedTuple):
-    """Holds the strengths of responses, and the covariance of the errors of these strengths. The mean of the strengths is 0."""
+    """The strengths of responses, whose mean is 0, and the covariance of their errors."""
 
     strengths: list[float]
     covariance: Matrix
@@ -86,7 +84,12 @@ def _inverse(matrix: Matrix) -> Matrix:
             made.append((row[column] - sum(map(mul, made, other))) / other[column])
         made.append(sqrt(row[index] - sum(map(mul, made, made))))
         lower.append(made)
-    columns = [_solved(lower, column) for column in range(size)]  # columns of the inverse of ``lower``, from the diagonal down
+    columns = []  # of the inverse of ``lower``, from the diagonal down
+    for column in range(size):
+        found = [1 / lower[column][column]]
+        for row in lower[column + 1 :]:
+            found.append(-sum(map(mul, row[column : column + len(found)], found)) / row[column + len(found)])
+        columns.append(found)
     inverse = [[0.0] * size for _ in range(size)]
     for row_index in range(size):
         for column in range(row_index, size):
@@ -95,23 +98,15 @@ def _inverse(matrix: Matrix) -> Matrix:
     return inverse
 
 
-def _solved(lower: Matrix, column: int) -> list[float]:
-    found = [1 / lower[column][column]]
-    for row in lower[column + 1 :]:
-        found.append(-sum(map(mul, row[column : column + len(found)], found)) / row[column + len(found)])
-    return found
-
-
 def pairs_of(size: int) -> int:
     return size * (size - 1) // 2
 
 
 def budget_of(size: int, comparisons: int | None) -> int:
-    """Return the number of pairs to compare: what the caller wants; or ``size * log2(size)``, about the number that a sort needs; or
-    all."""
+    """Return the number of pairs to compare: what the caller wants, or about the number that a sort needs, or all."""
     if comparisons is None:
         return min(pairs_of(size), ceil(size * log2(size))) if size > 1 else 0
-    if isinstance(comparisons, bool) or not isinstance(comparisons, int):
+    if type(comparisons) is not int:
         raise ConfigError(f"comparisons must be a whole number of pairs, or None for about n log2 n, not {comparisons!r}")
     if comparisons < size - 1:
         raise ConfigError(

@@ -37,8 +37,8 @@ PAIR_NAMES = ("prompt", "first", "second", "reference")
 
 
 def fields_of(item: object, names: Sequence[str] = POINT_NAMES) -> Mapping[str, Any]:
-    """Return an item as a mapping of fields. A tuple holds the values of ``names`` in this order; the last value may be left out. Raises
-    ``ConfigError`` for any other item."""
+    """Return an item as a mapping of fields. A tuple holds the values of ``names``; the last value may be left out. Raises
+    ``ConfigError``."""
     if isinstance(item, Mapping):
         for name in names[:-1]:
             if name not in item:
@@ -60,10 +60,11 @@ def extra_of(item: object, names: Sequence[str] = POINT_NAMES) -> Mapping[str, A
 
 
 class ItemPrompt:
-    """Makes the messages for an item from the prompt of a judge."""
+    """Makes the messages for an item from the prompt of a judge. With ``apart``, each request has a question of its own at the end."""
 
-    def __init__(self, prompt: object, config: JudgeConfig, *, pairs: bool, apart: bool, shows: bool = False) -> None:
+    def __init__(self, prompt: object, config: JudgeConfig, *, pairs: bool, apart: bool) -> None:
         self.pairs, self.names = pairs, PAIR_NAMES if pairs else POINT_NAMES
+        shows = config.rubric is None and shown_in(prompt, pairs=pairs) is not None
         self._prompt = Prompt(
             partial(prompts.built_in, pairs=pairs, asks=not apart) if prompt is None else prompt,
             config.system,
@@ -76,7 +77,7 @@ class ItemPrompt:
         self.tells = self.has_place or self.appends  # how to answer, in the words of the judge
 
     def messages(self, fields: Mapping[str, Any], *, extra: bool, question: str = "") -> Messages:
-        """Return the messages for one item. ``question`` replaces ``{answer_form}``. Raises ``ConfigError`` and ``BadRequest``."""
+        """Return the messages for one item, in which ``question`` replaces ``{answer_form}``."""
         given = {**fields, ANSWER_FORM: question} if self.has_place else fields
         return CHAT.validate(self._prompt.messages(given, extra=extra))  # type: ignore[no-any-return]
 
@@ -86,7 +87,7 @@ ModelQuestions = tuple[ItemPrompt, Sequence[JudgeModel]]
 
 
 class RequestBuilder:
-    """Builds the calls of one judge, for single responses or for pairs. ``by_item`` returns the builder for the rubric of an item."""
+    """Makes the calls for items: single responses or pairs. ``by_item`` returns the builder for the rubric of an item."""
 
     def __init__(
         self,
@@ -104,7 +105,6 @@ class RequestBuilder:
         self._grouped = any(len(questions) > 1 for _, questions in models)
 
     def read(self, item: object) -> ItemCalls | Invalid:
-        """Make the calls for an item of a batch."""
         extra = None
         try:
             extra = extra_of(item, self._names)
@@ -113,7 +113,7 @@ class RequestBuilder:
             return Invalid(error, extra)
 
     def item(self, fields: Mapping[str, Any], extra: Mapping[str, Any] | None = None, *, strict: bool = True) -> ItemCalls:
-        """Make the calls for the fields of an item. ``strict`` refuses fields that no template names."""
+        """Make the calls for an item. ``strict`` refuses fields that no template names."""
         if self._by_item is not None:
             return self._by_item(fields).item(fields, extra, strict=strict)
         group = tuple(map(_digest, (fields.get("prompt"), fields))) if self._grouped else None
@@ -142,8 +142,8 @@ class RequestBuilder:
         return Comparison(preference, score, votes, usage, cached, confidence)
 
 
-MOST_RUBRICS = 512
-"""Number of rubrics of items whose requests are kept. The requests for a rubric that returns later are prepared again."""
+MOST_RUBRICS = 1024
+"""Number of rubrics of items, in all their spellings, whose requests are kept."""
 _ANY = Rubric([Criterion("any", "It meets the criterion.")])  # the settings of a judge whose items have rubrics are checked with it
 
 Limits = tuple[int, ...]
@@ -151,7 +151,7 @@ Limits = tuple[int, ...]
 
 
 class Builders:
-    """Makes the request builders of one judge, and keeps them. A builder is made on first use."""
+    """Makes the request builders of one judge on first use, and keeps them."""
 
     def __init__(
         self,
@@ -165,8 +165,7 @@ class Builders:
         if self._column is not None and self._usual is None:
             config = config.model_copy(update={"rubric": _ANY})
         self._config, self._given, self._parser, self._decide, self._calibrate = config, given, parser, decide, calibrate
-        self._of_value: dict[Any, Builders] = {}
-        self._of_rubric: dict[Any, Builders] = {}
+        self._of_rubric: dict[str | bytes, Builders] = {}  # a rubric as an item has it, or as settings -> its builders
         self._formats = {model: AnswerFormat(config) for model in config.model}
         self._prompts: dict[tuple[bool, bool], ItemPrompt] = {}
         self._made: dict[tuple[bool, Limits], RequestBuilder] = {}
@@ -209,7 +208,7 @@ class Builders:
         return RequestBuilder(models, self._config.samples, self._decide_by(models, pairs), self._calibrate, by_item)
 
     def _of_item(self, limits: Limits, pairs: bool, fields: Mapping[str, Any]) -> RequestBuilder:
-        """Return the builder for the rubric of an item. Equal rubrics have one builder."""
+        """Return the builder for the rubric of an item."""
         value: Any = fields.get(str(self._column))
         if self._usual is not None and prompts.is_absent("reference", value):  # which holds for a blank text too
             value = self._usual
@@ -220,25 +219,21 @@ class Builders:
             value = value.tolist()
         key = value if isinstance(value, str) else encoded(value.settings() if isinstance(value, Rubric) else value)
         with self._lock:
-            found = self._of_value.get(key)
+            found = self._of_rubric.get(key)
         if found is None:
             try:
                 rubric = rubric_of_item(value)
             except BadRequest as error:
                 raise BadRequest(f"the rubric in {self._column!r} is wrong: {error}") from None
             with self._lock:
-                same = encoded(rubric.settings())
-                found = self._of_value[key] = self._of_rubric[same] = self._of_rubric.get(same) or self._with(rubric)
-                for known in (self._of_value, self._of_rubric):
-                    if len(known) > MOST_RUBRICS:
-                        del known[next(iter(known))]
+                found = self._of_rubric.get(same := encoded(rubric.settings()))
+                if found is None:  # they share the prompts and what is known of the models
+                    found = copy(self)
+                    found._config, found._column, found._made = self._config.model_copy(update={"rubric": rubric}), None, {}
+                self._of_rubric[key] = self._of_rubric[same] = found
+                while len(self._of_rubric) > MOST_RUBRICS:
+                    del self._of_rubric[next(iter(self._of_rubric))]
         return found.get(limits, pairs=pairs)
-
-    def _with(self, rubric: Rubric) -> Builders:
-        """Return builders with this rubric, which share the prompts and what is known of the models."""
-        other = copy(self)
-        other._config, other._column, other._made = self._config.model_copy(update={"rubric": rubric}), None, {}
-        return other
 
     def _decide_by(self, models: Sequence[ModelQuestions], pairs: bool) -> Decide:
         config = self._config
@@ -253,35 +248,26 @@ class Builders:
     def _prompt(self, pairs: bool, *, apart: bool) -> ItemPrompt:
         if (pairs, apart) not in self._prompts:
             prompt = self._given["pair_prompt" if pairs else "prompt"]
-            shows = self._config.rubric is None and shown_in(prompt, pairs=pairs) is not None
-            self._prompts[pairs, apart] = ItemPrompt(prompt, self._config, pairs=pairs, apart=apart, shows=shows)
+            self._prompts[pairs, apart] = ItemPrompt(prompt, self._config, pairs=pairs, apart=apart)
         return self._prompts[pairs, apart]
 
     def _writing(self, model: str, pairs: bool) -> ModelQuestions:
         config, form = self._config, self._formats[model]
-        if pairs:
-            parser = VerdictParser(PreferenceVerdict, form=self._given["pair_answer"])
-            prompt = self._prompt(True, apart=False)
-            question = WritingModel(model, parser, config, form, config.rubric, told=prompt.tells)
-            return prompt, (question,)
-        if config.rubric is None:
-            prompt = self._prompt(False, apart=False)
-            return prompt, (WritingModel(model, self._parser, config, form, told=prompt.tells),)
-        questions = tuple(WritingModel(model, parser_of(each), config, form, each) for each in config.rubric.criteria)
-        return self._prompt(False, apart=True), questions
+        if config.rubric is not None and not pairs:
+            questions = [WritingModel(model, parser_of(each), config, form, each) for each in config.rubric.criteria]
+            return self._prompt(False, apart=True), questions
+        prompt = self._prompt(pairs, apart=False)
+        parser = VerdictParser(PreferenceVerdict, form=self._given["pair_answer"]) if pairs else self._parser
+        return prompt, [WritingModel(model, parser, config, form, config.rubric, told=prompt.tells)]
 
     def _deciding(self, model: str, most: int, pairs: bool) -> ModelQuestions:
         """Return the questions for decisions. The criteria of a rubric are divided evenly into as few requests as the servers allow."""
         config = self._config
-        subjects: list[SingleQuestion | Sequence[Criterion]]
         if pairs:
             subjects = [preference_question(built_in=self._given["pair_prompt"] is None, rubric=config.rubric)]
-        elif config.rubric is None:
-            subjects = [self._point] if self._point is not None else []
         else:
-            subjects = [*evenly(config.rubric.criteria, most)]
-        questions = [DecidingModel(model, each, config, self._decide) for each in subjects]
-        return self._prompt(pairs, apart=True), questions
+            subjects = [self._point] if config.rubric is None else evenly(config.rubric.criteria, most)
+        return self._prompt(pairs, apart=True), [DecidingModel(model, each, config, self._decide) for each in subjects]
 
 
 def _digest(value: object) -> bytes:

@@ -134,6 +134,8 @@ def _whole(parts: Sequence[SampleOutcome], rubric: Rubric, bounds: tuple[float, 
         return None
     each = [vote.criteria or {} for vote in votes]
     criteria = each[0] if len(each) == 1 else CriterionResults(item for part in each for item in part.items())  # in the order of the rubric
+    values: Sequence[float]
+    known: Sequence[float]
     if isinstance(criteria, DecidedCriteria):
         values, known = criteria.scores(), criteria.table.confidences
     else:

@@ -263,6 +263,7 @@ class Builders:
     def _deciding(self, model: str, most: int, pairs: bool) -> ModelQuestions:
         """Return the questions for decisions. The criteria of a rubric are divided evenly into as few requests as the servers allow."""
         config = self._config
+        subjects: Sequence[Any]
         if pairs:
             subjects = [preference_question(built_in=self._given["pair_prompt"] is None, rubric=config.rubric)]
         else:

@@ -1,5 +1,4 @@
-"""Functions for a scorer that was passed as an argument: its asynchronous form, its description in a journal, and a check of its
-verdicts."""
+"""Functions for a scorer that was passed as an argument, its input and its verdicts."""
 
 from __future__ import annotations
 
@@ -48,7 +47,7 @@ def models_of(scorer: Any) -> tuple[str, ...]:
 
 
 def check_finite(verdict: Verdict) -> None:
-    """Raise ``InvalidResponse`` if the score or an attribute of a verdict is not a finite number. A scorer of the user may return one."""
+    """Raise ``InvalidResponse`` if the score or an attribute of a verdict, perhaps of a scorer of the user, is not a finite number."""
     for name, number in {"score": verdict.score, **(verdict.attributes or {})}.items():
         try:
             is_finite = isfinite(number)

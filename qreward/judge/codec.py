@@ -108,7 +108,8 @@ def fingerprint_of(model: object, system_fingerprint: object, metadata: object) 
     """Return one text for the fields with which a server identifies the weights that wrote an answer: ``model``, ``system_fingerprint``
     (OpenAI) and ``metadata.weight_version`` (SGLang)."""
     version = metadata.get("weight_version") if isinstance(metadata, dict) else None
-    return repr(tuple([each if type(each) is str else None for each in (model, system_fingerprint, version)]))
+    model, system_fingerprint = model if type(model) is str else None, system_fingerprint if type(system_fingerprint) is str else None
+    return repr((model, system_fingerprint, version if type(version) is str else None))
 
 
 def parse_reply(answer: ChatAnswer) -> ModelReply:

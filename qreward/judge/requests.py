@@ -116,7 +116,9 @@ class RequestBuilder:
         """Make the calls for an item. ``strict`` refuses fields that no template names."""
         if self._by_item is not None:
             return self._by_item(fields).item(fields, extra, strict=strict)
-        group = tuple(map(_digest, (fields.get("prompt"), fields))) if self._grouped else None
+        group = None
+        if self._grouped:
+            group = tuple(blake2b(encoded(each), digest_size=16).digest() for each in (fields.get("prompt"), fields))
         orders = [fields, {**fields, "first": fields["second"], "second": fields["first"]}] if self._pairs else [fields]
         calls: list[JudgeCall] = []
         for prompt, questions in self._models:
@@ -127,7 +129,7 @@ class RequestBuilder:
                 if (question, order) not in asked:
                     base = prompt.messages(orders[order], extra=not strict, question=question) if bases is None else bases[order]
                     messages = noted(base, question) if question and prompt.appends else base
-                    asked[question, order] = messages, _digest(messages)
+                    asked[question, order] = messages, blake2b(encoded(messages), digest_size=16).digest()
                 messages, digest = asked[question, order]
                 key = blake2b(judge_model.identity + sample.to_bytes(4, "big") + digest, digest_size=16).digest()
                 calls.append(JudgeCall(judge_model, judge_model.input_of(messages), key, sample, order > 0, judge_model.reasks, group))
@@ -269,7 +271,3 @@ class Builders:
         else:
             subjects = [self._point] if config.rubric is None else evenly(config.rubric.criteria, most)
         return self._prompt(pairs, apart=True), [DecidingModel(model, each, config, self._decide) for each in subjects]
-
-
-def _digest(value: object) -> bytes:
-    return blake2b(encoded(value), digest_size=16).digest()

@@ -1,7 +1,4 @@
-"""``Judge`` and ``SyncJudge``, the public classes of this package. A judge asks models about an item, and returns a verdict.
-
-``requests`` makes the calls, ``loop`` sends them, ``calls`` evaluates the answers, and ``verdict_parser`` reads them.
-"""
+"""``Judge`` and ``SyncJudge``. ``requests`` makes the calls, ``loop`` sends them, ``calls`` evaluates the answers."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ from qreward.judge.calls import Again, Done, JudgeCall, evaluate
 from qreward.judge.config import JudgeConfig, Method, ResponseFormat, Settle
 from qreward.judge.group_ranking import ResponseGroup, Responses, read_group
 from qreward.judge.loop import Calling, Flights, ItemBatch, SingleItem
-from qreward.judge.parsing import Form, ScoreVerdict
+from qreward.judge.parsing import ScoreVerdict
 from qreward.judge.presets import expanded
 from qreward.judge.prompts import Builder
 from qreward.judge.ranking import Ranking, budget_of
@@ -135,18 +132,14 @@ class Judge:
         self._config = JudgeConfig(**settings, params=params)
         others = {"prompt": prompt, "pair_prompt": pair_prompt, "verdict": verdict, "score": score, "owns_client": owns_client}
         self._given: dict[str, Any] = {**others, "answer": answer}
-        self._start(parser, pair_form, calibration)
-
-    def _start(self, parser: VerdictParser, pair_form: Form, calibration: Calibration | str | Path | None) -> None:
-        config, client = self._config, self._client
-        self._answers = [each.name for each in (parser.form, pair_form)]
-        self._schema = parser.schema
+        self._answers, self._schema, config = [parser.form.name, pair_form.name], parser.schema, self._config
         self._ends = (config.range or (0.0, 1.0)) if config.has_criteria else parser.ends
-        self._calibrator = Calibrator()
-        calibrate = None if calibration is None else self._use(Calibration.load(calibration))
-        given = {**self._given, "pair_answer": pair_form}
-        self._builders = Builders(config, given, parser, runtime_of(client).dialects.decide, calibrate)
-        prices = runtime_of(client).prices
+        self._calibrator, calibrate = Calibrator(), None
+        if calibration is not None:
+            ends = range_to_calibrate(config.method, self._ends)
+            calibrate = self._calibrator.use(Calibration.load(calibration), self.identity, ends)
+        decide, prices = runtime_of(client).dialects.decide, runtime_of(client).prices
+        self._builders = Builders(config, {**self._given, "pair_answer": pair_form}, parser, decide, calibrate)
         if config.budget is not None and config.budget.cost is not None and not prices:
             raise ConfigError(
                 "budget: a limit in US dollars needs the price of the endpoints; set Endpoint(price=(dollars for a million prompt tokens, "
@@ -159,15 +152,11 @@ class Judge:
 
     @property
     def answer(self) -> str:
-        """The form of the answers: the form that was declared, or that the text of the prompt shows, or ``json``. With a prompt for pairs
-        only, the form of the answers about pairs."""
+        """The form of the answers: as declared, or as the prompt shows it, or ``json``. With a prompt for pairs only, of those on pairs."""
         return self._answers[self._given["prompt"] is None and self._given["pair_prompt"] is not None]
 
-    def _use(self, calibration: Calibration) -> Callable[[float], float]:
-        return self._calibrator.use(calibration, self.identity, range_to_calibrate(self._config.method, self._ends))
-
     def _reset_process_state(self) -> object:
-        """Create the state that belongs to one process. In a forked process, returns the state of the parent process."""
+        """Create the state that belongs to one process. Returns that of the parent process."""
         inherited = self.__dict__.get("_flights")
         self._flights: weakref.WeakKeyDictionary[LoopDriver, Flights] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
@@ -452,11 +441,8 @@ class Judge:
         return await ItemBatch(common, items, prepare, per_model=per_model, unit=what, size=size, waited=waited, **given).run()
 
     async def _builder(self, common: Calling, timeout: float | None, *, pairs: bool) -> RequestBuilder:
-        """Return the request builder for the servers of the models.
-
-        For decisions, the method first finds the dialect of each server (the form in which the server takes questions). The search takes at
-        most ``timeout`` seconds.
-        """
+        """Return the request builder for the servers of the models. For decisions, their dialects are found first, in at most ``timeout``
+        seconds."""
         if self._config.method == "write":
             return self._builders.get(self._builders.written, pairs=pairs)
         dialects, pools = runtime_of(self._client).dialects, common.pools
@@ -467,7 +453,6 @@ class Judge:
         return self._builders.get(limits, pairs=pairs)
 
     def _calling(self, options: Mapping[str, Any]) -> Calling:
-        """Return what the items of a call have in common, such as the calls of this judge that are in flight in this event loop."""
         runtime = runtime_of(self._client)
         pools = {model: runtime.pool(model) for model in self._config.model}
         driver = runtime.driver()
@@ -479,7 +464,6 @@ class Judge:
         return Calling(driver, flights, self._evaluate, self._spending, request_options, pools)
 
     def _evaluate(self, call: JudgeCall, answer: Any, form: str, endpoint: str | None) -> Done | Again:
-        """Evaluate an answer, record the weights that wrote it, and store it in the cache, if there is a cache."""
         step = evaluate(call, answer, form)
         if step.reply is not None:
             self._calibrator.note(step.reply.fingerprint)

@@ -202,12 +202,37 @@ class Builders:
             return self._made[key]
 
     def _make(self, limits: Limits, pairs: bool) -> RequestBuilder:
-        models = [
-            self._deciding(model, most, pairs) if most else self._writing(model, pairs)
-            for model, most in zip(self._config.model, limits, strict=True)
-        ]
+        config, ends = self._config, self._parser.ends
+        models = [self._questions(model, most, pairs) for model, most in zip(config.model, limits, strict=True)]
+        decide: Decide = partial(aggregate_scores, how=config.settle, width=None if ends is None else ends[1] - ends[0])
+        if pairs:
+            decide = partial(aggregate_comparisons, how=config.settle)
+        elif config.rubric is not None:
+            sizes = tuple(len(questions) for _, questions in models for _ in range(config.samples))
+            bounds = config.range or (0.0, 1.0)
+            decide = partial(aggregate_rubrics, how=config.settle, rubric=config.rubric, sizes=sizes, bounds=bounds)
         by_item = None if self._column is None else partial(self._of_item, limits, pairs)
-        return RequestBuilder(models, self._config.samples, self._decide_by(models, pairs), self._calibrate, by_item)
+        return RequestBuilder(models, config.samples, decide, self._calibrate, by_item)
+
+    def _questions(self, model: str, most: int, pairs: bool) -> ModelQuestions:
+        """Return the prompt and the questions for one model. The criteria of a rubric are questions of their own, which are divided evenly
+        into requests with at most ``most`` decisions."""
+        config, given, form, rubric = self._config, self._given, self._formats[model], self._config.rubric
+        apart = bool(most) or not (rubric is None or pairs)
+        if (pairs, apart) not in self._prompts:
+            self._prompts[pairs, apart] = ItemPrompt(given["pair_prompt" if pairs else "prompt"], config, pairs=pairs, apart=apart)
+        prompt = self._prompts[pairs, apart]
+        if not apart:
+            parser = VerdictParser(PreferenceVerdict, form=given["pair_answer"]) if pairs else self._parser
+            return prompt, [WritingModel(model, parser, config, form, rubric, told=prompt.tells)]
+        if rubric is not None and not most:
+            return prompt, [WritingModel(model, parser_of(each), config, form, each) for each in rubric.criteria]
+        subjects: Sequence[Any]
+        if pairs:
+            subjects = [preference_question(built_in=given["pair_prompt"] is None, rubric=rubric)]
+        else:
+            subjects = [self._point] if rubric is None else evenly(rubric.criteria, most)
+        return prompt, [DecidingModel(model, each, config, self._decide) for each in subjects]
 
     def _of_item(self, limits: Limits, pairs: bool, fields: Mapping[str, Any]) -> RequestBuilder:
         """Return the builder for the rubric of an item."""
@@ -236,38 +261,3 @@ class Builders:
                 while len(self._of_rubric) > MOST_RUBRICS:
                     del self._of_rubric[next(iter(self._of_rubric))]
         return found.get(limits, pairs=pairs)
-
-    def _decide_by(self, models: Sequence[ModelQuestions], pairs: bool) -> Decide:
-        config = self._config
-        if pairs:
-            return partial(aggregate_comparisons, how=config.settle)
-        if config.rubric is None:
-            ends = self._parser.ends
-            return partial(aggregate_scores, how=config.settle, width=None if ends is None else ends[1] - ends[0])
-        sizes = tuple(len(questions) for _, questions in models for _ in range(config.samples))
-        return partial(aggregate_rubrics, how=config.settle, rubric=config.rubric, sizes=sizes, bounds=config.range or (0.0, 1.0))
-
-    def _prompt(self, pairs: bool, *, apart: bool) -> ItemPrompt:
-        if (pairs, apart) not in self._prompts:
-            prompt = self._given["pair_prompt" if pairs else "prompt"]
-            self._prompts[pairs, apart] = ItemPrompt(prompt, self._config, pairs=pairs, apart=apart)
-        return self._prompts[pairs, apart]
-
-    def _writing(self, model: str, pairs: bool) -> ModelQuestions:
-        config, form = self._config, self._formats[model]
-        if config.rubric is not None and not pairs:
-            questions = [WritingModel(model, parser_of(each), config, form, each) for each in config.rubric.criteria]
-            return self._prompt(False, apart=True), questions
-        prompt = self._prompt(pairs, apart=False)
-        parser = VerdictParser(PreferenceVerdict, form=self._given["pair_answer"]) if pairs else self._parser
-        return prompt, [WritingModel(model, parser, config, form, config.rubric, told=prompt.tells)]
-
-    def _deciding(self, model: str, most: int, pairs: bool) -> ModelQuestions:
-        """Return the questions for decisions. The criteria of a rubric are divided evenly into as few requests as the servers allow."""
-        config = self._config
-        subjects: Sequence[Any]
-        if pairs:
-            subjects = [preference_question(built_in=self._given["pair_prompt"] is None, rubric=config.rubric)]
-        else:
-            subjects = [self._point] if config.rubric is None else evenly(config.rubric.criteria, most)
-        return self._prompt(pairs, apart=True), [DecidingModel(model, each, config, self._decide) for each in subjects]

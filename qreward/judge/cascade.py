@@ -267,7 +267,7 @@ class Cascade:
         raise AssertionError("an outcome of the last stage is always final")
 
     def _limit(self, timeout: float | None) -> Any:
-        """Return the time limit of an item in seconds; None for no limit; ``DEFAULT`` if the default is not known."""
+        """Return the seconds for an item; None for no limit; ``DEFAULT`` if the default is not known."""
         if timeout is not DEFAULT:
             return seconds("timeout", timeout)
         first = self._stages[0].scorer
@@ -366,7 +366,7 @@ class _Batch:
         return batch
 
     async def _run_stage(self, place: int, left: float | None) -> None:
-        """Run the batch of one stage. ``left`` is the number of seconds until the deadline."""
+        """Run the batch of one stage, with ``left`` seconds until the deadline."""
         if left is not None and left <= 0:
             self._end_all(place, self._late())
             return
@@ -415,7 +415,6 @@ class _Batch:
                 self._end(place, index, Result(index, None, None, None, 0.0, 0.0), copy(error))
 
     def _record(self, place: int, index: int, result: Result[Verdict]) -> None:
-        """Record a result of the stage at ``place``. If it is not final, the next stage scores the item."""
         if self._is_stopped:
             assert self._failure is not None
             raise self._failure

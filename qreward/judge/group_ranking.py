@@ -26,40 +26,30 @@ fields that a prompt template names."""
 
 
 def unique_responses(fields: Mapping[str, Any]) -> tuple[list[Any], list[int]]:
-    """Return two lists: the distinct responses of a group; and for each given response, the index of the distinct response that is equal.
-
-    Raises:
-        ConfigError: ``responses`` is not a list, holds None, or has more than ``MOST_RESPONSES`` different responses.
-    """
+    """Return the distinct responses of a group, and for each given response the index of the equal one among them. Raises
+    ``ConfigError``."""
     responses = fields["responses"]
     if isinstance(responses, str | bytes | Mapping) or not isinstance(responses, Sequence):
         raise ConfigError(f"responses must be a list of responses to one prompt, not a {type(responses).__name__}")
-    different: dict[str, Any] = {}
-    words = []
+    different: dict[str, int] = {}
+    distinct, places = [], []
     for index, response in enumerate(responses):
         if is_absent("response", response):
             raise ConfigError(f"responses[{index}] is None, so there is nothing to judge; leave it out")
-        words.append(in_words(response, f"responses[{index}]"))
-        different.setdefault(words[-1], response)
-    if len(different) > MOST_RESPONSES:
+        place = different.setdefault(in_words(response, f"responses[{index}]"), len(distinct))
+        if place == len(distinct):
+            distinct.append(response)
+        places.append(place)
+    if len(distinct) > MOST_RESPONSES:
         raise ConfigError(
-            f"a group may have at most {MOST_RESPONSES} different responses, not {len(different)}; divide it into smaller groups"
+            f"a group may have at most {MOST_RESPONSES} different responses, not {len(distinct)}; divide it into smaller groups"
         )
-    places = {each: place for place, each in enumerate(different)}
-    return list(different.values()), [places[each] for each in words]
+    return distinct, places
 
 
 class ResponseGroup:
     """Holds the comparisons of one group of responses. Each is an item of the batch that :meth:`start` receives. When the last pair of a
-    round has its outcome, the next round begins.
-
-    Args:
-        fields: the fields of the group, with ``responses``.
-        comparisons: number of pairs to compare, or None.
-        builder: makes the calls of a pair. Every response is checked at once; ``strict`` refuses fields that no template names.
-        cache: may have the votes on a pair; None without a cache.
-        extra: the fields that are not judged.
-    """
+    round has its outcome, the next round begins. Every response is checked at once; ``strict`` refuses fields that no template names."""
 
     def __init__(
         self,

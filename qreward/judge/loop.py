@@ -50,14 +50,8 @@ class Invalid(NamedTuple):
 
 
 class ItemCalls:
-    """Holds an item and the outcomes of its calls.
-
-    Args:
-        decide: a function from the votes and errors of all calls, None for those without an answer, to the outcome of the item; None
-            while it is undecided.
-        result: makes the result of the item from a decided outcome, the usage, and whether it is ``cached``.
-        extra: the fields of the item that are not judged.
-    """
+    """Holds an item and the outcomes of its calls. ``decide`` makes the outcome of the item from them, or None while it is undecided, and
+    ``result`` what the caller receives. ``extra`` has the fields that are not judged."""
 
     __slots__ = (
         "answered", "begun", "born", "calls", "decide", "done", "ended", "endpoint", "extra", "index", "inflight", "outcomes", "result",
@@ -157,7 +151,7 @@ class ItemCalls:
 
 
 class CallTask(Task):
-    """Sends the call of a flight once, for its ``author``. If the response format changes before that, its payload is made again."""
+    """Sends the call of a flight once, for its ``author``."""
 
     __slots__ = ("author", "flight", "form")
 
@@ -170,7 +164,8 @@ class CallTask(Task):
         flight.task = self
 
     def bind(self, now: float, source: Source) -> bool:  # noqa: ARG002
-        """Prepare the task just before it is sent. Returns False if no item waits for the call any more, or the budget is spent."""
+        """Return False if no item waits for the call any more, or the budget is spent. If the response format has changed, the request is
+        made again."""
         flight = self.flight
         if flight.task is not self:
             return False
@@ -350,9 +345,7 @@ class ItemBatch(BatchWaiter):
     Args:
         prepare: makes the calls of an item, a group of items that has ``start``, or ``Invalid``.
         per_model: name of a model -> number of calls for an item; None if it is not known.
-        unit: what an item is called.
-        waited: seconds of the deadline that have passed.
-        others: see :class:`BatchWaiter`.
+        unit, waited: what an item is called, and the seconds of the deadline that have passed.
     """
 
     _read_at_once = 1

@@ -25,12 +25,11 @@ from qreward.judge.calibrated import Calibrator, identity_of, range_to_calibrate
 from qreward.judge.calibration import Calibration, JudgeIdentity
 from qreward.judge.calls import Again, Done, JudgeCall, evaluate
 from qreward.judge.config import JudgeConfig, Method, ResponseFormat, Settle
-from qreward.judge.group_ranking import ResponseGroup, Responses, read_group
 from qreward.judge.loop import Calling, Flights, ItemBatch, SingleItem
 from qreward.judge.parsing import ScoreVerdict
 from qreward.judge.presets import expanded
 from qreward.judge.prompts import Builder
-from qreward.judge.ranking import Ranking, budget_of
+from qreward.judge.ranking import Ranking, ResponseGroup, Responses, budget_of, read_group
 from qreward.judge.requests import Builders, RequestBuilder
 from qreward.judge.rubric import Rubric
 from qreward.judge.spending import Budget, Spending

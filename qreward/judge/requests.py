@@ -175,24 +175,21 @@ class Builders:
         self.written: Limits = (0,) * len(config.model)
         self._point: SingleQuestion | None = None
         if config.method != "write":
-            self._check_decisions()
+            if config.rubric is None:
+                if given["score"] is not None:
+                    raise ConfigError(
+                        "score is a function of a written verdict, which a decision does not have; use a rubric, or method='write'"
+                    )
+                self._point = question_of(given["verdict"], parser.scale, config.range, built_in=given["prompt"] is None)
+            if config.method == "decide" and (unused := sorted(WRITING_ONLY & config.params.keys())):
+                raise ConfigError(
+                    f"{unused[0]} has no effect with method='decide', as nothing is written; leave it out, or use method='write'"
+                )
             self.get((1,) * len(config.model), pairs=False)
         if config.method != "decide":
             self.get(self.written, pairs=False)
         if given["pair_prompt"] is not None:
             self.get(self.written, pairs=True)  # so that an invalid pair_prompt raises now
-
-    def _check_decisions(self) -> None:
-        config = self._config
-        if config.rubric is None:
-            if self._given["score"] is not None:
-                raise ConfigError(
-                    "score is a function of a written verdict, which a decision does not have; use a rubric, or method='write'"
-                )
-            built_in = self._given["prompt"] is None
-            self._point = question_of(self._given["verdict"], self._parser.scale, config.range, built_in=built_in)
-        if config.method == "decide" and (unused := sorted(WRITING_ONLY & config.params.keys())):
-            raise ConfigError(f"{unused[0]} has no effect with method='decide', as nothing is written; leave it out, or use method='write'")
 
     def get(self, limits: Limits, *, pairs: bool) -> RequestBuilder:
         with self._lock:

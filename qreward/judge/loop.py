@@ -390,6 +390,20 @@ class ItemBatch(BatchWaiter):
         else:
             payload.start(self)
 
+    def expect(self, items: Iterable[ItemCalls]) -> None:
+        """Wait for items of a group."""
+        self._live.update(dict.fromkeys(items))
+
+    def proceed(self, *ended: ItemCalls) -> None:
+        """Forget items of a group that have ended, and hand over the calls of its next items."""
+        for item in ended:
+            self._live.pop(item, None)
+        self._hand_out()
+        self._end_if_done()
+
+    def settle(self, result: Result[Any]) -> None:
+        self._settle(result)
+
     def enqueue(self, flight: Flight, *, again: bool) -> None:
         """Append a call to the feed of its pool. A call that was sent before is put first."""
         feed, timeout = self._feeds[self.common.pools[flight.call.judge_model.model]], self.common.options.timeout

@@ -298,7 +298,7 @@ class ResponseGroup:
         if not pairs:
             outcome = self.outcome()
             answer, error = (JudgeAnswer(outcome), None) if isinstance(outcome, Ranking) else (None, outcome)
-            batch._settle(Result(self.index, answer, error, None, self._clock() - self._born, 0.0, (), self._extra))
+            batch.settle(Result(self.index, answer, error, None, self._clock() - self._born, 0.0, (), self._extra))
             return
         items: dict[ItemCalls, IndexPair] = {}
         for pair in pairs:
@@ -307,7 +307,7 @@ class ResponseGroup:
                 items[item] = pair
             else:
                 self._record(pair, as_ours(item.error, f"pair {pair}", "judged"), None)
-        batch._live.update(dict.fromkeys(items))
+        batch.expect(items)
         if self._cache is None:
             self._begin(items)
         else:
@@ -319,7 +319,7 @@ class ResponseGroup:
     async def _look_up(self, items: Mapping[ItemCalls, IndexPair], cache: Cache) -> None:
         await cache.fill(items)
         self._begin(items)
-        self._batch._hand_out()
+        self._batch.proceed()
 
     def _begin(self, items: Mapping[ItemCalls, IndexPair]) -> None:
         for item, pair in items.items():
@@ -327,11 +327,10 @@ class ResponseGroup:
                 item.begin(self._batch, partial(self._end_pair, pair), self._clock())
 
     def _end_pair(self, pair: IndexPair, item: ItemCalls, decided: Any) -> None:
-        self._batch._live.pop(item, None)
         if not isinstance(decided, QRewardError):
             decided = item.result(decided, item.usage, cached=not item.sent)
         self._record(pair, decided, item.usage)
-        self._batch._end_if_done()
+        self._batch.proceed(item)
 
     def _record(self, pair: IndexPair, outcome: Comparison | QRewardError, usage: Usage | None) -> None:
         self._pending -= 1
@@ -342,7 +341,6 @@ class ResponseGroup:
             self._done[pair] = outcome
         if not self._pending:
             self._next_round()
-            self._batch._hand_out()
 
     def outcome(self) -> Ranking | QRewardError:
         """Return the ranking; an error if too many comparisons failed."""

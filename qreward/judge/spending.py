@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 from pydantic import BeforeValidator, model_validator
 
-from qreward.errors import BudgetExceeded
+from qreward.errors import BudgetExceeded, ConfigError
 from qreward.records import AttemptRecord, Usage
 from qreward.results import dollars
 from qreward.settings.base import Number, Policy
@@ -45,6 +45,11 @@ class Spending:
     """Counts what a judge, which ``judge`` names, spends. Any thread may use it."""
 
     def __init__(self, judge: str, budget: Budget | None, prices: Mapping[str, tuple[float, float]]) -> None:
+        if budget is not None and budget.cost is not None and not prices:
+            raise ConfigError(
+                "budget: a limit in US dollars needs the price of the endpoints; set Endpoint(price=(dollars for a million prompt tokens, "
+                "completion tokens)), or a budget of tokens"
+            )
         self._judge, self._budget, self._prices = judge, budget, prices
         self._prompt = self._completion = self._tokens = self._unreported = self._answers = 0
         self._cost: float | None = None

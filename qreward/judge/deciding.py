@@ -48,7 +48,8 @@ class DecidingModel:
 
     def __init__(self, model: str, subject: SingleQuestion | Sequence[Criterion], config: JudgeConfig, decide: Decide) -> None:
         self.model, self.cached_as = model, json.dumps([config.cache_namespace, model])
-        self._single, self._criteria = (subject, ()) if isinstance(subject, SingleQuestion) else (None, tuple(subject))
+        self._single = subject if isinstance(subject, SingleQuestion) else None
+        self._criteria = () if isinstance(subject, SingleQuestion) else tuple(subject)
         self._group, self.reads = CriterionGroup(self._criteria), "".join(each.reads for each in self._criteria)
         self._questions = tuple(each.question for each in (self._criteria if self._single is None else [self._single]))
         self._least = config.min_label_mass

@@ -239,7 +239,8 @@ def unique_responses(fields: Mapping[str, Any]) -> tuple[list[Any], list[int]]:
     if isinstance(responses, str | bytes | Mapping) or not isinstance(responses, Sequence):
         raise ConfigError(f"responses must be a list of responses to one prompt, not a {type(responses).__name__}")
     different: dict[str, int] = {}
-    distinct, places = [], []
+    distinct: list[Any] = []
+    places: list[int] = []
     for index, response in enumerate(responses):
         if is_absent("response", response):
             raise ConfigError(f"responses[{index}] is None, so there is nothing to judge; leave it out")

@@ -201,17 +201,18 @@ class Flight:
 
     def leave(self, item: ItemCalls, error: QRewardError | None) -> None:
         """Remove an item that no longer waits. Without waiting items, the request is cancelled."""
+        if not self.items:  # it has ended
+            return
         self.items = [waiting for waiting in self.items if waiting[0] is not item]
         if self.items:
             if all(other.waiter is not self.sender for other, _ in self.items):
                 self._hand_over()
             return
-        self._close()
-        if (task := self.task) is not None:
-            begun, self.task = self.is_begun(), None
-            engine = self.sender.driver.engine
+        self.sender.common.flights.pop(self._key, None)
+        task, self.task, engine = self.task, None, self.sender.driver.engine
+        if task is not None:
             with engine.lock:
-                cut = (*(task.trail or ()), *unanswered(task, engine.clock()))
+                begun, cut = task.state is not TaskState.NEW, (*(task.trail or ()), *unanswered(task, engine.clock()))
             item.usage = added(item.usage, self.sender.common.spending.paid(None, None, cut))
             if isinstance(self.sender, ItemBatch):
                 self.sender.tallies.add_cancelled((task.attempt, task.copy))
@@ -226,16 +227,12 @@ class Flight:
         else:
             self.sender.enqueue(self, again=True)
 
-    def _close(self) -> None:
-        if self.sender.common.flights.get(self._key) is self:
-            del self.sender.common.flights[self._key]
-
     def end(self, outcome: Any, items: Sequence[tuple[ItemCalls, int]] | None = None) -> None:
         """Pass the outcome to these items, which wait; None for all items, which ends the flight."""
-        if items is None:
-            self._close()
+        if items is None and self.items:
+            self.sender.common.flights.pop(self._key, None)
             items, self.items = self.items, []
-        for number, (item, place) in enumerate(items):
+        for number, (item, place) in enumerate(items or ()):
             if number and isinstance(outcome, QRewardError):  # a copy, so that each receiver adds its own traceback
                 cause = outcome.__cause__
                 outcome = copy(outcome)

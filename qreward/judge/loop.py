@@ -268,14 +268,16 @@ class Flight:
             value.endpoint, value.attempts = value.endpoint or self.endpoint, self.trail
         elif source is not None:
             payer.answered = successful(task.trail or (), source.name, seconds)
-        over = None
-        if isinstance(value, RequestTimeout):  # for the items whose time is not over, the call is sent again
+        over = self.items
+        if isinstance(value, RequestTimeout):
             over = [each for each in self.items if each[0].waiter is task.author or each[0].until <= task.deadline]
-            left = [each for each in self.items if each not in over]
-            over, self.items = (over, left) if left else (None, over)
+        if len(over) == len(self.items):
+            self.end(value)
+            return
+        self.items = [each for each in self.items if each not in over]
         self.end(value, over)
-        if over is not None and self.items and self.task is None:  # the end of one item may have ended other items
-            self._hand_over()
+        if self.items and self.task is None:  # the end of one item may have ended other items
+            self._hand_over()  # the call is sent again for the items whose time is not over
 
 
 class SingleItem(Waiter):

@@ -448,7 +448,7 @@ class Judge:
 
     def _calling(self, options: Mapping[str, Any]) -> Calling:
         runtime = runtime_of(self._client)
-        pools = {model: runtime.pool(model) for model in self._config.model}
+        pools = dict(zip(self._config.model, map(runtime.pool, self._config.model), strict=True))
         driver = runtime.driver()
         flights = self._flights.get(driver)
         if flights is None:

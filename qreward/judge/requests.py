@@ -123,11 +123,13 @@ class RequestBuilder:
         calls: list[JudgeCall] = []
         for prompt, questions in self._models:
             asked: dict[tuple[str, int], tuple[Messages, bytes]] = {}  # messages that several requests share are made once
-            bases = None if prompt.has_place else [prompt.messages(each, extra=not strict) for each in orders]
+            bases: dict[int, Messages] = {}
             for sample, judge_model, order in product(range(self._samples), questions, range(len(orders))):
                 question = judge_model.question
                 if (question, order) not in asked:
-                    base = prompt.messages(orders[order], extra=not strict, question=question) if bases is None else bases[order]
+                    if prompt.has_place or order not in bases:
+                        bases[order] = prompt.messages(orders[order], extra=not strict, question=question)
+                    base = bases[order]
                     messages = noted(base, question) if question and prompt.appends else base
                     asked[question, order] = messages, blake2b(encoded(messages), digest_size=16).digest()
                 messages, digest = asked[question, order]

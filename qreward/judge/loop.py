@@ -245,21 +245,21 @@ class Flight:
 
     def finish(self, task: CallTask, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
         self.task, answer, paid = None, outcome, None
-        trail, spending, payer = tuple(task.trail or ()), self.sender.common.spending, self.items[0][0]
+        trail, common, payer = tuple(task.trail or ()), self.sender.common, self.items[0][0]
         if isinstance(outcome, Answer):
             assert source is not None
             answer, self.endpoint = outcome.value, source.name
-            paid = spending.paid(outcome.value.usage, source.name, trail)
+            paid = common.spending.paid(outcome.value.usage, source.name, trail)
         elif trail:
             self.endpoint = trail[-1].endpoint
-            paid = spending.paid(None, None, trail)
-        step = self.sender.common.evaluate(self.call, answer, task.form, self.endpoint)
+            paid = common.spending.paid(None, None, trail)
+        step = common.evaluate(self.call, answer, task.form, self.endpoint)
         if step.unread:
             trail = (*trail, AttemptRecord(self.endpoint or "", "unreadable", seconds, 200, step.unread))
-        self.trail += trail
-        payer.sent, payer.usage, payer.trail = True, added(payer.usage, paid), payer.trail + trail
-        payer.endpoint = self.endpoint or payer.endpoint
-        if isinstance(step, Again) and self.sender.driver.engine.clock() < self.latest():
+        if trail:
+            self.trail, payer.trail = self.trail + trail, payer.trail + trail
+        payer.sent, payer.usage, payer.endpoint = True, added(payer.usage, paid), self.endpoint or payer.endpoint
+        if isinstance(step, Again) and common.driver.engine.clock() < self.latest():
             self.call = step.call
             self.sender.enqueue(self, again=True)
             return

@@ -256,8 +256,7 @@ class Flight:
         step = common.evaluate(self.call, answer, task.form, self.endpoint)
         if step.unread:
             trail = (*trail, AttemptRecord(self.endpoint or "", "unreadable", seconds, 200, step.unread))
-        if trail:
-            self.trail, payer.trail = self.trail + trail, payer.trail + trail
+        self.trail, payer.trail = self.trail + trail, payer.trail + trail
         payer.sent, payer.usage, payer.endpoint = True, added(payer.usage, paid), self.endpoint or payer.endpoint
         if isinstance(step, Again) and common.driver.engine.clock() < self.latest():
             self.call = step.call

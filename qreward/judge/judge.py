@@ -460,7 +460,8 @@ class Judge:
     def _evaluate(self, call: JudgeCall, answer: Any, form: str, endpoint: str | None) -> Done | Again:
         step = evaluate(call, answer, form)
         if step.reply is not None:
-            self._calibrator.note(step.reply.fingerprint)
+            if step.reply.fingerprint not in self._calibrator.weights:
+                self._calibrator.note(step.reply.fingerprint)
             if self._cache is not None:
                 key = call.key if isinstance(step, Done) and not isinstance(step.value, QRewardError) else None
                 self._cache.keep(CacheEntry(call.judge_model.cached_as, endpoint or "", step.reply, key))

@@ -1,7 +1,4 @@
-"""The ``Scorer`` interface with its inputs and results, shared by judges, reward models and trainer adapters.
-
-This module must not import prompts, models or trainers.
-"""
+"""The ``Scorer`` interface with its inputs and results. This module must not import prompts, models or trainers."""
 
 from __future__ import annotations
 

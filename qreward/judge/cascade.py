@@ -15,7 +15,17 @@ from pydantic import Field, field_validator
 
 from qreward.engine.batch import size_of
 from qreward.engine.portal import BlockingTwin, blocking
-from qreward.errors import ClientClosed, ConfigError, DeadlineExceeded, Fault, InvalidResponse, NoEndpoint, QRewardError, RequestTimeout
+from qreward.errors import (
+    BatchCancelled,
+    ClientClosed,
+    ConfigError,
+    DeadlineExceeded,
+    Fault,
+    InvalidResponse,
+    NoEndpoint,
+    QRewardError,
+    RequestTimeout,
+)
 from qreward.judge.config import JudgeConfig
 from qreward.judge.scorers import AnyScorer, check_finite, described, models_of, one_by_one, unblocked
 from qreward.judge.types import Item, JudgeAnswer, Scorer, Verdict, check_batch_options
@@ -79,7 +89,7 @@ Confidence = Callable[[Verdict], float | None]
 
 Outcome = Verdict | QRewardError
 
-_FINAL = (ConfigError, NoEndpoint, ClientClosed, DeadlineExceeded)
+_FINAL = (ConfigError, NoEndpoint, BatchCancelled, ClientClosed, DeadlineExceeded)
 """Types of errors that end an item at any stage: the settings, the item or the program is the cause, or the time of the batch is over."""
 
 
@@ -139,8 +149,8 @@ class Cascade:
 
     A verdict is final if its confidence is at least ``min_confidence``. If the confidence is lower or None, the next scorer scores the
     item. The next scorer also scores an item that failed, for example with ``InvalidResponse``, a rate limit, a timeout or a dead endpoint.
-    A verdict or error of the last scorer is final. A ``ConfigError``, ``NoEndpoint``, ``ClientClosed`` or ``DeadlineExceeded`` of any
-    scorer is final.
+    A verdict or error of the last scorer is final. A ``ConfigError``, ``NoEndpoint``, ``BatchCancelled``, ``ClientClosed`` or
+    ``DeadlineExceeded`` of any scorer is final.
 
     A cascade can be created without a running event loop, used from several event loops and threads, and pickled.
 

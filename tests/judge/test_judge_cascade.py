@@ -17,6 +17,7 @@ from qreward import QRewardClient, SyncQRewardClient
 from qreward.errors import (
     AuthenticationFailed,
     BadRequest,
+    BatchCancelled,
     ClientClosed,
     ConfigError,
     DeadlineExceeded,
@@ -118,6 +119,7 @@ async def test_errors_that_no_other_stage_would_mend_stand_and_so_does_what_the_
         (ConfigError("no response"), (1.0, 1.0), ConfigError),
         (NoEndpoint("no route"), (1.0, 1.0), NoEndpoint),
         (ClientClosed("closed"), (1.0, 1.0), ClientClosed),
+        (BatchCancelled("by an operator"), (1.0, 1.0), BatchCancelled),
         (DeadlineExceeded("late"), (1.0, 1.0), DeadlineExceeded),
         ((1.0, 0.1), InvalidResponse("unreadable"), InvalidResponse),
         (RateLimited("busy"), InvalidResponse("unreadable"), InvalidResponse),

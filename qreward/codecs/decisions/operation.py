@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from qreward.codecs.base import WireRequest
 from qreward.codecs.decisions.base import DecisionInput, DecisionReply, Dialect, valid_input
-from qreward.codecs.decisions.chat import CHAT_DECISIONS, GENERATIVE_SCORING, ChatDialect
-from qreward.codecs.decisions.native import OPENAI, SGLANG, SYSTEMONE, VLLM
+from qreward.codecs.decisions.dialects import DIALECTS, OPENAI, ORDER, OTHERS, ChatDialect
 from qreward.decisions import YesNo
 from qreward.errors import InvalidResponse
 from qreward.settings.policies import Endpoint
 
-DIALECTS: Mapping[str, Dialect] = {each.name: each for each in (OPENAI, VLLM, SGLANG, SYSTEMONE, CHAT_DECISIONS, GENERATIVE_SCORING)}
-"""Name of a dialect -> the dialect."""
-ORDER: Mapping[str, tuple[str, ...]] = {"vllm": ("vllm", "systemone", "chat"), "sglang": ("sglang", "systemone", "chat")}
-"""Kind of an endpoint -> the dialects to try, the first one first."""
-OTHERS = ("openai", "vllm", "sglang", "systemone", "chat")
-"""The dialects to try at an endpoint of any other kind."""
 PROBE = DecisionInput(
     [{"role": "system", "content": "Judge the sum."}, {"role": "user", "content": "2 + 2 = 4"}], (YesNo("The sum is right."),), 0.0
 )
@@ -53,7 +46,7 @@ class Decide:
 
     def to_try(self, endpoint: Endpoint) -> list[Dialect]:
         names = (endpoint.decisions,) if endpoint.decisions else ORDER.get(endpoint.kind, OTHERS)
-        return [dialect for name in names for dialect in DIALECTS[name].variants(endpoint)]
+        return [dialect for name in names for dialect in DIALECTS[name](endpoint)]
 
     def dialect_at(self, endpoint: Endpoint, model: str) -> Dialect:
         return self.known(endpoint, model) or self.to_try(endpoint)[0]

@@ -38,8 +38,8 @@ from qreward.results import BatchResult, Result
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.scheduler import Scheduler
 from qreward.scheduler.task import RequestOptions
-from qreward.scoring.merge_queue import MergedItem
 from qreward.scoring.merge_spec import MergeSpec
+from qreward.scoring.merged_items import MergedItem
 from qreward.scoring.merger import ItemWaiter, MergedBatchWaiter, RequestMerger
 from qreward.scoring.sizing import LearnedLimits
 from qreward.settings.client import ClientConfig

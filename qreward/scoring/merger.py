@@ -9,23 +9,24 @@ from functools import partial
 from math import ceil, inf
 from typing import Any, cast
 
-from qreward.batching.collector import OVER, WAITING, halves
+from qreward.batching.collector import ALL, OVER, WAITING, Collector, halves
 from qreward.batching.in_flight import own_error
-from qreward.codecs.rewards.base import may_have_a_bad_item, splits
+from qreward.codecs.rewards.base import MergeLimits, may_have_a_bad_item, splits
 from qreward.engine.batch import BatchWaiter
 from qreward.engine.driver import LoopDriver
 from qreward.engine.snapshots import result_of
 from qreward.errors import ClientClosed, InvalidResponse, QRewardError, RequestError, RequestTimeout
 from qreward.results import AttemptRecord, BatchResult, Result
 from qreward.scheduler import scheduler as endings
+from qreward.scheduler.outages import deadline
 from qreward.scheduler.outcome import Answer, Failure, FailureKind, Outcome
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.source import Source
-from qreward.scheduler.task import Attempt, BatchFeed, RequestOptions, Task, TaskState
+from qreward.scheduler.task import Attempt, BatchFeed, Task, TaskState
 from qreward.scoring import sizing
-from qreward.scoring.merge_queue import MergedItem, MergedRequest, MergeQueue, Split
 from qreward.scoring.merge_spec import MergeSpec
-from qreward.scoring.sizing import LearnedLimits
+from qreward.scoring.merged_items import MergedItem, MergedRequest, PriorityLane, Split
+from qreward.scoring.sizing import EndpointLimits, LearnedLimits
 from qreward.settings.policies import Priority
 
 AHEAD = 4 * sizing.MOST
@@ -49,7 +50,13 @@ class RequestMerger:
         self.driver = driver
         self.context = Context()
         self.spec = spec
-        self.queue = MergeQueue(pool, spec, known)
+        self._known = known
+        self._collector = Collector()
+        self._lanes: dict[tuple[int, bool], PriorityLane] = {}  # (priority, items of batches?), the most urgent first
+        self._services: dict[Source, sizing.ServiceTimeModel] = {}
+        self._limits: dict[Source, EndpointLimits] = {}  # for the items of this merger
+        self._unread = 0.0  # number of items that batches have not added yet; inf if unknown
+        self._sent_at = -inf  # when a merged request was last filled
         self.batches: dict[MergedBatchWaiter, None] = {}
         self._pool, self._attempts, self._most_waiting, self._idle = pool, attempts, most_waiting, idle
         self._timer: TimerHandle | None = None
@@ -57,23 +64,51 @@ class RequestMerger:
         self._live: dict[MergedItem, None] = {}  # items that are not over
         self._soon = False
 
+    @property
+    def waiting(self) -> int:
+        return self._collector.waiting
+
+    def _unfilled(self) -> list[Task]:
+        return [lane.request for lane in self._lanes.values() if lane.request is not None]
+
+    def _unqueue(self, request: MergedRequest) -> None:
+        """Record that a merged request is filled or has ended."""
+        if request.lane.request is request:
+            request.lane.request = None
+
     # adding items
 
     def put(self, items: list[MergedItem], *, batch: bool = False) -> None:
-        """Add items. They are submitted in the next iteration of the event loop, so that all items of one iteration can be merged."""
+        """Add items. They are submitted in the next iteration of the event loop, so that all items of one iteration can be merged. The time
+        limit of a single item starts now, that of a batch item when it is sent."""
         engine, watch = self.driver.engine, self.driver.watch
         if self._most_waiting is not None and not batch:
             with engine.lock:
-                if self.queue.waiting_in_pool() >= self._most_waiting:
+                single = sum(lane.waiting - (lane.request is not None) for lane in self._lanes.values() if lane.feed is None)
+                if single + self._pool.queue.waiting >= self._most_waiting:
                     raise endings.full(engine.clock(), self._pool, self._most_waiting)
         if watch is not None:
             for item in items:
                 watch.began(item)
         with engine.lock:
-            self.queue.put(engine.clock(), items, self, batch=batch)
+            now = engine.clock()
+            for item in items:
+                item.born = item.arrived = now
+                item.state = TaskState.QUEUED
+                item.lane = self._lanes.get((item.level, batch)) or self._new_lane(now, item, batch)
+                item.lane.waiting += 1
+                self._collector.put(item)
+                if not batch and item.timeout is not None:
+                    item.until = now + item.timeout
+                    self._collector.deadlines.add(item, item.until)
         self.driver.waiters[self] = None
         self._live.update(dict.fromkeys(items))
         self._continue_soon()
+
+    def _new_lane(self, now: float, item: MergedItem, batch: bool) -> PriorityLane:
+        lane = PriorityLane(item.level, item.tenant, BatchFeed(self._pool, item.level, self, now, item.tenant) if batch else None)
+        self._lanes = dict(sorted([*self._lanes.items(), ((item.level, batch), lane)]))
+        return lane
 
     # submitting merged requests
 
@@ -87,22 +122,26 @@ class RequestMerger:
         self._soon = False
         if not self._live and not self.batches:
             return
-        if self.queue.waiting < AHEAD // 2:
+        if self.waiting < AHEAD // 2:
             for batch in list(self.batches):
                 batch.more()
         unread, engine = sum(batch.unread() for batch in self.batches), self.driver.engine
         with engine.lock:
-            wanted, pause_end = self.queue.needs(unread)
+            self._unread, pause_end = unread, -inf
+            wanted = any(lane.waiting and lane.request is None for lane in self._lanes.values())
+            full = min((known.limits.items or sizing.MOST for known in self._limits.values()), default=sizing.MOST)
+            if wanted and self.waiting < full:  # single items wait for others
+                pause_end = self._sent_at + sizing.pause(self._pool)
             paused = pause_end > engine.clock()
         if wanted:
             self.driver.locked(self._submit, paused)
         with engine.lock:
-            wake = self.queue.deadlines.next()
+            wake = self._collector.deadlines.next()
         self._wake_at(min(wake, pause_end) if paused else wake)
 
     def _submit(self, now: float, paused: bool) -> None:
         """Submit an unfilled merged request for each lane with waiting items, and the next one if it is sent at once."""
-        for lane in self.queue.lanes.values():
+        for lane in self._lanes.values():
             if paused and lane.feed is None and lane.level >= Priority.NORMAL:
                 continue
             while lane.waiting and lane.request is None:
@@ -111,7 +150,7 @@ class RequestMerger:
 
     def _hand_in(self, now: float, request: MergedRequest) -> None:
         """Submit a merged request. In a lane of batches, a request with items goes before unfilled ones."""
-        scheduler, feed, queue = self.driver.engine.scheduler, request.lane.feed, self.queue
+        scheduler, feed = self.driver.engine.scheduler, request.lane.feed
         if feed is None:
             request.state = TaskState.WAITING  # the state NEW is not used, because the queue limit counts items, not merged requests
             scheduler.submit(now, request)
@@ -120,8 +159,8 @@ class RequestMerger:
             feed.buffer.appendleft(request)
         else:
             feed.buffer.append(request)
-        feed.ended = not queue.unread
-        feed.left = None if queue.unread == inf else len(feed.buffer) + ceil((queue.waiting + queue.unread) / sizing.MOST)
+        feed.ended = not self._unread
+        feed.left = None if self._unread == inf else len(feed.buffer) + ceil((self.waiting + self._unread) / sizing.MOST)
         scheduler.refill(now, feed)
 
     def _wake_at(self, wake: float) -> None:
@@ -136,7 +175,7 @@ class RequestMerger:
         self._timer = None
         now = self.driver.engine.clock()
         with self.driver.engine.lock:
-            late = self.queue.deadlines.due(now)
+            late = self._collector.deadlines.due(now)
         self.end(late, partial(endings.timed_out, now), late=True)
         self._continue()
 
@@ -154,9 +193,10 @@ class RequestMerger:
         if not isinstance(outcome, Failure):
             return outcome
         kind, request.misconfigured = outcome.kind, outcome.misconfigured
-        if kind is FailureKind.OVERLOADED and outcome.retry_after is None and source.inflight == 1:
+        if kind is FailureKind.OVERLOADED and outcome.retry_after is None and source.inflight == 1:  # has no other request of this client
             with self.driver.engine.lock:
-                self.queue.record_rejection(source, count)
+                if source in self._limits:
+                    self._limits[source].record_rejection(count)
         if splits(outcome, count):
             request.refused_by = source
             kind = FailureKind.REFUSED
@@ -176,9 +216,9 @@ class RequestMerger:
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
         request = cast("MergedRequest", task)
         with self.driver.engine.lock:
-            self.queue.unqueue(request)
+            self._unqueue(request)
             if isinstance(outcome, Answer) and source is not None:
-                self.queue.record_answer(request, source, seconds)
+                self._learn(request, source, seconds)
         if isinstance(outcome, Answer) and source is not None:
             self._share(request, outcome, source, seconds)
         elif isinstance(outcome, QRewardError):
@@ -196,13 +236,102 @@ class RequestMerger:
     def abandon(self) -> list[Task]:
         with self.driver.engine.lock:
             loaded = {item.request: None for item in self._live if item.request is not None}
-            left: list[Task] = [*loaded, *self.queue.unfilled()]
+            left: list[Task] = [*loaded, *self._unfilled()]
         self._live.clear()
         self.batches.clear()
         self._rest_if_idle()
         return left
 
+    # filling a merged request
+
+    def fill(self, now: float, request: MergedRequest, source: Source) -> bool:
+        """Choose the items of a merged request just before it is sent. Return False if there are none."""
+        self._unqueue(request)
+        items = request.left()
+        limits = self._limits_at(source, items)
+        if len(items) > 1:
+            items = self._cut(items, limits)
+        if request.split is None and not request.tries:
+            items += self._take(now, request, source, items, limits)
+        if not items:
+            return False
+        request.hold(items)
+        request.payload = self.spec.merged([item.payload for item in items])
+        request.hedge = all(item.hedge for item in items) and self._fits_anywhere(items, limits)
+        self._sent_at = now
+        return True
+
+    def _take(self, now: float, request: MergedRequest, source: Source, before: list[MergedItem], limits: MergeLimits) -> list[MergedItem]:
+        queue = self._collector.queue(before[0].key) if before else self._collector.first()
+        most = self._most(now, source, len(before), limits) - len(before)
+        taken: list[MergedItem] = [] if queue is None else self._collector.take(most, queue=queue)
+        # only a short request gets items of other levels too: an urgent item must not wait for the answers to many others
+        while len(taken) < min(most, sizing.LEAST - len(before)) and (queue := self._collector.first()) is not None:
+            taken += self._collector.take(min(most, sizing.LEAST - len(before)) - len(taken), queue=queue)
+        for item in taken:
+            item.lane.waiting -= 1
+        taken = [item for item in taken if item.until > now]  # the timer of the deadline ends items that are too late
+        if taken:
+            taken = self._cut([*before, *taken], limits)[len(before) :]
+        for item in taken:
+            if item.sent_at is None:
+                item.sent_at = now
+                if item.lane.feed is not None:
+                    item.born = now
+                    item.waiter.took()
+                    if item.timeout is not None:
+                        item.until = deadline(now, source, self._pool, item.timeout, item.waiter.opened_at)
+                        self._collector.deadlines.add(item, item.until)
+            item.attach(request)
+            item.state = TaskState.SENT
+        return taken
+
+    def _most(self, now: float, source: Source, before: int, limits: MergeLimits) -> int:
+        most = ALL if limits.items is None else limits.items
+        if self.spec.divides:
+            service = self._services.get(source) or sizing.ServiceTimeModel()
+            most = min(most, sizing.length(now, self._pool, self.waiting + before + self._unread, service))
+        return max(before, most)
+
+    def _cut(self, items: list[MergedItem], limits: MergeLimits) -> list[MergedItem]:
+        """Return the first items, as many as fit into one request. Put the others back."""
+        fits = self.spec.fitting(limits, [item.payload for item in items])
+        if fits < len(items):
+            for item in items[fits:]:
+                item.detach()
+                item.state = TaskState.QUEUED
+                item.lane.waiting += 1
+            self._collector.put_back(items[fits:])
+        return items[:fits]
+
+    def _limits_at(self, source: Source, items: Sequence[MergedItem]) -> MergeLimits:
+        known = self._limits.get(source)
+        if known is None:
+            some = items or self._collector.items()
+            if not some:
+                return MergeLimits()
+            endpoint: Any = source.handle
+            usual = self.spec.limits(endpoint, some[0].payload)
+            known = self._limits[source] = self._known.at(source, usual, sizing.MOST if self.spec.divides else None)
+        return known.limits
+
+    def _fits_anywhere(self, items: list[MergedItem], limits: MergeLimits) -> bool:
+        """Return whether every endpoint accepts all items. If not, the request is not hedged, because a hedge has the same items."""
+        others = {self._limits_at(source, items) for source in self._pool.sources} - {limits}
+        calls = [item.payload for item in items]
+        return all(self.spec.fitting(other, calls) == len(calls) for other in others)
+
     # the outcome of a merged request
+
+    def _learn(self, request: MergedRequest, source: Source, seconds: float) -> None:
+        self._services.setdefault(source, sizing.ServiceTimeModel()).add(len(request.members), seconds)
+        if source in self._limits:
+            self._limits[source].record_answer()
+        if (split := request.split) is not None:
+            split.others_served = True
+            split.open -= 1
+            if not split.open and split.source in self._limits:
+                self._limits[split.source].record_refusal(split.length)
 
     def _share(self, request: MergedRequest, answer: Answer, source: Source, seconds: float) -> None:
         shares = self.spec.shares(answer.value, [item.payload for item in request.members])
@@ -259,11 +388,12 @@ class RequestMerger:
             for item in items:
                 request = item.request
                 if item.place is WAITING:
-                    self.queue.remove(item)
+                    self._collector.remove(item)
+                    item.lane.waiting -= 1
                 item.end(engine.clock() if late else None)
                 self._live.pop(item, None)
                 if request is not None and request.lost_one() and request.state is not TaskState.DONE:
-                    self.queue.unqueue(request)
+                    self._unqueue(request)
                     empty.append(request)
             errors = [] if error_of is None else list(map(error_of, items))
         if errors and isinstance(errors[0], RequestTimeout):
@@ -290,8 +420,8 @@ class RequestMerger:
             self._timer.cancel()
             self._timer = None
         with self.driver.engine.lock:
-            unfilled = self.queue.unfilled()
-            lanes, self.queue.lanes = self.queue.lanes, {}
+            unfilled = self._unfilled()
+            lanes, self._lanes = self._lanes, {}
         self._withdraw(unfilled)
         for lane in lanes.values():
             if lane.feed is not None:
@@ -342,26 +472,11 @@ class ItemWaiter:
             self._waiter.set_result(None)
 
 
-class _ItemOptions(RequestOptions):
-    __slots__ = ()
-
-    def task(self, payload: Any, pool: Pool, waiter: Any, index: int) -> MergedItem:
-        return MergedItem(payload, pool, self, waiter, index)
-
-
 class MergedBatchWaiter(BatchWaiter):
     """A batch whose items share requests. They wait in the ``RequestMerger`` of their merge key, which ``find`` returns."""
 
-    def __init__(
-        self,
-        driver: LoopDriver,
-        *args: Any,
-        request_options: RequestOptions,
-        spec: MergeSpec,
-        find: Callable[[Hashable], RequestMerger],
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(driver, *args, request_options=_ItemOptions(*request_options), **kwargs)
+    def __init__(self, *args: Any, spec: MergeSpec, find: Callable[[Hashable], RequestMerger], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self._spec, self._find = spec, find
         self._mergers: dict[Hashable, RequestMerger] = {}
 
@@ -415,10 +530,12 @@ class MergedBatchWaiter(BatchWaiter):
         return True
 
     def _room(self, feed: BatchFeed) -> int:
-        return AHEAD - len(feed.incoming) - sum(merger.queue.waiting for merger in self._mergers.values())
+        return AHEAD - len(feed.incoming) - sum(merger.waiting for merger in self._mergers.values())
 
-    def _add(self, feed: BatchFeed, item: Any) -> None:
-        super()._add(feed, item)
+    def _put(self, feed: BatchFeed, index: int, payload: Any) -> None:
+        item = MergedItem(payload, self._pool, self._request_options, self, index)
+        self._live[item] = None
+        feed.read(item)
         if self._is_async:
             self._hand_over(feed)
 

@@ -29,7 +29,7 @@ class PriorityLane:
 class MergedItem(Task):
     """One item, as a task whose outcome its caller receives. The scheduler sends another task, the ``MergedRequest`` with the item."""
 
-    __slots__ = ("_since", "arrived", "key", "lane", "place", "request", "until")
+    __slots__ = ("_since", "arrived", "key", "lane", "merger", "place", "request", "until")
     cost = 1
 
     def __init__(self, payload: Any, pool: Pool, options: RequestOptions, waiter: Any, index: int) -> None:
@@ -40,6 +40,7 @@ class MergedItem(Task):
         self.until = inf  # deadline in seconds; inf while the time limit has not started
         self.arrived = 0.0
         self.lane: PriorityLane
+        self.merger: Any = None  # the ``RequestMerger`` that holds the item
         self.request: MergedRequest | None = None
         self._since = 0, 0  # length of ``trail``, and number of ``sends``, of the request when the item joined it
 

@@ -95,7 +95,10 @@ class RequestMerger:
             for item in items:
                 item.born = item.arrived = now
                 item.state = TaskState.QUEUED
-                item.lane = self._lanes.get((item.level, batch)) or self._new_lane(now, item, batch)
+                if (place := (item.level, batch)) not in self._lanes:
+                    feed = BatchFeed(self._pool, item.level, self, now, item.tenant) if batch else None
+                    self._lanes = dict(sorted([*self._lanes.items(), (place, PriorityLane(item.level, item.tenant, feed))]))
+                item.merger, item.lane = self, self._lanes[place]
                 item.lane.waiting += 1
                 self._collector.put(item)
                 if not batch and item.timeout is not None:
@@ -105,15 +108,10 @@ class RequestMerger:
         self._live.update(dict.fromkeys(items))
         self._continue_soon()
 
-    def _new_lane(self, now: float, item: MergedItem, batch: bool) -> PriorityLane:
-        lane = PriorityLane(item.level, item.tenant, BatchFeed(self._pool, item.level, self, now, item.tenant) if batch else None)
-        self._lanes = dict(sorted([*self._lanes.items(), ((item.level, batch), lane)]))
-        return lane
-
     # submitting merged requests
 
     def _continue_soon(self) -> None:
-        if not self._soon:
+        if not self._soon and not self.driver.loop.is_closed():
             self._soon = True
             self.driver.loop.call_soon(self._continue)
 
@@ -204,10 +202,8 @@ class RequestMerger:
             # sent whole once more, because most failures of servers are not the fault of an item
             if count > 1 and (request.split is not None or request.tries) and may_have_a_bad_item(outcome.error):
                 kind = FailureKind.REFUSED
-            elif (
-                request.split is not None and request.split.others_served
-            ):  # LOCAL: the retry does not count against the health of the endpoint
-                kind = FailureKind.LOCAL
+            elif request.split is not None and request.split.others_served:
+                kind = FailureKind.LOCAL  # the retry does not count against the health of the endpoint
         return outcome if kind is outcome.kind else Failure(kind, outcome.error, limits=outcome.limits)
 
     def read(self, feed: BatchFeed) -> bool:  # noqa: ARG002 - merged requests are submitted when items are added
@@ -263,7 +259,11 @@ class RequestMerger:
 
     def _take(self, now: float, request: MergedRequest, source: Source, before: list[MergedItem], limits: MergeLimits) -> list[MergedItem]:
         queue = self._collector.queue(before[0].key) if before else self._collector.first()
-        most = self._most(now, source, len(before), limits) - len(before)
+        most = ALL if limits.items is None else limits.items
+        if self.spec.divides:
+            service = self._services.get(source) or sizing.ServiceTimeModel()
+            most = min(most, sizing.length(now, self._pool, self.waiting + len(before) + self._unread, service))
+        most = max(0, most - len(before))
         taken: list[MergedItem] = [] if queue is None else self._collector.take(most, queue=queue)
         # only a short request gets items of other levels too: an urgent item must not wait for the answers to many others
         while len(taken) < min(most, sizing.LEAST - len(before)) and (queue := self._collector.first()) is not None:
@@ -285,13 +285,6 @@ class RequestMerger:
             item.attach(request)
             item.state = TaskState.SENT
         return taken
-
-    def _most(self, now: float, source: Source, before: int, limits: MergeLimits) -> int:
-        most = ALL if limits.items is None else limits.items
-        if self.spec.divides:
-            service = self._services.get(source) or sizing.ServiceTimeModel()
-            most = min(most, sizing.length(now, self._pool, self.waiting + before + self._unread, service))
-        return max(before, most)
 
     def _cut(self, items: list[MergedItem], limits: MergeLimits) -> list[MergedItem]:
         """Return the first items, as many as fit into one request. Put the others back."""
@@ -355,10 +348,8 @@ class RequestMerger:
         """Send the items again in two halves. Repeated splits finally send an invalid item alone."""
         items = request.left()
         tries = max(0, self._attempts - 2) if request.tries >= self._attempts else 0
-        parts = halves(items)
-        split = Split(
-            request.refused_by if len(items) > 1 else None, len(parts[0]), request.split is not None and request.split.others_served
-        )
+        parts, served = halves(items), request.split is not None and request.split.others_served
+        split = Split(request.refused_by if len(items) > 1 else None, len(parts[0]), served)
         for part in filter(None, parts):
             self._send_again(part, tries, split)
 
@@ -404,8 +395,7 @@ class RequestMerger:
             self.driver.watch.withdrawn(items)
         for item, error in zip(items, errors, strict=False):
             self._report(item, error, None, 0.0)
-        if not self.driver.loop.is_closed():
-            self._continue_soon()
+        self._continue_soon()
         self._rest_if_idle()
 
     def _withdraw(self, requests: list[Task], error: QRewardError | None = None) -> None:
@@ -512,7 +502,7 @@ class MergedBatchWaiter(BatchWaiter):
             super().finish(task, outcome, source, seconds)
 
     def abandon(self) -> list[Task]:
-        left = super().abandon()
+        left: list[Any] = super().abandon()
         self._end(left)
         return left
 
@@ -540,7 +530,9 @@ class MergedBatchWaiter(BatchWaiter):
             self._hand_over(feed)
 
     def _hand_over(self, feed: BatchFeed) -> None:
-        fresh = self._by_key(feed.incoming)
+        fresh: dict[Hashable, list[Any]] = {}
+        for item in feed.incoming:
+            fresh.setdefault(self._spec.key(item.payload), []).append(item)
         feed.incoming.clear()
         for key, items in fresh.items():
             if key not in self._mergers:
@@ -553,8 +545,8 @@ class MergedBatchWaiter(BatchWaiter):
     def _drop_unstarted(self) -> None:
         super()._drop_unstarted()
         unsent = self._waiting()
-        for task in unsent:
-            del self._live[task]
+        for item in unsent:
+            del self._live[item]
         self._end(unsent)
 
     def _is_trying(self, feed: BatchFeed) -> bool:
@@ -566,16 +558,9 @@ class MergedBatchWaiter(BatchWaiter):
         if failing is not None:
             self._end(self._waiting()[not feed.ended :], lambda _: failing())
 
-    def _end(self, tasks: Iterable[Task], error_of: Callable[[MergedItem], QRewardError] | None = None) -> None:
-        for key, items in self._by_key(tasks).items():
-            if key in self._mergers:
-                self._mergers[key].end(items, error_of)
+    def _end(self, items: list[MergedItem], error_of: Callable[[MergedItem], QRewardError] | None = None) -> None:
+        for merger in self._mergers.values():
+            merger.end([item for item in items if item.merger is merger], error_of)
 
-    def _waiting(self) -> list[Task]:
-        return [task for task in self._live if cast("MergedItem", task).place is WAITING]
-
-    def _by_key(self, tasks: Iterable[Task]) -> dict[Hashable, list[MergedItem]]:
-        groups: dict[Hashable, list[MergedItem]] = {}
-        for task in tasks:
-            groups.setdefault(self._spec.key(task.payload), []).append(cast("MergedItem", task))
-        return groups
+    def _waiting(self) -> list[MergedItem]:
+        return [item for item in self._live if item.place is WAITING]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from qreward.codecs.base import WireRequest
-from qreward.codecs.decisions.base import DecisionInput, DecisionReply, Dialect, valid_input
+from qreward.codecs.base import Unbound, WireRequest
+from qreward.codecs.decisions.base import DecisionInput, Dialect, valid_input
 from qreward.codecs.decisions.dialects import DIALECTS, OPENAI, ORDER, OTHERS, ChatDialect
 from qreward.decisions import YesNo
 from qreward.errors import InvalidResponse
@@ -25,12 +25,9 @@ MOST_KNOWN = 8192
 names of models."""
 
 
-class Decide:
+class Decide(Unbound):
     """Checks decisions, and remembers the dialect of each pair of endpoint and model. ``Decide`` is the codec of a ``WireRequest`` whose
     ``inputs`` are a ``DecisionInput``. ``learned`` is called after an answer has shown a dialect."""
-
-    name = "decide"
-    path = ""
 
     def __init__(self, learned: Callable[[Endpoint, str, Dialect], object] = lambda *_: None) -> None:
         self._learned = learned
@@ -95,15 +92,6 @@ class Decide:
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
         return OPENAI.estimate_tokens(call)  # other dialects need about as many tokens
-
-    def encode(self, call: WireRequest, model: str) -> bytes:  # noqa: ARG002 - as all codecs have it
-        raise TypeError("the body of a decision depends on the endpoint; bind the call to an endpoint first")
-
-    def decode(self, body: bytes, call: WireRequest) -> DecisionReply:  # noqa: ARG002 - as all codecs have it
-        raise TypeError("the response to a decision depends on the endpoint; bind the call to an endpoint first")
-
-    def __repr__(self) -> str:
-        return "<Decide>"
 
 
 def refuses_body(error: Exception) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import msgspec
 
 from qreward.codecs import json as jsonio
-from qreward.codecs.base import Malformed, WireRequest
+from qreward.codecs.base import Malformed, Unbound, WireRequest
 from qreward.codecs.chat import CHARS_PER_TOKEN, CHAT, is_missing, joined, most_output
 from qreward.codecs.rewards import parsing
 from qreward.codecs.rewards.answers import ItemAnswer, ListAnswer, RewardScore
@@ -220,15 +220,13 @@ def splits(failure: Failure, count: int) -> bool:
 
 def may_have_a_bad_item(error: BaseException) -> bool:
     """Return True if parts of a failed list may succeed."""
-    read = isinstance(error, InvalidResponse) and error.status_code is not None
-    missing = isinstance(error, RequestError) and error.status_code == NOT_FOUND
-    return isinstance(error, BAD_ITEM_ERRORS) and not read and not missing
+    status = error.status_code if isinstance(error, RequestError) else None
+    read = isinstance(error, InvalidResponse) and status is not None
+    return isinstance(error, BAD_ITEM_ERRORS) and not read and status != NOT_FOUND
 
 
-class Operation:
+class Operation(Unbound):
     """Defines an operation on a list of items, such as ``score``."""
-
-    path = ""
 
     def __init__(self, name: str, item: Callable[[Any], Any], check: Callable[[Mapping[str, Any]], None] = lambda _: None) -> None:
         self.name = name
@@ -258,15 +256,6 @@ class Operation:
         params = jsonio.write(call.model, "", None, dict(sorted(call.params.items())), all_text=True)
         headers = frozenset((name.lower(), value) for name, value in (call.headers or {}).items())
         return self.name, frozenset(map(shape_of, call.inputs)), params, headers
-
-    def encode(self, call: WireRequest, model: str) -> bytes:  # noqa: ARG002 - as all codecs have it
-        raise TypeError(f"the body of {self.name} depends on the kind of server; bind the call to an endpoint first")
-
-    def decode(self, body: bytes, call: WireRequest) -> ListAnswer:  # noqa: ARG002 - as all codecs have it
-        raise TypeError(f"the response to {self.name} depends on the kind of server; bind the call to an endpoint first")
-
-    def __repr__(self) -> str:
-        return f"<Operation {self.name}>"
 
 
 class ListCodec:
@@ -415,9 +404,6 @@ class ListCodec:
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
         return self.operation.estimate_tokens(call)
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.path}>"
 
     def _value(self, row: Any, call: WireRequest) -> Any:
         try:

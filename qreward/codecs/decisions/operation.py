@@ -29,6 +29,8 @@ class Decide(Unbound):
     """Checks decisions, and remembers the dialect of each pair of endpoint and model. ``Decide`` is the codec of a ``WireRequest`` whose
     ``inputs`` are a ``DecisionInput``. ``learned`` is called after an answer has shown a dialect."""
 
+    name = "decide"
+
     def __init__(self, learned: Callable[[Endpoint, str, Dialect], object] = lambda *_: None) -> None:
         self._learned = learned
         self._known: dict[tuple[str, ...], Dialect] = {}

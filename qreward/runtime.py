@@ -13,8 +13,7 @@ from weakref import WeakMethod
 
 from qreward import options
 from qreward.codecs.base import WireRequest
-from qreward.deciding.dialects import DialectFinder
-from qreward.deciding.requests import DecisionBatch, in_time, smaller
+from qreward.deciding import DecisionBatch, DialectFinder, in_time, smaller
 from qreward.decisions import Decision
 from qreward.engine import background
 from qreward.engine.addresses import AddressLists

@@ -8,7 +8,7 @@ from qreward import AttemptRecord, BadRequest, InvalidResponse, QRewardError, Ra
 from qreward.codecs.base import WireRequest
 from qreward.codecs.decisions.base import DecisionInput, DecisionReply
 from qreward.codecs.decisions.operation import Decide
-from qreward.deciding.requests import divided, joined, smaller
+from qreward.deciding import divided, joined, smaller
 from qreward.decisions import AnswerTable
 
 

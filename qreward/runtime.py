@@ -38,8 +38,7 @@ from qreward.scheduler.pool import Pool
 from qreward.scheduler.scheduler import Scheduler
 from qreward.scheduler.task import RequestOptions
 from qreward.scoring.merge_spec import MergeSpec
-from qreward.scoring.merged_items import MergedItem
-from qreward.scoring.merger import ItemWaiter, MergedBatchWaiter, RequestMerger
+from qreward.scoring.merger import ItemWaiter, MergedBatchWaiter, MergedItem, RequestMerger
 from qreward.scoring.sizing import LearnedLimits
 from qreward.settings.client import ClientConfig
 from qreward.settings.policies import Endpoint, Route

@@ -24,8 +24,7 @@ from qreward.scheduler.source import make_source
 from qreward.scheduler.task import RequestOptions
 from qreward.scoring import sizing
 from qreward.scoring.merge_spec import EmbeddingsSpec, MergeSpec
-from qreward.scoring.merged_items import MergedItem, MergedRequest
-from qreward.scoring.merger import RequestMerger
+from qreward.scoring.merger import MergedItem, MergedRequest, RequestMerger
 from qreward.scoring.sizing import LearnedLimits
 from qreward.settings.policies import LoadBalanceStrategy
 

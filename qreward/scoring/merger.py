@@ -104,7 +104,7 @@ class Split:
 class MergedRequest(Task):
     """One request with the items of several calls."""
 
-    __slots__ = ("lane", "live", "members", "misconfigured", "refused_by", "split")
+    __slots__ = ("lane", "members", "misconfigured", "refused_by", "split")
 
     def __init__(self, pool: Pool, lane: PriorityLane, merger: Any, members: Sequence[MergedItem] = (), split: Split | None = None) -> None:
         super().__init__(merger.spec.blank, pool, lane.level, None, merger, 0, lane.tenant)
@@ -112,7 +112,6 @@ class MergedRequest(Task):
         self.members = list(members)  # including items that are over
         self.refused_by: Source | None = None  # the endpoint that refused the request
         self.misconfigured = False  # the endpoint of the last attempt is configured wrongly, so parts of the request would fail too
-        self.live = len(members)
 
     def bind(self, now: float, source: Source) -> bool:
         """Fill the request just before it is sent. Return False if there are no items."""
@@ -122,14 +121,9 @@ class MergedRequest(Task):
     def left(self) -> list[MergedItem]:
         return [item for item in self.members if item.place is not OVER]
 
-    def lost_one(self) -> bool:
-        """Record that an item is over. Return True if all items of the request are over."""
-        self.live -= 1
-        return not self.live
-
     def hold(self, items: list[MergedItem]) -> None:
         """Set the items of the next attempt. Observers see a request with one item as its call, and any other as a batch."""
-        self.members, self.live, self.items = items, len(items), tuple(items)
+        self.members, self.items = items, tuple(items)
         if not self.serial and len(items) == 1 and items[0].serial > 0:
             alone = items[0]
             self.serial, self.span, self.items, alone.end_reported = alone.serial, alone.span, (), REPORTED
@@ -476,18 +470,15 @@ class RequestMerger:
         if not items:
             return
         engine = self.driver.engine
-        empty: list[Task] = []
         with engine.lock:
+            requests = {item.request: None for item in items if item.request is not None}
             for item in items:
-                request = item.request
                 if item.place is WAITING:
                     self._collector.remove(item)
                     item.lane.waiting -= 1
                 item.end(engine.clock() if late else None)
                 self._live.pop(item, None)
-                if request is not None and request.lost_one() and request.state is not TaskState.DONE:
-                    self._unqueue(request)
-                    empty.append(request)
+            empty: list[Task] = [request for request in requests if request.state is not TaskState.DONE and not request.left()]
             errors = [] if error_of is None else list(map(error_of, items))
         if errors and isinstance(errors[0], RequestTimeout):
             for task in empty:

@@ -25,7 +25,7 @@ K = FailureKind
 
 
 def key(*items: Any, model: str = "m", headers: dict[str, str] | None = None, **params: Any) -> Any:
-    return SCORE.merge_key(WireRequest(SCORE, model, SCORE.validate(list(items)), params, headers))
+    return SCORE.merge_key(WireRequest(SCORE, model, list(map(SCORE.item, items)), params, headers))
 
 
 def test_calls_may_share_a_request_if_all_but_their_items_is_equal() -> None:
@@ -163,21 +163,19 @@ def test_a_score_is_a_float_that_survives_copies() -> None:
 @each(
     "operation, given, message",
     [
-        (SCORE, [], "empty"),
-        (SCORE, "text", "a str"),
-        (SCORE, [("q", "a"), 7], "item 1: an item to score must be .* not a int"),
-        (SCORE, [("q", 7)], "item 0: the response is a int"),
-        (SCORE, [("a", "b", "c")], "a tuple of 3"),
-        (SCORE, [Pair("q", None)], "item 0: the response is None"),  # type: ignore[arg-type]
-        (SCORE, [{"prompt": "q"}], "'prompt' and 'response'"),
-        (SCORE, [[]], "messages is empty"),
-        (SCORE, [{"messages": "x"}], "messages is a text"),
-        *((EMBED, [wrong], "item 0") for wrong in ("", [], [1, "a"], [True], None)),
+        (SCORE, 7, "an item to score must be .* not a int"),
+        (SCORE, ("q", 7), "the response is a int"),
+        (SCORE, ("a", "b", "c"), "a tuple of 3"),
+        (SCORE, Pair("q", None), "the response is None"),  # type: ignore[arg-type]
+        (SCORE, {"prompt": "q"}, "'prompt' and 'response'"),
+        (SCORE, [], "messages is empty"),
+        (SCORE, {"messages": "x"}, "messages is a text"),
+        *((EMBED, wrong, "input is None|must be a text") for wrong in ("", [], [1, "a"], [True], None)),
     ],
 )
-def test_a_wrong_item_is_refused_with_its_place_before_anything_is_sent(operation: Operation, given: Any, message: str) -> None:
+def test_a_wrong_item_is_refused_before_anything_is_sent(operation: Operation, given: Any, message: str) -> None:
     with pytest.raises(BadRequest, match=message):
-        operation.validate(given)
+        operation.item(given)
 
 
 def test_a_number_of_choices_that_cannot_be_counted_is_refused() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -240,12 +240,6 @@ class Operation(Unbound):
         """Return the estimated tokens of all items, and the maximum output tokens, which are 0 except for ``completions``."""
         output = most_output(call.params) * len(call.inputs) if self.name == "completions" else 0.0
         return sum(map(tokens_in, call.inputs)), output
-
-    def merge_key(self, call: WireRequest) -> Hashable:
-        """Return the key of a call. Calls with equal keys differ only in their items, so the items of these calls may share a request."""
-        params = jsonio.write(call.model, "", None, dict(sorted(call.params.items())), all_text=True)
-        headers = frozenset((name.lower(), value) for name, value in (call.headers or {}).items())
-        return self.name, frozenset(map(shape_of, call.inputs)), params, headers
 
 
 class ListCodec:

@@ -12,30 +12,31 @@ from hypothesis import strategies as st
 from reward_tools import call, codec, written
 from shared_tools import each
 
-from qreward.codecs.base import WireRequest
 from qreward.codecs.rewards.answers import ItemAnswer, ListAnswer, RewardScore, share
 from qreward.codecs.rewards.base import BAD_ITEM_STATUSES, MergeLimits, Operation, Pair, splits, tokens_in
 from qreward.codecs.rewards.registry import CLASSIFY, COMPLETE, EMBED, RERANK, SCORE, codec_of
 from qreward.errors import BadRequest, ConfigError, InvalidResponse, RequestError
 from qreward.results import Usage
 from qreward.scheduler.outcome import Failure, FailureKind
+from qreward.scoring.merge_spec import MergeSpec
 from qreward.settings.policies import RewardModel
 
 K = FailureKind
 
 
-def key(*items: Any, model: str = "m", headers: dict[str, str] | None = None, **params: Any) -> Any:
-    return SCORE.merge_key(WireRequest(SCORE, model, list(map(SCORE.item, items)), params, headers))
+def key(item: Any, operation: Operation = SCORE, *, model: str = "m", headers: dict[str, str] | None = None, **params: Any) -> Any:
+    spec = MergeSpec(operation, model, {}, headers, params)
+    return spec.key(spec.call(item))
 
 
 def test_calls_may_share_a_request_if_all_but_their_items_is_equal() -> None:
-    assert key("a") == key("b", "c")
+    assert key("a") == key("b")
     assert key("a", priority=0, user="x") == key("b", user="x", priority=0), "the order of parameters means nothing"
     assert key("a", headers={"X-A": "1"}) == key("b", headers={"x-a": "1"})
     assert key(("q", "a")) == key(["q", "a"]) == key(Pair("p", "b", label=[1]))
-    assert RERANK.merge_key(call(RERANK, ["a"], query="q")) == RERANK.merge_key(call(RERANK, ["b"], query="q"))
-    assert RERANK.merge_key(call(RERANK, ["a"], query="q")) != RERANK.merge_key(call(RERANK, ["a"], query="r"))
-    assert EMBED.merge_key(call(EMBED, ["a"])) != EMBED.merge_key(call(EMBED, [[1]]))
+    assert key("a", RERANK, query="q") == key("b", RERANK, query="q")
+    assert key("a", RERANK, query="q") != key("a", RERANK, query="r")
+    assert key("a", EMBED) != key([1], EMBED)
 
 
 @each(
@@ -46,7 +47,7 @@ def test_calls_may_share_a_request_if_all_but_their_items_is_equal() -> None:
         key("a", headers={"X-A": "1"}),
         key(("q", "a")),
         key([{"role": "user", "content": "a"}]),
-        CLASSIFY.merge_key(WireRequest(CLASSIFY, "m", ["a"], {}, None)),
+        key("a", CLASSIFY),
     ],
 )
 def test_calls_that_differ_in_anything_else_go_apart(other: Any) -> None:

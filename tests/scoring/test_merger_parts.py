@@ -84,7 +84,9 @@ def test_an_item_whose_time_has_passed_is_not_taken_though_the_timer_was_not_the
     source.handle = Endpoint("http://a.example/v1", name="a", kind="vllm")
     spec = MergeSpec(SCORE, "m", {}, None, None)
     engine = SimpleNamespace(lock=nullcontext(), clock=lambda: 0.0)
-    driver: Any = SimpleNamespace(engine=engine, watch=None, waiters={}, loop=SimpleNamespace(call_soon=print, is_closed=lambda: False))
+    driver: Any = SimpleNamespace(
+        engine=engine, watch=None, waiters={}, loop=SimpleNamespace(call_soon=lambda _: None, is_closed=lambda: False)
+    )
     merger = RequestMerger(driver, pool, spec, LearnedLimits(), attempts=3, most_waiting=None, idle=lambda: None)
     made = [
         MergedItem(WireRequest(SCORE, "m", [f"x {index}"], {}, None), pool, RequestOptions(5, 1.0 + index), None, index)

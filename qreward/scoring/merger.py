@@ -19,13 +19,13 @@ from qreward.engine.instrumentation import REPORTED
 from qreward.engine.snapshots import result_of
 from qreward.errors import ClientClosed, InvalidResponse, QRewardError, RequestError, RequestTimeout
 from qreward.results import AttemptRecord, BatchResult, Result
-from qreward.scheduler import scheduler as endings
 from qreward.scheduler.failure_policy import unanswered
 from qreward.scheduler.outages import deadline
 from qreward.scheduler.outcome import Answer, Failure, FailureKind, Outcome
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.source import Source
 from qreward.scheduler.task import Attempt, BatchFeed, RequestOptions, Task, TaskState
+from qreward.scheduler.why import queue_full_error, timeout_error
 from qreward.scoring import sizing
 from qreward.scoring.merge_spec import MergeSpec
 from qreward.scoring.sizing import EndpointLimits, LearnedLimits
@@ -182,7 +182,7 @@ class RequestMerger:
             with engine.lock:
                 single = sum(lane.waiting - (lane.request is not None) for lane in self._lanes.values() if lane.feed is None)
                 if single + self._pool.queue.waiting >= self._most_waiting:
-                    raise endings.full(engine.clock(), self._pool, self._most_waiting)
+                    raise queue_full_error(engine.clock(), self._pool, self._most_waiting)
         if watch is not None:
             for item in items:
                 watch.began(item)
@@ -270,7 +270,7 @@ class RequestMerger:
         now = self.driver.engine.clock()
         with self.driver.engine.lock:
             late = self._collector.deadlines.due(now)
-        self.end(late, partial(endings.timed_out, now), late=True)
+        self.end(late, partial(timeout_error, now), late=True)
         self._continue()
 
     # called by the loop driver

@@ -84,7 +84,8 @@ class _Encoded(NamedTuple):
     written: Any
     json: bytes
     names: tuple[str, ...]
-    values: list[tuple[type, object]]
+    values: list[object]
+    kinds: list[type]
 
 
 class Dialect(ABC):
@@ -122,8 +123,7 @@ class Dialect(ABC):
         name."""
         params = self.params_of(call)
         questions = self.encoded_together(call.inputs.questions)
-        body = jsonio.write(model, self.input_member, self.input_of(call.inputs.input), params, all_text=True)
-        return b'%b,"%b":%b}' % (body[:-1], self.questions_member.encode(), questions)
+        return jsonio.write(model, self.input_member, self.input_of(call.inputs.input), params, all_text=True)[:-1] + questions
 
     def params_of(self, call: WireRequest) -> Mapping[str, Any]:
         if call.params and (taken := self.reserved & call.params.keys()):
@@ -141,10 +141,12 @@ class Dialect(ABC):
         return b"[" + b",".join(written) + b"]"
 
     def encoded_together(self, questions: tuple[Question, ...]) -> bytes:
+        """Return the end of a body: the member with the questions. Raises ``BadRequest``."""
         found = self._cache.get(id(questions))
         if found is None:
             written = self.join([self.encoded(question, place).json for place, question in enumerate(questions)])
-            found = self._remember(_Encoded(questions, None, written, (), []))
+            end = b',"%b":%b}' % (self.questions_member.encode(), written)
+            found = self._remember(_Encoded(questions, None, end, (), [], []))
         return found.json
 
     def encoded(self, question: Question, place: int = 0) -> _Encoded:
@@ -158,9 +160,8 @@ class Dialect(ABC):
             if isinstance(question, Choice) and len(question.options) > self.most_options:
                 raise BadRequest(f"questions[{place}] has {len(question.options)} choices; {here} {self.most_options}")
             written = self.write(question)
-            options: Sequence[object] = range(len(question.options)) if isinstance(question, Score) else question.options
-            values = [(type(option), option) for option in options]
-            found = self._remember(_Encoded(question, written, jsonio.dumps(written), names_of(question), values))
+            values = list[object](range(len(question.options)) if isinstance(question, Score) else question.options)
+            found = self._remember(_Encoded(question, written, jsonio.dumps(written), names_of(question), values, list(map(type, values))))
         return found
 
     def _remember(self, entry: _Encoded) -> _Encoded:

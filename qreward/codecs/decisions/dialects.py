@@ -100,29 +100,37 @@ class OpenAIDialect(Dialect):
         numbers: list[float] = []
         masses: list[float | None] = []
         confidences: list[float] = []
+        types = self.types
         for question, row in zip(questions, rows, strict=True):
-            if row.type != self.types[type(question)] or (row.name is not None and row.name != question.name):
+            if row.type != types[type(question)] or (row.name is not None and row.name != question.name):
                 raise InvalidAnswer
             if isinstance(question, YesNo):
-                own: Sequence[float] = (row.probability, 1.0 - row.probability)
-                mass, confidence = None, max(own) if row.probability >= 0.0 else -1.0
+                yes = row.probability
+                no = 1.0 - yes
+                own: Sequence[float] = (yes, no)
+                mass, confidence = None, max(yes, no)
             else:
-                options, confidence = row.probabilities, row.confidence
-                if [(type(each.value), each.value) for each in options] != self.encoded(question).values:
-                    raise InvalidAnswer
-                labels = tuple([each.label for each in options]) if isinstance(question, Score) else question.options
-                if labels not in (question.options, (msgspec.UNSET,) * len(labels)):
-                    raise InvalidAnswer
-                own = [each.probability for each in options]
-                if math.fsum(own) != 1.0:
-                    own = distribution(own, len(own))
+                own = self._own(question, row)
+                confidence, yes = row.confidence, row.confidence
                 mass = self.label_mass(confidence, max(own))
-            if confidence < 0.0 or (mass is not None and mass < least):
+            if yes < 0.0 or (mass is not None and mass < least):
                 raise InvalidAnswer
             numbers += own
             masses.append(mass)
             confidences.append(confidence)
         return AnswerTable(questions, tuple(numbers), tuple(masses), tuple(confidences))
+
+    def _own(self, question: Question, row: _Row) -> Sequence[float]:
+        options, asked = row.probabilities, self.encoded(question)
+        values = [each.value for each in options]
+        if values != asked.values or list(map(type, values)) != asked.kinds:
+            raise InvalidAnswer
+        if isinstance(question, Score):
+            labels = [each.label for each in options]
+            if labels != list(question.options) and labels.count(msgspec.UNSET) < len(labels):
+                raise InvalidAnswer
+        numbers = [each.probability for each in options]
+        return numbers if math.fsum(numbers) == 1.0 else distribution(numbers, len(numbers))
 
     def rows(self, document: dict[str, Any], count: int) -> Sequence[Any]:  # noqa: ARG002 - checked by the caller
         found = document.get("answers")
@@ -152,7 +160,8 @@ class OpenAIDialect(Dialect):
         """Return the probability of each option, in the order of the question. Levels are matched by number, other options by value."""
         if not isinstance(raw, list):
             raise InvalidAnswer("it has no list of probabilities")
-        found, wanted = [(type(value := member(row, "value")), value) for row in raw], self.encoded(question).values
+        found, asked = [(type(value := member(row, "value")), value) for row in raw], self.encoded(question)
+        wanted = list(zip(asked.kinds, asked.values, strict=True))
         if found != wanted:
             rows = {value: row for value, row in zip(found, raw, strict=True) if isinstance(value[1], str | int)}
             if len(raw) != len(wanted) or rows.keys() != set(wanted):

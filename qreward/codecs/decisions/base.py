@@ -41,7 +41,7 @@ SUM_TOLERANCE = 0.02
 DECLINED = "the model declined to answer"
 _ROUNDING = 1e-6  # maximum rounding error of one probability
 _MASS_ROUNDING = 1e-3  # maximum rounding error of a sum of exponentials in float32
-_MOST_CACHED = 1024
+_MOST_TUPLES, _MOST_QUESTIONS = 64, 4096  # that are cached
 _EXAMPLE = "[{'role': 'user', 'content': '...'}]"
 
 
@@ -80,7 +80,7 @@ class NoAnswer(Exception):
 
 
 class _Encoded(NamedTuple):
-    asked: Question | tuple[Question, ...]
+    question: Question
     written: Any
     json: bytes
     names: tuple[str, ...]
@@ -104,7 +104,9 @@ class Dialect(ABC):
 
     def __init__(self, extra: Mapping[str, Any] | None = None) -> None:
         self.extra = extra or {}
+        # by ids; the entries reference what they encode, so that nothing else gets the same id
         self._cache: dict[int, _Encoded] = {}
+        self._ends: dict[int, tuple[tuple[Question, ...], bytes]] = {}
 
     @abstractmethod
     def write(self, question: Question) -> Any:
@@ -142,12 +144,13 @@ class Dialect(ABC):
 
     def encoded_together(self, questions: tuple[Question, ...]) -> bytes:
         """Return the end of a body: the member with the questions. Raises ``BadRequest``."""
-        found = self._cache.get(id(questions))
+        found = self._ends.get(id(questions))
         if found is None:
             written = self.join([self.encoded(question, place).json for place, question in enumerate(questions)])
-            end = b',"%b":%b}' % (self.questions_member.encode(), written)
-            found = self._remember(_Encoded(questions, None, end, (), [], []))
-        return found.json
+            if len(self._ends) >= _MOST_TUPLES:
+                self._ends.clear()
+            found = self._ends[id(questions)] = questions, b',"%b":%b}' % (self.questions_member.encode(), written)
+        return found[1]
 
     def encoded(self, question: Question, place: int = 0) -> _Encoded:
         """Return the JSON of a question and the names of its options. The result is cached, because questions are asked many times."""
@@ -161,14 +164,11 @@ class Dialect(ABC):
                 raise BadRequest(f"questions[{place}] has {len(question.options)} choices; {here} {self.most_options}")
             written = self.write(question)
             values = list[object](range(len(question.options)) if isinstance(question, Score) else question.options)
-            found = self._remember(_Encoded(question, written, jsonio.dumps(written), names_of(question), values, list(map(type, values))))
+            if len(self._cache) >= _MOST_QUESTIONS:
+                self._cache.clear()
+            found = _Encoded(question, written, jsonio.dumps(written), names_of(question), values, list(map(type, values)))
+            self._cache[id(question)] = found
         return found
-
-    def _remember(self, entry: _Encoded) -> _Encoded:
-        if len(self._cache) >= _MOST_CACHED:
-            self._cache.clear()
-        self._cache[id(entry.asked)] = entry  # the entry references what is asked, so that nothing else gets the same id
-        return entry
 
     def decode(self, body: bytes, call: WireRequest) -> DecisionReply:
         document, questions = jsonio.read_object(body), call.inputs.questions

@@ -105,30 +105,33 @@ class OpenAIDialect(Dialect):
             if row.type != types[type(question)] or (row.name is not None and row.name != question.name):
                 raise InvalidAnswer
             if isinstance(question, YesNo):
-                yes = row.probability
-                no = 1.0 - yes
-                own: Sequence[float] = (yes, no)
-                mass, confidence = None, max(yes, no)
+                yes = confidence = row.probability
+                no, mass = 1.0 - yes, None
+                numbers += yes, no
+                confidences.append(max(yes, no))
             else:
-                own = self._own(question, row)
-                confidence, yes = row.confidence, row.confidence
+                own, confidence = self._numbers(question, row.probabilities), row.confidence
                 mass = self.label_mass(confidence, max(own))
-            if yes < 0.0 or (mass is not None and mass < least):
+                numbers += own
+                confidences.append(confidence)
+            if confidence < 0.0 or (mass is not None and mass < least):
                 raise InvalidAnswer
-            numbers += own
             masses.append(mass)
-            confidences.append(confidence)
         return AnswerTable(questions, tuple(numbers), tuple(masses), tuple(confidences))
 
-    def _own(self, question: Question, row: _Row) -> Sequence[float]:
-        options, asked = row.probabilities, self.encoded(question)
-        values = [each.value for each in options]
+    def _numbers(self, question: Question, options: list[_Option]) -> Sequence[float]:
+        """Return the probability of each option, in the order of the question. Levels are matched by number, other options by value."""
+        asked, values = self.encoded(question), [each.value for each in options]
         if values != asked.values or list(map(type, values)) != asked.kinds:
-            raise InvalidAnswer
+            found = {(type(each.value), each.value): each for each in options if isinstance(each.value, str | int)}
+            wanted = list(zip(asked.kinds, asked.values, strict=True))
+            if len(options) != len(wanted) or found.keys() != set(wanted):
+                raise InvalidAnswer("its probabilities are not those of the options")
+            options = [found[value] for value in wanted]  # type: ignore[index]
         if isinstance(question, Score):
-            labels = [each.label for each in options]
-            if labels != list(question.options) and labels.count(msgspec.UNSET) < len(labels):
-                raise InvalidAnswer
+            for each, label in zip(options, question.options, strict=True):
+                if each.label != label and each.label is not msgspec.UNSET:
+                    raise InvalidAnswer("its levels are not those of the question")
         numbers = [each.probability for each in options]
         return numbers if math.fsum(numbers) == 1.0 else distribution(numbers, len(numbers))
 
@@ -148,30 +151,16 @@ class OpenAIDialect(Dialect):
         if isinstance(question, YesNo):
             yes = probability(row.get("probability"))
             return (yes, 1.0 - yes), None, None
-        numbers = distribution(self._in_order(question, row.get("probabilities")), len(question.options))
-        confidence = probability(row.get("confidence"))
+        raw, unset = row.get("probabilities"), msgspec.UNSET
+        if not isinstance(raw, list):
+            raise InvalidAnswer("it has no list of probabilities")
+        options = [_Option(member(each, "value"), probability(each.get("probability")), each.get("label", unset)) for each in raw]
+        numbers, confidence = tuple(self._numbers(question, options)), probability(row.get("confidence"))
         return numbers, self.label_mass(confidence, max(numbers)), confidence
 
     def label_mass(self, confidence: float, highest: float) -> float | None:  # noqa: ARG002 - for subclasses
         """Return the label mass of an answer; None if the API does not report it."""
         return None
-
-    def _in_order(self, question: Question, raw: object) -> list[object]:
-        """Return the probability of each option, in the order of the question. Levels are matched by number, other options by value."""
-        if not isinstance(raw, list):
-            raise InvalidAnswer("it has no list of probabilities")
-        found, asked = [(type(value := member(row, "value")), value) for row in raw], self.encoded(question)
-        wanted = list(zip(asked.kinds, asked.values, strict=True))
-        if found != wanted:
-            rows = {value: row for value, row in zip(found, raw, strict=True) if isinstance(value[1], str | int)}
-            if len(raw) != len(wanted) or rows.keys() != set(wanted):
-                raise InvalidAnswer("its probabilities are not those of the options")
-            raw = [rows[value] for value in wanted]
-        if isinstance(question, Score):
-            for row, option in zip(raw, question.options, strict=True):
-                if row.get("label", option) != option:
-                    raise InvalidAnswer("its levels are not those of the question")
-        return [row.get("probability") for row in raw]
 
 
 class VLLMDialect(OpenAIDialect):

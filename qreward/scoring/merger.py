@@ -36,7 +36,7 @@ AHEAD = 4 * sizing.MOST
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class PriorityLane:
+class PriorityClass:
     """The waiting items of one priority: either single items or items of batches."""
 
     level: int
@@ -49,7 +49,7 @@ class PriorityLane:
 class MergedItem(Task):
     """One item, as a task whose outcome its caller receives. The scheduler sends another task, the ``MergedRequest`` with the item."""
 
-    __slots__ = ("_since", "arrived", "key", "lane", "merger", "place", "request", "until")
+    __slots__ = ("_since", "arrived", "key", "merger", "place", "priority_class", "request", "until")
     cost = 1
 
     def __init__(self, payload: Any, pool: Pool, options: RequestOptions, waiter: Any, index: int) -> None:
@@ -59,7 +59,7 @@ class MergedItem(Task):
         self.place: ItemState = OVER
         self.until = inf  # deadline in seconds; inf while the time limit has not started
         self.arrived = 0.0
-        self.lane: PriorityLane
+        self.priority_class: PriorityClass
         self.merger: RequestMerger | None = None
         self.request: MergedRequest | None = None
         self._since = 0, 0  # length of ``trail``, and number of ``sends``, of the request when the item joined it
@@ -104,11 +104,13 @@ class Split:
 class MergedRequest(Task):
     """One request with the items of several calls."""
 
-    __slots__ = ("lane", "members", "misconfigured", "refused_by", "split")
+    __slots__ = ("members", "misconfigured", "priority_class", "refused_by", "split")
 
-    def __init__(self, pool: Pool, lane: PriorityLane, merger: Any, members: Sequence[MergedItem] = (), split: Split | None = None) -> None:
-        super().__init__(merger.spec.blank, pool, lane.level, None, merger, 0, lane.tenant)
-        self.lane, self.split = lane, split
+    def __init__(
+        self, pool: Pool, priority_class: PriorityClass, merger: Any, members: Sequence[MergedItem] = (), split: Split | None = None
+    ) -> None:
+        super().__init__(merger.spec.blank, pool, priority_class.level, None, merger, 0, priority_class.tenant)
+        self.priority_class, self.split = priority_class, split
         self.members = list(members)  # including items that are over
         self.refused_by: Source | None = None  # the endpoint that refused the request
         self.misconfigured = False  # the endpoint of the last attempt is configured wrongly, so parts of the request would fail too
@@ -148,7 +150,7 @@ class RequestMerger:
         self.spec = spec
         self._known = known
         self._collector = Collector()
-        self._lanes: dict[tuple[int, bool], PriorityLane] = {}  # (priority, items of batches?), the most urgent first
+        self._classes: dict[tuple[int, bool], PriorityClass] = {}  # (priority, items of batches?), the most urgent first
         self._services: dict[Source, sizing.ServiceTimeModel] = {}
         self._limits: dict[Source, EndpointLimits] = {}  # for the items of this merger
         self._unread = 0.0  # number of items that batches have not added yet; inf if unknown
@@ -165,12 +167,12 @@ class RequestMerger:
         return self._collector.waiting
 
     def _unfilled(self) -> list[Task]:
-        return [lane.request for lane in self._lanes.values() if lane.request is not None]
+        return [each.request for each in self._classes.values() if each.request is not None]
 
     def _unqueue(self, request: MergedRequest) -> None:
         """Record that a merged request is filled or has ended."""
-        if request.lane.request is request:
-            request.lane.request = None
+        if request.priority_class.request is request:
+            request.priority_class.request = None
 
     # adding items
 
@@ -180,7 +182,7 @@ class RequestMerger:
         engine, watch = self.driver.engine, self.driver.watch
         if self._most_waiting is not None and not batch:
             with engine.lock:
-                single = sum(lane.waiting - (lane.request is not None) for lane in self._lanes.values() if lane.feed is None)
+                single = sum(each.waiting - (each.request is not None) for each in self._classes.values() if each.feed is None)
                 if single + self._pool.queue.waiting >= self._most_waiting:
                     raise queue_full_error(engine.clock(), self._pool, self._most_waiting)
         if watch is not None:
@@ -191,11 +193,11 @@ class RequestMerger:
             for item in items:
                 item.born = item.arrived = now
                 item.state = TaskState.QUEUED
-                if (place := (item.level, batch)) not in self._lanes:
+                if (place := (item.level, batch)) not in self._classes:
                     feed = BatchFeed(self._pool, item.level, self, now, item.tenant) if batch else None
-                    self._lanes = dict(sorted([*self._lanes.items(), (place, PriorityLane(item.level, item.tenant, feed))]))
-                item.merger, item.lane = self, self._lanes[place]
-                item.lane.waiting += 1
+                    self._classes = dict(sorted([*self._classes.items(), (place, PriorityClass(item.level, item.tenant, feed))]))
+                item.merger, item.priority_class = self, self._classes[place]
+                item.priority_class.waiting += 1
                 self._collector.put(item)
                 if not batch and item.timeout is not None:
                     item.until = now + item.timeout
@@ -212,7 +214,7 @@ class RequestMerger:
             self.driver.loop.call_soon(self._continue)
 
     def _continue(self) -> None:
-        """Let batches read ahead, and submit a merged request for each lane that needs one."""
+        """Let batches read ahead, and submit a merged request for each priority class that needs one."""
         self._soon = False
         if not self._live and not self.batches:
             return
@@ -222,7 +224,7 @@ class RequestMerger:
         unread, engine = sum(batch.unread() for batch in self.batches), self.driver.engine
         with engine.lock:
             self._unread, pause_end = unread, -inf
-            wanted = any(lane.waiting and lane.request is None for lane in self._lanes.values())
+            wanted = any(each.waiting and each.request is None for each in self._classes.values())
             full = min((known.limits.items or sizing.MOST for known in self._limits.values()), default=sizing.MOST)
             if wanted and self.waiting < full:  # single items wait for others
                 pause_end = self._sent_at + sizing.pause(self._pool)
@@ -234,17 +236,17 @@ class RequestMerger:
         self._wake_at(min(wake, pause_end) if paused else wake)
 
     def _submit(self, now: float, paused: bool) -> None:
-        """Submit an unfilled merged request for each lane with waiting items, and the next one if it is sent at once."""
-        for lane in self._lanes.values():
-            if paused and lane.feed is None and lane.level >= Priority.NORMAL:
+        """Submit an unfilled merged request for each priority class with waiting items, and the next one if it is sent at once."""
+        for each in self._classes.values():
+            if paused and each.feed is None and each.level >= Priority.NORMAL:
                 continue
-            while lane.waiting and lane.request is None:
-                lane.request = MergedRequest(self._pool, lane, self)
-                self._hand_in(now, lane.request)
+            while each.waiting and each.request is None:
+                each.request = MergedRequest(self._pool, each, self)
+                self._hand_in(now, each.request)
 
     def _hand_in(self, now: float, request: MergedRequest) -> None:
-        """Submit a merged request. In a lane of batches, a request with items goes before unfilled ones."""
-        scheduler, feed = self.driver.engine.scheduler, request.lane.feed
+        """Submit a merged request. In a priority class of batches, a request with items goes before unfilled ones."""
+        scheduler, feed = self.driver.engine.scheduler, request.priority_class.feed
         if feed is None:
             request.state = TaskState.WAITING  # the state NEW is not used, because the queue limit counts items, not merged requests
             scheduler.submit(now, request)
@@ -365,14 +367,14 @@ class RequestMerger:
         while len(taken) < min(most, sizing.LEAST - len(before)) and (queue := self._collector.first()) is not None:
             taken += self._collector.take(min(most, sizing.LEAST - len(before)) - len(taken), queue=queue)
         for item in taken:
-            item.lane.waiting -= 1
+            item.priority_class.waiting -= 1
         taken = [item for item in taken if item.until > now]  # the timer of the deadline ends items that are too late
         if taken:
             taken = self._cut([*before, *taken], limits)[len(before) :]
         for item in taken:
             if item.sent_at is None:
                 item.sent_at = now
-                if item.lane.feed is not None:
+                if item.priority_class.feed is not None:
                     item.born = now
                     item.waiter.took()
                     if item.timeout is not None:
@@ -389,7 +391,7 @@ class RequestMerger:
             for item in items[fits:]:
                 item.detach()
                 item.state = TaskState.QUEUED
-                item.lane.waiting += 1
+                item.priority_class.waiting += 1
             self._collector.put_back(items[fits:])
         return items[:fits]
 
@@ -450,7 +452,7 @@ class RequestMerger:
             self._send_again(part, tries, split)
 
     def _send_again(self, items: Sequence[MergedItem], tries: int, split: Split) -> None:
-        request = MergedRequest(self._pool, items[0].lane, self, items, split)
+        request = MergedRequest(self._pool, items[0].priority_class, self, items, split)
         request.tries = tries
         for item in items:
             item.attach(request)
@@ -475,7 +477,7 @@ class RequestMerger:
             for item in items:
                 if item.place is WAITING:
                     self._collector.remove(item)
-                    item.lane.waiting -= 1
+                    item.priority_class.waiting -= 1
                 item.end(engine.clock() if late else None)
                 self._live.pop(item, None)
             empty: list[Task] = [request for request in requests if request.state is not TaskState.DONE and not request.left()]
@@ -504,11 +506,11 @@ class RequestMerger:
             self._timer = None
         with self.driver.engine.lock:
             unfilled = self._unfilled()
-            lanes, self._lanes = self._lanes, {}
+            classes, self._classes = self._classes, {}
         self._withdraw(unfilled)
-        for lane in lanes.values():
-            if lane.feed is not None:
-                self.driver.close_feed(lane.feed)
+        for each in classes.values():
+            if each.feed is not None:
+                self.driver.close_feed(each.feed)
         self.driver.waiters.pop(self, None)
         self._idle()
 
@@ -520,7 +522,7 @@ class RequestMerger:
 class ItemWaiter:
     """Receives the results of the items of one call."""
 
-    __slots__ = ("_left", "_results", "_waiter", "context", "driver")
+    __slots__ = ("_done", "_left", "_results", "context", "driver")
 
     def __init__(self, driver: LoopDriver) -> None:
         self.driver = driver
@@ -530,10 +532,10 @@ class ItemWaiter:
         """Send the items, and return their results. Raises the first error. If the caller is cancelled, unfinished items are dropped."""
         self._results: list[Any] = [None] * len(items)
         self._left = len(items)
-        self._waiter = self.driver.loop.create_future()
+        self._done = self.driver.loop.create_future()
         merger.put(items)
         try:
-            await self._waiter
+            await self._done
         except GeneratorExit:  # the garbage collector may close this coroutine while the engine's lock is held
             self.driver.later(partial(merger.end, items))
             raise
@@ -543,16 +545,16 @@ class ItemWaiter:
         return self._results
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
-        if self._waiter.done():
+        if self._done.done():
             return
         result = result_of(task, outcome, source, seconds)
         if result.error is not None:
-            self._waiter.set_exception(result.error)
+            self._done.set_exception(result.error)
             return
         self._results[task.index] = result
         self._left -= 1
         if not self._left:
-            self._waiter.set_result(None)
+            self._done.set_result(None)
 
 
 class MergedBatchWaiter(BatchWaiter):

@@ -15,7 +15,7 @@ from qreward.codecs.chat import CHAT
 from qreward.codecs.rewards.answers import RewardScore
 from qreward.codecs.rewards.base import Operation
 from qreward.codecs.rewards.registry import CLASSIFY, COMPLETE, MODERATE, RERANK, SCORE
-from qreward.deciding.requests import decision_preparer
+from qreward.deciding import decision_preparer
 from qreward.decisions import MIN_LABEL_MASS, Decision, Question
 from qreward.engine.snapshots import stats_of
 from qreward.errors import ConfigError

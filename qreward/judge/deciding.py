@@ -98,11 +98,11 @@ class DecidingModel:
         return Vote(score, model=self.model, swapped=swapped, confidence=table.confidences[0], distribution=distribution)
 
     def _from_text(self, text: str) -> AnswerTable:
-        found = []
+        found = list[FoundAnswer | QRewardError]()
         for question, (confidence, mass, *numbers) in zip(self._questions, msgspec.json.decode(text), strict=True):
             if len(numbers) != len(question.options) or not all(0.0 <= number <= 1.0 and isfinite(number) for number in numbers):
                 raise ValueError("the answer is to another question")
-            found.append(FoundAnswer(tuple(numbers), mass, confidence))
+            found.append((tuple(numbers), mass, confidence))
         return AnswerTable.of(self._questions, found)
 
     def without_verdict(self, reply: Reply, reason: str, times: str) -> str:  # noqa: ARG002 - as WritingModel has it

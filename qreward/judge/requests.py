@@ -12,7 +12,7 @@ from typing import Any
 
 from qreward.codecs.chat import CHAT
 from qreward.codecs.decisions.operation import Decide as DecisionCodec
-from qreward.deciding.requests import evenly
+from qreward.deciding import evenly
 from qreward.errors import BadRequest, ConfigError
 from qreward.judge import prompts
 from qreward.judge.aggregation import Aggregate, Decide, aggregate_comparisons, aggregate_rubrics, aggregate_scores

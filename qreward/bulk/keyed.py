@@ -57,7 +57,7 @@ def keyed_line(row: Mapping[str, Any]) -> tuple[Entry, InputLine]:
     """Return a row as a line that is identified by the row's content. Neither the order of columns nor columns with null count."""
     content = msgspec.json.encode(_without_nulls(row), order="deterministic")
     found = blake2b(content, digest_size=16).digest()
-    entry = Entry(int.from_bytes(found[:8]) & DIGEST, f"qreward-{found.hex()}")
+    entry = Entry(int.from_bytes(found[:8]) & DIGEST, identifier=f"qreward-{found.hex()}")
     return entry, InputLine(f"row {entry.identifier}", entry.key, content)
 
 

@@ -95,7 +95,7 @@ class BulkRun(LineRun):
                     self._read = ordinal
                     if self._reason is not None or self._taken == self._settings.sample:
                         return
-                    await self._take_line(line, Entry(key, f"qreward-{key:015x}", line.place))
+                    await self._take_line(line, Entry(key, line.place))
                 self._read = first + len(chunk)
             self._journal.drop_unread()
             self.has_read_all = True

@@ -123,7 +123,7 @@ async def test_a_result_of_another_row_with_the_same_key_is_never_taken(tmp_path
     row, _ = keyed_line(asked("a")[0])
     found = opened(tmp_path)
     assert found.find(row) is not None
-    row.identifier = row.identifier[:-1] + "x"
+    row._identifier = row.identifier[:-1] + "x"
     assert found.find(row) is None
 
 

@@ -37,8 +37,6 @@ FRESH = 0.5
 """Seconds for which the document of a request is good enough for the file."""
 FRAMES = 12
 """Number of innermost frames that are shown of a blocked event loop."""
-SECONDS = 60
-"""Number of seconds for which the rate of answers is kept."""
 CHANGES = 20
 """Number of orders that are kept."""
 LONGEST = 65536
@@ -52,9 +50,7 @@ class Channel:
 
     def __init__(self) -> None:
         self._runtimes: dict[int, weakref.ref[Any]] = {}
-        self._rates: deque[float] = deque(maxlen=SECONDS)
         self._changes: deque[dict[str, Any]] = deque(maxlen=CHANGES)
-        self._answered: int | None = None
         self._clients: dict[str, Any] = {}  # the last snapshots of clients
         self.listeners: list[Callable[[dict[str, Any]], object]] = []
         self._begin()
@@ -114,7 +110,6 @@ class Channel:
             "ended": self._closed,
             "clients": {number: client.model_dump(mode="json") for number, client in clients.items()},
             "blocked": [{"seconds": lag, "stack": list(_stack_of(thread))} for thread, lag in late.items()],
-            "rates": list(self._rates),
             "changes": list(self._changes),
         }
         return self._document
@@ -156,9 +151,6 @@ class Channel:
     def _write_now(self) -> None:
         fresh = self._document.get("at", 0.0) > time.time() - FRESH and not self._closed
         document = self._document if fresh else self.document()
-        answered = sum(each["totals"]["answered"] for each in document["clients"].values())
-        self._rates.append(max(0, answered - (answered if self._answered is None else self._answered)))
-        self._answered = answered
         if document["clients"]:
             self._clients = document["clients"]
         elif self._closed:  # a program that fails closes its clients first

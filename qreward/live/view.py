@@ -14,11 +14,10 @@ from qreward.live.directory import Process
 from qreward.notebook.render import Column, frame, number, seconds, table
 
 NONE = "no program shows itself; start one with QREWARD_LIVE=1, or call client.live() in it"
-WORDS = {"program", "state", "endpoint", "now", "limit because", "last 30 s"}
+WORDS = {"program", "state", "endpoint", "now", "limit because"}
 """Columns with words; all others hold numbers."""
-BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 30
-"""Number of seconds in a sparkline, and of characters in the reason of a pause."""
+"""Number of characters that are shown of the reason of a pause."""
 MOST_CHANGES = 3
 """Number of latest orders that are shown."""
 
@@ -60,12 +59,6 @@ class Shown:
 SORTS = ("name", "in_flight", "p95", "rejected", "failed")
 
 
-def sparkline(rates: Sequence[float]) -> str:
-    """Return one bar for each of the last ``WIDTH`` rates. A rate above 0 is never the lowest bar."""
-    most = max(rates, default=0) or 1
-    return "".join(BARS[-int(-7 * rate // most)] for rate in rates[-WIDTH:])
-
-
 def _since(at: float) -> str:
     """Return the time since a moment of the wall clock, such as ``12 min``."""
     passed = max(0.0, time.time() - at)
@@ -82,7 +75,6 @@ def _state(process: Process) -> str:
 
 def _head(process: Process) -> dict[str, str]:
     document = process.document
-    rates = document.get("rates", [])
     totals = [client["totals"] for client in document.get("clients", {}).values()]
     counts = {words: number(sum(int(each[name]) for each in totals)) for words, name in COUNTED.items()}
     return {
@@ -91,8 +83,7 @@ def _head(process: Process) -> dict[str, str]:
         "state": _state(process),
         "age": _since(document["started"]) if document else "",
         **counts,
-        "/s": number(rates[-1] if rates else 0),
-        "last 30 s": sparkline(rates),
+        "/s": number(sum(each["answers_per_second"] for each in totals)),
     }
 
 
@@ -113,7 +104,7 @@ def blocks(processes: Sequence[Process], shown: Shown) -> Iterator[Block]:
         document = process.document
         head = _head(process)
         words = [f"{head['pid']} {head['program']}", head["state"], f"{head['waiting']} wait"]
-        words += [*(f"{head[name]} {name}" for name in ("in flight", "answered")), f"{head['/s']}/s {head['last 30 s']}"]
+        words += [*(f"{head[name]} {name}" for name in ("in flight", "answered")), f"{head['/s']}/s"]
         yield Block("  ".join(words), "bold" if process.state == "running" else "red")
         for each in document.get("blocked", []):
             yield from (Block(f"    {place}", "red") for place in each["stack"])

@@ -26,6 +26,7 @@ def document(**changes: Any) -> dict[str, Any]:
     snapshot = client.snapshot().model_dump(mode="json")
     calm = snapshot["endpoints"][0]
     late = calm | {"name": f"gpu-1{EVIL}", "state": "rate_limit", "ready_in": 0.9, "in_flight": 3, "failed": 7, "p95": 2.5}
+    snapshot["totals"]["answers_per_second"] = 40
     snapshot |= {
         "endpoints": [calm, late],
         "why": ["5 items wait for judge-7b: gpu-1 has a limit of 1 requests/s"],
@@ -33,7 +34,7 @@ def document(**changes: Any) -> dict[str, Any]:
     }
     order = {"at": time.time(), "action": "pause", "target": None, "reason": "new weights", "effects": ["gpu-0: nothing new is sent"]}
     basis = {"version": VERSION, "pid": 12, "program": "train.py", "started": time.time() - 180, "at": time.time(), "ended": False}
-    return basis | {"clients": {"1": snapshot}, "blocked": [], "rates": [0, 1, 40], "changes": [order]} | changes
+    return basis | {"clients": {"1": snapshot}, "blocked": [], "changes": [order]} | changes
 
 
 def shown(process: Process, **chosen: Any) -> str:
@@ -43,7 +44,7 @@ def shown(process: Process, **chosen: Any) -> str:
 def test_top_says_what_waits_and_why_and_what_an_operator_did() -> None:
     text = shown(Process(12, "running", document()))
     for expected in (
-        "12 train.py  running  0 wait  0 in flight  0 answered  40/s ▁▂█",
+        "12 train.py  running  0 wait  0 in flight  0 answered  40/s",
         "5 items wait for judge-7b: gpu-1 has a limit of 1 requests/s",
         "batch 4 for judge-7b: 20 of 100 done, 1 failed",
         "rate limit, for 900 ms",
@@ -63,7 +64,7 @@ def test_top_says_what_waits_and_why_and_what_an_operator_did() -> None:
 def test_ps_has_one_line_for_each_process() -> None:
     lines = list(view.plain(view.listed([Process(12, "running", document()), Process(7, "no answer", {})])))
     assert [line.split()[0] for line in lines] == ["pid", "12", "7"]
-    assert lines[1].split() == ["12", "train.py", "running", "3", "min", "0", "0", "0", "40", "▁▂█"]
+    assert lines[1].split() == ["12", "train.py", "running", "3", "min", "0", "0", "0", "40"]
 
 
 def test_keys_sort_the_endpoints_and_leave_only_those_with_trouble() -> None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from qreward.live.directory import Process
-from qreward.notebook.render import Column, frame, number, seconds, table
+from qreward.notebook.render import frame, number, seconds, table
 
 NONE = "no program shows itself; start one with QREWARD_LIVE=1, or call client.live() in it"
 WORDS = {"program", "state", "endpoint", "now", "limit because"}
@@ -28,12 +28,11 @@ def as_json(found: Iterable[Process]) -> str:
 
 
 class Block(NamedTuple):
-    """A line, or a table if it has heads. ``style`` is ``bold``, ``red`` or ``""``."""
+    """A line, or a table if it has rows. ``style`` is ``bold``, ``red`` or ``""``."""
 
     text: str = ""
     style: str = ""
-    heads: Sequence[str] = ()
-    rows: Sequence[Sequence[str]] = ()
+    rows: Sequence[Mapping[str, str]] = ()
 
 
 @dataclass
@@ -90,10 +89,9 @@ def _head(process: Process) -> dict[str, str]:
 COUNTED = {"waiting": "waiting", "in flight": "in_flight", "answered": "answered"}
 
 
-def listed(processes: Iterable[Process]) -> Iterator[Block]:
-    """Yield the table of ``qreward ps``."""
-    rows = [_head(each) for each in processes]
-    yield Block(heads=list(rows[0]), rows=[list(row.values()) for row in rows])
+def listed(processes: Iterable[Process]) -> Block:
+    """Return the table of ``qreward ps``."""
+    return Block(rows=[_head(each) for each in processes])
 
 
 def blocks(processes: Sequence[Process], shown: Shown) -> Iterator[Block]:
@@ -125,10 +123,8 @@ def _client(client: Mapping[str, Any], shown: Shown) -> Iterator[Block]:
         of = "" if batch["total"] is None else f" of {number(batch['total'])}"
         failed = f", {number(batch['failed'])} failed" if batch["failed"] else ""
         yield Block(f"  batch {batch['number']} for {batch['model']}: {number(batch['done'])}{of} done{failed}")
-    endpoints = shown.endpoints(client["endpoints"])
-    columns = {name: cells for name, cell in COLUMNS.items() if any(cells := [cell(each) for each in endpoints])}
-    if columns:
-        yield Block(heads=list(columns), rows=list(zip(*columns.values(), strict=True)))
+    if endpoints := shown.endpoints(client["endpoints"]):
+        yield Block(rows=[{name: cell(each) for name, cell in COLUMNS.items()} for each in endpoints])
 
 
 def _state_of(endpoint: Mapping[str, Any]) -> str:
@@ -172,15 +168,15 @@ STYLES = {"bold": "1", "red": "31"}
 def plain(shown: Iterable[Block], *, styled: bool = False) -> Iterator[str]:
     """Yield lines of text, without characters that a terminal would carry out, but for the styles."""
     for block in shown:
-        if not block.heads:
+        if not block.rows:
             text = _printable(block.text)
             yield f"\x1b[{STYLES[block.style]}m{text}\x1b[0m" if styled and block.style else text
             continue
-        rows = [block.heads, *block.rows]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        heads = [head for head in block.rows[0] if any(row[head] for row in block.rows)]
+        rows = [dict(zip(heads, heads, strict=True)), *block.rows]
+        widths = {head: max(len(row[head]) for row in rows) for head in heads}
         for row in rows:
-            aligned = zip(block.heads, row, widths, strict=True)
-            cells = (cell.ljust(width) if head in WORDS else cell.rjust(width) for head, cell, width in aligned)
+            cells = (row[head].ljust(widths[head]) if head in WORDS else row[head].rjust(widths[head]) for head in heads)
             yield _printable(f"  {'  '.join(cells)}".rstrip())
 
 
@@ -191,15 +187,11 @@ def _printable(text: str) -> str:
 def html(shown: Iterable[Block]) -> str:
     """Return HTML, in which all texts are escaped."""
     look = {"bold": "font-weight:600;margin-top:1em", "red": "color:#e5534b", "": ""}
-    parts = []
-    for block in shown:
-        if block.heads:
-            cells = [Column(head, head, _cell(at), head in WORDS) for at, head in enumerate(block.heads)]
-            parts.append(table(cells, block.rows))
-        else:
-            parts.append(f'<div style="{look[block.style]};overflow-wrap:anywhere;white-space:pre-wrap">{escape(block.text)}</div>')
-    return frame(*parts)
-
-
-def _cell(at: int) -> Callable[[Sequence[str]], str]:
-    return lambda row: escape(row[at])
+    return frame(
+        *(
+            table(block.rows, WORDS)
+            if block.rows
+            else f'<div style="{look[block.style]};overflow-wrap:anywhere;white-space:pre-wrap">{escape(block.text)}</div>'
+            for block in shown
+        )
+    )

@@ -62,7 +62,7 @@ def test_top_says_what_waits_and_why_and_what_an_operator_did() -> None:
 
 
 def test_ps_has_one_line_for_each_process() -> None:
-    lines = list(view.plain(view.listed([Process(12, "running", document()), Process(7, "no answer", {})])))
+    lines = list(view.plain([view.listed([Process(12, "running", document()), Process(7, "no answer", {})])]))
     assert [line.split()[0] for line in lines] == ["pid", "12", "7"]
     assert lines[1].split() == ["12", "train.py", "running", "3", "min", "0", "0", "0", "40"]
 

@@ -246,9 +246,9 @@ def test_without_a_terminal_a_line_is_logged_after_two_seconds_then_every_ten_an
     meter.add(bad("transient", "transient"))
     meter.close()
     assert [record.levelname for record in caplog.records] == ["INFO"] * 5
-    assert caplog.messages[0].startswith("judge-7b: 20/400 (5%), 2 s, 10/s, about 38 s left, p95 ")
-    assert caplog.messages[-1].startswith("judge-7b: 351/400 (87.8%), 34 s, 10.3/s, about 5 s left, p95 ")
-    assert caplog.messages[-1].endswith(", 5/8 in flight, retried 0.3%, err 0.3%, 1k tok/s")
+    assert caplog.messages[0].startswith("judge-7b: 20/400 (5%), 2 s, 10/s, about 38 s left, 5/8 in flight, p95 ")
+    assert caplog.messages[-1].startswith("judge-7b: 351/400 (87.8%), 34 s, 10.3/s, about 5 s left, err 0.3%, 5/8 in flight, p95 ")
+    assert caplog.messages[-1].endswith(", retried 0.3%, 1k tok/s")
     assert pipe.drawn == []
 
 
@@ -387,7 +387,7 @@ WORDS: list[tuple[dict[str, Any], list[str]]] = [
     ({"p95": 75.2}, ["p95 75s"]),
     ({"down": 1, "endpoints": 3, "in_flight": 2, "window": 8}, ["1 of 3 down", "2/8 in flight"]),
     ({"in_flight": 0, "window": 96}, ["0/96 in flight"]),
-    ({"done": 1000, "retried": 12, "hedged": 30, "failed": 4}, ["retried 1.2%", "hedged 3%", "err 0.4%"]),
+    ({"done": 1000, "retried": 12, "hedged": 30, "failed": 4}, ["err 0.4%", "retried 1.2%", "hedged 3%"]),
     ({"done": 100_000, "failed": 1}, ["err <0.1%"]),
     ({"done": 4, "failed": 4}, ["err 100%"]),
     ({"prompt_tokens": 100_000, "completion_tokens": 42_000, "elapsed": 10.0}, ["14.2k tok/s"]),

@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
 
-import msgspec
-
 from qreward.bulk.budget import NOTHING, Spent
 from qreward.bulk.inputs import DIGEST
 from qreward.bulk.provider import HeldBatch, apply_event
@@ -232,12 +230,6 @@ class Journal:
                 file.seek(place)
                 if (record := decode(file.readline())) is None:
                     raise QRewardError(f"{str(self.path)!r} was changed by another program while it was in use")
-                yield Line(record.kind == DONE, record.content)
-
-    def as_done(self) -> Iterator[Line]:
-        """Yield the results in the order in which they were received. A line with several results yields the last one."""
-        for place, _, record in read_records(self.path):
-            if record.kind in (DONE, FAILED) and self._index.get(record.key, 0) >> 2 == place:
                 yield Line(record.kind == DONE, record.content)
 
     # while running

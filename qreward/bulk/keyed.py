@@ -35,7 +35,7 @@ from qreward.judge.types import Scorer
 from qreward.results import Usage
 from qreward.runtime import Runtime
 
-OF_ONE_PROCESS = ("deadline", "max_cost", "max_tokens", "sample", "shard", "order", "progress")
+OF_ONE_PROCESS = ("deadline", "max_cost", "max_tokens", "sample", "shard", "progress")
 """Settings that work only if one process reads all lines."""
 
 

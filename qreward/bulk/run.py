@@ -289,8 +289,7 @@ class BulkRun(LineRun):
 
     def _write(self) -> tuple[Path | None, Path | None]:
         def written(file: OutputFile, ok: bool) -> Path | None:
-            found = self._journal.in_order() if self._settings.order == "input" else self._journal.as_done()
-            return file.path if file.write(line.result for line in found if line.ok == ok) else None
+            return file.path if file.write(line.result for line in self._journal.in_order() if line.ok == ok) else None
 
         return written(self._output, True), written(self._failures, False)
 

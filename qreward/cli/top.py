@@ -1,4 +1,4 @@
-"""``qreward top``: shows what all processes of this user do, once or until a key ends it, in a terminal or on a page."""
+"""``qreward top``: shows what all processes of this user do, once or until a key ends it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print one JSON document for each update instead of text")
     add("--interval", type=float, default=1.0, metavar="SECONDS", help="seconds between updates, at least 0.2 (default: %(default)g)")
     add("--sort", choices=view.SORTS, default=view.SORTS[0], help="order of the endpoints (default: %(default)s)")
-    add("--web", action="store_true", help="serve the same as a page on 127.0.0.1, until Ctrl-C")
-    add("--port", type=int, default=0, metavar="N", help="port of the page (default: any free port)")
     parser.epilog = "Keys: s sorts by the next column, e shows only endpoints with errors or without room, q ends."
 
 
@@ -36,9 +34,7 @@ def run(args: argparse.Namespace) -> int:
     """Show the processes. Returns 0. Raises ``ConfigError`` if their directory cannot be used."""
     folder, shown = directory(), view.Shown(sort=args.sort)
     look = partial(processes, folder)
-    if args.web:
-        _serve(args.port, lambda: view.html(view.blocks(list(look()), shown)))
-    elif args.json or args.once or not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if args.json or args.once or not (sys.stdin.isatty() and sys.stdout.isatty()):
         _print_on(args, look, shown)
     else:
         _redraw(args, look, shown)
@@ -85,11 +81,3 @@ def _keys() -> Iterator[Any]:
         yield lambda seconds: os.read(0, 1).decode(errors="ignore") if select.select([0], [], [], seconds)[0] else ""
     finally:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
-
-
-def _serve(port: int, table: Callable[[], str]) -> None:
-    from qreward.live.page import PageServer  # noqa: PLC0415
-
-    with PageServer(table, port) as server:
-        print(f"{server.url}\nCtrl-C ends it.", flush=True)
-        server.serve_forever()

@@ -482,7 +482,7 @@ class QRewardClient:
         requests that were in flight may be sent again.
 
         Args:
-            source: paths and globs of ``.jsonl``, ``.csv``, ``.tsv``, ``.parquet``, ``.gz`` or ``.zst`` files, ``-`` for standard input, or
+            source: paths and globs of ``.jsonl``, ``.csv``, ``.tsv``, ``.parquet`` or ``.gz`` files, ``-`` for standard input, or
                 an iterable of mappings. A line has the format of OpenAI's Batch API, or has ``messages`` or ``prompt``.
             output: file of the results, in the format of OpenAI's Batch API: ``.jsonl``, ``.jsonl.gz`` or ``.parquet``. The file is written
                 when all lines are done. Failed lines are in ``<output>.failed.jsonl``, where ``<output>`` is the path without its ending.

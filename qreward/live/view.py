@@ -1,4 +1,4 @@
-"""What ``ps``, ``top``, the page and notebooks show: blocks of text and tables, which become lines or HTML."""
+"""What ``ps``, ``top`` and notebooks show: blocks of text and tables, which become lines or HTML."""
 
 from __future__ import annotations
 

@@ -228,7 +228,6 @@ def test_settings_of_one_process_and_other_settings_than_before_are_refused(tmp_
         "sample": 3,
         "shard": (1, 2),
         "deadline": 3.0,
-        "order": "any",
         "progress": True,
     }
     for name, value in single.items():

@@ -1,4 +1,4 @@
-"""What the terminal, the page and notebooks show of the same documents."""
+"""What the terminal and notebooks show of the same documents."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import sys
 import time
 import types
 from typing import Any
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
 import pytest
 from live_tools import opened
@@ -16,7 +14,6 @@ from test_live_channel import new_client
 
 from qreward.live import view
 from qreward.live.directory import VERSION, Process
-from qreward.live.page import PAGE, POLICY, PageServer
 
 EVIL = "<script>x</script>\x1b[31m"
 
@@ -90,53 +87,11 @@ def test_a_terminal_shows_the_same_text_with_styles() -> None:
     assert re.sub(r"\x1b\[\d+m", "", styled) == "\n".join(view.plain(blocks)), "nothing of the text is carried out"
 
 
-def test_the_page_escapes_every_text_and_loads_nothing_from_elsewhere() -> None:
+def test_html_escapes_every_text_and_loads_nothing_from_elsewhere() -> None:
     html = view.html(view.blocks([Process(12, "running", document(program=EVIL))], view.Shown()))
     assert "<script" not in html
     assert "&lt;script&gt;" in html
-    assert not re.search(r"https?://|url\(|@import|src=", PAGE + POLICY + html)
-    assert "default-src 'none'" in POLICY
-
-
-def test_the_page_is_refused_without_its_token_and_to_foreign_hosts_and_origins() -> None:
-    with PageServer(lambda: "<p>hello</p>") as server:
-        host, token = server.hosts[0], f"token={server.token}"
-        assert server.server_address[0] == "127.0.0.1"
-        cases = [
-            (host, None, token, True),
-            (server.hosts[1], f"http://{server.hosts[1]}", token, True),
-            (host, None, "", False),
-            (host, None, "token=", False),
-            (host, None, f"{token}x", False),
-            (host, None, "token=\N{SNOWMAN}", False),
-            (None, None, token, False),
-            ("evil.example", None, token, False),
-            (f"127.0.0.1:{server.server_port + 1}", None, token, False),
-            (host, "http://evil.example", token, False),
-            (host, "null", token, False),
-        ]
-        assert [case for case in cases if (not server.refusal(*case[:3])) is not case[3]] == []
-
-
-def test_the_page_and_its_table_are_served() -> None:
-    import threading
-
-    with PageServer(lambda: "<p>hello</p>") as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        with urlopen(server.url, timeout=5) as answer:
-            page = answer.read().decode()
-            assert f"'nonce-{server.nonce}'" in answer.headers["Content-Security-Policy"]
-        assert f'nonce="{server.nonce}"' in page
-        with urlopen(server.url.replace("/?", "/table?"), timeout=5) as answer:
-            assert answer.read() == b"<p>hello</p>"
-        for url, headers in (
-            (server.url.partition("?")[0], {}),
-            (server.url, {"Origin": "http://evil.example"}),
-            (server.url, {"Host": "e"}),
-        ):
-            with pytest.raises(HTTPError, match="403"):
-                urlopen(Request(url, headers=headers), timeout=5)
-        server.shutdown()
+    assert not re.search(r"https?://|url\(|@import|src=", html)
 
 
 def test_a_notebook_shows_the_table_and_updates_it_until_the_client_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:

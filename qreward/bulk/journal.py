@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
 
+import msgspec
+
 from qreward.bulk.budget import NOTHING, Spent
 from qreward.bulk.inputs import DIGEST
 from qreward.bulk.provider import HeldBatch, apply_event

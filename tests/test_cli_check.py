@@ -353,14 +353,6 @@ def test_a_model_that_is_not_listed_is_well_if_it_answers_a_call(check: Check) -
         assert (status, found["problems"][0].partition(";")[0]) == (1, "it does not serve 'judge-8b', but 'other'")
 
 
-def test_a_file_of_fakes_is_recognised_in_one_line(check: Check) -> None:
-    fakes: list[dict[str, Any]] = [{"name": "gpu-0", "port": 8100, "responder": "judge"}, {"name": "api", "api_key": KEY}]
-    status, said = check.file({"endpoints": fakes})
-    assert (status, len(said.splitlines())) == (2, 2), said
-    assert "fleet.json: this is a file for `qreward fleet`: its endpoints have 'port', and none has base_url; " in said
-    assert "unknown setting 'port'" in check.file({"endpoints": [fakes[0] | {"base_url": "http://gpu-0:8000/v1"}]})[1]
-
-
 def test_a_server_that_is_loading_and_one_that_fails_a_call(check: Check) -> None:
     with fake("vllm", phases=[{"behaviour": "error_503"}]) as loading, fake("vllm", faults={"error_500": 1.0}) as broken:
         status, found = check.json(loading, {**broken, "name": "b"}, more=("--call",))

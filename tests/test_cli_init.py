@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from qreward.cli import init, main
+from qreward.cli import main
 from qreward.integrations.trainers.settings import load_reward_config
 from qreward.settings.client import read_config
 
@@ -21,7 +21,6 @@ OPTIONS: list[tuple[str, ...]] = [
     ("--endpoint", "${MY_URL}"),
     ("--endpoint", GPU, "--endpoint", API),
     ("--endpoint", API, "--judge", "judge-7b"),
-    *(("--endpoint", GPU, "--judge", "judge-7b", "--trainer", trainer) for trainer in init.TRAINERS),
 ]
 
 
@@ -44,7 +43,7 @@ def test_what_is_written_is_read_by_the_settings_with_and_without_its_examples(
     (folder / "elsewhere").mkdir()
     monkeypatch.chdir(folder / "elsewhere")  # the file that a judge's file names is beside it
     for options in OPTIONS:
-        path, second = folder / "fleet.toml", folder / f"{'reward' if '--trainer' in options else 'judge'}.toml"
+        path, second = folder / "fleet.toml", folder / "judge.toml"
         assert main(["init", str(path), *options, "--force"]) == 0, options
         said = capsys.readouterr().out
         assert f"qreward check {path}" in said
@@ -73,7 +72,6 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     (("--endpoint", f"https://host/v1?key={KEY}"), "must not hold a query"),
     (("--endpoint", GPU, "--endpoint", GPU), "more than one is called 'gpu-0:8000'"),
     (("--endpoint", GPU, "--judge", "judge-*"), "--judge must be the name of one model"),
-    (("--endpoint", GPU, "--trainer", "trl"), "--trainer needs --judge MODEL"),
 ]
 
 
@@ -110,19 +108,6 @@ def test_a_judge_is_added_beside_a_configuration_file_that_is_kept_with_its_comm
     (folder / "other.toml").write_text("[judge]\nmodel = 'm'\n")
     assert main(["init", "other.toml", "--judge", "judge-7b", "--force"]) == 2
     assert "other.toml: is not a configuration file of a client" in capsys.readouterr().err
-
-
-def test_the_line_for_a_trainer_is_that_of_its_page_and_comes_after_the_import_that_it_needs(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pages = Path(__file__).parents[1] / "docs/trainers"
-    page = (pages / "index.md").read_text()
-    assert [trainer for trainer, (_, line) in init.TRAINERS.items() if f"`{line}`" not in page] == []
-    assert main(["init", "--endpoint", GPU, "--judge", "judge-7b", "--trainer", "trl"]) == 0
-    lines = ("from qreward.integrations.trl import reward", 'reward_funcs=reward("reward.toml")    # in trl; see ')
-    assert f"  {lines[0]}\n  {lines[1]}" in capsys.readouterr().out
-    assert f"# {lines[0]}\n# {lines[1]}" in (folder / "reward.toml").read_text()
-    assert init.TRAINERS["trl"][0] in (pages / "trl.md").read_text()
 
 
 def test_the_page_shows_what_the_command_writes(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

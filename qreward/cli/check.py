@@ -26,7 +26,6 @@ from qreward.integrations.trainers.settings import (
 )
 from qreward.integrations.trainers.settings import check as check_reward_config
 from qreward.settings.client import CONFIG_VARIABLE, ClientConfig, config_from_env, config_of, read_config
-from qreward.settings.policies import Endpoint
 from qreward.transport.redaction import Secrets
 
 FROM_ENVIRONMENT = "QREWARD_CONFIG, or OPENAI_BASE_URL and OPENAI_API_KEY"
@@ -143,9 +142,6 @@ def configuration(file: str | None) -> tuple[ClientConfig, tuple[ScorerModel, ..
     content, place = read_reward_settings(file, empty="it must contain at least 'endpoints'")
     if content.keys() & {"client", *SCORERS}:
         return _of_a_scorer(reward_config_of(content, place))
-    if setting := _setting_of_fakes(content):
-        what = f"this is a file for `qreward fleet`: its endpoints have {setting!r}, and none has base_url"
-        raise ConfigError(f"{place}: {what}; write the addresses that `qreward fleet` prints into a configuration, and check that")
     return config_of(content, place), ()
 
 
@@ -159,16 +155,6 @@ def _of_a_scorer(found: RewardConfig) -> tuple[ClientConfig, tuple[ScorerModel, 
         for model in ((stage,) if isinstance(stage, str) else stage.model)
     )
     return config, tuple(asked)
-
-
-def _setting_of_fakes(content: Mapping[str, Any]) -> str | None:
-    endpoints = content.get("endpoints")
-    if not isinstance(endpoints, list) or not all(isinstance(each, dict) and "base_url" not in each for each in endpoints):
-        return None
-    from qreward.testing import FakeEndpoint  # noqa: PLC0415 - only for this error
-
-    only_fakes = FakeEndpoint.model_fields.keys() - Endpoint.model_fields.keys()
-    return next((name for each in endpoints for name in each if name in only_fakes), None)
 
 
 async def check_all(config: ClientConfig, seconds: float, *, calls: bool, asked: Sequence[ScorerModel] = ()) -> list[dict[str, Any]]:

@@ -6,34 +6,15 @@ import argparse
 import json
 import os
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 from qreward.documentation import page
 from qreward.errors import ConfigError
-from qreward.integrations.trainers.settings import VARIABLE
 from qreward.scheduler.routing import is_glob
 from qreward.settings.client import USUAL_FILES, read_config, usual_file
 from qreward.settings.files import read_settings
 
 DEFAULT = USUAL_FILES[0]
-TRAINERS = {
-    "areal": ("", 'workflow="qreward.integrations.areal.workflow.QRewardRLVRWorkflow"'),
-    "art": ("from qreward.integrations.art import score_group", "after_each=score_group"),
-    "ms_swift": ("from qreward.integrations.ms_swift import QRewardORM", 'orms["qreward"] = QRewardORM'),
-    "openenv": ("from qreward.integrations.openenv import QRewardRubric", "super().__init__(rubric=QRewardRubric())"),
-    "openrlhf": ("", '--train.agent_func_path "$(python -m qreward.integrations.openrlhf agent)"'),
-    "roll": ("", "worker_cls: qreward.integrations.roll.JudgeRewardWorker"),
-    "skyrl": ("", 'skyrl_gym.register(id="qreward", entry_point="qreward.integrations.skyrl:QRewardEnv")'),
-    "slime": ("", "--custom-rm-path qreward.integrations.slime.reward"),
-    "tinker_cookbook": (
-        "from qreward.integrations.tinker_cookbook import QRewardGroup",
-        "class JudgedGroup(QRewardGroup, ProblemGroupBuilder)",
-    ),
-    "trl": ("from qreward.integrations.trl import reward", 'reward_funcs=reward("reward.yaml")'),
-    "verl": ("", "reward.custom_reward_function.path=pkg://qreward.integrations.verl"),
-}
-"""Trainer -> an import, and the setting that makes the trainer use the judge. The trainer's page of the documentation shows the same."""
 EXAMPLE = "http://gpu-0:8000/v1"
 
 CLIENT = """\
@@ -56,7 +37,8 @@ base_url = {url}  # root of the API, without /chat/completions
 """
 JUDGE = """\
 # A judge that turns responses into rewards.
-{use}
+# Judge the lines of a file:  qreward run items.jsonl --judge {judge} --output results.jsonl
+# Use it in a trainer:        {trainers}
 
 client = {client}  # the file with the endpoints, in the folder of this file
 # deadline = 60                       # timeout of one reward in seconds, including time in the queue and retries
@@ -86,18 +68,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also write judge.toml, the settings of a judge with this model, for qreward run --judge; without --endpoint it uses the "
         "endpoints of PATH, which is kept (default: no such file)",
     )
-    add(
-        "--trainer",
-        choices=sorted(TRAINERS),
-        help="name the judge's file reward.toml, and print how the trainer uses this file; needs --judge",
-    )
     add("--force", action="store_true", help="replace files that exist")
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the files, and return 0. If a file exists or a setting is wrong, raise ``ConfigError`` and write nothing."""
-    if args.trainer and not args.judge:
-        raise ConfigError("--trainer needs --judge MODEL, the model that judges")
     path = args.path or Path(DEFAULT)
     present = args.path or Path(usual_file() or DEFAULT)
     keeps = args.judge is not None and not args.endpoints and present.is_file()
@@ -114,14 +89,13 @@ def run(args: argparse.Namespace) -> int:
             read_config(tomllib.loads(files[path]))
         except ConfigError as error:
             raise ConfigError(str(error).replace("configuration: ", "")) from None
-    judge = path.with_name(f"{'reward' if args.trainer else 'judge'}.toml")
-    use = list(_use(args.trainer, judge))
+    judge = path.with_name("judge.toml")
     if args.judge is not None:
         _check_path(judge, replace=args.force)
         if is_glob(args.judge):
             raise ConfigError(f"--judge must be the name of one model, not the pattern {args.judge!r}")
         names = {"client": f"{json.dumps(path.name):27}", "model": f"{json.dumps(args.judge):37}"}
-        files[judge] = JUDGE.format(use="\n".join(f"# {line}" for line in use), **names)
+        files[judge] = JUDGE.format(judge=judge, trainers=page("trainers/index"), **names)
     if keeps:
         print(f"kept     {path}")
     for file, text in files.items():
@@ -131,7 +105,9 @@ def run(args: argparse.Namespace) -> int:
         except OSError as error:
             raise ConfigError(f"{file} cannot be written: {error.strerror}; name another file") from None
         print(f"written  {file}")
-    print("\n".join(["", "Next:", f"  qreward check {path}", *(f"  {line}" for line in use if args.judge)]))
+    print(f"\nNext:\n  qreward check {path}")
+    if args.judge is not None:
+        print(f"  qreward run items.jsonl --judge {judge} --output results.jsonl")
     return 0
 
 
@@ -153,15 +129,3 @@ def _client_file(path: Path, urls: list[str]) -> str:
     first, *others = (json.dumps(url, ensure_ascii=False) for url in urls or [os.environ.get("OPENAI_BASE_URL") or EXAMPLE])
     text = CLIENT.format(path=path, settings=page("reference/configuration")) + FIRST.format(url=f"{first:22}", key=key)
     return text + "".join(f"\n[[endpoints]]\nbase_url = {url}\n" for url in others)
-
-
-def _use(trainer: str | None, judge: Path) -> Iterator[str]:
-    """Yield how the judge's file is used."""
-    if trainer is None:
-        yield f"qreward run items.jsonl --judge {judge} --output results.jsonl"
-        return
-    needed, setting = TRAINERS[trainer]
-    yield f"export {VARIABLE}={judge.resolve()}"
-    if needed:
-        yield needed
-    yield f"{setting.replace('reward.yaml', judge.name)}    # in {trainer}; see {page(f'trainers/{trainer}')}"

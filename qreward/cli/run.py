@@ -47,7 +47,7 @@ PROGRESS = ("bar", "plain", "json", "none")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("input", nargs="+", metavar="INPUT", help="files, globs in quotes, or - (standard input): .jsonl .csv .tsv .parquet, or with .gz")
-    add("--output", required=True, metavar="PATH", help="file for the results (.jsonl, .jsonl.gz or .parquet)")
+    add("--output", required=True, metavar="PATH", help="file for the results (.jsonl or .jsonl.gz)")
     add("--config", metavar="FILE", help="configuration file (default: QREWARD_CONFIG, or OPENAI_BASE_URL and OPENAI_API_KEY)")
     add("--model", metavar="NAME", help="model of lines that name none (default: each line must name one)")
     parameter = "parameter for lines that do not set it, such as max_tokens=512; may be repeated"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -33,29 +33,6 @@ class Block(NamedTuple):
     text: str = ""
     style: str = ""
     rows: Sequence[Mapping[str, str]] = ()
-
-
-@dataclass
-class Shown:
-    """What the user has chosen to see."""
-
-    sort: str = "name"
-    only_bad: bool = False
-
-    def take(self, key: str) -> bool:
-        """Apply a key. Returns False if it ends the display."""
-        if key == "s":
-            self.sort = SORTS[(SORTS.index(self.sort) + 1) % len(SORTS)]
-        elif key == "e":
-            self.only_bad = not self.only_bad
-        return key != "q"
-
-    def endpoints(self, found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-        kept = [each for each in found if not self.only_bad or each["state"] != "ready" or each["failed"] or each["rejected"]]
-        return sorted(kept, key=lambda each: each["name"] if self.sort == "name" else -(each[self.sort] or 0))
-
-
-SORTS = ("name", "in_flight", "p95", "rejected", "failed")
 
 
 def _since(at: float) -> str:
@@ -94,7 +71,7 @@ def listed(processes: Iterable[Process]) -> Block:
     return Block(rows=[_head(each) for each in processes])
 
 
-def blocks(processes: Sequence[Process], shown: Shown) -> Iterator[Block]:
+def blocks(processes: Sequence[Process]) -> Iterator[Block]:
     """Yield what ``qreward top`` shows."""
     if not processes:
         yield Block(NONE)
@@ -107,13 +84,13 @@ def blocks(processes: Sequence[Process], shown: Shown) -> Iterator[Block]:
         for each in document.get("blocked", []):
             yield from (Block(f"    {place}", "red") for place in each["stack"])
         for client in document.get("clients", {}).values():
-            yield from _client(client, shown)
+            yield from _client(client)
         for change in document.get("changes", [])[-MOST_CHANGES:]:
             why = f" ({change['reason']})" if change["reason"] else ""
             yield Block(f"  {_since(change['at'])} ago: {change['action']}{why}: {'; '.join(change['effects'])}")
 
 
-def _client(client: Mapping[str, Any], shown: Shown) -> Iterator[Block]:
+def _client(client: Mapping[str, Any]) -> Iterator[Block]:
     yield from (Block(f"  {why}", "red") for why in client["why"])
     for model in client["models"]:
         if model["eta"] is not None and model["waiting"]:
@@ -123,7 +100,7 @@ def _client(client: Mapping[str, Any], shown: Shown) -> Iterator[Block]:
         of = "" if batch["total"] is None else f" of {number(batch['total'])}"
         failed = f", {number(batch['failed'])} failed" if batch["failed"] else ""
         yield Block(f"  batch {batch['number']} for {batch['model']}: {number(batch['done'])}{of} done{failed}")
-    if endpoints := shown.endpoints(client["endpoints"]):
+    if endpoints := sorted(client["endpoints"], key=itemgetter("name")):
         yield Block(rows=[{name: cell(each) for name, cell in COLUMNS.items()} for each in endpoints])
 
 

@@ -123,7 +123,6 @@ class LiveBatch:
 
     began: float
     most: int
-    on_end: Callable[[int, LiveAnswer], object] = lambda _index, _answer: None
     places: list[int] = field(default_factory=list)
     answers: dict[int, LiveAnswer] = field(default_factory=dict)
     phases: Counter[str] = field(default_factory=Counter)
@@ -146,7 +145,6 @@ class LiveBatch:
         if isinstance(event, Result):
             answer.end(event, event.error, now)
             self.phases[answer.phase] += 1
-            self.on_end(index, answer)
             if index not in self.places:
                 del self.answers[index]
             return
@@ -266,37 +264,14 @@ class Cell(Generic[S]):
         self._shown = page
 
 
-class Script:
-    """Writes the text of one answer as it arrives, and a summary line at its end."""
+def _printed(text: Callable[[S, float], str]) -> View[S]:
+    """Return a view that prints a text once, at the end."""
 
-    def __init__(self) -> None:
-        self._written = self._restarts = 0
+    def view(state: S, now: float) -> None:
+        if getattr(state, "ended", None) is not None and sys.stdout is not None:
+            sys.stdout.write(f"{text(state, now)}\n")
 
-    def __call__(self, answer: LiveAnswer, now: float) -> None:
-        if answer.restarts != self._restarts:
-            _write(f"\n[the answer begins anew after {answer.restart_reason}]\n")
-            self._written, self._restarts = 0, answer.restarts
-        text = answer.text
-        _write(text[self._written :])
-        self._written = len(text)
-        if answer.ended is not None:
-            _write(f"\n{summary(answer, now)}\n")
-
-
-def print_answer(index: int, answer: LiveAnswer) -> None:
-    """Print an answer of a batch. It is printed only after it has ended, because several growing texts cannot be printed at once."""
-    _write(f"#{index} {answer.text}\n   {summary(answer, answer.ended or 0.0)}\n")
-
-
-def print_end(batch: LiveBatch, now: float) -> None:
-    if batch.ended is not None:
-        _write(f"{answers_plain(batch, now)}\n")
-
-
-def _write(text: str) -> None:
-    if text and sys.stdout is not None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+    return view
 
 
 # reading and showing
@@ -309,7 +284,7 @@ def show(stream: SyncStream, *, clock: Callable[[], float] = monotonic) -> ChatC
 def show(stream: Stream | SyncStream, *, clock: Callable[[], float] = monotonic) -> Coroutine[Any, Any, ChatCompletion] | ChatCompletion:
     """Show a streamed answer as it arrives, with its endpoint, time to first token, tokens per second, and outcome.
 
-    The display is updated at most ten times a second, and once at the end. Outside a notebook, the text is printed as it arrives.
+    The display is updated at most ten times a second, and once at the end. Outside a notebook, the text is printed at the end.
 
     Args:
         stream: the stream, which is read to its end. For a ``Stream``, await the return value. For a ``SyncStream``, the call blocks
@@ -332,7 +307,7 @@ def show(stream: Stream | SyncStream, *, clock: Callable[[], float] = monotonic)
     if not isinstance(inner, Stream):
         raise ConfigError(f"show takes what stream_chat_completion returns, not {inner!r}; show_batch takes many streams")
     answer = LiveAnswer(clock(), not inner.text, lambda: inner.text)
-    view: View[LiveAnswer] = Cell(answer_html, answer_plain) if is_notebook() else Script()
+    view: View[LiveAnswer] = Cell(answer_html, answer_plain) if is_notebook() else _printed(answer_plain)
     return _run(inner, answer, view, clock, blocks=inner is not stream)
 
 
@@ -347,8 +322,8 @@ def show_batch(
 ) -> Coroutine[Any, Any, BatchResult[ChatCompletion]] | BatchResult[ChatCompletion]:
     """Show the answers of a batch as they arrive, as a grid of cards. See :func:`show`.
 
-    When an answer has ended, its card is reused for the next answer that begins. Outside a notebook, each answer is printed when it
-    has ended.
+    When an answer has ended, its card is reused for the next answer that begins. Outside a notebook, only the counts are printed, at the
+    end.
 
     Args:
         stream: the stream, which is read to its end. For a ``BatchStream``, await the return value. For a ``SyncBatchStream``, the call
@@ -371,9 +346,7 @@ def show_batch(
     if not isinstance(inner, BatchStream):
         raise ConfigError(f"show_batch takes what batch_stream_chat_completion returns, not {inner!r}; show takes a single stream")
     batch = LiveBatch(clock(), options.count("cards", cards))
-    view: View[LiveBatch] = Cell(answers_html, answers_plain)
-    if not is_notebook():
-        batch.on_end, view = print_answer, print_end
+    view: View[LiveBatch] = Cell(answers_html, answers_plain) if is_notebook() else _printed(answers_plain)
     return _run(inner, batch, view, clock, blocks=inner is not stream)
 
 

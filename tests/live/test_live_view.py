@@ -34,8 +34,8 @@ def document(**changes: Any) -> dict[str, Any]:
     return basis | {"clients": {"1": snapshot}, "blocked": [], "changes": [order]} | changes
 
 
-def shown(process: Process, **chosen: Any) -> str:
-    return "\n".join(view.plain(view.blocks([process], view.Shown(**chosen))))
+def shown(process: Process) -> str:
+    return "\n".join(view.plain(view.blocks([process])))
 
 
 def test_top_says_what_waits_and_why_and_what_an_operator_did() -> None:
@@ -55,7 +55,7 @@ def test_top_says_what_waits_and_why_and_what_an_operator_did() -> None:
     assert "train.py:7 in main" in shown(Process(12, "running", blocked))
     assert "12 ?  no answer" in shown(Process(12, "no answer", {}))
     assert "died, last seen 0 s ago" in shown(Process(12, "died", document()))
-    assert view.NONE in "\n".join(view.plain(view.blocks([], view.Shown())))
+    assert view.NONE in "\n".join(view.plain(view.blocks([])))
 
 
 def test_ps_has_one_line_for_each_process() -> None:
@@ -64,31 +64,15 @@ def test_ps_has_one_line_for_each_process() -> None:
     assert lines[1].split() == ["12", "train.py", "running", "3", "min", "0", "0", "0", "40"]
 
 
-def test_keys_sort_the_endpoints_and_leave_only_those_with_trouble() -> None:
-    chosen = view.Shown()
-    assert chosen.take("s")
-    assert (chosen.sort, view.Shown(sort=view.SORTS[-1]).take("s")) == ("in_flight", True)
-    process = Process(12, "running", document())
-
-    def names(**chosen: Any) -> list[str]:
-        return re.findall(r"^  (gpu-\d)", shown(process, **chosen), flags=re.MULTILINE)
-
-    assert names() == ["gpu-0", "gpu-1"]
-    assert names(sort="failed") == names(sort="p95") == ["gpu-1", "gpu-0"]
-    assert chosen.take("e")
-    assert names(only_bad=chosen.only_bad) == ["gpu-1"]
-    assert not chosen.take("q")
-
-
 def test_a_terminal_shows_the_same_text_with_styles() -> None:
-    blocks = list(view.blocks([Process(12, "running", document())], view.Shown()))
+    blocks = list(view.blocks([Process(12, "running", document())]))
     styled = "\n".join(view.plain(blocks, styled=True))
     assert "\x1b[31m  5 items wait" in styled
     assert re.sub(r"\x1b\[\d+m", "", styled) == "\n".join(view.plain(blocks)), "nothing of the text is carried out"
 
 
 def test_html_escapes_every_text_and_loads_nothing_from_elsewhere() -> None:
-    html = view.html(view.blocks([Process(12, "running", document(program=EVIL))], view.Shown()))
+    html = view.html(view.blocks([Process(12, "running", document(program=EVIL))]))
     assert "<script" not in html
     assert "&lt;script&gt;" in html
     assert not re.search(r"https?://|url\(|@import|src=", html)

@@ -62,10 +62,6 @@ class LineQueue(asyncio.Queue["Entry | None"]):
         super().__init__()
         self._read_on = read_on
 
-    @property
-    def is_full(self) -> bool:
-        return self.qsize() >= WAITING
-
     def complete(self) -> None:
         self.put_nowait(None)
 
@@ -267,19 +263,17 @@ class LineRun:
             self._sent += 1
             self._sent_again += key in self._journal.unfinished
 
-    def _batch_of(self, entry: Entry | None, kind: Any) -> Any:
+    def _batch_of(self, entry: Any, kind: Any) -> Any:
         """Return the batch of a kind, which is a key of ``_batches``. If there is none yet, create it; ``entry`` is its first line."""
         batch = self._batches.get(kind)
         if batch is None:
-            batch = self._batches[kind] = self._new_batch(entry, kind)
+            if isinstance(kind, type):  # provider batches
+                batch = kind(self, self._journal)
+            else:
+                batch = ModelBatch(self, entry.content.model, kind) if self._scorer is None else ScorerBatch(self, self._scorer)
+            self._batches[kind] = batch
             self._begin(batch.run())
         return batch
-
-    def _new_batch(self, entry: Entry | None, kind: Any) -> Any:
-        if self._scorer is not None:
-            return ScorerBatch(self, self._scorer)
-        assert entry is not None
-        return ModelBatch(self, entry.content.model, kind)
 
     def _begin(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(work)

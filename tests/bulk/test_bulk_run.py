@@ -523,7 +523,7 @@ async def test_an_output_that_cannot_be_written_is_a_reason_and_everything_stays
 
     folder, backend = Folder(tmp_path, lines(10)), Backend()
     with monkeypatch.context() as patch:
-        patch.setattr(OutputFile, "_write_text", full)
+        patch.setattr(OutputFile, "write", full)
         report = await folder.run(backend)
     assert (report.exit_code, report.done, report.output) == (75, 10, None)
     assert "the output cannot be written: No space left on device" in str(report.reason)

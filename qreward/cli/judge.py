@@ -1,7 +1,4 @@
-"""``qreward judge calibrate GOLD`` and ``qreward judge report ITEMS``: calibrate a judge with labelled items, and compare judges.
-
-The configuration is the settings file of a trainer (docs/trainers/index.md). The calibration is therefore made for the trainer's judge.
-"""
+"""``qreward judge calibrate GOLD`` and ``qreward judge report ITEMS``: calibrate a judge with labelled items, and compare judges."""
 
 from __future__ import annotations
 
@@ -108,11 +105,7 @@ async def _compared(items: str, configs: Sequence[str], timeout: float) -> Agree
 
 
 def _names(configs: Sequence[str]) -> Sequence[str]:
-    """Return a name for each file: the file name without folder and ending. If two of these names are equal, return the paths instead.
-
-    Raises:
-        ConfigError: a file is repeated.
-    """
+    """Return the file names without folder and ending, or the paths if names are equal. Raises ``ConfigError`` if a file is repeated."""
     short = [Path(config).stem for config in configs]
     names = short if len(set(short)) == len(short) else list(configs)
     if len(set(names)) < len(names):

@@ -33,8 +33,6 @@ from qreward.transport.redaction import Secrets
 
 VARIABLE = "QREWARD_LIVE"
 """Environment variable. If it is 1, every client of the process is shown; if it is 0, ``qreward run`` is not shown either."""
-FRESH = 0.5
-"""Seconds for which the document of a request is good enough for the file."""
 FRAMES = 12
 """Number of innermost frames that are shown of a blocked event loop."""
 CHANGES = 20
@@ -60,7 +58,6 @@ class Channel:
     def _begin(self) -> None:
         self._pid, self._closed, self._troubled = os.getpid(), False, False
         self._lock, self._writing = threading.Lock(), threading.Lock()
-        self._document: dict[str, Any] = {}  # the last one
         folder = directory()
         self.path, self._file = folder / f"{self._pid}.sock", folder / f"{self._pid}.json"
         self.path.unlink(missing_ok=True)  # of a process that had the same number
@@ -84,7 +81,6 @@ class Channel:
 
     def add(self, runtime: Any) -> None:
         """Show a client until it is closed or dropped."""
-        self._document = {}
         with self._lock:
             if not any(known() is runtime for known in self._runtimes.values()):
                 self._runtimes[max(self._runtimes, default=0) + 1] = weakref.ref(runtime)
@@ -101,7 +97,7 @@ class Channel:
         """Return what is known about this process. Times are in seconds; ``at`` and ``started`` are those of the wall clock."""
         clients = {str(number): runtime.look.take() for number, runtime in self.runtimes().items()}
         late = {loop.thread: loop.lag for client in clients.values() for loop in client.loops if loop.blocked}
-        self._document = {
+        return {
             "version": VERSION,
             "pid": self._pid,
             "program": _program(),
@@ -112,7 +108,6 @@ class Channel:
             "blocked": [{"seconds": lag, "stack": list(_stack_of(thread))} for thread, lag in late.items()],
             "changes": list(self._changes),
         }
-        return self._document
 
     def order(self, body: bytes) -> list[str]:
         """Carry out an order. Returns what it does. Raises ``ConfigError``."""
@@ -149,8 +144,7 @@ class Channel:
                 _log.warning("the state of this process could not be written (logged once)", exc_info=True)
 
     def _write_now(self) -> None:
-        fresh = self._document.get("at", 0.0) > time.time() - FRESH and not self._closed
-        document = self._document if fresh else self.document()
+        document = self.document()
         if document["clients"]:
             self._clients = document["clients"]
         elif self._closed:  # a program that fails closes its clients first

@@ -308,7 +308,7 @@ def show(stream: Stream | SyncStream, *, clock: Callable[[], float] = monotonic)
         raise ConfigError(f"show takes what stream_chat_completion returns, not {inner!r}; show_batch takes many streams")
     answer = LiveAnswer(clock(), not inner.text, lambda: inner.text)
     view: View[LiveAnswer] = Cell(answer_html, answer_plain) if is_notebook() else _printed(answer_plain)
-    return _run(inner, answer, view, clock, blocks=inner is not stream)
+    return _run(inner, answer, view, clock, blocks=inner is not stream)  # type: ignore[no-any-return]
 
 
 @overload
@@ -347,7 +347,7 @@ def show_batch(
         raise ConfigError(f"show_batch takes what batch_stream_chat_completion returns, not {inner!r}; show takes a single stream")
     batch = LiveBatch(clock(), options.count("cards", cards))
     view: View[LiveBatch] = Cell(answers_html, answers_plain) if is_notebook() else _printed(answers_plain)
-    return _run(inner, batch, view, clock, blocks=inner is not stream)
+    return _run(inner, batch, view, clock, blocks=inner is not stream)  # type: ignore[no-any-return]
 
 
 def _run(stream: Stream | BatchStream, state: Any, view: View[Any], clock: Callable[[], float], *, blocks: bool) -> Any:

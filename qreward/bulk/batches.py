@@ -62,13 +62,10 @@ class LineQueue(asyncio.Queue["Entry | None"]):
         super().__init__()
         self._read_on = read_on
 
-    def complete(self) -> None:
-        self.put_nowait(None)
-
     def close(self) -> None:
         while not self.empty():
             self.get_nowait()
-        self.complete()
+        self.put_nowait(None)
 
     async def __aiter__(self) -> AsyncIterator[Entry]:
         while (entry := await self.get()) is not None:
@@ -118,7 +115,6 @@ class ScorerBatch:
     def __init__(self, run: LineRun, scorer: Scorer) -> None:
         self._bulk, self._scorer, self.queue = run, scorer, LineQueue(run.read_on)
         self._entries: dict[int, Entry] = {}
-        self._done = asyncio.Event()
         self._stats: Mapping[str, EndpointStats] = {}
 
     async def run(self) -> None:
@@ -136,8 +132,8 @@ class ScorerBatch:
                 if not self._entries:
                     self._bulk.stop(f"the next line would probably pass max_cost or max_tokens ({self._bulk.budget})")
                     return
-                self._done.clear()
-                await self._done.wait()
+                self._bulk.read_on.clear()
+                await self._bulk.read_on.wait()
             if not await self._bulk.start(entry):
                 return
             self._entries[index] = entry
@@ -145,7 +141,7 @@ class ScorerBatch:
             yield entry.content
 
     def _on_line(self, result: Result[Verdict]) -> None:
-        self._done.set()
+        self._bulk.read_on.set()
         try:
             if result.ok:
                 check_finite(result.value)

@@ -254,7 +254,7 @@ class KeyedRun(LineRun):
 
     async def aclose(self) -> None:
         for batch in self._batches.values():
-            batch.queue.complete()
+            batch.queue.put_nowait(None)
         if self._tasks:
             await asyncio.wait(set(self._tasks))
         self._journal.close()

@@ -101,7 +101,7 @@ class BulkRun(LineRun):
             self.has_read_all = True
         finally:
             for batch in self._batches.values():
-                batch.queue.complete()
+                batch.queue.put_nowait(None)
 
     async def _take_line(self, line: InputLine, entry: Entry) -> None:
         """Give a line to its batch, as soon as the budget and the batch's queue have room."""

@@ -8,7 +8,6 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
-from time import monotonic
 from typing import Any
 
 import msgspec
@@ -78,9 +77,8 @@ def run(args: argparse.Namespace) -> int:
     settings |= {"params": dict(map(_parameter, args.set)), **_scheduling(args, scorer)}
     if args.dry_run:
         return asyncio.run(_try(args, settings, scorer))
-    progress, finish = _progress(args.progress)
+    progress = {"bar": True, "plain": "plain", "json": _print_json, "none": False}[args.progress]
     report = asyncio.run(_run(args, settings | {"progress": progress}, scorer))
-    finish()
     print(report)
     return report.exit_code
 
@@ -136,30 +134,8 @@ def _make_scorer(client: QRewardClient, scorer: RewardConfig) -> Scorer:
         return make_scorer(client, scorer.scorer, owns_client=False)
 
 
-def _progress(kind: str) -> tuple[Any, Callable[[], None]]:
-    if kind == "json":
-        lines = _JsonLines()
-        return lines.show, lines.close
-    return {"bar": True, "plain": "plain", "none": False}[kind], lambda: None
-
-
-class _JsonLines:
-    """Writes the progress to standard error as one line of JSON per second, and one line at the end."""
-
-    def __init__(self) -> None:
-        self._due = 0.0
-        self._unwritten: Progress | None = None
-
-    def show(self, progress: Progress) -> None:
-        self._unwritten = progress
-        if (now := monotonic()) >= self._due:
-            self._due = now + 1.0
-            self.close()
-
-    def close(self) -> None:
-        if self._unwritten is not None:
-            print(msgspec.json.encode(self._unwritten).decode(), file=sys.stderr, flush=True)
-            self._unwritten = None
+def _print_json(progress: Progress) -> None:
+    print(msgspec.json.encode(progress).decode(), file=sys.stderr, flush=True)
 
 
 def _stop_on_interrupt(run: BulkRun) -> None:

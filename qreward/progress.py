@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from qreward.callables import FunctionKind, kind_of
 from qreward.errors import ConfigError
+from qreward.notebook.render import number, seconds
 from qreward.records import retries
 from qreward.results import Result, RouteLoad, dollars
 from qreward.scheduler.stats import Quantiles
@@ -319,10 +320,10 @@ def details(progress: Progress) -> list[str]:
         f"err {_percent(progress.failed / done)}" if progress.failed else "",
         f"{progress.in_flight}/{progress.window} in flight" if progress.window else "",
         f"${progress.cost:.{2 if progress.cost >= 0.1 else 4}f}" if progress.cost is not None else "",
-        f"p95 {_seconds(progress.p95)}" if progress.p95 is not None else "",
+        f"p95 {seconds(progress.p95)}" if progress.p95 is not None else "",
         f"retried {_percent(progress.retried / done)}" if progress.retried else "",
         f"hedged {_percent(progress.hedged / done)}" if progress.hedged else "",
-        f"{_short(tokens / progress.elapsed)} tok/s" if tokens and progress.elapsed > 0 else "",
+        f"{number(tokens / progress.elapsed)} tok/s" if tokens and progress.elapsed > 0 else "",
         f"cached {_percent(progress.cached_tokens / progress.prompt_tokens)}" if progress.cached_tokens else "",
     )
     return list(filter(None, texts))
@@ -333,7 +334,7 @@ def _line(title: str, progress: Progress) -> str:
     done, total, elapsed = progress.done, progress.total, progress.elapsed
     parts = [f"{done}/{total} ({_percent(done / total)})" if total else f"{done} done", f"{elapsed:.0f} s"]
     if elapsed > 0 and done:
-        parts.append(f"{_short(done / elapsed)}/s")
+        parts.append(f"{number(done / elapsed)}/s")
     if progress.eta:
         parts.append(f"about {_band(progress.eta)} left")
     line = f"{title}: {', '.join((*parts, *details(progress)))}"
@@ -341,21 +342,9 @@ def _line(title: str, progress: Progress) -> str:
 
 
 def _band(eta: tuple[float, float]) -> str:
-    least, most = (f"{seconds:.0f}" for seconds in eta)
+    least, most = (f"{each:.0f}" for each in eta)
     return f"{most} s" if eta[1] <= 1.25 * eta[0] or least == most else f"{least} to {most} s"
-
-
-def _seconds(value: float) -> str:
-    return f"{1000 * value:.0f}ms" if value < 1 else f"{value:.1f}s" if value < 10 else f"{value:.0f}s"
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f}".removesuffix(".0") + "%" if not 0 < share < 0.0005 else "<0.1%"
-
-
-def _short(number: float) -> str:
-    for unit in ("", "k", "M"):
-        if number < 999.5:
-            return (f"{number:.1f}" if number < 99.5 else f"{number:.0f}").removesuffix(".0") + unit
-        number /= 1000
-    return f"{number:.1f}G"

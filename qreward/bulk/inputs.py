@@ -95,7 +95,7 @@ class Input:
         """Return the number of lines. None for standard input, compressed files, tables and iterables without a length."""
         if self._rows is not None:
             return len(self._rows) if isinstance(self._rows, Sequence) else None
-        if any(name == STANDARD_INPUT or _suffix(name) not in _TEXT for name in self.names):
+        if any(name == STANDARD_INPUT or _suffixes(name) not in [(kind, False) for kind in _TEXT] for name in self.names):
             return None
         return sum(map(self._count, self.names))
 
@@ -130,12 +130,9 @@ def _matching(name: str) -> list[str]:
 def _opened(name: str) -> Iterator[BinaryIO]:
     if name == STANDARD_INPUT:
         yield sys.stdin.buffer
-    elif _suffix(name) == ".gz":
-        with gzip.open(name, "rb") as file:
-            yield file  # type: ignore[misc]
     else:
-        with Path(name).open("rb") as file:
-            yield file
+        with gzip.open(name, "rb") if _suffixes(name)[1] else Path(name).open("rb") as file:
+            yield file  # type: ignore[misc]
 
 
 def _text_chunks(name: str) -> Iterator[list[InputLine]]:
@@ -201,7 +198,7 @@ def _bad_row(place: str, row: Sequence[str], fault: str) -> InputLine:
 
 def _csv(name: str) -> Iterator[InputLine]:
     csv.field_size_limit(max(csv.field_size_limit(), LONGEST_LINE))  # the default, 128 KB, is less than a long prompt
-    delimiter = "\t" if ".tsv" in _suffixes(name) else ","
+    delimiter = "\t" if _suffixes(name)[0] == ".tsv" else ","
     number = 0
     try:
         with _opened(name) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
@@ -245,27 +242,22 @@ def needed(module: str, name: str) -> Any:
 
 _TEXT = (".jsonl", ".ndjson", ".json", ".txt", "")
 _TABLES: Mapping[str, Callable[[str], Iterator[InputLine]]] = {".csv": _csv, ".tsv": _csv, ".parquet": _parquet}
-_PACKED = ".gz"
 
 
-def _suffix(name: str) -> str:
-    return Path(name).suffix.lower()
-
-
-def _suffixes(name: str) -> tuple[str, str]:
-    if _suffix(name) == _PACKED:
-        return _suffix(name.rpartition(".")[0]), _suffix(name)
-    return _suffix(name), ""
+def _suffixes(name: str) -> tuple[str, bool]:
+    """Return the ending of a name without ``.gz``, and whether it had that."""
+    path, is_packed = Path(name), Path(name).suffix.lower() == ".gz"
+    return (path.with_suffix("") if is_packed else path).suffix.lower(), is_packed
 
 
 def _reader(name: str) -> Callable[[str], Iterator[InputLine]] | None:
     """Return the function that reads the rows of a table; None for a file of JSON lines. Raises ``ConfigError``."""
     if name == STANDARD_INPUT:
         return None
-    kind, packed = _suffixes(name)
-    if kind not in (*_TEXT, *_TABLES) or (kind == ".parquet" and packed):
-        known = ", ".join(filter(None, (*_TEXT, *_TABLES, _PACKED)))
-        raise ConfigError(f"{name}: the format {kind + packed!r} is not known; known: {known}")
+    kind, is_packed = _suffixes(name)
+    if kind not in (*_TEXT, *_TABLES) or (kind == ".parquet" and is_packed):
+        known = ", ".join(filter(None, (*_TEXT, *_TABLES, ".gz")))
+        raise ConfigError(f"{name}: the format {f'{kind}.gz' if is_packed else kind!r} is not known; known: {known}")
     if kind == ".parquet":
         needed("pyarrow.parquet", name)
     return _TABLES.get(kind)

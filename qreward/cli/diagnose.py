@@ -178,12 +178,11 @@ class Examination:
             await backend.aclose()
 
     def _model_to_call(self) -> str | None:
-        served = self.load.models
-        there = [ANY_NAME if name == "*" else name for name in served if name == "*" or not is_glob(name)]
+        served = [ANY_NAME if name == "*" else name for name in self.load.models if name == "*" or not is_glob(name)]
         renamed = self.endpoint.model_names
-        known = [*(pattern for pattern in self.patterns if not is_glob(pattern)), *renamed, *_called(renamed, there)]
+        known = [*(pattern for pattern in self.patterns if not is_glob(pattern)), *renamed, *_called(renamed, served)]
         named = next((name for name in known if any(matches(pattern, name) for pattern in self.patterns)), None)
-        return named if named is not None or self.kind.lists_models else next(iter(served), ANY_NAME)
+        return named if named is not None or self.kind.lists_models else next(iter(self.load.models), ANY_NAME)
 
     # findings
 

@@ -278,10 +278,10 @@ def _printed(text: Callable[[S, float], str]) -> View[S]:
 
 
 @overload
-def show(stream: Stream, *, clock: Callable[[], float] = monotonic) -> Coroutine[Any, Any, ChatCompletion]: ...
+def show(stream: Stream) -> Coroutine[Any, Any, ChatCompletion]: ...
 @overload
-def show(stream: SyncStream, *, clock: Callable[[], float] = monotonic) -> ChatCompletion: ...
-def show(stream: Stream | SyncStream, *, clock: Callable[[], float] = monotonic) -> Coroutine[Any, Any, ChatCompletion] | ChatCompletion:
+def show(stream: SyncStream) -> ChatCompletion: ...
+def show(stream: Stream | SyncStream) -> Coroutine[Any, Any, ChatCompletion] | ChatCompletion:
     """Show a streamed answer as it arrives, with its endpoint, time to first token, tokens per second, and outcome.
 
     The display is updated at most ten times a second, and once at the end. Outside a notebook, the text is printed at the end.
@@ -289,7 +289,6 @@ def show(stream: Stream | SyncStream, *, clock: Callable[[], float] = monotonic)
     Args:
         stream: the stream, which is read to its end. For a ``Stream``, await the return value. For a ``SyncStream``, the call blocks
             until the stream ends.
-        clock: monotonic clock in seconds; for tests in virtual time.
 
     Returns:
         The complete answer.
@@ -306,19 +305,17 @@ def show(stream: Stream | SyncStream, *, clock: Callable[[], float] = monotonic)
     inner = stream._async if isinstance(stream, SyncStream) else stream
     if not isinstance(inner, Stream):
         raise ConfigError(f"show takes what stream_chat_completion returns, not {inner!r}; show_batch takes many streams")
-    answer = LiveAnswer(clock(), not inner.text, lambda: inner.text)
+    answer = LiveAnswer(monotonic(), not inner.text, lambda: inner.text)
     view: View[LiveAnswer] = Cell(answer_html, answer_plain) if is_notebook() else _printed(answer_plain)
-    return _run(inner, answer, view, clock, blocks=inner is not stream)  # type: ignore[no-any-return]
+    return _run(inner, answer, view, blocks=inner is not stream)  # type: ignore[no-any-return]
 
 
 @overload
-def show_batch(
-    stream: BatchStream, *, cards: int = 12, clock: Callable[[], float] = monotonic
-) -> Coroutine[Any, Any, BatchResult[ChatCompletion]]: ...
+def show_batch(stream: BatchStream, *, cards: int = 12) -> Coroutine[Any, Any, BatchResult[ChatCompletion]]: ...
 @overload
-def show_batch(stream: SyncBatchStream, *, cards: int = 12, clock: Callable[[], float] = monotonic) -> BatchResult[ChatCompletion]: ...
+def show_batch(stream: SyncBatchStream, *, cards: int = 12) -> BatchResult[ChatCompletion]: ...
 def show_batch(
-    stream: BatchStream | SyncBatchStream, *, cards: int = 12, clock: Callable[[], float] = monotonic
+    stream: BatchStream | SyncBatchStream, *, cards: int = 12
 ) -> Coroutine[Any, Any, BatchResult[ChatCompletion]] | BatchResult[ChatCompletion]:
     """Show the answers of a batch as they arrive, as a grid of cards. See :func:`show`.
 
@@ -329,7 +326,6 @@ def show_batch(
         stream: the stream, which is read to its end. For a ``BatchStream``, await the return value. For a ``SyncBatchStream``, the call
             blocks until the stream ends.
         cards: maximum number of answers that are shown at once; 0 for no limit. At most 400 characters of each answer are shown.
-        clock: monotonic clock in seconds; for tests in virtual time.
 
     Returns:
         All results in the order of the input, including the results of failed items.
@@ -345,39 +341,39 @@ def show_batch(
     inner = stream._async if isinstance(stream, SyncBatchStream) else stream
     if not isinstance(inner, BatchStream):
         raise ConfigError(f"show_batch takes what batch_stream_chat_completion returns, not {inner!r}; show takes a single stream")
-    batch = LiveBatch(clock(), options.count("cards", cards))
+    batch = LiveBatch(monotonic(), options.count("cards", cards))
     view: View[LiveBatch] = Cell(answers_html, answers_plain) if is_notebook() else _printed(answers_plain)
-    return _run(inner, batch, view, clock, blocks=inner is not stream)  # type: ignore[no-any-return]
+    return _run(inner, batch, view, blocks=inner is not stream)  # type: ignore[no-any-return]
 
 
-def _run(stream: Stream | BatchStream, state: Any, view: View[Any], clock: Callable[[], float], *, blocks: bool) -> Any:
+def _run(stream: Stream | BatchStream, state: Any, view: View[Any], *, blocks: bool) -> Any:
     """Return the coroutine that reads and shows a stream. If ``blocks`` is True, run it in the portal's loop and return its result."""
     if not blocks:
-        return _follow(stream, state, view, clock)
-    view(state, clock())
-    return portal().call(_follow, stream, state, view, clock)
+        return _follow(stream, state, view)
+    view(state, monotonic())
+    return portal().call(_follow, stream, state, view)
 
 
-async def _follow(stream: Stream | BatchStream, state: Any, view: View[Any], clock: Callable[[], float]) -> Any:
+async def _follow(stream: Stream | BatchStream, state: Any, view: View[Any]) -> Any:
     loop = asyncio.get_running_loop()
     timer: asyncio.TimerHandle | None = None
 
     def tick() -> None:
         nonlocal timer
-        view(state, clock())
+        view(state, monotonic())
         timer = loop.call_later(INTERVAL, tick)
 
     tick()
     error: BaseException | None = None
     try:
         async for event in stream.events():
-            state.add(event, clock())
+            state.add(event, monotonic())
     except BaseException as problem:
         error = problem
         raise
     finally:
-        state.end(stream.result if isinstance(stream, Stream) else None, error, clock())
+        state.end(stream.result if isinstance(stream, Stream) else None, error, monotonic())
         if timer is not None:
             timer.cancel()
-        view(state, clock())
+        view(state, monotonic())
     return await (stream.final() if isinstance(stream, Stream) else stream.results())

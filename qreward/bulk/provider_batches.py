@@ -30,9 +30,9 @@ from qreward.results import EndpointStats, Result, with_trail
 from qreward.scheduler.outcome import Answer, Failure, FailureKind
 from qreward.settings.policies import Endpoint
 
-IN_FLIGHT = 12
-"""Maximum number of batches that are uploaded, polled or read at once. Each batch holds at most 50,000 lines, of about 550 bytes each, so
-that a run of 10 million lines stays within 1.5 GB."""
+IN_FLIGHT = 7
+"""Maximum number of batches that are uploaded, polled or read at once. Each batch holds at most 50,000 lines, of about 500 bytes each, so
+that a run of 10 million lines, whose index takes 1.24 GB, stays within 1.5 GB."""
 IDLE = 5.0
 """Seconds without a new line after which files that are not full are sent. The files are then sent, because further lines
 may have to wait for the budget or for the input."""
@@ -54,7 +54,7 @@ class Batch:
     def __init__(self, api: BatchApi, folder: Path, url: str, model: str, number: int | None = None, held: HeldBatch | None = None) -> None:
         self.api, self.url, self.model, self.held, self.number = api, url, model, held, number
         self.tag, self.id = ("", None) if held is None else (held.tag, held.id)
-        self.written: list[int] = [] if held is None else list(held.lines)
+        self.order: list[int] = [] if held is None else list(held.lines)  # the keys in the file, if an earlier run wrote it
         self.lines: dict[int, Entry] = {}
         self.file = tempfile.TemporaryFile(dir=folder, buffering=1 << 18)  # noqa: SIM115 - closed with the batch
         self.size = self.inputs = self.missing = 0
@@ -82,8 +82,6 @@ class Batch:
         self.lines[line.key] = line
         self.size += len(request)
         self.inputs += inputs
-        if self.held is None:
-            self.written.append(line.key)
 
     def request(self, line: Entry) -> bytes:
         self.file.flush()
@@ -223,7 +221,7 @@ class ProviderBatches:
         assert holder.held is not None
         holder.add(entry, request, inputs)
         holder.missing -= 1
-        holder.reserved -= holder.held.reserved(entry.key)
+        holder.reserved -= Spent(*holder.held.lines.pop(entry.key))
         if not holder.missing:
             self._group.create_task(self._carry_out(holder))
 
@@ -373,10 +371,10 @@ class ProviderBatches:
         faults = found.faults
         words = "; ".join(f"{fault.code}: {fault.message}" for fault in faults[:3]) or "it does not say why"
         secrets = batch.api.connection.secrets
-        named = [fault for fault in faults if fault.line is not None]
+        named, written = [fault for fault in faults if fault.line is not None], batch.order or list(batch.lines)
         for fault in named:
             number = fault.line or 0
-            line = batch.lines.pop(batch.written[number - 1], None) if 0 < number <= len(batch.written) else None
+            line = batch.lines.pop(written[number - 1], None) if 0 < number <= len(written) else None
             if line is not None:
                 text = secrets.hide(f"endpoint {batch.api.endpoint.name!r} refused the line: {fault.code}: {fault.message}")
                 error = BadRequest(text, endpoint=batch.api.endpoint.name, model=batch.model)
@@ -390,9 +388,9 @@ class ProviderBatches:
             await self._ended.wait()
             self._waiting -= 1
         elif not named:
-            if len(batch.written) == 1:
+            if len(written) == 1:
                 await asyncio.sleep(batch.longest)
-            self._most_lines[batch.api.endpoint.name] = max(1, len(batch.written) // 2)
+            self._most_lines[batch.api.endpoint.name] = max(1, len(written) // 2)
         await self._send_rest(batch, batch.take_rest())
 
     def _end(self, batch: Batch) -> None:

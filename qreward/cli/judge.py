@@ -1,7 +1,4 @@
-"""``qreward judge calibrate GOLD`` and ``qreward judge report ITEMS``: calibrate a judge with labelled items, and compare judges.
-
-The configuration is the settings file of a trainer (docs/trainers/index.md). The calibration is therefore made for the trainer's judge.
-"""
+"""``qreward judge calibrate GOLD`` and ``qreward judge report ITEMS``: calibrate a judge with labelled items, and compare judges."""
 
 from __future__ import annotations
 

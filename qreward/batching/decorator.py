@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import io
+import time
 import weakref
 from collections.abc import Callable, Hashable
 from functools import cached_property, wraps
@@ -10,7 +12,7 @@ from typing import Any, NamedTuple, Unpack, cast
 
 from qreward.batching.in_flight import BatchFunction
 from qreward.batching.queue import BatchQueue
-from qreward.batching.ray_serve import ACCESSORS, Inspection
+from qreward.batching.ray_serve import StartTimes
 from qreward.batching.settings import BatchSettings, Options, checked
 from qreward.batching.typing import BatchDecorator
 from qreward.batching.worker import LoopWorker
@@ -101,6 +103,28 @@ class DecoratedQueue(BatchQueue[Any, Any]):
         queue = self._make(values[0]) if found is None else found[1]
         return queue, values, key if queue is not self else (id(values[0]), key)
 
+    def _get_max_batch_size(self) -> int:
+        return self.settings.max_batch_size
+
+    def _get_batch_wait_timeout_s(self) -> float:
+        return self.settings.batch_wait_timeout_s
+
+    def _get_curr_iteration_start_times(self) -> StartTimes:
+        now = time.time()
+        return StartTimes([now - (worker.clock() - batch.sent_at) for worker in self.loop_workers() for batch in list(worker.batches)])
+
+    async def _is_batching_task_alive(self) -> bool:
+        """Return True until the queue is closed. No task can die: each batch has a task of its own."""
+        return not self.closed
+
+    async def _get_handling_task_stack(self) -> str:
+        """Return the stacks of the running batches."""
+        text = io.StringIO()
+        for worker in self.loop_workers():
+            for batch in list(worker.batches):
+                batch.task.print_stack(file=text)
+        return text.getvalue()
+
     def _make(self, instance: Any) -> BatchQueue[Any, Any]:
         """Return the queue of an instance. Instances that cannot be referenced weakly share one queue, but never a batch."""
         queues, key = self._queues, id(instance)
@@ -159,7 +183,11 @@ def batch(function: Any = None, /, *first: Any, **settings: Unpack[Options]) -> 
 
 
 show_keywords(batch)
-CONTROLS = ("set_max_batch_size", "set_batch_wait_timeout_s", "set_max_concurrent_batches", "change", "stats", "close")
+CONTROLS = (
+    *("set_max_batch_size", "set_batch_wait_timeout_s", "set_max_concurrent_batches", "change", "stats", "close"),
+    *("_get_max_batch_size", "_get_batch_wait_timeout_s", "_get_curr_iteration_start_times"),  # as in Ray Serve, like the next two
+    *("_is_batching_task_alive", "_get_handling_task_stack"),
+)
 """Names of the methods of a queue that are attributes of the batched function."""
 
 
@@ -177,6 +205,5 @@ def _batched(function: Any, settings: BatchSettings) -> Any:
         return queue.stream_of(values, key)
 
     wrapper: Any = wraps(function)(stream if kind_of(function) is FunctionKind.STREAMED else result)
-    inspection = Inspection(owner)
-    vars(wrapper).update({name: getattr(owner, name) for name in CONTROLS} | {name: getattr(inspection, name) for name in ACCESSORS})
+    vars(wrapper).update({name: getattr(owner, name) for name in CONTROLS})
     return wrapper

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Hashable, Iterable
+from collections.abc import AsyncGenerator, Callable, Hashable, Iterable
 from concurrent.futures import Future
 from typing import Any, Generic, Self, TypeVar, Unpack
 
@@ -186,7 +186,6 @@ class BatchQueue(Generic[T, R]):
         return self._function.counters.snapshot(*self.load(), self.settings.max_batch_size)
 
     def load(self) -> tuple[int, int]:
-        """Return the numbers of waiting items and of running batches, over all event loops."""
         workers = self.loop_workers()
         return sum(worker.collector.waiting for worker in workers), sum(len(worker.batches) for worker in workers)
 
@@ -275,10 +274,7 @@ class CallerStream(AsyncGenerator[R, None]):
         self._worker = worker
         self._reader = reader
 
-    def __anext__(self) -> Coroutine[Any, Any, R]:
-        return _Next(self)
-
-    async def _next(self) -> R:
+    async def __anext__(self) -> R:
         reader = self._reader
         if reader.busy:
             raise RuntimeError("this stream is being read by another task already")
@@ -308,32 +304,6 @@ class CallerStream(AsyncGenerator[R, None]):
         self._reader.buffer.clear()
         self._worker.abandon(self._reader)
         self._reader.wake()
-
-
-class _Next(Coroutine[Any, Any, R]):
-    """The coroutine that waits for the next piece. It leaves the batch even if its task is cancelled before its first step."""
-
-    __slots__ = ("_begun", "_coroutine", "_stream")
-
-    def __init__(self, stream: CallerStream[R]) -> None:
-        self._begun = False
-        self._coroutine = stream._next()
-        self._stream = stream
-
-    def send(self, value: None) -> Any:
-        self._begun = True
-        return self._coroutine.send(value)
-
-    def throw(self, typ: Any, val: Any = None, tb: Any = None) -> Any:  # noqa: ARG002 - the exception carries its traceback
-        if not self._begun:
-            self._stream._leave()
-        return self._coroutine.throw(typ if val is None else val)
-
-    def close(self) -> None:
-        self._coroutine.close()
-
-    def __await__(self) -> Generator[Any, None, R]:
-        return self._coroutine.__await__()
 
 
 show_keywords(BatchQueue.__init__)

@@ -10,9 +10,9 @@ from contextlib import suppress
 from math import inf
 from typing import Any
 
-from qreward.batching import metrics
 from qreward.batching.collector import OVER, TAKEN, WAITING, Collector, SlotRule
 from qreward.batching.in_flight import BatchFunction, InFlightBatch, PendingItem, too_large
+from qreward.batching.ray_serve import record_batch
 from qreward.batching.settings import BatchRecord
 from qreward.batching.streaming import BatchStreamReader, StreamBatch
 from qreward.callables import FunctionKind
@@ -195,7 +195,7 @@ class LoopWorker:
         self.function.counters.ended(seconds, batch.failed)
         if batch.alive or batch.error is None:
             self.rule.done(seconds)
-        if self.function.settings.on_batch is not None or metrics.are_recorded():
+        if self.function.settings.on_batch is not None or self.function.serve is not None:
             self._report_batch(batch, seconds)
         batch.items = []  # break the reference cycle, so that reference counting frees the items
         del batch.task
@@ -204,7 +204,7 @@ class LoopWorker:
     def _report_batch(self, batch: InFlightBatch, seconds: float) -> None:
         items, on_batch, name = batch.items, self.function.settings.on_batch, self.function.name
         size, waiting = sum(item.cost for item in items), self.collector.waiting
-        metrics.record(name.rpartition(".")[2], size, batch.limit, batch.sent_at - items[0].arrived, seconds, waiting)
+        record_batch(name.rpartition(".")[2], size, batch.limit, batch.sent_at - items[0].arrived, seconds, waiting)
         if on_batch is None:
             return
         waits = tuple(batch.sent_at - item.arrived for item in items)

@@ -244,22 +244,6 @@ async def test_submit_and_stream_say_when_the_other_is_meant() -> None:
 # readers that are slow or do not read
 
 
-async def test_a_reader_that_is_cancelled_before_its_first_step_has_left() -> None:
-    @batch(max_batch_size=2, batch_wait_timeout_s=1000)
-    async def function(items: list[int]) -> Any:
-        yield items
-
-    left = [function(1), function(2)]  # held, as by a handler whose client is gone
-    readers = [asyncio.create_task(stream.__anext__()) for stream in left]
-    for reader in readers:
-        reader.cancel()
-    others = [function(3), function(4)]
-    assert await asyncio.gather(*(anext(stream) for stream in others)) == [3, 4]
-    assert kinds(await outcomes(readers)) == [asyncio.CancelledError] * 2
-    assert [await all_of(stream) for stream in left] == [[], []]
-    assert now() == 0
-
-
 async def test_a_short_stream_that_is_not_read_frees_its_slot_at_once() -> None:
     queue = BatchQueue(Streaming(times=AHEAD - 1))
     unread = queue.stream("a")

@@ -76,9 +76,8 @@ class AsyncCall(Single):
         self._body = body
         self._judge = judge
 
-    async def execute(self, attempt: Try) -> Answer | CallFailure:  # type: ignore[override]
+    async def execute(self, _attempt: Try) -> Answer | CallFailure:  # type: ignore[override]
         """Run the function once. Only cancellation is raised, which the loop driver handles."""
-        attempt.started = True
         try:
             return Answer(await self._body())
         except (asyncio.CancelledError, GeneratorExit):
@@ -194,7 +193,6 @@ class BlockingCall:
         self._ended(attempt, outcome)
 
     def _run(self, attempt: Try) -> Answer | CallFailure | Cancelled:
-        attempt.started = True
         if attempt.cancel_reason is not None:
             return CANCELLED
         try:

@@ -180,8 +180,8 @@ class ScheduleConfig(Policy):
         adaptive_error_threshold: share (0 to 1) of failed tries above which the limit is lowered; with ``adaptive_limit``.
         adaptive_latency_threshold: mean seconds of a try above which the limit is lowered; with ``adaptive_limit``.
         priority: 0 (most urgent) to 9, a :class:`~qreward.settings.policies.Priority`, or the name of a priority.
-        pool: name of a pool. Functions with the same pool share ``max_concurrency`` and the adaptive limit. The pool cannot be
-            changed.
+        pool: name of a pool. Functions with the same pool share ``max_concurrency`` (the lowest applies) and the adaptive limit. The pool
+            cannot be changed.
         metrics_callback: function that is called with a ``ScheduleMetrics`` for each finished call.
         telemetry_exporter: an object with a method ``export(metrics)``.
         debug: True logs each decision about a call.

@@ -8,12 +8,12 @@ import logging
 import threading
 import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from math import inf
 from random import Random
-from typing import Any, Concatenate, Literal, NoReturn, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 from weakref import WeakSet, WeakValueDictionary
 
 from qreward.callables import FunctionKind, kind_of
@@ -154,13 +154,12 @@ class ScheduledFunction:
         self.pool = pool
         self._replaced: WeakSet[type[BaseException]] = WeakSet()  # classes of errors that ``default_result`` has replaced
         self.settings = CompiledSettings(config)
-        _check_agreement(self, pool)
         pool.members.add(self)
         self.attach()
         config._changes.add_weakly(self._follow)
 
     def attach(self) -> None:
-        """Register the function with the pool's engine, with empty counters."""
+        """Register the function with the pool's engine."""
         engine, settings = self.pool.engine, self.settings
         with engine.lock:  # other functions of the pool may be in use
             self.function = Function(self.name, engine.scheduler.group, settings.options, keyed=settings.key_func is not None)
@@ -229,12 +228,7 @@ class ScheduledFunction:
                     f"key_func of {self.name}() returned a {type(key).__name__}, which is not hashable; return a text or a tuple"
                 ) from None
         call = Call(self.function, key, settings.options, None)
-        body = partial(self.body, *args, **kwargs)
-        return settings, call, partial(self._log_and_run, call, body) if settings.debug else body
-
-    def _log_and_run(self, call: Call, body: Callable[[], Any]) -> Any:
-        self._log_notes(call)
-        return body()
+        return settings, call, partial(self.body, *args, **kwargs)
 
     def _default_or_raise(self, call: Call, settings: CompiledSettings, error: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         outcome: Outcome = "failed"
@@ -247,45 +241,31 @@ class ScheduledFunction:
         self._report(call, settings, outcome, error, defaulted=default is not UNSET)
         if default is UNSET:
             raise error
-        self._log_replaced(error)
+        kind = type(error)
+        if kind not in self._replaced:  # a bug in the function must not stay unseen
+            self._replaced.add(kind)
+            where = "".join(f", raised at {frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)[-1:])
+            log.warning(
+                "default_result replaced a %s of %s()%s; further ones are not logged. exception_types says which exceptions are replaced",
+                *(kind.__name__, self.name, where),
+            )
         return default(*args, **kwargs) if callable(default) else default
 
     def default_for(self, error: BaseException, default: Any, *, covered: bool) -> tuple[Any, BaseException]:
         """Return the default that replaces an error, or ``UNSET``, and the error. ``covered``: it is one that a default may replace."""
         return (default if covered else UNSET), error
 
-    def _log_replaced(self, error: BaseException) -> None:
-        """Log the first error of each class that a default replaces, so that a bug in the function does not stay unseen."""
-        kind = type(error)
-        if kind in self._replaced:
-            return
-        self._replaced.add(kind)
-        where = "".join(f", raised at {frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)[-1:])
-        log.warning(
-            "default_result replaced a %s of %s()%s; further ones are not logged. exception_types says which exceptions are replaced",
-            *(kind.__name__, self.name, where),
-        )
-
     def _report(
         self, call: Call, settings: CompiledSettings, outcome: Outcome, error: BaseException | None, *, defaulted: bool = False
     ) -> None:
-        if settings.debug:
-            self._log_notes(call)
+        for at, text in call.notes or ():
+            log.debug("%s() call %d at %.3f s: %s", self.name, call.number, at - call.born, text)
         if settings.callback is None and settings.exporter is None:
             return
         now = self.pool.engine.clock()
-        metrics = ScheduleMetrics(
-            self.name,
-            call.key,
-            outcome,
-            None if error is None else type(error).__name__,
-            defaulted,
-            call.begun,
-            call.retries,
-            call.hedges,
-            (now if call.sent_at is None else call.sent_at) - call.born,
-            now - call.born,
-        )
+        queued, kind = (now if call.sent_at is None else call.sent_at) - call.born, None if error is None else type(error).__name__
+        tries = call.begun, call.retries, call.hedges
+        metrics = ScheduleMetrics(self.name, call.key, outcome, kind, defaulted, *tries, queued, now - call.born)
         for name, receiver in (("metrics_callback", settings.callback), ("telemetry_exporter", getattr(settings.exporter, "export", None))):
             if receiver is not None:
                 try:
@@ -293,18 +273,12 @@ class ScheduledFunction:
                 except Exception:
                     log.exception("%s of %s() raised; the call is not affected", name, self.name)
 
-    def _log_notes(self, call: Call) -> None:
-        notes, call.notes = call.notes or [], []
-        for at, text in notes:
-            log.debug("%s() call %d at %.3f s: %s", self.name, call.number, at - call.born, text)
-
     def stats(self) -> ScheduleStats:
         engine, function = self.pool.engine, self.function
         with engine.lock:
             function.forget(engine.clock())
             group, keys = function.group, function.keys.values()
             rates = [state.rate_limit.size for state in keys if state.rate_limit is not None]
-            p50, p95, p99 = map(function.quantiles.at, (0.5, 0.95, 0.99))
             return ScheduleStats(
                 **{name: getattr(function.counters, name) for name in FunctionCounters.__slots__},
                 waiting=sum(len(state.queue) for state in keys),
@@ -313,26 +287,15 @@ class ScheduledFunction:
                 rate=min(rates, default=function.options.rate and function.options.rate.size),
                 keys=len(keys),
                 open_circuits=sum(state.breaker is not None and state.breaker.state != "closed" for state in keys),
-                p50=p50,
-                p95=p95,
-                p99=p99,
+                p50=function.quantiles.at(0.5),
+                p95=function.quantiles.at(0.95),
+                p99=function.quantiles.at(0.99),
             )
 
     def reset(self) -> None:
         self._replaced.clear()
         engine = self.pool.engine
         engine.apply(lambda now: engine.scheduler.reset(now, self.function))
-
-
-def _check_agreement(member: ScheduledFunction, pool: FunctionPool) -> None:
-    mine = member.config.max_concurrency
-    for other in pool.members:
-        theirs = other.config.max_concurrency
-        if mine is not None and theirs is not None and mine != theirs:
-            raise ConfigError(
-                f"{member.name}() and {other.name}() share the pool {member.config.pool!r}, but set max_concurrency={mine} and "
-                f"{theirs}; set it for one of them, or to the same number for both"
-            )
 
 
 class FunctionPool:
@@ -345,7 +308,8 @@ class FunctionPool:
 
     def _make_engine(self) -> None:
         rng = Random()  # noqa: S311 - jitter, not secrets
-        self.engine = Engine(CallScheduler(rng), _NoBackend, clock=calls.now)
+        no_backend: Any = AsyncExitStack  # functions send no requests
+        self.engine = Engine(CallScheduler(rng), no_backend, clock=calls.now)
         _ENGINES.add(self.engine)
 
     def _start_over(self) -> object:
@@ -354,16 +318,6 @@ class FunctionPool:
         for member in self.members:
             member.attach()
         return inherited
-
-
-class _NoBackend:
-    """The backend of engines that only call functions. It sends no requests."""
-
-    async def send(self, endpoint: object, call: object) -> NoReturn:
-        raise AssertionError(f"a function was sent over a backend: {endpoint}, {call}")
-
-    async def aclose(self) -> None:
-        """Do nothing."""
 
 
 _ENGINES: WeakSet[Engine[CallScheduler]] = WeakSet()
@@ -485,7 +439,13 @@ def decorate(function: Any, /, *, config: ScheduleConfig, make: Callable[..., Sc
     """Return the decorated function, which calls the ``ScheduledFunction`` that ``make`` returns."""
     if isinstance(function, staticmethod | classmethod):
         return type(function)(decorate(function.__func__, config=config, make=make))
-    kind = _checked_kind(function)
+    kind, what = kind_of(function), getattr(function, "__qualname__", repr(function))
+    if inspect.isclass(function):
+        raise ConfigError(f"{what} is a class; decorate a function that creates an instance, or methods of the class")
+    if kind is None:
+        raise ConfigError(f"schedule() decorates functions, not a {type(function).__name__}")
+    if kind in (FunctionKind.STREAMED, FunctionKind.GENERATOR):
+        raise ConfigError(f"{what} is a generator, which cannot be retried after it has yielded a value; return a list instead")
     member = make(function, config, pool_named(config.pool))
     wrapper: Any
     if kind is FunctionKind.AWAITED:
@@ -501,15 +461,3 @@ def decorate(function: Any, /, *, config: ScheduleConfig, make: Callable[..., Sc
     functools.update_wrapper(wrapper, function)
     wrapper.config, wrapper.stats, wrapper.reset = member.config, member.stats, member.reset
     return wrapper
-
-
-def _checked_kind(function: Any) -> FunctionKind:
-    what = getattr(function, "__qualname__", repr(function))
-    if inspect.isclass(function):
-        raise ConfigError(f"{what} is a class; decorate a function that creates an instance, or methods of the class")
-    kind = kind_of(function)
-    if kind is None:
-        raise ConfigError(f"schedule() decorates functions, not a {type(function).__name__}")
-    if kind in (FunctionKind.STREAMED, FunctionKind.GENERATOR):
-        raise ConfigError(f"{what} is a generator, which cannot be retried after it has yielded a value; return a list instead")
-    return kind

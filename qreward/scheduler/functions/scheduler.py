@@ -15,12 +15,10 @@ from qreward.scheduler.queue import AGEING
 from qreward.scheduler.scheduler import CANCEL, FINISH, SEND, Command
 from qreward.scheduler.task import CancelReason, TaskState
 
-HEDGE_LATER = 0.25  # seconds between two checks of a call that is due for a hedge but finds no free slot
 LATE, SETTLE = 0.02, 0.05
 """A hedge whose timer is more than ``LATE`` seconds late is put off once by ``SETTLE`` seconds: the event loop or the interpreter was held,
 so tries may have ended whose outcomes are reported next. ``LATE`` is above the accuracy of the engine's timers (1/64 s)."""
-FORGETS = 1000
-"""Maximum number of unused keys that are deleted each time a call is submitted. To delete this many takes about a millisecond."""
+HEDGE_LATER = 0.25  # seconds between two checks of a call that is due for a hedge but finds no free slot
 
 
 class CallScheduler:
@@ -40,7 +38,7 @@ class CallScheduler:
     def submit(self, now: float, call: Call) -> None:
         """Accept a call. It is tried at once if its limits allow."""
         function = call.function
-        function.forget(now, FORGETS)
+        function.forget(now)
         self._numbers += 1
         call.number, call.born = self._numbers, now
         call.rank = now + call.options.level * AGEING
@@ -79,8 +77,6 @@ class CallScheduler:
         state.inflight -= 1
         state.used_at = now
         self.group.inflight -= 1
-        if not attempt.started and attempt.cancel_reason is None and isinstance(outcome, Cancelled):
-            self._uncharge(call, attempt)
         if isinstance(outcome, Answer):
             self._answered(now, attempt, outcome)
         elif isinstance(outcome, CallFailure):
@@ -91,7 +87,6 @@ class CallScheduler:
         if state.queue:
             self._arrange(now, state)
         self._pump(now)
-        state.function.rest(state)
 
     def tick(self, now: float) -> None:
         due = []
@@ -196,7 +191,7 @@ class CallScheduler:
 
     def _send(self, now: float, call: Call, *, hedge: bool = False) -> None:
         state, counters = call.key_state, call.function.counters
-        attempt = Try(call, now, hedge, counters)
+        attempt = Try(call, now, hedge)
         call.tried[attempt] = None
         state.inflight += 1
         state.used_at = now
@@ -215,28 +210,12 @@ class CallScheduler:
         else:
             call.sent_at = now
         call.begun += 1
-        attempt.number = call.begun
         hedging = call.options.hedging
         if hedging is not None and call.hedge_at == inf and call.hedges < hedging.most:
             after = call.function.hedge_after(hedging)
             if after is not None:
                 call.hedge_at = now + after
         self.out.append((SEND, attempt))
-
-    def _uncharge(self, call: Call, attempt: Try) -> None:
-        """Take back what a try was charged that never ran, and will not run."""
-        function, state, counters = call.function, call.key_state, attempt.counters
-        call.begun -= 1
-        counters.tries -= 1
-        if state.rate_limit is not None:
-            state.rate_limit.give_back(attempt.sent_at)
-        if attempt.hedge:
-            call.hedges -= 1
-            counters.hedges -= 1
-            function.hedges_left += counters is function.counters  # a reset has renewed the budget
-        elif attempt.number > 1:
-            call.retries -= 1
-            counters.retries -= 1
 
     def _plan_retry(self, now: float, call: Call, wait: float | None = None) -> None:
         """Plan the next retry, if its deadline and the circuit breaker allow one."""
@@ -294,7 +273,6 @@ class CallScheduler:
             return
         function.counters.ok += 1
         function.counters.hedges_won += attempt.hedge
-        attempt.won = True
         call.note(now, f"done after {now - call.born:.3g} s")
         self._end(now, call, CancelReason.BEATEN)
         self.out.append((FINISH, call, answer, call.key_state, seconds))
@@ -395,6 +373,3 @@ class CallScheduler:
         for attempt in call.tried:
             attempt.cancel_reason = reason
             self.out.append((CANCEL, attempt))
-            if not attempt.started:
-                self._uncharge(call, attempt)
-        state.function.rest(state)

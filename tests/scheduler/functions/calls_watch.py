@@ -44,7 +44,6 @@ class Watch:
         self._paid: Counter[Function] = Counter()
         self._all_hedges: Counter[Function] = Counter()
         self._now = 0.0
-        self.starting = True  # the engine starts what is sent
 
     # what goes in
 
@@ -116,7 +115,6 @@ class Watch:
         call = _call(attempt)
         where = call.function, call.key
         self.trace.append((now, "send", call.number, attempt.hedge))
-        attempt.started = self.starting  # type: ignore[attr-defined]
         assert attempt not in self.live
         assert attempt.sent_at == now
         assert call not in self.finished, "a call that has ended is tried"
@@ -235,7 +233,6 @@ class Watch:
             assert call.retry_at == inf or call not in call.key_state.queue, "a call waits for two tries at once"
         for key_state in self.key_states():
             assert key_state.calls == calls[key_state]
-            assert key_state.resting or not key_state.idle or not key_state.function.keyed, "a key that nobody uses is never forgotten"
             assert len(key_state.queue) == sum(call.key_state is key_state and call in key_state.queue for call in self.open), (
                 "a line holds something dead"
             )
@@ -249,8 +246,6 @@ class Watch:
         ]
         for heap in heaps:
             assert len(heap._heap) <= 2 * len(heap) + SWEEP
-        for function in self.functions:
-            assert len(function._resting) <= len(function.keys)
 
     def _check_nobody_waits_in_vain(self, now: float, wake: float) -> None:
         """Work conservation, exact wake times, and deadlines."""

@@ -77,20 +77,14 @@ def new_settings(old: Mapping[str, Any]) -> dict[str, Any]:
     if new.get("speed_up_max_multiply") == 0:
         new["speed_up_max_multiply"] = 1
     if "exception_types" in new:
-        types = tuple(map(_retried, _types(new["exception_types"])))
-        new["exception_types"] = Exception if Exception in types else types
+        types = _types(new["exception_types"])
+        others = tuple(NotAnException if isinstance(kind, type) and not issubclass(kind, Exception) else kind for kind in types)
+        new["exception_types"] = Exception if Exception in types or BaseException in types else others
     return new
 
 
 def _types(types: Any) -> tuple[Any, ...]:
     return types if isinstance(types, tuple) else (BaseException if types is None else types,)
-
-
-def _retried(kind: Any) -> Any:
-    """Return the class to retry for a member of ``exception_types``."""
-    if not isinstance(kind, type) or issubclass(kind, Exception):
-        return kind
-    return Exception if kind is BaseException else NotAnException
 
 
 def schedule(*args: Any, **settings: Any) -> Callable[[Callable[..., Any]], Any]:
@@ -196,11 +190,6 @@ class OldScheduleConfig(ScheduleConfig):
         return self.adjust_wait_time(basic_wait_time, has_wait_time, max_wait_time)
 
 
-def _environment() -> dict[str, str]:
-    variables = {name: f"QREWARD_SCHEDULE_{name.upper()}" for name in ScheduleConfig.model_fields}
-    return {name: os.environ[variable] for name, variable in variables.items() if os.environ.get(variable)}
-
-
 class OldConfigWatcher(ConfigWatcher):
     """A watcher with the parameters of 0.1.7. ``cooldown`` is the minimum number of seconds between two changes."""
 
@@ -213,7 +202,12 @@ class OldConfigWatcher(ConfigWatcher):
         poll_interval: float = 5.0,
         cooldown: float = 5.0,
     ) -> None:
-        places: dict[str, Any] = {"file": {"file": file_path}, "env": {"callback": _environment}, "callback": {"callback": callback}}
+        variables = {name: f"QREWARD_SCHEDULE_{name.upper()}" for name in ScheduleConfig.model_fields}
+        places: dict[str, Any] = {
+            "file": {"file": file_path},
+            "env": {"callback": lambda: {name: os.environ[variable] for name, variable in variables.items() if os.environ.get(variable)}},
+            "callback": {"callback": callback},
+        }
         if source not in places:
             raise ConfigError(f"source must be 'file', 'env' or 'callback', not {source!r}")
         super().__init__(config, **places[source], poll_interval=poll_interval)
@@ -264,7 +258,7 @@ class OldTelemetryExporter(TelemetryExporter):
 
 
 class PriorityTaskQueue:
-    """A queue that is ordered by priority, lowest number first."""
+    """A queue that is ordered by priority, lowest number first. An item that has waited for the threshold has the priority 0."""
 
     def __init__(self, starvation_threshold: float = 60.0) -> None:
         self._threshold = starvation_threshold or inf
@@ -276,16 +270,16 @@ class PriorityTaskQueue:
             raise ConfigError(f"priority must be in [0, 9], got {priority}")
         self._waiting[next(self._numbers)] = (priority, monotonic(), item)
 
-    def _ranks(self) -> Iterator[tuple[int, int]]:
+    def _ordered(self) -> list[tuple[int, int]]:
         now = monotonic()
-        return ((0 if now - since >= self._threshold else priority, number) for number, (priority, since, _) in self._waiting.items())
+        return sorted((0 if now - since >= self._threshold else level, number) for number, (level, since, _) in self._waiting.items())
 
     def get(self) -> Any:
         """Remove and return the first item; None if the queue is empty."""
-        return self._waiting.pop(min(self._ranks())[1])[2] if self._waiting else None
+        return self._waiting.pop(self._ordered()[0][1])[2] if self._waiting else None
 
     def peek(self) -> Any:
-        return self._waiting[min(self._ranks())[1]][2] if self._waiting else None
+        return self._waiting[self._ordered()[0][1]][2] if self._waiting else None
 
     @property
     def queue_size(self) -> int:
@@ -303,5 +297,5 @@ class PriorityTaskQueue:
         now = monotonic()
         return [
             {"priority": rank, "sequence": number, "wait_seconds": round(now - self._waiting[number][1], 3), "cancelled": False}
-            for rank, number in sorted(self._ranks())
+            for rank, number in self._ordered()
         ]

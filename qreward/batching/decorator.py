@@ -133,7 +133,7 @@ class DecoratedQueue(BatchQueue[Any, Any]):
         except TypeError:
             return self
         with self._lock:
-            return queues.setdefault(key, (held, BatchQueue.sharing(self._function)))[1]
+            return queues.setdefault(key, (held, BatchQueue.__new__(BatchQueue)._begin(self._function)))[1]
 
 
 def _as_decorator(function: Callable[..., Any]) -> BatchDecorator:

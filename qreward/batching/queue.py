@@ -53,17 +53,11 @@ class BatchQueue(Generic[T, R]):
     def __init__(self, function: Callable[[list[T]], Results[R] | Yields[R]], **settings: Unpack[Options]) -> None:
         self.__setstate__((function, checked(settings)))
 
-    @classmethod
-    def sharing(cls, function: BatchFunction) -> BatchQueue[Any, Any]:
-        queue: BatchQueue[Any, Any] = cls.__new__(cls)
-        queue._begin(function)
-        return queue
-
-    def _begin(self, function: BatchFunction) -> None:
+    def _begin(self, function: BatchFunction) -> Self:
         self._function = function
         self._loop_workers: dict[asyncio.AbstractEventLoop, LoopWorker] = {}
-        self._latest: LoopWorker | None = None
         self._lock = threading.Lock()
+        return self
 
     def __getstate__(self) -> tuple[Any, BatchSettings]:
         return self._function.function, self.settings
@@ -123,8 +117,14 @@ class BatchQueue(Generic[T, R]):
             [2, ValueError('odd'), 3]
         """
         self._function.check_kind(streamed=False)
-        worker = self._here()
-        added = worker.add_many(list(items), *_checked(priority, timeout))
+        worker, values, added = self._here(), list(items), list[Any]()
+        level, seconds = _checked(priority, timeout)
+        worker.admit(len(values))
+        for value in values:
+            try:
+                added.append(worker.add(value, None, level, seconds))
+            except Exception as error:  # of ``batch_size_fn`` or ``batch_key_fn``
+                added.append(error)
         pending = [item for item in added if isinstance(item, PendingItem)]
         try:
             if pending:
@@ -148,6 +148,8 @@ class BatchQueue(Generic[T, R]):
         if self._function.kind is FunctionKind.STREAMED:
             self._function.check_kind(streamed=False)
         worker = self._here()
+        if not self._function.plain:
+            worker.admit(1)
         item = worker.add(value, signature_key, level, timeout)
         try:
             return await item.future
@@ -161,6 +163,7 @@ class BatchQueue(Generic[T, R]):
         """Submit an item, and return its stream. Only items with equal ``signature_key`` share a batch."""
         self._function.check_kind(streamed=True)
         worker = self._here()
+        worker.admit(1)
         return CallerStream(worker, worker.add(value, signature_key, level, timeout))
 
     async def close(self, drain: bool = True) -> None:
@@ -216,19 +219,15 @@ class BatchQueue(Generic[T, R]):
         return [worker for worker in list(self._loop_workers.values()) if not _dead(worker)]
 
     def _here(self) -> LoopWorker:
+        """Return the worker of the running event loop."""
         loop = asyncio.get_running_loop()
-        worker = self._latest
-        return worker if worker is not None and worker.loop is loop else self._look_up(loop)
-
-    def _look_up(self, loop: asyncio.AbstractEventLoop) -> LoopWorker:
-        with self._lock:
-            worker = self._loop_workers.get(loop)
-            if worker is None:
+        worker = self._loop_workers.get(loop)
+        if worker is None:
+            with self._lock:
                 for dead in [known for known, its in self._loop_workers.items() if _dead(its)]:
                     del self._loop_workers[dead]
                 worker = self._loop_workers[loop] = LoopWorker(self._function, loop)
-            self._latest = worker
-            return worker
+        return worker
 
 
 async def _close_elsewhere(worker: LoopWorker, drain: bool) -> None:

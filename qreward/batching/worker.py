@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from contextlib import suppress
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -42,30 +43,7 @@ class LoopWorker:
         function.update()
         function.warn_of_ongoing_requests()
 
-    def add(self, value: Any, signature_key: Hashable, level: int, timeout: float | None) -> Any:
-        """Add an item and return it. A caller that stops waiting for the item must call ``abandon``."""
-        if self.function.plain:
-            item: Any = PendingItem(value, self.clock(), signature_key, 1, level)
-        else:
-            self._admit(1)
-            item = self._made(value, signature_key, level)
-        return self._put(item, timeout)
-
-    def add_many(self, values: Sequence[Any], level: int, timeout: float | None) -> list[Any]:
-        """Add all items, or none if the queue has no room for all. Return for each value its item, or the error of ``batch_size_fn`` or
-        ``batch_key_fn``."""
-        self._admit(len(values))
-        added: list[Any] = []
-        for value in values:
-            try:
-                item = self._made(value, None, level)
-            except Exception as error:
-                added.append(error)
-            else:
-                added.append(self._put(item, timeout))
-        return added
-
-    def _admit(self, count: int) -> None:
+    def admit(self, count: int) -> None:
         """Raise ``ClientClosed`` or ``QueueFull`` if ``count`` items cannot be added, even after starting what may start."""
         function, most = self.function, self.function.settings.max_queue_size
         if function.closed:
@@ -80,19 +58,19 @@ class LoopWorker:
             message += "" if count == 1 else f"; {count} more do not fit"
             raise QueueFull(f"{message}; submit fewer at once, or set a larger max_queue_size")
 
-    def _made(self, value: Any, signature_key: Hashable, level: int) -> Any:
-        function, settings = self.function, self.function.settings
-        key = function.key_of(value, signature_key)
-        cost = 1 if settings.batch_size_fn is None else function.size_of(value)
-        kind = BatchStreamReader if function.kind is FunctionKind.STREAMED else PendingItem
-        item = kind(value, self.clock(), key, cost, level)
-        if function.serve is not None:
-            item.request_context = function.serve._get_serve_request_context()
-            item.key = key, item.request_context.multiplexed_model_id
-        return item
-
-    def _put(self, item: Any, timeout: float | None) -> Any:
-        collector, settings = self.collector, self.function.settings
+    def add(self, value: Any, signature_key: Hashable, level: int, timeout: float | None) -> Any:
+        """Add an item, for which :meth:`admit` was called, and return it. A caller that stops waiting for it must call ``abandon``."""
+        function, settings, collector = self.function, self.function.settings, self.collector
+        if function.plain:
+            item: Any = PendingItem(value, self.clock(), signature_key, 1, level)
+        else:
+            key = function.key_of(value, signature_key)
+            cost = 1 if settings.batch_size_fn is None else function.size_of(value)
+            kind = BatchStreamReader if function.kind is FunctionKind.STREAMED else PendingItem
+            item = kind(value, self.clock(), key, cost, level)
+            if function.serve is not None:
+                item.request_context = function.serve._get_serve_request_context()
+                item.key = key, item.request_context.multiplexed_model_id
         item.future = self.loop.create_future()
         seconds = timeout or settings.timeout
         if seconds is not None:
@@ -135,12 +113,27 @@ class LoopWorker:
             return
         now, at = self.clock(), inf
         if self._timer is not None:  # a timer is set while any item has a deadline
-            self._expire(self.collector.due(now))
+            for item in self.collector.due(now):
+                if not item.future.done():
+                    waited = item.place is OVER
+                    where = "it was still waiting for a batch" if waited else "its batch was under way"
+                    limit = f"the timeout of {item.deadline - item.arrived:g} s (queueing included)"
+                    self.function.counters.count("expired")
+                    item.fail(RequestTimeout(f"{self.function.name} gave no result within {limit}; {where}"))
+                    if not waited:
+                        item.batch.abandon(item)
         while self.collector.waiting and len(self.batches) < self.function.settings.max_concurrent_batches:
             items, at = self._next(now)
             if not items:
                 break
-            self._start(items, now)
+            kind = StreamBatch if self.function.kind is FunctionKind.STREAMED else InFlightBatch
+            batch = kind(self.function, items, self._settings.max_batch_size, now)
+            self.batches.add(batch)
+            self.rule.sent(now)
+            self._settings = self.function.settings
+            self.function.counters.sent([now - item.arrived for item in items])
+            batch.task = self.loop.create_task(batch.carry_out(), context=self._context.copy())
+            batch.task.add_done_callback(partial(self._ended, batch), context=self._context)
             at = inf
         if self._timer is not None or at != inf:
             self._set_timer(min(at, self.collector.deadlines.next()), now)
@@ -167,16 +160,6 @@ class LoopWorker:
                     function.counters.count("cancelled")
             self.collector.put_back(present)  # the batch may not be full any more
 
-    def _start(self, items: list[Any], now: float) -> None:
-        kind = StreamBatch if self.function.kind is FunctionKind.STREAMED else InFlightBatch
-        batch = kind(self.function, items, self._settings.max_batch_size, now)
-        self.batches.add(batch)
-        self.rule.sent(now)
-        self._settings = self.function.settings
-        self.function.counters.sent([now - item.arrived for item in items])
-        batch.task = self.loop.create_task(batch.carry_out(), context=self._context.copy())
-        batch.task.add_done_callback(lambda task: self._ended(batch, task), context=self._context)
-
     def _ended(self, batch: InFlightBatch, task: asyncio.Task[None]) -> None:
         """Free the slot of a batch that has ended, and start the next batch."""
         if batch not in self.batches:
@@ -195,35 +178,19 @@ class LoopWorker:
         self.function.counters.ended(seconds, batch.failed)
         if batch.alive or batch.error is None:
             self.rule.done(seconds)
-        if self.function.settings.on_batch is not None or self.function.serve is not None:
-            self._report_batch(batch, seconds)
+        on_batch, name = self.function.settings.on_batch, self.function.name
+        if on_batch is not None or self.function.serve is not None:
+            items, size, waiting = batch.items, sum(item.cost for item in batch.items), self.collector.waiting
+            record_batch(name.rpartition(".")[2], size, batch.limit, batch.sent_at - items[0].arrived, seconds, waiting)
+            if on_batch is not None:
+                waits = tuple(batch.sent_at - item.arrived for item in items)
+                try:
+                    on_batch(BatchRecord(name, len(items), size, batch.limit, waits, seconds, waiting, batch.error))
+                except Exception:
+                    _log.exception("on_batch of %s raised", name)
         batch.items = []  # break the reference cycle, so that reference counting frees the items
         del batch.task
         self.pump()
-
-    def _report_batch(self, batch: InFlightBatch, seconds: float) -> None:
-        items, on_batch, name = batch.items, self.function.settings.on_batch, self.function.name
-        size, waiting = sum(item.cost for item in items), self.collector.waiting
-        record_batch(name.rpartition(".")[2], size, batch.limit, batch.sent_at - items[0].arrived, seconds, waiting)
-        if on_batch is None:
-            return
-        waits = tuple(batch.sent_at - item.arrived for item in items)
-        try:
-            on_batch(BatchRecord(name, len(items), size, batch.limit, waits, seconds, waiting, batch.error))
-        except Exception:
-            _log.exception("on_batch of %s raised", name)
-
-    def _expire(self, late: list[Any]) -> None:
-        for item in late:
-            if item.future.done():
-                continue
-            waited = item.place is OVER
-            where = "it was still waiting for a batch" if waited else "its batch was under way"
-            limit = f"{item.deadline - item.arrived:g} s"
-            self.function.counters.count("expired")
-            item.fail(RequestTimeout(f"{self.function.name} gave no result within the timeout of {limit} (queueing included); {where}"))
-            if not waited:
-                item.batch.abandon(item)
 
     def _set_timer(self, at: float, now: float) -> None:
         if at == self._timer_at:
@@ -241,7 +208,19 @@ class LoopWorker:
         """Wait until no item waits and no batch runs. Do not wait for work in a thread or an actor whose callers have all left."""
         self._closing = True
         if not drain:
-            self._fail_all(f"the queue of {self.function.name} was closed before the item was done")
+            message = f"the queue of {self.function.name} was closed before the item was done"
+            for item in self.collector.items():
+                self.collector.remove(item)
+                item.fail(ClientClosed(message))
+            for batch in list(self.batches):
+                for item in batch.items:
+                    if item.place is TAKEN:
+                        item.fail(ClientClosed(message))
+                batch.unstoppable = None
+                if batch.task.done():
+                    self._ended(batch, batch.task)
+                else:
+                    batch.task.cancel()
         self.pump()
         while self._busy():
             self._idle.clear()
@@ -249,17 +228,3 @@ class LoopWorker:
 
     def _busy(self) -> bool:
         return self.collector.waiting > 0 or not all(batch.task.done() for batch in self.batches)
-
-    def _fail_all(self, message: str) -> None:
-        for item in self.collector.items():
-            self.collector.remove(item)
-            item.fail(ClientClosed(message))
-        for batch in list(self.batches):
-            for item in batch.items:
-                if item.place is TAKEN:
-                    item.fail(ClientClosed(message))
-            batch.unstoppable = None
-            if batch.task.done():
-                self._ended(batch, batch.task)
-            else:
-                batch.task.cancel()

@@ -6,7 +6,7 @@ import asyncio
 import copy
 import inspect
 import logging
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from contextlib import suppress
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field, replace
@@ -67,10 +67,6 @@ class BatchFunction:
         self.closed = False
         self.update()
 
-    def close(self) -> None:
-        self.closed = True
-        self.update()
-
     def change(self, changes: Any) -> None:
         self.settings = replace(self.settings, **changes)
         self.update()
@@ -124,28 +120,20 @@ def too_large() -> RuntimeError:
 
 def results_of(returned: Any, count: int) -> Sequence[Any]:
     """Return the results of a batch function as a sequence. Raises ``InvalidResponse`` if the number of results is not ``count``."""
+    results = returned
     if type(returned) is not list and type(returned) is not tuple:
-        returned = _in_order(returned)
-    if len(returned) != count:
+        kind = type(returned).__name__
+        if isinstance(returned, str | bytes | bytearray | Mapping | Set) or not hasattr(returned, "__len__"):
+            raise TypeError(f"the batch function must return a list with one result for each item, not a {kind}")
+        results = list(returned)
+        if len(results) != len(returned):  # for example, iteration over a table gives the names of its columns
+            raise TypeError(f"the batch function returned a {kind} of length {len(returned)} with {len(results)} elements; return a list")
+    if len(results) != count:
         raise invalid_length(
             f"Batched function doesn't preserve batch size. The input list has length {count} but the returned list has "
-            f"length {len(returned)}."
+            f"length {len(results)}."
         )
-    return returned  # type: ignore[no-any-return]
-
-
-def _in_order(returned: Any) -> Sequence[Any]:
-    kind = type(returned).__name__
-    if isinstance(returned, str | bytes | bytearray | Mapping | Set):
-        raise TypeError(f"the batch function must return a list with one result for each item, not a {kind}")
-    try:
-        length = len(returned)
-    except TypeError:
-        raise TypeError(f"the batch function must return a list with one result for each item; a {kind} has no len()") from None
-    results = list(returned)
-    if len(results) != length:  # for example, iteration over a table gives the names of its columns
-        raise TypeError(f"the batch function returned a {kind} of length {length} with {len(results)} elements; return a list")
-    return results
+    return results  # type: ignore[no-any-return]
 
 
 def caller_error(error: BaseException, name: str) -> BaseException:
@@ -163,30 +151,21 @@ def caller_error(error: BaseException, name: str) -> BaseException:
 
 def own_error(error: BaseException) -> BaseException:
     """Return a copy of an exception for one caller, with the original as the cause; a ``RequestError`` if copying fails."""
-    for copied in (copy.copy, _bare_copy):
-        try:
-            made = copied(error)
-            same = type(made) is type(error) and made is not error and str(made) == str(error) and len(made.args) == len(error.args)
-        except Exception:
-            same = False
-        if same:
-            if hasattr(made, "__notes__"):
-                made.__notes__ = list(made.__notes__)
-            break
+    made: BaseException | None = None
+    for bare in (False, True):  # a bare copy calls no ``__init__``, whose parameters may differ from ``error.args``
+        with suppress(Exception):
+            made = type(error).__new__(type(error), *error.args) if bare else copy.copy(error)
+            made.__dict__.update(error.__dict__)
+            if type(made) is type(error) and made is not error and str(made) == str(error) and len(made.args) == len(error.args):
+                break
     else:
         try:
-            message = str(error)
+            made = RequestError(f"{type(error).__name__}: {error}")
         except Exception:
-            message = "(it cannot be shown)"
-        made = RequestError(f"{type(error).__name__}: {message}")
+            made = RequestError(f"{type(error).__name__}: (it cannot be shown)")
+    if hasattr(made, "__notes__"):
+        made.__notes__ = list(made.__notes__)
     made.__cause__ = error
-    return made
-
-
-def _bare_copy(error: BaseException) -> BaseException:
-    """Return a copy that is made without a call of ``__init__``, because the parameters of ``__init__`` may differ from ``error.args``."""
-    made: BaseException = type(error).__new__(type(error), *error.args)
-    made.__dict__.update(error.__dict__)
     return made
 
 
@@ -220,7 +199,15 @@ class InFlightBatch:
             self.enter_request_contexts()
         try:
             results = await (function.call(values) if function.kind is FunctionKind.AWAITED else in_thread(partial(function.call, values)))
-            self._answer(results_of(results, len(values)))
+            raised: list[BaseException] = []
+            for item, result in zip(self.items, results_of(results, len(values)), strict=True):
+                if isinstance(result, BaseException):
+                    self.fail_one(item, result, raised)
+                    continue
+                item.place = OVER
+                future = item.future
+                if not future.done():
+                    future.set_result(result)
         except BaseException as error:
             self.fail(error)
             if not isinstance(error, Exception):
@@ -229,17 +216,6 @@ class InFlightBatch:
     def enter_request_contexts(self) -> None:
         """Let Ray Serve's functions, such as ``get_multiplexed_model_id``, find the request contexts of the items."""
         self.function.serve._set_batch_request_context([item.request_context for item in self.items])
-
-    def _answer(self, results: Iterable[Any]) -> None:
-        raised: list[BaseException] = []
-        for item, result in zip(self.items, results, strict=True):
-            if isinstance(result, BaseException):
-                self.fail_one(item, result, raised)
-                continue
-            item.place = OVER
-            future = item.future
-            if not future.done():
-                future.set_result(result)
 
     def fail_one(self, item: Any, error: BaseException, raised: list[BaseException]) -> None:
         """Raise an error for one caller. If another caller has already received this exception object, the caller gets a copy."""
@@ -280,7 +256,12 @@ async def in_thread(function: Callable[[], Any]) -> Any:
             outcome: tuple[Any, BaseException | None] = (context.run(function), None)
         except BaseException as error:
             outcome = (None, error)  # a future cannot hold a StopIteration
-        return lambda: _report(loop, done, outcome)
+
+        def report() -> None:
+            with suppress(RuntimeError):  # the loop is closed, so no caller is waiting
+                loop.call_soon_threadsafe(lambda: None if done.done() else done.set_result(outcome))
+
+        return report
 
     if not SHARED.run(job):
         raise QueueFull("every worker thread is busy, perhaps with calls that hang; give the function a time limit of its own")
@@ -307,8 +288,3 @@ async def unstoppable(future: asyncio.Future[Any]) -> Any:
     if batch is not None:
         batch.unstoppable = future
     return await asyncio.shield(future)
-
-
-def _report(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], outcome: Any) -> None:
-    with suppress(RuntimeError):  # the loop is closed, so no caller is waiting
-        loop.call_soon_threadsafe(lambda: None if future.done() else future.set_result(outcome))

@@ -173,7 +173,8 @@ class BatchQueue(Generic[T, R]):
             drain: True sends the waiting items at once. False fails waiting and running items with ``ClientClosed``. A function in
                 a thread cannot be stopped; ``close`` waits for it only as long as a caller waits for its result.
         """
-        self._function.close()
+        self._function.closed = True
+        self._function.update()
         here = asyncio.get_running_loop()
         workers = self.loop_workers()
         await asyncio.gather(*(worker.close(drain) if worker.loop is here else _close_elsewhere(worker, drain) for worker in workers))
@@ -193,7 +194,7 @@ class BatchQueue(Generic[T, R]):
         return sum(worker.collector.waiting for worker in workers), sum(len(worker.batches) for worker in workers)
 
     def set_max_batch_size(self, size: int) -> None:
-        """Set the maximum batch size, as ``change`` does. The batch that fills now may keep the old value."""
+        """Set the maximum batch size, as ``change`` does."""
         self.change(max_batch_size=size)
 
     def set_batch_wait_timeout_s(self, seconds: float) -> None:
@@ -274,11 +275,10 @@ class CallerStream(AsyncGenerator[R, None]):
         self._reader = reader
 
     async def __anext__(self) -> R:
-        reader = self._reader
-        if reader.busy:
+        if self._reader.waiter is not None:
             raise RuntimeError("this stream is being read by another task already")
         try:
-            return await reader.next()  # type: ignore[no-any-return]
+            return await self._reader.next()  # type: ignore[no-any-return]
         except BaseException:
             self._leave()
             raise

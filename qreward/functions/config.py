@@ -19,8 +19,6 @@ from pydantic import AfterValidator, BeforeValidator, PlainValidator, PrivateAtt
 from qreward.callables import Code, FunctionKind, kind_of
 from qreward.engine import background
 from qreward.errors import ConfigError
-from qreward.functions.overload import overload_of
-from qreward.scheduler.functions.state import Adapting, Breaking, CallFailure, FunctionOptions, Hedging, Pause, Rate
 from qreward.settings import files
 from qreward.settings.base import Count, Many, Number, Policy, Seconds, SomeSeconds, default, with_faults
 from qreward.settings.policies import Level, Priority
@@ -342,69 +340,3 @@ def _shown(value: Any) -> str:
     if isinstance(value, tuple):
         return f"({', '.join(map(_shown, value))}{',' if len(value) == 1 else ''})"
     return str(getattr(value, "__qualname__", f"<{type(value).__name__}>"))
-
-
-class CompiledSettings:
-    """The settings of a configuration at one moment, in the form that calls use. One call uses one object from its begin to its end."""
-
-    __slots__ = ("_again", "_waits", "callback", "debug", "default", "exporter", "key_func", "needs_thread", "options")
-
-    def __init__(self, config: ScheduleConfig, *, waits: bool = True) -> None:
-        options = _options(config)
-        self.options = options if waits else options._replace(pause=Pause(0.0, 0.0), paced=False, hedging=None)
-        self.needs_thread = config.timeout is not None or config.hedged_request_time is not None or config.speed_up_max_multiply > 1
-        self.key_func = config.key_func
-        self.default: Any = config.default_result
-        self.callback = config.metrics_callback
-        self.exporter = config.telemetry_exporter
-        self.debug = config.debug
-        self._waits = waits
-        exceptions: Any = config.exception_types
-        self._again: Callable[[Exception], bool | float] = exceptions
-        if isinstance(exceptions, type | tuple):
-            self._again = lambda error: isinstance(error, exceptions)
-
-    def covers(self, error: BaseException) -> bool:
-        """Return True if ``default_result`` replaces an exception that did not come from the function."""
-        return isinstance(error, Exception) and self._again(error) is not False
-
-    def judge(self, error: Exception) -> CallFailure:
-        """Classify an exception that a try raised. The result says whether and when to retry, and whether the exception means overload."""
-        overload = overload_of(error)
-        wait = None if overload is None else overload.retry_after
-        again = self._again(error)
-        covered = again is not False
-        if covered and again is not True:
-            again, wait = True, float(again)
-        if overload is not None and overload.should_retry is False:  # the server forbids a retry
-            again = False
-        if wait is not None and not self._waits:
-            wait = 0.0
-        return CallFailure(error, again=bool(again), wait=wait, overloaded=overload is not None, covered=covered)
-
-
-def _options(config: ScheduleConfig) -> FunctionOptions:
-    rate = hedging = breaking = adapting = None
-    if config.limit_size is not None:
-        rate = Rate(config.limit_size, config.limit_window)
-    if (time := config.hedged_request_time) is not None:
-        after, quantile = (None, float(time[1:]) / 100) if isinstance(time, str) else (time, 0.0)
-        hedging = Hedging(after, quantile, config.hedged_request_max_times, config.hedged_request_proportion)
-    if config.circuit_breaker_threshold is not None:
-        breaking = Breaking(config.circuit_breaker_threshold, config.circuit_breaker_recovery)
-    if config.adaptive_limit:
-        least, most = config.adaptive_limit_min, config.adaptive_limit_max
-        adapting = Adapting(least, most, config.adaptive_error_threshold, config.adaptive_latency_threshold)
-    return FunctionOptions(
-        level=int(config.priority),
-        timeout=config.timeout,
-        retries=config.retry_times,
-        pause=Pause(config.retry_interval, config.retry_max_interval),
-        parallel_tries=config.speed_up_max_multiply,
-        most=config.max_concurrency,
-        rate=rate,
-        hedging=hedging,
-        breaking=breaking,
-        adapting=adapting,
-        noted=config.debug,
-    )

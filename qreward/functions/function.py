@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 from random import Random
+from types import SimpleNamespace
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 from weakref import WeakSet, WeakValueDictionary
 
@@ -22,7 +23,8 @@ from qreward.engine.driver import Engine
 from qreward.errors import CircuitOpen, ConfigError, RequestTimeout
 from qreward.functions import calls
 from qreward.functions.calls import AsyncCall, BlockingCall
-from qreward.functions.config import UNSET, CompiledSettings, ScheduleConfig
+from qreward.functions.config import UNSET, ScheduleConfig
+from qreward.functions.overload import is_retried
 from qreward.scheduler.functions.scheduler import CallScheduler
 from qreward.scheduler.functions.state import Call, Function, FunctionCounters
 from qreward.scheduler.outcome import Answer
@@ -153,56 +155,58 @@ class ScheduledFunction:
         self.config = config
         self.pool = pool
         self._replaced: WeakSet[type[BaseException]] = WeakSet()  # classes of errors that ``default_result`` has replaced
-        self.settings = CompiledSettings(config)
+        self.options = SimpleNamespace(**config.snapshot())  # replaced, and not changed, when the configuration changes
         pool.members.add(self)
         self.attach()
         config._changes.add_weakly(self._follow)
 
     def attach(self) -> None:
         """Register the function with the pool's engine."""
-        engine, settings = self.pool.engine, self.settings
+        engine = self.pool.engine
         with engine.lock:  # other functions of the pool may be in use
-            self.function = Function(self.name, engine.scheduler.group, settings.options, keyed=settings.key_func is not None)
+            self.function = Function(self.name, engine.scheduler.group, self.options)
 
     def _follow(self, config: ScheduleConfig, _changed: frozenset[str]) -> None:
-        settings = CompiledSettings(config)
+        options = SimpleNamespace(**config.snapshot())
 
         def change(now: float) -> None:
-            self.settings, self.function.options = settings, settings.options
+            self.options = self.function.options = options
             self.pool.engine.scheduler.changed(now, self.function)
 
         self.pool.engine.apply(change)
 
     async def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        settings, call, body = self._prepare(args, kwargs)
-        call.waiter = waiter = AsyncCall(self.pool.engine.driver(), body, settings.judge)
+        call, body = self._prepare(args, kwargs)
+        call.waiter = waiter = AsyncCall(self.pool.engine.driver(), body)
         try:
             outcome: Any = await waiter.result(call)  # type: ignore[arg-type] # for the engine, a call is a task
         except BaseException:
-            self._report(call, settings, "cancelled", None)
+            self._report(call, "cancelled", None)
             raise
         if type(outcome) is Answer:
-            self._report(call, settings, "ok", None)
+            self._report(call, "ok", None)
             return outcome.value
-        value = self._default_or_raise(call, settings, outcome, args, kwargs)
+        value = self._default_or_raise(call, outcome, args, kwargs)
         return await value if inspect.isawaitable(value) else value
 
     def call_blocking(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        settings, call, body = self._prepare(args, kwargs)
-        call.waiter = waiter = BlockingCall(self.pool.engine, body, settings.judge, inline=not settings.needs_thread)
+        call, body = self._prepare(args, kwargs)
+        options = call.options
+        inline = options.timeout is None and options.hedged_request_time is None and options.speed_up_max_multiply == 1
+        call.waiter = waiter = BlockingCall(self.pool.engine, body, inline=inline)
         try:
             outcome = waiter.result(call)
         except BaseException:
-            self._report(call, settings, "cancelled", None)
+            self._report(call, "cancelled", None)
             raise
         if type(outcome) is not Answer:
-            return self._finished(self._default_or_raise(call, settings, outcome, args, kwargs), "default_result of ")
+            return self._finished(self._default_or_raise(call, outcome, args, kwargs), "default_result of ")
         try:
             value = self._finished(outcome.value)
         except ConfigError as error:
-            self._report(call, settings, "failed", error)
+            self._report(call, "failed", error)
             raise
-        self._report(call, settings, "ok", None)
+        self._report(call, "ok", None)
         return value
 
     def _finished(self, value: Any, whose: str = "") -> Any:
@@ -216,29 +220,28 @@ class ScheduledFunction:
             "apply to its work; decorate an async function that awaits this work and returns its result"
         )
 
-    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[CompiledSettings, Call, Callable[[], Any]]:
-        settings = CompiledSettings(self.config, waits=False) if _waiting_disabled else self.settings
-        key: Hashable = None
-        if settings.key_func is not None:
-            key = settings.key_func(*args, **kwargs)
+    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, Callable[[], Any]]:
+        options, key = self.options, None
+        if options.key_func is not None:
+            key = options.key_func(*args, **kwargs)
             try:
                 hash(key)
             except TypeError:
                 raise ConfigError(
                     f"key_func of {self.name}() returned a {type(key).__name__}, which is not hashable; return a text or a tuple"
                 ) from None
-        call = Call(self.function, key, settings.options, None)
-        return settings, call, partial(self.body, *args, **kwargs)
+        return Call(self.function, key, options, None, paced=not _waiting_disabled), partial(self.body, *args, **kwargs)
 
-    def _default_or_raise(self, call: Call, settings: CompiledSettings, error: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _default_or_raise(self, call: Call, error: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         outcome: Outcome = "failed"
-        if call.error is not error and isinstance(error, RequestTimeout):
-            outcome = "timeout"
-        elif call.error is not error and isinstance(error, CircuitOpen):
-            outcome = "circuit_open"
-        covered = outcome != "failed" or (call.covered if call.error is error else settings.covers(error))
-        default, error = self.default_for(error, settings.default, covered=covered)
-        self._report(call, settings, outcome, error, defaulted=default is not UNSET)
+        if call.error is error:
+            covered = call.covered
+        elif isinstance(error, RequestTimeout | CircuitOpen):
+            outcome, covered = "timeout" if isinstance(error, RequestTimeout) else "circuit_open", True
+        else:
+            covered = isinstance(error, Exception) and is_retried(error, call.options) is not False
+        default, error = self.default_for(error, call.options.default_result, covered=covered)
+        self._report(call, outcome, error, defaulted=default is not UNSET)
         if default is UNSET:
             raise error
         kind = type(error)
@@ -255,18 +258,17 @@ class ScheduledFunction:
         """Return the default that replaces an error, or ``UNSET``, and the error. ``covered``: it is one that a default may replace."""
         return (default if covered else UNSET), error
 
-    def _report(
-        self, call: Call, settings: CompiledSettings, outcome: Outcome, error: BaseException | None, *, defaulted: bool = False
-    ) -> None:
+    def _report(self, call: Call, outcome: Outcome, error: BaseException | None, *, defaulted: bool = False) -> None:
         for at, text in call.notes or ():
             log.debug("%s() call %d at %.3f s: %s", self.name, call.number, at - call.born, text)
-        if settings.callback is None and settings.exporter is None:
+        callback, exporter = call.options.metrics_callback, call.options.telemetry_exporter
+        if callback is None and exporter is None:
             return
         now = self.pool.engine.clock()
         queued, kind = (now if call.sent_at is None else call.sent_at) - call.born, None if error is None else type(error).__name__
         tries = call.begun, call.retries, call.hedges
         metrics = ScheduleMetrics(self.name, call.key, outcome, kind, defaulted, *tries, queued, now - call.born)
-        for name, receiver in (("metrics_callback", settings.callback), ("telemetry_exporter", getattr(settings.exporter, "export", None))):
+        for name, receiver in (("metrics_callback", callback), ("telemetry_exporter", getattr(exporter, "export", None))):
             if receiver is not None:
                 try:
                     receiver(metrics)
@@ -284,7 +286,7 @@ class ScheduledFunction:
                 waiting=sum(len(state.queue) for state in keys),
                 inflight=sum(state.inflight for state in keys),
                 limit=None if group.limit == inf else int(group.limit),
-                rate=min(rates, default=function.options.rate and function.options.rate.size),
+                rate=min(rates, default=function.options.limit_size),
                 keys=len(keys),
                 open_circuits=sum(state.breaker is not None and state.breaker.state != "closed" for state in keys),
                 p50=function.quantiles.at(0.5),

@@ -1,4 +1,4 @@
-"""Detects from its status and headers whether an exception means that a server is overloaded, and how long to wait."""
+"""What an exception of a function means: whether the call is tried again, whether a server is overloaded, and how long to wait."""
 
 from __future__ import annotations
 
@@ -8,6 +8,29 @@ from typing import Any, NamedTuple
 
 from qreward.codecs import rate_limit_headers
 from qreward.errors import RateLimited
+from qreward.scheduler.functions.state import CallFailure
+
+
+def is_retried(error: Exception, options: Any) -> bool | float:
+    """Return whether ``exception_types`` names an exception, or the seconds to wait before the retry."""
+    kinds: Any = options.exception_types
+    return isinstance(error, kinds) if isinstance(kinds, type | tuple) else kinds(error)
+
+
+def failure_of(error: Exception, options: Any, *, waits: bool) -> CallFailure:
+    """Classify an exception that a try raised: whether and when the call is tried again, and whether the exception means overload."""
+    overload = overload_of(error)
+    wait = None if overload is None else overload.retry_after
+    again = is_retried(error, options)
+    covered = again is not False
+    if covered and again is not True:
+        again, wait = True, float(again)
+    if overload is not None and overload.should_retry is False:  # the server forbids a retry
+        again = False
+    if wait is not None and not waits:
+        wait = 0.0
+    return CallFailure(error, again=bool(again), wait=wait, overloaded=overload is not None, covered=covered)
+
 
 LINKS = 8
 """Maximum number of exceptions of a chain that are inspected. Libraries build chains of at most four exceptions. The limit also ends

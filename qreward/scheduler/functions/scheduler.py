@@ -41,12 +41,12 @@ class CallScheduler:
         function.forget(now)
         self._numbers += 1
         call.number, call.born = self._numbers, now
-        call.rank = now + call.options.level * AGEING
+        call.rank = now + call.options.priority * AGEING
         state = call.key_state = function.state_of(call.key)
         state.calls += 1
         function.counters.calls += 1
-        if function.options.hedging is not None:
-            function.hedges_left += function.options.hedging.share
+        if function.options.hedged_request_time is not None:
+            function.hedges_left += function.options.hedged_request_proportion
         if call.options.timeout is not None:
             call.deadline = now + call.options.timeout
         if state.breaker is not None and not state.breaker.admits(now, call):
@@ -138,7 +138,7 @@ class CallScheduler:
                 call.note(now, f"waits for the rate limit: {ready:.3g} s, {len(state.queue)} in line")
             else:
                 call.note(now, f"waits for room: {group.inflight} of {group.limit:g} in flight")
-        state.queue.put(call, call.rank if call.options.paced else -inf, call.number)
+        state.queue.put(call, call.rank if call.paced else -inf, call.number)
         self._arrange(now, state)
 
     def _unplan(self, now: float, call: Call) -> None:
@@ -205,14 +205,15 @@ class CallScheduler:
         elif call.begun:
             call.retries += 1
             counters.retries += 1
-            call.note(now, f"retry {call.retries} of {call.options.retries}")
+            call.note(now, f"retry {call.retries} of {call.options.retry_times}")
             self._plan_retry(now, call)
         else:
             call.sent_at = now
         call.begun += 1
-        hedging = call.options.hedging
-        if hedging is not None and call.hedge_at == inf and call.hedges < hedging.most:
-            after = call.function.hedge_after(hedging)
+        options = call.options
+        hedged = options.hedged_request_time is not None and call.paced
+        if hedged and call.hedge_at == inf and call.hedges < options.hedged_request_max_times:
+            after = call.function.hedge_after(options.hedged_request_time)
             if after is not None:
                 call.hedge_at = now + after
         self.out.append((SEND, attempt))
@@ -221,8 +222,10 @@ class CallScheduler:
         """Plan the next retry, if its deadline and the circuit breaker allow one."""
         if call.planned or not call.may_retry():
             return
-        if wait is None:
-            pause = backoff(*call.options.pause, call.retries + 1, self._rng)
+        if not call.paced:
+            at = now
+        elif wait is None:
+            pause = backoff(call.options.retry_interval, call.options.retry_max_interval, call.retries + 1, self._rng)
             at = max(now + min(pause, (call.deadline - now) / 2), call.not_before)  # the backoff is at most half of the time that is left
         else:
             at = now + wait
@@ -307,7 +310,7 @@ class CallScheduler:
         breaker = call.key_state.breaker
         if breaker is None or not breaker.failed(now, call):
             return False
-        call.note(now, f"the circuit breaker opens for {breaker.config.recovery:g} s")
+        call.note(now, f"the circuit breaker opens for {breaker.recovery:g} s")
         return True
 
     def _adapt(self, call: Call, record: Callable[..., bool], *event: float) -> None:

@@ -88,36 +88,6 @@ class IndexedHeap(Generic[T]):
             heapify(self._heap)
 
 
-class Pause(NamedTuple):
-    """``retry_interval`` and ``retry_max_interval``; see ``scheduler.failure_policy.backoff``."""
-
-    base: float
-    cap: float
-
-
-class Rate(NamedTuple):
-    """``limit_size`` and ``limit_window``: at most ``size`` tries of a key may start in any ``window`` seconds."""
-
-    size: int
-    window: float
-
-
-class Hedging(NamedTuple):
-    """When a call is hedged. Each call adds ``share`` hedges to the budget of all calls; one call has at most ``most`` hedges."""
-
-    after: float | None  # seconds; None to use a quantile of the seconds that successful tries took
-    quantile: float
-    most: int
-    share: float
-
-
-class Breaking(NamedTuple):
-    """``threshold`` failures in a row open the circuit breaker of a key for ``recovery`` seconds."""
-
-    threshold: int
-    recovery: float
-
-
 class Adapting(NamedTuple):
     """The bounds of an adaptive limit, and when it falls: share of failed tries, and mean seconds of a successful try (or None)."""
 
@@ -126,22 +96,10 @@ class Adapting(NamedTuple):
     errors: float
     seconds: float | None
 
-
-class FunctionOptions(NamedTuple):
-    """Options of a call of a decorated function. None switches a limit off."""
-
-    level: int = 5  # priority, 0 (most urgent) to 9
-    timeout: float | None = None
-    retries: int = 0
-    pause: Pause = Pause(1.0, 60.0)
-    parallel_tries: int = 1
-    most: int | None = None  # tries in flight over all functions of the pool
-    rate: Rate | None = None
-    hedging: Hedging | None = None
-    breaking: Breaking | None = None
-    adapting: Adapting | None = None  # adapts the rate limit of each key if there is one, and otherwise the pool's concurrency limit
-    paced: bool = True  # False: tries do not wait for the rate limit, but count towards it
-    noted: bool = False  # decisions are noted in ``Call.notes``
+    @classmethod
+    def of(cls, options: Any) -> Adapting | None:
+        least, most, errors = options.adaptive_limit_min, options.adaptive_limit_max, options.adaptive_error_threshold
+        return cls(least, most, errors, options.adaptive_latency_threshold) if options.adaptive_limit else None
 
 
 FALL, RISE = 0.5, 1.1
@@ -252,10 +210,11 @@ class SlidingWindowLimit:
 class Breaker:
     """A circuit breaker (Nygard, "Release It!", 2007). It is closed, open until a time, or half-open with one probe call in flight."""
 
-    __slots__ = ("_opened_at", "config", "failures", "probe")
+    __slots__ = ("_opened_at", "failures", "probe", "recovery", "threshold")
 
-    def __init__(self, config: Breaking) -> None:
-        self.config = config
+    def __init__(self) -> None:
+        self.threshold: int  # failures in a row that open the breaker
+        self.recovery: float  # seconds for which it stays open
         self.failures = 0  # in a row
         self.probe: object = None  # the call whose outcome decides while the breaker is half-open
         self._opened_at = -inf
@@ -263,7 +222,7 @@ class Breaker:
     @property
     def open_until(self) -> float:
         """No call is allowed before this time; -inf while closed."""
-        return self._opened_at + self.config.recovery
+        return self._opened_at + self.recovery
 
     @property
     def state(self) -> str:
@@ -292,7 +251,7 @@ class Breaker:
     def failed(self, now: float, call: object) -> bool:
         """Record that a try failed. Returns True if this failure opens the breaker."""
         self.failures += 1
-        if not self.trusts(call) or (self.probe is None and self.failures < self.config.threshold):
+        if not self.trusts(call) or (self.probe is None and self.failures < self.threshold):
             return False
         self._opened_at, self.probe = now, None
         return True
@@ -349,8 +308,9 @@ class Call:
 
     function: Function
     key: Hashable
-    options: FunctionOptions  # fixed when the call was made
+    options: Any  # the settings of the function when the call was made, with the names of ``ScheduleConfig``
     waiter: Any  # the waiter to which the engine delivers the outcome
+    paced: bool = True  # False: tries do not wait for rate limits and before retries, and there are no hedges
     notes: list[tuple[float, str]] | None = None  # the decisions about the call with their times, or None if decisions are not logged
     key_state: KeyState = field(init=False)  # set on submission
     rank: float = 0.0  # sort key, smaller first: the arrival time plus some seconds per priority level
@@ -373,7 +333,7 @@ class Call:
     hedge_at: float = inf  # when the next hedge is due
 
     def __post_init__(self) -> None:
-        if self.options.noted:
+        if self.options.debug:
             self.notes = []
 
     @property
@@ -398,7 +358,8 @@ class Call:
     def may_retry(self) -> bool:
         """Return whether a retry may be made now, in addition to the tries in flight."""
         options = self.options
-        return self.retries < options.retries and len(self.tried) < max(1, min(options.parallel_tries, 1 + self.streak))
+        at_once: int = max(1, min(options.speed_up_max_multiply, 1 + self.streak))
+        return self.retries < options.retry_times and len(self.tried) < at_once
 
     def note(self, now: float, text: str) -> None:
         if self.notes is not None:
@@ -421,18 +382,14 @@ class ConcurrencyGroup:
     def follow(self) -> None:
         """Update the limit from the options of the functions. If the functions have different limits, the lowest limit applies."""
         options = [function.options for function in self.functions]
-        self._most = min((each.most for each in options if each.most is not None), default=inf)
-        adapting = [each.adapting for each in options if each.rate is None and each.adapting is not None]
-        start = ADAPTIVE_START if self._most == inf else self._most
-        self.adaptive = adapted(self.adaptive, min(adapting, key=_strictness, default=None), start, self._most)
+        self._most = min((each.max_concurrency for each in options if each.max_concurrency is not None), default=inf)
+        adapting = [terms for each in options if each.limit_size is None and (terms := Adapting.of(each)) is not None]
+        strictest = min(adapting, key=lambda its: (its.most, its.least, its.errors, its.seconds or inf), default=None)
+        self.adaptive = adapted(self.adaptive, strictest, ADAPTIVE_START if self._most == inf else self._most, self._most)
         self.apply()
 
     def apply(self) -> None:
         self.limit = self._most if self.adaptive is None else self.adaptive.limit
-
-
-def _strictness(adapting: Adapting) -> tuple[float, ...]:
-    return adapting.most, adapting.least, adapting.errors, inf if adapting.seconds is None else adapting.seconds
 
 
 class KeyState:
@@ -463,22 +420,21 @@ class KeyState:
 
     def follow(self) -> None:
         options = self.function.options
-        rate, breaking, limit = options.rate, options.breaking, self.rate_limit
-        if rate is None:
+        size, limit = options.limit_size, self.rate_limit
+        if size is None:
             self.rate_limit = self.adaptive = None
         else:
             if limit is None:
-                self.rate_limit = SlidingWindowLimit(rate.size, rate.window)
+                self.rate_limit = SlidingWindowLimit(size, options.limit_window)
             else:
-                limit.size, limit.window = rate.size, rate.window
-            self.adaptive = adapted(self.adaptive, options.adapting, rate.size, rate.size)
+                limit.size, limit.window = size, options.limit_window
+            self.adaptive = adapted(self.adaptive, Adapting.of(options), size, size)
             self.apply()
-        if breaking is None:
+        if options.circuit_breaker_threshold is None:
             self.breaker = None
-        elif self.breaker is None:
-            self.breaker = Breaker(breaking)
         else:
-            self.breaker.config = breaking
+            self.breaker = self.breaker or Breaker()
+            self.breaker.threshold, self.breaker.recovery = options.circuit_breaker_threshold, options.circuit_breaker_recovery
 
     def apply(self) -> None:
         if self.rate_limit is not None and self.adaptive is not None:
@@ -487,7 +443,7 @@ class KeyState:
     def ready_at(self, call: Call) -> float:
         """Return the earliest time at which the key allows a try of a call. If the time has passed, the try is allowed now."""
         at = self.closed_until
-        return at if self.rate_limit is None or not call.options.paced else max(at, self.rate_limit.ready_at)
+        return at if self.rate_limit is None or not call.paced else max(at, self.rate_limit.ready_at)
 
     @property
     def idle(self) -> bool:
@@ -509,11 +465,11 @@ class Function:
 
     __slots__ = ("__weakref__", "counters", "group", "hedges_left", "keyed", "keys", "name", "options", "quantiles")
 
-    def __init__(self, name: str, group: ConcurrencyGroup, options: FunctionOptions, *, keyed: bool) -> None:
+    def __init__(self, name: str, group: ConcurrencyGroup, options: Any) -> None:
         self.name = name
         self.group = group
-        self.keyed = keyed  # it may have more than one key
-        self.options = options
+        self.options = options  # its settings now, with the names of ``ScheduleConfig``
+        self.keyed = options.key_func is not None  # it may have more than one key
         self.keys: OrderedDict[Hashable, KeyState] = OrderedDict()
         self.reset()
         group.functions.add(self)
@@ -544,11 +500,11 @@ class Function:
                 break
             del keys[key]
 
-    def hedge_after(self, hedging: Hedging) -> float | None:
-        """Return the seconds after which a try is hedged, or None if that is not known yet."""
-        if hedging.after is not None:
-            return hedging.after
-        return self.quantiles.at(hedging.quantile) if self.quantiles.count >= ENOUGH else None
+    def hedge_after(self, after: float | str) -> float | None:
+        """Return the seconds of ``hedged_request_time``, or None if a percentile is not known yet."""
+        if not isinstance(after, str):
+            return after
+        return self.quantiles.at(float(after[1:]) / 100) if self.quantiles.count >= ENOUGH else None
 
 
 class FunctionCounters:

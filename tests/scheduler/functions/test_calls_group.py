@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from calls_driver import Driver, Hedging, Rate
+from calls_driver import Driver, Rate
 
 from qreward.scheduler.queue import AGEING
 

@@ -340,3 +340,12 @@ def _shown(value: Any) -> str:
     if isinstance(value, tuple):
         return f"({', '.join(map(_shown, value))}{',' if len(value) == 1 else ''})"
     return str(getattr(value, "__qualname__", f"<{type(value).__name__}>"))
+
+
+class FunctionOptions:
+    """The settings of a configuration at one moment, as attributes. A change of the configuration makes another object."""
+
+    def __init__(self, config: ScheduleConfig) -> None:
+        for name, value in config.snapshot().items():  # reading is faster than if ``__dict__`` was set
+            setattr(self, name, value)
+        self.needs_thread = config.timeout is not None or config.hedged_request_time is not None or config.speed_up_max_multiply > 1

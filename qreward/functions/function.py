@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from math import inf
 from random import Random
-from types import SimpleNamespace
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
 from weakref import WeakSet, WeakValueDictionary
 
@@ -23,7 +22,7 @@ from qreward.engine.driver import Engine
 from qreward.errors import CircuitOpen, ConfigError, RequestTimeout
 from qreward.functions import calls
 from qreward.functions.calls import AsyncCall, BlockingCall
-from qreward.functions.config import UNSET, ScheduleConfig
+from qreward.functions.config import UNSET, FunctionOptions, ScheduleConfig
 from qreward.functions.overload import is_retried
 from qreward.scheduler.functions.scheduler import CallScheduler
 from qreward.scheduler.functions.state import Call, Function, FunctionCounters
@@ -155,7 +154,7 @@ class ScheduledFunction:
         self.config = config
         self.pool = pool
         self._replaced: WeakSet[type[BaseException]] = WeakSet()  # classes of errors that ``default_result`` has replaced
-        self.options = SimpleNamespace(**config.snapshot())  # replaced, and not changed, when the configuration changes
+        self.options: Any = FunctionOptions(config)
         pool.members.add(self)
         self.attach()
         config._changes.add_weakly(self._follow)
@@ -167,7 +166,7 @@ class ScheduledFunction:
             self.function = Function(self.name, engine.scheduler.group, self.options)
 
     def _follow(self, config: ScheduleConfig, _changed: frozenset[str]) -> None:
-        options = SimpleNamespace(**config.snapshot())
+        options: Any = FunctionOptions(config)
 
         def change(now: float) -> None:
             self.options = self.function.options = options
@@ -191,9 +190,7 @@ class ScheduledFunction:
 
     def call_blocking(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call, body = self._prepare(args, kwargs)
-        options = call.options
-        inline = options.timeout is None and options.hedged_request_time is None and options.speed_up_max_multiply == 1
-        call.waiter = waiter = BlockingCall(self.pool.engine, body, inline=inline)
+        call.waiter = waiter = BlockingCall(self.pool.engine, body, inline=not call.options.needs_thread)
         try:
             outcome = waiter.result(call)
         except BaseException:
@@ -259,9 +256,11 @@ class ScheduledFunction:
         return (default if covered else UNSET), error
 
     def _report(self, call: Call, outcome: Outcome, error: BaseException | None, *, defaulted: bool = False) -> None:
-        for at, text in call.notes or ():
-            log.debug("%s() call %d at %.3f s: %s", self.name, call.number, at - call.born, text)
-        callback, exporter = call.options.metrics_callback, call.options.telemetry_exporter
+        if call.notes is not None:
+            for at, text in call.notes:
+                log.debug("%s() call %d at %.3f s: %s", self.name, call.number, at - call.born, text)
+        options = call.options
+        callback, exporter = options.metrics_callback, options.telemetry_exporter
         if callback is None and exporter is None:
             return
         now = self.pool.engine.clock()
@@ -278,7 +277,6 @@ class ScheduledFunction:
     def stats(self) -> ScheduleStats:
         engine, function = self.pool.engine, self.function
         with engine.lock:
-            function.forget(engine.clock())
             group, keys = function.group, function.keys.values()
             rates = [state.rate_limit.size for state in keys if state.rate_limit is not None]
             return ScheduleStats(

@@ -38,7 +38,8 @@ class CallScheduler:
     def submit(self, now: float, call: Call) -> None:
         """Accept a call. It is tried at once if its limits allow."""
         function = call.function
-        function.forget(now)
+        if function.keyed:
+            function.forget(now)
         self._numbers += 1
         call.number, call.born = self._numbers, now
         call.rank = now + call.options.priority * AGEING

@@ -493,7 +493,7 @@ class Function:
     def forget(self, now: float) -> None:
         """Drop the next keys in turn whose state is not needed any more, up to the first key whose state is, and at most ``FORGETS``."""
         keys = self.keys
-        for _ in range(min(FORGETS, len(keys)) if self.keyed else 0):
+        for _ in range(min(FORGETS, len(keys))):
             key, state = next(iter(keys.items()))
             if state.clear_at() > now:
                 keys.move_to_end(key)

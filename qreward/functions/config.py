@@ -92,11 +92,11 @@ OnChange = Callable[[Any, frozenset[str]], object]
 
 
 class Changes:
-    """Holds the callbacks that are called when one object changes."""
+    """The lock of one configuration, and the callbacks of its changes."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self._callbacks: dict[object, OnChange] = {}
+        self.callbacks: dict[object, OnChange] = {}
         background.watch(self, Changes._replace_lock)
 
     def _replace_lock(self) -> object:
@@ -105,30 +105,18 @@ class Changes:
         return inherited
 
     def add(self, callback: OnChange) -> Callable[[], None]:
-        """Call ``callback(changed_object, names)`` after each later change. Returns a function that removes the callback."""
         token = object()
-        self._callbacks[token] = callback
+        self.callbacks[token] = callback
 
         def remove() -> None:
-            self._callbacks.pop(token, None)
+            self.callbacks.pop(token, None)
 
         return remove
 
     def add_weakly(self, method: OnChange) -> None:
-        """Call a bound method after each later change, like ``add``, but without keeping the object of the method alive."""
-
+        """Add a bound method without keeping its object alive."""
         weak = weakref.WeakMethod(method, lambda _: remove())
         remove = self.add(lambda changed, names: (found := weak()) and found(changed, names))
-
-    def notify(self, changed: object, names: frozenset[str]) -> None:
-        """Call all callbacks. If a callback raises, the error is logged, and all other callbacks are still called."""
-        for token, callback in list(self._callbacks.items()):
-            if token not in self._callbacks:  # removed by an earlier callback
-                continue
-            try:
-                callback(changed, names)
-            except Exception:
-                logger.exception("an on_change callback raised; the change of %s stands", ", ".join(sorted(names)))
 
 
 read_settings = partial(files.read_settings, empty="write {} if nothing is to be set")
@@ -285,7 +273,12 @@ class ScheduleConfig(Policy):
             if changed:
                 object.__setattr__(self, "__dict__", after)
                 self.model_fields_set.update(changed)
-                self._changes.notify(self, changed)
+                for token, callback in list(self._changes.callbacks.items()):
+                    if token in self._changes.callbacks:  # not removed by an earlier callback
+                        try:
+                            callback(self, changed)
+                        except Exception:
+                            logger.exception("an on_change callback raised; the change of %s stands", ", ".join(sorted(changed)))
         return changed
 
     def on_change(self, callback: Callable[[ScheduleConfig, frozenset[str]], object]) -> Callable[[], None]:

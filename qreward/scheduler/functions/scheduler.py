@@ -221,12 +221,14 @@ class CallScheduler:
 
     def _plan_retry(self, now: float, call: Call, wait: float | None = None) -> None:
         """Plan the next retry, if its deadline and the circuit breaker allow one."""
-        if call.planned or not call.may_retry():
+        options = call.options
+        at_once = min(options.speed_up_max_multiply, 1 + call.streak)
+        if call.planned or call.retries >= options.retry_times or len(call.tried) >= max(1, at_once):
             return
         if not call.paced:
             at = now
         elif wait is None:
-            pause = backoff(call.options.retry_interval, call.options.retry_max_interval, call.retries + 1, self._rng)
+            pause = backoff(options.retry_interval, options.retry_max_interval, call.retries + 1, self._rng)
             at = max(now + min(pause, (call.deadline - now) / 2), call.not_before)  # the backoff is at most half of the time that is left
         else:
             at = now + wait
@@ -284,7 +286,11 @@ class CallScheduler:
     def _failed(self, now: float, attempt: Try, raised: CallFailure) -> None:
         call, state = attempt.task, attempt.task.key_state
         if not call.done:
-            call.failed(now, raised)
+            call.error, call.covered = raised.error, raised.covered
+            call.tries += 1
+            call.streak = 0 if raised.overloaded else call.streak + 1
+            if raised.wait is not None:
+                call.not_before = now + raised.wait
             call.note(now, f"try {call.tries} failed after {now - attempt.sent_at:.3g} s: {type(raised.error).__name__}")
         if raised.overloaded:  # this is no failure for the circuit breaker
             call.function.counters.overloaded += 1

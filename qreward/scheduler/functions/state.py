@@ -68,10 +68,8 @@ class IndexedHeap(Generic[T]):
         return item
 
     def empty(self) -> list[T]:
-        items = [entry[3] for entry in sorted(self._entries.values())]
-        self._entries.clear()
-        self._heap.clear()
-        return items
+        """Remove and return all items in their order."""
+        return [self.take() for _ in range(len(self))]
 
     def __contains__(self, item: T) -> bool:
         return item in self._entries
@@ -348,20 +346,8 @@ class Call:
     def next_due(self) -> float:
         return min(self.deadline, self.retry_at, self.hedge_at)
 
-    def failed(self, now: float, failure: CallFailure) -> None:
-        self.error, self.covered = failure.error, failure.covered
-        self.tries += 1
-        self.streak = 0 if failure.overloaded else self.streak + 1
-        if failure.wait is not None:
-            self.not_before = now + failure.wait
-
-    def may_retry(self) -> bool:
-        """Return whether a retry may be made now, in addition to the tries in flight."""
-        options = self.options
-        at_once: int = max(1, min(options.speed_up_max_multiply, 1 + self.streak))
-        return self.retries < options.retry_times and len(self.tried) < at_once
-
     def note(self, now: float, text: str) -> None:
+        """Note a decision about the call for the log."""
         if self.notes is not None:
             self.notes.append((now, text))
 

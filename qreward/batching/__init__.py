@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qreward.batching.decorator import batch
-from qreward.batching.queue import BatchQueue, CallerStream
+from qreward.batching.queue import BatchQueue
 from qreward.batching.settings import BatchRecord, BatchSettings
 from qreward.batching.stats import QueueStats
 
@@ -11,7 +11,6 @@ __all__ = [
     "BatchQueue",
     "BatchRecord",
     "BatchSettings",
-    "CallerStream",
     "QueueStats",
     "batch",
 ]

@@ -9,11 +9,10 @@ from collections.abc import AsyncGenerator, Callable, Hashable, Iterable
 from concurrent.futures import Future
 from typing import Any, Generic, Self, TypeVar, Unpack
 
-from qreward.batching.collector import OVER
 from qreward.batching.in_flight import BatchFunction, PendingItem
 from qreward.batching.settings import BatchSettings, Options, check_seconds, checked
 from qreward.batching.stats import QueueStats
-from qreward.batching.streaming import BatchStreamReader
+from qreward.batching.streaming import caller_stream
 from qreward.batching.typing import Results, Yields
 from qreward.batching.worker import LoopWorker
 from qreward.callables import FunctionKind, show_keywords
@@ -138,8 +137,9 @@ class BatchQueue(Generic[T, R]):
     def stream(self, item: T, *, priority: int | str = NORMAL, timeout: float | None = None) -> AsyncGenerator[R, None]:
         """Submit one item, as ``submit`` does, and return its stream. The function must be an async generator.
 
-        The caller must read the stream to its end, or call ``aclose()``. If the batch has to wait longer than ``stream_timeout`` seconds
-        because this stream is not read, the stream ends with ``RequestTimeout`` after the pieces that were received until then.
+        The caller leaves the batch when it calls ``aclose()``, is cancelled, or drops the stream. If the batch has to wait longer than
+        ``stream_timeout`` seconds because this stream is not read, the stream ends with ``RequestTimeout`` after the pieces that were
+        received until then.
         """
         return self.stream_of(item, None, *_checked(priority, timeout))
 
@@ -164,7 +164,7 @@ class BatchQueue(Generic[T, R]):
         self._function.check_kind(streamed=True)
         worker = self._here()
         worker.admit(1)
-        return CallerStream(worker, worker.add(value, signature_key, level, timeout))
+        return caller_stream(worker, worker.add(value, signature_key, level, timeout))
 
     async def close(self, drain: bool = True) -> None:
         """Reject new items and wait until all items are done, in all event loops that are still running. May be called repeatedly.
@@ -260,49 +260,6 @@ def _checked(priority: Any, timeout: Any) -> tuple[int, float | None]:
         return priority_level(priority), timeout
     except ValueError as error:
         raise ConfigError(f"priority {error}") from None
-
-
-class CallerStream(AsyncGenerator[R, None]):
-    """The stream of one caller, an async generator. One task at a time can read it, in the event loop in which it was created.
-
-    The caller leaves the batch when it calls ``aclose``, is cancelled, or drops the stream. Pieces that were not read are then lost.
-    """
-
-    __slots__ = ("__weakref__", "_reader", "_worker")
-
-    def __init__(self, worker: LoopWorker, reader: BatchStreamReader) -> None:
-        self._worker = worker
-        self._reader = reader
-
-    async def __anext__(self) -> R:
-        if self._reader.waiter is not None:
-            raise RuntimeError("this stream is being read by another task already")
-        try:
-            return await self._reader.next()  # type: ignore[no-any-return]
-        except BaseException:
-            self._leave()
-            raise
-
-    async def asend(self, value: None) -> R:
-        """Return the next piece. Raises ``TypeError`` for a value, because all callers of the batch share one generator."""
-        if value is not None:
-            raise TypeError("no value can be sent into a stream of a batch, because other callers share its generator")
-        return await self.__anext__()
-
-    async def athrow(self, typ: Any, val: Any = None, tb: Any = None) -> R:
-        """Leave the batch and raise the given exception."""
-        self._leave()
-        error = typ if val is None else val
-        raise error if tb is None else error.with_traceback(tb)
-
-    def __del__(self) -> None:
-        if self._reader.place is not OVER:
-            self._worker.post(self._worker.abandon, self._reader)  # the garbage collector may run in any thread
-
-    def _leave(self) -> None:
-        self._reader.buffer.clear()
-        self._worker.abandon(self._reader)
-        self._reader.wake()
 
 
 show_keywords(BatchQueue.__init__)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import AsyncGenerator
 from typing import Any
+from weakref import finalize
 
 from qreward.batching.collector import OVER, TAKEN
 from qreward.batching.in_flight import InFlightBatch, PendingItem, results_of
@@ -18,29 +20,14 @@ _ENDS = (StopIteration, StopAsyncIteration)
 class BatchStreamReader(PendingItem):
     """An item whose caller reads a stream. Its ``future`` never gets a result, and is cancelled at the end of the stream."""
 
-    __slots__ = ("_error", "buffer", "waiter")
+    __slots__ = ("buffer", "error", "waiter")
     batch: StreamBatch
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.buffer: deque[Any] = deque()
         self.waiter: asyncio.Future[None] | None = None  # of the reading task
-        self._error: BaseException | None = None
-
-    async def next(self) -> Any:
-        """Return the next piece. After the last piece, raise the error of the stream if there is one, and then ``StopAsyncIteration``."""
-        while not self.buffer:
-            if self.place is OVER:
-                error, self._error = self._error, None
-                raise StopAsyncIteration if error is None else error
-            self.waiter = self.future.get_loop().create_future()
-            try:
-                await self.waiter
-            finally:
-                self.waiter = None
-        piece = self.buffer.popleft()
-        self.batch.reader_moved()
-        return piece
+        self.error: BaseException | None = None  # raised after the last piece
 
     def end(self) -> None:
         self.place = OVER
@@ -48,12 +35,42 @@ class BatchStreamReader(PendingItem):
         self.wake()
 
     def fail(self, error: BaseException) -> None:
-        self._error = error
+        self.error = error
         self.end()
 
     def wake(self) -> None:
         if self.waiter is not None and not self.waiter.done():
             self.waiter.set_result(None)
+
+
+def caller_stream(worker: Any, reader: BatchStreamReader) -> AsyncGenerator[Any, None]:
+    """Return the stream of one caller, who leaves the batch when the stream is closed, cancelled or dropped."""
+
+    async def pieces() -> AsyncGenerator[Any, None]:
+        try:
+            while reader.buffer or reader.place is not OVER:
+                if reader.buffer:
+                    piece = reader.buffer.popleft()
+                    reader.batch.reader_moved()
+                    yield piece
+                else:
+                    reader.waiter = worker.loop.create_future()
+                    await reader.waiter
+            error, reader.error = reader.error, None
+            if error is not None:
+                raise error
+        finally:
+            reader.buffer.clear()
+            worker.abandon(reader)
+
+    stream = pieces()
+    finalize(stream, _dropped, worker, reader).atexit = False
+    return stream
+
+
+def _dropped(worker: Any, reader: BatchStreamReader) -> None:
+    if reader.place is not OVER:  # the stream was never read
+        worker.post(worker.abandon, reader)  # the garbage collector may run in any thread
 
 
 class StreamBatch(InFlightBatch):

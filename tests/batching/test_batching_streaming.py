@@ -174,8 +174,8 @@ async def test_when_all_have_left_the_generator_is_closed_wherever_it_stands() -
     assert kinds(await outcomes([cancelled])) == [asyncio.CancelledError]
     await turns()
     assert counting.closed == 0
-    await streams[1].aclose()
-    assert await reading == []
+    reading.cancel()
+    assert kinds(await outcomes([reading])) == [asyncio.CancelledError]
     await turns()
     assert (counting.closed, now()) == (1, 1)
     assert await all_of(streams[0]) == []  # as with any generator: a reader that is cancelled has left
@@ -217,15 +217,13 @@ async def test_a_stream_behaves_like_a_generator() -> None:
     queue = BatchQueue(Streaming())
     stream: Any = queue.stream(1)
     assert await stream.asend(None) == (0, 1)
-    with pytest.raises(TypeError, match="no value can be sent"):
-        await stream.asend(3)
     with pytest.raises(KeyError):
         await stream.athrow(KeyError("x"))
     assert await all_of(stream) == []
     stream = BatchQueue(Streaming(seconds=5)).stream(1)
     reading = asyncio.ensure_future(anext(stream))
     await turns()
-    with pytest.raises(RuntimeError, match="another task"):
+    with pytest.raises(RuntimeError, match="already running"):
         await anext(stream)
     assert await reading == (0, 1)
     await stream.aclose()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import weakref
 from collections.abc import AsyncGenerator, Callable, Hashable, Iterable
 from concurrent.futures import Future
 from typing import Any, Generic, Self, TypeVar, Unpack
@@ -52,11 +53,10 @@ class BatchQueue(Generic[T, R]):
     def __init__(self, function: Callable[[list[T]], Results[R] | Yields[R]], **settings: Unpack[Options]) -> None:
         self.__setstate__((function, checked(settings)))
 
-    def _begin(self, function: BatchFunction) -> Self:
+    def _begin(self, function: BatchFunction) -> None:
         self._function = function
-        self._loop_workers: dict[asyncio.AbstractEventLoop, LoopWorker] = {}
+        self._workers: dict[Hashable, LoopWorker] = {}  # of each event loop, or of each event loop and instance
         self._lock = threading.Lock()
-        return self
 
     def __getstate__(self) -> tuple[Any, BatchSettings]:
         return self._function.function, self.settings
@@ -95,8 +95,8 @@ class BatchQueue(Generic[T, R]):
             Exception: any exception that the function raised. Each caller receives a separate exception object.
         """
         if priority is NORMAL and timeout is None:  # fast path for the usual case
-            return await self.result_of(item, None)  # type: ignore[no-any-return]
-        return await self.result_of(item, None, *_checked(priority, timeout))  # type: ignore[no-any-return]
+            return await self.result_of(item)  # type: ignore[no-any-return]
+        return await self.result_of(item, None, None, *_checked(priority, timeout))  # type: ignore[no-any-return]
 
     async def submit_many(
         self, items: Iterable[T], *, priority: int | str = NORMAL, timeout: float | None = None
@@ -141,13 +141,15 @@ class BatchQueue(Generic[T, R]):
         ``stream_timeout`` seconds because this stream is not read, the stream ends with ``RequestTimeout`` after the pieces that were
         received until then.
         """
-        return self.stream_of(item, None, *_checked(priority, timeout))
+        return self.stream_of(item, None, None, *_checked(priority, timeout))
 
-    async def result_of(self, value: Any, signature_key: Hashable, level: int = NORMAL, timeout: float | None = None) -> Any:
-        """Submit an item, and return its result. Only items with equal ``signature_key`` share a batch."""
+    async def result_of(
+        self, value: Any, signature_key: Hashable = None, instance: Any = None, level: int = NORMAL, timeout: float | None = None
+    ) -> Any:
+        """Submit an item, and return its result. Only items of the same ``instance`` with equal ``signature_key`` share a batch."""
         if self._function.kind is FunctionKind.STREAMED:
             self._function.check_kind(streamed=False)
-        worker = self._here()
+        worker = self._here(instance)
         if not self._function.plain:
             worker.admit(1)
         item = worker.add(value, signature_key, level, timeout)
@@ -158,11 +160,11 @@ class BatchQueue(Generic[T, R]):
             raise
 
     def stream_of(
-        self, value: Any, signature_key: Hashable, level: int = NORMAL, timeout: float | None = None
+        self, value: Any, signature_key: Hashable = None, instance: Any = None, level: int = NORMAL, timeout: float | None = None
     ) -> AsyncGenerator[Any, None]:
-        """Submit an item, and return its stream. Only items with equal ``signature_key`` share a batch."""
+        """Submit an item, as ``result_of`` does, and return its stream."""
         self._function.check_kind(streamed=True)
-        worker = self._here()
+        worker = self._here(instance)
         worker.admit(1)
         return caller_stream(worker, worker.add(value, signature_key, level, timeout))
 
@@ -217,17 +219,20 @@ class BatchQueue(Generic[T, R]):
 
     def loop_workers(self) -> list[LoopWorker]:
         """Return the workers of all event loops that are not closed."""
-        return [worker for worker in list(self._loop_workers.values()) if not _dead(worker)]
+        return [worker for worker in list(self._workers.values()) if not _dead(worker)]
 
-    def _here(self) -> LoopWorker:
-        """Return the worker of the running event loop."""
+    def _here(self, instance: Any = None) -> LoopWorker:
+        """Return the worker of the running event loop. Each instance has a worker of its own, which is freed with the instance."""
         loop = asyncio.get_running_loop()
-        worker = self._loop_workers.get(loop)
+        place: Hashable = loop if instance is None else (loop, id(instance))
+        worker = self._workers.get(place)
         if worker is None:
             with self._lock:
-                for dead in [known for known, its in self._loop_workers.items() if _dead(its)]:
-                    del self._loop_workers[dead]
-                worker = self._loop_workers[loop] = LoopWorker(self._function, loop)
+                for dead in [known for known, its in self._workers.items() if _dead(its)]:
+                    del self._workers[dead]
+                worker = self._workers[place] = LoopWorker(self._function, loop)
+            if instance is not None:
+                weakref.finalize(instance, self._workers.pop, place, None).atexit = False
         return worker
 
 

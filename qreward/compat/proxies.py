@@ -126,13 +126,13 @@ class OpenAIChatProxy:
     async def batch_chat_completion(self, batch_messages: Any, model: str, **options: Any) -> list[Any]:
         """Return the texts in the order of the input. For a failed item, return its exception or the result of ``error_process_func``."""
         batch = await self.client.batch_chat_completion(self._paced(batch_messages), model, **self._options(options))
-        return list(map(self._outcome, batch))
-
-    def _outcome(self, result: Any) -> Any:
-        try:
-            return self._content(result.value)
-        except Exception as error:
-            return error if self._process_error is None else self._process_error(error)
+        outcomes = []
+        for result in batch:
+            try:
+                outcomes.append(self._content(result.value))
+            except Exception as error:
+                outcomes.append(error if self._process_error is None else self._process_error(error))
+        return outcomes
 
     async def stream_chat_completion(self, messages: Any, model: str, **options: Any) -> AsyncIterator[str]:
         await self._bucket()

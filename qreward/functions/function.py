@@ -163,7 +163,8 @@ class ScheduledFunction:
         """Register the function with the pool's engine."""
         engine = self.pool.engine
         with engine.lock:  # other functions of the pool may be in use
-            self.function = Function(self.name, engine.scheduler.group, self.options)
+            self.function = Function(self.name, self.options)
+            engine.scheduler.add(self.function)
 
     def _follow(self, config: ScheduleConfig, _changed: frozenset[str]) -> None:
         options: Any = FunctionOptions(config)
@@ -277,13 +278,13 @@ class ScheduledFunction:
     def stats(self) -> ScheduleStats:
         engine, function = self.pool.engine, self.function
         with engine.lock:
-            group, keys = function.group, function.keys.values()
+            keys, limit = function.keys.values(), engine.scheduler.limit
             rates = [state.rate_limit.size for state in keys if state.rate_limit is not None]
             return ScheduleStats(
                 **{name: getattr(function.counters, name) for name in FunctionCounters.__slots__},
                 waiting=sum(len(state.queue) for state in keys),
                 inflight=sum(state.inflight for state in keys),
-                limit=None if group.limit == inf else int(group.limit),
+                limit=None if limit == inf else int(limit),
                 rate=min(rates, default=function.options.limit_size),
                 keys=len(keys),
                 open_circuits=sum(state.breaker is not None and state.breaker.state != "closed" for state in keys),

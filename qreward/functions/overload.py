@@ -69,39 +69,27 @@ def overload_of(error: BaseException) -> Overload | None:
 
 def _overload_of_one(error: BaseException) -> Overload | None:
     if isinstance(error, ExceptionGroup):
-        found = [overload for each in error.exceptions if (overload := overload_of(each)) is not None]
-        if len(found) < len(error.exceptions):
+        members = [overload for each in error.exceptions if (overload := overload_of(each)) is not None]
+        if len(members) < len(error.exceptions):
             return None
-        waits = [each.retry_after for each in found if each.retry_after is not None]
-        return Overload(max(waits, default=None), False if any(each.should_retry is False for each in found) else None)
+        waits = [each.retry_after for each in members if each.retry_after is not None]
+        return Overload(max(waits, default=None), False if any(each.should_retry is False for each in members) else None)
     plain = type(error).__module__ == "builtins" and not error.__dict__  # most exceptions are plain and have no status
     if plain or not isinstance(error, Exception):
         return None
-    response = getattr(error, "response", None)
+    holders = error, getattr(error, "response", None)
     if isinstance(error, RateLimited):
         if error.status_code == 402 or (error.attempts and error.attempts[-1].outcome == "quota"):
             return None  # the account is exhausted, so waiting does not help
-    elif _status_of(error, response) not in _OVERLOADED:
-        return None
-    headers = _headers(error, response)
+    else:
+        found = (getattr(holder, name, None) for holder in holders for name in ("status_code", "status"))
+        if next((status for status in found if isinstance(status, int)), None) not in _OVERLOADED:
+            return None
+    all_headers = (getattr(holder, "headers", None) for holder in holders)
+    given: Any = next((each for each in all_headers if isinstance(each, Iterable) and hasattr(each, "items")), {})
+    headers = {str(name).lower(): str(value) for name, value in given.items()}
     seconds: Any = rate_limit_headers.retry_after(headers, time.time())
     if seconds is None:
         own = getattr(error, "retry_after", None)
         seconds = rate_limit_headers.number(str(own)) if isinstance(own, int | float) else None
     return Overload(seconds, rate_limit_headers.should_retry(headers))
-
-
-def _status_of(error: Exception, response: Any) -> int | None:
-    for holder, name in ((error, "status_code"), (error, "status"), (response, "status_code"), (response, "status")):
-        if isinstance(status := getattr(holder, name, None), int):
-            return status
-    return None
-
-
-def _headers(error: Exception, response: Any) -> dict[str, str]:
-    """Return the headers of the exception or of its response, with names in lower case."""
-    for holder in (error, response):
-        headers = getattr(holder, "headers", None)
-        if isinstance(headers, Iterable) and hasattr(headers, "items"):
-            return {str(name).lower(): str(value) for name, value in headers.items()}
-    return {}

@@ -36,7 +36,7 @@ class Scene:
         self.call.waiter = BlockingCall(self.engine, lambda: "done", inline=True)
 
     def slots(self) -> int:
-        return self.engine.scheduler.group.inflight
+        return self.engine.scheduler.inflight
 
 
 def test_a_try_that_is_started_after_its_caller_has_left_gives_its_slot_back(monkeypatch: pytest.MonkeyPatch) -> None:

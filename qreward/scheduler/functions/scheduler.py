@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf
 from random import Random
+from weakref import WeakSet
 
 from qreward.errors import CircuitOpen, RequestError, RequestTimeout
 from qreward.scheduler.failure_policy import backoff
-from qreward.scheduler.functions.state import AimdLimit, Call, CallFailure, ConcurrencyGroup, Function, IndexedHeap, KeyState, Try
+from qreward.scheduler.functions.state import Adapting, AimdLimit, Call, CallFailure, Function, IndexedHeap, KeyState, Try, adapted
 from qreward.scheduler.health import HealthChange
 from qreward.scheduler.outcome import Answer, Cancelled
 from qreward.scheduler.queue import AGEING
@@ -18,6 +19,7 @@ from qreward.scheduler.task import CancelReason, TaskState
 LATE, SETTLE = 0.02, 0.05
 """A hedge whose timer is more than ``LATE`` seconds late is put off once by ``SETTLE`` seconds: the event loop or the interpreter was held,
 so tries may have ended whose outcomes are reported next. ``LATE`` is above the accuracy of the engine's timers (1/64 s)."""
+ADAPTIVE_START = 32  # number of tries in flight that an adaptive limit allows at first if no limit is configured
 HEDGE_LATER = 0.25  # seconds between two checks of a call that is due for a hedge but finds no free slot
 
 
@@ -27,13 +29,23 @@ class CallScheduler:
     def __init__(self, rng: Random) -> None:
         self.out: list[Command] = []
         self.health_changes: list[HealthChange] = []  # always empty; the engine reads it
-        self.group = ConcurrencyGroup()
+        self.functions: WeakSet[Function] = WeakSet()
+        self.inflight = 0  # tries in flight, over all keys of all functions
+        self.limit: float = inf  # tries that may be in flight now
+        self.adaptive: AimdLimit | None = None
+        self._most: float = inf
+        self.ready: IndexedHeap[KeyState] = IndexedHeap()  # keys with a call that waits only for a free slot, by its rank
         self._rng = rng
         self._timers: IndexedHeap[Call] = IndexedHeap()
         self._wakes: IndexedHeap[KeyState] = IndexedHeap()  # timers of keys
         self._numbers = 0
 
     # inputs
+
+    def add(self, function: Function) -> None:
+        """Schedule the calls of another function."""
+        self.functions.add(function)
+        self._follow()
 
     def submit(self, now: float, call: Call) -> None:
         """Accept a call. It is tried at once if its limits allow."""
@@ -77,7 +89,7 @@ class CallScheduler:
         del call.tried[attempt]
         state.inflight -= 1
         state.used_at = now
-        self.group.inflight -= 1
+        self.inflight -= 1
         if isinstance(outcome, Answer):
             self._answered(now, attempt, outcome)
         elif isinstance(outcome, CallFailure):
@@ -114,7 +126,8 @@ class CallScheduler:
         return None if wake == inf else wake
 
     def changed(self, now: float, function: Function) -> None:
-        self.group.follow()
+        """Apply the options of a function, which have changed."""
+        self._follow()
         for state in function.keys.values():
             state.follow()
             self._arrange(now, state)
@@ -123,22 +136,34 @@ class CallScheduler:
     def reset(self, now: float, function: Function) -> None:
         """Reset all counts and learned values of a function. Calls that wait or are in flight continue."""
         function.reset()
-        self.group.adaptive = None
+        self.adaptive = None
         self.changed(now, function)
+
+    def _follow(self) -> None:
+        """Update the limit from the options of the functions. If the functions have different limits, the lowest limit applies."""
+        options = [function.options for function in self.functions]
+        self._most = min((each.max_concurrency for each in options if each.max_concurrency is not None), default=inf)
+        adapting = [terms for each in options if each.limit_size is None and (terms := Adapting.of(each)) is not None]
+        strictest = min(adapting, key=lambda its: (its.most, its.least, its.errors, its.seconds or inf), default=None)
+        self.adaptive = adapted(self.adaptive, strictest, ADAPTIVE_START if self._most == inf else self._most, self._most)
+        self.apply()
+
+    def apply(self) -> None:
+        self.limit = self._most if self.adaptive is None else self.adaptive.limit
 
     # waiting
 
     def _may_start(self, now: float, call: Call) -> bool:
         """Return whether a try may start now without going ahead of a waiting call."""
-        return self.group.inflight < self.group.limit and call.key_state.ready_at(call) <= now < self._wakes.rank()
+        return self.inflight < self.limit and call.key_state.ready_at(call) <= now < self._wakes.rank()
 
     def _place(self, now: float, call: Call) -> None:
-        state, group = call.key_state, self.group
+        state = call.key_state
         if call.notes is not None and not self._may_start(now, call):
             if (ready := state.ready_at(call) - now) > 0:
                 call.note(now, f"waits for the rate limit: {ready:.3g} s, {len(state.queue)} in line")
             else:
-                call.note(now, f"waits for room: {group.inflight} of {group.limit:g} in flight")
+                call.note(now, f"waits for room: {self.inflight} of {self.limit:g} in flight")
         state.queue.put(call, call.rank if call.paced else -inf, call.number)
         self._arrange(now, state)
 
@@ -153,9 +178,9 @@ class CallScheduler:
         first = state.queue.first()
         at = inf if first is None else state.ready_at(first)
         if first is not None and at <= now:
-            self.group.ready.put(state, first.rank, first.number)
+            self.ready.put(state, first.rank, first.number)
         else:
-            self.group.ready.drop(state)
+            self.ready.drop(state)
         if now < at < inf:
             self._wakes.put(state, at)
             if state.adaptive is not None and at > state.closed_until:
@@ -165,13 +190,13 @@ class CallScheduler:
 
     def _pump(self, now: float) -> None:
         """Start waiting calls in order, while there are free slots."""
-        group, wakes = self.group, self._wakes
+        wakes = self._wakes
         while wakes.rank() <= now:
             self._arrange(now, wakes.take())
-        while (state := group.ready.first()) is not None:
-            if group.inflight >= group.limit:
-                if group.adaptive is not None:
-                    group.adaptive.wanted = True
+        while (state := self.ready.first()) is not None:
+            if self.inflight >= self.limit:
+                if self.adaptive is not None:
+                    self.adaptive.wanted = True
                 return
             call = state.queue.take()
             if now < call.deadline:
@@ -196,7 +221,7 @@ class CallScheduler:
         call.tried[attempt] = None
         state.inflight += 1
         state.used_at = now
-        self.group.inflight += 1
+        self.inflight += 1
         if state.rate_limit is not None:
             state.rate_limit.take(now)
         counters.tries += 1
@@ -273,7 +298,7 @@ class CallScheduler:
             state = call.key_state
             if state.breaker is not None:
                 state.breaker.ok(call)
-            if state.adaptive is not None or self.group.adaptive is not None:
+            if state.adaptive is not None or self.adaptive is not None:
                 self._adapt(call, AimdLimit.ok, now, attempt.sent_at, seconds)
         if call.done:
             return
@@ -322,7 +347,7 @@ class CallScheduler:
 
     def _adapt(self, call: Call, record: Callable[..., bool], *event: float) -> None:
         """Record an event in the adaptive limits of a call's key and of the pool, and apply the limits that change."""
-        for holder in (call.key_state, self.group):
+        for holder in (call.key_state, self):
             if holder.adaptive is not None and record(holder.adaptive, *event):
                 holder.apply()
 

@@ -8,7 +8,6 @@ from dataclasses import KW_ONLY, dataclass, field
 from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Any, Generic, NamedTuple, TypeVar
-from weakref import WeakSet
 
 from qreward.scheduler.stats import Quantiles
 from qreward.scheduler.task import CancelReason, TaskState
@@ -260,7 +259,6 @@ class Breaker:
             self.probe = None
 
 
-ADAPTIVE_START = 32  # number of tries in flight that an adaptive limit allows at first if no limit is configured
 MEMORY = 60.0  # seconds for which an unused key keeps its failures, its open circuit breaker and its adaptive limit
 HEDGES_AT_ONCE = 10.0  # number of hedges in the budget of a function before calls have added to it
 FORGETS = 1000  # maximum number of unused keys that are dropped at once; to drop this many takes about a millisecond
@@ -352,32 +350,6 @@ class Call:
             self.notes.append((now, text))
 
 
-class ConcurrencyGroup:
-    """Limits the tries in flight of a pool, over all keys of all functions of the pool."""
-
-    __slots__ = ("_most", "adaptive", "functions", "inflight", "limit", "ready")
-
-    def __init__(self) -> None:
-        self.limit: float = inf  # tries that may be in flight now
-        self.adaptive: AimdLimit | None = None
-        self.inflight = 0
-        self.functions: WeakSet[Function] = WeakSet()
-        self.ready: IndexedHeap[KeyState] = IndexedHeap()  # keys with a call that waits only for a free slot, by its rank
-        self._most: float = inf
-
-    def follow(self) -> None:
-        """Update the limit from the options of the functions. If the functions have different limits, the lowest limit applies."""
-        options = [function.options for function in self.functions]
-        self._most = min((each.max_concurrency for each in options if each.max_concurrency is not None), default=inf)
-        adapting = [terms for each in options if each.limit_size is None and (terms := Adapting.of(each)) is not None]
-        strictest = min(adapting, key=lambda its: (its.most, its.least, its.errors, its.seconds or inf), default=None)
-        self.adaptive = adapted(self.adaptive, strictest, ADAPTIVE_START if self._most == inf else self._most, self._most)
-        self.apply()
-
-    def apply(self) -> None:
-        self.limit = self._most if self.adaptive is None else self.adaptive.limit
-
-
 class KeyState:
     """Holds the state of one key of a function."""
 
@@ -449,17 +421,14 @@ class KeyState:
 class Function:
     """Holds the state of one decorated function, whose present options may be replaced."""
 
-    __slots__ = ("__weakref__", "counters", "group", "hedges_left", "keyed", "keys", "name", "options", "quantiles")
+    __slots__ = ("__weakref__", "counters", "hedges_left", "keyed", "keys", "name", "options", "quantiles")
 
-    def __init__(self, name: str, group: ConcurrencyGroup, options: Any) -> None:
+    def __init__(self, name: str, options: Any) -> None:
         self.name = name
-        self.group = group
         self.options = options  # its settings now, with the names of ``ScheduleConfig``
         self.keyed = options.key_func is not None  # it may have more than one key
         self.keys: OrderedDict[Hashable, KeyState] = OrderedDict()
         self.reset()
-        group.functions.add(self)
-        group.follow()
 
     def reset(self) -> None:
         """Reset all counts and learned values, and drop unused keys. Calls that wait or are in flight continue."""

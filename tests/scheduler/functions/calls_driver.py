@@ -109,7 +109,8 @@ class Driver:
 
     def function(self, name: str = "f", *, keyed: bool = False, **options: Any) -> Function:
         """A function of the pool, with these options."""
-        function = Function(name, self.scheduler.group, FunctionOptions(**options, keyed=keyed).settings())
+        function = Function(name, FunctionOptions(**options, keyed=keyed).settings())
+        self.scheduler.add(function)
         self.watch.functions.append(function)
         return function
 

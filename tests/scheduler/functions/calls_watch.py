@@ -158,7 +158,7 @@ class Watch:
         self._all_hedges[function] += 1
         assert self._all_hedges[function] <= HEDGES_AT_ONCE + self._paid[function] + ROUNDING, "more hedges than calls have paid for"
         assert not call.key_state.queue, "a hedge although somebody waits for the key"
-        assert not self.scheduler.group.ready, "a hedge although somebody waits for room"
+        assert not self.scheduler.ready, "a hedge although somebody waits for room"
 
     def _cancelled(self, now: float, attempt: Attempt) -> None:
         call = _call(attempt)
@@ -209,7 +209,7 @@ class Watch:
                 ), "somebody was overtaken"
 
     def _check_counts(self) -> None:
-        group = self.scheduler.group
+        group = self.scheduler
         assert group.inflight == len(self.live)
         most = min((function.options.groups.most for function in self.functions if function.options.groups.most is not None), default=inf)
         assert group.limit <= most
@@ -248,7 +248,7 @@ class Watch:
 
     def _check_heaps(self) -> None:
         heaps: list[IndexedHeap[Any]] = [
-            self.scheduler.group.ready,
+            self.scheduler.ready,
             self.scheduler._wakes,
             self.scheduler._timers,
             *(key_state.queue for key_state in self.key_states()),
@@ -258,7 +258,7 @@ class Watch:
 
     def _check_nobody_waits_in_vain(self, now: float, wake: float) -> None:
         """Work conservation, exact wake times, and deadlines."""
-        group = self.scheduler.group
+        group = self.scheduler
         for key_state in self.key_states():
             first = key_state.queue.first()
             if first is None:
@@ -276,7 +276,7 @@ class Watch:
         assert not self.open, f"{len(self.open)} calls have no end"
         assert not self.live, f"{len(self.live)} tries are left"
         assert self.scheduler.next_wake() is None, "there is nothing to wake for"
-        assert not self.scheduler.group.inflight
+        assert not self.scheduler.inflight
         assert all(key_state.idle for key_state in self.key_states())
 
 

@@ -145,7 +145,8 @@ def test_few_are_forgotten_at_a_time_and_all_of_them_in_the_end(monkeypatch: pyt
 def test_ten_thousand_keys_leave_nothing_and_forgetting_them_keeps_no_call_waiting() -> None:
     options = FunctionOptions(retries=1, rate=Rate(2, 5.0), breaking=Breaking(2, 1.0), timeout=2.0, most=100, keyed=True).settings()
     scheduler, rng, now = CallScheduler(Random(0)), Random(1), 0.0
-    f = Function("f", scheduler.group, options)
+    f = Function("f", options)
+    scheduler.add(f)
     most = 0
     for number in range(10_000):
         now += 0.01
@@ -166,5 +167,5 @@ def test_ten_thousand_keys_leave_nothing_and_forgetting_them_keeps_no_call_waiti
         f.forget(now + 100.0)
     assert not f.keys
     assert len(scheduler._timers) == 0
-    assert len(scheduler.group.ready._heap) < 100
+    assert len(scheduler.ready._heap) < 100
     assert len(scheduler._wakes._heap) < 100

@@ -5,9 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import warnings
-from asyncio import CancelledError
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import count
 from math import inf
@@ -17,7 +15,6 @@ from typing import Any
 
 from opentelemetry import trace
 
-from qreward.callables import FunctionKind, kind_of
 from qreward.compat.names import PAGE
 from qreward.errors import CircuitOpen, ConfigError
 from qreward.functions.config import UNSET, ScheduleConfig
@@ -62,10 +59,6 @@ _BELONGS_TO = {  # parameter whose default has changed -> the parameter without 
 }
 
 
-class NotAnException(Exception):
-    """Wraps a ``BaseException``, which is the ``__cause__``. ``qreward.schedule`` retries this wrapper, because it is an ``Exception``."""
-
-
 class CircuitIsOpen(CircuitOpen, RuntimeError):
     """A ``CircuitOpen`` that is also a ``RuntimeError``, as in 0.1.7."""
 
@@ -78,8 +71,8 @@ def new_settings(old: Mapping[str, Any]) -> dict[str, Any]:
         new["speed_up_max_multiply"] = 1
     if "exception_types" in new:
         types = _types(new["exception_types"])
-        others = tuple(NotAnException if isinstance(kind, type) and not issubclass(kind, Exception) else kind for kind in types)
-        new["exception_types"] = Exception if Exception in types or BaseException in types else others
+        named = tuple(kind for kind in types if not isinstance(kind, type) or issubclass(kind, Exception))
+        new["exception_types"] = Exception if Exception in types or BaseException in types else named or Exception
     return new
 
 
@@ -108,39 +101,23 @@ def schedule(*args: Any, **settings: Any) -> Callable[[Callable[..., Any]], Any]
 
 
 class OldFunction(ScheduledFunction):
-    """A function with the errors and defaults of 0.1.7."""
+    """A function with the errors and defaults of 0.1.7. It also retries exceptions that are not an ``Exception``."""
 
-    def __init__(self, types: tuple[type[BaseException], ...], body: Callable[..., Any], *settings: Any) -> None:
-        super().__init__(body, *settings)
+    def __init__(self, types: tuple[type[BaseException], ...], *settings: Any) -> None:
+        self._types = types
+        super().__init__(*settings)
 
-        @contextmanager
-        def wrapped() -> Iterator[None]:
-            try:
-                yield
-            except (Exception, CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit):
-                raise
-            except BaseException as error:
-                if not isinstance(error, types):
-                    raise
-                raise NotAnException from error
+    def options_of(self, config: ScheduleConfig) -> Any:
+        options = super().options_of(config)
+        options.exception_types = self._types
+        return options
 
-        async def awaited(*args: Any, **kwargs: Any) -> Any:
-            with wrapped():
-                return await body(*args, **kwargs)
-
-        def called(*args: Any, **kwargs: Any) -> Any:
-            with wrapped():
-                return body(*args, **kwargs)
-
-        self.body = awaited if kind_of(body) is FunctionKind.AWAITED else called
-
-    def default_for(self, error: BaseException, default: Any, *, covered: bool) -> tuple[Any, BaseException]:  # noqa: ARG002
+    def default_for(self, error: BaseException, default: Any, *, covered: bool) -> tuple[Any, BaseException]:
         if isinstance(error, CircuitOpen):
             refused = CircuitIsOpen(*error.args)
             refused.__cause__ = error
             return UNSET, refused
-        raised = error.__cause__ if isinstance(error, NotAnException) and error.__cause__ else error
-        return (default if isinstance(error, Exception) else UNSET), raised
+        return (default if covered or isinstance(error, Exception) else UNSET), error
 
 
 @dataclass

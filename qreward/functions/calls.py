@@ -16,7 +16,7 @@ from qreward.engine.portal import Portal, portal
 from qreward.engine.single import Single
 from qreward.engine.threads import SHARED
 from qreward.errors import ClientClosed, QueueFull
-from qreward.functions.overload import failure_of
+from qreward.functions.overload import ENDINGS, failure_of
 from qreward.scheduler.functions.scheduler import CallScheduler
 from qreward.scheduler.functions.state import Call, CallFailure, Try
 from qreward.scheduler.outcome import CANCELLED, Answer, Cancelled
@@ -81,10 +81,8 @@ class AsyncCall(Single):
             return Answer(await self._body())
         except (asyncio.CancelledError, GeneratorExit):
             raise
-        except Exception as error:
+        except BaseException as error:
             return failure_of(error, attempt.task.options, waits=attempt.task.paced)
-        except BaseException as error:  # SystemExit or KeyboardInterrupt in the caller's own code
-            return CallFailure(error, again=False)
 
     def finish(self, _task: Task, outcome: Any, *_: Any) -> None:
         self._result = outcome
@@ -195,7 +193,9 @@ class BlockingCall:
             return CANCELLED
         try:
             return Answer(self._body())
-        except Exception as error:
+        except ENDINGS:
+            raise
+        except BaseException as error:
             return failure_of(error, attempt.task.options, waits=attempt.task.paced)
 
     def _ended(self, attempt: Try, outcome: Answer | CallFailure | Cancelled) -> None:

@@ -154,7 +154,7 @@ class ScheduledFunction:
         self.config = config
         self.pool = pool
         self._replaced: WeakSet[type[BaseException]] = WeakSet()  # classes of errors that ``default_result`` has replaced
-        self.options: Any = FunctionOptions(config)
+        self.options: Any = self.options_of(config)
         pool.members.add(self)
         self.attach()
         config._changes.add_weakly(self._follow)
@@ -166,8 +166,11 @@ class ScheduledFunction:
             self.function = Function(self.name, self.options)
             engine.scheduler.add(self.function)
 
+    def options_of(self, config: ScheduleConfig) -> Any:
+        return FunctionOptions(config)
+
     def _follow(self, config: ScheduleConfig, _changed: frozenset[str]) -> None:
-        options: Any = FunctionOptions(config)
+        options = self.options_of(config)
 
         def change(now: float) -> None:
             self.options = self.function.options = options
@@ -237,7 +240,7 @@ class ScheduledFunction:
         elif isinstance(error, RequestTimeout | CircuitOpen):
             outcome, covered = "timeout" if isinstance(error, RequestTimeout) else "circuit_open", True
         else:
-            covered = isinstance(error, Exception) and is_retried(error, call.options) is not False
+            covered = is_retried(error, call.options) is not False
         default, error = self.default_for(error, call.options.default_result, covered=covered)
         self._report(call, outcome, error, defaulted=default is not UNSET)
         if default is UNSET:

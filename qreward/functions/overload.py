@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -10,14 +11,19 @@ from qreward.codecs import rate_limit_headers
 from qreward.errors import RateLimited
 from qreward.scheduler.functions.state import CallFailure
 
+ENDINGS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
+"""Exceptions that end tasks and programs. They are never retried."""
 
-def is_retried(error: Exception, options: Any) -> bool | float:
+
+def is_retried(error: BaseException, options: Any) -> bool | float:
     """Return whether ``exception_types`` names an exception, or the seconds to wait before the retry."""
     kinds: Any = options.exception_types
-    return isinstance(error, kinds) if isinstance(kinds, type | tuple) else kinds(error)
+    if isinstance(kinds, type | tuple):
+        return isinstance(error, kinds) and not isinstance(error, ENDINGS)
+    return kinds(error) if isinstance(error, Exception) else False
 
 
-def failure_of(error: Exception, options: Any, *, waits: bool) -> CallFailure:
+def failure_of(error: BaseException, options: Any, *, waits: bool) -> CallFailure:
     """Classify an exception that a try raised: whether and when the call is tried again, and whether the exception means overload."""
     overload = overload_of(error)
     wait = None if overload is None else overload.retry_after

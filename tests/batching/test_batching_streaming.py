@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scale import SCALE
 
 from qreward.batching import BatchQueue, batch
-from qreward.batching.streaming import AHEAD, KEPT
+from qreward.batching.in_flight import AHEAD, KEPT
 from qreward.errors import ClientClosed, InvalidResponse, RequestTimeout
 
 

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from shared_tools import Lengths, each, run
 
 from qreward.batching.reward_buffer import RewardBuffer, ScoreResult
+from qreward.batching.reward_buffer.buffer import BisectingScorer
 from qreward.batching.reward_buffer.schemas import InvalidScores, read_scores
-from qreward.batching.reward_buffer.scorer import BisectingScorer
 
 pytestmark = pytest.mark.real_time  # plain scorers run in threads
 

@@ -104,16 +104,17 @@ class RewardBuffer:
         max_queue_size = max_queue_size if is_app or max_queue_size is not None else MAX_QUEUE_SIZE
         if server_mode not in get_args(Mode):
             raise ConfigError(f"server_mode must be one of {', '.join(map(repr, get_args(Mode)))}, not {server_mode!r}")
-        bisecting = BisectingScorer(scoring_function(scorer), isolate_errors)
 
-        async def score(pairs: list[tuple[str, dict[str, Any]]]) -> list[ScoreResult]:
-            return await bisecting.score_each(pairs)
+        async def score(pairs: Pairs) -> list[ScoreResult]:
+            return await self._score_batch(pairs)
 
         score.__qualname__ = f"the scorer {name_of(scorer)}"  # its name in error messages
         self.server_mode = server_mode
         self.default_reward = default_reward
         self._max_queue_size = inf if max_queue_size is None else max_queue_size
         self._adds_prompts = not is_app  # a verifier of MolGenDocking checks its metadata
+        self._call, self._isolate = scoring_function(scorer), isolate_errors
+        self._scored_before = False  # the scorer returned a reward in the last batch
         self._seconds_each: float | None = None
         self._on_batch = on_batch
         self._queue: BatchQueue[tuple[str, dict[str, Any]], ScoreResult] = BatchQueue(
@@ -195,6 +196,36 @@ class RewardBuffer:
         """Return the state of the queue and its counters. Items are completions."""
         return self._queue.stats()
 
+    async def _score_batch(self, pairs: Pairs) -> list[ScoreResult]:
+        count = len(pairs)
+
+        async def scored_by(part: Pairs) -> list[ScoreResult]:
+            return read_scores(await self._call(part), len(part))
+
+        def outcomes_of(error: BaseException, part: Pairs) -> list[ScoreResult] | None:
+            """Return the outcomes of a list for which the scorer raised, or None if it is to be split."""
+            task = asyncio.current_task()
+            cancelled = isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling()
+            if cancelled or isinstance(error, KeyboardInterrupt | InvalidScores):  # other exits of the scorer do not end the program
+                raise error
+            if len(part) == count:
+                _log.warning("the scorer failed on a batch of %d: %s", count, described(error), exc_info=error)
+            if len(part) == 1 or not self._isolate or not _may_be_the_items_fault(error):
+                return [failed(error) for _ in part]
+            return None
+
+        try:
+            scored = await isolate(scored_by, pairs, outcomes_of)
+        except InvalidScores as error:
+            _log.warning("the scorer is wrong on a batch of %d: %s", count, error)
+            self._scored_before = False
+            return [failed(error) for _ in pairs]
+        missing = sum(one.reward is None for one in scored)
+        before, self._scored_before = self._scored_before, missing < count
+        if not missing or not (before or self._scored_before):
+            return scored
+        return [replace(one, own=one.reward is None and _may_be_the_items_fault(one.cause)) for one in scored]
+
     def _batch_ended(self, record: BatchRecord) -> None:
         each = record.seconds / record.items / self._queue.settings.max_concurrent_batches
         known = self._seconds_each
@@ -261,44 +292,6 @@ def own_copy(value: Any) -> Any:
     for key, part in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
         made[key] = own_copy(part)
     return made
-
-
-class BisectingScorer:
-    """Calls a scorer with batches, and isolates the completions that fail, if ``isolate`` is True."""
-
-    def __init__(self, call: ScoringFunction, isolate: bool) -> None:
-        self._call = call
-        self._isolate = isolate
-        self._scored_before = False
-
-    async def score_each(self, pairs: Pairs) -> list[ScoreResult]:
-        """Return the outcome of each completion. The list must not be empty."""
-        try:
-            scored = await isolate(self._scored, pairs, partial(self._outcomes_of, len(pairs)))
-        except InvalidScores as error:
-            _log.warning("the scorer is wrong on a batch of %d: %s", len(pairs), error)
-            self._scored_before = False
-            return [failed(error) for _ in pairs]
-        missing = sum(one.reward is None for one in scored)
-        before, self._scored_before = self._scored_before, missing < len(scored)
-        if not missing or not (before or self._scored_before):
-            return scored
-        return [replace(one, own=one.reward is None and _may_be_the_items_fault(one.cause)) for one in scored]
-
-    async def _scored(self, pairs: Pairs) -> list[ScoreResult]:
-        return read_scores(await self._call(pairs), len(pairs))
-
-    def _outcomes_of(self, count: int, error: BaseException, pairs: Pairs) -> list[ScoreResult] | None:
-        """Return the outcomes of a list for which the scorer raised, or None if it is to be split. ``count`` completions are scored."""
-        task = asyncio.current_task()
-        cancelled = isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling()
-        if cancelled or isinstance(error, KeyboardInterrupt | InvalidScores):  # other exits of the scorer do not end the program
-            raise error
-        if len(pairs) == count:
-            _log.warning("the scorer failed on a batch of %d: %s", count, described(error), exc_info=error)
-        if len(pairs) == 1 or not self._isolate or not _may_be_the_items_fault(error):
-            return [failed(error) for _ in pairs]
-        return None
 
 
 def _may_be_the_items_fault(error: BaseException | None) -> bool:

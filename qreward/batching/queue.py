@@ -200,7 +200,7 @@ class BatchQueue(Generic[T, R]):
         return sum(worker.collector.waiting for worker in workers), sum(len(worker.batches) for worker in workers)
 
     def set_max_batch_size(self, size: int) -> None:
-        """Set the maximum batch size, as ``change`` does."""
+        """Set the maximum batch size, as ``change`` does. The batch that fills now may keep the old value."""
         self.change(max_batch_size=size)
 
     def set_batch_wait_timeout_s(self, seconds: float) -> None:
@@ -283,6 +283,7 @@ class LoopWorker:
         self.rule = SlotRule(self.collector)
         self.batches: set[InFlightBatch] = set()
         self._context = function.context.copy()  # a copy, because two event loops cannot run in the same context at once
+        self._settings = function.settings  # the settings of the next batch
         self._woken = False
         self._closing = False
         self._timer: asyncio.TimerHandle | None = None
@@ -325,6 +326,8 @@ class LoopWorker:
             item.deadline = item.arrived + seconds
             if item.deadline < self._timer_at:
                 self._set_timer(item.deadline, item.arrived)
+        if not collector.waiting:
+            self._settings = settings
         collector.put(item)
         if not self._woken and len(self.batches) < settings.max_concurrent_batches:
             self._woken = True
@@ -373,9 +376,10 @@ class LoopWorker:
             if not items:
                 break
             kind = StreamBatch if self.function.kind is FunctionKind.STREAMED else InFlightBatch
-            batch = kind(self.function, items, self.function.settings.max_batch_size, now)
+            batch = kind(self.function, items, self._settings.max_batch_size, now)
             self.batches.add(batch)
             self.rule.sent(now)
+            self._settings = self.function.settings
             self.function.counters.sent([now - item.arrived for item in items])
             batch.task = self.loop.create_task(batch.carry_out(), context=self._context.copy())
             batch.task.add_done_callback(partial(self._ended, batch), context=self._context)
@@ -390,9 +394,11 @@ class LoopWorker:
         function, settings = self.function, self.function.settings
         measure = None if settings.batch_size_fn is None else function.measure
         while True:
+            if not self._settings.batch_wait_timeout_s:  # a batch that waits for more items keeps the settings with which it began
+                self._settings = settings
             slots = settings.max_concurrent_batches
-            items, at = self.rule.next(now, settings, len(self.batches), slots, measure, self._closing)
-            if measure is not None and len(items) == 1 and items[0].cost > settings.max_batch_size:
+            items, at = self.rule.next(now, self._settings, len(self.batches), slots, measure, self._closing)
+            if measure is not None and len(items) == 1 and items[0].cost > self._settings.max_batch_size:
                 items[0].fail(too_large())  # the limit was lowered after the item was submitted
             present = [item for item in items if not item.future.done()]
             if len(present) == len(items):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import inf
 from random import Random
 from weakref import WeakSet
@@ -299,7 +298,7 @@ class CallScheduler:
             if state.breaker is not None:
                 state.breaker.ok(call)
             if state.adaptive is not None or self.adaptive is not None:
-                self._adapt(call, AimdLimit.ok, now, attempt.sent_at, seconds)
+                self._adapt(now, call, attempt.sent_at, seconds)
         if call.done:
             return
         function.counters.ok += 1
@@ -321,7 +320,7 @@ class CallScheduler:
             call.function.counters.overloaded += 1
             if raised.wait is not None and raised.wait < inf:
                 state.closed_until = max(state.closed_until, now + raised.wait)
-            self._adapt(call, AimdLimit.overloaded, now, attempt.sent_at)
+            self._adapt(now, call, attempt.sent_at, overloaded=True)
         elif raised.again and attempt.cancel_reason is not CancelReason.OVERDUE and self._count_failure(now, call, attempt.sent_at):
             self._empty(now, state)
         if call.done:
@@ -338,17 +337,18 @@ class CallScheduler:
 
     def _count_failure(self, now: float, call: Call, sent_at: float) -> bool:
         """Count a try that failed, or whose call exceeded its timeout. Returns True if this failure opens the circuit breaker."""
-        self._adapt(call, AimdLimit.failed, now, sent_at)
+        self._adapt(now, call, sent_at)
         breaker = call.key_state.breaker
         if breaker is None or not breaker.failed(now, call):
             return False
         call.note(now, f"the circuit breaker opens for {breaker.recovery:g} s")
         return True
 
-    def _adapt(self, call: Call, record: Callable[..., bool], *event: float) -> None:
-        """Record an event in the adaptive limits of a call's key and of the pool, and apply the limits that change."""
+    def _adapt(self, now: float, call: Call, sent_at: float, seconds: float | None = None, *, overloaded: bool = False) -> None:
+        """Record the end of a try in the adaptive limits of a call's key and of the pool, and apply the limits that change."""
         for holder in (call.key_state, self):
-            if holder.adaptive is not None and record(holder.adaptive, *event):
+            limit = holder.adaptive
+            if limit is not None and (limit.overloaded(now, sent_at) if overloaded else limit.ended(now, sent_at, seconds)):
                 holder.apply()
 
     def _time_out(self, now: float, call: Call) -> None:

@@ -126,21 +126,15 @@ class AimdLimit:
             self.config, self._bounds = config, bounds
             self._begin_round(self._since, self._exact)
 
-    def ok(self, now: float, sent_at: float, seconds: float) -> bool:
-        """Record that a try succeeded after ``seconds``. As the other methods, returns True if the limit has changed."""
-        return sent_at >= self._since and self._evaluate(now, 1, 0, seconds)
-
-    def failed(self, now: float, sent_at: float) -> bool:
-        return sent_at >= self._since and self._evaluate(now, 0, 1, 0.0)
-
-    def overloaded(self, now: float, sent_at: float) -> bool:
-        """Let the limit fall at once, unless the try started before the limit last fell."""
-        return sent_at >= self._fell_at and self._fall(now)
-
-    def _evaluate(self, now: float, ok: int, failed: int, seconds: float) -> bool:
-        self._ok += ok
-        self._failed += failed
-        self._seconds += seconds
+    def ended(self, now: float, sent_at: float, seconds: float | None) -> bool:
+        """Record that a try succeeded after ``seconds``, or failed (None). As ``overloaded``, returns True if the limit has changed."""
+        if sent_at < self._since:
+            return False
+        if seconds is None:
+            self._failed += 1
+        else:
+            self._ok += 1
+            self._seconds += seconds
         ended = self._ok + self._failed
         if ended < max(LEAST_ROUND, self.limit):
             return False
@@ -149,6 +143,10 @@ class AimdLimit:
             return self._fall(now)
         rise = self.wanted and errors <= self.config.errors / 2
         return self._begin_round(now, max(self._exact + 1, self._exact * RISE) if rise else self._exact)
+
+    def overloaded(self, now: float, sent_at: float) -> bool:
+        """Let the limit fall at once, unless the try started before the limit last fell."""
+        return sent_at >= self._fell_at and self._fall(now)
 
     def _fall(self, now: float) -> bool:
         self._fell_at = now

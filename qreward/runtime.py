@@ -26,8 +26,7 @@ from qreward.engine.probing import ProbingEngine
 from qreward.engine.single import Single
 from qreward.engine.snapshots import ClientState, state_of
 from qreward.engine.stalls import StallWatch
-from qreward.engine.stream_batch import BatchStreamSink
-from qreward.engine.stream_sink import SingleStreamSink
+from qreward.engine.streams import BatchStreamWaiter, StreamWaiter
 from qreward.errors import ConfigError, NoEndpoint, RequestTimeout
 from qreward.live.snapshot import SnapshotMaker
 from qreward.options import DEFAULT
@@ -328,8 +327,8 @@ class Runtime:
         request_options = self._streaming(given)
         self.pool(call.model)
 
-        def begin() -> SingleStreamSink:
-            waiter = SingleStreamSink(self.driver())
+        def begin() -> StreamWaiter:
+            waiter = StreamWaiter(self.driver())
             waiter.submit(request_options.task(call, self.pool(call.model), waiter, 0))
             return waiter
 
@@ -343,10 +342,10 @@ class Runtime:
         options.seconds("deadline", given.get("deadline"))
         self.pool(model)
 
-        def begin() -> BatchStreamSink:
+        def begin() -> BatchStreamWaiter:
             pool = self.pool(model)
             collecting = self.collecting(given, pool, items, model)
-            return BatchStreamSink(self.driver(), pool, items, prepare, request_options=request_options, most=most, **collecting).launch()
+            return BatchStreamWaiter(self.driver(), pool, items, prepare, request_options=request_options, most=most, **collecting)
 
         return BatchStream(begin, on_stream_error, restarts=request_options.restarts)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from qreward.engine.stream_sink import StreamRestarted
+from qreward.engine.streams import StreamRestarted
 from qreward.errors import StreamInterrupted
 from qreward.results import Result
 

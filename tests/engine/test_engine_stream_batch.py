@@ -13,7 +13,7 @@ from engine_tools import MODEL, broken, chat, chats, client_of, leftovers
 from stream_wire import ENDS, StreamWire, heard, spoken, words
 
 from qreward import BatchInterrupted, BatchResult, ClientClosed, ConfigError, Result, Retry, StreamInterrupted, StreamRestarted
-from qreward.engine.stream_batch import AHEAD
+from qreward.engine.streams import BATCH_AHEAD as AHEAD
 
 
 def ask(client: Any, items: Any, **settings: Any) -> Any:

@@ -21,10 +21,9 @@ from qreward.engine.addresses import AddressLists
 from qreward.engine.batch import BatchWaiter, size_of
 from qreward.engine.driver import Backend, LoopDriver
 from qreward.engine.fleet import Fleet
-from qreward.engine.instrumentation import watch_for
+from qreward.engine.instrumentation import Instrumentation, ObserverWatcher, Watcher
 from qreward.engine.probing import ProbingEngine
 from qreward.engine.single import Single
-from qreward.engine.snapshots import ClientState, state_of
 from qreward.engine.stalls import StallWatch
 from qreward.engine.streams import BatchStreamWaiter, StreamWaiter
 from qreward.errors import ConfigError, NoEndpoint, RequestTimeout
@@ -72,10 +71,9 @@ class Runtime:
     def _start(self, config: ClientConfig) -> None:
         self._set_config(config)
         telemetry, observers, backend_factory = self._start_arguments
-        self.telemetry, watcher, listeners = _watching(telemetry, observers)
+        self.telemetry, watch = _watching(telemetry, observers, self.clock)
         rng = Random()  # noqa: S311 - jitter, not secrets
         scheduler = Scheduler(config.retry, rng, estimated, config.hedge, config.max_queued)
-        watch = watch_for(watcher, listeners, self.clock)
         backend_factory = backend_factory or partial(HttpBackend, config.transport)
         self.engine: ProbingEngine = ProbingEngine(scheduler, backend_factory, clock=self.clock, watch=watch)
         self.fleet = Fleet(self.engine, config.endpoints, config.routes, config.prefix_affinity, self.addresses)
@@ -90,7 +88,7 @@ class Runtime:
         self.engine.stalls = StallWatch(self.look.pools, self.look.reasons.values)
         self.addresses.follow()
         if self.telemetry is not None:
-            self.telemetry.observe(self, Runtime.state)
+            self.telemetry.instruments.observe(self)
         if "QREWARD_LIVE" in os.environ:
             from qreward.live.channel import show_if_wanted  # noqa: PLC0415 - most programs show themselves to nobody
 
@@ -118,9 +116,6 @@ class Runtime:
     @property
     def closed(self) -> bool:
         return self.engine.closed
-
-    def state(self) -> ClientState:
-        return state_of(self.engine, self.fleet.sources(), self._config.max_queued)
 
     def explain(self, model: str | None = None) -> list[Explanation]:
         if model is None:
@@ -377,16 +372,17 @@ def runtime_of(client: Client) -> Runtime:
     return client._runtime
 
 
-def _watching(telemetry: Any, observers: Any) -> tuple[Any, Any, list[object]]:
-    """Return the telemetry, its watcher (None without telemetry) and the observers."""
+def _watching(telemetry: Any, observers: Any, clock: Callable[[], float]) -> tuple[Any, Instrumentation | None]:
+    """Return the telemetry, and what notifies it and the observers (None if there are none)."""
     if isinstance(observers, str) or not isinstance(observers, Iterable):
         raise ConfigError(f"observers must be a list of observers, such as [MyObserver()], not {type(observers).__name__}")
-    if telemetry is None:
-        return None, None, list(observers)
-    from qreward.telemetry.spans import CallWatcher  # noqa: PLC0415 - OpenTelemetry takes a while to import
-    from qreward.telemetry.telemetry import Telemetry  # noqa: PLC0415
+    watchers: list[Watcher] = [ObserverWatcher(each) for each in observers]
+    if telemetry is not None:
+        from qreward.telemetry.spans import CallWatcher  # noqa: PLC0415 - OpenTelemetry takes a while to import
+        from qreward.telemetry.telemetry import Telemetry  # noqa: PLC0415
 
-    found = Telemetry() if telemetry is DEFAULT else telemetry
-    if not isinstance(found, Telemetry):
-        raise ConfigError(f"telemetry must be a Telemetry, or None for none, not {type(found).__name__}")
-    return found, CallWatcher(found), list(observers)
+        telemetry = Telemetry() if telemetry is DEFAULT else telemetry
+        if not isinstance(telemetry, Telemetry):
+            raise ConfigError(f"telemetry must be a Telemetry, or None for none, not {type(telemetry).__name__}")
+        watchers.insert(0, CallWatcher(telemetry))
+    return telemetry, Instrumentation(watchers, clock) if watchers else None

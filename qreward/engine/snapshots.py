@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import inf
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
-from qreward.engine.driver import Engine
 from qreward.errors import QRewardError
-from qreward.reasons import Explanation
 from qreward.records import AttemptRecord, retries
 from qreward.results import EndpointState, EndpointStats, Result, RouteLoad, with_trail
 from qreward.scheduler.outcome import Answer
 from qreward.scheduler.pool import Pool
-from qreward.scheduler.scheduler import Scheduler
 from qreward.scheduler.source import Source, standing
 from qreward.scheduler.stats import LatencyStats, Quantiles
 from qreward.scheduler.task import Attempt, Task
-from qreward.scheduler.why import explain
 from qreward.settings.policies import Endpoint
 
 
@@ -54,45 +50,6 @@ def load_of(pool: Pool) -> RouteLoad:
     well = [source for source in sources if source.health.in_service and source.down_since is None]
     in_flight = sum(source.inflight for source in sources)
     return RouteLoad(in_flight, sum(source.window.limit for source in well), len(sources) - len(well), len(sources))
-
-
-class QueueState(NamedTuple):
-    """The state of the queue of one route.
-
-    Attributes:
-        name: pattern of the route.
-        waiting: number of queued requests.
-        capacity: maximum number of queued single requests, or None for no limit.
-        why: why its work waits.
-    """
-
-    name: str
-    waiting: int
-    capacity: int | None
-    why: Explanation
-
-
-class ClientState(NamedTuple):
-    """The state of a client. The sources are live objects and must not be changed."""
-
-    queues: list[QueueState]
-    sources: list[Source]
-    hedge_budget: float
-
-
-def state_of(engine: Engine[Scheduler], sources: list[Source], capacity: int | None) -> ClientState:
-    """Return the state of a client. Can be called from any thread.
-
-    Args:
-        engine: the client's engine.
-        sources: the sources of the client.
-        capacity: number of single requests that may be queued for a route, or None for no limit.
-    """
-    with engine.lock:
-        pools = {id(pool): pool for source in sources for pool in source.pools}.values()
-        now = engine.clock()
-        queues = [QueueState(pool.name[1:-1], len(pool.queue), capacity, explain(now, pool)) for pool in pools]
-        return ClientState(queues, sources, engine.scheduler.hedge_budget)
 
 
 class Tallies:

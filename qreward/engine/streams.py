@@ -179,11 +179,8 @@ class StreamAttempt:
         return full
 
     def _record_gaps(self) -> None:
-        driver = self._receiver.driver
-        with driver.engine.lock:
+        with self._receiver.driver.engine.lock:
             self._timing.went_on(self._gaps)
-        if driver.watch is not None:
-            driver.watch.gaps(self._attempt, self._gaps)
         self._gaps.clear()
 
     # the timer

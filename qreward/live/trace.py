@@ -101,7 +101,6 @@ class Trace:
             self._write({"ph": "X", "name": name, "cat": kind, "pid": lanes.process, "tid": lane + 1, **times, "args": about})
         self._count(attempt, lanes, now)
 
-    def gaps(self, *_: object) -> None: ...
     def done(self, *_: object) -> None: ...
 
     # the file

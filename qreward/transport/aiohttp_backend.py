@@ -236,7 +236,7 @@ def translate(error: BaseException, proxy: str | None = None) -> TransportError:
     if base.is_local(error):
         return base.out_of_resources(_reason(error))
     if isinstance(error, _NOT_SENT):
-        return _not_sent(error, proxy)
+        return base.no_connection(*_obstacle(error, proxy), in_time=not isinstance(error, aiohttp.ConnectionTimeoutError))
     if isinstance(error, aiohttp.SocketTimeoutError):
         return base.silence()
     if isinstance(error, aiohttp.ClientResponseError | HttpProcessingError):  # the status 400 of this error is aiohttp's, not the server's
@@ -246,19 +246,20 @@ def translate(error: BaseException, proxy: str | None = None) -> TransportError:
     return base.broken(_reason(error))
 
 
-def _not_sent(error: BaseException, proxy: str | None) -> TransportError:
+def _obstacle(error: BaseException, proxy: str | None) -> tuple[str, str]:
+    """Return why no connection was opened, and what to check."""
     if isinstance(error, aiohttp.ConnectionTimeoutError):
-        return base.no_connection_in_time(base.CHECK_SERVER if proxy is None else f"{base.CHECK_SERVER}, and {base.CHECK_PROXY}")
+        return "", base.CHECK_SERVER if proxy is None else f"{base.CHECK_SERVER}, and {base.CHECK_PROXY}"
     if proxy is not None and isinstance(error, aiohttp.ClientConnectorError) and error.host == URL(proxy).host:
-        return base.no_connection(f"the proxy: {_reason(error)}", base.CHECK_PROXY)
+        return f"the proxy: {_reason(error)}", base.CHECK_PROXY
     if isinstance(error, aiohttp.ClientHttpProxyError):
-        return base.no_connection(f"the proxy answered {error.status}", base.CHECK_PROXY)
+        return f"the proxy answered {error.status}", base.CHECK_PROXY
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         reason = getattr(error.certificate_error, "verify_message", "") or "refused"
-        return base.no_connection(f"TLS certificate: {reason}", "set verify to the server's CA bundle")
+        return f"TLS certificate: {reason}", "set verify to the server's CA bundle"
     if isinstance(error, aiohttp.ClientConnectorSSLError) and getattr(error.os_error, "reason", "") in base.NOT_TLS:
-        return base.no_connection("the server does not speak TLS at this port", "write base_url with http://, or with the port for https")
-    return base.no_connection(_reason(error))
+        return "the server does not speak TLS at this port", "write base_url with http://, or with the port for https"
+    return _reason(error), base.CHECK_SERVER
 
 
 def _reason(error: BaseException) -> str:

@@ -138,7 +138,7 @@ class QRewardClient:
     @property
     def chat(self) -> ChatNamespace:
         """``chat.completions.create(...)`` as in the openai SDK, for code written for the SDK's client."""
-        return ChatNamespace(self.chat_completion, self.stream_chat_completion)
+        return ChatNamespace(self)
 
     async def chat_completion(self, messages: Iterable[Any], model: str, **options: Unpack[ChatOptions]) -> ChatCompletion:
         """Request one chat completion.

@@ -24,7 +24,6 @@ MOST_BYTES = 1_000_000
 
 
 def look_up(base_url: str) -> list[str]:
-    """Return the base URLs for which a ``dns://`` or ``list:`` address stands. Raises ``OSError`` or ``ValueError``. Blocks."""
     parts, place = urlsplit(base_url), base_url.removeprefix("list:")
     if parts.scheme == "dns":
         found = socket.getaddrinfo(parts.hostname, parts.port, type=socket.SOCK_STREAM)
@@ -68,7 +67,6 @@ class AddressLists:
         self.start_again()
 
     def start_again(self) -> None:
-        """Forget the thread, which a forked child process does not have."""
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -85,7 +83,6 @@ class AddressLists:
         return [each for endpoints in members.values() for each in endpoints], [_over(route, members) for route in routes]
 
     def follow(self) -> None:
-        """Start the thread if there is a list."""
         if self._lists and self._thread is None:
             self._thread = threading.Thread(target=self._follow, args=[self._stopping], name="qreward-addresses", daemon=True)
             self._thread.start()
@@ -134,7 +131,6 @@ def resolved(config: ClientConfig) -> ClientConfig:
 
 
 def _over(route: Route, members: Mapping[str, Sequence[Endpoint]]) -> Route:
-    """Return a route in which the name of a list is replaced by the names of its addresses."""
     chosen = {each.name: name for name in route.endpoints for each in members[name]}
     weights = {each: route.weights[name] for each, name in chosen.items() if name in route.weights}
     return route.model_copy(update={"endpoints": tuple(chosen), "weights": weights})

@@ -126,7 +126,6 @@ class Instrumentation:
 
 
 async def within(scope: Scope, work: Awaitable[T]) -> T:
-    """Await work inside a scope. An error of the scope does not affect the work."""
     entered = False
     with suppress(Exception):
         scope.enter()
@@ -176,7 +175,6 @@ def model_of(task: Task) -> str:
 
 
 def route_of(pool: Pool | None) -> str:
-    """Return the pattern of a route. This is the name of the route's pool without the quotes."""
     return "" if pool is None else pool.name[1:-1]
 
 

@@ -36,7 +36,6 @@ class ProbingEngine(Engine[Scheduler]):
         self._sources, self._on_result = sources, on_result
 
     def sources_changed(self) -> None:
-        """Start all probes anew, because the sources may have changed. Can be called from any thread."""
         if (prober := self.prober) is not None:
             prober.driver.later(prober.start)
 
@@ -97,7 +96,6 @@ class Prober:
         self._under_way: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        """Probe all sources now, and then at their intervals. Must be called in the event loop."""
         self.stop()
         for source in self._engine.probed():
             self._begin(source)
@@ -132,5 +130,4 @@ class Prober:
 
 
 def interval(source: Source) -> float | None:
-    """Return the seconds between two probes of a source, or None if it is not probed."""
     return cast("Endpoint", source.handle).probe

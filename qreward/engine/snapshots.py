@@ -28,7 +28,6 @@ def result_of(task: Task, outcome: Answer | QRewardError, source: Source | None,
 
 
 def stats_of(source: Source, now: float) -> EndpointStats:
-    """Return the statistics of a source since it was created, and its current state."""
     obstacle = standing(now, source)
     seconds = None if obstacle.seconds == inf else obstacle.seconds
     sharing = None if source.lease is None else source.lease.words(cast("Endpoint", source.handle).limits)

@@ -140,7 +140,6 @@ class StreamAttempt:
             await stream.aclose()
 
     async def _read_first(self, stream: OpenStream) -> list[Any] | None:
-        """Read up to and including the first token. Returns None if the stream ended without an answer."""
         held: list[Any] = []
         while (chunks := await self._next(stream)) is not None:
             held += chunks
@@ -262,7 +261,6 @@ class StreamConsumer(Waiter):
             raise RuntimeError("a stream must be read in the event loop that began it, not in another thread or a forked process")
 
     async def idle(self) -> None:
-        """Wait until the connections of cancelled attempts are closed."""
         while self._open_attempts:
             await self._arrival()
 
@@ -279,7 +277,6 @@ class StreamConsumer(Waiter):
         return streamed.run()
 
     def attempt_ended(self, attempt: StreamAttempt) -> None:
-        """Called when an attempt has ended and its connection is closed."""
         del self._open_attempts[attempt]
         wake(self._waiting)
 
@@ -297,8 +294,6 @@ def wake(waiting: list[asyncio.Future[None]]) -> None:
 
 
 class StreamWaiter(StreamConsumer):
-    """Receives the chunks and the outcome of a single stream."""
-
     __slots__ = ("_stream", "_task", "context", "left", "result")
 
     def __init__(self, driver: LoopDriver) -> None:
@@ -310,7 +305,6 @@ class StreamWaiter(StreamConsumer):
         self.context = copy_context()
 
     def submit(self, task: Task) -> None:
-        """Submit the stream's task, once. The task is sent as soon as an endpoint has a free slot."""
         self._task = task
         self.driver.waiters[self] = None
         self.driver.submit(task)
@@ -323,7 +317,6 @@ class StreamWaiter(StreamConsumer):
         return self.result is not None
 
     async def begins(self) -> None:
-        """Wait until an attempt is committed, or the stream has ended."""
         while not (self.begun or self.left or self.result):
             await self._arrival()
 
@@ -339,7 +332,6 @@ class StreamWaiter(StreamConsumer):
         return self.result
 
     def text(self) -> str:
-        """Return the text that has arrived since the last restart."""
         return "" if self._stream is None else self._stream.text()
 
     @property
@@ -529,7 +521,6 @@ AnyStreamWaiter = StreamWaiter | BatchStreamWaiter
 
 
 def interrupted(error: RequestError, text: str) -> StreamInterrupted:
-    """Return the error to raise instead of ``error`` after part of a stream was delivered."""
     details = {name: getattr(error, name) for name in ("endpoint", "model", "status_code", "request_id")}
     broken = StreamInterrupted(f"the stream broke off after {len(text)} characters: {error}", text=text, **details)
     broken.__cause__ = error

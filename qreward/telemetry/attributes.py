@@ -110,7 +110,6 @@ class ResponseMetadata(NamedTuple):
     reasoning: int | None = None
 
     def attributes(self, answer: Answer | None) -> Attributes:
-        """Return these values as attributes, with the tokens of ``answer``."""
         found: Attributes = {
             "gen_ai.response.id": self.id,
             "gen_ai.response.model": self.model,
@@ -189,7 +188,6 @@ MAX_REQUEST_TEXT = 64
 
 
 def attributes_of(params: Mapping[str, Any]) -> Attributes:
-    """Return the parameters of a request as attributes."""
     found: Attributes = {}
     for name, value in params.items():
         known = _PARAMETERS.get(name)
@@ -237,7 +235,6 @@ _ERROR_TYPES: tuple[tuple[type[BaseException], str], ...] = (
 
 
 def error_type(error: BaseException) -> str:
-    """Return the ``error.type`` of an error: its HTTP status, a name such as ``timeout``, or the name of its class."""
     if isinstance(error, errors.StreamInterrupted) and isinstance(error.__cause__, errors.RequestError):
         error = error.__cause__
     status = getattr(error, "status_code", None)
@@ -258,7 +255,6 @@ def error_description(error: BaseException) -> str:
 
 
 def rejection(error: BaseException) -> str:
-    """Return why a call ended without being sent."""
     if isinstance(error, errors.QueueFull):
         return "full"
     if isinstance(error, TimeoutError | errors.DeadlineExceeded):
@@ -273,7 +269,6 @@ MAX_MESSAGES = 64
 
 
 def messages_of(task: Task, end: End, reasons: tuple[str, ...], longest: int, *, with_output: bool) -> Attributes:
-    """Return the messages of a call as attributes, each text with at most ``longest`` characters."""
     headers = Secrets().and_headers(getattr(task.payload, "headers", None))
     endpoints = [source.handle for source in (task.pool.sources if task.pool is not None else ())]
     secrets = [headers, *(secrets_of(each) for each in endpoints if hasattr(each, "api_key"))]  # type: ignore[arg-type]

@@ -32,8 +32,6 @@ ITEMS = tuple(2**power for power in range(13))
 
 
 class Metric(NamedTuple):
-    """One instrument: its name, kind, unit, description and bucket boundaries."""
-
     name: str
     kind: Kind
     unit: str
@@ -138,7 +136,6 @@ class Instruments:
         return self._live
 
     def observe(self, client: Any) -> None:
-        """Observe the state of a client. Only a weak reference to the client is kept."""
         with _lock:
             self._clients.add(client)
 
@@ -167,7 +164,6 @@ _of_global: list[Instruments] = []
 
 
 def instruments_of(provider: MeterProvider | None) -> Instruments:
-    """Return the instruments of a provider. They are created on first use."""
     with _lock:
         if provider is None:
             if not _of_global:

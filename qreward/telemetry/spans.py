@@ -75,8 +75,6 @@ class AttemptScope:
 
 @dataclass(slots=True, eq=False)
 class CallState:
-    """The state of a call that is recorded."""
-
     kind: CallKind
     span: Span
     context: Context | None  # the context of its attempts; None if there is nothing to propagate

@@ -35,8 +35,6 @@ _EXPECTED = (aiohttp.ClientError, OSError, HttpProcessingError, UnicodeError)
 
 
 class AiohttpTransport(HttpTransport):
-    """Holds the connections to one endpoint, in the event loop in which this object is first used."""
-
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._headers = CIMultiDict({istr(name): value for name, value in connection_settings.request_headers(endpoint).items()})
@@ -96,7 +94,6 @@ class AiohttpTransport(HttpTransport):
         return failure
 
     def ended(self, response: aiohttp.ClientResponse) -> None:
-        """Close a response, and forget it."""
         response.close()
         self._arriving.discard(response)
 
@@ -156,8 +153,6 @@ class AiohttpTransport(HttpTransport):
 
 
 class AiohttpStream(ByteStream):
-    """A response whose body has not been read yet. Its transport knows it until its body ends or the stream is closed."""
-
     __slots__ = ("_content", "_owner", "_response")
 
     def __init__(self, response: aiohttp.ClientResponse, owner: AiohttpTransport) -> None:
@@ -214,7 +209,6 @@ class GatedConnector(aiohttp.TCPConnector):
         protocol._parser = None  # without a parser, aiohttp keeps all bytes that arrive, and ``should_close`` becomes True
 
     def close_idle(self) -> None:
-        """Close all connections that are idle."""
         for key in list(self._conns):
             for protocol, _ in self._conns.pop(key):
                 protocol.close()
@@ -247,7 +241,6 @@ def translate(error: BaseException, proxy: str | None = None) -> TransportError:
 
 
 def _obstacle(error: BaseException, proxy: str | None) -> tuple[str, str]:
-    """Return why no connection was opened, and what to check."""
     if isinstance(error, aiohttp.ConnectionTimeoutError):
         return "", base.CHECK_SERVER if proxy is None else f"{base.CHECK_SERVER}, and {base.CHECK_PROXY}"
     if proxy is not None and isinstance(error, aiohttp.ClientConnectorError) and error.host == URL(proxy).host:

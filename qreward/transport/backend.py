@@ -93,7 +93,6 @@ class HttpBackend:
                 self._leave(connection)
 
     async def aclose(self) -> None:
-        """Close all connections. Later requests fail with ``ClientClosed``."""
         self._closed = True
         connections, self._connections, self._dismissed = [*self._connections.values(), *self._dismissed], {}, {}
         for connection in connections:

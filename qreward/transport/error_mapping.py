@@ -140,7 +140,6 @@ def failure_from_body(
 
 
 def failure_from_transport(error: TransportError, endpoint: str, model: str, secrets: Secrets) -> Failure:
-    """Return the failure for an attempt that received no complete response."""
     kind: FailureKind = _TRANSIENT
     cls: type[RequestError] = InvalidResponse if error.malformed else ConnectionFailed
     if error.local or not error.sent:

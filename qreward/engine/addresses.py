@@ -55,10 +55,7 @@ class _List:
 class AddressLists:
     """The lists of addresses of one client. A thread reads each list again every ``refresh`` seconds, as long as the client lives.
 
-    Args:
-        on_change: called in the thread after a list has changed. It returns another function, or None if the client is gone. That function
-            raises ``ConfigError`` if the list cannot be used.
-        clock: returns monotonic seconds.
+    ``on_change`` returns the function to call in the thread after a list has changed, or None if the client is gone.
     """
 
     def __init__(self, on_change: Callable[[], Callable[[], object] | None], clock: Callable[[], float] = monotonic) -> None:
@@ -74,10 +71,7 @@ class AddressLists:
         self._stopping.set()
 
     def resolved(self, entries: Iterable[Endpoint], routes: Iterable[Route]) -> tuple[list[Endpoint], list[Route]]:
-        """Return endpoints and routes in which an entry with a list is replaced by its addresses. A new list is read at once.
-
-        Raises ``ConfigError`` if a new list cannot be read.
-        """
+        """Return endpoints and routes in which an entry with a list is replaced by its addresses. Raises ``ConfigError``."""
         members = {entry.name: self.members(entry) for entry in entries}
         self._lists = {name: known for name, known in self._lists.items() if name in members}
         return [each for endpoints in members.values() for each in endpoints], [_over(route, members) for route in routes]

@@ -26,9 +26,9 @@ from qreward.observers import (
     Observer,
 )
 from qreward.scheduler.outcome import Answer, Cancelled, Failure, Outcome
-from qreward.scheduler.pool import Pool
 from qreward.scheduler.source import Source
 from qreward.scheduler.task import Attempt, CancelReason, Task
+from qreward.scheduler.why import route_of
 
 T = TypeVar("T")
 
@@ -172,10 +172,6 @@ OPERATIONS = {"/chat/completions": "chat", "/completions": "text_completion", "/
 
 def model_of(task: Task) -> str:
     return str(getattr(task.payload, "model", ""))
-
-
-def route_of(pool: Pool | None) -> str:
-    return "" if pool is None else pool.name[1:-1]
 
 
 def queued(task: Task, now: float) -> float:

@@ -159,19 +159,15 @@ class Instruments:
 
 
 _lock = threading.Lock()
-_of_provider: WeakKeyDictionary[MeterProvider, Instruments] = WeakKeyDictionary()
-_of_global: list[Instruments] = []
+_of_provider: WeakKeyDictionary[object, Instruments] = WeakKeyDictionary()
 
 
 def instruments_of(provider: MeterProvider | None) -> Instruments:
+    key: object = provider or Instruments  # the global provider may be set later
     with _lock:
-        if provider is None:
-            if not _of_global:
-                _of_global.append(Instruments(None))
-            return _of_global[0]
-        if provider not in _of_provider:
-            _of_provider[provider] = Instruments(provider)
-        return _of_provider[provider]
+        if key not in _of_provider:
+            _of_provider[key] = Instruments(provider)
+        return _of_provider[key]
 
 
 def _after_fork(_: object) -> None:

@@ -13,11 +13,12 @@ from opentelemetry import propagate
 from opentelemetry.context import Context, attach, detach, get_current
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer, get_tracer_provider, set_span_in_context
 
-from qreward.engine.instrumentation import End, error_of, model_of, operation_of, outcome_of, queued, route_of, type_of
+from qreward.engine.instrumentation import End, error_of, model_of, operation_of, outcome_of, queued, type_of
 from qreward.observers import CARRIED
 from qreward.scheduler.outcome import Answer, Outcome
 from qreward.scheduler.source import Source
 from qreward.scheduler.task import Attempt, Task
+from qreward.scheduler.why import route_of
 from qreward.telemetry.attributes import (
     NOTHING,
     Attributes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from math import inf
@@ -30,11 +30,13 @@ class KeyedTransport(HttpTransport):
         self._inner, self._key, self.cap = inner, key, inner.cap
 
     async def begin(self, method: str, path: str, body: Body, headers: Mapping[str, str] | None) -> ByteStream:
-        key = await self._current()
-        stream = await self._inner.begin(method, path, body, {**_bearer(key), **(headers or {})})
+        def send(key: str) -> Coroutine[Any, Any, ByteStream]:
+            return self._inner.begin(method, path, body, {"Authorization": f"Bearer {key}", **(headers or {})})
+
+        stream = await send(key := await self._current())
         if stream.status == 401 and (body is None or isinstance(body, bytes)) and (new := await self._current(key)) != key:
             await stream.aclose()
-            stream = await self._inner.begin(method, path, body, {**_bearer(new), **(headers or {})})
+            stream = await send(new)
         return stream
 
     async def _current(self, refused: str | None = None) -> str:
@@ -46,10 +48,6 @@ class KeyedTransport(HttpTransport):
 
     async def aclose(self) -> None:
         await self._inner.aclose()
-
-
-def _bearer(key: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {key}"}
 
 
 async def current_key(key: ApiKey, refused: str | None = None) -> str:

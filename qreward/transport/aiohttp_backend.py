@@ -11,7 +11,6 @@ import aiohttp
 from aiohttp.client_reqrep import ClientRequest, ConnectionKey
 from aiohttp.connector import Connection
 from aiohttp.http_exceptions import ContentEncodingError, HttpProcessingError
-from aiolimiter import AsyncLimiter
 from multidict import CIMultiDict, istr
 from yarl import URL
 
@@ -110,14 +109,8 @@ class AiohttpTransport(HttpTransport):
         if self._closed:
             raise base.closed()
         endpoint = self._endpoint
-        connector = GatedConnector(
-            connect=endpoint.timeouts.connect,
-            connects_per_second=endpoint.limits.connects_per_second,
-            keepalive=endpoint.keepalive,
-            tls=self._tls,
-        )
         self._session = aiohttp.ClientSession(
-            connector=connector,
+            connector=GatedConnector(connect=endpoint.timeouts.connect, keepalive=endpoint.keepalive, tls=self._tls),
             headers=self._headers,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=endpoint.timeouts.connect, sock_read=endpoint.timeouts.read),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -180,21 +173,17 @@ class AiohttpStream(ByteStream):
 
 
 class GatedConnector(aiohttp.TCPConnector):
-    """A connector that limits how many connections are opened at the same time and, if configured, per second."""
+    """A connector that limits how many connections are opened at the same time."""
 
-    def __init__(self, *, connect: float, connects_per_second: float | None, keepalive: float, tls: object) -> None:
+    def __init__(self, *, connect: float, keepalive: float, tls: object) -> None:
         super().__init__(limit=0, limit_per_host=0, keepalive_timeout=keepalive, ttl_dns_cache=60, ssl=tls)  # type: ignore[arg-type]
         self._connect_limit = connect
         self._gate = asyncio.Semaphore(CONNECTS_AT_ONCE)
-        rate = connects_per_second
-        self._pace = None if rate is None else AsyncLimiter(max(rate, 1.0), max(rate, 1.0) / rate)
 
     async def _create_connection(
         self, req: ClientRequest, traces: list[aiohttp.tracing.Trace], timeout: aiohttp.ClientTimeout
     ) -> aiohttp.client_proto.ResponseHandler:
         async with self._gate:  # not within the connect timeout
-            if self._pace is not None:
-                await self._pace.acquire()
             # sock_connect alone does not cover the DNS lookup and the proxy's answer to CONNECT
             async with asyncio.timeout(self._connect_limit):
                 return await super()._create_connection(req, traces, timeout)

@@ -190,10 +190,10 @@ def failure_of(error: Exception, endpoint: Endpoint, call: WireRequest, connecti
 
 def connection_key(endpoint: Endpoint) -> list[object]:
     """Return the settings on which the connections of an endpoint depend."""
-    timeouts, limits = endpoint.timeouts, endpoint.limits
+    timeouts = endpoint.timeouts
     rest = [getattr(endpoint, name) for name in Endpoint.model_fields if name not in SHAREABLE]
-    threads = limits.max_concurrency if endpoint.compute is not None else None
-    return [timeouts.connect, timeouts.read, limits.connects_per_second, threads, *rest]
+    threads = endpoint.limits.max_concurrency if endpoint.compute is not None else None
+    return [timeouts.connect, timeouts.read, threads, *rest]
 
 
 def _trouble(kind: str, load: Load, statuses: dict[str, int]) -> str | None:

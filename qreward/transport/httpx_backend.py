@@ -124,7 +124,7 @@ def _client_of(endpoint: Endpoint, transport: Any) -> tuple[Any, Any, bool]:
     given = transport if endpoint.http_client is None else endpoint.http_client
     package: Any = http_package_of(given)
     names = endpoint.set_for_connections() if endpoint.http_client is None and endpoint.compute is None else ""
-    if names and (package is not None or names.startswith("limits")):
+    if names and package is not None:
         raise ConfigError(
             f"endpoint {endpoint.name!r}: {names} has no effect with this transport; leave it out, or set transport='aiohttp'"
         )

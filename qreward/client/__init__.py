@@ -69,14 +69,8 @@ class QRewardClient:
 
     Args:
         endpoints: one or more endpoints, each as an ``Endpoint``, a mapping of its settings, or a URL.
-        routes: rules that say which endpoints serve which models, in addition to each endpoint's ``models``.
-        retry: the policy by which a failed request is sent again.
-        hedge: the policy by which a slow request is also sent to a second endpoint. None disables hedging.
-        max_queued: maximum number of single calls that may be queued for a route. A further call fails with ``QueueFull``. None sets no
-            limit.
-        timeout: total seconds of a request, including the time in the queue; default 600. None sets no limit. For the items of a batch, see
-            :class:`~qreward.options.ChatBatchOptions`.
-        transport: ``aiohttp``, ``httpx``, or an httpx client of your own; see :class:`~qreward.settings.client.ClientConfig`.
+        routes, retry, hedge, prefix_affinity, max_queued, timeout, transport: see :class:`~qreward.settings.client.ClientConfig`. For the
+            timeout of the items of a batch, see :class:`~qreward.options.ChatBatchOptions`.
         telemetry: selects the OpenTelemetry data to record. By default, all data is recorded. Nothing is exported until an OpenTelemetry
             SDK is set up. None records nothing.
         observers: objects that receive an event for each step of a call; see :class:`~qreward.observers.Observer`.

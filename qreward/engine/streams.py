@@ -247,8 +247,11 @@ class StreamConsumer(Waiter):
                 self._read_by_one = False
         event = self._events.popleft()
         if len(self._events) == self._ahead // 2:
-            wake(self._wanted_space)
+            self._resume()
         return event
+
+    def _resume(self) -> None:
+        wake(self._wanted_space)
 
     def _arrival(self) -> asyncio.Future[None]:
         self.check_loop()
@@ -414,11 +417,10 @@ class BatchStreamWaiter(StreamConsumer, BatchWaiter):
 
     # the consumer's side
 
-    async def take(self) -> Any:
-        event = await super().take()
-        if self._read_again and len(self._events) < BATCH_AHEAD // 2:
+    def _resume(self) -> None:
+        super()._resume()
+        if self._read_again:
             self._read_soon()
-        return event
 
     async def ends(self) -> BatchResult[Any]:
         if not self.over():
@@ -439,7 +441,7 @@ class BatchStreamWaiter(StreamConsumer, BatchWaiter):
             self.check_loop()
         self._only_results = True
         self._events = deque(event for event in self._events if isinstance(event[1], Result))
-        wake(self._wanted_space)
+        self._resume()
         return not self._read_by_one
 
     def leave(self) -> None:

@@ -134,7 +134,7 @@ class ChatOptions(CallOptions, total=False):
     group: object
 
 
-class CollectingOptions(TypedDict, total=False):
+class ResultOptions(TypedDict, total=False):
     """Options that decide how the results of many items are collected.
 
     Attributes:
@@ -142,20 +142,12 @@ class CollectingOptions(TypedDict, total=False):
         progress: True shows a progress bar, or writes lines to the log. A function is called repeatedly with a
             :class:`~qreward.progress.Progress`. See :func:`~qreward.progress.start_progress`.
         keep_results: False returns only the statistics, so that memory does not grow with the number of items.
+        on_result: function called in the event loop with each ``Result`` as soon as it is known.
     """
 
     deadline: float | None
     progress: bool | Callable[[Progress], object] | None
     keep_results: bool
-
-
-class ResultOptions(CollectingOptions, total=False):
-    """Options that decide how the results of a batch are collected.
-
-    Attributes:
-        on_result: function called in the event loop with each ``Result`` as soon as it is known.
-    """
-
     on_result: Callable[[Result[Any]], object] | None
 
 
@@ -205,7 +197,7 @@ class StreamOptions(ChatOptions, total=False):
     on_interrupt: Literal["raise", "restart"]
 
 
-class BatchStreamOptions(StreamOptions, CollectingOptions, total=False):
+class BatchStreamOptions(StreamOptions, ResultOptions, total=False):
     """Options of a batch of streams.
 
     Attributes:

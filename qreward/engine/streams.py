@@ -214,7 +214,7 @@ class StreamAttempt:
         self._task.cancel()
 
 
-class StreamConsumer(Waiter):
+class StreamingWaiter(Waiter):
     """A waiter whose attempts are streams. One consumer takes their events. ``leave``, in the event loop's thread, gives the streams up."""
 
     __slots__ = ("_ahead", "_events", "_only_results", "_open_attempts", "_read_by_one", "_waiting", "_wanted_space", "driver")
@@ -296,7 +296,7 @@ def wake(waiting: list[asyncio.Future[None]]) -> None:
     waiting.clear()
 
 
-class StreamWaiter(StreamConsumer):
+class StreamWaiter(StreamingWaiter):
     __slots__ = ("_stream", "_task", "context", "left", "result")
 
     def __init__(self, driver: LoopDriver) -> None:
@@ -399,13 +399,13 @@ class StreamWaiter(StreamConsumer):
         return len(self._events) >= AHEAD
 
 
-class BatchStreamWaiter(StreamConsumer, BatchWaiter):
+class BatchStreamWaiter(StreamingWaiter, BatchWaiter):
     """Receives the events of a batch of streams. Its constructor takes the arguments of :class:`BatchWaiter`, and ``most``."""
 
     _read_at_once = 1  # an item that fails fills the queue of events too
 
     def __init__(self, driver: LoopDriver, *args: Any, most: int, **kwargs: Any) -> None:
-        StreamConsumer.__init__(self, driver, BATCH_AHEAD)
+        StreamingWaiter.__init__(self, driver, BATCH_AHEAD)
         BatchWaiter.__init__(self, driver, *args, **kwargs)
         self._most = most
         self._streams: dict[Task, OpenStream] = {}  # of the committed attempts; they hold the texts
@@ -457,7 +457,7 @@ class BatchStreamWaiter(StreamConsumer, BatchWaiter):
 
     # called by the loop driver
 
-    execute = StreamConsumer.execute
+    execute = StreamingWaiter.execute
 
     def finish(self, task: Task, outcome: Answer | QRewardError, source: Source | None, seconds: float) -> None:
         stream = self._streams.pop(task, None)

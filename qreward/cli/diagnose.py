@@ -115,7 +115,7 @@ async def _api_at_host(endpoint: Endpoint) -> str | None:
 async def _get(connection: EndpointConnection, path: str, found: Examined, replies: dict[str, Reply]) -> None:
     began = perf_counter()
     try:
-        reply = await (connection.transport.get("/models") if path == API_MODELS else connection.root_transport().get(path))
+        reply = await connection.transport.get("/models" if path == API_MODELS else connection.root + path)
     except TransportError as error:
         if not found.reachable:
             found.failure = connection.secrets.hide(str(error))

@@ -127,7 +127,7 @@ class AiohttpTransport(HttpTransport):
         return self._session
 
     def _url(self, path: str) -> URL:
-        whole = self._endpoint.base_url + path
+        whole = path if "://" in path else self._endpoint.base_url + path
         ready = whole.isascii() and whole.isprintable() and " " not in whole
         url = self._urls[path] = URL(whole, encoded=ready)
         return url

@@ -57,7 +57,10 @@ Body = bytes | AsyncIterable[bytes] | None
 
 
 class HttpTransport(ABC):
-    """Holds the connections to one endpoint, in one event loop. ``cap`` is the maximum number of bytes in the body of a response."""
+    """Holds the connections to one endpoint, in one event loop. ``cap`` is the maximum number of bytes in the body of a response.
+
+    A path is relative to ``base_url``, unless it is a whole URL of the same server.
+    """
 
     cap: int
 

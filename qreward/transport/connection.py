@@ -37,8 +37,7 @@ class EndpointConnection:
     """Holds what is made once for an endpoint: the transport, the names of the models, and the secrets."""
 
     __slots__ = (
-        "_carrier", "_hidden", "_root", "_secrets", "endpoint", "in_flight", "info", "name", "renamed", "retired",
-        "takes_stream_options", "transport",
+        "_hidden", "_secrets", "endpoint", "in_flight", "info", "name", "renamed", "retired", "root", "takes_stream_options", "transport",
     )  # fmt: skip
 
     def __init__(self, endpoint: Endpoint, transport: Any = "aiohttp") -> None:
@@ -46,14 +45,14 @@ class EndpointConnection:
         self.name = endpoint.name
         self.renamed = endpoint.model_names
         self.transport = open_transport(endpoint, transport)
-        self._carrier = transport
         self._secrets = secrets_of(endpoint)
         self._hidden: tuple[str, ...] = ()  # the keys that ``_secrets`` hides beside the settings
         self.takes_stream_options = True  # False after the server has rejected stream_options
         self.info: Load | None = None
         self.in_flight = 0
         self.retired = False
-        self._root: HttpTransport | None = None
+        root = server_root(endpoint.base_url)
+        self.root = "" if root == endpoint.base_url else root  # precedes the paths outside ``/v1``
 
     @property
     def secrets(self) -> Secrets:
@@ -63,18 +62,8 @@ class EndpointConnection:
             self._secrets, self._hidden = secrets_of(self.endpoint), key.known
         return self._secrets
 
-    def root_transport(self) -> HttpTransport:
-        """Return the transport for the routes of the server that are outside ``/v1``."""
-        if self._root is None:
-            root = server_root(self.endpoint.base_url)
-            rooted = self.endpoint.model_copy(update={"base_url": root})
-            self._root = self.transport if root == self.endpoint.base_url else open_transport(rooted, self._carrier)
-        return self._root
-
     async def aclose(self) -> None:
         await self.transport.aclose()
-        if self._root is not None:
-            await self._root.aclose()
 
     def encoded(self, call: WireRequest, whole: WireRequest) -> tuple[bytes, Mapping[str, str] | None]:
         """Return the body and the additional headers of a request. ``whole`` has its priority. Raises ``BadRequest``."""
@@ -88,8 +77,7 @@ class EndpointConnection:
 
     async def ask(self, call: WireRequest, path: str, native: bool, whole: WireRequest) -> Answer | Failure:
         """Send a request and return its outcome. A ``native`` path is outside ``/v1``. Raises ``TransportError`` and ``BadRequest``."""
-        transport = self.root_transport() if native else self.transport
-        return self.outcome_of(await transport.post(path, *self.encoded(call, whole)), call)
+        return self.outcome_of(await self.transport.post(self.root + path if native else path, *self.encoded(call, whole)), call)
 
     def outcome_of(self, reply: Reply, call: WireRequest) -> Answer | Failure:
         """Decode a reply. Returns an ``Answer``, or a ``Failure`` if the reply is an error or malformed."""
@@ -151,7 +139,7 @@ class EndpointConnection:
         """GET a path under the root of the server. With OpenAI's API, the list of models is fetched under ``base_url`` instead."""
         if path == MODELS and self.endpoint.kind in ("openai", BATCH_KIND):
             return await self.transport.get("/models")
-        return await self.root_transport().get(path)
+        return await self.transport.get(self.root + path)
 
 
 def open_transport(endpoint: Endpoint, transport: Any = "aiohttp") -> HttpTransport:

@@ -43,7 +43,8 @@ class HttpxTransport(HttpTransport):
         merged = package.Headers(self._headers)
         merged.update(headers or {})
         try:
-            request = self._client.build_request(method, self._base_url + path, content=body, headers=merged, timeout=self._timeout)
+            url = path if "://" in path else self._base_url + path
+            request = self._client.build_request(method, url, content=body, headers=merged, timeout=self._timeout)
             return HttpxStream(package, await self._client.send(request, stream=True, follow_redirects=False))
         except package.HTTPStatusError as error:  # raised by a hook of the user that calls raise_for_status
             return HttpxStream(package, error.response, _given(_body_if_read(package, error.response)))

@@ -6,7 +6,7 @@ A handle is not the waiter of its stream: when the caller drops the last referen
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
 from qreward.engine.streams import AnyStreamWaiter, BatchStreamWaiter, StreamRestarted, StreamWaiter, closed
@@ -57,6 +57,9 @@ class StreamHandle(Generic[W]):
             self._waiter = self._begin()
         return self._waiter
 
+    def _take(self) -> Coroutine[Any, Any, Any]:
+        return (self._waiter or self._open()).take()
+
     async def _until(self, end: Callable[[], Any]) -> Any:
         """Wait for the end, or for another event. If the wait is cancelled or fails, the stream is left."""
         try:
@@ -90,14 +93,13 @@ class StreamReader(AsyncIterator[T_co], Generic[T_co]):
         return self
 
     async def __anext__(self) -> T_co:
-        stream = self._stream
         try:
-            while (event := await (stream._waiter or stream._open()).take()) is not None:
+            while (event := await self._stream._take()) is not None:
                 shown = self._show(event)
                 if shown is not None:
                     return shown
         except BaseException:  # cancelled, interrupted or discarded: no caller will read on
-            stream._drop()
+            self._stream._drop()
             raise
         raise StopAsyncIteration
 

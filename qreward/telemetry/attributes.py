@@ -190,9 +190,9 @@ MAX_REQUEST_TEXT = 64
 def attributes_of(params: Mapping[str, Any]) -> Attributes:
     found: Attributes = {}
     for name, value in params.items():
-        known = _PARAMETERS.get(name)
-        if known is not None and (recorded := known[1](value)) is not None:
-            found[known[0]] = recorded
+        place = _PARAMETERS.get(name)
+        if place is not None and (recorded := place[1](value)) is not None:
+            found[place[0]] = recorded
     return found
 
 

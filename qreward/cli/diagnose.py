@@ -129,7 +129,7 @@ class Examination:
     async def _get(self, connection: EndpointConnection, path: str) -> None:
         began = perf_counter()
         try:
-            reply = await (connection.transport.get("/models") if path == API_MODELS else connection.root_transport().get(path))
+            reply = await connection.transport.get("/models" if path == API_MODELS else connection.root + path)
         except TransportError as error:
             if not self.replies:
                 self.failure = connection.secrets.hide(str(error))

@@ -92,7 +92,6 @@ class Trace:
             times = {"ts": self._micros(begun), "dur": self._micros(now) - self._micros(begun)}
             self._write({"ph": "X", "name": name, "cat": kind, "pid": lanes.process, "tid": lane + 1, **times, "args": about})
 
-    def gaps(self, *_: object) -> None: ...
     def done(self, *_: object) -> None: ...
 
     # the file

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from qreward import options
 from qreward.engine.portal import portal
-from qreward.engine.stream_sink import StreamRestarted
+from qreward.engine.streams import StreamRestarted
 from qreward.errors import ConfigError, StreamInterrupted
 from qreward.notebook.render import LINE, clip, facts, frame, number, seconds
 from qreward.progress import is_notebook

@@ -21,8 +21,7 @@ from qreward.decisions import Option
 from qreward.errors import ConfigError
 from qreward.testing import openai_api
 from qreward.testing.decisions import DecisionCall, asked_of, decision_job, expected_level, openai_job
-from qreward.testing.server_kinds import SERVER_KINDS
-from qreward.testing.server_routes import ErrorResponse, Job, Route, RouteCall
+from qreward.testing.kinds import SERVER_KINDS, ErrorResponse, Job, Route, RouteCall
 from qreward.testing.synthetic_judge import Asked, JudgeRead
 from qreward.testing.text import canonical, count_tokens, encode, text_of
 

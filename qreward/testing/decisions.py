@@ -9,7 +9,7 @@ from hashlib import sha256
 from typing import Any, NamedTuple
 
 from qreward.errors import ConfigError
-from qreward.testing.server_routes import ErrorResponse, Job, Route, RouteCall
+from qreward.testing.kinds import ErrorResponse, Job, Route, RouteCall
 from qreward.testing.synthetic_judge import Asked, JudgeRead
 from qreward.testing.text import canonical, count_tokens, encode, text_of
 

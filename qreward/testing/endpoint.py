@@ -5,15 +5,14 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
-from qreward.testing.admission import Rates, RequestAdmission
-from qreward.testing.phases import Timeline
+from qreward.testing.admission import Rates, RequestAdmission, Timeline
 from qreward.testing.prefix_cache import PromptCache
 from qreward.testing.spec import FakeEndpoint, Phase
 
@@ -61,15 +60,6 @@ class Seen(msgspec.Struct, frozen=True):
 DEAD = Phase(behaviour="dead")
 
 
-class EndpointService(Protocol):
-    """Answers requests that are not routes, such as those of a Batch API."""
-
-    def takes_path(self, path: str) -> bool: ...
-    def respond(self, method: str, path: str, query: Mapping[str, str], content_type: str, body: bytes, now: float) -> bytes | None: ...
-    def configure(self, spec: FakeEndpoint) -> None: ...
-    def advance(self, now: float) -> None: ...
-
-
 class FakeEndpointState:
     """Holds the settings, slots, rate limits, phases, random draws and counters of one endpoint."""
 
@@ -94,7 +84,6 @@ class FakeEndpointState:
         self.timeline = Timeline(self.spec.phases, self.epoch)
         self._seed_faults()
         self._empty_cache()
-        self.service: EndpointService | None = self.spec.service(self)
         self.phases_changed()
 
     def configure(self, spec: FakeEndpoint) -> None:
@@ -111,8 +100,6 @@ class FakeEndpointState:
             self._seed_faults()
         if before.prefix_cache != spec.prefix_cache:
             self._empty_cache()
-        if self.service is not None:
-            self.service.configure(spec)
         self.phases_changed()
 
     def kill(self, killed: bool = True) -> None:
@@ -169,8 +156,6 @@ class FakeEndpointState:
         return _matches(self.spec.models, model)
 
     def seen(self) -> Seen:
-        if self.service is not None:
-            self.service.advance(time.monotonic())
         admission = self.admission
         counts: dict[str, Any] = dict(self.counts)
         if self.cache is not None:
@@ -188,10 +173,6 @@ class FakeEndpointState:
     def _empty_cache(self) -> None:
         """Start with an empty prefix cache. Requests in flight stay with the previous one."""
         self.cache: PromptCache | None = self.spec.prompt_cache()
-
-    def line_served(self, problem: str | None, digest: bytes, tokens: int) -> None:
-        self.recognise(digest)
-        self.ended_in(problem, tokens)
 
     def _seed_faults(self) -> None:
         self._rates_of_faults = self.spec.faults.rates()

@@ -7,15 +7,14 @@ from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field, SecretStr, SerializationInfo, field_serializer, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 
 from qreward.errors import ConfigError
 from qreward.settings.base import Policy, check_glob, expand_variables, shown
 from qreward.settings.files import read_settings
 from qreward.spelling import closest
-from qreward.testing.faults import FAULTS
 from qreward.testing.prefix_cache import PromptCache
 from qreward.testing.responders import RESPONDERS, Responder, Write, writer_of
 from qreward.testing.synthetic_judge import SyntheticJudge
@@ -69,8 +68,7 @@ class Latency(Policy):
 class Faults(Policy):
     """Holds the probability (0 to 1) of each fault of an admitted request. The sum of the probabilities is at most 1.
 
-    The server draws a fault for each attempt from one seeded random sequence per endpoint, so a retry may succeed. ``faults.py`` defines
-    the behaviour of the server in each fault.
+    The server draws a fault for each attempt from one seeded random sequence per endpoint, so a retry may succeed.
 
     Args:
         reset: probability that the connection is reset at once.
@@ -108,7 +106,8 @@ class Faults(Policy):
 
     def rates(self) -> dict[str, float]:
         """Return a mapping from the name of each fault that can occur to its probability."""
-        return {name: rate for name in FAULTS if (rate := getattr(self, name)) > 0}
+        names = type(self).model_fields.keys() - {"trickle_gap", "point", "seed"}
+        return {name: rate for name in type(self).model_fields if name in names and (rate := getattr(self, name)) > 0}
 
     @model_validator(mode="after")
     def _at_most_one(self) -> Faults:
@@ -249,6 +248,7 @@ class FakeEndpoint(Policy):
     decisions: bool = False
     synthetic_judge: SyntheticJudge = SyntheticJudge()
     port: int = Field(default=0, ge=0, le=65535)
+    server_class: ClassVar[Any] = None  # the subclass of ``FakeServer`` that serves a subclass of this class
 
     def __init__(self, name: str | None = None, **data: Any) -> None:
         super().__init__(**data if name is None else {**data, "name": name})
@@ -282,21 +282,6 @@ class FakeEndpoint(Policy):
                 raise ValueError(f"{burst} has no effect without {rate}; set {rate}, or leave {burst} out")
         return self
 
-    # What a subclass may add: POST routes, a kind of server, and a service with further paths.
-
-    @property
-    def routes(self) -> Mapping[str, Any]:
-        """Path -> function that returns a ``Job`` for a ``RouteCall``."""
-        return {}
-
-    def server(self, known: Mapping[str, Any]) -> Any:
-        """Return the ``FakeServerKind``, one of the known ones by default."""
-        return known[self.kind]
-
-    def service(self, state: Any) -> Any:  # noqa: ARG002 - for subclasses
-        """Return an ``EndpointService``, or None."""
-        return None
-
     def prompt_cache(self) -> Any:
         """Return what computes the prompts, with the interface of ``PromptCache``; None without a prefix cache."""
         return None if self.prefix_cache is None else PromptCache(**self.prefix_cache.model_dump())
@@ -314,13 +299,6 @@ class FakeEndpoint(Policy):
     def token_burst(self) -> float:
         """The number of tokens admitted at once: ``burst_tokens``, or by default ``tpm``, but at least 1."""
         return self.burst_tokens or max(1.0, self.tpm or 1.0)
-
-    @field_serializer("api_key", when_used="json")
-    def _masked(self, value: SecretStr | None, info: SerializationInfo) -> str | None:
-        # The key is revealed only in the pipe to the child process of the fleet.
-        if value is None:
-            return None
-        return value.get_secret_value() if (info.context or {}).get("reveal") else str(value)
 
 
 class FleetSpec(Policy):

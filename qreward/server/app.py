@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hmac
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -16,12 +17,11 @@ from starlette.responses import Response
 from qreward import __version__
 from qreward.errors import ConfigError
 from qreward.server import forms
-from qreward.server.admission import ClientDisconnected, check_caller
-from qreward.server.config import ServerConfig
+from qreward.server.config import ServerConfig, is_loopback
 from qreward.server.http_errors import HTTPError, draining
 from qreward.server.metrics import CONTENT_TYPE
 from qreward.server.responses import write
-from qreward.server.service import Read, Service
+from qreward.server.service import ClientDisconnected, Read, Service
 
 OPEN = ("/health", "/liveness")
 """Paths that need no token, because health probes send no token."""
@@ -142,7 +142,7 @@ class AdmissionMiddleware:
                 service.end()
             route = path if path in self._routes else "other"
             service.requests.add(route, str(status))
-            service.seconds.observe(time.perf_counter() - begun, route)
+            service.seconds.add(route, amount=time.perf_counter() - begun)
 
     async def _pass(self, scope: Any, receive: Any, send: Any, path: str) -> None:
         try:
@@ -155,6 +155,22 @@ class AdmissionMiddleware:
             await error_response(error)(scope, receive, send)
             return
         await self._app(scope, receive, send)
+
+
+def check_caller(scope: Mapping[str, Any], config: ServerConfig) -> None:
+    """Raise ``HTTPError`` unless the request contains the token."""
+    if config.token is None:
+        host = (scope.get("server") or ("",))[0]
+        is_address = host[:1].isdigit() or ":" in host  # False for a name, or for the path of a Unix socket
+        if is_address and not is_loopback(host):
+            message = "a server without a token answers only requests from its own machine; set token in its configuration"
+            raise HTTPError(403, "forbidden", message)
+        return
+    given = next((value for name, value in scope["headers"] if name.lower() == b"authorization"), b"")
+    scheme, _, token = given.partition(b" ")
+    right = hmac.compare_digest(token.strip(), config.token.get_secret_value().encode())
+    if scheme.lower() != b"bearer" or not right:
+        raise HTTPError(401, "unauthorized", "send the server's token as 'Authorization: Bearer ...'", {"www-authenticate": "Bearer"})
 
 
 def error_response(error: HTTPError) -> Response:

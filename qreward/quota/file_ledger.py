@@ -32,7 +32,6 @@ class Unsafe(OSError):
 
 
 def directory() -> Path:
-    """Return the directory of the ledgers."""
     if chosen := os.environ.get(VARIABLE):
         return Path(chosen)
     if runtime := os.environ.get("XDG_RUNTIME_DIR"):
@@ -76,8 +75,6 @@ moment."""
 
 
 class LedgerFile:
-    """Reads and writes the file of one ledger, under a lock."""
-
     def __init__(self, path: Path, key: str, clock: Callable[[], float]) -> None:
         self._path = path
         self._key = f"{key}-{LAYOUT}"
@@ -187,7 +184,6 @@ class LedgerFile:
             _try_lock(held)
 
     def _has_died(self, member: str) -> bool:
-        """Return whether the process of a member has died."""
         try:
             held = open_file(self._directory, self._name(member), create=False)
         except OSError:

@@ -79,7 +79,6 @@ class DemandTracker:
         return inf if count >= LOW else count
 
     def request(self, now: float, limits: Limits) -> RenewRequest:
-        """Return the request for a renewal at the time ``now``."""
         source, lease = self._source, self._lease
         seconds, self._at = min(MINUTE, max(now - self._at, RENEW / 2)), now
         used, self._sent = source.tally.sent - self._sent, source.tally.sent
@@ -114,8 +113,6 @@ class DemandTracker:
 
 
 class LeaseRenewer:
-    """Renews the lease of one source and applies the replies. Used only in the thread of ``Sharing``."""
-
     def __init__(self, source: Source, lease: Lease, transport: LedgerTransport, engine: Engine[Any]) -> None:
         self.source = source
         self.joined = False  # True if the source is a member of the ledger, according to the last reply
@@ -135,7 +132,6 @@ class LeaseRenewer:
         return cast("Endpoint", self.source.handle).limits
 
     def turn(self, now: float) -> float | None:
-        """Renew the lease if that is due, or leave the ledger if the source is idle."""
         with self._engine.lock:
             idle = self._demand.is_idle(now)
             if idle and not self.joined:
@@ -185,7 +181,6 @@ class LeaseRenewer:
         self._change(partial(self._lease.go_alone, request=request, reason=reason))
 
     def _warn_of_smaller_limits(self, request: RenewRequest, reply: RenewReply) -> None:
-        """Log once if another process has configured a smaller limit."""
         for setting, name in (("rpm", "requests"), ("tpm", "tokens"), ("max_concurrency", "permits")):
             need, part = getattr(request, name), getattr(reply, name)
             if not self._warned and need is not None and part is not None and part.limit < need.limit:
@@ -265,7 +260,6 @@ class Sharing:
             return self._transports[kind]
 
     def turn(self) -> float | None:
-        """Run all renewals that are due."""
         renewers = list(self._renewers.items())  # read before the sources, so that a source added in between does not seem removed
         now, present = self._engine.clock(), set(self._sources())
         times = []
@@ -299,7 +293,6 @@ class Sharing:
         renewer.stand_by()
 
     def _call(self) -> None:
-        """Wake the renewal thread."""
         if self._thread is None:
             for driver in self._engine.drivers():  # in all loops, because a loop may be blocked; the first loop that runs starts the thread
                 driver.later(self._start)

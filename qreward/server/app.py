@@ -88,7 +88,6 @@ def _scoring(service: Service, read: Read) -> Callable[[Request], Any]:
 
 
 def _status_routes(service: Service) -> dict[str, Callable[[], Any]]:
-    """Return a mapping of path -> function, for the routes that report the health, the models and the metrics."""
 
     async def health() -> Response:
         status = ("draining", 503) if service.draining else ("ok", 200)
@@ -105,7 +104,6 @@ def _status_routes(service: Service) -> dict[str, Callable[[], Any]]:
 
 
 def _described(bodies: tuple[type[msgspec.Struct], ...]) -> dict[str, Any]:
-    """Return the JSON schema of the accepted bodies, for the OpenAPI document."""
     schemas = [msgspec.json.schema(body)["$defs"][body.__name__] for body in bodies]
     return {"requestBody": {"required": True, "content": {JSON: {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}}}}
 
@@ -158,7 +156,6 @@ class AdmissionMiddleware:
 
 
 def check_caller(scope: Mapping[str, Any], config: ServerConfig) -> None:
-    """Raise ``HTTPError`` unless the request contains the token."""
     if config.token is None:
         host = (scope.get("server") or ("",))[0]
         is_address = host[:1].isdigit() or ":" in host  # False for a name, or for the path of a Unix socket

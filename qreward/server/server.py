@@ -100,7 +100,6 @@ class RewardServer:
             await asyncio.shield(self._stop())
 
     def abort(self) -> None:
-        """Abort the running requests if the server is shutting down."""
         if self._draining is not None:
             self._draining.cancel()
 
@@ -168,7 +167,6 @@ def _handled(on_signal: Callable[[], None]) -> Iterator[None]:
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    """Return a bound socket. uvicorn calls ``listen`` on it. Raises ``ConfigError`` if the address cannot be bound."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)

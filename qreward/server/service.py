@@ -30,8 +30,6 @@ class ClientDisconnected(Exception):
 
 
 class Service:
-    """Holds the state and the operations that the routes of an app share."""
-
     def __init__(self, scorer: Any, config: ServerConfig) -> None:
         self.config = config
         self.buffer = RewardBuffer(
@@ -126,12 +124,10 @@ class Service:
     # shutdown
 
     def begin(self) -> None:
-        """Count a request as running."""
         self.active += 1
         self._idle.clear()
 
     def end(self) -> None:
-        """Count a request as answered."""
         self.active -= 1
         if not self.active:
             self._idle.set()
@@ -165,7 +161,6 @@ class Service:
             self.waits.add(amount=wait)
 
     def metrics(self) -> str:
-        """Return all metrics in the Prometheus text format."""
         stats = self.buffer.stats()
         return exposition(
             {

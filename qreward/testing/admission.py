@@ -61,8 +61,6 @@ class Rates:
 
 
 class Slot:
-    """Holds the place of one request among the concurrent requests of an endpoint."""
-
     __slots__ = ("_admission", "due")
 
     def __init__(self, admission: RequestAdmission) -> None:
@@ -70,7 +68,6 @@ class Slot:
         self.due = math.inf
 
     def free(self) -> None:
-        """Release the slot. A second call has no effect."""
         self._admission.leave(self)
 
 

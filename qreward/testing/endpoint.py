@@ -118,7 +118,6 @@ class FakeEndpointState:
             self.phases_changed()
 
     def recognise(self, digest: bytes) -> None:
-        """Count a duplicate if an earlier request had this digest."""
         self.counts["duplicates"] += digest in self._digests
         self._digests.add(digest)
 

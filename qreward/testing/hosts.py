@@ -25,8 +25,6 @@ LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 
 class InLoop:
-    """Runs the servers of one fleet in the running event loop."""
-
     def __init__(self, spec: FleetSpec) -> None:
         self._spec = spec
         self._servers: dict[str, FakeServer] = {}
@@ -74,8 +72,6 @@ def _listening(endpoint: FakeEndpoint) -> FakeServer:
 
 
 class InThread:
-    """Runs the servers of one fleet in a separate event loop, in a background thread."""
-
     def __init__(self, spec: FleetSpec, loop_factory: LoopFactory | None = None) -> None:
         self._host = InLoop(spec)
         self._loop_factory = loop_factory
@@ -198,7 +194,6 @@ def serve_parent() -> None:
 
 
 def _raise_file_limit() -> None:
-    """Raise the soft limit on open files to the hard limit."""
     try:
         import resource  # noqa: PLC0415 - not on Windows
     except ImportError:

@@ -87,7 +87,6 @@ class ServerState(NamedTuple):
 
     @property
     def load(self) -> tuple[float, float, float]:
-        """The number of running items, the number of waiting items, and the used share (0 to 1) of the KV cache."""
         return self.cache.load if self.cache is not None else (float(self.running), float(self.waiting), 0.25)
 
 
@@ -97,8 +96,6 @@ Status = Callable[[ServerState], str]
 
 @dataclass(frozen=True)
 class FakeServerKind:
-    """Defines a kind of fake server."""
-
     routes: Mapping[str, Route]
     error: Callable[[str, ErrorResponse], bytes]
     status: Mapping[str, tuple[str, Status]]
@@ -132,7 +129,6 @@ class RouteCall:
 
     @cached_property
     def data(self) -> dict[str, Any]:
-        """The body as a JSON object."""
         try:
             found = json.loads(self.body)
         except (ValueError, RecursionError) as error:
@@ -142,14 +138,12 @@ class RouteCall:
         return found
 
     def read(self, kind: type[R], body: bytes | None = None) -> R:
-        """Return the body as a request of the OpenAI API."""
         try:
             return openai_api.read(kind, self.body if body is None else body)
         except ValueError as error:
             raise self._malformed(str(error)) from None
 
     def chat(self) -> ChatRequest:
-        """Return the body as a chat with messages."""
         request = self.read(ChatRequest)
         if not request.messages:
             raise self.invalid("'messages' must not be empty")
@@ -215,12 +209,10 @@ def listed(given: Any) -> list[Any]:
 
 
 def inputs_of(call: RouteCall) -> list[Any]:
-    """Return the items of ``input``, or the one conversation of ``messages``."""
     return [call.data["messages"]] if "messages" in call.data else listed(call.data.get("input"))
 
 
 def gauges(names: str, labels: str = "") -> Status:
-    """Return a function that writes gauges in the Prometheus text format."""
 
     def text(state: ServerState) -> str:
         values = zip(names.split(), state.load, strict=False)
@@ -292,7 +284,6 @@ OPENAI = FakeServerKind(
 
 
 def list_route(row: Callable[[RouteCall, Any], dict[str, Any]], items_of: Callable[[RouteCall], list[Any]] = inputs_of) -> Route:
-    """Return a route whose response has vLLM's form: one row for each item."""
 
     def serve(call: RouteCall) -> Job:
         items, model = items_of(call), call.data.get("model")

@@ -64,7 +64,6 @@ R = TypeVar("R", bound=ChatRequest | EmbeddingsRequest)
 
 
 def read(kind: type[R], body: bytes) -> R:
-    """Parse a request. Raises ``ValueError``."""
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as problem:
@@ -81,15 +80,12 @@ def usage(prompt: int, completion: int, cached: int | None = None) -> dict[str, 
 
 
 def chat_completion(request: ChatRequest, digest: bytes, content: str, used: dict[str, Any]) -> dict[str, Any]:
-    """Return the body of a chat response."""
     message = {"role": "assistant", "content": content, "refusal": None}
     choices = [{"index": index, "message": message, "logprobs": None, "finish_reason": "stop"} for index in range(request.n or 1)]
     return _head(request.model, digest, "chat.completion") | {"choices": choices, "usage": used}
 
 
 class Chunks:
-    """Makes the server-sent events of one streamed chat."""
-
     def __init__(self, request: ChatRequest, digest: bytes, content: str, used: dict[str, Any]) -> None:
         self._head = _head(request.model, digest, "chat.completion.chunk")
         self._indices = range(request.n or 1)
@@ -100,7 +96,6 @@ class Chunks:
         return self._event({"role": "assistant", "content": ""})
 
     def piece(self, number: int, tokens: int) -> bytes:
-        """Return the event of one token. ``number`` counts from 0, and ``tokens`` is the number of tokens in the response."""
         return self._event({"content": self._text(number, tokens)})
 
     def last(self) -> bytes:
@@ -123,7 +118,6 @@ class Chunks:
 
 
 def sse(body: Any) -> bytes:
-    """Return a server-sent event with a JSON document."""
     return b"data: " + encode(body) + b"\n\n"
 
 

@@ -8,8 +8,6 @@ from qreward.testing.text import BYTES_PER_TOKEN
 
 
 class PromptCache:
-    """Remembers the blocks of the prompts of one endpoint."""
-
     def __init__(self, tokens: int, block: int, prefill: float) -> None:
         self.tokens, self.block = tokens, block
         self._prefill = prefill
@@ -22,7 +20,6 @@ class PromptCache:
         return float(self._running), 0.0, len(self._blocks) * self.block / self.tokens
 
     async def serve(self, model: str, text: bytes, prompt: int, output: int) -> int:  # noqa: ARG002 - part of the interface
-        """Compute a prompt. Return the number of cached tokens."""
         keys = chain(model, text, self.block * BYTES_PER_TOKEN)[: (prompt - 1) // self.block]
         known = next((place for place, key in enumerate(keys) if key not in self._blocks), len(keys))
         for key in keys:
@@ -43,7 +40,6 @@ class PromptCache:
 
 
 def chain(model: str, text: bytes, size: int) -> list[int]:
-    """Return a hash for each full block of a text."""
     keys, previous = [], hash(model)
     for begin in range(0, len(text) - size + 1, size):
         previous = hash((previous, text[begin : begin + size]))

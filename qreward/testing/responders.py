@@ -128,7 +128,6 @@ def _member(form: str, right: bool) -> Any:
 
 
 def _judged(texts: list[str]) -> dict[str, str]:
-    """Return the sections of the judged message."""
     found = [sections(text) for text in texts]
     judged = next((each for each in reversed(found) if "candidate answer" in each), {})
     others = {name: text for each in found if "candidate answer" not in each for name, text in each.items()}

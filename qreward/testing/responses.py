@@ -65,8 +65,6 @@ class Incoming(web.BaseRequest):
 
 
 class FaultPlan(NamedTuple):
-    """Holds the fault of one response."""
-
     name: str | None
     point: float
     gap: float
@@ -111,7 +109,6 @@ async def end(request: Incoming, fault: Fault) -> None:
 
 
 def abort(transport: Any) -> None:
-    """Abort a connection. The peer sees a reset."""
     if transport is not None:
         connection = transport.get_extra_info("socket")
         if connection is not None and connection.fileno() >= 0:

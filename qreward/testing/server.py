@@ -37,7 +37,6 @@ class Listener:
         self._connecting: set[asyncio.Task[None]] = set()
 
     def open(self) -> None:
-        """Start to accept connections."""
         if self._socket is None:
             self._socket = _bound(self.port)
             self._socket.listen(_BACKLOG)
@@ -89,8 +88,6 @@ def _bound(port: int) -> socket.socket:
 
 
 class FakeServer:
-    """Runs one fake endpoint."""
-
     state_class: ClassVar[type[FakeEndpointState]] = FakeEndpointState
 
     def __init__(self, spec: FakeEndpoint) -> None:
@@ -222,7 +219,6 @@ class FakeServer:
             slot.free()
 
     async def _served(self, request: Incoming, job: Job, slot: Slot) -> web.StreamResponse:
-        """Wait for the service time and respond."""
         state, chat, latency = self.state, job.chat, self.state.spec.latency
         plan = await self.fault_plan(request)
         cached = await self._computed(job)

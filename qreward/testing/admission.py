@@ -37,7 +37,7 @@ class Rates:
     """Applies the rate limits of one endpoint. There may be a limit on requests, a limit on tokens, both limits, or no limit."""
 
     def __init__(self, endpoint: FakeEndpoint) -> None:
-        limits = {"requests": (endpoint.rpm, endpoint.request_burst), "tokens": (endpoint.tpm, endpoint.token_burst)}
+        limits = {"requests": (endpoint.rpm, endpoint.request_burst), "tokens": (endpoint.tpm, max(1.0, endpoint.tpm or 1.0))}
         self._buckets = {kind: Bucket(rate, burst) for kind, (rate, burst) in limits.items() if rate is not None}
 
     def admit(self, tokens: int) -> tuple[str, float] | None:

@@ -36,9 +36,6 @@ class Seen(msgspec.Struct, frozen=True):
             Decisions count the prompt tokens and one token per question. All other routes, and the kind ``nim``, count the prompt tokens.
         computed: prompt tokens that were computed, with ``prefix_cache``.
         cached: prompt tokens that were found in the ``prefix_cache``.
-        first_request: time at which the first request arrived, in seconds since the start of these statistics; None before the first
-            request.
-        last_request: time at which the last request arrived, in seconds since the start of these statistics; None before the first request.
     """
 
     name: str
@@ -53,8 +50,6 @@ class Seen(msgspec.Struct, frozen=True):
     tokens: int = 0
     computed: int = 0
     cached: int = 0
-    first_request: float | None = None
-    last_request: float | None = None
 
 
 DEAD = Phase(behaviour="dead")
@@ -76,8 +71,6 @@ class FakeEndpointState:
         self.epoch = time.monotonic()
         self.counts: Counter[str] = Counter()  # the counts in Seen
         self.errors: Counter[str] = Counter()
-        self._first_request: float | None = None
-        self._last_request: float | None = None
         self._digests: set[bytes] = set()
         self.admission.peak = self.admission.in_flight
         self.rates = Rates(self.spec)
@@ -92,7 +85,7 @@ class FakeEndpointState:
         self.write = spec.writer()
         self.admission.limit = spec.max_concurrency
         self.admission.hand_over()
-        if any(getattr(before, name) != getattr(spec, name) for name in ("rpm", "tpm", "burst", "burst_tokens")):
+        if any(getattr(before, name) != getattr(spec, name) for name in ("rpm", "tpm", "burst")):
             self.rates = Rates(spec)
         if before.phases != spec.phases:
             self.timeline = Timeline(spec.phases, self.epoch)
@@ -112,8 +105,6 @@ class FakeEndpointState:
         """Count the arrival of a request. The arrival may begin a phase with ``after_requests``."""
         now = time.monotonic()
         self.counts["requests"] += 1
-        self._last_request = now - self.epoch
-        self._first_request = self._last_request if self._first_request is None else self._first_request
         if self.timeline.count(self.counts["requests"], now):
             self.phases_changed()
 
@@ -164,8 +155,6 @@ class FakeEndpointState:
             errors=dict(self.errors),
             in_flight=admission.in_flight,
             peak_in_flight=admission.peak,
-            first_request=self._first_request,
-            last_request=self._last_request,
             **counts,
         )
 

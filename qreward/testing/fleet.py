@@ -109,7 +109,7 @@ class FakeFleet:
     def set(self, name: str, **changes: Any) -> None:
         """Change settings of an endpoint while it runs. Requests that are being served keep the old settings.
 
-        A change of ``rpm``, ``tpm``, ``burst`` or ``burst_tokens`` refills the buckets of both rate limits. The times of changed
+        A change of ``rpm``, ``tpm`` or ``burst`` refills the buckets of both rate limits. The times of changed
         ``phases`` count from the start of the fleet, or from the last :meth:`reset`. ``name`` and ``port`` cannot be changed.
 
         Raises:

@@ -8,7 +8,6 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Mapping
-from email.utils import formatdate
 from typing import Any, Literal, NamedTuple, NoReturn
 
 from aiohttp import web
@@ -136,8 +135,6 @@ def hint(form: str | None, seconds: float) -> dict[str, str]:
         return {}
     if form == "ms":
         return {"retry-after-ms": str(math.ceil(seconds * 1000) + 1)}
-    if form == "date":
-        return {"Retry-After": formatdate(math.ceil(time.time() + seconds), usegmt=True)}
     return {"Retry-After": str(max(1, math.ceil(seconds)))}
 
 

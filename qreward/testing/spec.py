@@ -198,15 +198,14 @@ class FakeEndpoint(Policy):
             served.
         reject_status: HTTP status with which ``over_cap="reject"`` refuses requests.
         rpm: requests admitted per minute. Further requests get HTTP 429.
-        tpm: prompt and completion tokens admitted per minute. Further requests get HTTP 429. A request with more tokens than
-            ``burst_tokens`` counts as ``burst_tokens``.
+        tpm: prompt and completion tokens admitted per minute. Further requests get HTTP 429. ``tpm`` tokens
+            are admitted at once; a request with more tokens counts as ``tpm``.
         burst: requests admitted at once. The default is ``rpm``.
-        burst_tokens: tokens admitted at once. The default is ``tpm``.
         rate_headers: whether the headers of every response report the rate limits, as the headers of OpenAI do:
             ``x-ratelimit-{limit,remaining,reset}-{requests,tokens}``.
         retry_after: form in which the headers of a rejection or an HTTP 500 or 503 state the time of a retry. ``seconds`` is
-            ``Retry-After`` in whole seconds, ``date`` is ``Retry-After`` as a date, and ``ms`` is ``retry-after-ms``. None means no
-            header. The time is accurate: the first request that arrives after this time is admitted.
+            ``Retry-After`` in whole seconds, and ``ms`` is ``retry-after-ms``. None means no header. The time is accurate: the first
+            request that arrives after this time is admitted.
         api_key: bearer token that requests must send. Requests without this token get HTTP 401.
         faults: see :class:`Faults`.
         phases: see :class:`Phase`.
@@ -235,9 +234,8 @@ class FakeEndpoint(Policy):
     rpm: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     tpm: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     burst: float | None = Field(default=None, ge=1, allow_inf_nan=False)
-    burst_tokens: float | None = Field(default=None, ge=1, allow_inf_nan=False)
     rate_headers: bool = False
-    retry_after: Literal["seconds", "date", "ms"] | None = None
+    retry_after: Literal["seconds", "ms"] | None = None
     api_key: SecretStr | None = None
     faults: Faults = Faults()
     phases: tuple[Phase, ...] = ()
@@ -276,10 +274,9 @@ class FakeEndpoint(Policy):
         return value
 
     @model_validator(mode="after")
-    def _bursts_belong_to_rates(self) -> FakeEndpoint:
-        for burst, rate in (("burst", "rpm"), ("burst_tokens", "tpm")):
-            if getattr(self, burst) is not None and getattr(self, rate) is None:
-                raise ValueError(f"{burst} has no effect without {rate}; set {rate}, or leave {burst} out")
+    def _burst_belongs_to_rate(self) -> FakeEndpoint:
+        if self.burst is not None and self.rpm is None:
+            raise ValueError("burst has no effect without rpm; set rpm, or leave burst out")
         return self
 
     def prompt_cache(self) -> Any:
@@ -294,11 +291,6 @@ class FakeEndpoint(Policy):
     def request_burst(self) -> float:
         """The number of requests admitted at once: ``burst``, or by default ``rpm``, but at least 1."""
         return self.burst or max(1.0, self.rpm or 1.0)
-
-    @property
-    def token_burst(self) -> float:
-        """The number of tokens admitted at once: ``burst_tokens``, or by default ``tpm``, but at least 1."""
-        return self.burst_tokens or max(1.0, self.tpm or 1.0)
 
 
 class FleetSpec(Policy):

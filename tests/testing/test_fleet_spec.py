@@ -32,7 +32,6 @@ from qreward.testing.spec import read_spec
         ({"responder": "jugde"}, "did you mean 'judge'?"),
         ({"responder": "oracle"}, "or a function, not 'oracle'"),
         ({"burst": 5}, "without rpm"),
-        ({"burst_tokens": 5}, "without tpm"),
         ({"models": ["judge-["]}, "not closed"),
         ({"latency": {"base": math.inf}}, "finite"),
     ],

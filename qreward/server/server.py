@@ -51,7 +51,7 @@ class RewardServer:
 
     def __init__(self, scorer: Any, config: ServerConfig | None = None, **settings: Any) -> None:
         app = create_app(scorer, config, **settings)
-        self.service: Service = app.state.qreward
+        self.service: Service = app.service
         quiet: dict[str, Any] = {"log_config": None, "access_log": False, "server_header": False}
         self._uvicorn = _Uvicorn(uvicorn.Config(app, ws="none", timeout_graceful_shutdown=_CLOSE_TIMEOUT, backlog=_BACKLOG, **quiet))
         self._draining: asyncio.Task[bool] | None = None

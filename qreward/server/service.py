@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any
-
-from starlette.requests import Request
 
 from qreward.batching import BatchRecord
 from qreward.batching.reward_buffer import RewardBuffer, ScoreResult
@@ -19,6 +17,7 @@ from qreward.server.metrics import SECONDS, SIZES, Metric, exposition
 from qreward.server.responses import answer
 
 Read = Callable[[bytes, ServerConfig], ScoreRequest]
+Receive = Callable[[], Awaitable[Any]]
 _ABORT_TIMEOUT = 1.0
 """Maximum number of seconds in which aborted requests can report their errors to callers."""
 _MEMORY_RETRY = 1.0
@@ -52,14 +51,14 @@ class Service:
         self.seconds, self.batch_seconds = Metric("route", bounds=SECONDS), Metric(bounds=SECONDS)
         self.waits, self.sizes = Metric(bounds=SECONDS), Metric(bounds=SIZES)
 
-    async def rewards(self, request: Request, read: Read) -> bytes:
+    async def rewards(self, receive: Receive, headers: Mapping[str, str], read: Read) -> bytes:
         """Score a request and return the response body. Raises ``HTTPError``, or ``ClientDisconnected`` if the caller has left."""
         self.admit()
         parts: list[bytes] = []
         try:
-            await self._read_body(request, parts)
+            await self._read_body(receive, headers, parts)
             score_request = read(b"".join(parts), self.config)
-            scored = await _unless_disconnected(request, self._score(score_request))
+            scored = await _unless_disconnected(receive, self._score(score_request))
             return answer(score_request, scored, self.config.model, self.config.mode)
         finally:
             self.pending -= sum(map(len, parts))
@@ -76,20 +75,20 @@ class Service:
             raise busy("rate_limited", f"more than {rate:g} requests came in a second", seconds)
         self._paid_until = paid_until
 
-    async def _read_body(self, request: Request, parts: list[bytes]) -> None:
+    async def _read_body(self, receive: Receive, headers: Mapping[str, str], parts: list[bytes]) -> None:
         """Read the body into ``parts``, whose bytes are ``pending``."""
         config, most, length = self.config, self.config.max_body_bytes, 0
         too_large = HTTPError(413, "body_too_large", f"the request is longer than {most} bytes; send fewer completions at once")
-        if request.headers.get("content-encoding", "identity").lower() != "identity":
+        if headers.get("content-encoding", "identity").lower() != "identity":
             raise HTTPError(415, "packed_body", "send the body uncompressed, without a content-encoding")
-        declared = request.headers.get("content-length", "")
+        declared = headers.get("content-length", "")
         if declared.isdecimal() and int(declared[:20]) > most:
             raise too_large
         try:
             async with asyncio.timeout(config.body_timeout):
                 more = True
                 while more:
-                    message = await request.receive()
+                    message = await receive()
                     if message["type"] == "http.disconnect":
                         raise ClientDisconnected
                     part = message.get("body", b"")
@@ -180,11 +179,11 @@ class Service:
         )
 
 
-async def _unless_disconnected(request: Request, work: Awaitable[Any]) -> Any:
+async def _unless_disconnected(receive: Receive, work: Awaitable[Any]) -> Any:
     """Return the result of ``work``. If the caller disconnects, cancel ``work`` and raise ``ClientDisconnected``."""
 
     async def disconnected() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
+        while (await receive())["type"] != "http.disconnect":
             pass
 
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(disconnected())

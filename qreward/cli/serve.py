@@ -10,7 +10,6 @@ from qreward.errors import ConfigError
 from qreward.settings.base import with_faults
 
 
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     from qreward.server.config import PREFIX, ServerConfig, helps  # noqa: PLC0415
 

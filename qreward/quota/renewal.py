@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from qreward.engine.driver import Engine
 from qreward.engine.instrumentation import LOG
-from qreward.quota.file_ledger import FileTransport, key_of
+from qreward.quota.file_ledger import FileLedger, key_of
 from qreward.quota.lease import Lease
 from qreward.quota.ledger import LINGER, MINUTE, RENEW, Demand, Grant, RenewReply, RenewRequest
 from qreward.scheduler.source import Source
@@ -33,25 +33,25 @@ IDLE = 2.0  # seconds without work after which a source counts as idle
 
 
 class LedgerTransport(Protocol):
-    """Connects members to the ledger of a key. The calls for one member are made one after the other, in one thread."""
+    """Connects members to the ledger of one key. The calls for one member are made one after the other, in one thread."""
 
-    def renew(self, key: str, member: str, request: RenewRequest, /) -> RenewReply:
+    def renew(self, member: str, request: RenewRequest, /) -> RenewReply:
         """Renew a member's shares. May block for some seconds, and may raise any exception if the ledger does not answer."""
 
-    def leave(self, key: str, member: str, request: RenewRequest, /) -> None:
+    def leave(self, member: str, request: RenewRequest, /) -> None:
         """Remove a member. ``request`` reports what the member used."""
 
     def close(self) -> None:
-        """Release all resources. Raises nothing."""
+        """Close all files and connections. They are opened again when they are needed. Raises nothing."""
 
 
-def make_transport(kind: str) -> LedgerTransport:
-    """Create the transport of a kind. Imports Ray only for the kind ``ray``."""
-    if kind == "ray":
+def make_transport(endpoint: Endpoint) -> LedgerTransport:
+    """Create the transport to the ledger of an endpoint. Imports Ray only if the endpoint is shared in a Ray cluster."""
+    if endpoint.limits.shared == "ray":
         from qreward.integrations.ray.limit_actor import RayLedgerTransport  # noqa: PLC0415 - an extra
 
-        return RayLedgerTransport()
-    return FileTransport()
+        return RayLedgerTransport(key_of(endpoint))
+    return FileLedger(key_of(endpoint))
 
 
 class DemandTracker:
@@ -113,13 +113,12 @@ class DemandTracker:
 
 
 class LeaseRenewer:
-    def __init__(self, source: Source, lease: Lease, transport: LedgerTransport, engine: Engine[Any]) -> None:
+    def __init__(self, source: Source, lease: Lease, engine: Engine[Any]) -> None:
         self.source = source
         self.joined = False  # True if the source is a member of the ledger, according to the last reply
         self.next_at = 0.0  # time of the next renewal
         self._lease = lease
-        self._key = key_of(cast("Endpoint", source.handle))
-        self._transport = transport
+        self.transport = make_transport(cast("Endpoint", source.handle))
         self._engine = engine
         self._demand = DemandTracker(source, lease)
         self._member = uuid4().hex[:16]
@@ -153,7 +152,7 @@ class LeaseRenewer:
             sent_at = engine.clock()
             request = self._demand.request(sent_at, self.limits)
         try:
-            reply = self._transport.renew(self._key, self._member, request)
+            reply = self.transport.renew(self._member, request)
         except Exception as error:
             self._failed(request, error)
         else:
@@ -218,7 +217,7 @@ class LeaseRenewer:
             self.stand_by()
         self.joined, self.next_at = False, 0.0
         try:
-            self._transport.leave(self._key, self._member, request)
+            self.transport.leave(self._member, request)
         except Exception as error:
             LOG.debug("endpoint %r: its share was not given back: %s", self.source.name, type(error).__name__)
 
@@ -233,8 +232,6 @@ class Sharing:
     def __init__(self, engine: Engine[Any], sources: Callable[[], Iterable[Source]]) -> None:
         self._engine = engine
         self._sources = sources
-        self._transports: dict[str, LedgerTransport] = {}  # by kind
-        self._adding = threading.Lock()
         self._renewers: dict[Source, LeaseRenewer] = {}
         self._wake = threading.Event()  # wakes the renewal thread; may be set from any thread, under any lock
         self._closed = threading.Event()
@@ -247,17 +244,10 @@ class Sharing:
         for source in self._sources():
             lease = source.lease
             if lease is not None and source not in self._renewers:
-                renewer = self._renewers[source] = LeaseRenewer(source, lease, self._transport_of(source), self._engine)
+                renewer = self._renewers[source] = LeaseRenewer(source, lease, self._engine)
                 self._engine.apply(partial(self._attach, lease=lease, renewer=renewer))
         if self._renewers:
             self._call()
-
-    def _transport_of(self, source: Source) -> LedgerTransport:
-        kind = cast("Endpoint", source.handle).limits.shared
-        with self._adding:
-            if kind not in self._transports:
-                self._transports[kind] = make_transport(kind)
-            return self._transports[kind]
 
     def turn(self) -> float | None:
         renewers = list(self._renewers.items())  # read before the sources, so that a source added in between does not seem removed
@@ -268,6 +258,7 @@ class Sharing:
             if source not in present and not source.inflight:
                 if renewer.joined:
                     renewer.leave()
+                renewer.transport.close()
                 del self._renewers[source]
             elif at is not None:
                 times.append(at)
@@ -313,9 +304,8 @@ class Sharing:
         self.close_transports()
 
     def close_transports(self) -> None:
-        """Close all files and connections. They are opened again when they are needed."""
-        for transport in self._transports.values():
-            transport.close()
+        for renewer in self._renewers.values():
+            renewer.transport.close()
 
 
 def _run(sharing: weakref.ref[Sharing], wake: threading.Event, closed: threading.Event) -> None:

@@ -122,11 +122,11 @@ class RewardApp:
             raise draining()
         if path not in OPEN:
             check_caller(scope, service.config)
-        if path not in SCORING and path not in STATUS:
-            return _reply_of(HTTPError(404, "not_found", f"there is no route {scope['method']} {path}"))
-        if scope["method"] != (allowed := "POST" if path in SCORING else "GET"):
-            message = f"there is no route {scope['method']} {path}"
-            return _reply_of(HTTPError(405, "method_not_allowed", message, {"allow": allowed}))
+        allowed = "POST" if path in SCORING else "GET" if path in STATUS else None
+        if scope["method"] != allowed:
+            missing = (404, "not_found") if allowed is None else (405, "method_not_allowed")
+            headers = {} if allowed is None else {"allow": allowed}
+            return _reply_of(HTTPError(*missing, f"there is no route {scope['method']} {path}", headers))
         if path in SCORING:
             headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
             return Reply(200, await service.rewards(receive, headers, SCORING[path][0]))

@@ -84,16 +84,19 @@ class ModelEndpoint(FakeEndpoint):
 class ModelServer(FakeServer):
     """Serves a ``ModelEndpoint``."""
 
+    _made_for: FakeEndpoint | None = None
+
     @property
     def kind(self) -> FakeServerKind:
-        spec = self.state.spec
-        assert isinstance(spec, ModelEndpoint)
-        kind = vllm_of(spec.task, spec.scoring.labels) if spec.kind == "vllm" else SERVER_KINDS[spec.kind]
-        decisions = FAKE_DECISIONS[spec.dialect]
-        routes = {path: _with_errors(route, decisions.error) for path, route in decisions.routes.items()}
-        if CHAT in kind.routes and spec.kind != "nim":
-            routes[CHAT] = partial(_labelled, kind)
-        return replace(kind, routes={**kind.routes, **routes})
+        if self._made_for is not (spec := self.state.spec):
+            assert isinstance(spec, ModelEndpoint)
+            kind = vllm_of(spec.task, spec.scoring.labels) if spec.kind == "vllm" else SERVER_KINDS[spec.kind]
+            decisions = FAKE_DECISIONS[spec.dialect]
+            routes = {path: _with_errors(route, decisions.error) for path, route in decisions.routes.items()}
+            if CHAT in kind.routes and spec.kind != "nim":
+                routes[CHAT] = partial(_labelled, kind)
+            self._made_for, self._kind = spec, replace(kind, routes={**kind.routes, **routes})
+        return self._kind
 
 
 ModelEndpoint.server_class = ModelServer

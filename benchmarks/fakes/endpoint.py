@@ -17,6 +17,7 @@ from fakes.synthetic_writer import write_verdict
 from fakes.vllm import MOST_LOGPROBS, SampledChat, vllm_of
 from qreward.errors import ConfigError
 from qreward.testing import FakeEndpoint
+from qreward.testing.endpoint import FakeEndpointState
 from qreward.testing.kinds import CHAT, SERVER_KINDS, ErrorResponse, FakeServerKind, Job, Route, RouteCall
 from qreward.testing.openai_api import usage
 from qreward.testing.responders import Write
@@ -74,16 +75,25 @@ class ModelEndpoint(FakeEndpoint):
             raise ValueError(f"must be {', '.join(map(repr, MODELS))} or a ServedModel")
         return {**model.model_dump(), **{name: each for name, each in changes.items() if name != "model"}}
 
-    def prompt_cache(self) -> Any:
-        return super().prompt_cache() if self.served is None else LiveModel(self.served)
 
-    def writer(self) -> Write:
-        return (lambda messages, _digest: write_verdict(messages, self.synthetic_judge)) if self.synthetic else super().writer()
+class ModelState(FakeEndpointState):
+    """Holds the model server of a ``ModelEndpoint`` too."""
+
+    def new_writer(self, spec: FakeEndpoint) -> Write:
+        assert isinstance(spec, ModelEndpoint)
+        if spec.synthetic:
+            return lambda messages, _digest: write_verdict(messages, spec.synthetic_judge)
+        return super().new_writer(spec)
+
+    def new_cache(self) -> Any:
+        assert isinstance(self.spec, ModelEndpoint)
+        return super().new_cache() if self.spec.served is None else LiveModel(self.spec.served)
 
 
 class ModelServer(FakeServer):
     """Serves a ``ModelEndpoint``."""
 
+    state_class = ModelState
     _made_for: FakeEndpoint | None = None
 
     @property

@@ -1,4 +1,4 @@
-"""What a fake endpoint admits, and when its work ends: rate limits, concurrency slots and phases."""
+"""What a fake endpoint admits, and when its work ends: rate limits, concurrency slots, phases and the prefix cache."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections import deque
 from typing import NamedTuple
 
 from qreward.testing.spec import FakeEndpoint, Phase
+from qreward.testing.text import BYTES_PER_TOKEN
 
 _ROUNDING_ERROR = 1e-6  # in requests, tokens or milliseconds
 
@@ -207,3 +208,43 @@ def speed_in(phase: Phase | None) -> float:
 def _window(phase: Phase, origin: float) -> TimeWindow:
     end = math.inf if phase.end is None else origin + phase.end
     return TimeWindow(origin + phase.start, end, phase)
+
+
+class PromptCache:
+    def __init__(self, tokens: int, block: int, prefill: float) -> None:
+        self.tokens, self.block = tokens, block
+        self._prefill = prefill
+        self.queried = self.hits = self.computed = 0
+        self._running = 0
+        self._blocks: dict[int, None] = {}  # hash of a prompt up to the end of a block; least recently used first
+
+    @property
+    def load(self) -> tuple[float, float, float]:
+        return float(self._running), 0.0, len(self._blocks) * self.block / self.tokens
+
+    async def serve(self, model: str, text: bytes, prompt: int, output: int) -> int:  # noqa: ARG002 - part of the interface
+        keys = chain(model, text, self.block * BYTES_PER_TOKEN)[: (prompt - 1) // self.block]
+        known = next((place for place, key in enumerate(keys) if key not in self._blocks), len(keys))
+        for key in keys:
+            self._blocks.pop(key, None)
+            self._blocks[key] = None
+        while len(self._blocks) * self.block > self.tokens:
+            del self._blocks[next(iter(self._blocks))]
+        cached = known * self.block
+        self.queried += prompt
+        self.hits += cached
+        self.computed += prompt - cached
+        self._running += 1
+        try:
+            await asyncio.sleep(self._prefill * (prompt - cached))
+        finally:
+            self._running -= 1
+        return cached
+
+
+def chain(model: str, text: bytes, size: int) -> list[int]:
+    keys, previous = [], hash(model)
+    for begin in range(0, len(text) - size + 1, size):
+        previous = hash((previous, text[begin : begin + size]))
+        keys.append(previous)
+    return keys

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from qreward.testing.admission import Rates, RequestAdmission, Timeline
-from qreward.testing.prefix_cache import PromptCache
+from qreward.testing.admission import PromptCache, Rates, RequestAdmission, Timeline
+from qreward.testing.responders import Write, writer_of
 from qreward.testing.spec import FakeEndpoint, Phase
 
 
@@ -60,7 +60,7 @@ class FakeEndpointState:
 
     def __init__(self, spec: FakeEndpoint) -> None:
         self.spec = spec
-        self.write = spec.writer()
+        self.write = self.new_writer(spec)
         self.admission = RequestAdmission(spec.max_concurrency)
         self.killed = False
         self.phases_changed: Callable[[], None] = lambda: None  # called when the active phase may have changed
@@ -81,8 +81,8 @@ class FakeEndpointState:
 
     def configure(self, spec: FakeEndpoint) -> None:
         """Change the settings. State that does not depend on a changed setting is kept."""
+        self.write = self.new_writer(spec)
         before, self.spec = self.spec, spec
-        self.write = spec.writer()
         self.admission.limit = spec.max_concurrency
         self.admission.hand_over()
         if any(getattr(before, name) != getattr(spec, name) for name in ("rpm", "tpm", "burst")):
@@ -160,7 +160,15 @@ class FakeEndpointState:
 
     def _empty_cache(self) -> None:
         """Start with an empty prefix cache. Requests in flight stay with the previous one."""
-        self.cache: PromptCache | None = self.spec.prompt_cache()
+        self.cache = self.new_cache()
+
+    def new_writer(self, spec: FakeEndpoint) -> Write:
+        """Return the function that writes the responses to chats. Raises ``ConfigError`` if the responder cannot be imported."""
+        return writer_of(spec.responder)
+
+    def new_cache(self) -> PromptCache | None:
+        cache = self.spec.prefix_cache
+        return None if cache is None else PromptCache(cache.tokens, cache.block, cache.prefill)
 
     def _seed_faults(self) -> None:
         self._rates_of_faults = self.spec.faults.rates()

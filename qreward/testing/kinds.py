@@ -11,8 +11,8 @@ from hashlib import sha256
 from typing import Any, NamedTuple, TypeVar
 
 from qreward.testing import openai_api
+from qreward.testing.admission import PromptCache
 from qreward.testing.openai_api import ChatRequest, EmbeddingsRequest
-from qreward.testing.prefix_cache import PromptCache
 from qreward.testing.rewards import NAN, REFUSED, logits_of, probabilities_of, score_of
 from qreward.testing.spec import FakeEndpoint
 from qreward.testing.synthetic_judge import softmax

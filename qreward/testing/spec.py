@@ -7,16 +7,15 @@ from collections.abc import Iterable, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from statistics import NormalDist
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import BeforeValidator, Field, SecretStr, field_validator, model_validator
 
 from qreward.errors import ConfigError
 from qreward.settings.base import Policy, check_glob, expand_variables, shown
 from qreward.settings.files import read_settings
 from qreward.spelling import closest
-from qreward.testing.prefix_cache import PromptCache
-from qreward.testing.responders import RESPONDERS, Responder, Write, writer_of
+from qreward.testing.responders import RESPONDERS, Responder
 from qreward.testing.synthetic_judge import SyntheticJudge
 
 Behaviour = Literal["dead", "hang", "error_503", "error_500", "slow"]
@@ -236,7 +235,7 @@ class FakeEndpoint(Policy):
     burst: float | None = Field(default=None, ge=1, allow_inf_nan=False)
     rate_headers: bool = False
     retry_after: Literal["seconds", "ms"] | None = None
-    api_key: SecretStr | None = None
+    api_key: Annotated[SecretStr | None, BeforeValidator(expand_variables)] = None
     faults: Faults = Faults()
     phases: tuple[Phase, ...] = ()
     responder: str | Responder = "echo"
@@ -252,11 +251,6 @@ class FakeEndpoint(Policy):
         super().__init__(**data if name is None else {**data, "name": name})
 
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
-
-    @field_validator("api_key", mode="before")
-    @classmethod
-    def _expand(cls, value: object) -> object:
-        return expand_variables(value)
 
     @field_validator("models")
     @classmethod
@@ -278,14 +272,6 @@ class FakeEndpoint(Policy):
         if self.burst is not None and self.rpm is None:
             raise ValueError("burst has no effect without rpm; set rpm, or leave burst out")
         return self
-
-    def prompt_cache(self) -> Any:
-        """Return what computes the prompts, with the interface of ``PromptCache``; None without a prefix cache."""
-        return None if self.prefix_cache is None else PromptCache(**self.prefix_cache.model_dump())
-
-    def writer(self) -> Write:
-        """Return the function that writes the response to a chat. Raises ``ConfigError`` if the responder cannot be imported."""
-        return writer_of(self.responder)
 
     @property
     def request_burst(self) -> float:

@@ -54,32 +54,44 @@ def make_transport(endpoint: Endpoint) -> LedgerTransport:
     return FileLedger(key_of(endpoint))
 
 
-class DemandTracker:
-    """Measures how much one source needs until its next renewal. It reads the source and does not change it."""
+class LeaseRenewer:
+    """Measures what one source needs until its next renewal, renews its lease, and applies the replies, in the thread of ``Sharing``."""
 
-    def __init__(self, source: Source, lease: Lease) -> None:
-        self._source = source
+    def __init__(self, source: Source, lease: Lease, engine: Engine[Any]) -> None:
+        self.source = source
+        self.joined = False  # True if the source is a member of the ledger, according to the last reply
+        self.next_at = 0.0  # time of the next renewal
         self._lease = lease
+        self.transport = make_transport(cast("Endpoint", source.handle))
+        self._engine = engine
         self._sent = source.tally.sent
         self._at = self._worked_at = -inf
         self.hungry = False  # True if tasks waited for the source at the last renewal
+        self._member = uuid4().hex[:16]
+        self._renewed_at = 0.0
+        self._failures = 0
+        self._warned = False
+
+    @property
+    def limits(self) -> Limits:
+        return cast("Endpoint", self.source.handle).limits
 
     def is_idle(self, now: float) -> bool:
         """Return whether no request has been in flight and no task has waited for more than ``IDLE`` seconds."""
-        if self._source.inflight or self.waiting(now):
+        if self.source.inflight or self.waiting(now):
             self._worked_at = now
         return now - self._worked_at > IDLE
 
     def waiting(self, now: float) -> float:
         """Return the number of tasks that wait for the source, or inf if ``LOW`` or more tasks wait."""
-        source, health = self._source, self._source.health
+        source, health = self.source, self.source.health
         if source.removed or health.marked_unhealthy or source.cooldown.opens_at > now + RENEW or (source.inflight and health.half_open):
             return 0
         count = sum(len(pool.queue) for pool in source.pools)
         return inf if count >= LOW else count
 
-    def request(self, now: float, limits: Limits) -> RenewRequest:
-        source, lease = self._source, self._lease
+    def request(self, now: float) -> RenewRequest:
+        source, lease, limits = self.source, self._lease, self.limits
         seconds, self._at = min(MINUTE, max(now - self._at, RENEW / 2)), now
         used, self._sent = source.tally.sent - self._sent, source.tally.sent
         peak, lease.window.peak = max(lease.window.peak, source.inflight), source.inflight
@@ -111,28 +123,9 @@ class DemandTracker:
         self.hungry = waiting > 0
         return request
 
-
-class LeaseRenewer:
-    def __init__(self, source: Source, lease: Lease, engine: Engine[Any]) -> None:
-        self.source = source
-        self.joined = False  # True if the source is a member of the ledger, according to the last reply
-        self.next_at = 0.0  # time of the next renewal
-        self._lease = lease
-        self.transport = make_transport(cast("Endpoint", source.handle))
-        self._engine = engine
-        self._demand = DemandTracker(source, lease)
-        self._member = uuid4().hex[:16]
-        self._renewed_at = 0.0
-        self._failures = 0
-        self._warned = False
-
-    @property
-    def limits(self) -> Limits:
-        return cast("Endpoint", self.source.handle).limits
-
     def turn(self, now: float) -> float | None:
         with self._engine.lock:
-            idle = self._demand.is_idle(now)
+            idle = self.is_idle(now)
             if idle and not self.joined:
                 self.stand_by()
         if idle:
@@ -140,7 +133,7 @@ class LeaseRenewer:
                 self.leave(now)
             return None
         due = self.next_at
-        if self._lease.missed and not self._demand.hungry:
+        if self._lease.missed and not self.hungry:
             due = min(due, self._renewed_at + SOON)
         if now >= due:
             self._renew()
@@ -150,7 +143,7 @@ class LeaseRenewer:
         engine = self._engine
         with engine.lock:
             sent_at = engine.clock()
-            request = self._demand.request(sent_at, self.limits)
+            request = self.request(sent_at)
         try:
             reply = self.transport.renew(self._member, request)
         except Exception as error:
@@ -194,7 +187,7 @@ class LeaseRenewer:
             change(now)
             lease.missed = True  # so that requests that wait for the next share do not wake the thread
             scheduler.changed(now, self.source)
-            if not (self._demand.hungry or lease.is_short()):
+            if not (self.hungry or lease.is_short()):
                 self.stand_by()
 
         self._engine.apply(changed)
@@ -209,10 +202,10 @@ class LeaseRenewer:
         """Leave the ledger and return the share, unless the source has work again. The next request joins the ledger again."""
         engine = self._engine
         with engine.lock:
-            if not self._demand.is_idle(now):
+            if not self.is_idle(now):
                 return
             clock = engine.clock()
-            request = self._demand.request(clock, self.limits)
+            request = self.request(clock)
             self._lease.end()
             self.stand_by()
         self.joined, self.next_at = False, 0.0

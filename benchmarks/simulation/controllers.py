@@ -156,11 +156,6 @@ def _fixed(name: str, rng: Random, _world: World, limits: Limits | None, window:
     return Source(name, rng, limits, window=window())
 
 
-def _limits64(name: str, rng: Random, _world: World, limits: Limits | None) -> Source:
-    given = limits or Limits()
-    return make_source(name, rng, Limits(max_concurrency=64, adaptive=False, rpm=given.rpm, tpm=given.tpm))
-
-
 def _known(name: str, rng: Random, world: World, limits: Limits | None, spec: Spec, mean: float) -> Source:
     window = spec.window(mean)
     known = Known(int(window(0.0)))
@@ -173,11 +168,10 @@ def _known(name: str, rng: Random, world: World, limits: Limits | None, spec: Sp
 
 OURS = "ours"
 PUSH = "push64"
-NAMES = (OURS, "fixed64", "limits64", "aimd", "gradient2", PUSH, "known")
-"""Names of the controllers. ``ours`` is the library's source with default settings. ``limits64`` is the library's source with
-``Limits(max_concurrency=64, adaptive=False)``. ``fixed64`` is a semaphore behind the library's queue. ``push64`` is one semaphore for each
-server, without the library's queue (see ``push``). ``known`` gets the best concurrency limit and the rate limits at every time. The other
-controllers must find them.
+NAMES = (OURS, "fixed64", "aimd", "gradient2", PUSH, "known")
+"""Names of the controllers. ``ours`` is the library's source with default settings. ``fixed64`` is a semaphore behind the library's queue.
+``push64`` is one semaphore for each server, without the library's queue (see ``push``). ``known`` gets the best concurrency limit and the
+rate limits at every time. The other controllers must find them.
 """
 
 
@@ -192,7 +186,6 @@ def controller(name: str, spec: Spec, mean: float, *, limits: Limits | None = No
     """
     makers: dict[str, Callable[..., Source]] = {
         OURS: _ours,
-        "limits64": _limits64,
         "fixed64": partial(_fixed, window=partial(Fixed, 64)),
         "aimd": partial(_fixed, window=SlowStartAimd),
         PUSH: partial(_fixed, window=partial(Fixed, 64)),

@@ -125,11 +125,17 @@ async def serve(scorer: Any, config: ServerConfig | None = None, ready: Callable
             server.abort()
         stopping.set()
 
-    with _handled(on_signal):
+    loop = asyncio.get_running_loop()
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, on_signal)
+    try:
         async with server:
             if ready is not None:
                 ready(server.url)
             await stopping.wait()
+    finally:
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
     return server.all_done
 
 
@@ -152,18 +158,6 @@ class _Uvicorn(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-@contextmanager
-def _handled(on_signal: Callable[[], None]) -> Iterator[None]:
-    loop = asyncio.get_running_loop()
-    for number in _SIGNALS:
-        loop.add_signal_handler(number, on_signal)
-    try:
-        yield
-    finally:
-        for number in _SIGNALS:
-            loop.remove_signal_handler(number)
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -31,26 +31,19 @@ FAILURES = {
 }
 
 
+@dataclass(eq=False)
 class ErrorResponse(Exception):
-    """The server responds with an error. The response is not yet written in the format of the server."""
+    """The server responds with an error. The response is not yet written in the format of the server, unless there is a ``body``."""
 
-    body = b""
-
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        counted: str,
-        type_: str = "invalid_request_error",
-        code: str | int | None = None,
-        ready_at: float | None = None,
-        param: str | None = None,
-        malformed: bool = False,
-    ) -> None:
-        super().__init__(message)
-        self.param, self.malformed = param, malformed
-        self.status, self.message, self.counted = status, message, counted
-        self.type, self.code, self.ready_at = type_, code, ready_at
+    status: int
+    message: str
+    counted: str
+    type: str = "invalid_request_error"
+    code: str | int | None = None
+    ready_at: float | None = None
+    param: str | None = None
+    malformed: bool = False
+    body: bytes = b""
 
 
 class Job(NamedTuple):

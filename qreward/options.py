@@ -187,7 +187,6 @@ class BulkOptions(TypedDict, total=False):
     max_tokens: int | None
     sample: int | None
     shard: tuple[int, int] | None
-    order: Literal["input", "any"]
     retry_failed: bool
     resume: Literal["auto", "force"]
     provider_batches: Literal["auto", "never"]

@@ -13,8 +13,7 @@ from weakref import WeakMethod
 
 from qreward import options
 from qreward.codecs.base import WireRequest
-from qreward.deciding.dialects import DialectFinder
-from qreward.deciding.requests import DecisionBatch, in_time, smaller
+from qreward.deciding import DecisionBatch, DialectFinder, in_time, smaller
 from qreward.decisions import Decision
 from qreward.engine import background
 from qreward.engine.addresses import AddressLists
@@ -38,9 +37,8 @@ from qreward.results import BatchResult, Result
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.scheduler import Scheduler
 from qreward.scheduler.task import RequestOptions
-from qreward.scoring.merge_queue import MergedItem
 from qreward.scoring.merge_spec import MergeSpec
-from qreward.scoring.merger import ItemWaiter, MergedBatchWaiter, RequestMerger
+from qreward.scoring.merger import ItemWaiter, MergedBatchWaiter, MergedItem, RequestMerger
 from qreward.scoring.sizing import LearnedLimits
 from qreward.settings.client import ClientConfig
 from qreward.settings.policies import Endpoint, Route

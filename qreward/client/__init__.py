@@ -15,7 +15,7 @@ from qreward.codecs.chat import CHAT
 from qreward.codecs.rewards.answers import RewardScore
 from qreward.codecs.rewards.base import Operation
 from qreward.codecs.rewards.registry import CLASSIFY, COMPLETE, MODERATE, RERANK, SCORE
-from qreward.deciding.requests import decision_preparer
+from qreward.deciding import decision_preparer
 from qreward.decisions import MIN_LABEL_MASS, Decision, Question
 from qreward.engine.snapshots import stats_of
 from qreward.errors import ConfigError
@@ -482,10 +482,10 @@ class QRewardClient:
         requests that were in flight may be sent again.
 
         Args:
-            source: paths and globs of ``.jsonl``, ``.csv``, ``.tsv``, ``.parquet``, ``.gz`` or ``.zst`` files, ``-`` for standard input, or
+            source: paths and globs of ``.jsonl``, ``.csv``, ``.tsv``, ``.parquet`` or ``.gz`` files, ``-`` for standard input, or
                 an iterable of mappings. A line has the format of OpenAI's Batch API, or has ``messages`` or ``prompt``.
-            output: file of the results, in the format of OpenAI's Batch API: ``.jsonl``, ``.jsonl.gz`` or ``.parquet``. The file is written
-                when all lines are done. Failed lines are in ``<output>.failed.jsonl``, where ``<output>`` is the path without its ending.
+            output: file of the results, in the format of OpenAI's Batch API: ``.jsonl`` or ``.jsonl.gz``. The file is written when all
+                lines are done. Failed lines are in ``<output>.failed.jsonl``, where ``<output>`` is the path without its ending.
             scorer: a judge, reward model or cascade. With a scorer, each line is an item to score, and its result is a verdict. A run
                 cannot be continued with another scorer or with other settings of the scorer.
             options: see :class:`~qreward.bulk.settings.BulkSettings`.
@@ -635,7 +635,7 @@ class QRewardClient:
         Example:
             >>> async def ask(client):
             ...     for why in client.explain():
-            ...         print(why.code, why)  # rate_limit 42 items wait for judge-7b: key-1 has a limit of 1 requests/s, the next in 0.9 s
+            ...         print(why.code, why)  # rate_limit 42 items wait for judge-7b: key-1 is at its limit of 60 requests a minute
         """
         return self._runtime.explain(model)
 

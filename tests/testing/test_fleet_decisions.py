@@ -14,10 +14,9 @@ from fleet_tools import Answer, Client, serving, user
 
 from qreward.codecs.base import WireRequest
 from qreward.codecs.decisions.base import Dialect
-from qreward.codecs.decisions.chat import GenerativeScoringDialect
-from qreward.codecs.decisions.native import OPENAI as OPENAI_DIALECT
-from qreward.codecs.decisions.native import SGLANG as SGLANG_DIALECT
-from qreward.codecs.decisions.native import SYSTEMONE, SYSTEMONE_OF_SGLANG, VLLM
+from qreward.codecs.decisions.dialects import OPENAI as OPENAI_DIALECT
+from qreward.codecs.decisions.dialects import SGLANG as SGLANG_DIALECT
+from qreward.codecs.decisions.dialects import SYSTEMONE, SYSTEMONE_OF_SGLANG, VLLM, GenerativeScoringDialect
 from qreward.decisions import Choice, Question, Score, YesNo
 from qreward.testing import SyntheticJudge
 

@@ -112,7 +112,7 @@ def test_a_reply_in_another_form_than_the_codec_expects_is_no_answer() -> None:
     ]
     for route, items, bodies in replies:
         codec = registry.codec_of("acme", registry.SCORE, RewardModel(route=route or None))  # type: ignore[arg-type]
-        call = WireRequest(codec, "rm", registry.SCORE.validate(items), {}, None)
+        call = WireRequest(codec, "rm", list(map(registry.SCORE.item, items)), {}, None)
         for body in bodies:
             with pytest.raises((Malformed, EmbeddedError), match="another form than AcmeAspects expects" if route else None):
                 codec.decode(body, call)

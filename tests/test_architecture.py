@@ -79,8 +79,6 @@ OUTSIDE = {
     "openenv": {"integrations.openenv.rubric"},
     "skyrl_gym": {"integrations.skyrl.env"},
     "verifiers": {"integrations.verifiers.judges"},
-    "fastapi": {"server"},
-    "starlette": {"server"},
     "uvicorn": {"server"},
 }  # fmt: skip
 """Package -> the only modules that may import it; the longest name that fits decides."""

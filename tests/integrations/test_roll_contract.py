@@ -16,7 +16,7 @@ from roll_stubs import FLAG, DataProto, Dispatch, tensor
 
 from qreward.errors import ConfigError
 from qreward.integrations import roll
-from qreward.integrations.roll.rewards import MOST_DROPPED
+from qreward.integrations.roll import MOST_DROPPED
 from qreward.integrations.trainers import adapter
 
 pytestmark = pytest.mark.real_time

@@ -13,8 +13,19 @@ import pytest
 from adapter_fakes import FakeScorer, made_of, number_or_late
 
 from qreward.errors import ConfigError, RequestTimeout
-from qreward.integrations.roll import INVALID, InvalidGroupFilter, judge
-from qreward.integrations.roll.rewards import METRICS, MOST_DROPPED, Drops, RewardUnavailable, failure_of, judge_rows, rows_of, settings_of
+from qreward.integrations.roll import (
+    INVALID,
+    METRICS,
+    MOST_DROPPED,
+    Drops,
+    InvalidGroupFilter,
+    RewardUnavailable,
+    failure_of,
+    judge,
+    judge_rows,
+    rows_of,
+    settings_of,
+)
 from qreward.integrations.trainers import RewardConfig, Rewarder, adapter
 from qreward.reasons import WAITING
 

@@ -10,8 +10,8 @@ from adapter_fakes import FakeScorer, made_of, number_or_late
 
 from qreward.errors import ConfigError, RequestTimeout
 from qreward.integrations import slime
+from qreward.integrations import verl as function
 from qreward.integrations.trainers import Adapter, RewardConfig
-from qreward.integrations.verl import function
 from qreward.judge.types import Verdict
 
 ADAPTER = Adapter("mine", 60.0, {"prompt": ("question", "prompt"), "response": ("text",), "reference": ("answer",)}, missing="none")

@@ -13,11 +13,11 @@ from fakes.endpoint import ModelEndpoint
 from shared_tools import each
 
 from qreward.errors import BadRequest, BudgetExceeded, ConfigError, InvalidResponse, QRewardError, RequestTimeout
-from qreward.integrations.roll.rewards import metrics_of
+from qreward.integrations import verl
+from qreward.integrations.roll import metrics_of
 from qreward.integrations.trainers import Adapter, RewardConfig, Rewarder, Scored, rewarder
 from qreward.integrations.trainers.rewarder import MOST_MISFITS, SPENT, close_all, reward_of
 from qreward.integrations.trl import reward
-from qreward.integrations.verl import function as verl
 from qreward.judge import CascadeConfig
 from qreward.judge.types import Verdict, Vote
 from qreward.results import Usage

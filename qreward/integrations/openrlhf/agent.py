@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from qreward.integrations.openrlhf.reward_func import ADAPTER, results, reward_func
+from qreward.integrations.openrlhf import ADAPTER, results, reward_func
 from qreward.integrations.trainers import load_reward_config
 
 _Executor: Any = importlib.import_module("openrlhf.utils.agent").SingleTurnAgentExecutor

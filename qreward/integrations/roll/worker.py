@@ -1,8 +1,4 @@
-"""The reward worker for ROLL's RLVR pipelines. Only this module and ``loop`` import ROLL.
-
-ROLL sends the context of its trace with the data, but attaches this context only in methods that are not async. The worker therefore
-attaches the context.
-"""
+"""The reward worker and the rollout loop for ROLL's RLVR pipelines. In ``qreward.integrations.roll``, only this module imports ROLL."""
 
 from __future__ import annotations
 
@@ -17,10 +13,22 @@ from opentelemetry import context, propagate
 from roll.distributed.executor.worker import Worker
 from roll.distributed.scheduler.decorator import Dispatch, register
 from roll.distributed.scheduler.protocol import DataProto
+from roll.distributed.scheduler.user_defined_rollout_loop import UserDefinedRolloutLoop
 from roll.models.model_providers import default_tokenizer_provider
+from roll.utils.logging import get_logger
 from roll.utils.prompt import prompt_maps
 
-from qreward.integrations.roll.rewards import ADAPTER, PROMPTS, RESPONSES, failure_of, judge_rows, rows_of, settings_of
+from qreward.integrations.roll import (
+    ADAPTER,
+    PROMPTS,
+    RESPONSES,
+    Drops,
+    RewardUnavailable,
+    failure_of,
+    judge_rows,
+    rows_of,
+    settings_of,
+)
 
 CARRIER = "_otel_ctx"
 """Key of ``DataProto.meta_info`` in which ROLL stores W3C ``traceparent`` and ``tracestate``."""
@@ -101,3 +109,37 @@ def _continued(meta_info: Mapping[str, Any] | None) -> Iterator[None]:
         yield
     finally:
         context.detach(token)
+
+
+class SkippingRolloutLoop(UserDefinedRolloutLoop):  # type: ignore[misc]  # ROLL has no types
+    """ROLL's rollout loop, but a :class:`RewardUnavailable` does not end the run.
+
+    Instead, the loop drops the prompt with all its responses, and ROLL takes another prompt.
+
+    The class is for ``user_defined_rollout_loop_cls`` of a pipeline. A dropped prompt is also replaced in a validation.
+
+    Raises:
+        RewardUnavailable: from ``process_new_prompt``, when ``MOST_DROPPED`` prompts in a row were dropped.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._drops = Drops("prompts")
+        self._reason = ""
+
+    async def process_new_prompt(self, context: Any) -> Any:
+        """Process a prompt as ROLL's loop does, and return its responses. If rewards are missing, return None, which drops the prompt."""
+        responses = await super().process_new_prompt(context)
+        self._drops.check(self._reason)
+        return responses
+
+    async def _generate_and_reward(self, context: Any, req: Any, domain: str) -> Any:
+        try:
+            responses = await super()._generate_and_reward(context=context, req=req, domain=domain)
+        except RewardUnavailable as error:
+            self._drops.dropped()
+            self._reason = str(error).splitlines()[0]
+            get_logger().warning(f"prompt {context.prompt_id} is dropped: {self._reason}")
+            return None
+        self._drops.kept()
+        return responses

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from qreward.errors import ConfigError
-from qreward.integrations.verl.function import ADAPTER, PROMPTS, ROUTER, score_row, settings_of
+from qreward.integrations.verl import ADAPTER, PROMPTS, ROUTER, score_row, settings_of
 
 HERE = ("pkg://qreward.integrations.verl", "pkg://qreward/integrations/verl")
 

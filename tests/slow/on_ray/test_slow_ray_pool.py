@@ -17,7 +17,7 @@ from ray_scorers import AwaitedNoting, Broken, Noting, noted, workers
 
 from qreward.errors import RequestTimeout
 from qreward.integrations.ray import ActorDied, ScorerPool
-from qreward.integrations.ray import supervisor as supervisor_module
+from qreward.integrations.ray import pool as pool_module
 
 pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.timeout(300), pytest.mark.real_time(240)]
 until = partial(shared_tools.until, seconds=120)
@@ -106,7 +106,7 @@ async def test_a_caller_that_leaves_has_its_batch_cancelled_in_the_actor(killing
 
 
 async def test_a_batch_that_hangs_fails_for_its_time_and_its_actor_is_killed(killings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor_module, "GRACE", 0.1)
+    monkeypatch.setattr(pool_module, "GRACE", 0.1)
 
     async with pool_of(Noting, killings, 3600.0, batch_timeout=1.0) as pool:
         with pytest.raises(RequestTimeout, match="batch_timeout of 1 s"):

@@ -1,4 +1,4 @@
-"""The environment for SkyRL. This module imports SkyRL-Gym."""
+"""Rewards of a judge or a reward model in SkyRL: an environment of SkyRL-Gym, which this module imports."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 from qreward.engine.portal import portal
 from qreward.integrations.trainers import Adapter, Scored
 from qreward.integrations.trainers.settings import Source
+
+__all__ = ["DEADLINE", "QRewardEnv"]
 
 DEADLINE = 300.0
 """Default number of seconds for one reward. SkyRL does not limit the time of a step."""

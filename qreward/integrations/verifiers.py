@@ -1,8 +1,6 @@
-"""The judges for verifiers. This module imports verifiers.
+"""Judges for verifiers (v1), which this module imports. Their requests go to the endpoints of a client, which is the fleet.
 
-``FleetJudge`` is a ``vf.Judge`` whose requests go to a fleet, which means the endpoints of a client. The shared client of the process sends
-the requests. Prompts, parsing and records come from verifiers. Each built-in judge of verifiers has a counterpart in this module.
-``RewardJudge`` uses the scorer that the settings of an adapter name.
+Prompts, parsing and records come from verifiers. ``RewardJudge`` uses the scorer that the settings of an adapter name.
 """
 
 from __future__ import annotations
@@ -29,6 +27,19 @@ from qreward.results import Usage
 from qreward.settings.base import default
 from qreward.settings.client import ClientConfig, load_config
 from qreward.settings.policies import Endpoint, Level, Priority
+
+__all__ = [
+    "FleetDecisionJudge",
+    "FleetDecisionJudgeConfig",
+    "FleetJudge",
+    "FleetJudgeConfig",
+    "FleetReferenceJudge",
+    "FleetReferenceJudgeConfig",
+    "FleetRubricJudge",
+    "FleetRubricJudgeConfig",
+    "RewardJudge",
+    "RewardJudgeConfig",
+]
 
 vf: Any = importlib.import_module("verifiers.v1")
 _client: Any = importlib.import_module("verifiers.v1.configs.client")

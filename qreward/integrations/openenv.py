@@ -12,7 +12,7 @@ from qreward.codecs.finish_reason import described, ending_of, is_whole
 from qreward.engine.portal import portal
 from qreward.errors import ConfigError, InvalidResponse
 from qreward.integrations.trainers import Adapter
-from qreward.integrations.trainers.clients import shared_client
+from qreward.integrations.trainers.rewarder import shared_client
 from qreward.integrations.trainers.settings import Source
 
 __all__ = ["DEADLINE", "QRewardLLMClient", "QRewardRubric"]

@@ -21,7 +21,6 @@ ADAPTER = Adapter(
     columns={"prompt": ("prompt",), "response": ("response",), "reference": ("ground_truth", "reference", "solution", "answer")},
     missing="raise",
     none_unsupported="which needs a number for each step; use raise (the default) or a number",
-    varying=True,
 )
 
 _Env: Any = importlib.import_module("skyrl_gym.envs.base_text_env").BaseTextEnv

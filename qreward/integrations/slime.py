@@ -18,7 +18,6 @@ from weakref import WeakKeyDictionary
 
 from qreward.errors import QRewardError
 from qreward.integrations.trainers import Adapter, RewardConfig, Rewarder, Scored
-from qreward.integrations.trainers.rewarder import SPENT
 
 __all__ = ["DEADLINE", "group_reward", "normalize_rewards", "reward"]
 
@@ -49,7 +48,6 @@ _ADAPTER = Adapter(
     columns={"prompt": ("prompt",), "response": ("response",), "reference": ("label",)},
     missing="none",  # see Fallbacks
     no_groups="where reward() has one sample; use --group-rm --custom-rm-path qreward.integrations.slime.group_reward",
-    varying=True,
 )
 _GROUPS = replace(_ADAPTER, no_groups="")
 _log = logging.getLogger("qreward.integrations.slime")
@@ -141,15 +139,14 @@ def _rewarded(sample: Any, scored: Scored, value: float | None, fallback: float,
     """Return the reward of a sample in slime's form. Store in the sample how it was judged, and whether it is removed from the loss."""
     removed = value is None and removes
     if isinstance(sample.metadata, dict):
-        note = {"ok": scored.ok, "seconds": scored.seconds, "reason": scored.reason, "removed": removed}
-        sample.metadata[NOTE] = note | scored.metrics("", *SPENT)
+        sample.metadata[NOTE] = scored.metrics("") | {"ok": scored.ok, "reason": scored.reason, "removed": removed}
     if removed:
         sample.remove_sample = True
     number = fallback if value is None else value
     if not keys:
         return number
     attributes = (scored.verdict.attributes or {}) if scored.verdict is not None else {}
-    return scored.metrics("judge_", "ok", "seconds", *SPENT) | dict.fromkeys(keys, number) | dict(attributes)
+    return scored.metrics() | dict.fromkeys(keys, number) | dict(attributes)
 
 
 class Fallbacks:

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from qreward.codecs.chat import is_missing
 from qreward.errors import ConfigError
 from qreward.integrations.trainers import Adapter, RewardConfig, Rewarder, Scored
-from qreward.integrations.trainers.rewarder import SPENT, reward_of
+from qreward.integrations.trainers.rewarder import reward_of
 from qreward.integrations.trainers.settings import Failure, Source
 from qreward.judge.codec import encoded
 from qreward.judge.types import Scorer
@@ -241,10 +241,9 @@ def mean(values: Sequence[float]) -> float:
 
 def _log(name: str, scored: Sequence[Scored], given: Mapping[str, Any]) -> None:
     if (log_metric := given.get("log_metric")) is not None:
-        log_metric(f"{name}/ok", mean([each.ok for each in scored]))
-        log_metric(f"{name}/seconds", mean([each.seconds for each in scored]))
-        for spent in SPENT:
-            log_metric(f"{name}/{spent}", sum(each.metrics("", spent)[spent] for each in scored))
+        for metric in Scored(None, None, 0.0).metrics(""):
+            total = mean if metric in ("ok", "seconds") else sum
+            log_metric(f"{name}/{metric}", total([each.metrics("")[metric] for each in scored]))
     if (log_extra := given.get("log_extra")) is not None:
         log_extra(f"{name}_error", [each.reason for each in scored])
 

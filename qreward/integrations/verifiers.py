@@ -21,7 +21,7 @@ from qreward.codecs.finish_reason import described, ending_of, is_whole
 from qreward.decisions import MIN_LABEL_MASS, Score
 from qreward.errors import ConfigError, InvalidResponse
 from qreward.integrations.trainers import Adapter, RewardConfig, Scored, load_reward_config
-from qreward.integrations.trainers.clients import shared_client
+from qreward.integrations.trainers.rewarder import shared_client
 from qreward.integrations.trainers.settings import VARIABLE
 from qreward.results import Usage
 from qreward.settings.base import default

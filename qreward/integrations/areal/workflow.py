@@ -10,7 +10,6 @@ from typing import Any
 
 from qreward.integrations.areal import WORKFLOW, async_reward, row_of
 from qreward.integrations.trainers import load_reward_config
-from qreward.integrations.trainers.rewarder import SPENT
 
 _rlvr: Any = importlib.import_module("areal.workflow.rlvr")
 _Workflow: Any = _rlvr.RLVRWorkflow
@@ -43,7 +42,7 @@ class QRewardRLVRWorkflow(_Workflow):  # type: ignore[misc]  # AReaL has no type
         completion = self.tokenizer.decode(resp.output_tokens)
         made = WORKFLOW.rewarder()
         (scored,) = await WORKFLOW.score(made, [row_of(prompt_str, completion, resp.input_tokens, resp.output_tokens, task_data)])
-        _rlvr.stats_tracker.get(_rlvr.workflow_context.stat_scope()).scalar(**scored.metrics("judge_", "ok", "seconds", *SPENT))
+        _rlvr.stats_tracker.get(_rlvr.workflow_context.stat_scope()).scalar(**scored.metrics())
         found = WORKFLOW.reward(scored, made.config)
         if found is None:
             raise _LeftOutError

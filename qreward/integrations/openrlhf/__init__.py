@@ -16,7 +16,6 @@ from typing import Any
 from qreward.engine.portal import portal
 from qreward.errors import BadRequest
 from qreward.integrations.trainers import Adapter, RewardConfig, Scored
-from qreward.integrations.trainers.rewarder import SPENT
 from qreward.integrations.trainers.texts import response_in, without_end
 
 __all__ = ["DEADLINE", "agent_path", "results", "reward_func_path"]
@@ -31,7 +30,6 @@ ADAPTER = Adapter(
     columns={"prompt": ("prompt",), "response": ("response",), "reference": ("label",)},
     missing="none",
 )
-METRICS = ("ok", "seconds", *SPENT)
 _EFFECT = "; the sample has no reward: it is dropped with its group under --algo.dynamic_filtering_enable, else the run stops"
 _UNKNOWN_RESPONSE = (
     "the query does not begin with the prompt, so it is unknown where the response begins; to judge the whole query, set "
@@ -58,7 +56,7 @@ def reward_func(queries: list[str], prompts: list[str], labels: list[Any], **kwa
     found = portal().call(results, queries, prompts, labels)
     if len(found) == 1:
         return found[0]
-    logs = {name: [each["extra_logs"][name] for each in found] for name in (f"judge_{metric}" for metric in METRICS)}
+    logs = {name: [each["extra_logs"][name] for each in found] for name in (found[0]["extra_logs"] if found else ())}
     return {"rewards": [each["rewards"] for each in found], "scores": [each["scores"] for each in found], "extra_logs": logs}
 
 
@@ -96,7 +94,7 @@ def _result(scored: Scored, config: RewardConfig) -> dict[str, Any]:
     return {
         "rewards": reward,
         "scores": math.nan if reward is None else reward,
-        "extra_logs": scored.metrics("judge_", *METRICS, "waiting"),
+        "extra_logs": scored.metrics(waiting=True),
     }
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from qreward.errors import ConfigError, QRewardError
 from qreward.integrations.trainers import Adapter, RewardConfig, Rewarder, Scored, load_reward_config
-from qreward.integrations.trainers.rewarder import SPENT, reward_of
+from qreward.integrations.trainers.rewarder import reward_of
 from qreward.integrations.trainers.settings import SCORERS, VARIABLE, Source, read_reward_settings
 
 __all__ = ["DEADLINE", "INVALID", "InvalidGroupFilter", "RewardUnavailable", "judge"]
@@ -172,13 +172,10 @@ async def judge_rows(rewarder: Rewarder, config: RewardConfig, rows: Iterable[Ma
     return JudgedBatch([_fitting(float(score)) for score in scores if score is not None], metrics_of(scored))
 
 
-METRICS = ("ok", "seconds", *SPENT, "waiting")
-
-
 def metrics_of(scored: Sequence[Scored]) -> dict[str, list[float]]:
     """Return the metrics of a batch. The names of the metrics are the same for all batches."""
-    rows = [each.metrics("judge/", *METRICS) | {"judge/errors": float(not each.ok)} for each in scored]
-    names = [*Scored(None, None, 0.0).metrics("judge/", *METRICS), "judge/errors"]
+    rows = [each.metrics("judge/", waiting=True) | {"judge/errors": float(not each.ok)} for each in scored]
+    names = [*Scored(None, None, 0.0).metrics("judge/", waiting=True), "judge/errors"]
     return {name: [row[name] for row in rows] for name in names}
 
 

@@ -19,10 +19,6 @@ from qreward.judge.prompts import check_columns, column_value, is_absent
 from qreward.spelling import TYPO, closest
 
 
-class MissingEntry(ConfigError):
-    """The mapping in a column has no entry with a name, in this row."""
-
-
 @dataclass(frozen=True, slots=True)
 class Adapter:
     """Describes how one trainer differs from other trainers.
@@ -37,7 +33,6 @@ class Adapter:
             possible.
         no_groups: why the responses to one prompt cannot be ranked, and what to use instead; ``""`` if each call of :meth:`score` has all
             responses to its prompts.
-        varying: True if rows have the entries of a mapping of the data as columns, so that rows may differ in their columns.
     """
 
     trainer: str
@@ -46,7 +41,6 @@ class Adapter:
     missing: Failure
     none_unsupported: str = ""
     no_groups: str = "which does not pass the responses to one prompt together; leave it out"
-    varying: bool = False
 
     def checked(self, config: RewardConfig) -> RewardConfig:
         """Return the settings unchanged. Raises ``ConfigError`` if this trainer does not support them."""
@@ -71,7 +65,8 @@ class Adapter:
 
         The column of a field is the column that the settings name. Without such a setting, it is the first default column with a value.
         Without a default column, it is the column with the name of the field. In the settings, ``a.b`` means entry ``b`` of the mapping in
-        column ``a``. A field whose column has no value in this row is in the item nevertheless, so that its value is known to be missing.
+        column ``a``. A field whose column or entry has no value in this row is in the item as None, so that its value is known to be
+        missing.
 
         Raises:
             ConfigError: a configured column does not exist, or no column holds the prompt. The message lists the existing columns.
@@ -101,12 +96,13 @@ class Adapter:
         try:
             return column_value(row, column)
         except KeyError:
+            if isinstance(row.get(column.split(".", maxsplit=1)[0]), Mapping):
+                return None  # this row does not have the entry
             others = row.keys() - ({*self.columns["response"]} if field == "reference" else set())
             usual = [name for name in self.columns.get(field, ()) if name in others]
             near = closest(column, sorted(others), cutoff=TYPO) or usual or closest(column, sorted(others))
             hint = f"did you mean {near[0]!r}?" if near else f"there are {_listed(row)}"
-            fault = f"columns: {field} is mapped to {column!r}, which the data does not have; {hint}"
-            raise (MissingEntry if isinstance(row.get(column.split(".", maxsplit=1)[0]), Mapping) else ConfigError)(fault) from None
+            raise ConfigError(f"columns: {field} is mapped to {column!r}, which the data does not have; {hint}") from None
 
     async def score(
         self,
@@ -119,22 +115,12 @@ class Adapter:
         """Score all rows concurrently. The results are in the order of the rows. ``plain`` converts the values of each item. ``step`` is
         the trainer's step, if it is known.
 
-        A row without a value that the settings need is a failure of this row. If a column does not exist at all, the settings are wrong.
-        The columns of ``varying`` rows differ, so a missing column is a failure of the row too, until ``MOST_MISFITS`` rows in a row have
-        failed in this way.
+        A row without a value that the settings need is a failure of this row. A column that does not exist is a wrong setting.
 
         Raises:
             ConfigError: the settings do not fit the data.
         """
-        items: list[dict[str, Any] | ConfigError] = []
-        for row in rows:
-            try:
-                items.append(plain(self.item(row, made.config)))
-            except ConfigError as error:
-                items.append(made.misfit(error, is_row=isinstance(error, MissingEntry), varying=self.varying))
-                made.record([{}], [Scored(None, error, 0.0)], step)
-        scored = iter(await made.score_many((item for item in items if isinstance(item, dict)), varying=self.varying, step=step))
-        return [next(scored) if isinstance(item, dict) else Scored(None, item, 0.0) for item in items]
+        return await made.score_many([plain(self.item(row, made.config)) for row in rows], step=step)
 
     async def score_in_portal(self, made: Rewarder, rows: Iterable[Mapping[str, Any]], *, step: int | None = None) -> list[Scored]:
         """Score rows in the event loop of the portal, for callers whose own loop ends soon. Connections are then kept for the next call."""

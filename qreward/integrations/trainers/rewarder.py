@@ -1,7 +1,6 @@
-"""One rewarder per process and settings. A rewarder scores within a deadline, and returns a verdict or an error for each item.
+"""Rewarders and clients, one per process and settings. A rewarder returns a verdict or an error for each item, within a deadline.
 
-A rewarder is created without an event loop and may be used from any number of loops and threads. A missing reward becomes a number only if
-the user chose this number. This module is independent of any trainer.
+They are made without an event loop, may be used from any number of loops and threads, and are closed in all loops when the process ends.
 """
 
 from __future__ import annotations
@@ -17,12 +16,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
+from qreward.client import QRewardClient
 from qreward.engine.portal import portal
 from qreward.errors import BadRequest, ConfigError, QRewardError, RequestTimeout
-from qreward.integrations.trainers.clients import close_clients, shared_client
+from qreward.functions.watcher import ConfigWatcher
 from qreward.integrations.trainers.settings import (
     VARIABLE,
     Failure,
@@ -42,16 +43,12 @@ from qreward.judge.types import Scorer, Verdict, Vote
 from qreward.reasons import WAITING
 from qreward.results import Usage
 from qreward.runtime import runtime_of
+from qreward.settings.client import CONFIG_VARIABLE, ClientConfig, config_from_env
 
-MOST_MISFITS = 100
-"""Number of items in a row, none of them with a reward, that may lack a field in data with varying fields. After this number, the settings
-count as wrong."""
 LATE = 1.0
 """Seconds that the rewarder waits after the deadline for a scorer that ignores its ``timeout``."""
-
-SPENT = ("tokens", "cost", "unreported")
-"""Names of the metrics that say what an item has used."""
-
+GRACE = 2.0
+"""Seconds to wait, when the process ends, for the event loop of another thread to close its connections."""
 _log = logging.getLogger("qreward.integrations.trainers")
 
 
@@ -97,17 +94,18 @@ class Scored:
             return ""
         return _writable(f"{type(self.error).__name__}: {self.error}".splitlines()[0][:300])
 
-    def metrics(self, prefix: str = "judge_", *names: str) -> dict[str, float]:
-        """Return metrics to log, or only the metrics in ``names``: ``ok`` (1.0 or 0.0), ``seconds``, and all of ``SPENT``: ``tokens``,
-        ``cost`` (US dollars; 0.0 if no endpoint has a price) and ``unreported`` (attempts whose cost no server reported).
+    def metrics(self, prefix: str = "judge_", *, waiting: bool = False) -> dict[str, float]:
+        """Return metrics to log, whose names begin with ``prefix``.
 
-        Each name in the result begins with ``prefix``. The name ``waiting`` stands for the numbers of items that wait, by reason.
+        They are ``ok`` (1.0 or 0.0), ``seconds``, ``tokens``, ``cost`` (US dollars; 0.0 if no endpoint has a price) and ``unreported``
+        (attempts whose cost no server reported). With ``waiting``, they are also the numbers of items that wait, by reason.
         """
         used = self.usage
         found = {"ok": float(self.ok), "seconds": self.seconds, "tokens": float(used.tokens)}
         found |= {"cost": used.cost or 0.0, "unreported": float(used.unreported)}
-        waiting = {f"{prefix}waiting_for_{code}": float(self.waiting.get(code, 0)) for code in WAITING if "waiting" in names}
-        return {f"{prefix}{name}": found[name] for name in names or found if name != "waiting"} | waiting
+        if waiting:
+            found |= {f"waiting_for_{code}": float(self.waiting.get(code, 0)) for code in WAITING}
+        return {f"{prefix}{name}": value for name, value in found.items()}
 
 
 def _writable(text: str) -> str:
@@ -134,7 +132,6 @@ class Rewarder:
         self._verdicts = None if self.config.verdicts is None else VerdictFile(self.config.verdicts)
         self._priority = priority
         self._unfits: frozenset[str] = frozenset()
-        self._misfits = 0
         self.waiting: Callable[[], Mapping[str, int]] = dict
 
     async def score(self, prompt: Any, response: Any = None, **fields: Any) -> Scored:
@@ -142,7 +139,7 @@ class Rewarder:
         (scored,) = await self.score_many([{"prompt": prompt, "response": response, **fields}])
         return scored
 
-    async def score_many(self, items: Iterable[Mapping[str, Any]], *, varying: bool = False, step: int | None = None) -> list[Scored]:
+    async def score_many(self, items: Iterable[Mapping[str, Any]], *, step: int | None = None) -> list[Scored]:
         """Score many items concurrently. The results are in the order of the items. If scoring fails, the error is in the result.
 
         An item is a mapping with ``prompt``, ``response`` and the other fields that the data has, also if a field has no value: None, NaN,
@@ -156,7 +153,7 @@ class Rewarder:
         fails, or a group has one response, each item of the group has the error.
 
         Args:
-            varying: True if a field that the prompt names and no item has may be a fault of these items; see :meth:`misfit`.
+            items: the items.
             step: the trainer's step, for the file of verdicts.
 
         Raises:
@@ -174,24 +171,18 @@ class Rewarder:
         found = [Scored(None, BadRequest("there is no response to score: it is None"), 0.0)] * len(rows)
 
         async def judge(places: Sequence[int]) -> None:
-            scored = await self._score([rows[place] for place in places], [filled[place] for place in places], names, varying=varying)
+            scored = await self._score([rows[place] for place in places], [filled[place] for place in places], names)
             for place, each in zip(places, scored, strict=True):
                 found[place] = each
 
         await asyncio.gather(*map(judge, groups.values()))
-        self.record(rows, found, step)
+        if self._verdicts is not None:
+            judged = zip(rows, found, strict=True)
+            self._verdicts.write([(item, each.verdict, each.error, each.usage, each.seconds) for item, each in judged], step)
         return found
 
-    def record(self, items: Iterable[Mapping[str, Any]], scored: Iterable[Scored], step: int | None = None) -> None:
-        """Append judgements to the file of verdicts, if the settings name one."""
-        if self._verdicts is not None:
-            judged = zip(items, scored, strict=True)
-            self._verdicts.write([(item, each.verdict, each.error, each.usage, each.seconds) for item, each in judged], step)
-
-    async def _score(
-        self, items: Sequence[Mapping[str, Any]], filled: Sequence[Mapping[str, Any]], names: frozenset[str], *, varying: bool
-    ) -> list[Scored]:
-        """Score an item, or rank the items of a group."""
+    async def _score(self, items: Sequence[Mapping[str, Any]], filled: Sequence[Mapping[str, Any]], names: frozenset[str]) -> list[Scored]:
+        """Score an item, or rank the items of a group. ``names`` are the fields of all items of the call."""
         begun = monotonic()
         _end_before(asyncio.get_running_loop())
         verdicts: Sequence[Verdict] = ()
@@ -206,11 +197,10 @@ class Rewarder:
                     verdicts = await self._rank([row["response"] for row in filled], given, options)
             for verdict in verdicts:
                 check_finite(verdict)
-            self._misfits = 0
         except ConfigError as failure:
-            lacking = template_fields(self.config) - names
-            is_row = not lacking and not names <= filled[0].keys()
-            error = self.misfit(failure, is_row=is_row, varying=varying and bool(lacking))
+            if template_fields(self.config) - names or names <= filled[0].keys():
+                raise
+            error = failure  # a value is missing in this row
         except QRewardError as failure:
             error = failure
         except TimeoutError:
@@ -248,20 +238,6 @@ class Rewarder:
         _log.warning("no reward: %s", failure, exc_info=error if first else None)
         return failure
 
-    def misfit(self, error: ConfigError, *, is_row: bool, varying: bool) -> ConfigError:
-        """Return the error of an item that does not fit the settings, or raise it because the settings are wrong.
-
-        Args:
-            is_row: True if only this item is known not to fit, because one of its values is missing.
-            varying: True if one item cannot show whether it or the settings are wrong. The error is then raised after ``MOST_MISFITS`` such
-                errors without a reward in between.
-        """
-        if not is_row:
-            self._misfits += 1
-            if not varying or self._misfits > MOST_MISFITS:
-                raise error
-        return error
-
     def score_blocking(self, items: Iterable[Mapping[str, Any]]) -> list[Scored]:
         """Score many items from blocking code, in any thread. The work runs in the event loop that all blocking calls share."""
         return portal().call(self.score_many, list(items))
@@ -291,11 +267,21 @@ def reward_of(scored: Scored, on_failure: Failure, default: Failure) -> float | 
     return float(chosen)
 
 
+# what a process shares
+
+
+class _Shared(NamedTuple):
+    config: ClientConfig  # the settings with which the client was made
+    client: QRewardClient
+    watcher: ConfigWatcher | None  # applies changes of the file
+
+
 _MADE: dict[tuple[str, float], tuple[object, Rewarder]] = {}
 """Text of the settings' source and default deadline -> the source, and the rewarder for it. The source is kept alive, because the key may
 contain its ``id``."""
+_CLIENTS: list[_Shared] = []
 _INHERITED: list[object] = []
-_LOCK = threading.Lock()
+_LOCK = threading.RLock()
 _LOOPS: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
 
 
@@ -333,15 +319,63 @@ def _made(config: RewardConfig, deadline: float) -> Rewarder:
     return made
 
 
+def shared_client(config: ClientConfig | None = None, file: str | Path | None = None) -> QRewardClient:
+    """Return the client of this process for a configuration. The first call creates the client. The caller must not close the client.
+
+    Adapters that are set up twice, for example for training and evaluation, so share a client and the limits of its API keys.
+
+    Args:
+        config: the client's settings. None takes the settings that ``QRewardClient.from_env`` finds.
+        file: settings file of an adapter that contains ``config``. When the file changes, its ``client`` is applied to the client; a fault
+            in the file is logged, and changes nothing. Without ``config``, the file that ``QREWARD_CONFIG`` names is watched.
+
+    Raises:
+        ConfigError: ``config`` is None and the environment names no configuration.
+    """
+    wanted = config if config is not None else config_from_env()
+    with _LOCK:
+        for known in _CLIENTS:
+            if wanted in (known.config, known.client.config) and not runtime_of(known.client).closed:
+                return known.client
+        client = QRewardClient.from_config(wanted)
+        watcher: ConfigWatcher | None = None
+        if config is None and (named := os.environ.get(CONFIG_VARIABLE)):
+            watcher = ConfigWatcher(client, file=named)
+        elif config is not None and file is not None and Path(file).is_file():
+            read: Any = lambda: load_reward_config(file).client  # noqa: E731
+            watcher = ConfigWatcher(client, callback=read)
+        if watcher is not None:
+            watcher.start()
+        _CLIENTS.append(_Shared(wanted, client, watcher))
+    return client
+
+
 def close_all() -> None:
     """Close all rewarders and clients, in all event loops that use them, so that no connection stays open when the process ends."""
     with _LOCK:
-        made = [each for _, each in _MADE.values()]
+        made, clients = [each for _, each in _MADE.values()], list(_CLIENTS)
         _MADE.clear()
-    close_clients()
-    for each in made:
+        _CLIENTS.clear()
+    for shared in clients:
         with suppress(Exception):  # the process is ending
+            if shared.watcher is not None:
+                shared.watcher.stop()
+            _close(shared.client)
+    for each in made:
+        with suppress(Exception):
             portal().call(each.aclose)
+
+
+def _close(client: QRewardClient) -> None:
+    """Close a client, and wait until it is closed in the event loops of other threads. ``aclose`` does not wait for these loops."""
+    engine = runtime_of(client).engine
+    for loop in [driver.loop for driver in engine.drivers()]:
+        with suppress(Exception):
+            if loop.is_running():
+                asyncio.run_coroutine_threadsafe(engine.leave(), loop).result(GRACE)
+            elif not loop.is_closed():
+                loop.run_until_complete(asyncio.wait_for(engine.leave(), GRACE))
+    portal().call(client.aclose)
 
 
 def _end_before(loop: asyncio.AbstractEventLoop) -> None:
@@ -356,9 +390,12 @@ def _end_before(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _after_fork() -> None:
-    global _LOCK, _MADE  # the parent's rewarders may have requests in flight
-    _INHERITED.append(_MADE)
-    _LOCK, _MADE = threading.Lock(), {}
+    global _LOCK, _MADE, _CLIENTS  # the parent's may have requests in flight, and another thread of it may have held the lock
+    for shared in _CLIENTS:
+        if shared.watcher is not None:
+            shared.watcher.stop()  # the child makes clients of its own
+    _INHERITED.append((_MADE, _CLIENTS))
+    _LOCK, _MADE, _CLIENTS = threading.RLock(), {}, []
 
 
 atexit.register(close_all)

@@ -16,7 +16,7 @@ from typing import Any
 from qreward.engine.portal import portal
 from qreward.errors import ConfigError
 from qreward.integrations.trainers import Adapter, RewardConfig, Scored, load_reward_config
-from qreward.integrations.trainers.rewarder import SPENT, reward_of
+from qreward.integrations.trainers.rewarder import reward_of
 from qreward.integrations.trainers.settings import read_reward_settings
 from qreward.spelling import closest
 
@@ -39,7 +39,6 @@ ADAPTER = Adapter(
     missing="raise",
     none_unsupported="where one None removes the rewards of its whole batch; use raise (the default) or a number",
     no_groups="whose compute_score has one sample; use verl's manager batch with the function compute_scores",
-    varying=True,
 )
 _GROUPS = replace(ADAPTER, no_groups="")
 
@@ -120,9 +119,9 @@ def result_of(scored: Scored, config: RewardConfig) -> dict[str, Any]:
         scored.error.add_note(NOTE)
     return {
         "score": reward_of(scored, config.on_failure, ADAPTER.missing),
-        **scored.metrics("judge_", "ok"),
+        "judge_ok": float(scored.ok),
         "judge_error": scored.reason,
-        **scored.metrics("judge_", "seconds", *SPENT),
+        **scored.metrics(),
     }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from qreward.errors import ConfigError
 from qreward.integrations.trainers import Adapter, Scored
 from qreward.integrations.trainers.settings import Source
-from qreward.integrations.trl import conversation
+from qreward.integrations.trainers.texts import conversation
 
 __all__ = ["DEADLINE", "score_group"]
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from qreward.integrations.trainers import Adapter
 from qreward.integrations.trainers.settings import Source
-from qreward.integrations.trl import check_groups, rows_of
+from qreward.integrations.trainers.texts import rows_of
+from qreward.integrations.trl import check_groups
 
 __all__ = ["DEADLINE", "QRewardORM"]
 

@@ -1,22 +1,20 @@
 """Rewards of a judge or a reward model in slime: functions for ``--custom-rm-path`` and related options. This module does not need slime.
 
-slime awaits the functions in one event loop of one process, with as many concurrent calls as there are samples. slime does not limit the
-time of a call, and an exception ends the run. slime needs a number for each sample, because None breaks its tensors. slime trains on the
-number unless ``sample.remove_sample`` is set. A sample that could not be judged is therefore removed from the loss, and its reward is
-chosen so that the reward hardly changes the baseline.
+slime awaits the functions in one event loop of one process, and an exception ends the run. slime needs a number for each sample, and trains
+on it unless ``sample.remove_sample`` is set. A sample that could not be judged is therefore removed from the loss, and its reward is chosen
+so that the reward hardly changes the baseline.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import defaultdict, deque
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from statistics import fmean, stdev
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from qreward.errors import QRewardError
 from qreward.integrations.trainers import Adapter, RewardConfig, Rewarder, Scored
 
 __all__ = ["DEADLINE", "group_reward", "normalize_rewards", "reward"]
@@ -89,46 +87,25 @@ async def group_reward(args: Any, samples: Sequence[Any], **kwargs: Any) -> list
 async def _rewards(args: Any, samples: Sequence[Any], adapter: Adapter = _ADAPTER) -> list[Any]:
     made = adapter.rewarder(getattr(args, SETTINGS, None))
     scored = await adapter.score(made, map(_row, samples))
-    keys = _keys(args, samples)
+    # slime passes no argument that shows whether it trains or evaluates; only training samples have a ``group_index``
+    evaluating = all(getattr(sample, "group_index", None) is None for sample in samples)
+    training_key, evaluation_key = getattr(args, "reward_key", None), getattr(args, "eval_reward_key", None)
+    keys = [key for key in (training_key, evaluation_key) if key] if training_key or evaluating else []
     values = [_value(each, keys) for each in scored]
-    fallback = Fallbacks.of(made, evaluating=_is_evaluation(samples)).fallback_for(values, scored)
+    fallbacks = _BY_REWARDER.setdefault(made, (Fallbacks(made.config), Fallbacks(made.config)))[evaluating]
+    fallback = fallbacks.fallback_for(values, scored)
     removes = isinstance(made.config.on_failure, str)
     return [_rewarded(sample, each, value, fallback, keys, removes) for sample, each, value in zip(samples, scored, values, strict=True)]
 
 
 def _row(sample: Any) -> dict[str, Any]:
-    """Return a mapping with the fields of a sample, its metadata as a whole, and the entries of the metadata.
-
-    If an entry has the name of a field, the mapping has only the field.
-    """
+    """Return the entries of the metadata of a sample as columns, the metadata as a whole, and the fields of the sample."""
     metadata = sample.metadata if isinstance(sample.metadata, dict) else {}
     return {**metadata, "metadata": metadata, "prompt": sample.prompt, "response": sample.response, "label": sample.label}
 
 
-def _keys(args: Any, samples: Sequence[Any]) -> list[str]:
-    """Return the keys under which slime looks up a reward. The list is empty if slime expects a number.
-
-    In an evaluation, slime may use the keys of ``--reward-key`` and ``--eval-reward-key``.
-    """
-    training, evaluation = getattr(args, "reward_key", None), getattr(args, "eval_reward_key", None)
-    if not training and not _is_evaluation(samples):
-        return []
-    return [key for key in (training, evaluation) if key]
-
-
-def _is_evaluation(samples: Sequence[Any]) -> bool:
-    """Return whether the samples belong to an evaluation.
-
-    slime passes no argument that shows whether it trains or evaluates. However, only training samples have a ``group_index``.
-    """
-    return all(getattr(sample, "group_index", None) is None for sample in samples)
-
-
 def _value(scored: Scored, keys: Sequence[str]) -> float | None:
-    """Return the value that slime will train on; None if there is no reward.
-
-    The value is the attribute of the verdict that has the name of one of ``keys``. Without such an attribute, the value is the score.
-    """
+    """Return the value that slime will train on: the first attribute of the verdict with one of the ``keys``, or the score, or None."""
     if scored.verdict is None:
         return None
     attributes = scored.verdict.attributes or {}
@@ -136,7 +113,7 @@ def _value(scored: Scored, keys: Sequence[str]) -> float | None:
 
 
 def _rewarded(sample: Any, scored: Scored, value: float | None, fallback: float, keys: Sequence[str], removes: bool) -> Any:
-    """Return the reward of a sample in slime's form. Store in the sample how it was judged, and whether it is removed from the loss."""
+    """Return the reward of a sample in slime's form: a number, or a mapping with ``keys``. Store in the sample how it was judged."""
     removed = value is None and removes
     if isinstance(sample.metadata, dict):
         sample.metadata[NOTE] = scored.metrics("") | {"ok": scored.ok, "reason": scored.reason, "removed": removed}
@@ -150,7 +127,7 @@ def _rewarded(sample: Any, scored: Scored, value: float | None, fallback: float,
 
 
 class Fallbacks:
-    """Chooses the rewards of samples that could not be judged.
+    """Chooses the rewards of samples that could not be judged, in training or in evaluation, whose samples differ.
 
     If ``on_failure`` is a number, this number is the reward, and slime trains on it. If ``on_failure`` is ``raise``, the error is
     raised. With any other value, the sample is removed from the loss, and its reward is the mean of the other rewards of the call. If the
@@ -164,32 +141,21 @@ class Fallbacks:
         self._failed = 0
         self._in_a_row = 0
 
-    @classmethod
-    def of(cls, made: Rewarder, *, evaluating: bool) -> Fallbacks:
-        """Return the fallbacks of a rewarder. Training and evaluation have separate fallbacks, because their samples differ."""
-        return _BY_REWARDER.setdefault(made, (cls(made.config), cls(made.config)))[evaluating]
-
     def fallback_for(self, values: Sequence[float | None], scored: Sequence[Scored]) -> float:
-        """Return the reward for the failed samples of a call, or raise the last error."""
-        failure = self._config.on_failure
-        error = self._count(scored)
+        """Return the reward for the failed samples of a call, or raise the last error. Every ``LOG_EVERY``-th failure is logged."""
+        failure, error = self._config.on_failure, None
+        for each in scored:
+            self._in_a_row = 0 if each.ok else self._in_a_row + 1
+            if each.error is not None:
+                error = each.error
+                if self._failed % LOG_EVERY == 0:
+                    _log.warning("%d rewards are missing so far; the last: %s", self._failed + 1, each.reason)
+                self._failed += 1
         if error is not None and (failure == "raise" or (isinstance(failure, str) and self._in_a_row > MOST_LOST)):
             raise error
         present = [value for value in values if value is not None]
         self._scores.extend(present)
         return fmean(present or self._scores or [middle(self._config)]) if isinstance(failure, str) else float(failure)
-
-    def _count(self, scored: Sequence[Scored]) -> QRewardError | None:
-        """Count the failures of a call, and return the last error or None. The first of every ``LOG_EVERY`` failures is logged."""
-        last = None
-        for each in scored:
-            self._in_a_row = 0 if each.ok else self._in_a_row + 1
-            if each.error is not None:
-                last = each.error
-                if self._failed % LOG_EVERY == 0:
-                    _log.warning("%d rewards are missing so far; the last: %s", self._failed + 1, each.reason)
-                self._failed += 1
-        return last
 
 
 _BY_REWARDER: WeakKeyDictionary[Rewarder, tuple[Fallbacks, Fallbacks]] = WeakKeyDictionary()
@@ -218,32 +184,18 @@ def normalize_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], l
     raw = [sample.get_reward_value(args) for sample in samples]
     if args.advantage_estimator not in CENTRED or not args.rewards_normalization:
         return raw, raw
-    scales = args.advantage_estimator in SCALED and args.grpo_std_normalization
-    normal = [0.0] * len(raw)
-    for places in _groups(args, samples):
-        judged = [at for at in places if not _was_removed(samples[at])]
-        for at, value in zip(judged, _normalized([raw[at] for at in judged], scales=scales), strict=True):
-            normal[at] = value
-    return raw, normal
-
-
-def _was_removed(sample: Any) -> bool:
-    """Return whether a sample was removed from the loss because it could not be judged."""
-    metadata = sample.metadata if isinstance(sample.metadata, dict) else {}
-    return bool(metadata.get(NOTE, {}).get("removed"))
-
-
-def _groups(args: Any, samples: Sequence[Any]) -> Iterable[list[int]]:
     indexed = all(sample.group_index is not None for sample in samples)
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for at, sample in enumerate(samples):
-        groups[sample.group_index if indexed else at // args.n_samples_per_prompt].append(at)
-    return groups.values()
-
-
-def _normalized(rewards: Sequence[float], *, scales: bool) -> list[float]:
-    if not rewards:
-        return []
-    mean = fmean(rewards)
-    deviation = stdev(rewards, mean) if len(rewards) > 1 else 0.0
-    return [(reward - mean) / (deviation + EPSILON if scales else 1.0) for reward in rewards]
+        noted = sample.metadata.get(NOTE, {}) if isinstance(sample.metadata, dict) else {}
+        if not noted.get("removed"):
+            groups[sample.group_index if indexed else at // args.n_samples_per_prompt].append(at)
+    normal = [0.0] * len(raw)
+    for judged in groups.values():
+        mean = fmean(raw[at] for at in judged)
+        scale = 1.0
+        if args.advantage_estimator in SCALED and args.grpo_std_normalization:
+            scale = (stdev([raw[at] for at in judged], mean) if len(judged) > 1 else 0.0) + EPSILON
+        for at in judged:
+            normal[at] = (raw[at] - mean) / scale
+    return raw, normal

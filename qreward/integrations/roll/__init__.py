@@ -57,16 +57,13 @@ class RewardUnavailable(QRewardError):
 def settings_of(worker: Any, prompts: Mapping[str, str]) -> RewardConfig:
     """Return the settings of one reward worker. ROLL's keys override the settings file, and ``reward_manager_config`` overrides both.
 
-    Args:
-        worker: ROLL's ``RewardConfig`` of the domain.
-        prompts: name of one of ROLL's own prompts -> its template.
-
-    Raises:
-        ConfigError: the settings are missing or wrong.
+    ``worker`` is ROLL's ``RewardConfig`` of the domain, and ``prompts`` are ROLL's own prompts: name -> template. Raises ``ConfigError``.
     """
     file = (getattr(worker, "system_envs", None) or {}).get(VARIABLE) or os.environ.get(VARIABLE)
-    layers: list[Mapping[str, Any]] = [read_reward_settings(file)[0]] if file else []
-    layers += [_built_in(worker, prompts), *_own(worker)]
+    entries = getattr(worker, "reward_manager_config", None) or []
+    if isinstance(entries, Mapping) or not all(isinstance(entry, Mapping) for entry in entries):
+        raise ConfigError("reward_manager_config must be a list of mappings, such as [{deadline: 120, judge: {samples: 3}}]")
+    layers = [read_reward_settings(file)[0] if file else {}, _settings_of_rolls_keys(worker, prompts), *entries]
     settings: dict[str, Any] = reduce(_over, layers, {})
     if not settings.keys() & SCORERS:
         raise ConfigError(
@@ -76,14 +73,7 @@ def settings_of(worker: Any, prompts: Mapping[str, str]) -> RewardConfig:
     return load_reward_config(settings)
 
 
-def _own(worker: Any) -> Iterable[Mapping[str, Any]]:
-    entries = getattr(worker, "reward_manager_config", None) or []
-    if isinstance(entries, Mapping) or not all(isinstance(entry, Mapping) for entry in entries):
-        raise ConfigError("reward_manager_config must be a list of mappings, such as [{deadline: 120, judge: {samples: 3}}]")
-    return entries
-
-
-def _built_in(worker: Any, prompts: Mapping[str, str]) -> dict[str, Any]:
+def _settings_of_rolls_keys(worker: Any, prompts: Mapping[str, str]) -> dict[str, Any]:
     model, urls, key, prompt = (getattr(worker, name, None) for name in KEYS)
     kind = getattr(worker, "judge_model_type", None)
     if kind not in (None, "api"):
@@ -91,24 +81,21 @@ def _built_in(worker: Any, prompts: Mapping[str, str]) -> dict[str, Any]:
             f"judge_model_type: {kind} makes ROLL run the judge itself; serve the judge (vLLM, SGLang, ...), remove judge_model_type, "
             "and set judge_api_url to its address (several addresses are separated by commas)"
         )
-    judge = ({"model": model} if model else {}) | (_prompt(prompt, prompts) if prompt else {})
-    client = {"endpoints": [_endpoint(url, key) for url in urls.split(",") if url.strip()]} if urls else None
     if key and not urls:
         raise ConfigError("judge_api_key is set without judge_api_url; set judge_api_url too")
-    return ({"judge": judge} if judge else {}) | ({"client": client} if client else {})
-
-
-def _endpoint(url: str, key: str | None) -> dict[str, Any]:
-    return {"base_url": url.strip()} | ({"api_key": key} if key else {})
-
-
-def _prompt(given: str, prompts: Mapping[str, str]) -> dict[str, Any]:
-    """Return the settings for a template, or for the name of one of ROLL's templates. ROLL's templates name the prompt ``question``."""
-    template = prompts.get(given, given)
-    if "{" not in template:
-        known = ", ".join(map(repr, sorted(prompts)))
-        raise ConfigError(f"judge_prompt {given!r} is neither a template nor the name of one of ROLL's prompts, which are {known}")
-    return {"prompt": template.replace("{question}", "{prompt}")} | (NAMED_PROMPT if given in prompts else {})
+    judge: dict[str, Any] = {"model": model} if model else {}
+    if prompt:
+        template = prompts.get(prompt, prompt)
+        if "{" not in template:
+            known = ", ".join(map(repr, sorted(prompts)))
+            raise ConfigError(f"judge_prompt {prompt!r} is neither a template nor the name of one of ROLL's prompts, which are {known}")
+        judge["prompt"] = template.replace("{question}", "{prompt}")  # ROLL's templates name the prompt ``question``
+        judge |= NAMED_PROMPT if prompt in prompts else {}
+    found: dict[str, Any] = {"judge": judge} if judge else {}
+    if urls:
+        account = {"api_key": key} if key else {}
+        found["client"] = {"endpoints": [{"base_url": url.strip(), **account} for url in urls.split(",") if url.strip()]}
+    return found
 
 
 def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,10 +108,7 @@ def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def failure_of(config: RewardConfig) -> float | None:
-    """Return the number that replaces a missing reward. Return None if an error is raised instead, which is the default.
-
-    Raises ``ConfigError`` if ``on_failure`` is ``none``, which ROLL does not support, or a number beyond float16.
-    """
+    """Return the number that replaces a missing reward, or None if an error is raised instead. Raises ``ConfigError`` if ROLL cannot."""
     chosen = ADAPTER.checked(config).on_failure
     return None if isinstance(chosen, str) else _fitting(chosen)
 
@@ -134,21 +118,15 @@ def rows_of(columns: Mapping[str, Sequence[Any]], prompts: Sequence[str], respon
     texts: dict[str, Sequence[Any]] = {PROMPTS: prompts, RESPONSES: responses}
     whole = {name: values for name, values in columns.items() if len(values) == len(responses)} | texts
     rows = [dict(zip(whole, values, strict=True)) for values in zip(*whole.values(), strict=True)]
-    return [row | ({"messages": _messages(row["messages"])} if "messages" in row else {}) for row in rows]
-
-
-def _messages(value: Any) -> Any:
-    """Return a conversation as a list of messages. In ROLL's data sets, a conversation is a list or JSON text."""
-    with suppress(ValueError):
-        return json.loads(value) if isinstance(value, str) else value
-    return value
+    for row in rows:
+        if isinstance(row.get("messages"), str):  # in ROLL's data sets, a conversation is a list or JSON text
+            with suppress(ValueError):
+                row["messages"] = json.loads(row["messages"])
+    return rows
 
 
 class JudgedBatch(NamedTuple):
-    """The rewards of a batch, in the order of its rows, and its metrics: name -> one number for each row.
-
-    All rewards are finite and fit into float16.
-    """
+    """The rewards of a batch, in the order of its rows, which fit into float16; and its metrics: name -> one number for each row."""
 
     scores: list[float]
     metrics: dict[str, list[float]]
@@ -186,39 +164,22 @@ def _fitting(score: float) -> float:
 
 
 class Drops:
-    """Counts prompts or groups that are dropped in a row.
+    """Counts prompts or groups that are dropped in a row. If all endpoints are down, the run would otherwise generate responses forever."""
 
-    If all endpoints are down, the count ends the run. Otherwise, the run would generate responses forever.
-    """
-
-    def __init__(self, what: str, most: int = MOST_DROPPED) -> None:
+    def __init__(self, what: str) -> None:
         self._what = what
-        self._most = most
-        self._row = 0
-
-    def kept(self) -> None:
-        self._row = 0
-
-    def dropped(self) -> None:
-        self._row += 1
+        self.in_a_row = 0
 
     def check(self, reason: str) -> None:
-        """Raise :class:`RewardUnavailable` if ``most`` or more prompts or groups were dropped in a row."""
-        if self._row >= self._most:
-            raise RewardUnavailable(f"{self._row} {self._what} in a row were dropped, because rewards are missing. The last: {reason}")
+        """Raise :class:`RewardUnavailable` if ``MOST_DROPPED`` or more prompts or groups were dropped in a row."""
+        if self.in_a_row >= MOST_DROPPED:
+            raise RewardUnavailable(f"{self.in_a_row} {self._what} in a row were dropped, because rewards are missing. The last: {reason}")
 
 
 _ENVIRONMENTS = replace(ADAPTER, missing=INVALID, none_unsupported="")
 
 
-def judge(
-    prompt: Any,
-    response: str,
-    *,
-    reference: Any = None,
-    settings: Source = None,
-    **fields: Any,
-) -> float:
+def judge(prompt: Any, response: str, *, reference: Any = None, settings: Source = None, **fields: Any) -> float:
     """Judge one response and block until the reward is known. ``env.step`` may call this function in any number of threads.
 
     Args:
@@ -263,17 +224,14 @@ class InvalidGroupFilter:
 
     def filter(self, group_id: int, episode_id: int, group: Iterable[Any]) -> bool:
         """Return True if the group must be dropped. ROLL calls this method."""
-        if not any(_is_invalid(rollout) for rollout in group if rollout is not None):
-            self._drops.kept()
+        columns = [rollout.non_tensor_batch for rollout in group if rollout is not None]
+        scores = [score for each in columns for name in ("episode_scores", "step_scores") for score in _numbers(each.get(name, ()))]
+        if not any(score < INVALID / 2 for score in scores):
+            self._drops.in_a_row = 0
             return False
-        self._drops.dropped()
+        self._drops.in_a_row += 1
         self._drops.check(f"group {group_id} of episode {episode_id} has a step that could not be judged")
         return True
-
-
-def _is_invalid(rollout: Any) -> bool:
-    columns = rollout.non_tensor_batch
-    return any(score < INVALID / 2 for name in ("episode_scores", "step_scores") for score in _numbers(columns.get(name, ())))
 
 
 def _numbers(value: Any) -> Iterable[float]:

@@ -78,9 +78,12 @@ class JudgeRewardWorker(Worker):  # type: ignore[misc]  # ROLL has no types
         """
         with _continued(data.meta_info):
             rows = await asyncio.get_running_loop().run_in_executor(self._decoding, self._rows, data)
-            step = (data.meta_info or {}).get("global_step")
-            scores, metrics = await judge_rows(self.rewarder, self.reward_config, rows, step)
-        return _output(scores, metrics, data.batch[RESPONSES])
+            rewards, metrics = await judge_rows(self.rewarder, self.reward_config, rows, (data.meta_info or {}).get("global_step"))
+        scores = torch.tensor(rewards, dtype=torch.float16)
+        zeros = torch.zeros_like(data.batch[RESPONSES], dtype=torch.float16)
+        output = DataProto.from_dict(tensors={"token_level_rewards": zeros, "response_level_rewards": scores, "scores": scores.clone()})
+        output.meta_info = {"metrics": metrics}
+        return output
 
     def _rows(self, data: DataProto) -> list[dict[str, Any]]:
         prompts, responses = (
@@ -89,26 +92,16 @@ class JudgeRewardWorker(Worker):  # type: ignore[misc]  # ROLL has no types
         return rows_of(data.non_tensor_batch, prompts, responses)
 
 
-def _output(rewards: list[float], metrics: dict[str, list[float]], responses: torch.Tensor) -> DataProto:
-    scores = torch.tensor(rewards, dtype=torch.float16)
-    zeros = torch.zeros_like(responses, dtype=torch.float16)
-    output = DataProto.from_dict(tensors={"token_level_rewards": zeros, "response_level_rewards": scores, "scores": scores.clone()})
-    output.meta_info = {"metrics": metrics}
-    return output
-
-
 @contextmanager
 def _continued(meta_info: Mapping[str, Any] | None) -> Iterator[None]:
-    """Make spans that start inside the context children of the caller's span. Enter the context in the task that handles the call."""
+    """Make spans that start inside the context children of the caller's span. ROLL does so only in methods that are not async."""
     carrier = (meta_info or {}).get(CARRIER)
-    if not carrier:
-        yield
-        return
-    token = context.attach(propagate.extract(carrier))
+    token = context.attach(propagate.extract(carrier)) if carrier else None
     try:
         yield
     finally:
-        context.detach(token)
+        if token is not None:
+            context.detach(token)
 
 
 class SkippingRolloutLoop(UserDefinedRolloutLoop):  # type: ignore[misc]  # ROLL has no types
@@ -137,9 +130,9 @@ class SkippingRolloutLoop(UserDefinedRolloutLoop):  # type: ignore[misc]  # ROLL
         try:
             responses = await super()._generate_and_reward(context=context, req=req, domain=domain)
         except RewardUnavailable as error:
-            self._drops.dropped()
+            self._drops.in_a_row += 1
             self._reason = str(error).splitlines()[0]
             get_logger().warning(f"prompt {context.prompt_id} is dropped: {self._reason}")
             return None
-        self._drops.kept()
+        self._drops.in_a_row = 0
         return responses

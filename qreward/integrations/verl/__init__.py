@@ -117,36 +117,32 @@ def result_of(scored: Scored, config: RewardConfig) -> dict[str, Any]:
     """Return the result for verl. If scoring failed and ``on_failure`` is not a number, raise the error, because verl needs a number."""
     if scored.error is not None and NOTE not in getattr(scored.error, "__notes__", ()):  # identical samples may share one error
         scored.error.add_note(NOTE)
-    return {
-        "score": reward_of(scored, config.on_failure, ADAPTER.missing),
-        "judge_ok": float(scored.ok),
-        "judge_error": scored.reason,
-        **scored.metrics(),
-    }
+    score = reward_of(scored, config.on_failure, ADAPTER.missing)
+    return {"score": score, "judge_ok": float(scored.ok), "judge_error": scored.reason, **scored.metrics()}
 
 
 def settings_of(given: Mapping[str, Any], kind: str = "vllm") -> RewardConfig:
     """Return the settings in the keyword arguments of ``compute_score``. Each combination of arguments is read only once.
 
-    If ``config`` names a file, the file is read first. Other settings in the arguments override the settings of the file. If there is no
-    setting, the file that ``QREWARD_REWARD`` names is read. If the settings configure no client and verl serves a model itself, the
-    requests go to the model that verl serves. An unknown argument whose name resembles the name of a setting is an error. Any other
-    unknown argument is ignored with one warning.
-
-    Args:
-        given: the keyword arguments.
-        kind: kind of the servers on which verl serves a model, such as ``vllm`` or ``sglang``.
-
-    Raises:
-        ConfigError: a setting is wrong, or an argument resembles a setting.
+    They override the settings of the file that ``config`` names. Without any setting, the file that ``QREWARD_REWARD`` names is read. If
+    the settings configure no client and verl serves a model itself, on servers of this ``kind``, the requests go to that model. An unknown
+    argument whose name resembles the name of a setting raises ``ConfigError``; others are ignored with one warning.
     """
+    for name in sorted(given.keys() - _KNOWN - _WARNED):
+        if near := closest(name, _SETTINGS, cutoff=0.8):
+            raise ConfigError(f"reward_kwargs: unknown setting {name!r}; did you mean {near[0]!r}?")
+        _WARNED.add(name)
+        _log.warning("reward_kwargs: %r is not a setting of qreward and is ignored", name)
     ours = {name: plain(value) for name, value in given.items() if name in _SETTINGS and value is not None}
     router = given.get(ROUTER)
     key = json.dumps([ours, str(router), kind], sort_keys=True, default=repr)
-    _check_names(given.keys() - _KNOWN)  # not only at the first call: the key has no unknown arguments
     known = _CONFIGS.get(key)
     if known is None:
-        known = _read(ours)
+        file = ours.pop(CONFIG, None)
+        if file is not None and ours:
+            known = load_reward_config({**read_reward_settings(file)[0], **ours}, place=f"{file} and reward_kwargs")
+        else:
+            known = load_reward_config(ours or file, place="reward_kwargs" if ours else None)
         if known.client is None and router:
             endpoint = {"base_url": f"http://{router}/v1", "name": "verl-router", "kind": kind, "proxy": ""}
             settings = known.model_dump(exclude_unset=True) | {"client": {"endpoints": [endpoint]}}
@@ -164,24 +160,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return [plain(inner) for inner in value]
     return value
-
-
-def _read(ours: dict[str, Any]) -> RewardConfig:
-    if not ours:
-        return load_reward_config()
-    file = ours.pop(CONFIG, None)
-    if file is None:
-        return load_reward_config(ours, place="reward_kwargs")
-    content, _ = read_reward_settings(file)
-    return load_reward_config({**content, **ours}, place=f"{file} and reward_kwargs") if ours else load_reward_config(file)
-
-
-def _check_names(strange: set[str]) -> None:
-    for name in sorted(strange - _WARNED):
-        if near := closest(name, _SETTINGS, cutoff=0.8):
-            raise ConfigError(f"reward_kwargs: unknown setting {name!r}; did you mean {near[0]!r}?")
-        _WARNED.add(name)
-        _log.warning("reward_kwargs: %r is not a setting of qreward and is ignored", name)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,8 +1,7 @@
-"""Rewards for AReaL: ``reward`` for its process pool, and ``async_reward`` for workflows, which need no process pool.
+"""Rewards for AReaL: ``reward`` for its process pool, and ``async_reward`` for workflows. Only ``workflow.py`` imports AReaL.
 
-Only ``workflow.py`` imports AReaL. A missing reward raises an error unless the settings choose something else. After an error, AReaL calls
-``reward`` again, up to four times in all. If all calls fail, AReaL does not train on the trajectory, and rejects the whole group. If
-AReaL's own time limit ends a call, the reward is 0. ``reward`` therefore finishes before that limit.
+After an error, AReaL calls ``reward`` again, up to four times in all, and then rejects the whole group. If AReaL's own time limit ends a
+call, the reward is 0. ``reward`` therefore finishes before that limit.
 """
 
 from __future__ import annotations
@@ -37,10 +36,7 @@ WORKFLOW = replace(ADAPTER, deadline=WORKFLOW_DEADLINE)
 
 
 class NoReward(QRewardError):
-    """No reward arrived in time. This class is not a subclass of ``TimeoutError``.
-
-    AReaL's ``AsyncRewardWrapper`` turns a ``TimeoutError`` into a reward of 0.
-    """
+    """No reward arrived in time. It is no ``TimeoutError``, which AReaL's ``AsyncRewardWrapper`` turns into a reward of 0."""
 
 
 def reward(prompt: str, completions: str, prompt_ids: list[int], completion_ids: list[int], **data: Any) -> float | None:
@@ -96,7 +92,6 @@ async def _reward(made: Rewarder, row: dict[str, Any]) -> float | None:
 
 @cache
 def _warn_of_late(deadline: float) -> None:
-    """Log a warning, once, if AReaL's time limit may end a call before its ``deadline`` is reached."""
     if deadline + LATE >= HOST_LIMIT:
         logging.getLogger("qreward.areal").warning(
             "a deadline of %g s is too long for AsyncRewardWrapper, which returns a reward of 0 after %g s; set a shorter deadline, "

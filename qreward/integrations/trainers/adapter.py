@@ -1,7 +1,4 @@
-"""The base of the trainers' adapters. It turns rows of data into items to score, and replaces missing rewards.
-
-This module depends on no trainer.
-"""
+"""The base of the trainers' adapters: it turns rows of data into items to score, and replaces missing rewards."""
 
 from __future__ import annotations
 
@@ -77,7 +74,19 @@ class Adapter:
             {'prompt': '2 + 2?', 'response': '4'}
         """
         named = prompt_fields(config)
-        item = {field: self._configured(row, field, column) for field, column in config.columns.items()}
+        item: dict[str, Any] = {}
+        for field, column in config.columns.items():
+            try:
+                item[field] = column_value(row, column)
+            except KeyError:
+                if isinstance(row.get(column.split(".", maxsplit=1)[0]), Mapping):
+                    item[field] = None  # this row does not have the entry
+                    continue
+                others = row.keys() - ({*self.columns["response"]} if field == "reference" else set())
+                usual = [name for name in self.columns.get(field, ()) if name in others]
+                near = closest(column, sorted(others), cutoff=TYPO) or usual or closest(column, sorted(others))
+                hint = f"did you mean {near[0]!r}?" if near else f"there are {_listed(row)}"
+                raise ConfigError(f"columns: {field} is mapped to {column!r}, which the data does not have; {hint}") from None
         for field, candidates in self.columns.items():
             values = [row[name] for name in candidates if name in row]
             if values and field not in item:
@@ -90,19 +99,6 @@ class Adapter:
                 )
             item["prompt"] = ""
         return item
-
-    def _configured(self, row: Mapping[str, Any], field: str, column: str) -> Any:
-        """Return the value of the column that the settings name for a field."""
-        try:
-            return column_value(row, column)
-        except KeyError:
-            if isinstance(row.get(column.split(".", maxsplit=1)[0]), Mapping):
-                return None  # this row does not have the entry
-            others = row.keys() - ({*self.columns["response"]} if field == "reference" else set())
-            usual = [name for name in self.columns.get(field, ()) if name in others]
-            near = closest(column, sorted(others), cutoff=TYPO) or usual or closest(column, sorted(others))
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {_listed(row)}"
-            raise ConfigError(f"columns: {field} is mapped to {column!r}, which the data does not have; {hint}") from None
 
     async def score(
         self,

@@ -216,18 +216,11 @@ class Transport(_joined("AsyncBaseTransport", "BaseTransport")):  # type: ignore
 
 
 class EventStream(_joined("AsyncByteStream", "SyncByteStream")):  # type: ignore[misc]
-    """The body of a streamed answer: server-sent events.
+    """The body of a streamed answer: server-sent events. ``seconds`` is the maximum pause between two chunks; None means no limit.
 
     If the stream fails, the last event reports the error, and then the connection breaks. For a program that does not check events, a
-    failed stream would look like a short answer.
-
-    Args:
-        stream: the stream to read.
-        seconds: maximum pause between two chunks; None means no limit.
-        wants_usage: whether the caller wants the chunk that reports the usage. The client always requests this chunk, because the scheduler
-            learns from it. The chunk has no choices, so a program that did not request the chunk may fail on it.
-        package: ``httpx`` or ``httpx2``, whose error is raised.
-        blocking: whether blocking code reads the body.
+    failed stream would look like a short answer. The client always requests the chunk that reports the usage, because the scheduler learns
+    from it. It has no choices, so a program that did not request it may fail on it, and gets it only if ``wants_usage``.
     """
 
     def __init__(self, stream: Stream, seconds: float | None, wants_usage: bool, package: Any = httpx, blocking: bool = False) -> None:
@@ -312,12 +305,7 @@ class PlainAnswer(msgspec.Struct, gc=False):
 
 
 class PlainCodec:
-    """Codec of a ``POST`` to one path. Requests are neither merged nor split.
-
-    Args:
-        path: path of the API, such as ``/completions``.
-        member: the member of the body that holds the inputs.
-    """
+    """Codec of a ``POST`` to one path, whose body has the inputs in ``member``. Requests are neither merged nor split."""
 
     def __init__(self, path: str, member: str) -> None:
         self.path, self._member = path, member
@@ -337,11 +325,7 @@ class PlainCodec:
         return inputs
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
-        """Return estimates of the input tokens and the output tokens.
-
-        The input tokens are estimated from the length of the inputs. The output tokens are estimated from ``max_tokens``, which only
-        completions have.
-        """
+        """Return estimates of the input tokens, by length, and of the output tokens, by ``max_tokens``, which only completions have."""
         inputs = call.inputs
         prompts = len(inputs) if isinstance(inputs, list) and inputs and not isinstance(inputs[0], int) else 1
         return characters(inputs) / CHARS_PER_TOKEN, most_output(call.params) * prompts
@@ -354,8 +338,7 @@ ROUTES: dict[str, tuple[str, Codec]] = {
     "/moderations": ("input", PlainCodec("/moderations", "input")),
     "/rerank": ("documents", PlainCodec("/rerank", "documents")),
 }
-"""The end of a path -> the member of the body that holds the inputs, and the codec. If several entries match a path, the first entry
-counts."""
+"""The end of a path -> the member of the body that holds the inputs, and the codec. The first entry that matches a path counts."""
 
 _OURS = frozenset({
     "host", "connection", "content-length", "content-type", "transfer-encoding", "accept", "accept-encoding", "user-agent",
@@ -394,10 +377,7 @@ _RAW = msgspec.json.Decoder(msgspec.Raw)
 
 
 def strict(body: bytes) -> bytes:
-    """Return JSON unchanged if a strict parser accepts it, and rewritten otherwise.
-
-    A strict parser rejects a byte order mark, bare control characters and invalid UTF-8.
-    """
+    """Return JSON unchanged if a strict parser accepts it, else rewritten without what such a parser rejects, such as wrong UTF-8."""
     try:
         _RAW.decode(body)
         _ = body.isascii() or body.decode()  # the decoder does not check the encoding
@@ -446,8 +426,7 @@ _STATUSES: tuple[tuple[type[QRewardError] | tuple[type[QRewardError], ...], int,
     ((errors.ConnectionFailed, errors.InvalidResponse, errors.StreamInterrupted), 502, ()),
     (QRewardError, 500, ()),
 )
-"""Error class, HTTP status of the reply, and statuses of the endpoint that replace this status. The first class that matches an error
-counts."""
+"""Error class, HTTP status of the reply, and statuses of the endpoint that replace this status. The first class that matches counts."""
 
 
 def not_offered(method: str, path: str) -> Reply:

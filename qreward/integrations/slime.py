@@ -129,10 +129,9 @@ def _rewarded(sample: Any, scored: Scored, value: float | None, fallback: float,
 class Fallbacks:
     """Chooses the rewards of samples that could not be judged, in training or in evaluation, whose samples differ.
 
-    If ``on_failure`` is a number, this number is the reward, and slime trains on it. If ``on_failure`` is ``raise``, the error is
-    raised. With any other value, the sample is removed from the loss, and its reward is the mean of the other rewards of the call. If the
-    call has no other reward, the reward is the mean of the last ``MEMORY`` rewards. If there are no earlier rewards, the reward is the
-    middle of the judge's range. After ``MOST_LOST`` failures in a row, the next error is raised.
+    A number in ``on_failure`` is the reward, and slime trains on it. With ``raise``, the error is raised. Otherwise the sample is removed
+    from the loss, and its reward is the mean of the other rewards of the call, else of the last ``MEMORY`` rewards, else the middle of the
+    judge's range. After ``MOST_LOST`` failures in a row, the next error is raised.
     """
 
     def __init__(self, config: RewardConfig) -> None:
@@ -175,11 +174,10 @@ def middle(config: RewardConfig) -> float:
 def normalize_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
     """Return the raw rewards and the normalized rewards. Rewards are normalized within groups as in slime, but only over judged samples.
 
-    The option is ``--custom-reward-post-process-path qreward.integrations.slime.normalize_rewards``. slime computes the mean and the
-    standard deviation of a group over all samples. ``remove_sample`` excludes a sample only from the loss, so slime's own normalization
-    would include samples that were not judged. Samples with the same ``sample.group_index`` are a group. If a sample has no
-    ``group_index``, each ``args.n_samples_per_prompt`` consecutive samples are a group. A sample that was not judged gets a normalized
-    reward of 0, which means no advantage.
+    The option is ``--custom-reward-post-process-path qreward.integrations.slime.normalize_rewards``. ``remove_sample`` excludes a sample
+    only from the loss, so slime's own normalization would include samples that were not judged. Samples with the same
+    ``sample.group_index`` are a group; without it, each ``args.n_samples_per_prompt`` consecutive samples are. A sample that was not judged
+    gets a normalized reward of 0, which means no advantage.
     """
     raw = [sample.get_reward_value(args) for sample in samples]
     if args.advantage_estimator not in CENTRED or not args.rewards_normalization:

@@ -27,8 +27,7 @@ from qreward.judge.types import Scorer
 __all__ = ["DEADLINE", "combined", "judge_reward", "reward"]
 
 DEADLINE = 300.0
-"""Default number of seconds for one reward. TRL does not limit the time of a reward. However, all ranks wait for the slowest rank, and
-their collective operations time out after 1,800 seconds by default."""
+"""Default number of seconds for one reward. TRL has no limit, but waiting ranks time out after 1,800 s."""
 OLDEST = (1, 6)
 """First version of TRL that leaves a completion without any reward out of its group."""
 Rewards = list[float | None]
@@ -61,9 +60,9 @@ def reward(
         judge: a scorer, which replaces ``settings``: a ``Judge``, a ``RewardModelScorer``, or your own object with the same
             methods.
         name: name of the function in TRL's logs.
-        columns: field of the item -> column of the dataset; overrides the settings. By default, the prompt and the completion come from
-            TRL. The reference is by default the first of ``reference``, ``solution``, ``answer``, ``ground_truth`` that is present. Any
-            other field that the judge's prompt names is by default the column with this name.
+        columns: field of the item -> column of the dataset; overrides the settings. The reference is by default the first of ``reference``,
+            ``solution``, ``answer``, ``ground_truth`` that is present. Any other field that the judge's prompt names is by default the
+            column with this name.
         on_failure: what replaces a missing reward; overrides the settings. The value is ``none`` (needs TRL 1.6), ``raise``, or a number.
             The default is ``none`` if this is the only reward function of the trainer.
         deadline: seconds for one reward, which may need several requests; overrides the settings. The default is 300.
@@ -71,8 +70,8 @@ def reward(
 
     Raises:
         ConfigError: a setting is wrong, or a missing reward would be None and the installed TRL is older than 1.6. A call of the returned
-            function raises ``ConfigError`` if a column does not exist. It also raises ``ConfigError`` if the trainer has several
-            reward functions and ``on_failure`` was not chosen, because TRL would count a missing reward as 0.0.
+            function raises ``ConfigError`` if a column does not exist, or if the trainer has several reward functions and ``on_failure``
+            was not chosen, because TRL would count a missing reward as 0.0.
         ValueError: both ``settings`` and ``judge`` were passed.
 
     Example:

@@ -65,9 +65,8 @@ class FleetJudgeConfig(vf.JudgeConfig):  # type: ignore[misc]  # no types where 
     """The settings of a verifiers judge, with the settings that say where its requests go.
 
     Attributes:
-        fleet: file with a client's settings. The default is the file that ``QREWARD_CONFIG`` names, if this variable is set. Without a
-            file, ``base_url``, ``api_key_var`` and the headers configure a client with one endpoint. With a file, these settings are not
-            used.
+        fleet: file with a client's settings, by default the one that ``QREWARD_CONFIG`` names. Without a file, ``base_url``,
+            ``api_key_var`` and the headers configure a client with one endpoint.
         deadline: seconds for a call, including queueing, retries and hedges. If ``timeout.scoring`` of the agent is set, choose a lower
             number.
         priority: 0 (most urgent) to 9, or ``"high"``, ``"normal"``, ``"low"``.
@@ -86,8 +85,8 @@ _Judge: Any = vf.Judge[ParsedT, ConfigT]
 class FleetJudge(_Judge):  # type: ignore[misc]
     """A ``vf.Judge`` whose :meth:`complete` sends its requests to a fleet. The features of verifiers' judges are unchanged.
 
-    If this class is the first base class of a judge, requests of the judge's other base classes go to the fleet too, if these classes call
-    ``complete``. ``vf.DecisionJudge`` does not call ``complete``. Use :class:`FleetDecisionJudge` instead.
+    As the first base class of a judge, it also serves the other base classes that call ``complete``. ``vf.DecisionJudge`` does not; use
+    :class:`FleetDecisionJudge` instead.
 
     Example:
         >>> class CorrectnessJudge(FleetJudge[bool]):
@@ -283,9 +282,6 @@ class RewardJudgeConfig(vf.JudgeConfig):  # type: ignore[misc]
 
 class RewardJudge(vf.Judge[float, RewardJudgeConfig]):  # type: ignore[misc]
     """Scores a rollout with the scorer that the settings of an adapter name.
-
-    The scorer is a ``Judge`` of qreward, a cascade of several scorers, or a reward model. A ``Judge`` has votes, and repeats requests whose
-    answers cannot be parsed.
 
     Each vote is recorded on the trace as a call. The first call has the tokens of all votes.
     """

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from adapter_fakes import FakeScorer, made_of, number_or_late
+from adapter_fakes import REWARDER, FakeScorer, made_of, number_or_late
 
 from qreward.errors import ConfigError, RequestTimeout
 from qreward.integrations.roll import (
@@ -25,7 +25,7 @@ from qreward.integrations.roll import (
     rows_of,
     settings_of,
 )
-from qreward.integrations.trainers import RewardConfig, Rewarder, adapter
+from qreward.integrations.trainers import RewardConfig, Rewarder
 from qreward.reasons import WAITING
 
 
@@ -116,7 +116,7 @@ def test_drops_in_a_row_end_in_an_error_that_travels_and_one_that_is_kept_begins
 def scorer(monkeypatch: pytest.MonkeyPatch) -> FakeScorer:
     """Who judges in :func:`judge`; ``settings`` there are on_failure."""
     made = FakeScorer(number_or_late)
-    monkeypatch.setattr(adapter, "rewarder", lambda settings, deadline: made_of(made, deadline, **(settings or {})))
+    monkeypatch.setattr(REWARDER, "rewarder", lambda settings, deadline: made_of(made, deadline, **(settings or {})))
     return made
 
 

@@ -1,7 +1,4 @@
-"""AReaL's single-turn workflow, with rewards that are awaited in the event loop of the workflow.
-
-Such rewards need no process pool and have no limit of 15 seconds. This module imports AReaL.
-"""
+"""AReaL's single-turn workflow, which this module imports, with rewards that are awaited in its event loop without a process pool."""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from qreward.integrations.ray.backends import is_connected, require_ray
@@ -15,8 +14,7 @@ NAMESPACE = "qreward"
 REPLY_TIMEOUT = 1.0
 """Seconds to wait for an answer of the actor."""
 FIRST_REPLY_TIMEOUT = 15.0
-"""Seconds to wait for the first answer of the actor. The actor may still be starting, and the process has no earlier share that it could
-use."""
+"""The same for the first answer. The actor may still be starting, and the process has no earlier share that it could use."""
 
 
 class LedgerActor:
@@ -54,9 +52,13 @@ class RayLedgerTransport:
         self._answered.clear()
 
     def _call(self, key: str, method: str, *arguments: Any) -> Any:
-        actor = self._actor(key)
+        if not is_connected():
+            raise ConnectionError("this process is not connected to Ray; call ray.init() first")
+        if key not in self._actors:
+            options = {"name": f"share-{key}", "namespace": NAMESPACE, "get_if_exists": True, "num_cpus": 0, "max_restarts": 0}
+            self._actors[key] = require_ray().remote(LedgerActor).options(**options).remote()
         timeout = REPLY_TIMEOUT if key in self._answered else FIRST_REPLY_TIMEOUT
-        reply = getattr(actor, method).remote(*arguments)
+        reply = getattr(self._actors[key], method).remote(*arguments)
         try:
             return reply.future().result(timeout)
         except TimeoutError:
@@ -66,17 +68,3 @@ class RayLedgerTransport:
                 self._actors.pop(key, None)
                 raise ConnectionError("the ledger actor died; a new one is being started") from None
             raise
-
-    def _actor(self, key: str) -> Any:
-        if not is_connected():
-            raise ConnectionError("this process is not connected to Ray; call ray.init() first")
-        actor = self._actors.get(key)
-        if actor is None:
-            ray, name = require_ray(), f"share-{key}"
-            with suppress(ValueError):
-                actor = ray.get_actor(name, namespace=NAMESPACE)
-            if actor is None:
-                options = {"name": name, "namespace": NAMESPACE, "get_if_exists": True, "num_cpus": 0, "max_restarts": 0}
-                actor = ray.remote(LedgerActor).options(**options).remote()
-            self._actors[key] = actor
-        return actor

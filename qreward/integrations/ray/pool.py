@@ -34,11 +34,8 @@ from qreward.integrations.ray.backends import (
     is_connected,
 )
 
-ALONE_AFTER = 1
-"""Number of actor deaths after which a batch no longer shares its actor. If the actor dies again, this batch is the cause."""
-SPLIT_AFTER = 2
-"""Number of actor deaths after which a batch is split. If the batch has only one item, the item fails. The count of each half starts at
-``ALONE_AFTER``."""
+ALONE_AFTER, SPLIT_AFTER = 1, 2
+"""Number of actor deaths after which a batch no longer shares its actor, and after which it is split. The count of a half starts at 1."""
 FIRST_DELAY = 0.1
 """Seconds before the restart after the second death in a row. The first restart is immediate. With each death after the second, the delay
 doubles until it is ``LONGEST_DELAY``."""
@@ -60,13 +57,10 @@ class ActorDied(ConnectionFailed, ConnectionError):
 class PoolStats:
     """The state of a pool.
 
-    Args:
+    Attributes:
         backend: ``ray`` or ``local``; None before the first batch.
-        ready: number of actors that can take batches.
-        starting: number of actors that are starting, or wait to be restarted.
-        lost: number of actors that were given up.
-        waiting: number of batches that wait for an actor.
-        in_flight: number of batches that actors work on.
+        ready, starting, lost: number of actors that can take batches, that start or wait to be restarted, and that were given up.
+        waiting, in_flight: number of batches that wait for an actor, and that actors work on.
         batches: number of batches that returned, with results or with an exception of the scorer.
         deaths: number of actors that died or failed to start.
         retried: number of batches that were sent again because their actor died.
@@ -112,27 +106,24 @@ class PoolConfig:
 class ScorerPool:
     """Runs a scorer in several Ray actors. Each actor takes one or more batches at once. Without Ray, the scorers run in this process.
 
-    A pool is called with a batch, like a batch function: ``await pool(texts)``. A pool can therefore be the function of a ``BatchQueue`` or
-    the scorer of a ``RewardBuffer``. The method ``queue`` makes such a queue, and ``buffer`` makes such a buffer. Both send as many
-    concurrent batches as the actors can take.
+    A pool is called with a batch: ``await pool(texts)``. It can be the function of a ``BatchQueue`` or the scorer of a ``RewardBuffer``,
+    which ``queue`` and ``buffer`` make. A pool is created without an event loop, and may be used from several loops and threads.
 
     A batch goes to the actor with the fewest batches. If the actor dies, the batch is sent again and a new actor is started. An item that
     kills actors is found by splitting its batch. Only this item fails, and only after an actor that scored nothing else has died. Because
     an item may be scored several times, scoring should be idempotent.
 
-    A pool is created without an event loop, and may be used from several loops and threads.
-
     Args:
-        scorer: a class, a function, an object with ``__call__``, or a factory. A class is instantiated in each actor. A function or an
-            object is sent to the actors. A factory is a function that makes the scorer in the actor. The scorer takes a list, or several
-            lists (completions and metadata), and returns a list with one result for each item. An exception in the list is the error of its
-            item. The scorer may be ``async def``.
+        scorer: a class, which is instantiated in each actor; a function or an object with ``__call__``, which is sent to the actors; or a
+            function that makes the scorer in the actor (``factory=True``). The scorer takes a list, or several lists (completions and
+            metadata), and returns a list with one result for each item. An exception in the list is the error of its item. The scorer may
+            be ``async def``.
         actors: number of actors.
         max_concurrent_batches: number of batches that one actor works on at once. A scorer that is not async runs each batch in a thread.
         backend: ``ray``, ``local`` or ``auto``. ``local`` runs ``actors`` scorers in this process. ``auto`` means ``ray`` if this process
             is connected to Ray (``ray.init()``) when the first batch arrives, and ``local`` otherwise.
-        init_args, init_kwargs: arguments for the class or the factory.
-        factory: whether ``scorer`` is a factory.
+        init_args, init_kwargs: arguments for the class or the function.
+        factory: whether ``scorer`` is a function that makes the scorer.
         method: name of the method that scores.
         batch_timeout: seconds for a batch on an actor. A batch that takes longer fails with ``RequestTimeout`` and is cancelled. If the
             batch still runs 5 seconds later, its actor is killed and replaced. None means no limit.
@@ -224,13 +215,8 @@ class ScorerPool:
     async def __call__(self, *columns: Sequence[Any]) -> Any:
         """Score one batch.
 
-        Args:
-            columns: one list for each parameter of the scorer. All lists have the same length. A scorer with fewer parameters receives only
-                the first lists.
-
-        Returns:
-            The scorer's return value. If actors died while they scored the batch, it may be a list that joins the results of the batch's
-            parts.
+        ``columns`` are one list for each parameter of the scorer, all of the same length. A scorer with fewer parameters receives only the
+        first lists. The result is the scorer's, or, if actors died while they scored the batch, a list that joins the results of its parts.
 
         Raises:
             Exception: any exception of the scorer.
@@ -259,10 +245,7 @@ class ScorerPool:
         return BatchQueue(self, **Options(max_concurrent_batches=self.slots) | settings)
 
     def buffer(self, **settings: Any) -> RewardBuffer:
-        """Return a buffer with this pool as its scorer; see :class:`~qreward.batching.reward_buffer.RewardBuffer`.
-
-        Close the buffer before the pool.
-        """
+        """Return a :class:`~qreward.batching.reward_buffer.RewardBuffer` with this pool as its scorer. Close the buffer before the pool."""
         return RewardBuffer(self, **{"max_concurrent_batches": self.slots} | settings)
 
     async def close(self, drain: bool = True) -> None:

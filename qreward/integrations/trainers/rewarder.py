@@ -1,6 +1,7 @@
-"""Rewarders and clients, one per process and settings. A rewarder returns a verdict or an error for each item, within a deadline.
+"""The base of the trainers' adapters. An adapter turns rows of data into items, a rewarder scores them, and both know no trainer.
 
-They are made without an event loop, may be used from any number of loops and threads, and are closed in all loops when the process ends.
+A process has one rewarder for each settings, and one client for each configuration. They are made without an event loop, may be used from
+any number of loops and threads, and are closed in all loops when the process ends.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from qreward.engine.portal import portal
 from qreward.errors import BadRequest, ConfigError, QRewardError, RequestTimeout
 from qreward.functions.watcher import ConfigWatcher
 from qreward.integrations.trainers.settings import (
+    RESERVED,
     VARIABLE,
     Failure,
     RewardConfig,
@@ -32,18 +34,20 @@ from qreward.integrations.trainers.settings import (
     check,
     load_reward_config,
     name_source_in_errors,
+    prompt_fields,
     template_fields,
 )
 from qreward.integrations.trainers.verdicts import VerdictFile
 from qreward.judge import make_scorer
 from qreward.judge.codec import encoded
-from qreward.judge.prompts import present
+from qreward.judge.prompts import check_columns, column_value, is_absent, present
 from qreward.judge.scorers import check_finite
 from qreward.judge.types import Scorer, Verdict, Vote
 from qreward.reasons import WAITING
 from qreward.results import Usage
 from qreward.runtime import runtime_of
 from qreward.settings.client import CONFIG_VARIABLE, ClientConfig, config_from_env
+from qreward.spelling import TYPO, closest
 
 LATE = 1.0
 """Seconds that the rewarder waits after the deadline for a scorer that ignores its ``timeout``."""
@@ -143,11 +147,9 @@ class Rewarder:
         """Score many items concurrently. The results are in the order of the items. If scoring fails, the error is in the result.
 
         An item is a mapping with ``prompt``, ``response`` and the other fields that the data has, also if a field has no value: None, NaN,
-        or a blank reference. If the response has no value, no request is sent, and the error is a ``BadRequest``. If the scorer raises a
-        ``ValueError``, such as the ``UnicodeEncodeError`` of a lone surrogate, this error is logged, and the error in the result is a
-        ``BadRequest``. If it raises a ``ConfigError``, and a field has no value in this item, the ``ConfigError`` is the error in the
-        result. A field that one of the items has is missing in each item that does not have it. If a score is not a finite number, the
-        error is an ``InvalidResponse``.
+        or a blank reference. A field that one of the items has is missing in each item that does not have it. The error is a
+        ``BadRequest`` if the response has no value, or the scorer raised a ``ValueError``; a ``ConfigError`` if the scorer raised it and
+        the item lacks a value; and an ``InvalidResponse`` if a score is not a finite number.
 
         With ``rank`` in the settings, the items that differ only in their responses are a group, whose responses are ranked. If the ranking
         fails, or a group has one response, each item of the group has the error.
@@ -227,10 +229,7 @@ class Rewarder:
         return [Verdict(reward, (Vote(reward),), usage=usage, cached=ranking.cached) for reward, usage in pairs]
 
     def _unfit(self, error: ValueError) -> BadRequest:
-        """Return the error of an item that the scorer rejected, and log it.
-
-        The cause may be a bug, so the first error of each class is logged with its traceback.
-        """
+        """Return the error of an item that the scorer rejected. The first of each class, perhaps a bug, is logged with its traceback."""
         kind = type(error).__name__
         first, self._unfits = kind not in self._unfits, self._unfits | {kind}
         failure = BadRequest(f"the scorer could not take the item: {kind}: {_writable(str(error))}")
@@ -243,19 +242,14 @@ class Rewarder:
         return portal().call(self.score_many, list(items))
 
     async def aclose(self) -> None:
-        """Close the scorer.
-
-        A scorer made by :func:`rewarder` shares its client with other rewarders of the process. The client stays open for them until the
-        process ends, and this rewarder may be used again.
-        """
+        """Close the scorer. A client that other rewarders of the process share stays open, and this rewarder may be used again."""
         await self.scorer.aclose()
 
 
 def reward_of(scored: Scored, on_failure: Failure, default: Failure) -> float | None:
-    """Return the reward as a finite float. If the reward is missing, ``on_failure`` decides what happens.
+    """Return the reward. If it is missing, return the number ``on_failure``, or None for ``none``, or raise the error for ``raise``.
 
-    If ``on_failure`` is a number, this number is returned. ``none`` returns None. ``raise`` raises the error of scoring. ``default`` stands
-    for the value of the argument ``default``.
+    ``default`` stands for the value of the argument ``default``.
     """
     if scored.verdict is not None:
         return float(scored.verdict.score)
@@ -265,6 +259,114 @@ def reward_of(scored: Scored, on_failure: Failure, default: Failure) -> float | 
     if chosen == "raise" and scored.error is not None:
         raise scored.error
     return float(chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """Describes how one trainer differs from other trainers.
+
+    Attributes:
+        trainer: name of the trainer. The logger of the adapter is ``qreward.<trainer>``.
+        deadline: default number of seconds for one reward. The number is below the trainer's own limit.
+        columns: field of an item -> default columns, of which the first that is present fills the field.
+        missing: meaning of ``on_failure: default``.
+        none_unsupported: why ``on_failure: none`` is not possible, and what to use instead; ``""`` if it is possible.
+        no_groups: why the responses to one prompt cannot be ranked, and what to use instead; ``""`` if each call of :meth:`score` has all
+            responses to its prompts.
+    """
+
+    trainer: str
+    deadline: float
+    columns: Mapping[str, tuple[str, ...]]
+    missing: Failure
+    none_unsupported: str = ""
+    no_groups: str = "which does not pass the responses to one prompt together; leave it out"
+
+    def checked(self, config: RewardConfig) -> RewardConfig:
+        """Return the settings unchanged. Raises ``ConfigError`` if this trainer does not support them."""
+        if self.none_unsupported and config.on_failure == "none":
+            raise ConfigError(f"{config.place}: on_failure: none is not possible with {self.trainer}, {self.none_unsupported}")
+        if self.no_groups and config.rank is not None:
+            raise ConfigError(f"{config.place}: rank: {config.rank} is not possible with {self.trainer}, {self.no_groups}")
+        try:
+            check_columns(config.columns, self.columns["response"], self.columns.get("reference", ()))
+        except ConfigError as error:
+            raise ConfigError(f"{config.place}: {error}") from None
+        return config
+
+    def rewarder(self, source: Source = None) -> Rewarder:
+        """Return the rewarder of this process for these settings. Raises ``ConfigError`` if the settings are missing or wrong."""
+        made = rewarder(source, deadline=self.deadline)
+        self.checked(made.config)
+        return made
+
+    def item(self, row: Mapping[str, Any], config: RewardConfig) -> dict[str, Any]:
+        """Return the arguments of ``Rewarder.score`` for a row, which is a mapping column -> value.
+
+        The column of a field is the one that the settings name, else the first default column with a value, else the column with the name
+        of the field. In the settings, ``a.b`` means entry ``b`` of the mapping in column ``a``. A field whose column or entry has no value
+        in this row is in the item as None, so that its value is known to be missing.
+
+        Raises:
+            ConfigError: a configured column does not exist, or no column holds the prompt. The message lists the existing columns.
+
+        Example:
+            >>> adapter = Adapter("mine", 60.0, {"response": ("text",)}, missing="raise")
+            >>> adapter.item({"question": "2 + 2?", "text": "4"}, RewardConfig(reward_model="rm", columns={"prompt": "question"}))
+            {'prompt': '2 + 2?', 'response': '4'}
+        """
+        named, listed = prompt_fields(config), ", ".join(map(repr, sorted(row)))
+        item: dict[str, Any] = {}
+        for filled, column in config.columns.items():
+            try:
+                item[filled] = column_value(row, column)
+            except KeyError:
+                if isinstance(row.get(column.split(".", maxsplit=1)[0]), Mapping):
+                    item[filled] = None  # this row does not have the entry
+                    continue
+                others = row.keys() - ({*self.columns["response"]} if filled == "reference" else set())
+                usual = [name for name in self.columns.get(filled, ()) if name in others]
+                near = closest(column, sorted(others), cutoff=TYPO) or usual or closest(column, sorted(others))
+                hint = f"did you mean {near[0]!r}?" if near else f"there are {listed}"
+                raise ConfigError(f"columns: {filled} is mapped to {column!r}, which the data does not have; {hint}") from None
+        for filled, candidates in self.columns.items():
+            values = [row[name] for name in candidates if name in row]
+            if values and filled not in item:
+                item[filled] = next((value for value in values if not is_absent(filled, value)), None)
+        item |= {filled: row[filled] for filled in named - item.keys() - RESERVED if filled in row}
+        if "prompt" not in item:
+            if "prompt" in named:
+                raise ConfigError(
+                    f"the data has no column with the prompt; name it in columns, such as {{prompt: question}}. There are {listed}."
+                )
+            item["prompt"] = ""
+        return item
+
+    async def score(
+        self,
+        made: Rewarder,
+        rows: Iterable[Mapping[str, Any]],
+        plain: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+        *,
+        step: int | None = None,
+    ) -> list[Scored]:
+        """Score all rows concurrently, at a ``step`` of the trainer. The results are in the order of the rows.
+
+        ``plain`` converts the values of each item. A row without a value that the settings need is a failure of this row. Raises
+        ``ConfigError`` if a column does not exist.
+        """
+        return await made.score_many([plain(self.item(row, made.config)) for row in rows], step=step)
+
+    async def score_in_portal(self, made: Rewarder, rows: Iterable[Mapping[str, Any]], *, step: int | None = None) -> list[Scored]:
+        """Score rows in the event loop of the portal, for callers whose own loop ends soon. Connections are then kept for the next call."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.score(made, list(rows), step=step), portal().loop))
+
+    def reward(self, scored: Scored, config: RewardConfig, effect: str = "") -> float | None:
+        """Return the reward. A missing reward is logged with its ``effect``, and replaced or raised as the settings say."""
+        if not scored.ok:
+            log = logging.getLogger(f"qreward.{self.trainer}")
+            log.warning("no reward: %s (on_failure: %s)%s", scored.reason, config.on_failure, effect)
+        return reward_of(scored, config.on_failure, self.missing)
 
 
 # what a process shares
@@ -277,8 +379,7 @@ class _Shared(NamedTuple):
 
 
 _MADE: dict[tuple[str, float], tuple[object, Rewarder]] = {}
-"""Text of the settings' source and default deadline -> the source, and the rewarder for it. The source is kept alive, because the key may
-contain its ``id``."""
+"""Text of the settings' source and default deadline -> the source, kept alive because the text may contain its ``id``, and the rewarder."""
 _CLIENTS: list[_Shared] = []
 _INHERITED: list[object] = []
 _LOCK = threading.RLock()
@@ -286,8 +387,7 @@ _LOOPS: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
 
 
 def rewarder(source: Source = None, *, deadline: float) -> Rewarder:
-    """Return the rewarder of this process for these settings. The first call creates the rewarder. The rewarder is closed when the process
-    ends.
+    """Return the rewarder of this process for these settings, which is created by the first call and closed when the process ends.
 
     Args:
         source: the settings, in any form that :func:`~qreward.integrations.trainers.settings.load_reward_config` accepts.
@@ -320,17 +420,11 @@ def _made(config: RewardConfig, deadline: float) -> Rewarder:
 
 
 def shared_client(config: ClientConfig | None = None, file: str | Path | None = None) -> QRewardClient:
-    """Return the client of this process for a configuration. The first call creates the client. The caller must not close the client.
+    """Return the client of this process for a configuration, which is created by the first call. The caller must not close it.
 
-    Adapters that are set up twice, for example for training and evaluation, so share a client and the limits of its API keys.
-
-    Args:
-        config: the client's settings. None takes the settings that ``QRewardClient.from_env`` finds.
-        file: settings file of an adapter that contains ``config``. When the file changes, its ``client`` is applied to the client; a fault
-            in the file is logged, and changes nothing. Without ``config``, the file that ``QREWARD_CONFIG`` names is watched.
-
-    Raises:
-        ConfigError: ``config`` is None and the environment names no configuration.
+    When the ``file`` of an adapter that contains ``config`` changes, its ``client`` is applied to the client; a fault in the file is
+    logged, and changes nothing. Without ``config``, the settings are those that ``QRewardClient.from_env`` finds, and the file that
+    ``QREWARD_CONFIG`` names is watched. Raises ``ConfigError`` if the environment names no configuration.
     """
     wanted = config if config is not None else config_from_env()
     with _LOCK:
@@ -379,7 +473,7 @@ def _close(client: QRewardClient) -> None:
 
 
 def _end_before(loop: asyncio.AbstractEventLoop) -> None:
-    """Register ``close_all`` again for a new event loop. At exit, ``close_all`` then runs before the trainer stops this loop.
+    """Register ``close_all`` again for a new event loop, so that it runs before the trainer stops this loop at exit.
 
     Connections can be closed only while their event loop runs.
     """

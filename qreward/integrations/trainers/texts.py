@@ -9,15 +9,13 @@ from typing import Any
 from qreward.codecs.chat import is_missing
 
 _END = re.compile(r"(?:<[|\uff5c][^<>|\uff5c\s]{1,40}[|\uff5c]>|</?s>|<(?:eos|pad|end_of_turn|unk)>|\[(?:PAD|EOS|/INST)\])\Z")
-"""Pattern of a special token at the end of a text. It matches tokens of the common model families, such as ``<|im_end|>``, ``</s>``,
-``<end_of_turn>``, and DeepSeek's tokens with full-width bars."""
+"""A special token of a common model family at the end of a text, such as ``<|im_end|>``, ``</s>``, and DeepSeek's with full-width bars."""
 _LONGEST = 44
 """Maximum number of characters of a token that ``_END`` matches."""
 _HANDLES = frozenset({"trainer_state", "log_extra", "log_metric", "environments"})
 """Arguments that TRL passes besides the columns of the dataset."""
 SHORTEST = 16
-"""Minimum number of non-whitespace characters that must be left of a prompt that was truncated on the left. With fewer characters, the
-prompt is not recognised."""
+"""Minimum number of non-whitespace characters that must be left of a prompt that was truncated on the left."""
 
 
 def without_end(text: str) -> str:
@@ -83,10 +81,7 @@ def _after(text: str, count: int) -> str:
 
 
 def rows_of(prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield one row for each completion. A row has the values of the completion's columns, ``prompt`` and ``response``.
-
-    A column is a list with one value for each completion. Other arguments of TRL are left out.
-    """
+    """Yield a row for each completion: its values in the columns, which are lists, and ``prompt`` and ``response``."""
     lists = {
         name: values
         for name, values in columns.items()

@@ -61,8 +61,8 @@ async def compute_score(
         extra_info: columns that include the question, because verl passes no prompt to a reward function. By default, the question is the
             first of ``prompt``, ``question``, ``problem``, ``query``, ``raw_prompt`` that is present. The setting
             ``columns: {prompt: name}`` selects another column.
-        kwargs: ``reward_kwargs`` of the configuration, and verl's own additions. ``reward_kwargs`` may have ``config``, which is the path
-            of a settings file, and settings of :class:`~qreward.integrations.trainers.RewardConfig`.
+        kwargs: ``reward_kwargs`` of the configuration: ``config``, the path of a settings file, and settings of
+            :class:`~qreward.integrations.trainers.RewardConfig`; and verl's own additions.
 
     Returns:
         A dict with ``score``, ``judge_ok`` (1.0, or 0.0 if ``score`` is the number of ``on_failure``), ``judge_error`` (a text, ``""`` on

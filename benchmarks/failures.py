@@ -14,7 +14,6 @@ import argparse
 import json
 import time
 from collections.abc import Callable, Iterator
-from math import inf
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -128,7 +127,7 @@ def measure(name: str, endpoints: int, events: int) -> float:
 def chosen(scene: Scene) -> Iterator[Attempt]:
     """Yield the oldest request of up to a hundred endpoints, at most a tenth of all, so that the other endpoints stay healthy."""
     for source in scene.rng.sample(scene.sources, max(1, min(100, len(scene.sources) // 10))):
-        if source.attempts and source.health.half_open_limit == inf:
+        if source.attempts and not source.health.half_open:
             yield next(iter(source.attempts))
 
 

@@ -51,7 +51,6 @@ class WaitingTask(Protocol):
     """The attributes of a task that this module uses."""
 
     prefix: Prefix | None
-    attempt: Any  # the request in flight of a task that waits to send a copy of this request, or None
     group: Any  # the ``Group`` in which the task waits, or None
     position: int
     slack: int
@@ -183,11 +182,6 @@ class AffineQueue(Generic[T]):
             return self._oldest()
         return self._ungrouped[0] if self._ungrouped else None
 
-    def head(self) -> T:
-        first = self.first()
-        assert first is not None
-        return first
-
     def popleft(self) -> T:
         if self._ahead or self._grouped == self._left:
             return (self._ahead or self._ungrouped).popleft()
@@ -212,11 +206,6 @@ class AffineQueue(Generic[T]):
         tasks = group.tasks
         while tasks and tasks[0].group is not group:
             tasks.popleft()
-
-    def empty(self) -> list[T]:
-        tasks = list(self)
-        self.clear()
-        return tasks
 
     def clear(self) -> None:
         for task in self._in_groups():
@@ -327,7 +316,7 @@ class AffineQueue(Generic[T]):
             task = ungrouped.popleft()
             prefix = task.prefix
             line.append(task)
-            own, task.position = task.position, position
+            task.position = position
             task.slack = slack
             position += 1
             slack += 1
@@ -335,7 +324,7 @@ class AffineQueue(Generic[T]):
                 group = self._root
             else:
                 known = groups.get(prefix.keys[-1])
-                group = known or self._find_group(task, prefix, holders, own)
+                group = known or self._find_group(task, prefix, holders)
                 if known and not prefix.named:
                     holders.unshared = 0
             task.group = group
@@ -348,15 +337,14 @@ class AffineQueue(Generic[T]):
         if len(groups) > self._sweep_at:
             self._sweep()
 
-    def _find_group(self, task: T, prefix: Prefix, holders: Holders[Any], own: int) -> Group[T]:
+    def _find_group(self, task: T, prefix: Prefix, holders: Holders[Any]) -> Group[T]:
         """Return the group of a task: its longest prefix that another task has had, or that a source holds.
 
-        If the only other task with this prefix still waits, it is moved to the group. The copy of a request in flight does not count what
-        sources hold: it must go to another source, and the source of the request may hold the prefix only because of the request.
+        If the only other task with this prefix still waits, it is moved to the group.
         """
         keys = prefix.keys
-        seen, other = self._shared(keys, task.position, own)
-        held = holders.last_held(keys, seen) if task.attempt is None else seen
+        seen, other = self._shared(keys, task.position)
+        held = holders.last_held(keys, seen)
         if not prefix.named:
             holders.unshared = 0 if held else holders.unshared + 1
         group = self._root
@@ -367,23 +355,15 @@ class AffineQueue(Generic[T]):
                 self._move(other, group)
         return group
 
-    def _shared(self, keys: tuple[int, ...], position: int, own: int) -> tuple[int, T | None]:
-        """Return how many keys other tasks have had, and the task that alone has had the last of these, if it waits.
-
-        The task gets the position ``position``. It had the position ``own`` when it waited before.
-        """
+    def _shared(self, keys: tuple[int, ...], position: int) -> tuple[int, T | None]:
+        """Return how many keys of the task at ``position`` other tasks have had, and the task that alone had the last one, if it waits."""
         if len(self._seen) > REMEMBERED:
             self._before, self._seen = self._seen, {}
         seen, before = self._seen, self._before
         shared, at = 0, SEVERAL
         if not (seen.keys().isdisjoint(keys) and before.keys().isdisjoint(keys)):  # unusual; faster than one by one
-            for shared in range(len(keys), 0, -1):
-                key = keys[shared - 1]
-                at = seen[key] if key in seen else before.get(key, own)
-                if at != own:
-                    break
-            else:
-                shared = 0
+            shared = next(place for place in range(len(keys), 0, -1) if keys[place - 1] in seen or keys[place - 1] in before)
+            at = seen.get(keys[shared - 1], before.get(keys[shared - 1], SEVERAL))
             seen.update(dict.fromkeys(keys[:shared], SEVERAL))
         seen.update(dict.fromkeys(keys[shared:], position))
         age = position - at + 1  # the task at ``position`` is the last one of the line

@@ -61,7 +61,7 @@ class Health:
 
     def _close(self) -> None:
         self.open_until = -inf  # the source is out of service before this time; -inf while in service
-        self.half_open_limit: float = inf  # requests that may be in flight while it is half-open; inf otherwise
+        self.half_open = False  # only one request may be in flight
         self._failures: list[tuple[int, int]] = []  # (order, task) of the latest failures; ``order`` counts the requests that were sent
         self.clean, self._stalled = True, False
 
@@ -72,7 +72,7 @@ class Health:
 
     def _update(self) -> None:
         in_service = not self.marked_unhealthy and self.open_until == -inf
-        self.is_back = in_service and self.half_open_limit > 1
+        self.is_back = in_service and not self.half_open
         if in_service is not self.in_service:
             self.in_service = in_service
             self._changed(1 if in_service else -1)
@@ -81,7 +81,7 @@ class Health:
         """Record that the ``order``-th request was sent. The first request after ``open_until`` makes the breaker half-open."""
         if self.open_until != -inf and now >= self.open_until:
             self._first = order - 1
-            self.open_until, self.half_open_limit, self.since, self._stalled = -inf, 1, now, False
+            self.open_until, self.half_open, self.since, self._stalled = -inf, True, now, False
             self._update()
 
     def ok(self, now: float, sent_at: float) -> None:
@@ -89,7 +89,7 @@ class Health:
             return
         if self._ejected:
             self._ejected, self.serving_since = False, now
-        if self._stalled or self.half_open_limit < inf:
+        if self._stalled or self.half_open:
             self._close()
             self._update()
         self.clean = True
@@ -104,7 +104,7 @@ class Health:
             return False
         insort(self._failures, (order, task))
         del self._failures[: -4 * WINDOW]
-        if not (dead or self.half_open_limit == 1 or self._mostly_fails(order)):
+        if not (dead or self.half_open or self._mostly_fails(order)):
             return False
         self.eject(now, OPEN * self._rng.uniform(0.5, 1.5))
         return True
@@ -125,7 +125,7 @@ class Health:
 
     def eject(self, now: float, seconds: float) -> None:
         self._close()
-        self.open_until, self.half_open_limit, self.since, self.clean = now + seconds, 1, now, False
+        self.open_until, self.half_open, self.since, self.clean = now + seconds, True, now, False
         self._ejected = True
         self._update()
 
@@ -139,9 +139,9 @@ class Health:
 
         Returns False, and does nothing, unless the source is out of service, or has been half-open for one request since before then.
         """
-        if self.open_until == -inf and (self.half_open_limit != 1 or self.since > away_at):
+        if self.open_until == -inf and (not self.half_open or self.since > away_at):
             return False
-        self.open_until, self.half_open_limit, self.since = now, 1, now
+        self.open_until, self.half_open, self.since = now, True, now
         self._update()
         return True
 

@@ -27,7 +27,7 @@ class OutageTracker:
 
     def __init__(self, wheel: TimerWheel) -> None:
         self._wheel = wheel
-        self._down: dict[Pool, None] = {}
+        self.down: dict[Pool, None] = {}  # the pools in an outage
 
     def enter(self, now: float, feed: BatchFeed) -> None:
         feed.opened_at = now
@@ -46,7 +46,7 @@ class OutageTracker:
         """Begin an outage of a pool if batches use the pool and none of its sources is alive."""
         if pool.feeds and pool.down_since == inf and not pool.is_alive():
             pool.down_since = now
-            self._down[pool] = None
+            self.down[pool] = None
             for feed in pool.feeds:
                 self._set_due(feed)
 
@@ -64,7 +64,7 @@ class OutageTracker:
 
         Does nothing if the health of the source has changed since the request was sent.
         """
-        if self._down and sent_at >= source.health.since:
+        if self.down and sent_at >= source.health.since:
             for pool in source.pools:
                 if pool.down_since < inf:
                     self._end(pool)
@@ -85,7 +85,7 @@ class OutageTracker:
 
     def _end(self, pool: Pool) -> None:
         pool.down_since = inf
-        self._down.pop(pool, None)
+        self.down.pop(pool, None)
         for feed in pool.feeds:
             feed.failing, feed.postponed = None, False
             self._wheel.remove(feed)

@@ -10,14 +10,13 @@ Tasks that ended while they waited are removed when the queue encounters them.
 from __future__ import annotations
 
 from bisect import insort
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import chain, islice
 from math import inf
 
 from qreward.scheduler.affinity import AffineQueue
-from qreward.scheduler.pool import Pool
 from qreward.scheduler.source import Source
 from qreward.scheduler.task import BULK, BatchFeed, Task, TaskState
 
@@ -46,14 +45,7 @@ def due(task: Task) -> float:
 def rank(task: Task, source: Source) -> float:
     """Return the sort key of a task that was sent before: its arrival time. For a half-open source, tasks with fewer failures come first,
     or a few tasks that always fail would keep every source out of service."""
-    return task.born if source.health.half_open_limit > 1 else task.born + LAST * len(task.failures)
-
-
-def take_queued(line: AffineQueue[Task], source: Source, pool: Pool) -> Task:
-    """Remove and return the task of a line that a source should take. At least one task of the line must not have ended."""
-    while (task := line.take(source, pool.compared, pool.holders)).state is not QUEUED:
-        pass
-    return task
+    return task.born + LAST * len(task.failures) if source.health.half_open else task.born
 
 
 class DeadlineQueue:
@@ -95,8 +87,12 @@ class DeadlineQueue:
         """Remove and return the task that a source should take. ``head`` is the result of ``self.head()``."""
         if self.early and self.early[0][2] is head:
             return heappop(self.early)[2]
-        late = now - head.born > PASSED_OVER * (due(head) - head.born)
-        return self.line.popleft() if late else take_queued(self.line, source, head.pool)
+        if now - head.born > PASSED_OVER * (due(head) - head.born):
+            return self.line.popleft()
+        pool = head.pool
+        while (task := self.line.take(source, pool.compared, pool.holders)).state is not QUEUED:
+            pass
+        return task
 
     def sweep(self) -> None:
         self.line.keep([task for task in self.line if task.state is QUEUED])
@@ -139,18 +135,18 @@ class RetryQueue:
     __slots__ = ("groups",)
 
     def __init__(self) -> None:
-        self.groups: dict[GroupKey, AffineQueue[Task]] = {}
+        self.groups: dict[GroupKey, deque[Task]] = {}  # oldest first; some of the tasks may have ended
 
     def put(self, task: Task) -> None:
         running = None if task.attempt is None else task.attempt.source
         key = running, task.unfit, tuple(source for source, _ in task.failures)
         if key not in self.groups:
-            self.groups[key] = AffineQueue()
+            self.groups[key] = deque()
         self.groups[key].append(task)
 
-    def first(self, source: Source, now: float) -> AffineQueue[Task] | None:
+    def first(self, source: Source, now: float) -> deque[Task] | None:
         """Return the group whose first task a source should take, or None."""
-        best: AffineQueue[Task] | None = None
+        best: deque[Task] | None = None
         least = inf
         for group in list(islice(self.groups, MOST_GROUPS)):
             head = self._head(group)
@@ -166,11 +162,10 @@ class RetryQueue:
 
     def unservable(self, sources: Sequence[Source]) -> list[Task]:
         keys = [key for key in self.groups if all(each is key[0] or each in key[1] or each.health.marked_unhealthy for each in sources)]
-        return [task for key in keys for task in self.groups.pop(key).empty() if task.state is QUEUED]
+        return [task for key in keys for task in self.groups.pop(key) if task.state is QUEUED]
 
     def sweep(self) -> None:
-        for line in self.groups.values():
-            line.keep([task for task in line if task.state is QUEUED])
+        self.groups = {key: left for key, line in self.groups.items() if (left := deque(task for task in line if task.state is QUEUED))}
 
     def all(self) -> list[Task]:
         return [task for task in chain.from_iterable(self.groups.values()) if task.state is QUEUED]
@@ -178,11 +173,12 @@ class RetryQueue:
     def _head(self, group: GroupKey) -> Task | None:
         """Return the oldest task of a group. If no task is left, remove the group and return None."""
         line = self.groups[group]
-        while (head := line.first()) is not None and head.state is not QUEUED:
+        while line and line[0].state is not QUEUED:
             line.popleft()
-        if head is None:
-            del self.groups[group]
-        return head
+        if line:
+            return line[0]
+        del self.groups[group]
+        return None
 
     def __len__(self) -> int:
         return sum(map(len, self.groups.values()))
@@ -207,7 +203,7 @@ class Tenant:
         return head
 
 
-Found = Task | BatchFeed | AffineQueue[Task] | None
+Found = Task | BatchFeed | deque[Task] | None
 """A single task, a batch whose next item is to be taken, or a group of retries whose head is to be taken."""
 
 
@@ -252,7 +248,7 @@ class PriorityLevel:
                 break
         if self.again.groups:
             line = self.again.first(source, now)
-            if line is not None and (retried := rank(line.head(), source)) <= first:
+            if line is not None and (retried := rank(line[0], source)) <= first:
                 return min(age, retried), line
         return age, found
 
@@ -260,8 +256,8 @@ class PriorityLevel:
         """Remove and return the entry ``found`` by ``best``, or another entry of the same line that suits the source better."""
         if found is None:
             return None
-        if isinstance(found, AffineQueue):
-            return take_queued(found, source, found.head().pool), None
+        if isinstance(found, deque):
+            return found.popleft(), None
         tenant = self.tenants[found.tenant]
         if len(self.tenants) > 1:
             self.tenants.move_to_end(found.tenant)

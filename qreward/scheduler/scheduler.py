@@ -28,7 +28,7 @@ from math import ceil, inf
 from random import Random
 from typing import Any, Final
 
-from qreward.errors import CircuitOpen, InvalidResponse, NoEndpoint, QRewardError, QueueFull, RequestTimeout
+from qreward.errors import InvalidResponse, QRewardError
 from qreward.records import has_failed
 from qreward.scheduler.failure_policy import FailurePolicy, RetryDecision, is_sign_of_life, record_attempt, unanswered
 from qreward.scheduler.health import HealthChange
@@ -42,69 +42,9 @@ from qreward.scheduler.source import Source
 from qreward.scheduler.stats import LEAST_INFLIGHT
 from qreward.scheduler.task import LOW, READ_AHEAD, Attempt, BatchFeed, CancelReason, Task, TaskState
 from qreward.scheduler.timer_wheel import PER_SECOND, Timed, TimerWheel
-from qreward.scheduler.why import said
+from qreward.scheduler.why import outage_error_factory, queue_full_error, timeout_error, too_late_error, unservable_error, unsuitable_error
 from qreward.settings.client import ClientConfig
 from qreward.settings.policies import Hedge, Retry
-
-MOST_NAMED = 3
-"""Maximum number of endpoints that an error message lists."""
-
-
-def timed_out(now: float, task: Task) -> RequestTimeout:
-    """Return the error of a task whose own timeout has passed."""
-    seen = "it was never sent: no endpoint had room" if task.sent_at is None else "an attempt was under way or waiting"
-    if task.last_error is not None:
-        seen = f"the last failure was: {task.last_error}"
-    within = f"no answer within the timeout of {task.timeout:g} s (queueing included) over {task.pool.name}"
-    error = RequestTimeout(f"{within}; {seen}; {said(now, task.pool)}")
-    error.__cause__ = task.last_error
-    return error
-
-
-def outage_error_factory(feed: BatchFeed) -> Callable[[], RequestTimeout]:
-    """Return a factory of errors for batch items that waited for their whole timeout while no source of the pool was alive."""
-    pool = feed.pool
-    names = ", ".join(repr(source.name) for source in pool.sources[:MOST_NAMED])
-    if len(pool.sources) > MOST_NAMED:
-        names += f" and {len(pool.sources) - MOST_NAMED} more"
-    reason = next((f"; the last failure was: {source.fault.message}" for source in pool.sources if source.fault is not None), "")
-    return partial(
-        RequestTimeout,
-        f"never sent: no endpoint of {pool.name} has answered for {feed.timeout:g} s, the timeout of an item ({names}){reason}",
-    )
-
-
-def too_late(now: float, task: Task) -> RequestTimeout:
-    error = RequestTimeout(
-        f"dropped before it was sent: no endpoint of {task.pool.name} answers within what is left of the timeout of {task.timeout:g} s"
-        f" (queueing included); raise the timeout, send less at once, or add endpoints ({said(now, task.pool)})"
-    )
-    error.__cause__ = task.last_error
-    return error
-
-
-def full(now: float, pool: Pool, most: int) -> QueueFull:
-    return QueueFull(f"{most} requests wait for {pool.name} already; send fewer at once, or raise max_queued ({said(now, pool)})")
-
-
-def unservable_error(pool: Pool) -> QRewardError | None:
-    """Return an error if no source of a pool can serve any task until the sources change. Otherwise return None."""
-    if pool.in_service:
-        return None
-    if not pool.sources:
-        return NoEndpoint(f"the route {pool.name} has no endpoint left; add one, or register the route anew")
-    if all(source.health.marked_unhealthy for source in pool.sources):
-        names = ", ".join(repr(source.name) for source in pool.sources)
-        return CircuitOpen(f"every endpoint of the route {pool.name} is marked unhealthy ({names}); mark_healthy brings one back")
-    return None
-
-
-def unsuitable_error(task: Task) -> QRewardError | None:
-    """Return the task's last error if every source is unsuitable for it or marked unhealthy, else None."""
-    if task.unfit and all(source in task.unfit or source.health.marked_unhealthy for source in task.pool.sources):
-        return task.last_error
-    return None
-
 
 SEND: Final = 0
 CANCEL: Final = 1
@@ -158,6 +98,7 @@ class Scheduler:
         self.out: list[Command] = []  # the commands of the last input
         self.health_changes: list[HealthChange] = []  # sources that went out of service or came back, until the engine takes them
         self.wheel = TimerWheel()  # timers of tasks, sources, pools and feeds
+        self.next_wake = self.wheel.next_wake  # when ``tick`` must be called next
         self.tokens = TokenEstimator(estimate)
         self._failure_policy = FailurePolicy(retry, rng)
         self._hedging = HedgingPolicy(hedge, retry.attempts)
@@ -270,7 +211,8 @@ class Scheduler:
                 self.on_source_lost(now, source)
             else:
                 self._reconsider(now, source)
-        self.outages.look(now, attempt, alive=is_sign_of_life(outcome))
+        if self.outages.down or not isinstance(outcome, Answer):
+            self.outages.look(now, attempt, alive=is_sign_of_life(outcome))
 
     def _reconsider(self, now: float, source: Source) -> None:
         """Let other sources take tasks that were sent before, because these may be answered sooner there after a failure of ``source``."""
@@ -303,7 +245,7 @@ class Scheduler:
 
     def tick(self, now: float) -> None:
         """Run the timers that are due. Call this method at the time that ``next_wake`` returned, or later."""
-        wake = self.wheel.next_wake()
+        wake = self.next_wake()
         stalled = wake is not None and now - wake > STALLED and not self._stalled  # once only, since a loop may always be late
         self._stalled = stalled
         for item in self.wheel.pop_due(now):
@@ -329,10 +271,6 @@ class Scheduler:
             self.wheel.add(item, now + LOOK_HELD)
         elif isinstance(item, BatchFeed) and not self.outages.postpone(now, item):
             self._give_up(item, outage_error_factory(item))
-
-    def next_wake(self) -> float | None:
-        """Return the time at which ``tick`` must be called next, or a little earlier; None if no timer is set."""
-        return self.wheel.next_wake()
 
     # inputs: the fleet
 
@@ -437,7 +375,7 @@ class Scheduler:
     def _task_due(self, now: float, task: Task) -> None:
         if now >= task.deadline:
             task.trail = [*(task.trail or ()), *unanswered(task, now)]
-            self._finish(task, timed_out(now, task))
+            self._finish(task, timeout_error(now, task))
             return
         if task.timeout is not None:
             self.wheel.add(task, task.deadline)
@@ -496,7 +434,7 @@ class Scheduler:
         pool = task.pool
         error = unservable_error(pool) or unsuitable_error(task)
         if error is None and self._most_waiting is not None and task.state is TaskState.NEW and pool.queue.waiting >= self._most_waiting:
-            error = full(now, pool, self._most_waiting)
+            error = queue_full_error(now, pool, self._most_waiting)
         if error is None:
             pool.queue.put(task)
         else:
@@ -580,7 +518,7 @@ class Scheduler:
             return False
         if any(now + other.latency.p5 <= task.deadline for other in task.pool.sources if other.health.in_service):
             return False
-        self._finish(task, too_late(now, task))
+        self._finish(task, too_late_error(now, task))
         return True
 
     def _send(self, now: float, task: Task, source: Source) -> None:
@@ -660,7 +598,7 @@ class Scheduler:
         attempts = task.attempt, task.copy
         task.attempt = task.copy = None
         for attempt in attempts:
-            if attempt is not None:
+            if attempt is not None and not attempt.ended:
                 self._cancel(attempt, CancelReason.ABANDONED)
 
     # loss of sources

@@ -134,7 +134,7 @@ class Source:
         If the time has passed, a request may be sent now. If the time is inf, an event must come first.
         """
         health = self.health
-        if not slot and (self.inflight >= self.window.limit or self.inflight >= health.half_open_limit):
+        if not slot and (self.inflight >= self.window.limit or (self.inflight and health.half_open)):
             return inf
         if health.marked_unhealthy or self.removed or self.held:
             return inf
@@ -310,7 +310,7 @@ class Source:
         if seconds >= most:
             return seconds
         wait = max(0.0, self.ready_at(now, slot=True) - now)
-        full = self.inflight >= self.window.limit or self.inflight >= self.health.half_open_limit
+        full = self.inflight >= (1 if self.health.half_open else self.window.limit)
         if wait or full:  # other retries wait for it as well
             wait += pool.queue.again / self.rate(seconds / burden) + (seconds / burden / self.window.limit if full else 0.0)
         return wait + seconds
@@ -356,8 +356,8 @@ def standing(now: float, source: Source) -> Availability:
     if waits:
         seconds, reason, code = max(waits)
         return Availability(reason, seconds, code)
-    if source.inflight >= health.half_open_limit:
-        return Availability(f"coming back: {health.half_open_limit:g} at a time", inf, "recovering")
+    if source.inflight and health.half_open:
+        return Availability("coming back: 1 at a time", inf, "recovering")
     if source.inflight >= source.window.limit:
         return Availability("window full", inf, "concurrency_limit")
     return Availability("ready", 0.0, "ready")

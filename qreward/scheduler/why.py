@@ -1,4 +1,4 @@
-"""Says why the work of a pool waits: a pure function of the scheduler's state, and the only place where these sentences are made.
+"""Says why the work of a pool waits, and makes the errors of tasks that wait in vain. All functions are pure.
 
 Each source has one reason (``source.standing``). The pool's reason is that of the source which is expected to take a task first. Texts
 name endpoints, routes, models, limits and kinds of failures. The text of a server is left out, because it may quote a request.
@@ -7,18 +7,20 @@ name endpoints, routes, models, limits and kinds of failures. The text of a serv
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import inf
 from typing import get_args
 
+from qreward.errors import CircuitOpen, NoEndpoint, QRewardError, QueueFull, RequestTimeout
 from qreward.reasons import EndpointReason, Explanation, ReasonCode
 from qreward.scheduler.outcome import FailureKind
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.source import Availability, Source, standing
-from qreward.scheduler.task import Attempt
+from qreward.scheduler.task import Attempt, BatchFeed, Task
 
 ORDER = {code: place for place, code in enumerate(get_args(ReasonCode))}
 MOST_NAMED = 3
-"""Maximum number of endpoints that a sentence names."""
+"""Maximum number of endpoints that a sentence or an error names."""
 SILENT, SLOWER = 5.0, 2.0
 """A source does not answer if it has answered nothing for ``SILENT`` seconds, and for ``SLOWER`` times the 99th percentile of its latency,
 although a request was in flight all the time."""
@@ -176,7 +178,7 @@ TEXTS: dict[ReasonCode, Callable[[float, Source, Availability], str]] = {
     "rate_limit": _limited,
     "token_limit": _limited,
     "concurrency_limit": _at_limit,
-    "recovering": lambda _now, source, _found: f"comes back into service, with {source.health.half_open_limit:g} in flight at most",
+    "recovering": lambda _now, _source, _found: "comes back into service, with 1 in flight at most",
     "cooldown": _cooldown,
     "out_of_service": _out_of_service,
     "quota": _share,
@@ -185,3 +187,59 @@ TEXTS: dict[ReasonCode, Callable[[float, Source, Availability], str]] = {
     "marked_unhealthy": lambda _now, _source, _found: "is marked unhealthy, until mark_healthy",
     "removed": lambda _now, _source, _found: "was removed",
 }
+
+
+def timeout_error(now: float, task: Task) -> RequestTimeout:
+    """Return the error of a task whose own timeout has passed."""
+    seen = "it was never sent: no endpoint had room" if task.sent_at is None else "an attempt was under way or waiting"
+    if task.last_error is not None:
+        seen = f"the last failure was: {task.last_error}"
+    within = f"no answer within the timeout of {task.timeout:g} s (queueing included) over {task.pool.name}"
+    error = RequestTimeout(f"{within}; {seen}; {said(now, task.pool)}")
+    error.__cause__ = task.last_error
+    return error
+
+
+def outage_error_factory(feed: BatchFeed) -> Callable[[], RequestTimeout]:
+    """Return a factory of errors for batch items that waited for their whole timeout while no source of the pool was alive."""
+    pool = feed.pool
+    names = ", ".join(repr(source.name) for source in pool.sources[:MOST_NAMED])
+    if len(pool.sources) > MOST_NAMED:
+        names += f" and {len(pool.sources) - MOST_NAMED} more"
+    reason = next((f"; the last failure was: {source.fault.message}" for source in pool.sources if source.fault is not None), "")
+    return partial(
+        RequestTimeout,
+        f"never sent: no endpoint of {pool.name} has answered for {feed.timeout:g} s, the timeout of an item ({names}){reason}",
+    )
+
+
+def too_late_error(now: float, task: Task) -> RequestTimeout:
+    error = RequestTimeout(
+        f"dropped before it was sent: no endpoint of {task.pool.name} answers within what is left of the timeout of {task.timeout:g} s"
+        f" (queueing included); raise the timeout, send less at once, or add endpoints ({said(now, task.pool)})"
+    )
+    error.__cause__ = task.last_error
+    return error
+
+
+def queue_full_error(now: float, pool: Pool, most: int) -> QueueFull:
+    return QueueFull(f"{most} requests wait for {pool.name} already; send fewer at once, or raise max_queued ({said(now, pool)})")
+
+
+def unservable_error(pool: Pool) -> QRewardError | None:
+    """Return an error if no source of a pool can serve any task until the sources change. Otherwise return None."""
+    if pool.in_service:
+        return None
+    if not pool.sources:
+        return NoEndpoint(f"the route {pool.name} has no endpoint left; add one, or register the route anew")
+    if all(source.health.marked_unhealthy for source in pool.sources):
+        names = ", ".join(repr(source.name) for source in pool.sources)
+        return CircuitOpen(f"every endpoint of the route {pool.name} is marked unhealthy ({names}); mark_healthy brings one back")
+    return None
+
+
+def unsuitable_error(task: Task) -> QRewardError | None:
+    """Return the task's last error if every source is unsuitable for it or marked unhealthy, else None."""
+    if task.unfit and all(source in task.unfit or source.health.marked_unhealthy for source in task.pool.sources):
+        return task.last_error
+    return None

@@ -17,11 +17,11 @@ from qreward.engine.driver import LoopDriver
 from qreward.engine.snapshots import result_of
 from qreward.errors import ClientClosed, InvalidResponse, QRewardError, RequestError, RequestTimeout
 from qreward.results import AttemptRecord, BatchResult, Result
-from qreward.scheduler import scheduler as endings
 from qreward.scheduler.outcome import Answer, Failure, FailureKind, Outcome
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.source import Source
 from qreward.scheduler.task import Attempt, BatchFeed, RequestOptions, Task, TaskState
+from qreward.scheduler.why import queue_full_error, timeout_error
 from qreward.scoring import sizing
 from qreward.scoring.merge_queue import MergedItem, MergedRequest, MergeQueue, Split
 from qreward.scoring.merge_spec import MergeSpec
@@ -65,7 +65,7 @@ class RequestMerger:
         if self._most_waiting is not None and not batch:
             with engine.lock:
                 if self.queue.waiting_in_pool() >= self._most_waiting:
-                    raise endings.full(engine.clock(), self._pool, self._most_waiting)
+                    raise queue_full_error(engine.clock(), self._pool, self._most_waiting)
         if watch is not None:
             for item in items:
                 watch.began(item)
@@ -137,7 +137,7 @@ class RequestMerger:
         now = self.driver.engine.clock()
         with self.driver.engine.lock:
             late = self.queue.deadlines.due(now)
-        self.end(late, partial(endings.timed_out, now), late=True)
+        self.end(late, partial(timeout_error, now), late=True)
         self._continue()
 
     # called by the loop driver

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from importlib import metadata
-from math import inf, isfinite
+from math import isfinite
 from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -112,7 +112,7 @@ def _endpoints(state: ClientState) -> Points:
     found = Counter({"available": 0, "ejected": 0, "probing": 0})
     for source in state.sources:
         health = source.health
-        found["ejected" if not health.in_service else "available" if health.half_open_limit == inf else "probing"] += 1
+        found["ejected" if not health.in_service else "probing" if health.half_open else "available"] += 1
     for name, count in found.items():
         yield count, {"qreward.endpoint.state": name}
 

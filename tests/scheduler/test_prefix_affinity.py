@@ -420,38 +420,3 @@ def test_a_single_call_that_has_waited_for_half_of_its_timeout_is_no_longer_pass
     assert driver.where(tasks[3]) == "a"
     driver.ok(driver.at("a")[0], after=55.0)
     assert driver.where(tasks[2]) == "a"
-
-
-def test_retries_of_a_group_go_to_one_source() -> None:
-    driver = Driver({"a": 6, "b": 3, "c": 3})
-    pool, (lost, *others) = driver.pool, driver.sources.values()
-    for number in range(6):
-        task = driver.task()
-        task.prefix = Prefix(((0, 0, 1, 1, 0, 1)[number],), (2000.0,), 2400.0, named=True)
-        task.sent_at, task.failures = 0.0, ((lost, 0.0),)
-        pool.queue.put(task)
-    keys: dict[Source, list[int]] = {source: [] for source in others}
-    for place in range(6):
-        source = others[place % 2]
-        taken = pool.queue.take(source, 0.0)
-        assert taken is not None
-        prefix = taken[0].prefix
-        assert prefix is not None
-        source.prefix_cache.use(0.0, prefix)
-        pool.holders.add(prefix, source)
-        keys[source].append(prefix.keys[0])
-    assert sorted(keys.values()) == [[0, 0, 0], [1, 1, 1]]
-
-
-def test_a_task_that_comes_back_is_no_sibling_of_itself_but_of_what_came_meanwhile() -> None:
-    for named in (True, False):
-        scene = Scene()
-        first = scene.add(1, named=named)
-        for siblings in (0, 1):
-            assert scene.line.take(scene.sources[0], AHEAD, scene.holders) is first
-            for _ in range(siblings):
-                scene.add(1, named=named)
-            scene.line.append(first)
-            scene.line.form_groups(AHEAD, scene.holders)
-            assert first.group is not None
-            assert first.group.depth == siblings, named

@@ -128,7 +128,7 @@ def test_after_a_failure_and_many_answers_its_record_is_clean() -> None:
         well.answer(0.0)
     assert well.clean
     well.send(1.0)
-    assert (well.in_service, well.half_open_limit) == (True, inf), "sending changes nothing while it is in service"
+    assert (well.in_service, well.half_open) == (True, False), "sending changes nothing while it is in service"
 
 
 def test_the_open_time_is_two_seconds_with_jitter_however_often_it_opened() -> None:
@@ -149,11 +149,11 @@ def test_it_comes_back_by_one_real_task_that_is_answered() -> None:
     """A request sent earlier does not begin the way back."""
     back, _ = opened()
     back.send(back.open_until - 0.1)
-    assert (back.in_service, back.half_open_limit) == (False, 1)
+    assert (back.in_service, back.half_open) == (False, True)
     back.send(back.open_until)
-    assert (back.in_service, back.is_back, back.half_open_limit) == (True, False, 1)
+    assert (back.in_service, back.is_back, back.half_open) == (True, False, True)
     back.ok(back.since, back.since)
-    assert (back.is_back, back.half_open_limit) == (True, inf)
+    assert (back.is_back, back.half_open) == (True, False)
 
 
 def test_a_first_task_that_fails_opens_it_again_and_a_later_failure_does_not() -> None:
@@ -164,7 +164,7 @@ def test_a_first_task_that_fails_opens_it_again_and_a_later_failure_does_not() -
         for _ in range(answers):
             back.ok(now, now)
         assert fail(back, now + 1, task=1) is opens
-        assert (back.open_until, back.half_open_limit) == ((now + 1 + OPEN, 1) if opens else (-inf, inf))
+        assert (back.open_until, back.half_open) == ((now + 1 + OPEN, True) if opens else (-inf, False))
 
 
 def test_a_source_that_comes_back_is_not_judged_by_the_answers_and_stalls_before() -> None:
@@ -218,9 +218,9 @@ def test_a_source_that_stalled_and_is_tried_again_comes_back_by_the_answer_to_th
     now = back.open_until
     back.send(now)
     back.ok(now, 1.0)
-    assert back.half_open_limit == 1, "an answer to an earlier request"
+    assert back.half_open, "an answer to an earlier request"
     back.ok(now, now)
-    assert back.half_open_limit == inf
+    assert not back.half_open
 
 
 def test_each_change_between_in_service_and_out_of_service_is_reported_once() -> None:
@@ -241,10 +241,10 @@ def test_what_was_sent_before_it_opened_says_nothing_of_the_present() -> None:
     now = back.open_until + 1
     assert not back.failed(now - 0.5, 0.0, 5, 77)
     back.ok(0.0, 0.0)
-    assert (back.in_service, back.half_open_limit) == (False, 1)
+    assert (back.in_service, back.half_open) == (False, True)
     back.send(now)
     back.ok(0.0, 0.0)
-    assert back.half_open_limit == 1
+    assert back.half_open
     assert not back.failed(now, 0.0, 5, 78)
     assert back.in_service
 
@@ -254,12 +254,12 @@ def test_an_operator_takes_it_out_and_brings_it_back_with_a_clean_record() -> No
     sick.mark_unhealthy()
     assert not sick.in_service
     sick.restore()
-    assert (sick.in_service, sick.half_open_limit) == (True, inf)
+    assert (sick.in_service, sick.half_open) == (True, False)
     assert not any(fail(sick, 100.0, task) for task in range(4))
     assert any(fail(sick, 100.0, task) for task in range(4, 15))
     assert sick.open_until == 100.0 + OPEN
     sick.eject(110.0, 300.0)
-    assert (sick.in_service, sick.open_until, sick.half_open_limit) == (False, 410.0, 1)
+    assert (sick.in_service, sick.open_until, sick.half_open) == (False, 410.0, True)
 
 
 def cooldown() -> Cooldown:

@@ -227,7 +227,7 @@ def test_in_each_outage_the_end_is_postponed_once_for_a_request_that_may_still_b
     for _ in range(3):
         pool.down_since = driver.now
         assert [outages.postpone(driver.now, feed) for _ in range(2)] == [True, False]
-        outages._down[pool] = None
+        outages.down[pool] = None
         outages.end(driver["a"])
         assert pool.down_since == inf
 

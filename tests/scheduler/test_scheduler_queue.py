@@ -89,10 +89,10 @@ def test_the_oldest_retry_goes_first_and_at_a_source_that_is_being_tested_the_on
     often.failures = ((A, 0.0), (B, 0.0))
     once.failures = ((A, 0.0),)
     seen = {}
-    for limit in (inf, 2, 1):
-        source.health.half_open_limit = limit
-        seen[limit] = order(queue(often, once), source)
-    assert seen == {inf: [often, once], 2: [often, once], 1: [once, often]}
+    for tested in (False, True):
+        source.health.half_open = tested
+        seen[tested] = order(queue(often, once), source)
+    assert seen == {False: [often, once], True: [once, often]}
 
 
 def test_a_retry_is_taken_by_the_source_that_is_expected_to_answer_it_first_and_by_any_other_that_beats_where_it_failed() -> None:

@@ -125,7 +125,7 @@ def test_an_answer_brings_a_silent_source_back_at_once() -> None:
     driver, held = all_silent()
     until_left_alone(driver)
     driver.ok(held[0], after=0.3)
-    assert (driver["a"].health.in_service, driver["a"].health.half_open_limit) == (True, inf)
+    assert (driver["a"].health.in_service, driver["a"].health.half_open) == (True, False)
     assert len(driver.at("a")) == 8, "it is given work again"
     gone, back = driver.scheduler.health_changes
     assert (gone.source, back.source, back.reason) == ("a", "a", "")

@@ -181,7 +181,7 @@ def test_what_keeps_a_source_from_being_asked_is_named_with_its_seconds_and_read
     marked.health.mark_unhealthy()
     ejected.health.eject(0.0, 40.0)
     ejected.cooldown.opens_at = 30.0
-    half_open.health.half_open_limit = 1
+    half_open.health.half_open = True
     half_open.inflight = 1
     away.cooldown.opens_at = 7.0
     full.inflight = 2

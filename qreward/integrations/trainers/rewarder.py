@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import dataclasses
 import json
 import logging
 import os
@@ -16,7 +17,6 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple
@@ -56,7 +56,7 @@ GRACE = 2.0
 _log = logging.getLogger("qreward.integrations.trainers")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Scored:
     """Holds a reward, or the error that prevented the reward.
 
@@ -70,7 +70,7 @@ class Scored:
     verdict: Verdict | None
     error: QRewardError | None
     seconds: float
-    waiting: Mapping[str, int] = field(default_factory=dict)
+    waiting: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -261,7 +261,7 @@ def reward_of(scored: Scored, on_failure: Failure, default: Failure) -> float | 
     return float(chosen)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Adapter:
     """Describes how one trainer differs from other trainers.
 
@@ -317,23 +317,23 @@ class Adapter:
         """
         named, listed = prompt_fields(config), ", ".join(map(repr, sorted(row)))
         item: dict[str, Any] = {}
-        for filled, column in config.columns.items():
+        for field, column in config.columns.items():
             try:
-                item[filled] = column_value(row, column)
+                item[field] = column_value(row, column)
             except KeyError:
                 if isinstance(row.get(column.split(".", maxsplit=1)[0]), Mapping):
-                    item[filled] = None  # this row does not have the entry
+                    item[field] = None  # this row does not have the entry
                     continue
-                others = row.keys() - ({*self.columns["response"]} if filled == "reference" else set())
-                usual = [name for name in self.columns.get(filled, ()) if name in others]
+                others = row.keys() - ({*self.columns["response"]} if field == "reference" else set())
+                usual = [name for name in self.columns.get(field, ()) if name in others]
                 near = closest(column, sorted(others), cutoff=TYPO) or usual or closest(column, sorted(others))
                 hint = f"did you mean {near[0]!r}?" if near else f"there are {listed}"
-                raise ConfigError(f"columns: {filled} is mapped to {column!r}, which the data does not have; {hint}") from None
-        for filled, candidates in self.columns.items():
+                raise ConfigError(f"columns: {field} is mapped to {column!r}, which the data does not have; {hint}") from None
+        for field, candidates in self.columns.items():
             values = [row[name] for name in candidates if name in row]
-            if values and filled not in item:
-                item[filled] = next((value for value in values if not is_absent(filled, value)), None)
-        item |= {filled: row[filled] for filled in named - item.keys() - RESERVED if filled in row}
+            if values and field not in item:
+                item[field] = next((value for value in values if not is_absent(field, value)), None)
+        item |= {field: row[field] for field in named - item.keys() - RESERVED if field in row}
         if "prompt" not in item:
             if "prompt" in named:
                 raise ConfigError(

@@ -59,7 +59,7 @@ class Stage:
             await asyncio.sleep(0)
 
     async def ask(self, count: int = 1, alone: bool = False) -> list[asyncio.Task[Actor]]:
-        asked = [asyncio.ensure_future(self.actors._taken(self.slots(alone))) for _ in range(count)]
+        asked = [asyncio.ensure_future(self.actors._taken(self.slots(alone), first=alone)) for _ in range(count)]
         await self.turns()
         return asked
 
@@ -129,6 +129,15 @@ async def test_a_batch_that_must_be_alone_goes_first_and_holds_an_actor_free_for
     assert handles([suspect, late, later]) == [0, None, None]
     await stage.done(suspect, alone=True)
     assert handles([late, later]) == [0, 0]
+
+
+@on_stage()
+async def test_a_batch_that_must_be_alone_also_goes_first_where_each_batch_is_alone(stage: Stage) -> None:
+    await stage.started(1)
+    one, two = await stage.ask(2)
+    (suspect,) = await stage.ask(alone=True)
+    await stage.done(one)
+    assert handles([suspect, two]) == [0, None]
 
 
 @on_stage(actors=2, max_concurrent_batches=3)

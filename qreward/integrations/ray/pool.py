@@ -302,7 +302,6 @@ class Actor:
     handle: Any
     free: int
     lost: asyncio.Future[ActorLost]
-    turn: int = 0
     finished: bool = False
 
 
@@ -321,7 +320,6 @@ class Actors:
         """An entry for each batch that waits for an actor, with the number of slots that the batch needs."""
         self.loop = asyncio.new_event_loop()
         self._config, self._name = config, name
-        self._turns = 0
         self._reason = "none was ever started"
         self._batches: set[asyncio.Task[Any]] = set()
         self._keepers: list[asyncio.Task[None]] = []
@@ -363,7 +361,7 @@ class Actors:
         """Return the results of a batch, even if its actor dies. A batch that repeatedly kills its actor is split into halves."""
         while deaths < SPLIT_AFTER:
             try:
-                return await self._attempt(columns, self._config.max_concurrent_batches if deaths >= ALONE_AFTER else 1)
+                return await self._attempt(columns, alone=deaths >= ALONE_AFTER)
             except ActorLost as loss:
                 deaths, died = deaths + (not loss.excused), loss
             self.counts["retried"] += 1
@@ -377,12 +375,13 @@ class Actors:
         rows = list(zip(*columns, strict=True))
         return [result for half in halves(rows) for result in await isolate(part, half, _results_of)]
 
-    async def _attempt(self, columns: tuple[Sequence[Any], ...], slots: int) -> Any:
+    async def _attempt(self, columns: tuple[Sequence[Any], ...], *, alone: bool) -> Any:
         """Score a batch on an actor, and return what the scorer returned. Raises ``ActorLost`` if the actor died.
 
-        A batch that needs all slots of an actor may have killed one. It goes first, and shares its actor with no other batch.
+        A batch that may have killed an actor must be ``alone``: it goes first, and needs all slots of an actor.
         """
-        actor = await self._taken(slots)
+        slots = self._config.max_concurrent_batches if alone else 1
+        actor = await self._taken(slots, first=alone)
         self.counts["in_flight"] += 1
         reply = asyncio.create_task(self.backend.score(actor.handle, columns))
         reply.add_done_callback(partial(self._on_reply, actor, slots))
@@ -402,14 +401,11 @@ class Actors:
         except ActorLost:  # the actor may have been killed because of another batch; the first loss says why
             raise actor.lost.result() from None
 
-    async def _taken(self, slots: int) -> Actor:
+    async def _taken(self, slots: int, *, first: bool) -> Actor:
         """Wait until an actor has free slots, and take them."""
         taken: asyncio.Future[Actor] = self.loop.create_future()
         entry = taken, slots
-        if slots == self._config.max_concurrent_batches > 1:
-            self.waiting.appendleft(entry)
-        else:
-            self.waiting.append(entry)
+        (self.waiting.appendleft if first else self.waiting.append)(entry)
         self._assign()
         try:
             return await taken
@@ -425,7 +421,7 @@ class Actors:
         """Give batches from the head of the queue to actors, each to the actor with the most free slots."""
         while self.waiting:
             taken, slots = self.waiting[0]
-            actor = max(self.ready, key=lambda actor: (actor.free, -actor.turn), default=None)
+            actor = max(self.ready, key=lambda actor: actor.free, default=None)
             if taken.done():  # it was cancelled
                 pass
             elif self.given_up == self._config.actors:
@@ -433,8 +429,9 @@ class Actors:
             elif actor is None or actor.free < slots:
                 return
             else:
-                self._turns += 1
-                actor.free, actor.turn = actor.free - slots, self._turns
+                actor.free -= slots
+                self.ready.remove(actor)
+                self.ready.append(actor)  # the last of those with as many free slots
                 taken.set_result(actor)
             self.waiting.popleft()
 

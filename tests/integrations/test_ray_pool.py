@@ -303,13 +303,13 @@ async def test_close_without_draining_fails_everything_and_kills_the_actors(ray:
     never_used = ScorerPool(Scorer)
     await never_used.close()
     with pytest.raises(ClientClosed):
-        never_used.start()
+        await never_used([])
     assert len(ray.actors) == 1
 
 
 def test_several_loops_share_the_actors(ray: FakeRay) -> None:
     pool = ScorerPool(Scorer, actors=2)
-    pool.start()
+    asyncio.run(pool([]))
     found: dict[int, Any] = {}
 
     def work(number: int) -> None:

@@ -202,21 +202,12 @@ class ScorerPool:
         """Maximum number of batches that the actors take at once. Further batches wait in the pool."""
         return self._config.actors * self._config.max_concurrent_batches
 
-    def start(self) -> None:
-        """Start the actors now instead of with the first batch. This method does not wait until they have started.
-
-        Raises:
-            ConfigError: ``backend`` is ``ray``, and this process is not connected to Ray.
-            ClientClosed: the pool is closed.
-        """
-        with self._lock:
-            self._opened()
-
     async def __call__(self, *columns: Sequence[Any]) -> Any:
         """Score one batch.
 
         ``columns`` are one list for each parameter of the scorer, all of the same length. A scorer with fewer parameters receives only the
-        first lists. The result is the scorer's, or, if actors died while they scored the batch, a list that joins the results of its parts.
+        first lists. An empty batch starts the actors and does not wait for them. The result is the scorer's, or, if actors died while they
+        scored the batch, a list that joins the results of its parts.
 
         Raises:
             Exception: any exception of the scorer.

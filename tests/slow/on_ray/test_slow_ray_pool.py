@@ -35,7 +35,7 @@ def kinds(outcomes: list[Any]) -> list[Any]:
 @pytest.mark.parametrize("scorer", [Noting, AwaitedNoting])
 async def test_batches_are_formed_in_the_caller_and_results_are_right_and_in_order(killings: Path, scorer: Any) -> None:
     async with pool_of(scorer, killings, 0.01, actors=2) as pool, pool.queue(max_batch_size=16) as queue:
-        pool.start()
+        await pool([])
         await until(lambda: pool.stats().ready == 2)
         texts = ["x" * (at % 50) for at in range(400)]
         assert await asyncio.gather(*map(queue.submit, texts)) == [at % 50 for at in range(400)]

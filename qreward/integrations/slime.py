@@ -22,8 +22,7 @@ __all__ = ["DEADLINE", "group_reward", "normalize_rewards", "reward"]
 DEADLINE = 100.0
 """Default number of seconds for one reward. slime allows its own remote reward model 120 seconds per attempt."""
 SETTINGS = "qreward_config"
-"""Attribute of slime's arguments that holds the settings, or the path of the settings file. The file of ``--custom-config-path`` may set
-this attribute."""
+"""Attribute of slime's arguments with the settings or the path of their file. The file of ``--custom-config-path`` may set it."""
 NOTE = "qreward"
 """Key of ``sample.metadata`` under which the outcome of judging the sample is stored."""
 MEMORY = 1024
@@ -35,10 +34,9 @@ MOST_LOST = 1000
 CENTRED = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
 """Values of ``--advantage-estimator`` for which slime subtracts the mean of the group from each reward."""
 SCALED = ("grpo", "gspo", "cispo")
-"""Values of ``--advantage-estimator`` for which slime also divides each reward by the standard deviation of the group, if
-``--grpo-std-normalization`` is set."""
+"""Those for which slime also divides by the standard deviation of the group, if ``--grpo-std-normalization`` is set."""
 EPSILON = 1e-6
-"""Number that is added to the standard deviation before a reward is divided by it. slime adds the same number."""
+"""Number that is added to the standard deviation before a reward is divided by it, as in slime."""
 
 _ADAPTER = Adapter(
     trainer="slime",
@@ -54,13 +52,8 @@ _log = logging.getLogger("qreward.integrations.slime")
 async def reward(args: Any, sample: Any, **kwargs: Any) -> Any:  # noqa: ARG001 - slime's signature
     """Score a sample, or each sample of a list. The option is ``--custom-rm-path qreward.integrations.slime.reward``.
 
-    Args:
-        args: slime's arguments.
-        sample: one ``Sample`` of slime, or a list of samples. slime passes a list if one generation produces several samples.
-
-    Returns:
-        The reward of the sample: a float, or a dict if ``--reward-key`` is set. In an evaluation, the reward is also a dict if
-        ``--eval-reward-key`` is set. For a list of samples, the result is a list of their rewards.
+    slime passes a list if one generation produces several samples; the result is then a list of their rewards. A reward is a float, or a
+    dict if ``--reward-key`` is set, or, in an evaluation, ``--eval-reward-key``.
 
     Raises:
         QRewardError: a reward is missing and ``on_failure`` is ``raise``, or ``MOST_LOST`` rewards in a row were missing.

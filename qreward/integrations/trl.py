@@ -101,9 +101,8 @@ async def judge_reward(
 ) -> Rewards:
     """Return the rewards of a batch of completions. This is a reward function that TRL can call.
 
-    Unlike the functions that :func:`reward` returns, this function can be pickled. ``AsyncGRPOTrainer`` needs a function that can be
-    pickled, because it runs reward functions in a separate process. The settings are in the file that ``QREWARD_REWARD`` names, or are
-    given with ``functools.partial(judge_reward, settings="reward.yaml")``.
+    Unlike the functions that :func:`reward` returns, it can be pickled, which ``AsyncGRPOTrainer`` needs for its separate process. The
+    settings are in the file that ``QREWARD_REWARD`` names, or given with ``functools.partial(judge_reward, settings="reward.yaml")``.
     """
     return await _scored(_made(settings, None, "judge_reward"), "judge_reward", prompts, completions, given)
 
@@ -111,9 +110,8 @@ async def judge_reward(
 def combined(*functions: Callable[..., Any], weights: Sequence[float] | None = None, name: str = "combined") -> RewardFunction:
     """Return one reward function that combines several functions. The result for a completion is the weighted sum of their rewards.
 
-    If one of the functions has no reward for a completion, the sum is None. TRL then leaves the completion out of its group's baseline and
-    does not train on it, whatever the other functions return. Without ``combined``, TRL would count the missing reward as 0.0. All
-    functions run concurrently. Functions that are not async run in threads.
+    If one of the functions has no reward for a completion, the sum is None, and TRL does not train on the completion. Without ``combined``,
+    TRL would count the missing reward as 0.0. All functions run concurrently. Functions that are not async run in threads.
 
     Args:
         functions: the functions, as in ``reward_funcs``. Each function is called as TRL would call it.

@@ -42,11 +42,8 @@ class NoReward(QRewardError):
 def reward(prompt: str, completions: str, prompt_ids: list[int], completion_ids: list[int], **data: Any) -> float | None:
     """Score one completion. This function is for ``reward_fn`` of AReaL's workflows, which runs in a child process of AReaL's process pool.
 
-    Args:
-        prompt: the prompt as the model received it. A column ``messages`` of the data takes precedence.
-        completions: the model's answer, with special tokens.
-        prompt_ids, completion_ids: token ids; used only if a template names them.
-        data: the columns of the data.
+    A column ``messages`` of the data takes precedence over ``prompt``, which is the prompt as the model received it. ``completions`` is the
+    answer with special tokens. Token ids are used only if a template names them.
 
     Returns:
         A finite float, or None if there is no reward and the settings say ``on_failure: none``. AReaL cannot train on None, and rejects the

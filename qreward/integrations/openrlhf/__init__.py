@@ -21,8 +21,7 @@ from qreward.integrations.trainers.texts import response_in, without_end
 __all__ = ["DEADLINE", "agent_path", "results", "reward_func_path"]
 
 DEADLINE = 180.0
-"""Default number of seconds for one reward. OpenRLHF allows a remote reward model this time per attempt. OpenRLHF does not
-limit the time of functions."""
+"""Default number of seconds for one reward. OpenRLHF allows a remote reward model this time, and functions any time."""
 
 ADAPTER = Adapter(
     trainer="openrlhf",
@@ -40,14 +39,9 @@ _UNKNOWN_RESPONSE = (
 def reward_func(queries: list[str], prompts: list[str], labels: list[Any], **kwargs: Any) -> dict[str, Any]:  # noqa: ARG001 - signature
     """Score responses. The function may be called from any number of threads. The settings are in the file that ``QREWARD_REWARD`` names.
 
-    Args:
-        queries, prompts, labels: lists of equal length, as OpenRLHF passes them.
-        kwargs: accepted and ignored.
-
     Returns:
-        A dict with ``rewards``, ``scores`` and ``extra_logs`` (``judge_ok``, ``judge_seconds``, ``judge_tokens``, ``judge_cost`` in US
-        dollars, and ``judge_unreported``, the attempts whose cost no server reported). The values are numbers for one query, and
-        lists of numbers for several queries.
+        A dict with ``rewards``, ``scores`` and ``extra_logs`` (the metrics of :class:`~qreward.integrations.trainers.Scored`). The values
+        are numbers for one query, and lists of numbers for several queries.
 
     Raises:
         ConfigError: the settings are missing or wrong. OpenRLHF only logs the exceptions of this function, and continues without a reward.
@@ -61,8 +55,7 @@ def reward_func(queries: list[str], prompts: list[str], labels: list[Any], **kwa
 
 
 async def results(queries: Iterable[str], prompts: Iterable[str], labels: Iterable[Any]) -> list[dict[str, Any]]:
-    """Return one mapping for each sample, in the form that OpenRLHF expects. All mappings have the keys ``rewards``, ``scores`` and
-    ``extra_logs``.
+    """Return one mapping for each sample, in the form that OpenRLHF expects, with ``rewards``, ``scores`` and ``extra_logs``.
 
     Args:
         queries: prompts and responses as the tokenizer decodes them, with special tokens.

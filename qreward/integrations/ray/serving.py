@@ -33,9 +33,8 @@ def deployment(
 ) -> Any:
     """Return an application for ``serve.run`` that scores in batches.
 
-    Over HTTP, the application has the routes of ``qreward serve``, such as ``/get_reward``, ``/classify``, ``/score``, ``/health`` and
-    ``/metrics``. Through a handle, it has two methods: ``handle.score.remote(completions, metadata)`` returns one ``ScoreResult`` for each
-    completion, and ``handle.add_query.remote(query)`` scores the completions of one query.
+    Over HTTP, the application has the routes of ``qreward serve``. Through a handle, ``handle.score.remote(completions, metadata)`` returns
+    one ``ScoreResult`` for each completion, and ``handle.add_query.remote(query)`` scores the completions of one query.
 
     Args:
         scorer, init_args, init_kwargs, factory, method: as for :class:`~qreward.integrations.ray.ScorerPool`. The scorer is made once in
@@ -43,10 +42,9 @@ def deployment(
         name, num_replicas, ray_actor_options, autoscaling_config: as in ``serve.deployment``.
         max_ongoing_requests: maximum number of requests that a replica receives at once. The replica forms batches from these requests. The
             default is twice ``max_batch_size * max_concurrent_batches``, but at least 100.
-        serve_options: other options of ``serve.deployment``.
-        settings: settings of the queue in each replica, and limits on its requests. They have the names of
-            :class:`~qreward.server.ServerConfig`, such as ``max_batch_size``, ``max_concurrent_batches``, ``timeout`` and ``token``. A
-            ``${VAR}`` is resolved in the replica.
+        serve_options: other options of ``serve.deployment``. settings: settings of the queue in each replica, and limits on its requests,
+        as in :class:`~qreward.server.ServerConfig`. A ``${VAR}``
+            is resolved in the replica.
 
     Raises:
         TypeError: the scorer cannot be called.

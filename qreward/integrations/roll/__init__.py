@@ -186,7 +186,7 @@ def judge(prompt: Any, response: str, *, reference: Any = None, settings: Source
         prompt: a text or a list of messages.
         response: the text to judge.
         reference: the correct answer, if the judge's prompt uses a reference.
-        settings: a file, or a mapping with the content of such a file. None takes the file that ``QREWARD_REWARD`` names.
+        settings: a file, or a mapping with its content. None takes the file that ``QREWARD_REWARD`` names.
         fields: other fields that the judge's prompt names.
 
     Returns:
@@ -212,8 +212,8 @@ def judge(prompt: Any, response: str, *, reference: Any = None, settings: Source
 class InvalidGroupFilter:
     """Drops a group with a step whose reward is :data:`INVALID`. ROLL then generates another group.
 
-    The class is for ``group_filter_cls`` of an env manager. A group is dropped if the score of any episode or step is below half of
-    :data:`INVALID`. The score of an episode is the sum of the scores of its steps.
+    The class is for ``group_filter_cls`` of an env manager. A group is dropped if the score of an episode, which is the sum of its steps,
+    or of a step is below half of :data:`INVALID`.
 
     Raises:
         RewardUnavailable: from ``filter``, when ``MOST_DROPPED`` groups in a row were dropped.

@@ -32,8 +32,7 @@ SCORERS = ("judge", "reward_model", "cascade")
 """The settings that name the scorer. Exactly one of them must be set."""
 
 Failure = float | Literal["default", "raise", "none"]
-"""Type of ``on_failure``. A number must be finite. Booleans are rejected, because YAML reads a bare ``no`` as false, which would count as
-0.0."""
+"""Type of ``on_failure``. A number must be finite. Booleans are rejected, because YAML reads a bare ``no`` as false, which would be 0.0."""
 
 RESERVED = frozenset({"timeout", "priority", "tenant"})
 """Parameters of ``Scorer.score`` that no column may fill."""
@@ -43,16 +42,14 @@ class RewardConfig(Policy):
     """Settings of a trainer's adapter.
 
     Args:
-        client: the client's settings, or the path of a file with these settings. A path in a settings file is relative to the folder of the
-            settings file. None takes the settings that ``QRewardClient.from_env`` finds.
+        client: the client's settings, or the path of a file with them. None takes the settings that ``QRewardClient.from_env`` finds.
         judge: settings of an LLM judge; see :class:`~qreward.judge.config.JudgeConfig`.
         reward_model: name of a reward model.
         cascade: settings of several scorers that are tried in order; see :class:`~qreward.judge.cascade.CascadeConfig`. Exactly one of
             ``judge``, ``reward_model`` and ``cascade`` is required.
-        deadline: seconds for one reward, including queueing, retries and hedges. None takes the default of the adapter, which is below the
-            trainer's own limit.
-        on_failure: what happens if a reward is missing. A number replaces the reward. ``none`` replaces the reward by None, if the trainer
-            supports missing rewards. ``raise`` raises the error. ``default`` leaves the choice to the adapter.
+        deadline: seconds for one reward, including queueing, retries and hedges. None takes the default of the adapter.
+        on_failure: what replaces a missing reward: a number; ``none``, if the trainer supports missing rewards; ``raise``, which raises the
+            error; or ``default``, the choice of the adapter.
         columns: field of the item (``prompt``, ``response``, ``reference``, or any field that the judge's prompt names) -> name of the
             trainer's column that holds the field.
         priority: priority of all requests, 0 (most urgent) to 9.
@@ -60,8 +57,9 @@ class RewardConfig(Policy):
             the :class:`~qreward.judge.ranking.Ranking`. It needs a ``judge``, and a trainer that passes the responses to a prompt together.
             None scores each response.
         verdicts: the path of a file to which each judgement is appended as a JSON line, or a mapping with ``path`` and ``contents``; see
-            :class:`~qreward.integrations.trainers.verdicts.VerdictsConfig`. A path in a settings file is relative to the folder of the
-            settings file. None writes nothing.
+            :class:`~qreward.integrations.trainers.verdicts.VerdictsConfig`. None writes nothing.
+
+    A path in a settings file is relative to the folder of the settings file.
 
     Raises:
         ConfigError: a setting is unknown or wrong.
@@ -159,8 +157,7 @@ class RewardConfig(Policy):
 
 
 Source = str | Path | Mapping[str, Any] | RewardConfig | None
-"""Source of settings: a file, a mapping with the content of a file, validated settings, or None for the file that ``QREWARD_REWARD``
-names."""
+"""A file, a mapping with the content of a file, validated settings, or None for the file that ``QREWARD_REWARD`` names."""
 
 
 def load_reward_config(source: Source = None, *, place: str | None = None) -> RewardConfig:

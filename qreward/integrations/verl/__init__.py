@@ -58,16 +58,14 @@ async def compute_score(
         data_source: a column for the judge's prompt, like all entries of ``extra_info``.
         solution_str: the response. None means that there is no response, and therefore no reward.
         ground_truth: the reference.
-        extra_info: columns that include the question, because verl passes no prompt to a reward function. By default, the question is the
-            first of ``prompt``, ``question``, ``problem``, ``query``, ``raw_prompt`` that is present. The setting
-            ``columns: {prompt: name}`` selects another column.
+        extra_info: columns that include the question, because verl passes no prompt to a reward function. By default, it is the first of
+            ``prompt``, ``question``, ``problem``, ``query``, ``raw_prompt`` that is present.
         kwargs: ``reward_kwargs`` of the configuration: ``config``, the path of a settings file, and settings of
             :class:`~qreward.integrations.trainers.RewardConfig`; and verl's own additions.
 
     Returns:
-        A dict with ``score``, ``judge_ok`` (1.0, or 0.0 if ``score`` is the number of ``on_failure``), ``judge_error`` (a text, ``""`` on
-        success), ``judge_seconds``, ``judge_tokens`` (0.0 if no server reported tokens), ``judge_cost`` (US dollars; 0.0 if no endpoint has
-        a price), and ``judge_unreported`` (attempts whose cost no server reported).
+        A dict with ``score``, ``judge_error`` (a text, ``""`` on success), and the metrics of
+        :class:`~qreward.integrations.trainers.Scored`, of which ``judge_ok`` is 0.0 if ``score`` is the number of ``on_failure``.
 
     Raises:
         ConfigError: a setting is wrong, or a column does not exist.

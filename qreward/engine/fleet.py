@@ -29,7 +29,7 @@ from qreward.engine.prefixes import PrefixFinder
 from qreward.errors import ConfigError, NoEndpoint
 from qreward.scheduler.limits.concurrency import AdaptiveLimit, ConcurrencyLimit, FixedLimit
 from qreward.scheduler.limits.headers import HeaderRateLimit
-from qreward.scheduler.limits.rate import Gcra
+from qreward.scheduler.limits.rate import Gcra, MinuteLimit
 from qreward.scheduler.load_balancing import Balancer, make_balancer
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.queue import Queue
@@ -425,7 +425,7 @@ def _at_rate(limit: Gcra | HeaderRateLimit | None, per_minute: float | None) -> 
     if per_minute is None:
         rate = None
     elif rate is None:
-        rate = Gcra(per_minute / 60)
+        rate = MinuteLimit(per_minute)
     else:
         rate.rate = per_minute / 60
     if isinstance(limit, HeaderRateLimit):

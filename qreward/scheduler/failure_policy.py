@@ -101,8 +101,9 @@ class FailurePolicy:
         source.advertised(now, attempt.sent_at, None)
         if attempt.cancel_reason is None:
             return RetryDecision(error=ClientClosed("the event loop was shut down before the request was done"))
-        if now >= task.deadline:
-            source.unanswered += 1
+        late = now >= task.deadline
+        source.unanswered += late
+        if late or attempt.cancel_reason is CancelReason.BEATEN:
             source.service.outlasted(now, now - attempt.sent_at - attempt.held, task.pool.common)
         return RetryDecision()
 

@@ -83,7 +83,8 @@ class HedgingPolicy:
         found, next_at = [], inf
         hedged_after = [self.hedged_after(source, streamed=streamed) for streamed in (False, True)]
         hung_after = {pool: self.hung_after(source, pool) for pool in source.pools}
-        least = min(*hedged_after, source.attempt_limit(0), *hung_after.values())
+        new = source.latency.p99 is None
+        least = 0.0 if new else min(*hedged_after, source.attempt_limit(0), *hung_after.values())
         for attempt in source.attempts:
             age, task = now - attempt.sent_at, attempt.task
             if age < least:
@@ -94,7 +95,8 @@ class HedgingPolicy:
             limits = [(Overdue.TIMED_OUT, _limit(now, attempt))]
             if self.may_be_copied(attempt):
                 limits.append((Overdue.HUNG, hung_after.get(task.pool, inf) * 2.0**task.suspected))
-                limits.append((Overdue.LATE, inf if task.feed is not None else hedged_after[task.streamed]))
+                late = inf if task.feed is not None else hedged_after[task.streamed]
+                limits.append((Overdue.LATE, min(late, (task.deadline - attempt.sent_at) / 2) if new else late))
             for kind, limit in limits:
                 if age >= limit:
                     found.append((kind, attempt))
@@ -117,7 +119,10 @@ class HedgingPolicy:
             return policy.after
         if streamed and source.stream_timing is not None and (first := source.stream_timing.first(policy.quantile)) is not None:
             return first
-        return inf if source.latency.p99 is None else source.latency.at(policy.quantile) or inf
+        if source.latency.p99 is not None:
+            return source.latency.at(policy.quantile) or inf
+        known = [other.latency.at(policy.quantile) or 0.0 for pool in source.pools for other in pool.sources if other is not source]
+        return UNKNOWN * max(known, default=0.0) or inf
 
     def may_be_copied(self, attempt: Attempt) -> bool:
         """Return whether an attempt is the only attempt of its task in flight, and the task may have a copy."""
@@ -178,6 +183,14 @@ class HedgingPolicy:
                 age = now - attempt.sent_at
                 to_go = pool.common.lengths.long(age / pace) * pace - age
                 yield to_go, attempt
+
+
+def stalls_at(source: Source) -> float:
+    """Return the time at which a source counts as stalled if no answer comes before (see ``StallDetector``)."""
+    if source.latency.mean:
+        return source.silence.alarm_at(source.inflight, source.latency.mean)
+    others = [other.latency.mean for pool in source.pools for other in pool.sources if other.latency.p99 is not None]
+    return source.silence.alarm_at(source.inflight, UNKNOWN * max(others, default=0.0), new=True)
 
 
 def _limit(now: float, attempt: Attempt) -> float:

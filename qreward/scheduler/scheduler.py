@@ -32,7 +32,7 @@ from qreward.errors import InvalidResponse, QRewardError
 from qreward.records import has_failed
 from qreward.scheduler.failure_policy import FailurePolicy, RetryDecision, is_sign_of_life, record_attempt, unanswered
 from qreward.scheduler.health import HealthChange
-from qreward.scheduler.hedging import HedgingPolicy, Overdue
+from qreward.scheduler.hedging import HedgingPolicy, Overdue, stalls_at
 from qreward.scheduler.limits.tokens import TokenEstimator
 from qreward.scheduler.load_balancing import Balancer
 from qreward.scheduler.outages import OutageTracker, deadline
@@ -653,7 +653,7 @@ class Scheduler:
         """Inspect the attempts at a source: cancel those that have exceeded their time limit, copy those that seem to hang or are late."""
         for pool in source.pools:
             pool.common.count(now)
-        if now >= source.silence.alarm_at(source.inflight, source.latency.mean):
+        if now >= stalls_at(source):
             self._on_stall(now, source)
         found, next_at = self._hedging.inspect(now, source)
         for kind, attempt in found:
@@ -664,7 +664,7 @@ class Scheduler:
             else:
                 self._cancel(attempt, CancelReason.OVERDUE)
         source.look_after = self._hedging.look_after(source)
-        soonest = min(next_at, source.silence.alarm_at(source.inflight, source.latency.mean), now + source.look_after)
+        soonest = min(next_at, stalls_at(source), now + source.look_after)
         if any(self._hedging.may_be_copied(attempt) for _, attempt in found):  # no source had capacity for the copy
             soonest = min(soonest, now + LOOK_LATER)
         source.check_at = max(soonest, now + min(LOOK_LATER, source.look_after / 8)) if source.inflight else inf
@@ -679,6 +679,7 @@ class Scheduler:
         source.silence.since = inf
         source.health.stall(now)
         for attempt in list(source.attempts):
+            source.failed(now)
             if self._hedging.may_be_copied(attempt):
                 self._copy(now, attempt.task)
         self.on_source_lost(now, source)

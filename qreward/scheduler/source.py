@@ -18,7 +18,7 @@ from qreward.scheduler.estimate import CAPACITY, SourceService
 from qreward.scheduler.health import Cooldown, Health
 from qreward.scheduler.limits.concurrency import AdaptiveLimit, ConcurrencyLimit, FixedLimit
 from qreward.scheduler.limits.headers import HeaderRateLimit
-from qreward.scheduler.limits.rate import Gcra, LearnedRate
+from qreward.scheduler.limits.rate import Gcra, LearnedRate, MinuteLimit
 from qreward.scheduler.outcome import Answer, LastFailure, RateLimitInfo
 from qreward.scheduler.prefixes import PredictedCache
 from qreward.scheduler.stats import LatencyStats, StallDetector, StreamTiming
@@ -100,8 +100,8 @@ class Source:
         # limits
         self.window: ConcurrencyLimit = window or FixedLimit(limits.max_concurrency)
         self.learned = learned  # a rate limit learned from rejected requests; None if only the configured limits apply
-        self.requests: Gcra | HeaderRateLimit | None = Gcra(limits.rpm / 60) if limits.rpm else None
-        self.tokens: Gcra | HeaderRateLimit | None = Gcra(limits.tpm / 60) if limits.tpm else None
+        self.requests: Gcra | HeaderRateLimit | None = MinuteLimit(limits.rpm) if limits.rpm else None
+        self.tokens: Gcra | HeaderRateLimit | None = MinuteLimit(limits.tpm) if limits.tpm else None
         self.reserved = limits.tpm_counts == "reserved"
         self.metered = False  # its answers have carried rate limit headers
         self.lease: Lease | None = None  # the lease on limits that are shared with other processes
@@ -228,6 +228,9 @@ class Source:
     def rejected(self, now: float, sent_at: float, hint: float | None) -> None:
         """Record that the source rejected a request because of overload, after ``ended`` was called."""
         self.tally.rejected += 1
+        for limit in (self.requests, self.tokens):
+            if limit is not None:
+                limit.rejected(now)
         away = self.window.rejected(now, sent_at, hint, self.inflight)
         if away or hint is not None:
             self.cooldown.rejected(now, sent_at, hint)
@@ -303,14 +306,14 @@ class Source:
         The result is only a lower bound if that is already ``most`` or more.
         """
         burden = task.burden(self)
-        if burden == inf:
+        if burden == inf or (self.inflight and self.health.half_open):  # the answer that it waits for may never come
             return inf
         pool = task.pool
         seconds = self.answers_in(now, pool) * burden
         if seconds >= most:
             return seconds
         wait = max(0.0, self.ready_at(now, slot=True) - now)
-        full = self.inflight >= (1 if self.health.half_open else self.window.limit)
+        full = self.inflight >= self.window.limit
         if wait or full:  # other retries wait for it as well
             wait += pool.queue.again / self.rate(seconds / burden) + (seconds / burden / self.window.limit if full else 0.0)
         return wait + seconds
@@ -380,5 +383,5 @@ def _obstacles(now: float, source: Source) -> Iterator[tuple[float, str, ReasonC
         if limit is not None and limit.ready_at == inf:
             yield inf, "waiting for its share", "quota"
         elif limit is not None:
-            words = f"no {unit} left, as it says itself" if limit.rate == inf else f"limit of {limit.rate:.3g} {unit}/s"
+            words = f"no {unit} left, as it says itself" if limit.rate == inf else f"limit of {60 * limit.rate:.4g} {unit} a minute"
             yield limit.ready_at, words, code

@@ -161,8 +161,9 @@ class AnswerLengths:
         return max(self._beyond[self._sizes.bucket(least)], STRETCH * least)
 
 
-LEAST_INFLIGHT, LEAST_ANSWERS, LEAST_SECONDS = 3, 20, 2.5
-"""What makes a silence a stall at the earliest: requests in flight, silences that ended before, and seconds."""
+LEAST_INFLIGHT, LEAST_ANSWERS, LEAST_SECONDS, LEAST_NEW = 3, 20, 2.5, 10.0
+"""What makes a silence a stall at the earliest: requests in flight, silences that ended before, seconds, and seconds of a source that has
+never answered."""
 FACTOR, LEAST_DUE = 3.0, 24.0
 """A stall is longer than ``FACTOR`` times the longest silence so far, and ``LEAST_DUE`` answers were due in it. If answers arrive
 independently of each other, the probability of such a silence is e^-24."""
@@ -197,8 +198,11 @@ class StallDetector:
         if inflight < LEAST_INFLIGHT:
             self.since = inf
 
-    def alarm_at(self, inflight: int, mean: float) -> float:
-        """Return the time at which the source counts as stalled if no answer comes before."""
-        if self.since == inf or self._answers < LEAST_ANSWERS or inflight < LEAST_INFLIGHT:
+    def alarm_at(self, inflight: int, mean: float, *, new: bool = False) -> float:
+        """Return the time at which the source counts as stalled if no answer comes before.
+
+        If it is ``new``, it has never answered, and ``mean`` is a high guess from the answers of others.
+        """
+        if self.since == inf or inflight < LEAST_INFLIGHT or (self._answers < LEAST_ANSWERS and not (new and mean)):
             return inf
-        return self.since + max(LEAST_SECONDS, FACTOR * self._longest * mean / inflight, LEAST_DUE * mean / inflight)
+        return self.since + max(LEAST_NEW if new else LEAST_SECONDS, FACTOR * self._longest * mean / inflight, LEAST_DUE * mean / inflight)

@@ -102,7 +102,7 @@ def test_tokens_beyond_the_estimate_are_taken_from_what_is_left_and_unused_ones_
     said = []
     for now, used in ((0.0, 600), (1.0, 300), (2.0, 900)):
         quota.take(now, 500)
-        quota.settle(500, used)
+        quota.settle(500, used, 0.0)
         demand = demand_of(quota)
         said.append((quota.ready_at < inf, demand.left, demand.spent, demand.returned))
     assert said == [(True, 1400, 600, 0), (True, 900, 1100, 200), (False, 0, 2000, 200)]
@@ -280,7 +280,7 @@ def test_a_member_alone_sends_at_its_rate_also_after_a_pause_and_counts_what_ans
     ready = [quota.ready_at + CATCH_UP]
     for now, used in ((100.0, 1000), (101.0, 500), (101.5, 2000)):
         quota.take(now, 1000)
-        quota.settle(1000, used)
+        quota.settle(1000, used, 0.0)
         ready.append(quota.ready_at + CATCH_UP)
     assert ready == [FIRST_TOKENS / 1000, 101.0, 101.5, 103.5], "a thousand tokens a second; the first try began the time alone"
     lease.take_over(104.0, 104.0, RenewReply(1, tokens=Grant(60_000, 60_000, 1000)))

@@ -39,6 +39,7 @@ class Server:
         load: share by which each request in work slows all of them.
         errors, error_after: share of requests that fail, and when.
         resets: share of requests whose connection is reset.
+        hangs: share of requests that are never answered.
         slow, slow_for: share of requests that take ``slow_for`` seconds longer.
         rpm: requests a minute (sliding window); further requests are rejected with a hint.
         away: (period, seconds): it rejects everything for so long in each period.
@@ -52,6 +53,7 @@ class Server:
     errors: float = 0.0
     error_after: float = 0.05
     resets: float = 0.0
+    hangs: float = 0.0
     slow: float = 0.0
     slow_for: float = 12.0
     rpm: int | None = None
@@ -204,6 +206,8 @@ class Fleet:
             self._at(server.error_after, lambda: self._report(attempt, BROKE))
         elif self.rng.random() < server.resets:
             self._at(0.001, lambda: self._report(attempt, RESET))
+        elif server.hangs and self.rng.random() < server.hangs:
+            pass  # it is neither answered nor rejected
         elif server.active < server.slots:
             self._work(attempt)
         else:

@@ -5,12 +5,13 @@ Bookkeeping here is independent of the scheduler's own, so that the two can disa
 
 from __future__ import annotations
 
+from collections import deque
 from math import inf
 from sys import float_info
 from typing import Any, cast
 
 from qreward.errors import QRewardError
-from qreward.scheduler.limits.rate import Gcra
+from qreward.scheduler.limits.rate import MinuteLimit
 from qreward.scheduler.outcome import Answer, Failure, FailureKind, Outcome
 from qreward.scheduler.pool import Pool
 from qreward.scheduler.queue import Queue, should_take
@@ -37,14 +38,19 @@ class WatchedSource(Source):
 
 
 class Rate:
-    """A leaky bucket over the real sends: what a limit of ``rate`` a second with a burst of ``burst`` seconds allows."""
+    """The real sends of the last minute, and a leaky bucket over those since the last reject: what a configured limit allows."""
 
     def __init__(self, rate: float, burst: float) -> None:
         self.rate, self.burst = rate, burst
+        self.sends: deque[float] = deque()
         self.level, self.then = 0.0, -inf
 
-    def sent(self, now: float) -> None:
-        self.level = max(0.0, self.level - (now - self.then) * self.rate) + 1
+    def sent(self, now: float, *, spaced: bool) -> None:
+        self.sends.append(now)
+        while self.sends[0] <= now - 60:
+            self.sends.popleft()
+        assert len(self.sends) <= max(1.0, 60 * self.rate), f"{len(self.sends)} requests in a minute at {self.rate}/s, {now}"
+        self.level = max(0.0, self.level - (now - self.then) * self.rate) + 1 if spaced else 0.0
         self.then = now
         rounding = ROUNDING + 8 * float_info.epsilon * abs(now) * self.rate  # a time of weeks is exact to less than a microsecond
         assert self.level <= self.rate * self.burst + 1 + rounding, f"{self.level} requests above {self.rate}/s at {now}"
@@ -133,8 +139,9 @@ class Watch:
         assert source not in task.unfit, f"{source} has said that it cannot serve the task"
         assert not source.health.marked_unhealthy, f"{source} is marked down"
         assert now >= self._stay_away.get(source, -inf), f"{source} asked us to stay away until {self._stay_away[source]}, it is {now}"
-        if isinstance(source.requests, Gcra):
-            self._rates.setdefault(source, Rate(source.requests.rate, source.requests.burst)).sent(now)
+        if isinstance(source.requests, MinuteLimit):
+            rate = self._rates.setdefault(source, Rate(source.requests.rate, source.requests.burst))
+            rate.sent(now, spaced=source.tally.rejected > 0)
         self.live[attempt] = None
         self.open[task] = None
         self.sends.append((now, attempt))

@@ -6,6 +6,7 @@ from scheduler_driver import Driver
 from scheduler_warm import HANGS_ONLY, PACE, live, warm_all
 
 from qreward.errors import NoEndpoint, QueueFull, RequestTimeout
+from qreward.scheduler.limits.rate import MINUTE
 from qreward.scheduler.outcome import Answer, FailureKind
 from qreward.scheduler.task import TaskState
 from qreward.settings.policies import Limits, Retry
@@ -28,11 +29,13 @@ def test_an_urgent_batch_gets_slots_while_less_urgent_calls_wait_even_if_calls_f
 
 def test_what_waits_for_a_rate_limit_is_sent_when_the_limit_allows_it_and_not_with_the_next_answer() -> None:
     driver = Driver()
-    driver.add("a", Limits(rpm=60, max_concurrency=9))
+    driver.add("a", Limits(rpm=3, max_concurrency=9))
     for _ in range(4):
-        driver.submit()
-    driver.wait(2.5)
-    assert [round(when) for when, _ in driver.watch.sends] == [0, 1, 2]
+        driver.submit(timeout=100.0)
+    driver.wait(50.0)
+    driver.ok(driver.at("a")[0])
+    driver.wait(12.0)
+    assert [when for when, _ in driver.watch.sends] == [0.0, 0.0, 0.0, MINUTE]
 
 
 def test_a_call_that_no_source_can_answer_in_time_is_not_sent() -> None:

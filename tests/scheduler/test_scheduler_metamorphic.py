@@ -84,7 +84,6 @@ def test_a_source_more_never_makes_a_bulk_take_longer() -> None:
 
 KINDS: dict[str, tuple[dict[str, Any], dict[float, float]]] = {
     "calm": ({}, {1 / 16: 0.1, 8.0: 0.1}),
-    "told a rate": ({"rpm": 600.0}, {8.0: 0.05}),
     "with caps, found out": ({"cap": 6, "window": True}, {8.0: 0.15}),
 }
 """What servers and the scheduler know; and by which share the makespan may differ if every time is multiplied by a factor."""

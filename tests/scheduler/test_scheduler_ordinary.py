@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil
 from random import Random
 from typing import Any
@@ -106,6 +107,40 @@ def test_ordinary_fleets_lose_nothing_keep_their_sources_in_service_and_are_near
             if fleet.lost or fleet.downs or unequal or seconds > 1.1 * ideal + row.slow:
                 wrong.append(found)
     assert not wrong, "\n".join(wrong)
+
+
+def test_a_server_that_never_answers_costs_one_wait_and_nothing_is_lost() -> None:
+    """Work and the seconds in which it is done; without the silent server it takes 0.3 s for each 32 items."""
+    silent, good = Server(hangs=1.0), Server(base=0.3, slots=32)
+    cases: dict[str, tuple[list[Server], Callable[[Fleet], float], float]] = {
+        "a batch": ([silent, good], lambda fleet: fleet.batch([EQUAL] * 1000), 13.0),
+        "a small batch": ([silent, good], lambda fleet: fleet.batch([EQUAL] * 40), 13.0),
+        "calls": ([silent, good], lambda fleet: fleet.calls([EQUAL] * 500, 24), 13.0),
+        "steps": ([silent, good], lambda fleet: fleet.steps([EQUAL] * 480), 35.0),
+        "one call after the other": ([silent, good], lambda fleet: fleet.calls([EQUAL] * 30, 1), 40.0),
+        "two of three": ([silent, silent, good], lambda fleet: fleet.batch([EQUAL] * 500), 25.0),
+        "half of the requests": ([replace(silent, hangs=0.5), good], lambda fleet: fleet.calls([EQUAL] * 500, 24), 13.0),
+    }
+    wrong = []
+    for name, (servers, work, most) in cases.items():
+        for seed in seeds(2, first=1):
+            fleet = Fleet([replace(server, waiting=[], starts=[]) for server in servers], seed)
+            seconds = work(fleet)
+            if fleet.lost or seconds > most:
+                wrong.append(f"{name}, seed {seed}: {seconds:.1f} s, lost {fleet.lost}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_known_limit_of_requests_a_minute_is_used_at_once() -> None:
+    for servers, how, most in (
+        ([Server(rpm=600, known=True)] * 2, "batch", 5.0),
+        ([Server(rpm=600, known=True)], "steps", 7.0),
+        ([Server(rpm=600, known=True)], "calls", 7.0),
+    ):
+        fleet = Fleet([replace(server, waiting=[], starts=[]) for server in servers], 1)
+        seconds = {"batch": fleet.batch, "steps": fleet.steps, "calls": partial(fleet.calls, at_once=24)}[how]([EQUAL] * 480)
+        assert (fleet.lost, [source.tally.rejected for source in fleet.sources]) == (0, [0] * len(servers))
+        assert seconds <= most, how
 
 
 # adding an endpoint

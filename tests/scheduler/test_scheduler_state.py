@@ -10,7 +10,7 @@ import pytest
 
 from qreward.scheduler.limits.concurrency import AdaptiveLimit
 from qreward.scheduler.limits.headers import HeaderRateLimit
-from qreward.scheduler.limits.rate import Gcra, LearnedRate
+from qreward.scheduler.limits.rate import MINUTE, Gcra, LearnedRate
 from qreward.scheduler.load_balancing import ExpectedFinish
 from qreward.scheduler.outcome import Answer, RateLimit, RateLimitInfo
 from qreward.scheduler.pool import Pool
@@ -71,14 +71,14 @@ def test_a_source_is_given_time_for_answers_as_slow_as_it_has_shown_or_as_were_c
 
 
 def test_the_latest_of_gate_health_and_rate_counts() -> None:
-    held = source(Limits(rpm=6))
+    held = source(Limits(rpm=1))
     send(held, 0.0)
-    assert held.ready_at(0.0) == pytest.approx(9.9)
+    assert held.ready_at(0.0) == MINUTE
     held.inflight -= 1
     held.rejected(0.5, 0.0, hint=20.0)
-    assert held.ready_at(0.0) == 20.5
-    held.health.eject(1.0, 40.0)
-    assert held.ready_at(0.0) == 41.0
+    assert held.ready_at(0.0) == MINUTE
+    held.health.eject(1.0, 80.0)
+    assert held.ready_at(0.0) == 81.0
 
 
 def test_it_is_worth_waiting_for_if_it_can_take_work_within_a_second() -> None:
@@ -200,8 +200,8 @@ def test_what_keeps_a_source_from_being_asked_is_named_with_its_seconds_and_read
         "coming back: 1 at a time": (half_open, inf),
         "it turned requests away": (away, 7.0),
         "window full": (full, inf),
-        "limit of 0.1 requests/s": (paced(Limits(rpm=6)), 9.9),
-        "limit of 0.5 tokens/s": (paced(Limits(tpm=30)), 1.9),
+        "limit of 1 requests a minute": (paced(Limits(rpm=1)), MINUTE),
+        "limit of 1 tokens a minute": (paced(Limits(tpm=1)), MINUTE),
     }
     for reason, (each, seconds) in scenes.items():
         assert standing(0.0, each)[:2] == (reason, pytest.approx(seconds)), reason

@@ -31,16 +31,16 @@ def source(name: str, limits: Limits | None = None) -> Source:
 
 
 def test_the_reason_of_a_pool_is_that_of_the_endpoint_which_is_expected_to_take_a_task_first() -> None:
-    late, soon, held = source("late", Limits(rpm=6)), source("soon", Limits(rpm=60)), source("held")
-    for each in (late, soon):
+    late, soon, held = source("late", Limits(rpm=1)), source("soon", Limits(rpm=1)), source("held")
+    for each, at in ((late, 0.0), (soon, -50.0)):
         assert each.requests is not None
-        each.requests.take(0.0)
+        each.requests.take(at)
     held.held = "paused: new weights"
     found = explain(0.0, pool_of(late, held, soon, waiting=42))
     assert (found.code, [each.endpoint for each in found.endpoints]) == ("rate_limit", ["soon", "late", "held"])
     assert found.text == (
-        "42 items wait for judge-*: soon takes the next in 0.9 s: limit of 1 requests/s; late takes the next in 9.9 s: "
-        "limit of 0.1 requests/s; held is paused: new weights"
+        "42 items wait for judge-*: soon takes the next in 10 s: limit of 1 requests a minute; late takes the next in 60 s: "
+        "limit of 1 requests a minute; held is paused: new weights"
     )
     assert found.endpoints[0].ready_in is not None
     assert found.endpoints[2].ready_in is None

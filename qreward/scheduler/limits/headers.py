@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import deque
 from math import inf
 
-from qreward.scheduler.limits.rate import BURST, Gcra
+from qreward.scheduler.limits.rate import BURST, FADE, Gcra
 from qreward.scheduler.outcome import RateLimit
 
 USUAL_WINDOWS = (60.0, 3600.0, 86400.0)
@@ -36,8 +36,6 @@ LONGEST_WAIT = 60.0
 """Seconds after the last request. When they have passed, one request is sent although nothing remains."""
 PLENTY, GLANCE = 0.5, 1.0
 """While more than the share ``PLENTY`` (0 to 1) of a limit remains, headers are read only once in ``GLANCE`` seconds."""
-FADE = 0.998
-"""Factor by which each request multiplies the largest recent cost, and each response the longest recent lag."""
 REMEMBERED = 4096
 """Maximum number of send times that are kept. Without it, the number would grow while no response advertises the limit."""
 
@@ -103,10 +101,14 @@ class HeaderRateLimit:
         else:
             self._sends.append([now, self._paid, 1])
 
-    def settle(self, reserved: float, used: float) -> None:
+    def rejected(self, now: float) -> None:
+        if self.pace is not None:
+            self.pace.rejected(now)
+
+    def settle(self, reserved: float, used: float, sent_at: float) -> None:
         """Correct the charge of a request that has ended. The server counts what it served itself."""
         if self.pace is not None:
-            self.pace.give_back(reserved - used)
+            self.pace.settle(reserved, used, sent_at)
         self._largest = max(used, self._largest)
         if not used:
             self._left += reserved

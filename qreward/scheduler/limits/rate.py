@@ -1,4 +1,7 @@
-"""Rate limits: a configured limit (``Gcra``), and a limit that is learned from rejects (``LearnedRate``).
+"""Rate limits: a configured limit (``MinuteLimit``), a limit that is learned from rejects (``LearnedRate``), and even spacing (``Gcra``).
+
+A configured limit of 600 requests a minute allows 600 requests at once, as the token buckets and the windows of most providers do. A
+provider that checks shorter times rejects some of them. From then on they are spaced evenly.
 
 ``Gcra`` is the generic cell rate algorithm (ITU-T I.371). It needs one float per limit and constant time per request, and its wake times
 are exact. A request delays the theoretical arrival time by the cost of the request divided by the rate. The next request is allowed once
@@ -39,9 +42,70 @@ class Gcra:
         """Correct an earlier charge: return the unused part, or charge the excess if ``cost`` is negative."""
         self._arrival -= cost / self.rate
 
-    def settle(self, reserved: float, used: float) -> None:
+    def settle(self, reserved: float, used: float, sent_at: float) -> None:  # noqa: ARG002 - for subclasses
         """Correct the charge of a request that has ended. ``used`` is what it really used; 0 if it was not served."""
         self.give_back(reserved - used)
+
+    def rejected(self, now: float) -> None:
+        """Record that a request was rejected because of overload."""
+
+
+PART, MINUTE = 0.25, 60.5
+"""``PART``: requests are counted by this part of a second. ``MINUTE``: seconds after which a part no longer counts: the part itself, and as
+long again for requests that reach the server late."""
+SPACED = 600.0
+"""Seconds after a reject for which requests are spaced evenly. Then it is tried again whether the provider takes them at once."""
+FADE, ROOM = 0.998, 0.05
+"""``FADE``: factor by which each request multiplies the largest recent cost. ``ROOM``: largest share (0 to 1) of a limit that is kept free
+for a request of that cost."""
+
+
+class MinuteLimit(Gcra):
+    """Limits the requests or the tokens in any minute. After a reject they are also spaced evenly."""
+
+    def __init__(self, per_minute: float) -> None:
+        super().__init__(per_minute / 60)
+        self._taken: dict[int, float] = {}  # part of a second -> cost of the requests sent in it, over the last minute
+        self._sum = 0.0
+        self._largest = 1.0  # largest recent cost of a request
+        self._spaced = per_minute < 1  # requests are spaced evenly
+        self._spaced_until = inf if self._spaced else -inf
+
+    @property
+    def ready_at(self) -> float:
+        at = super().ready_at if self._spaced else -inf
+        most = 60 * self.rate
+        over = self._sum + min(self._largest, ROOM * most) - most - 1e-6
+        if over > 0:
+            for part, cost in self._taken.items():
+                over -= cost
+                if over <= 0:
+                    return max(at, part * PART + MINUTE)
+        return at
+
+    def take(self, now: float, cost: float = 1.0) -> None:
+        taken, part = self._taken, int(now / PART)
+        while taken and (first := next(iter(taken))) * PART + MINUTE <= now:
+            self._sum -= taken.pop(first)
+        taken[part] = taken.get(part, 0.0) + cost
+        self._sum += cost
+        self._largest = max(cost, FADE * self._largest, 1.0)
+        self._spaced = now < self._spaced_until
+        if self._spaced:
+            super().take(now, cost)
+
+    def settle(self, reserved: float, used: float, sent_at: float) -> None:
+        part = int(sent_at / PART)
+        if part in self._taken:
+            self._taken[part] -= reserved - used
+            self._sum -= reserved - used
+        if self._spaced:
+            self.give_back(reserved - used)
+
+    def rejected(self, now: float) -> None:
+        if not self._spaced:
+            self._arrival = now
+        self._spaced, self._spaced_until = True, now + SPACED
 
 
 SPAN = 60

@@ -39,7 +39,7 @@ class TokenEstimator:
         pace = attempt.source.tokens
         if pace is None or not attempt.cost:  # nothing was charged, because there was no limit when it was sent
             return
-        pace.settle(attempt.cost, 0.0 if answer is None else self._used(attempt, answer))
+        pace.settle(attempt.cost, 0.0 if answer is None else self._used(attempt, answer), attempt.sent_at)
 
     def _used(self, attempt: Attempt, answer: Answer) -> float:
         """Return the tokens to charge for an answer, and update the estimates."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qreward.scheduler.limits.rate import BURST, FIRST_RAISE, SHARE, Gcra, LearnedRate
+from qreward.scheduler.limits.rate import BURST, FIRST_RAISE, MINUTE, SHARE, SPACED, Gcra, LearnedRate, MinuteLimit
 
 rates = st.floats(0.01, 1000)
 bursts = st.sampled_from([0.0, BURST, 1.0, 60.0])
@@ -55,6 +55,56 @@ def test_what_was_not_used_comes_back_but_is_not_saved_up_and_what_was_used_beyo
     pace.give_back(10_000.0)
     pace.take(50.0, cost=10.0)
     assert pace.ready_at == pytest.approx(51.0)
+
+
+@given(st.integers(1, 50), st.lists(st.floats(0, 40), min_size=2, max_size=60), st.sets(st.integers(0, 59), max_size=2))
+def test_in_no_minute_more_is_sent_than_a_configured_limit_allows_and_all_of_it_at_once(
+    most: int, gaps: list[float], rejects: set[int]
+) -> None:
+    limit, sends = MinuteLimit(most), []
+    for place, now in enumerate(accumulate(gaps)):
+        while limit.ready_at <= now:
+            limit.take(now)
+            sends.append(now)
+        if place in rejects:
+            limit.rejected(now)
+    assert len([each for each in sends if each == sends[0]]) == most
+    assert all(later - now >= 60 for now, later in zip(sends, sends[most:], strict=False))
+
+
+def test_a_sender_that_sends_as_soon_as_it_may_gets_a_configured_limit_every_minute() -> None:
+    limit, now = MinuteLimit(600), 0.0
+    for _ in range(6000):
+        now = max(now, limit.ready_at)
+        limit.take(now)
+    assert now == pytest.approx(9 * MINUTE, abs=0.5)
+
+
+def test_after_a_reject_requests_are_spaced_evenly_for_a_time() -> None:
+    limit = MinuteLimit(600)
+    for _ in range(20):
+        limit.take(0.0)
+    limit.rejected(0.0)
+    now, sends = 0.0, []
+    while now < SPACED - 1:
+        now = max(now, limit.ready_at)
+        limit.take(now)
+        sends.append(now)
+    assert all(later - then >= 0.9 for then, later in zip(sends, sends[11:], strict=False)), "the rate, and its burst"
+    limit.take(SPACED + 100.0)
+    assert limit.ready_at <= SPACED + 100.0
+
+
+def test_tokens_that_a_request_did_not_use_come_back_to_the_time_at_which_it_was_sent() -> None:
+    limit = MinuteLimit(1000)
+    limit.take(0.0, 900.0)
+    limit.take(30.0, 90.0)
+    assert limit.ready_at == pytest.approx(MINUTE), "room for 5 % is kept"
+    limit.settle(90.0, 10.0, 30.0)
+    assert limit.ready_at <= 30.0
+    limit.settle(900.0, 990.0, 0.0)
+    limit.take(MINUTE, 900.0)
+    assert limit.ready_at <= MINUTE, "only the second one still counts"
 
 
 def busy(pace: LearnedRate, start: float, seconds: int, per_second: int) -> float:

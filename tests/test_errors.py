@@ -71,7 +71,7 @@ def test_an_interrupted_batch_keeps_its_results_between_processes() -> None:
 
 
 def test_every_error_names_its_section_of_the_page_of_errors_and_one_without_a_section_names_that_of_its_base() -> None:
-    for module in ("bulk.journal", "integrations.areal", "integrations.roll.rewards"):
+    for module in ("bulk.journal", "integrations.areal", "integrations.roll"):
         importlib.import_module(f"qreward.{module}")  # they define errors that are not public
     headings = {line[3:].lower() for line in (ROOT / "docs/reference/errors.md").read_text().splitlines() if line.startswith("## ")}
     kinds = [QRewardError]

@@ -15,8 +15,7 @@ from types import SimpleNamespace
 
 import yaml
 
-from qreward.integrations.roll import DEADLINE, RewardUnavailable
-from qreward.integrations.roll.rewards import judge_rows, rows_of, settings_of
+from qreward.integrations.roll import DEADLINE, RewardUnavailable, judge_rows, rows_of, settings_of
 from qreward.integrations.trainers import RewardConfig, rewarder
 from qreward.testing import FakeEndpoint, FakeFleet, Faults, Latency
 

@@ -9,7 +9,7 @@ from typing import Any
 from qreward.errors import ConfigError
 from qreward.integrations.trainers import Adapter, Scored
 from qreward.integrations.trainers.settings import Source
-from qreward.integrations.trl import conversation
+from qreward.integrations.trainers.texts import conversation
 
 __all__ = ["DEADLINE", "score_group"]
 
@@ -22,7 +22,6 @@ ADAPTER = Adapter(
     columns={"prompt": ("prompt",), "response": ("response",), "reference": ("reference", "answer", "solution", "ground_truth")},
     missing="none",
     no_groups="",
-    varying=True,
 )
 _EFFECT = "; its trajectory leaves the group"
 
@@ -73,7 +72,7 @@ def _rows(trajectories: Sequence[Any], *, common: bool) -> list[dict[str, Any]]:
             for messages, (_, last) in zip(every, parts, strict=True)
         ]
     return [
-        {**each.metadata, "tools": each.tools, "prompt": prompt, "response": response}
+        {**each.metadata, "metadata": each.metadata, "tools": each.tools, "prompt": prompt, "response": response}
         for each, (prompt, response) in zip(trajectories, parts, strict=True)
     ]
 

@@ -1,7 +1,6 @@
 """Rewards of a judge or a reward model in ms-swift: a class for its registry of reward functions. This module does not import ms-swift.
 
-ms-swift runs asynchronous reward functions with ``asyncio.run``, so each batch has a new event loop. Requests are sent from another loop,
-which lasts, so that connections and measured limits outlive a batch.
+ms-swift runs each batch with ``asyncio.run``. Requests are sent from another loop, so that connections and limits outlive a batch.
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ from typing import Any
 
 from qreward.integrations.trainers import Adapter
 from qreward.integrations.trainers.settings import Source
-from qreward.integrations.trl import check_groups, rows_of
+from qreward.integrations.trainers.texts import rows_of
+from qreward.integrations.trl import check_groups
 
 __all__ = ["DEADLINE", "QRewardORM"]
 
@@ -56,12 +56,7 @@ class QRewardORM:
         ADAPTER.rewarder(self.settings)  # a wrong setting fails here, not at the first batch
 
     async def __call__(self, completions: Sequence[Any], messages: Sequence[Sequence[Any]], **columns: Any) -> list[float | None]:
-        """Return the rewards of a batch.
-
-        Args:
-            completions: the last message of each conversation.
-            messages: the conversations, which end with the completions.
-            columns: the columns of the dataset, and other arguments of ms-swift.
+        """Return the rewards of a batch, whose conversations (``messages``) end with the ``completions``.
 
         Raises:
             QRewardError: a reward is missing, and the settings name no number for it.

@@ -10,6 +10,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Callable, Container, Iterable, Iterator
+from functools import partial
 from math import inf
 from typing import Any, NamedTuple
 
@@ -68,9 +69,8 @@ def transport(
     The model in the body selects a route of ``client``, whose scheduler sends the request.
 
     Args:
-        client: an async or a blocking client. With either kind of client, the transport serves async and blocking
-            programs. Closing the client of the
-            SDK or of httpx does not close this client.
+        client: an async or a blocking client. With either kind of client, the transport serves async and blocking programs. Closing the
+            client of the SDK or of httpx does not close this client.
         priority: priority of all requests, 0 (most urgent) to 9.
         hedge: False for requests that must not be sent to two endpoints at once.
         tenant: tenant of all requests. Tenants that wait at the same priority get equal shares of the endpoints.
@@ -155,7 +155,7 @@ class Transport(_joined("AsyncBaseTransport", "BaseTransport")):  # type: ignore
     def __repr__(self) -> str:
         return f"<Transport of {self._client!r}>"
 
-    async def _answer(self, request: Any, body: bytes) -> OpenAIReply:
+    async def _answer(self, request: Any, body: bytes) -> Reply:
         """Return the reply to a request. Only ``CancelledError`` is raised.
 
         Only the request's timeout ``read`` applies. Without streaming, it covers the whole answer, including queueing and retries. With
@@ -163,10 +163,10 @@ class Transport(_joined("AsyncBaseTransport", "BaseTransport")):  # type: ignore
         """
         method, path = request.method, request.url.path.rstrip("/")
         seconds = (request.extensions.get("timeout") or {}).get("read")
+        route = route_of(path)
         try:
             if method == "GET" and (path.endswith("/models") or "/models/" in path):
                 return self._models(path.partition("/models")[2].removeprefix("/"))
-            route = route_of(path)
             if method != "POST" or route is None:
                 return not_offered(method, path)
             call = read(route, request.headers.items(), body)
@@ -178,15 +178,15 @@ class Transport(_joined("AsyncBaseTransport", "BaseTransport")):  # type: ignore
         except QRewardError as error:
             return refused(error)
 
-    def _models(self, name: str) -> OpenAIReply:
+    def _models(self, name: str) -> Reply:
         """Return the reply with one model, or with the patterns of all routes as they are."""
         if name:
-            self._runtime.pool(name)
-            return OpenAIReply(200, _headers(), _json(_model(name)))
-        listed = [_model(route.pattern) for route in self._client.list_routes()]
-        return OpenAIReply(200, _headers(), _json({"object": "list", "data": listed}))
+            self._runtime.pool(name)  # raises NoEndpoint
+        names = [name] if name else [route.pattern for route in self._client.list_routes()]
+        listed: list[dict[str, Any]] = [{"id": each, "object": "model", "created": 0, "owned_by": "qreward"} for each in names]
+        return _reply(200, listed[0] if name else {"object": "list", "data": listed})
 
-    async def _whole(self, call: WireRequest, seconds: float | None) -> OpenAIReply:
+    async def _whole(self, call: WireRequest, seconds: float | None) -> Reply:
         options = self._runtime.request_options(self._given)
         if seconds is not None:
             options = options._replace(timeout=min(seconds, inf if options.timeout is None else options.timeout))
@@ -197,9 +197,9 @@ class Transport(_joined("AsyncBaseTransport", "BaseTransport")):  # type: ignore
             call.inputs = call.codec.validate(call.inputs)
             result = await self._runtime.one(call, options)
         answer: Any = result._answered()  # raises the result's error
-        return OpenAIReply(200, _headers(**{"x-qreward-endpoint": result.endpoint}), strict(answer.body))
+        return _reply(200, strict(answer.body), **{"x-qreward-endpoint": result.endpoint})
 
-    async def _stream(self, call: WireRequest, seconds: float | None) -> OpenAIReply:
+    async def _stream(self, call: WireRequest, seconds: float | None) -> Reply:
         """Return the reply when the first token has arrived. If all attempts fail before that, the reply is an HTTP error."""
         params = {name: value for name, value in call.params.items() if name != "stream"}
         stream = self._runtime.stream(preparer(call.codec, call.model, {}, call.headers, params)(call.inputs), self._given)
@@ -212,42 +212,77 @@ class Transport(_joined("AsyncBaseTransport", "BaseTransport")):  # type: ignore
             await stream.aclose()
             raise paused_too_long(seconds, "before the first token") from None
         headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
-        return OpenAIReply(200, headers, Events(stream, seconds, wants_usage="stream_options" in params))
+        return Reply(200, headers, partial(EventStream, stream, seconds, "stream_options" in params))
 
 
-class _Body(_joined("AsyncByteStream", "SyncByteStream")):  # type: ignore[misc]
-    """The body of a streamed answer."""
+class EventStream(_joined("AsyncByteStream", "SyncByteStream")):  # type: ignore[misc]
+    """The body of a streamed answer: server-sent events. ``seconds`` is the maximum pause between two chunks; None means no limit.
 
-    def __init__(self, events: Events, package: Any, *, blocking: bool) -> None:
-        self._events, self._package = events, package
-        self._pieces = portal().iterate(events) if blocking else None
+    If the stream fails, the last event reports the error, and then the connection breaks. For a program that does not check events, a
+    failed stream would look like a short answer. The client always requests the chunk that reports the usage, because the scheduler learns
+    from it. It has no choices, so a program that did not request it may fail on it, and gets it only if ``wants_usage``.
+    """
+
+    def __init__(self, stream: Stream, seconds: float | None, wants_usage: bool, package: Any = httpx, blocking: bool = False) -> None:
+        self._stream, self._seconds, self._wants_usage, self._package = stream, seconds, wants_usage, package
+        self._pieces = portal().iterate(self) if blocking else None
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        try:
-            async for piece in self._events:
+        reader = StreamReader(self._stream, self._convert())
+        error: QRewardError | None = None
+        while error is None:
+            try:
+                async with asyncio.timeout(self._seconds):
+                    piece = await anext(reader)
+            except StopAsyncIteration:
+                yield b"data: [DONE]\n\n"
+                return
+            except QRewardError as failure:
+                error = failure
+            except TimeoutError:
+                error = paused_too_long(self._seconds, "during the answer")
+            else:
                 yield piece
-        except Broken as error:
-            raise self._package.RemoteProtocolError(str(error)) from None
+        yield event(json.dumps({"error": described(error)}).encode())
+        raise self._package.RemoteProtocolError(str(error))
 
     def __iter__(self) -> Iterator[bytes]:
         assert self._pieces is not None
-        try:
-            yield from self._pieces
-        except Broken as error:
-            raise self._package.RemoteProtocolError(str(error)) from None
+        yield from self._pieces
 
     async def aclose(self) -> None:
-        await self._events.aclose()
+        """Stop reading. When this method returns, the request is cancelled and its connection is closed."""
+        await self._stream.aclose()
 
     def close(self) -> None:
         assert self._pieces is not None
-        leave(self._pieces, self._events.aclose)
+        leave(self._pieces, self._stream.aclose)
+
+    def _convert(self) -> Callable[[ChatChunk], bytes | None]:
+        first = True
+
+        def convert(chunk: ChatChunk) -> bytes | None:
+            nonlocal first
+            if not self._wants_usage and tells_usage_only(chunk):
+                return None
+            body, first = in_pieces(chunk.body) if first else chunk.body, False
+            return event(strict(body))
+
+        return convert
 
 
-def _response(request: Any, reply: OpenAIReply, *, blocking: bool) -> Any:
+class Reply(NamedTuple):
+    """An HTTP response. A function makes the body of a stream for an HTTP library, and for blocking code or not."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes | Callable[[Any, bool], EventStream]
+
+
+def _response(request: Any, reply: Reply, *, blocking: bool) -> Any:
     package: Any = httpx if isinstance(request, httpx.Request) else httpx2
     status, headers, body = reply
-    content = {"content": body} if isinstance(body, bytes) else {"stream": _Body(body, package, blocking=blocking)}
+    content = {"content": body} if isinstance(body, bytes) else {"stream": body(package, blocking)}
     return package.Response(status, headers=headers, request=request, **content)
 
 
@@ -270,12 +305,7 @@ class PlainAnswer(msgspec.Struct, gc=False):
 
 
 class PlainCodec:
-    """Codec of a ``POST`` to one path. Requests are neither merged nor split.
-
-    Args:
-        path: path of the API, such as ``/completions``.
-        member: the member of the body that holds the inputs.
-    """
+    """Codec of a ``POST`` to one path, whose body has the inputs in ``member``. Requests are neither merged nor split."""
 
     def __init__(self, path: str, member: str) -> None:
         self.path, self._member = path, member
@@ -295,11 +325,7 @@ class PlainCodec:
         return inputs
 
     def estimate_tokens(self, call: WireRequest) -> tuple[float, float]:
-        """Return estimates of the input tokens and the output tokens.
-
-        The input tokens are estimated from the length of the inputs. The output tokens are estimated from ``max_tokens``, which only
-        completions have.
-        """
+        """Return estimates of the input tokens, by length, and of the output tokens, by ``max_tokens``, which only completions have."""
         inputs = call.inputs
         prompts = len(inputs) if isinstance(inputs, list) and inputs and not isinstance(inputs[0], int) else 1
         return characters(inputs) / CHARS_PER_TOKEN, most_output(call.params) * prompts
@@ -312,16 +338,15 @@ ROUTES: dict[str, tuple[str, Codec]] = {
     "/moderations": ("input", PlainCodec("/moderations", "input")),
     "/rerank": ("documents", PlainCodec("/rerank", "documents")),
 }
-"""The end of a path -> the member of the body that holds the inputs, and the codec. If several entries match a path, the first entry
-counts."""
+"""The end of a path -> the member of the body that holds the inputs, and the codec. The first entry that matches a path counts."""
 
 _OURS = frozenset({
     "host", "connection", "content-length", "content-type", "transfer-encoding", "accept", "accept-encoding", "user-agent",
     "authorization", "proxy-authorization", "api-key", "x-api-key", "cookie", "openai-organization", "openai-project",
     "traceparent", "tracestate", "baggage",
 })  # fmt: skip
-"""Headers that are not forwarded. They belong to the connection, to the account (each endpoint has its own), or to the client's spans."""
-_SDK = "x-stainless-"
+"""Headers that are not forwarded. They belong to the connection, to the account (each endpoint has its own), or to the client's spans.
+Those of the SDK, ``x-stainless-...``, are not forwarded either."""
 
 
 def route_of(path: str) -> str | None:
@@ -341,85 +366,18 @@ def read(route: str, headers: Iterable[tuple[str, str]], body: bytes) -> WireReq
     if not isinstance(model, str) or not model:
         raise BadRequest("the request has no model; set model='...' to a name that a route matches")
     member, codec = ROUTES[route]
-    return WireRequest(codec, model, params.pop(member, None), params, forwarded(headers))
-
-
-def forwarded(headers: Iterable[tuple[str, str]]) -> dict[str, str] | None:
-    """Return the headers that the program added, which are forwarded. Keys, and headers of the connection or the SDK, are left out."""
     named = ((name.lower(), value) for name, value in headers)
-    return {name: value for name, value in named if name not in _OURS and not name.startswith(_SDK)} or None
+    forwarded = {name: value for name, value in named if name not in _OURS and not name.startswith("x-stainless-")}
+    return WireRequest(codec, model, params.pop(member, None), params, forwarded or None)
 
 
 # replies
 
-DONE = b"data: [DONE]\n\n"
 _RAW = msgspec.json.Decoder(msgspec.Raw)
 
 
-class Broken(Exception):
-    """Raised by ``Events`` on the read after the event that reports an error.
-
-    The connection then breaks. For a program that does not check events, a failed stream would look like a short answer.
-    """
-
-
-class Events(AsyncIterator[bytes]):
-    """Iterates over the events of a stream that has begun. Each event is ``bytes``.
-
-    Args:
-        stream: the stream to read.
-        seconds: maximum pause between two chunks, in seconds; None means no limit.
-        wants_usage: whether the caller wants the chunk that reports the usage. The client always requests this chunk, because the scheduler
-            learns from it. The chunk has no choices, so a program that did not request the chunk may fail on it.
-    """
-
-    def __init__(self, stream: Stream, seconds: float | None, *, wants_usage: bool) -> None:
-        self._stream, self._seconds = stream, seconds
-        self._reader = StreamReader(stream, _event_of(wants_usage))
-        self._over = False
-        self._error: QRewardError | None = None
-
-    async def __anext__(self) -> bytes:
-        if self._error is not None:
-            raise Broken(str(self._error))
-        if self._over:
-            raise StopAsyncIteration
-        try:
-            async with asyncio.timeout(self._seconds):
-                return await anext(self._reader)
-        except StopAsyncIteration:
-            self._over = True
-            return DONE
-        except QRewardError as error:
-            self._error = error
-        except TimeoutError:
-            self._error = paused_too_long(self._seconds, "during the answer")
-        return event(_json({"error": described(self._error)}))
-
-    async def aclose(self) -> None:
-        """Stop reading. When this method returns, the request is cancelled and its connection is closed."""
-        await self._stream.aclose()
-
-
-def _event_of(wants_usage: bool) -> Callable[[ChatChunk], bytes | None]:
-    """Return a function that converts the chunks of a stream to events."""
-    first = True
-
-    def convert(chunk: ChatChunk) -> bytes | None:
-        nonlocal first
-        if not wants_usage and tells_usage_only(chunk):
-            return None
-        body, first = in_pieces(chunk.body) if first else chunk.body, False
-        return event(strict(body))
-
-    return convert
-
-
 def strict(body: bytes) -> bytes:
-    """Return JSON unchanged if a strict parser accepts it, and rewritten otherwise.
-
-    A strict parser rejects a byte order mark, bare control characters and invalid UTF-8.
-    """
+    """Return JSON unchanged if a strict parser accepts it, else rewritten without what such a parser rejects, such as wrong UTF-8."""
     try:
         _RAW.decode(body)
         _ = body.isascii() or body.decode()  # the decoder does not check the encoding
@@ -441,17 +399,13 @@ def in_pieces(body: bytes) -> bytes:
     choices = document.get("choices")
     if not isinstance(choices, list) or not any(isinstance(choice, dict) and "message" in choice for choice in choices):
         return body
-    return _json({**document, "object": "chat.completion.chunk", "choices": list(map(_choice_in_pieces, choices))})
-
-
-def _choice_in_pieces(choice: Any) -> Any:
-    if not isinstance(choice, dict):
-        return choice
-    message = choice.get("message")
-    delta = dict(message) if isinstance(message, dict) else {}
-    if isinstance(calls := delta.get("tool_calls"), list):
-        delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(calls)]
-    return {**{name: value for name, value in choice.items() if name != "message"}, "delta": delta}
+    for choice in choices:
+        if isinstance(choice, dict):
+            message = choice.pop("message", None)
+            choice["delta"] = delta = message if isinstance(message, dict) else {}
+            if isinstance(calls := delta.get("tool_calls"), list):
+                delta["tool_calls"] = [{"index": index, **call} for index, call in enumerate(calls)]
+    return json.dumps({**document, "object": "chat.completion.chunk"}).encode()
 
 
 def paused_too_long(seconds: float | None, when: str) -> RequestTimeout:
@@ -472,35 +426,36 @@ _STATUSES: tuple[tuple[type[QRewardError] | tuple[type[QRewardError], ...], int,
     ((errors.ConnectionFailed, errors.InvalidResponse, errors.StreamInterrupted), 502, ()),
     (QRewardError, 500, ()),
 )
-"""Error class, HTTP status of the reply, and statuses of the endpoint that replace this status. The first class that matches an error
-counts."""
+"""Error class, HTTP status of the reply, and statuses of the endpoint that replace this status. The first class that matches counts."""
 
 
-class OpenAIReply(NamedTuple):
-    """An HTTP response. The body may be a stream."""
-
-    status: int
-    headers: dict[str, str]
-    body: bytes | Events
-
-
-def not_offered(method: str, path: str) -> OpenAIReply:
+def not_offered(method: str, path: str) -> Reply:
     """Return a reply with status 404 that lists the supported requests."""
     offered = ", ".join(f"POST {route}" for route in ROUTES)
     words = f"qreward does not offer {method} {path}; it offers {offered} and GET /models. Send other requests to their server directly."
-    return OpenAIReply(404, _headers(**{"x-should-retry": "false"}), _json({"error": _error(words, 404, "not_offered")}))
+    return _reply(404, {"error": _error(words, 404, "not_offered")}, **{"x-should-retry": "false"})
 
 
-def refused(error: QRewardError) -> OpenAIReply:
+def refused(error: QRewardError) -> Reply:
     """Return the reply for a call that failed for good."""
     source = {"x-request-id": error.request_id, "x-qreward-endpoint": error.endpoint} if isinstance(error, RequestError) else {}
-    return OpenAIReply(status_of(error), _headers(**{"x-should-retry": "false", **source}), _json({"error": described(error)}))
+    return _reply(status_of(error), {"error": described(error)}, **{"x-should-retry": "false", **source})
 
 
 def described(error: QRewardError) -> dict[str, Any]:
-    """Return the ``error`` member of a body: message, type and code as in the OpenAI API, endpoint, and number of attempts."""
+    """Return the ``error`` member of a body: message, type and code as in the OpenAI API, endpoint, and number of attempts.
+
+    The code is the API's if programs check for it, and otherwise the name of the error class in snake case.
+    """
+    code = re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()
+    if isinstance(error, errors.NoEndpoint):
+        code = "model_not_found"
+    elif isinstance(error, errors.BadRequest) and is_too_long(ErrorBody(str(error))):
+        code = "context_length_exceeded"
+    elif isinstance(error, errors.RateLimited) and error.attempts and error.attempts[-1].outcome == "quota":
+        code = "insufficient_quota"
     sent = {"endpoint": error.endpoint, "attempts": len(error.attempts)} if isinstance(error, RequestError) else {}
-    return _error(str(error), status_of(error), _code(error)) | sent
+    return _error(str(error), status_of(error), code) | sent
 
 
 def status_of(error: QRewardError) -> int:
@@ -514,26 +469,8 @@ def _error(message: str, status: int, code: str) -> dict[str, Any]:
     return {"message": message, "type": f"{_TYPES.get(status, 'server')}_error", "param": None, "code": code}
 
 
-def _code(error: QRewardError) -> str:
-    """Return the API's error code if programs check for this code; otherwise, return the name of the error class in snake case."""
-    if isinstance(error, errors.NoEndpoint):
-        return "model_not_found"
-    if isinstance(error, errors.BadRequest) and is_too_long(ErrorBody(str(error))):
-        return "context_length_exceeded"
-    if isinstance(error, errors.RateLimited) and error.attempts and error.attempts[-1].outcome == "quota":
-        return "insufficient_quota"
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", type(error).__name__).lower()
-
-
-def _model(name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "qreward"}
-
-
-def _headers(**more: str | None) -> dict[str, str]:
-    """Return the headers in ASCII, as HTTP requires. Names of endpoints may be in any script."""
-    ascii_only = {name: value.encode("ascii", "backslashreplace").decode() for name, value in more.items() if value}
-    return {"content-type": "application/json", **ascii_only}
-
-
-def _json(document: dict[str, Any]) -> bytes:
-    return json.dumps(document).encode()
+def _reply(status: int, document: dict[str, Any] | bytes, **headers: str | None) -> Reply:
+    """Return a reply. Headers are ASCII, as HTTP requires; names of endpoints may be in any script."""
+    ascii_only = {name: value.encode("ascii", "backslashreplace").decode() for name, value in headers.items() if value}
+    body = document if isinstance(document, bytes) else json.dumps(document).encode()
+    return Reply(status, {"content-type": "application/json", **ascii_only}, body)

@@ -1,32 +1,28 @@
 """Rewards of a judge or a reward model in slime: functions for ``--custom-rm-path`` and related options. This module does not need slime.
 
-slime awaits the functions in one event loop of one process, with as many concurrent calls as there are samples. slime does not limit the
-time of a call, and an exception ends the run. slime needs a number for each sample, because None breaks its tensors. slime trains on the
-number unless ``sample.remove_sample`` is set. A sample that could not be judged is therefore removed from the loss, and its reward is
-chosen so that the reward hardly changes the baseline.
+slime awaits the functions in one event loop of one process, and an exception ends the run. slime needs a number for each sample, and trains
+on it unless ``sample.remove_sample`` is set. A sample that could not be judged is therefore removed from the loss, and its reward is chosen
+so that the reward hardly changes the baseline.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import defaultdict, deque
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from statistics import fmean, stdev
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from qreward.errors import QRewardError
 from qreward.integrations.trainers import Adapter, RewardConfig, Rewarder, Scored
-from qreward.integrations.trainers.rewarder import SPENT
 
 __all__ = ["DEADLINE", "group_reward", "normalize_rewards", "reward"]
 
 DEADLINE = 100.0
 """Default number of seconds for one reward. slime allows its own remote reward model 120 seconds per attempt."""
 SETTINGS = "qreward_config"
-"""Attribute of slime's arguments that holds the settings, or the path of the settings file. The file of ``--custom-config-path`` may set
-this attribute."""
+"""Attribute of slime's arguments with the settings or the path of their file. The file of ``--custom-config-path`` may set it."""
 NOTE = "qreward"
 """Key of ``sample.metadata`` under which the outcome of judging the sample is stored."""
 MEMORY = 1024
@@ -38,10 +34,9 @@ MOST_LOST = 1000
 CENTRED = ("grpo", "gspo", "cispo", "reinforce_plus_plus_baseline")
 """Values of ``--advantage-estimator`` for which slime subtracts the mean of the group from each reward."""
 SCALED = ("grpo", "gspo", "cispo")
-"""Values of ``--advantage-estimator`` for which slime also divides each reward by the standard deviation of the group, if
-``--grpo-std-normalization`` is set."""
+"""Those for which slime also divides by the standard deviation of the group, if ``--grpo-std-normalization`` is set."""
 EPSILON = 1e-6
-"""Number that is added to the standard deviation before a reward is divided by it. slime adds the same number."""
+"""Number that is added to the standard deviation before a reward is divided by it, as in slime."""
 
 _ADAPTER = Adapter(
     trainer="slime",
@@ -49,7 +44,6 @@ _ADAPTER = Adapter(
     columns={"prompt": ("prompt",), "response": ("response",), "reference": ("label",)},
     missing="none",  # see Fallbacks
     no_groups="where reward() has one sample; use --group-rm --custom-rm-path qreward.integrations.slime.group_reward",
-    varying=True,
 )
 _GROUPS = replace(_ADAPTER, no_groups="")
 _log = logging.getLogger("qreward.integrations.slime")
@@ -58,13 +52,8 @@ _log = logging.getLogger("qreward.integrations.slime")
 async def reward(args: Any, sample: Any, **kwargs: Any) -> Any:  # noqa: ARG001 - slime's signature
     """Score a sample, or each sample of a list. The option is ``--custom-rm-path qreward.integrations.slime.reward``.
 
-    Args:
-        args: slime's arguments.
-        sample: one ``Sample`` of slime, or a list of samples. slime passes a list if one generation produces several samples.
-
-    Returns:
-        The reward of the sample: a float, or a dict if ``--reward-key`` is set. In an evaluation, the reward is also a dict if
-        ``--eval-reward-key`` is set. For a list of samples, the result is a list of their rewards.
+    slime passes a list if one generation produces several samples; the result is then a list of their rewards. A reward is a float, or a
+    dict if ``--reward-key`` is set, or, in an evaluation, ``--eval-reward-key``.
 
     Raises:
         QRewardError: a reward is missing and ``on_failure`` is ``raise``, or ``MOST_LOST`` rewards in a row were missing.
@@ -91,46 +80,25 @@ async def group_reward(args: Any, samples: Sequence[Any], **kwargs: Any) -> list
 async def _rewards(args: Any, samples: Sequence[Any], adapter: Adapter = _ADAPTER) -> list[Any]:
     made = adapter.rewarder(getattr(args, SETTINGS, None))
     scored = await adapter.score(made, map(_row, samples))
-    keys = _keys(args, samples)
+    # slime passes no argument that shows whether it trains or evaluates; only training samples have a ``group_index``
+    evaluating = all(getattr(sample, "group_index", None) is None for sample in samples)
+    training_key, evaluation_key = getattr(args, "reward_key", None), getattr(args, "eval_reward_key", None)
+    keys = [key for key in (training_key, evaluation_key) if key] if training_key or evaluating else []
     values = [_value(each, keys) for each in scored]
-    fallback = Fallbacks.of(made, evaluating=_is_evaluation(samples)).fallback_for(values, scored)
+    fallbacks = _BY_REWARDER.setdefault(made, (Fallbacks(made.config), Fallbacks(made.config)))[evaluating]
+    fallback = fallbacks.fallback_for(values, scored)
     removes = isinstance(made.config.on_failure, str)
     return [_rewarded(sample, each, value, fallback, keys, removes) for sample, each, value in zip(samples, scored, values, strict=True)]
 
 
 def _row(sample: Any) -> dict[str, Any]:
-    """Return a mapping with the fields of a sample, its metadata as a whole, and the entries of the metadata.
-
-    If an entry has the name of a field, the mapping has only the field.
-    """
+    """Return the entries of the metadata of a sample as columns, the metadata as a whole, and the fields of the sample."""
     metadata = sample.metadata if isinstance(sample.metadata, dict) else {}
     return {**metadata, "metadata": metadata, "prompt": sample.prompt, "response": sample.response, "label": sample.label}
 
 
-def _keys(args: Any, samples: Sequence[Any]) -> list[str]:
-    """Return the keys under which slime looks up a reward. The list is empty if slime expects a number.
-
-    In an evaluation, slime may use the keys of ``--reward-key`` and ``--eval-reward-key``.
-    """
-    training, evaluation = getattr(args, "reward_key", None), getattr(args, "eval_reward_key", None)
-    if not training and not _is_evaluation(samples):
-        return []
-    return [key for key in (training, evaluation) if key]
-
-
-def _is_evaluation(samples: Sequence[Any]) -> bool:
-    """Return whether the samples belong to an evaluation.
-
-    slime passes no argument that shows whether it trains or evaluates. However, only training samples have a ``group_index``.
-    """
-    return all(getattr(sample, "group_index", None) is None for sample in samples)
-
-
 def _value(scored: Scored, keys: Sequence[str]) -> float | None:
-    """Return the value that slime will train on; None if there is no reward.
-
-    The value is the attribute of the verdict that has the name of one of ``keys``. Without such an attribute, the value is the score.
-    """
+    """Return the value that slime will train on: the first attribute of the verdict with one of the ``keys``, or the score, or None."""
     if scored.verdict is None:
         return None
     attributes = scored.verdict.attributes or {}
@@ -138,27 +106,25 @@ def _value(scored: Scored, keys: Sequence[str]) -> float | None:
 
 
 def _rewarded(sample: Any, scored: Scored, value: float | None, fallback: float, keys: Sequence[str], removes: bool) -> Any:
-    """Return the reward of a sample in slime's form. Store in the sample how it was judged, and whether it is removed from the loss."""
+    """Return the reward of a sample in slime's form: a number, or a mapping with ``keys``. Store in the sample how it was judged."""
     removed = value is None and removes
     if isinstance(sample.metadata, dict):
-        note = {"ok": scored.ok, "seconds": scored.seconds, "reason": scored.reason, "removed": removed}
-        sample.metadata[NOTE] = note | scored.metrics("", *SPENT)
+        sample.metadata[NOTE] = scored.metrics("") | {"ok": scored.ok, "reason": scored.reason, "removed": removed}
     if removed:
         sample.remove_sample = True
     number = fallback if value is None else value
     if not keys:
         return number
     attributes = (scored.verdict.attributes or {}) if scored.verdict is not None else {}
-    return scored.metrics("judge_", "ok", "seconds", *SPENT) | dict.fromkeys(keys, number) | dict(attributes)
+    return scored.metrics() | dict.fromkeys(keys, number) | dict(attributes)
 
 
 class Fallbacks:
-    """Chooses the rewards of samples that could not be judged.
+    """Chooses the rewards of samples that could not be judged, in training or in evaluation, whose samples differ.
 
-    If ``on_failure`` is a number, this number is the reward, and slime trains on it. If ``on_failure`` is ``raise``, the error is
-    raised. With any other value, the sample is removed from the loss, and its reward is the mean of the other rewards of the call. If the
-    call has no other reward, the reward is the mean of the last ``MEMORY`` rewards. If there are no earlier rewards, the reward is the
-    middle of the judge's range. After ``MOST_LOST`` failures in a row, the next error is raised.
+    A number in ``on_failure`` is the reward, and slime trains on it. With ``raise``, the error is raised. Otherwise the sample is removed
+    from the loss, and its reward is the mean of the other rewards of the call, else of the last ``MEMORY`` rewards, else the middle of the
+    judge's range. After ``MOST_LOST`` failures in a row, the next error is raised.
     """
 
     def __init__(self, config: RewardConfig) -> None:
@@ -167,32 +133,21 @@ class Fallbacks:
         self._failed = 0
         self._in_a_row = 0
 
-    @classmethod
-    def of(cls, made: Rewarder, *, evaluating: bool) -> Fallbacks:
-        """Return the fallbacks of a rewarder. Training and evaluation have separate fallbacks, because their samples differ."""
-        return _BY_REWARDER.setdefault(made, (cls(made.config), cls(made.config)))[evaluating]
-
     def fallback_for(self, values: Sequence[float | None], scored: Sequence[Scored]) -> float:
-        """Return the reward for the failed samples of a call, or raise the last error."""
-        failure = self._config.on_failure
-        error = self._count(scored)
+        """Return the reward for the failed samples of a call, or raise the last error. Every ``LOG_EVERY``-th failure is logged."""
+        failure, error = self._config.on_failure, None
+        for each in scored:
+            self._in_a_row = 0 if each.ok else self._in_a_row + 1
+            if each.error is not None:
+                error = each.error
+                if self._failed % LOG_EVERY == 0:
+                    _log.warning("%d rewards are missing so far; the last: %s", self._failed + 1, each.reason)
+                self._failed += 1
         if error is not None and (failure == "raise" or (isinstance(failure, str) and self._in_a_row > MOST_LOST)):
             raise error
         present = [value for value in values if value is not None]
         self._scores.extend(present)
         return fmean(present or self._scores or [middle(self._config)]) if isinstance(failure, str) else float(failure)
-
-    def _count(self, scored: Sequence[Scored]) -> QRewardError | None:
-        """Count the failures of a call, and return the last error or None. The first of every ``LOG_EVERY`` failures is logged."""
-        last = None
-        for each in scored:
-            self._in_a_row = 0 if each.ok else self._in_a_row + 1
-            if each.error is not None:
-                last = each.error
-                if self._failed % LOG_EVERY == 0:
-                    _log.warning("%d rewards are missing so far; the last: %s", self._failed + 1, each.reason)
-                self._failed += 1
-        return last
 
 
 _BY_REWARDER: WeakKeyDictionary[Rewarder, tuple[Fallbacks, Fallbacks]] = WeakKeyDictionary()
@@ -212,41 +167,26 @@ def middle(config: RewardConfig) -> float:
 def normalize_rewards(args: Any, samples: Sequence[Any]) -> tuple[list[float], list[float]]:
     """Return the raw rewards and the normalized rewards. Rewards are normalized within groups as in slime, but only over judged samples.
 
-    The option is ``--custom-reward-post-process-path qreward.integrations.slime.normalize_rewards``. slime computes the mean and the
-    standard deviation of a group over all samples. ``remove_sample`` excludes a sample only from the loss, so slime's own normalization
-    would include samples that were not judged. Samples with the same ``sample.group_index`` are a group. If a sample has no
-    ``group_index``, each ``args.n_samples_per_prompt`` consecutive samples are a group. A sample that was not judged gets a normalized
-    reward of 0, which means no advantage.
+    The option is ``--custom-reward-post-process-path qreward.integrations.slime.normalize_rewards``. ``remove_sample`` excludes a sample
+    only from the loss, so slime's own normalization would include samples that were not judged. Samples with the same
+    ``sample.group_index`` are a group; without it, each ``args.n_samples_per_prompt`` consecutive samples are. A sample that was not judged
+    gets a normalized reward of 0, which means no advantage.
     """
     raw = [sample.get_reward_value(args) for sample in samples]
     if args.advantage_estimator not in CENTRED or not args.rewards_normalization:
         return raw, raw
-    scales = args.advantage_estimator in SCALED and args.grpo_std_normalization
-    normal = [0.0] * len(raw)
-    for places in _groups(args, samples):
-        judged = [at for at in places if not _was_removed(samples[at])]
-        for at, value in zip(judged, _normalized([raw[at] for at in judged], scales=scales), strict=True):
-            normal[at] = value
-    return raw, normal
-
-
-def _was_removed(sample: Any) -> bool:
-    """Return whether a sample was removed from the loss because it could not be judged."""
-    metadata = sample.metadata if isinstance(sample.metadata, dict) else {}
-    return bool(metadata.get(NOTE, {}).get("removed"))
-
-
-def _groups(args: Any, samples: Sequence[Any]) -> Iterable[list[int]]:
     indexed = all(sample.group_index is not None for sample in samples)
     groups: dict[Hashable, list[int]] = defaultdict(list)
     for at, sample in enumerate(samples):
-        groups[sample.group_index if indexed else at // args.n_samples_per_prompt].append(at)
-    return groups.values()
-
-
-def _normalized(rewards: Sequence[float], *, scales: bool) -> list[float]:
-    if not rewards:
-        return []
-    mean = fmean(rewards)
-    deviation = stdev(rewards, mean) if len(rewards) > 1 else 0.0
-    return [(reward - mean) / (deviation + EPSILON if scales else 1.0) for reward in rewards]
+        noted = sample.metadata.get(NOTE, {}) if isinstance(sample.metadata, dict) else {}
+        if not noted.get("removed"):
+            groups[sample.group_index if indexed else at // args.n_samples_per_prompt].append(at)
+    normal = [0.0] * len(raw)
+    for judged in groups.values():
+        mean = fmean(raw[at] for at in judged)
+        scale = 1.0
+        if args.advantage_estimator in SCALED and args.grpo_std_normalization:
+            scale = (stdev([raw[at] for at in judged], mean) if len(judged) > 1 else 0.0) + EPSILON
+        for at in judged:
+            normal[at] = (raw[at] - mean) / scale
+    return raw, normal

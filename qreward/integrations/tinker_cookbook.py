@@ -1,7 +1,6 @@
 """Rewards of a judge or a reward model in tinker-cookbook: a mixin for its builders of groups. This module does not import tinker-cookbook.
 
-A rollout executor of tinker-cookbook runs each group with ``asyncio.run``, in threads or processes. Requests are sent from another loop,
-which lasts, so that connections and measured limits outlive a group.
+tinker-cookbook runs each group with ``asyncio.run``. Requests are sent from another loop, so that connections and limits outlive a group.
 """
 
 from __future__ import annotations

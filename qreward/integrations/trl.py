@@ -11,29 +11,25 @@ import inspect
 import math
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from statistics import fmean
 from typing import Any, Literal
 
-from qreward.codecs.chat import is_missing
 from qreward.errors import ConfigError
 from qreward.integrations.trainers import Adapter, RewardConfig, Rewarder, Scored
-from qreward.integrations.trainers.rewarder import SPENT, reward_of
+from qreward.integrations.trainers.rewarder import reward_of
 from qreward.integrations.trainers.settings import Failure, Source
+from qreward.integrations.trainers.texts import rows_of
 from qreward.judge.codec import encoded
 from qreward.judge.types import Scorer
 
 __all__ = ["DEADLINE", "combined", "judge_reward", "reward"]
 
 DEADLINE = 300.0
-"""Default number of seconds for one reward. TRL does not limit the time of a reward. However, all ranks wait for the slowest rank, and
-their collective operations time out after 1,800 seconds by default."""
+"""Default number of seconds for one reward. TRL has no limit, but waiting ranks time out after 1,800 s."""
 OLDEST = (1, 6)
 """First version of TRL that leaves a completion without any reward out of its group."""
-HANDLES = frozenset({"trainer_state", "log_extra", "log_metric", "environments"})
-"""Arguments that TRL passes besides the columns of the dataset."""
-
 Rewards = list[float | None]
 RewardFunction = Callable[..., Awaitable[Rewards]]
 
@@ -64,9 +60,9 @@ def reward(
         judge: a scorer, which replaces ``settings``: a ``Judge``, a ``RewardModelScorer``, or your own object with the same
             methods.
         name: name of the function in TRL's logs.
-        columns: field of the item -> column of the dataset; overrides the settings. By default, the prompt and the completion come from
-            TRL. The reference is by default the first of ``reference``, ``solution``, ``answer``, ``ground_truth`` that is present. Any
-            other field that the judge's prompt names is by default the column with this name.
+        columns: field of the item -> column of the dataset; overrides the settings. The reference is by default the first of ``reference``,
+            ``solution``, ``answer``, ``ground_truth`` that is present. Any other field that the judge's prompt names is by default the
+            column with this name.
         on_failure: what replaces a missing reward; overrides the settings. The value is ``none`` (needs TRL 1.6), ``raise``, or a number.
             The default is ``none`` if this is the only reward function of the trainer.
         deadline: seconds for one reward, which may need several requests; overrides the settings. The default is 300.
@@ -74,8 +70,8 @@ def reward(
 
     Raises:
         ConfigError: a setting is wrong, or a missing reward would be None and the installed TRL is older than 1.6. A call of the returned
-            function raises ``ConfigError`` if a column does not exist. It also raises ``ConfigError`` if the trainer has several
-            reward functions and ``on_failure`` was not chosen, because TRL would count a missing reward as 0.0.
+            function raises ``ConfigError`` if a column does not exist, or if the trainer has several reward functions and ``on_failure``
+            was not chosen, because TRL would count a missing reward as 0.0.
         ValueError: both ``settings`` and ``judge`` were passed.
 
     Example:
@@ -105,9 +101,8 @@ async def judge_reward(
 ) -> Rewards:
     """Return the rewards of a batch of completions. This is a reward function that TRL can call.
 
-    Unlike the functions that :func:`reward` returns, this function can be pickled. ``AsyncGRPOTrainer`` needs a function that can be
-    pickled, because it runs reward functions in a separate process. The settings are in the file that ``QREWARD_REWARD`` names, or are
-    given with ``functools.partial(judge_reward, settings="reward.yaml")``.
+    Unlike the functions that :func:`reward` returns, it can be pickled, which ``AsyncGRPOTrainer`` needs for its separate process. The
+    settings are in the file that ``QREWARD_REWARD`` names, or given with ``functools.partial(judge_reward, settings="reward.yaml")``.
     """
     return await _scored(_made(settings, None, "judge_reward"), "judge_reward", prompts, completions, given)
 
@@ -115,19 +110,17 @@ async def judge_reward(
 def combined(*functions: Callable[..., Any], weights: Sequence[float] | None = None, name: str = "combined") -> RewardFunction:
     """Return one reward function that combines several functions. The result for a completion is the weighted sum of their rewards.
 
-    If one of the functions has no reward for a completion, the sum is None. TRL then leaves the completion out of its group's baseline and
-    does not train on it, whatever the other functions return. Without ``combined``, TRL would count the missing reward as 0.0. All
-    functions run concurrently. Functions that are not async run in threads.
+    If one of the functions has no reward for a completion, the sum is None, and TRL does not train on the completion. Without ``combined``,
+    TRL would count the missing reward as 0.0. All functions run concurrently. Functions that are not async run in threads.
 
     Args:
         functions: the functions, as in ``reward_funcs``. Each function is called as TRL would call it.
         weights: the weights, as in ``reward_weights``. By default, each weight is 1.0.
-        name: name of the sum in TRL's logs. Each function is logged under the name that TRL would use. If several functions have the same
-            name, ``_2`` is appended to the second name, ``_3`` to the third, and so on.
+        name: name of the sum in TRL's logs. Each function is logged under the name that TRL would use.
 
     Raises:
-        ValueError: there is no function, or the numbers of functions and weights differ. A call of the returned function raises
-            ``ValueError`` if one of the functions returned too few or too many rewards.
+        ValueError: there is no function, two functions have the same name, or the numbers of functions and weights differ. A call of the
+            returned function raises ``ValueError`` if one of the functions returned too few or too many rewards.
         ConfigError: a call of the returned function raises ``ConfigError`` if a reward is missing and the installed TRL is older than 1.6.
 
     Example:
@@ -136,15 +129,24 @@ def combined(*functions: Callable[..., Any], weights: Sequence[float] | None = N
     shares = [1.0] * len(functions) if weights is None else list(weights)
     if not functions or len(shares) != len(functions):
         raise ValueError(f"combined() got {len(functions)} functions and {len(shares)} weights; pass a weight for each function")
-    labels = _labels(functions)
+    names = [*map(_name, functions)]
+    if same := [each for each, times in Counter(names).items() if times > 1]:
+        raise ValueError(f"combined() got {len(names)} functions, and {same[0]!r} is the name of several; give each a name of its own")
 
     async def total(prompts: Sequence[Any], completions: Sequence[Any], completion_ids: Any = None, **given: Any) -> Rewards:
         every = {"prompts": prompts, "completions": completions, "completion_ids": completion_ids, **given}
-        calls = zip(functions, labels, strict=True)
-        columns = await asyncio.gather(*(_called(function, _logging_as(label, function, every)) for function, label in calls))
-        for label, column in zip(labels, columns, strict=True):
-            _check(label, column, len(prompts), given)
-        rewards = [_sum(row, shares) for row in zip(*columns, strict=True)]
+        columns = await asyncio.gather(*(_called(function, every) for function in functions))
+        for each, column in zip(names, columns, strict=True):
+            if len(column) != len(prompts):
+                raise ValueError(f"the reward function {each!r} returned {len(column)} rewards for {len(prompts)} completions")
+            if (log_metric := given.get("log_metric")) is not None:
+                # All ranks must log this metric, even without a value. TRL before 1.14 gathers metrics by name, and waits forever for a
+                # rank that does not log one of these metrics.
+                log_metric(f"rewards/{each}/mean", mean([float(value) for value in column if not _missing(value)]))
+        rows = zip(*columns, strict=True)
+        rewards = [
+            None if any(map(_missing, row)) else sum(float(value) * share for value, share in zip(row, shares, strict=True)) for row in rows
+        ]
         if None in rewards:
             refuse_old_trl(name)
         return rewards
@@ -158,10 +160,8 @@ def _made(settings: Source, judge: Scorer | None, name: str, **overrides: Any) -
     if judge is not None and settings is not None:
         raise ValueError("pass settings or judge, not both")
     chosen = {key: value for key, value in overrides.items() if value is not None}
-    if judge is not None:
-        config = _ADAPTER.checked(
-            RewardConfig(reward_model=name, **chosen)
-        )  # validates ``chosen``; the model is a placeholder, because ``judge`` scores
+    if judge is not None:  # the name of the model stands for the scorer
+        config = _ADAPTER.checked(RewardConfig(reward_model=name, **chosen))
         made = Rewarder(judge, config.deadline or DEADLINE, config=config)
     else:
         made = _ADAPTER.rewarder(settings)
@@ -176,42 +176,33 @@ def _made(settings: Source, judge: Scorer | None, name: str, **overrides: Any) -
 
 async def _scored(made: Rewarder, name: str, prompts: Sequence[Any], completions: Sequence[Any], given: Mapping[str, Any]) -> Rewards:
     """Return the rewards in the order of the completions, and log metrics."""
-    refuse_silent_zeros(name, made.config.on_failure, given.get("log_metric"))
-    if made.config.rank is not None:
-        refuse_parts_of_groups(name, prompts, given.get("log_metric"))
-    step = getattr(given.get("trainer_state"), "global_step", None)
-    scored = await _ADAPTER.score(made, rows_of(prompts, completions, given), step=step)
-    _log(name, scored, given)
-    return [reward_of(each, made.config.on_failure, _ADAPTER.missing) for each in scored]
-
-
-def refuse_silent_zeros(name: str, on_failure: Failure, log_metric: Any) -> None:
-    """Raise ``ConfigError`` if the trainer has several reward functions and ``on_failure`` was not chosen.
-
-    TRL sums the rewards that are not ``None``. If another function returned a reward, a judge's failure therefore counts as 0.0. This must
-    not happen unless the user chose it.
-    """
+    log_metric = given.get("log_metric")
     trainer = getattr(log_metric, "__self__", None)  # the only way to reach the trainer and its other reward functions
     functions = getattr(trainer, "reward_funcs", ())
-    if on_failure == "default" and len(functions) > 1:
+    if made.config.on_failure == "default" and len(functions) > 1:  # a failure would count as 0.0, which the user must choose
         raise ConfigError(
             f"{name} is one of {len(functions)} reward functions, and TRL counts a missing reward of one of them as 0.0; "
             f"combine them by qreward.integrations.trl.combined(...), or choose on_failure: none (it counts as 0.0), raise, or a number"
         )
-
-
-def refuse_parts_of_groups(name: str, prompts: Sequence[Any], log_metric: Any) -> None:
-    """Raise ``ConfigError`` if this process has only some completions of a prompt. Ranks among them could not be compared with the others.
-
-    TRL gives each process ``per_device_train_batch_size`` completions, which may end within a group.
-    """
-    trainer = getattr(log_metric, "__self__", None)
-    training = getattr(getattr(trainer, "model", None), "training", True)
-    check_groups(name, prompts, getattr(trainer, "num_generations" if training else "num_generations_eval", None), training=training)
+    if made.config.rank is not None:
+        training = getattr(getattr(trainer, "model", None), "training", True)
+        check_groups(name, prompts, getattr(trainer, "num_generations" if training else "num_generations_eval", None), training=training)
+    step = getattr(given.get("trainer_state"), "global_step", None)
+    scored = await _ADAPTER.score(made, rows_of(prompts, completions, given), step=step)
+    if log_metric is not None:
+        for metric in Scored(None, None, 0.0).metrics(""):
+            total = mean if metric in ("ok", "seconds") else sum
+            log_metric(f"{name}/{metric}", total([each.metrics("")[metric] for each in scored]))
+    if (log_extra := given.get("log_extra")) is not None:
+        log_extra(f"{name}_error", [each.reason for each in scored])
+    return [reward_of(each, made.config.on_failure, _ADAPTER.missing) for each in scored]
 
 
 def check_groups(name: str, prompts: Sequence[Any], size: Any, *, training: bool = True) -> None:
-    """Raise ``ConfigError`` unless each prompt occurs ``size`` times, or a multiple of it. Do nothing if ``size`` is not a number."""
+    """Raise ``ConfigError`` unless each prompt occurs ``size`` times, or a multiple of it. Do nothing if ``size`` is not a number.
+
+    TRL gives each process ``per_device_train_batch_size`` completions, which may end within a group, whose ranks could not be compared.
+    """
     if not isinstance(size, int):
         return
     for count in Counter(map(encoded, prompts)).values():
@@ -239,51 +230,11 @@ def mean(values: Sequence[float]) -> float:
     return fmean(values) if values else math.nan
 
 
-def _log(name: str, scored: Sequence[Scored], given: Mapping[str, Any]) -> None:
-    if (log_metric := given.get("log_metric")) is not None:
-        log_metric(f"{name}/ok", mean([each.ok for each in scored]))
-        log_metric(f"{name}/seconds", mean([each.seconds for each in scored]))
-        for spent in SPENT:
-            log_metric(f"{name}/{spent}", sum(each.metrics("", spent)[spent] for each in scored))
-    if (log_extra := given.get("log_extra")) is not None:
-        log_extra(f"{name}_error", [each.reason for each in scored])
-
-
-def _labels(functions: Sequence[Callable[..., Any]]) -> list[str]:
-    """Return a name for each function. It is the name that TRL uses, with a number appended if an earlier function has this name."""
-    labels: list[str] = []
-    for name in map(_name, functions):
-        label, number = name, 1
-        while label in labels:
-            number += 1
-            label = f"{name}_{number}"
-        labels.append(label)
-    return labels
-
-
 def _name(function: Any) -> str:
     """Return the name of a function, as TRL's ``get_callable_name`` does."""
     while isinstance(function, functools.partial):
         function = function.func
     return getattr(function, "__name__", type(function).__name__)
-
-
-def _logging_as(label: str, function: Any, every: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the arguments of a function.
-
-    If the label of the function differs from its name, metrics that the function logs under its name get the label instead.
-
-    TRL keeps as many values of a column as there are completions. If two functions logged a column with one name, TRL would mix their
-    values.
-    """
-    name = _name(function)
-    if label == name:
-        return every
-
-    def under(log: Callable[[str, Any], object]) -> Callable[[str, Any], object]:
-        return lambda key, value: log(label + key.removeprefix(name) if key.startswith(name) else key, value)
-
-    return {**every, **{handle: under(every[handle]) for handle in ("log_metric", "log_extra") if every.get(handle) is not None}}
 
 
 async def _called(function: Callable[..., Any], every: Mapping[str, Any]) -> Any:
@@ -292,68 +243,6 @@ async def _called(function: Callable[..., Any], every: Mapping[str, Any]) -> Any
     return await asyncio.to_thread(function, **every)
 
 
-def _check(label: str, column: Sequence[Any], expected: int, given: Mapping[str, Any]) -> None:
-    if len(column) != expected:
-        raise ValueError(f"the reward function {label!r} returned {len(column)} rewards for {expected} completions")
-    if (log_metric := given.get("log_metric")) is not None:
-        # All ranks must log this metric, even without a value. TRL before 1.14 gathers metrics by name, and waits forever for a rank that
-        # does not log one of these metrics.
-        log_metric(f"rewards/{label}/mean", mean([float(value) for value in column if not _missing(value)]))
-
-
-def _sum(row: Sequence[float | None], shares: Sequence[float]) -> float | None:
-    if any(map(_missing, row)):
-        return None
-    return sum(float(value) * share for value, share in zip(row, shares, strict=True) if value is not None)
-
-
 def _missing(value: float | None) -> bool:
     """Return whether a reward is missing. A missing reward is None, or NaN, because TRL converts None to NaN. Infinity is no reward."""
     return value is None or not math.isfinite(value)
-
-
-def rows_of(prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield one row for each completion. A row has the values of the completion's columns, ``prompt`` and ``response``.
-
-    A column is a list with one value for each completion. Other arguments of TRL are left out.
-    """
-    lists = {
-        name: values
-        for name, values in columns.items()
-        if name not in HANDLES and isinstance(values, Sequence) and not isinstance(values, str | bytes)
-    }
-    for at, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
-        before, response = conversation(prompt, completion)
-        yield {**{name: values[at] for name, values in lists.items() if at < len(values)}, "prompt": before, "response": response}
-
-
-def conversation(prompt: Any, completion: Any) -> tuple[Any, Any]:
-    """Return the prompt and the last assistant message. Messages in between, such as tool results, join the prompt.
-
-    The message is its text, or a list with the message if it also has tool calls or other parts than texts. It is None if the completion
-    is None or has no assistant message, or if the last assistant message has neither content nor tool calls. A completion without a message
-    gets no reward.
-    """
-    if completion is None or isinstance(completion, str):
-        return prompt, completion
-    messages = list(completion)
-    last = next((at for at in reversed(range(len(messages))) if messages[at].get("role") == "assistant"), None)
-    if last is None:
-        return prompt, None
-    return _before(prompt, messages[:last]), None if is_missing(messages[last]) else _response(messages[last])
-
-
-def _before(prompt: Any, between: list[Any]) -> Any:
-    if not between:
-        return prompt
-    return [*([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt), *between]
-
-
-def _response(message: Mapping[str, Any]) -> Any:
-    content: Any = message.get("content")
-    if message.get("tool_calls") or message.get("function_call"):
-        return [message]
-    if isinstance(content, str):
-        return content
-    texts = [part["text"] for part in content if isinstance(part, Mapping) and isinstance(part.get("text"), str)]
-    return "\n".join(texts) if len(texts) == len(content) else [message]

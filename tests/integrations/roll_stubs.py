@@ -128,8 +128,5 @@ def installed() -> Iterator[None]:
         yield
     finally:
         for name in set(sys.modules) - set(before):
-            if name.partition(".")[0] in ("roll", "torch") or name in (
-                "qreward.integrations.roll.worker",
-                "qreward.integrations.roll.loop",
-            ):
+            if name.partition(".")[0] in ("roll", "torch") or name == "qreward.integrations.roll.worker":
                 del sys.modules[name]

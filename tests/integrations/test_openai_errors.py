@@ -15,7 +15,7 @@ from openai_tools import LIBRARIES, MODEL, ask, fleet_and_client, quick, request
 import qreward
 from qreward import BatchFailed, BatchInterrupted, Endpoint, Priority, QRewardClient, Retry, SyncQRewardClient, Timeouts, errors
 from qreward.codecs.chat_stream import ChatChunk
-from qreward.integrations.openai import BASE_URL, DONE, Broken, Events, described, event, refused, status_of, transport
+from qreward.integrations.openai import BASE_URL, EventStream, described, event, refused, status_of, transport
 from qreward.testing import FakeFleet, Faults, echo_of, run_in_virtual_time
 
 pytestmark = pytest.mark.real_time
@@ -216,12 +216,12 @@ class Paced:
 
 def test_the_timeout_of_the_sdk_is_that_of_each_pause_in_a_stream_and_not_of_all_of_it() -> None:
     async def main() -> None:
-        ended = Events(Paced(0.9, 0.9, 0.9), 1.0, wants_usage=True)  # type: ignore[arg-type]
-        assert [each async for each in ended] == [event(b"{}")] * 3 + [DONE]
-        broken = Events(Paced(0.9, 5.0), 1.0, wants_usage=True)  # type: ignore[arg-type]
+        ended = EventStream(Paced(0.9, 0.9, 0.9), 1.0, wants_usage=True)  # type: ignore[arg-type]
+        assert [each async for each in ended] == [event(b"{}")] * 3 + [b"data: [DONE]\n\n"]
+        broken = aiter(EventStream(Paced(0.9, 5.0), 1.0, wants_usage=True))  # type: ignore[arg-type]
         assert await anext(broken) == event(b"{}")
         assert b"nothing arrived for 1 s during the answer" in await anext(broken)
-        with pytest.raises(Broken):
+        with pytest.raises(httpx.RemoteProtocolError):
             await anext(broken)
 
     run_in_virtual_time(main())

@@ -84,8 +84,8 @@ def test_the_end_of_the_path_says_what_is_asked() -> None:
 
 def test_no_key_of_the_program_is_passed_on_however_it_is_written() -> None:
     given = [("AUTHORIZATION", "x"), ("Api-Key", "x"), ("X-Stainless-Lang", "x"), ("Cookie", "x"), ("X-Mine", "kept"), ("OpenAI-Beta", "y")]
-    assert asked.forwarded(given) == {"x-mine": "kept", "openai-beta": "y"}
-    assert asked.forwarded(given[:3]) is None
+    assert asked.read("/completions", given, b'{"model": "m"}').headers == {"x-mine": "kept", "openai-beta": "y"}
+    assert asked.read("/completions", given[:3], b'{"model": "m"}').headers is None
 
 
 def test_a_body_without_a_model_is_refused() -> None:

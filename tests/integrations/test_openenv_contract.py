@@ -65,18 +65,10 @@ async def stepped(rubric: Any, message: str | None) -> Any:
 @pytest.fixture
 def adapter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     stub_modules(monkeypatch, {"openenv.core.rubrics": {"Rubric": Rubric}, "openenv.core.llm_client": {"LLMClient": LLMClient}})
-    monkeypatch.delitem(sys.modules, "qreward.integrations.openenv.rubric", raising=False)
-    yield importlib.import_module("qreward.integrations.openenv.rubric")
-    sys.modules.pop("qreward.integrations.openenv.rubric", None)
+    monkeypatch.delitem(sys.modules, "qreward.integrations.openenv", raising=False)
+    yield importlib.import_module("qreward.integrations.openenv")
+    sys.modules.pop("qreward.integrations.openenv", None)
     close_all()
-
-
-def test_nothing_of_openenv_is_imported_before_a_name_is_asked_for() -> None:
-    import qreward.integrations.openenv as ours
-
-    assert "openenv" not in sys.modules
-    with pytest.raises(AttributeError, match="QRewardRubrik"):
-        _ = ours.QRewardRubrik
 
 
 def test_contract_a_step_in_a_thread_gets_the_reward_and_one_in_a_loop_awaits_it_and_both_are_recorded(

@@ -13,7 +13,7 @@ from ray_fakes import FakeRay, installed
 from shared_tools import until
 
 from qreward.batching.reward_buffer.schemas import InvalidScores
-from qreward.integrations.ray.backends import ScorerActor, ScorerSpec, accepted, portable
+from qreward.integrations.ray.backends import RemoteActor, ScorerActor, ScorerSpec, portable
 from qreward.integrations.ray.pool import rows_of
 
 pytestmark = pytest.mark.real_time
@@ -59,15 +59,19 @@ def test_what_cannot_score_is_refused_and_what_a_factory_makes_when_it_is_made()
         with pytest.raises(TypeError, match=says):
             ScorerSpec(scorer, **more)
     with pytest.raises(TypeError, match="Silent cannot be called"):
-        ScorerActor(ScorerSpec(Silent, factory=True), 1)
+        ScorerActor(ScorerSpec(Silent, factory=True))
 
 
-def test_a_scorer_is_given_as_many_lists_as_it_takes() -> None:
+async def test_a_scorer_is_given_as_many_lists_as_it_takes() -> None:
     columns: tuple[list[Any], ...] = (["a"], [{}])
-    assert accepted(plain, columns) == (["a"],)
-    assert accepted(lambda texts, metas: None, columns) == columns
-    assert accepted(lambda texts, metas=None: None, columns) == columns
-    assert accepted(lambda *lists: None, columns) == columns
+    table: list[tuple[Any, Any]] = [
+        (plain, ["a"]),
+        (lambda texts, metas: (texts, metas), columns),
+        (lambda texts, metas=None: (texts, metas), columns),
+        (lambda *lists: lists, columns),
+    ]
+    for scorer, given in table:
+        assert await ScorerActor(ScorerSpec(scorer)).score(columns) == given
 
 
 def leave(_: list[Any]) -> list[Any]:
@@ -85,7 +89,7 @@ async def test_an_actor_gives_what_the_scorer_raises_as_a_value_and_lives_on() -
         (leave, RuntimeError, "the scorer raised SystemExit: 1", "in leave"),
     ]
     for scorer, kind, says, place in table:
-        well, error = await ScorerActor(ScorerSpec(scorer), 1).run((["a"],))
+        well, error = await RemoteActor(ScorerSpec(scorer)).run((["a"],))
         assert (well, type(error), str(error)) == (False, kind, says)
         assert error.__notes__[0].startswith("In the actor:\nTraceback")
         assert kind is RuntimeError or place in error.__notes__[0]
@@ -97,7 +101,7 @@ async def test_exceptions_that_cannot_travel_say_the_same_in_another_type() -> N
 
     held = ValueError(threading.Lock())
     results: list[Any] = [1, ValueError("fine"), Unpicklable("a", "b"), Local("here"), held]
-    well, given = await ScorerActor(ScorerSpec(lambda items: results), 1).run((["a"],))
+    well, given = await RemoteActor(ScorerSpec(lambda items: results)).run((["a"],))
     assert well
     assert [type(one) for one in given] == [int, ValueError, RuntimeError, RuntimeError, RuntimeError]
     assert str(given[2]) == "Unpicklable: a and b"
@@ -114,8 +118,8 @@ async def test_an_actor_awaits_the_scorer_or_runs_it_in_a_thread_with_which_a_ba
         assert gate.wait(60)
         return items
 
-    assert await ScorerActor(ScorerSpec(Model, method="later"), 2).run((["a"],)) == (True, ["a"])
-    call = asyncio.ensure_future(ScorerActor(ScorerSpec(lambda: blocking, factory=True), 1).run((["a"],)))
+    assert await ScorerActor(ScorerSpec(Model, method="later")).score((["a"],)) == ["a"]
+    call = asyncio.ensure_future(ScorerActor(ScorerSpec(lambda: blocking, factory=True)).score((["a"],)))
     await until(begun.is_set)
     call.cancel()
     await asyncio.sleep(0.01)
@@ -123,7 +127,7 @@ async def test_an_actor_awaits_the_scorer_or_runs_it_in_a_thread_with_which_a_ba
     gate.set()
     with pytest.raises(asyncio.CancelledError):
         await call
-    assert await ScorerActor(ScorerSpec(blocking), 2).run((["b"],)) == (True, ["b"])
+    assert await ScorerActor(ScorerSpec(blocking)).score((["b"],)) == ["b"]
     assert threading.main_thread() not in threads
 
 
@@ -135,7 +139,7 @@ async def test_a_scorer_is_asked_to_put_away_what_it_has() -> None:
             closed.append(self)
 
     for spec in (ScorerSpec(Tidy, method="later"), ScorerSpec(Model, method="later"), ScorerSpec(Model)):
-        await ScorerActor(spec, 1).end()
+        await ScorerActor(spec).end()
     assert len(closed) == 1
 
 

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.real_time
 
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRay]:
-    monkeypatch.setattr("qreward.integrations.ray.supervisor.FIRST_DELAY", 0.0001)
-    monkeypatch.setattr("qreward.integrations.ray.supervisor.LONGEST_DELAY", 0.001)
+    monkeypatch.setattr("qreward.integrations.ray.pool.FIRST_DELAY", 0.0001)
+    monkeypatch.setattr("qreward.integrations.ray.pool.LONGEST_DELAY", 0.001)
     yield from installed(monkeypatch)
 
 

@@ -14,14 +14,14 @@ from shared_tools import until
 from qreward.batching.reward_buffer.schemas import InvalidScores
 from qreward.errors import ClientClosed, ConfigError, RequestTimeout
 from qreward.integrations.ray import ActorDied, ScorerPool
-from qreward.integrations.ray import supervisor as supervisor_module
+from qreward.integrations.ray import pool as pool_module
 
 pytestmark = pytest.mark.real_time
 
 
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeRay]:
-    monkeypatch.setattr(supervisor_module, "FIRST_DELAY", 0.001)
+    monkeypatch.setattr(pool_module, "FIRST_DELAY", 0.001)
     Scorer.gate.clear()
     yield from installed(monkeypatch)
     Scorer.gate.set()
@@ -196,7 +196,7 @@ async def test_an_awaited_scorer_is_cancelled_in_its_actor(ray: FakeRay) -> None
 async def test_a_batch_that_takes_too_long_fails_and_its_actor_is_made_again_if_it_does_not_let_go(
     ray: FakeRay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor_module, "GRACE", 0.01)
+    monkeypatch.setattr(pool_module, "GRACE", 0.01)
     async with ScorerPool(Scorer, batch_timeout=1.0) as pool:
         with pytest.raises(RequestTimeout, match=r"Scorer gave no result within the batch_timeout of 1 s"):
             await pool(["wait"])
@@ -206,7 +206,7 @@ async def test_a_batch_that_takes_too_long_fails_and_its_actor_is_made_again_if_
 
 
 async def test_those_beside_a_batch_that_hangs_are_sent_again_without_blame(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor_module, "GRACE", 0.0)
+    monkeypatch.setattr(pool_module, "GRACE", 0.0)
     meet = threading.Barrier(2)
 
     def scorer(texts: list[str]) -> list[int]:
@@ -219,13 +219,13 @@ async def test_those_beside_a_batch_that_hangs_are_sent_again_without_blame(ray:
     async with ScorerPool(scorer, max_concurrent_batches=3) as pool:
         hangs = asyncio.ensure_future(pool(["hang"]))
         await until(lambda: busy(ray) == 1)
-        assert pool._supervisor is not None
-        (actor,) = pool._supervisor.ready
+        assert pool._actors is not None
+        (actor,) = pool._actors.ready
         beside = [asyncio.ensure_future(pool([name])) for name in ("a", "bb")]
         await until(lambda: busy(ray) == 3)
         hangs.cancel()
         await asyncio.wait([hangs])
-        pool._supervisor._loop.call_soon_threadsafe(pool._supervisor.kill_if_busy, actor, asyncio.Future())  # as when its time is over
+        pool._actors.loop.call_soon_threadsafe(pool._actors.kill_if_busy, actor, asyncio.Future())  # as when its time is over
         assert await asyncio.gather(*beside) == [[1], [2]]
         assert (pool.stats().deaths, pool.stats().poisonous) == (1, 0)
 
@@ -278,25 +278,19 @@ async def test_close_finishes_what_is_under_way_asks_the_scorer_to_put_away_and_
 
 
 async def test_what_comes_while_the_pool_ends_is_not_cancelled(ray: FakeRay) -> None:
-    """A second close returns, and a batch fails with ``ClientClosed``."""
+    """Every close returns, and a batch fails with ``ClientClosed``."""
     pool = ScorerPool(Scorer)
-    await pool(["late"])
-    supervisor, loop, late = pool._supervisor, asyncio.get_running_loop(), list[Any]()
-    assert supervisor is not None
-    stop = supervisor._stop_actors
-
-    async def stop_at_last() -> None:
-        await stop()
-        if supervisor._stop.is_set():
-            late.extend((supervisor.close(True, loop), supervisor.submit(lambda: supervisor.run((["late"],), False, loop), loop)))
-
-    supervisor._stop_actors = stop_at_last  # type: ignore[method-assign]
-    await pool.close()
-    await until(lambda: len(late) == 2)
-    closed, batch = await asyncio.gather(*map(asyncio.wrap_future, late), return_exceptions=True)
-    assert closed is None
-    assert isinstance(batch, ClientClosed)
+    await pool(["early"])
+    closes = [asyncio.ensure_future(pool.close()) for _ in range(3)]
+    await asyncio.sleep(0)  # they have begun
+    closes[1].cancel()
+    while not closes[2].done():
+        with pytest.raises(ClientClosed):
+            await pool(["late"])
+        await asyncio.sleep(0)
+    assert [close.cancelled() for close in closes] == [False, True, False]
     assert not ray.living
+    await pool.close()
 
 
 async def test_close_without_draining_fails_everything_and_kills_the_actors(ray: FakeRay) -> None:
@@ -309,13 +303,13 @@ async def test_close_without_draining_fails_everything_and_kills_the_actors(ray:
     never_used = ScorerPool(Scorer)
     await never_used.close()
     with pytest.raises(ClientClosed):
-        never_used.start()
+        await never_used([])
     assert len(ray.actors) == 1
 
 
 def test_several_loops_share_the_actors(ray: FakeRay) -> None:
     pool = ScorerPool(Scorer, actors=2)
-    pool.start()
+    asyncio.run(pool([]))
     found: dict[int, Any] = {}
 
     def work(number: int) -> None:

@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 import roll_stubs
-from adapter_fakes import FakeScorer, made_of, number_or_late
+from adapter_fakes import REWARDER, FakeScorer, made_of, number_or_late
 from roll_stubs import FLAG, DataProto, Dispatch, tensor
 
 from qreward.errors import ConfigError
 from qreward.integrations import roll
-from qreward.integrations.roll.rewards import MOST_DROPPED
-from qreward.integrations.trainers import adapter
+from qreward.integrations.roll import MOST_DROPPED
 
 pytestmark = pytest.mark.real_time
 
@@ -30,7 +29,7 @@ def stubs() -> Iterator[None]:
 
 def started(monkeypatch: pytest.MonkeyPatch, scorer: FakeScorer, **settings: Any) -> Any:
     """A worker as ROLL makes it and initializes it."""
-    monkeypatch.setattr(adapter, "rewarder", lambda config, deadline: made_of(scorer, deadline))
+    monkeypatch.setattr(REWARDER, "rewarder", lambda config, deadline: made_of(scorer, deadline))
     keys = {"judge_model_name": "judge-7b", "judge_prompt": None, "judge_model_type": "api", "judge_api_url": "http://127.0.0.1:9/v1"}
     config = SimpleNamespace(**keys, judge_api_key="k", reward_manager_config=[settings], system_envs={})
     worker = roll.JudgeRewardWorker(worker_config=config)

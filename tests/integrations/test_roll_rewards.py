@@ -10,12 +10,22 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from adapter_fakes import FakeScorer, made_of, number_or_late
+from adapter_fakes import REWARDER, FakeScorer, made_of, number_or_late
 
 from qreward.errors import ConfigError, RequestTimeout
-from qreward.integrations.roll import INVALID, InvalidGroupFilter, judge
-from qreward.integrations.roll.rewards import METRICS, MOST_DROPPED, Drops, RewardUnavailable, failure_of, judge_rows, rows_of, settings_of
-from qreward.integrations.trainers import RewardConfig, Rewarder, adapter
+from qreward.integrations.roll import (
+    INVALID,
+    MOST_DROPPED,
+    Drops,
+    InvalidGroupFilter,
+    RewardUnavailable,
+    failure_of,
+    judge,
+    judge_rows,
+    rows_of,
+    settings_of,
+)
+from qreward.integrations.trainers import RewardConfig, Rewarder
 from qreward.reasons import WAITING
 
 
@@ -31,7 +41,12 @@ async def test_scores_come_in_order_with_a_number_for_each_row_in_each_metric() 
     scores, metrics = await judged(made_of(FakeScorer(number_or_late)), rows("0.25", "1", "-3"))
     assert scores == [0.25, 1.0, -3.0]
     assert {name: len(values) for name, values in metrics.items()} == dict.fromkeys(
-        (*(f"judge/{name}" for name in METRICS if name != "waiting"), "judge/errors", *(f"judge/waiting_for_{code}" for code in WAITING)), 3
+        (
+            *(f"judge/{name}" for name in ("ok", "seconds", "tokens", "cost", "unreported")),
+            "judge/errors",
+            *(f"judge/waiting_for_{code}" for code in WAITING),
+        ),
+        3,
     )
     assert metrics["judge/ok"] == [1.0] * 3
     assert metrics["judge/tokens"] == [7.0] * 3
@@ -80,15 +95,15 @@ def test_a_column_of_another_length_belongs_to_no_row() -> None:
 
 
 def test_drops_in_a_row_end_in_an_error_that_travels_and_one_that_is_kept_begins_anew() -> None:
-    drops = Drops("prompts", most=3)
-    for kept in (True, False):
-        for _ in range(2):
-            drops.dropped()
+    drops = Drops("prompts")
+    for _ in range(2):
+        drops.in_a_row += MOST_DROPPED - 1
         drops.check("429")
-        if kept:
-            drops.kept()
-    drops.dropped()
-    with pytest.raises(RewardUnavailable, match=r"3 prompts in a row were dropped, because rewards are missing\. The last: 429") as raised:
+        drops.in_a_row = 0
+    drops.in_a_row += MOST_DROPPED
+    with pytest.raises(
+        RewardUnavailable, match=r"100 prompts in a row were dropped, because rewards are missing\. The last: 429"
+    ) as raised:
         drops.check("429")
     again = pickle.loads(pickle.dumps(raised.value))  # the way through Ray
     assert (type(again), str(again)) == (RewardUnavailable, str(raised.value))
@@ -101,7 +116,7 @@ def test_drops_in_a_row_end_in_an_error_that_travels_and_one_that_is_kept_begins
 def scorer(monkeypatch: pytest.MonkeyPatch) -> FakeScorer:
     """Who judges in :func:`judge`; ``settings`` there are on_failure."""
     made = FakeScorer(number_or_late)
-    monkeypatch.setattr(adapter, "rewarder", lambda settings, deadline: made_of(made, deadline, **(settings or {})))
+    monkeypatch.setattr(REWARDER, "rewarder", lambda settings, deadline: made_of(made, deadline, **(settings or {})))
     return made
 
 

@@ -36,9 +36,9 @@ class BaseTextEnv:
 @pytest.fixture
 def adapter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     stub_modules(monkeypatch, {"skyrl_gym.envs.base_text_env": {"BaseTextEnv": BaseTextEnv}})
-    monkeypatch.delitem(sys.modules, "qreward.integrations.skyrl.env", raising=False)
-    yield importlib.import_module("qreward.integrations.skyrl.env")
-    sys.modules.pop("qreward.integrations.skyrl.env", None)
+    monkeypatch.delitem(sys.modules, "qreward.integrations.skyrl", raising=False)
+    yield importlib.import_module("qreward.integrations.skyrl")
+    sys.modules.pop("qreward.integrations.skyrl", None)
     close_all()
 
 
@@ -52,14 +52,6 @@ def episode(cls: Any, action: str | None, extras: Any = None) -> tuple[Any, dict
     metrics = env.get_metrics()
     env.close()
     return output["reward"], metrics
-
-
-def test_nothing_of_skyrl_is_imported_before_the_environment_is_asked_for() -> None:
-    import qreward.integrations.skyrl as ours
-
-    assert "skyrl_gym" not in sys.modules
-    with pytest.raises(AttributeError, match="QRewardEnw"):
-        _ = ours.QRewardEnw
 
 
 def test_contract_an_entry_point_makes_it_with_configuration_and_extras_and_it_is_blocking(adapter: Any, scorer: FakeScorer) -> None:

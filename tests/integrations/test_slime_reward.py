@@ -10,13 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from adapter_fakes import FakeScorer, made_of, number_or_late
+from adapter_fakes import REWARDER, FakeScorer, made_of, number_or_late
 from hypothesis import given
 from hypothesis import strategies as st
 
 from qreward.errors import RequestTimeout
 from qreward.integrations import slime
-from qreward.integrations.trainers import Rewarder, adapter
+from qreward.integrations.trainers import Rewarder
 
 
 @dataclass
@@ -43,7 +43,7 @@ class World:
         self.scorer = FakeScorer(number_or_late)
         self.made: Rewarder = made_of(self.scorer)
         self.asked: list[Any] = []
-        monkeypatch.setattr(adapter, "rewarder", self._rewarder)
+        monkeypatch.setattr(REWARDER, "rewarder", self._rewarder)
 
     def _rewarder(self, source: Any, deadline: float) -> Rewarder:
         self.asked.append((source, deadline))

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from trainers_tools import REWARDER
 
 from qreward import ConfigError
-from qreward.integrations.trainers import clients
-from qreward.integrations.trainers.rewarder import close_all, rewarder
+from qreward.integrations.trainers.rewarder import close_all, rewarder, shared_client
 from qreward.runtime import runtime_of
 
 
@@ -32,14 +32,14 @@ def fleet(*hosts: str) -> dict[str, Any]:
 
 
 def look() -> bool:
-    (shared,) = clients._made
+    (shared,) = REWARDER._CLIENTS
     assert shared.watcher is not None
     assert shared.watcher.running
     return shared.watcher.poll_once()
 
 
 def names() -> list[str]:
-    (shared,) = clients._made
+    (shared,) = REWARDER._CLIENTS
     return list(shared.client.stats())
 
 
@@ -84,17 +84,17 @@ def test_a_fault_in_the_file_is_logged_once_and_changes_nothing(tmp_path: Path, 
 def test_settings_that_come_from_no_file_are_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("QREWARD_CONFIG", raising=False)
     rewarder({"client": fleet("a"), "judge": {"model": "judge-7b"}}, deadline=60)
-    (shared,) = clients._made
+    (shared,) = REWARDER._CLIENTS
     assert shared.watcher is None
     with pytest.raises(ConfigError):
-        clients.shared_client()
+        shared_client()
 
 
 def test_the_watcher_ends_with_its_client(tmp_path: Path) -> None:
     file = tmp_path / "reward.json"
     write(file, {"client": fleet("a"), "reward_model": "judge-7b"})
     rewarder(str(file), deadline=60)
-    (shared,) = clients._made
+    (shared,) = REWARDER._CLIENTS
     close_all()
     assert shared.watcher is not None
     assert not shared.watcher.running

@@ -16,8 +16,8 @@ from qreward.cli.run import run
 from qreward.errors import BadRequest, ConfigError, QRewardError, RequestTimeout
 from qreward.integrations import slime, verl
 from qreward.integrations.areal import ADAPTER as AREAL
-from qreward.integrations.openrlhf.reward_func import ADAPTER as OPENRLHF
-from qreward.integrations.roll.rewards import ADAPTER as ROLL
+from qreward.integrations.openrlhf import ADAPTER as OPENRLHF
+from qreward.integrations.roll import ADAPTER as ROLL
 from qreward.integrations.trainers import RewardConfig, Rewarder, load_reward_config
 from qreward.integrations.trl import reward
 from qreward.judge.ranking import Ranking

@@ -15,7 +15,8 @@ from adapter_fakes import SETTINGS, FakeScorer, installed
 
 from qreward.errors import ConfigError
 from qreward.integrations import trl as adapter
-from qreward.integrations.trl import combined, conversation, judge_reward, reward, rows_of
+from qreward.integrations.trainers.texts import conversation, rows_of
+from qreward.integrations.trl import combined, judge_reward, reward
 
 pytestmark = pytest.mark.real_time
 
@@ -61,31 +62,18 @@ async def test_a_rank_without_a_value_logs_the_names_that_the_others_log_for_trl
     assert math.isnan(ranks[2][0]["rewards/judge/mean"])
 
 
-async def test_functions_of_one_name_are_logged_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_functions_of_one_name_are_refused_because_their_logs_would_be_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch)
-    metrics: dict[str, list[float]] = {}
-    columns: dict[str, list[Any]] = {}
-    made = combined(
-        functools.partial(scaled, by=1.0),
-        functools.partial(functools.partial(scaled, by=3.0)),
-        reward(SETTINGS),
-        reward({**SETTINGS, "deadline": 7.0}),
-        weights=[1.0, 1.0, 0.0, 0.0],
-    )
-    handles = {
-        "log_metric": lambda name, value: metrics.setdefault(name, []).append(value),
-        "log_extra": lambda name, values: columns.setdefault(name, []).extend(values),
-    }
-    assert await called(made, "1", "0.5", **handles) == [4.0, 12.0]
-    assert {name: values for name, values in metrics.items() if name.startswith("rewards/")} == {
-        "rewards/scaled/mean": [2.0],
-        "rewards/scaled_2/mean": [6.0],
-        "rewards/judge/mean": [0.75],
-        "rewards/judge_2/mean": [0.75],
-    }
-    assert {name: len(values) for name, values in metrics.items()} == dict.fromkeys(metrics, 1)
-    assert {"judge/ok", "judge_2/ok"} <= metrics.keys()
-    assert columns == {"judge_error": ["", ""], "judge_2_error": ["", ""]}  # one value for each completion
+    for functions, name in (
+        ((functools.partial(scaled, by=1.0), functools.partial(functools.partial(scaled, by=3.0))), "scaled"),
+        ((reward(SETTINGS), reward({**SETTINGS, "deadline": 7.0})), "judge"),
+    ):
+        with pytest.raises(ValueError, match=f"'{name}' is the name of several; give each a name of its own"):
+            combined(*functions)
+    metrics: dict[str, float] = {}
+    made = combined(functools.partial(scaled, by=3.0), reward(SETTINGS), reward(SETTINGS, name="second"), weights=[1.0, 0.0, 0.0])
+    assert await called(made, "1", "0.5", log_metric=metrics.__setitem__) == [3.0, 9.0]
+    assert {"rewards/scaled/mean", "rewards/judge/mean", "rewards/second/mean", "judge/ok", "second/ok"} <= metrics.keys()
 
 
 def scaled(completions: list[str], by: float, **given: Any) -> list[float]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +47,6 @@ def judge_of(adapter: Any, **config: Any) -> Any:
             return float(json.loads(response.text)["score"])
 
     return Correctness(adapter.FleetJudgeConfig(model="judge-7b", **config))
-
-
-def test_nothing_of_verifiers_is_imported_before_a_name_is_asked_for() -> None:
-    import qreward.integrations.verifiers as ours
-
-    assert "verifiers" not in sys.modules
-    with pytest.raises(AttributeError, match="FleetJugde"):
-        _ = ours.FleetJugde
 
 
 def test_contract_complete_has_the_signature_that_verifiers_calls_and_the_base_classes_are_checked(adapter: Any) -> None:

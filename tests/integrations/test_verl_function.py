@@ -14,9 +14,8 @@ import pytest
 from adapter_fakes import REWARDER, SETTINGS, FakeScorer, configured, installed
 
 from qreward.errors import ConfigError, RequestTimeout
-from qreward.integrations.verl import DEADLINE, compute_score
-from qreward.integrations.verl import function as function_module
-from qreward.integrations.verl.function import plain, settings_of
+from qreward.integrations import verl as function_module
+from qreward.integrations.verl import DEADLINE, compute_score, plain, settings_of
 
 KEYS = ["score", "judge_ok", "judge_error", "judge_seconds", "judge_tokens", "judge_cost", "judge_unreported"]
 

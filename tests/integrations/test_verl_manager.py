@@ -12,7 +12,6 @@ from adapter_fakes import SETTINGS, FakeScorer, installed, stub_modules
 
 import qreward.integrations.verl as adapter
 from qreward.errors import ConfigError, RequestTimeout
-from qreward.integrations.verl import function as function_module
 
 pytestmark = pytest.mark.real_time
 
@@ -33,7 +32,7 @@ class RewardManagerBase:
 def scorer(monkeypatch: pytest.MonkeyPatch) -> FakeScorer:
     stub_modules(monkeypatch, {BASE: {"RewardManagerBase": RewardManagerBase}})
     monkeypatch.delitem(sys.modules, MANAGER, raising=False)
-    monkeypatch.setattr(function_module, "_CONFIGS", {})
+    monkeypatch.setattr(adapter, "_CONFIGS", {})
     return installed(monkeypatch)
 
 

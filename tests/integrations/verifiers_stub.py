@@ -5,6 +5,7 @@ Nothing here sends anything; what a judge of verifiers' own would do with a clie
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 from typing import Any, Generic, Literal
@@ -152,11 +153,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Any:
         "verifiers.v1.utils.generic": {"merge_defaults": _merge_defaults},
     }
     stub_modules(monkeypatch, parts)
-    monkeypatch.delitem(sys.modules, "qreward.integrations.verifiers.judges", raising=False)
-    import qreward.integrations.verifiers as ours
-
-    names = {name: getattr(ours, name) for name in ours.__all__}
-    names["strict_schema"] = sys.modules["qreward.integrations.verifiers.judges"].strict_schema
-    monkeypatch.delitem(sys.modules, "qreward.integrations.verifiers.judges")  # so that no other test finds it
-    monkeypatch.delattr(ours, "judges", raising=False)
-    return type("Adapter", (), names)
+    monkeypatch.delitem(sys.modules, "qreward.integrations.verifiers", raising=False)
+    ours = importlib.import_module("qreward.integrations.verifiers")
+    monkeypatch.delitem(sys.modules, "qreward.integrations.verifiers")  # so that no other test finds it
+    return ours

@@ -53,12 +53,6 @@ class FakeRay:
     def is_initialized(self) -> bool:
         return self.connected
 
-    def get_actor(self, name: str, namespace: str) -> Actor:
-        found = self.actors.get((namespace, name))
-        if found is None:
-            raise ValueError("there is none")
-        return found
-
     def remote(self, kind: Callable[..., LedgerActor]) -> Any:
         def options(**chosen: Any) -> Any:
             self.options.append(chosen)
@@ -96,7 +90,8 @@ def test_processes_meet_at_one_actor_that_waits_a_lease_before_it_gives_anything
     ray.now += LEASE
     assert (hold(one, "a"), hold(other, "b")) == (4, 4)
     assert list(ray.actors) == [("qreward", f"share-{KEY}")]
-    assert ray.options == [{"name": f"share-{KEY}", "namespace": "qreward", "get_if_exists": True, "num_cpus": 0, "max_restarts": 0}]
+    options = {"name": f"share-{KEY}", "namespace": "qreward", "get_if_exists": True, "num_cpus": 0, "max_restarts": 0}
+    assert ray.options == [options] * 2
     one.leave("a", asked())
     assert hold(other, "b", 4) == 8
 

@@ -1,8 +1,7 @@
-"""Rewards for AReaL: ``reward`` for its process pool, and ``async_reward`` for workflows, which need no process pool.
+"""Rewards for AReaL: ``reward`` for its process pool, and ``async_reward`` for workflows. Only ``workflow.py`` imports AReaL.
 
-Only ``workflow.py`` imports AReaL. A missing reward raises an error unless the settings choose something else. After an error, AReaL calls
-``reward`` again, up to four times in all. If all calls fail, AReaL does not train on the trajectory, and rejects the whole group. If
-AReaL's own time limit ends a call, the reward is 0. ``reward`` therefore finishes before that limit.
+After an error, AReaL calls ``reward`` again, up to four times in all, and then rejects the whole group. If AReaL's own time limit ends a
+call, the reward is 0. ``reward`` therefore finishes before that limit.
 """
 
 from __future__ import annotations
@@ -37,20 +36,14 @@ WORKFLOW = replace(ADAPTER, deadline=WORKFLOW_DEADLINE)
 
 
 class NoReward(QRewardError):
-    """No reward arrived in time. This class is not a subclass of ``TimeoutError``.
-
-    AReaL's ``AsyncRewardWrapper`` turns a ``TimeoutError`` into a reward of 0.
-    """
+    """No reward arrived in time. It is no ``TimeoutError``, which AReaL's ``AsyncRewardWrapper`` turns into a reward of 0."""
 
 
 def reward(prompt: str, completions: str, prompt_ids: list[int], completion_ids: list[int], **data: Any) -> float | None:
     """Score one completion. This function is for ``reward_fn`` of AReaL's workflows, which runs in a child process of AReaL's process pool.
 
-    Args:
-        prompt: the prompt as the model received it. A column ``messages`` of the data takes precedence.
-        completions: the model's answer, with special tokens.
-        prompt_ids, completion_ids: token ids; used only if a template names them.
-        data: the columns of the data.
+    A column ``messages`` of the data takes precedence over ``prompt``, which is the prompt as the model received it. ``completions`` is the
+    answer with special tokens. Token ids are used only if a template names them.
 
     Returns:
         A finite float, or None if there is no reward and the settings say ``on_failure: none``. AReaL cannot train on None, and rejects the
@@ -96,7 +89,6 @@ async def _reward(made: Rewarder, row: dict[str, Any]) -> float | None:
 
 @cache
 def _warn_of_late(deadline: float) -> None:
-    """Log a warning, once, if AReaL's time limit may end a call before its ``deadline`` is reached."""
     if deadline + LATE >= HOST_LIMIT:
         logging.getLogger("qreward.areal").warning(
             "a deadline of %g s is too long for AsyncRewardWrapper, which returns a reward of 0 after %g s; set a shorter deadline, "

@@ -1,7 +1,4 @@
-"""AReaL's single-turn workflow, with rewards that are awaited in the event loop of the workflow.
-
-Such rewards need no process pool and have no limit of 15 seconds. This module imports AReaL.
-"""
+"""AReaL's single-turn workflow, which this module imports, with rewards that are awaited in its event loop without a process pool."""
 
 from __future__ import annotations
 
@@ -10,7 +7,6 @@ from typing import Any
 
 from qreward.integrations.areal import WORKFLOW, async_reward, row_of
 from qreward.integrations.trainers import load_reward_config
-from qreward.integrations.trainers.rewarder import SPENT
 
 _rlvr: Any = importlib.import_module("areal.workflow.rlvr")
 _Workflow: Any = _rlvr.RLVRWorkflow
@@ -43,7 +39,7 @@ class QRewardRLVRWorkflow(_Workflow):  # type: ignore[misc]  # AReaL has no type
         completion = self.tokenizer.decode(resp.output_tokens)
         made = WORKFLOW.rewarder()
         (scored,) = await WORKFLOW.score(made, [row_of(prompt_str, completion, resp.input_tokens, resp.output_tokens, task_data)])
-        _rlvr.stats_tracker.get(_rlvr.workflow_context.stat_scope()).scalar(**scored.metrics("judge_", "ok", "seconds", *SPENT))
+        _rlvr.stats_tracker.get(_rlvr.workflow_context.stat_scope()).scalar(**scored.metrics())
         found = WORKFLOW.reward(scored, made.config)
         if found is None:
             raise _LeftOutError

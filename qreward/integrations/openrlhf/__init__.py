@@ -1,20 +1,99 @@
-"""Rewards for OpenRLHF. Its command line takes the path of ``reward_func.py`` (a function) or ``agent.py`` (an executor without threads).
+"""Rewards for OpenRLHF. Its command line takes the path of this file (a function) or of ``agent.py`` (an executor without threads).
 
-Only ``agent.py`` imports OpenRLHF. ``python -m qreward.integrations.openrlhf`` prints the paths.
+Only ``agent.py`` imports OpenRLHF. ``python -m qreward.integrations.openrlhf`` prints the paths. OpenRLHF calls the function in threads, at
+most ``min(32, cpus + 4)`` at once. If a sample could not be scored and the settings name no number for it, its ``rewards`` are None and its
+``scores`` are NaN. With ``--algo.dynamic_filtering_enable``, OpenRLHF then drops the sample with its whole group, and takes another prompt.
+Without this option, the run stops when OpenRLHF makes experience of the sample.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
-from qreward.integrations.openrlhf.reward_func import DEADLINE, results
+from qreward.engine.portal import portal
+from qreward.errors import BadRequest
+from qreward.integrations.trainers import Adapter, RewardConfig, Scored
+from qreward.integrations.trainers.texts import response_in, without_end
 
 __all__ = ["DEADLINE", "agent_path", "results", "reward_func_path"]
+
+DEADLINE = 180.0
+"""Default number of seconds for one reward. OpenRLHF allows a remote reward model this time, and functions any time."""
+
+ADAPTER = Adapter(
+    trainer="openrlhf",
+    deadline=DEADLINE,
+    columns={"prompt": ("prompt",), "response": ("response",), "reference": ("label",)},
+    missing="none",
+)
+_EFFECT = "; the sample has no reward: it is dropped with its group under --algo.dynamic_filtering_enable, else the run stops"
+_UNKNOWN_RESPONSE = (
+    "the query does not begin with the prompt, so it is unknown where the response begins; to judge the whole query, set "
+    "columns: {response: query}"
+)
+
+
+def reward_func(queries: list[str], prompts: list[str], labels: list[Any], **kwargs: Any) -> dict[str, Any]:  # noqa: ARG001 - signature
+    """Score responses. The function may be called from any number of threads. The settings are in the file that ``QREWARD_REWARD`` names.
+
+    Returns:
+        A dict with ``rewards``, ``scores`` and ``extra_logs`` (the metrics of :class:`~qreward.integrations.trainers.Scored`). The values
+        are numbers for one query, and lists of numbers for several queries.
+
+    Raises:
+        ConfigError: the settings are missing or wrong. OpenRLHF only logs the exceptions of this function, and continues without a reward.
+        QRewardError: a reward is missing, and the settings say ``on_failure: raise``.
+    """
+    found = portal().call(results, queries, prompts, labels)
+    if len(found) == 1:
+        return found[0]
+    logs = {name: [each["extra_logs"][name] for each in found] for name in (found[0]["extra_logs"] if found else ())}
+    return {"rewards": [each["rewards"] for each in found], "scores": [each["scores"] for each in found], "extra_logs": logs}
+
+
+async def results(queries: Iterable[str], prompts: Iterable[str], labels: Iterable[Any]) -> list[dict[str, Any]]:
+    """Return one mapping for each sample, in the form that OpenRLHF expects, with ``rewards``, ``scores`` and ``extra_logs``.
+
+    Args:
+        queries: prompts and responses as the tokenizer decodes them, with special tokens.
+        prompts: the prompts as they were sent to the model.
+        labels: the label of each sample; ``""`` for a sample without a label.
+
+    Raises:
+        ConfigError: the settings are missing or wrong.
+        QRewardError: a reward is missing, and the settings say ``on_failure: raise``.
+    """
+    made = ADAPTER.rewarder()
+    rows = [_row(*sample) for sample in zip(queries, prompts, labels, strict=True)]
+    unknown = Scored(None, BadRequest(_UNKNOWN_RESPONSE), 0.0)
+    return [
+        _result(scored if "response" in {*row, *made.config.columns} else unknown, made.config)
+        for row, scored in zip(rows, await ADAPTER.score(made, rows), strict=True)
+    ]
+
+
+def _row(query: str, prompt: str, label: Any) -> dict[str, Any]:
+    """Return the columns of a sample. ``response`` is missing if the response cannot be separated from the prompt."""
+    response = response_in(query, prompt)
+    found = {} if response is None else {"response": without_end(response)}
+    return {"query": query, "prompt": prompt, "label": label, **found}
+
+
+def _result(scored: Scored, config: RewardConfig) -> dict[str, Any]:
+    reward = ADAPTER.reward(scored, config, _EFFECT if config.on_failure in ("default", "none") else "")
+    return {
+        "rewards": reward,
+        "scores": math.nan if reward is None else reward,
+        "extra_logs": scored.metrics(waiting=True),
+    }
 
 
 def reward_func_path() -> str:
     """Return the path for ``--reward.remote_url``."""
-    return str(Path(__file__).with_name("reward_func.py"))
+    return __file__
 
 
 def agent_path() -> str:

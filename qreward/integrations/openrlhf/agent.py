@@ -1,14 +1,11 @@
-"""A file for OpenRLHF's ``--train.agent_func_path``: OpenRLHF's single-turn executor, which awaits rewards without threads.
-
-Only this file of the package imports OpenRLHF.
-"""
+"""A file for OpenRLHF's ``--train.agent_func_path``: OpenRLHF's single-turn executor, which awaits rewards without threads."""
 
 from __future__ import annotations
 
 import importlib
 from typing import Any
 
-from qreward.integrations.openrlhf.reward_func import ADAPTER, results, reward_func
+from qreward.integrations.openrlhf import ADAPTER, results, reward_func
 from qreward.integrations.trainers import load_reward_config
 
 _Executor: Any = importlib.import_module("openrlhf.utils.agent").SingleTurnAgentExecutor
@@ -16,9 +13,6 @@ _Executor: Any = importlib.import_module("openrlhf.utils.agent").SingleTurnAgent
 
 class AgentExecutor(_Executor):  # type: ignore[misc]  # OpenRLHF has no types
     """OpenRLHF's single-turn executor, which scores all samples concurrently.
-
-    Args:
-        remote_rm_url: accepted and ignored. The settings are in the file that ``QREWARD_REWARD`` names.
 
     Raises:
         ConfigError: the settings are missing or wrong. The constructor raises this error, because OpenRLHF would only log a later error.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from qreward.integrations.ray.backends import ActorDied
-from qreward.integrations.ray.pool import PoolStats, ScorerPool
+from qreward.integrations.ray.pool import ActorDied, PoolStats, ScorerPool
 from qreward.integrations.ray.serving import deployment
 
 if TYPE_CHECKING:

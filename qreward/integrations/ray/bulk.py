@@ -41,16 +41,14 @@ JudgeSource = str | Path | Mapping[str, Any] | JudgeConfig | None
 class BulkRequests:
     """Sends the rows of a Dataset, for ``Dataset.map_batches`` with ``batch_format="pyarrow"``. One object is made in each worker.
 
-    Two columns are added to the rows. ``result`` is the response body or the verdict as JSON text, and ``error`` is the error as JSON text.
-    In each row, one of these columns is null. With a judge or a reward model, a third column ``score`` is a number or null. A row that
-    fails does not raise an exception.
+    Columns are added to the rows: ``result``, the response body or the verdict as JSON text, and ``error``, the error as JSON text, of
+    which one is null. With a judge or a reward model, ``score`` is a number or null. A row that fails does not raise an exception.
 
     Args:
         output: folder of the journals. It must exist, on a file system that all workers share.
         config: the client's settings: a mapping, or a file that all workers can read. None takes the settings that
             ``QRewardClient.from_env`` finds in the worker. ``Limits(shared="ray")`` holds for all workers together.
-        judge: settings of a judge, or a file with such settings. Each row is then an item for the judge.
-        reward_model: name of a reward model. Each row is then an item for the reward model.
+        judge, reward_model: settings of a judge or a file with them, or the name of a reward model. Each row is then an item to score.
         counts_only: True returns one row with counts for each batch, instead of the rows of the batch. :func:`run` needs only the counts.
         options: ``model``, ``params``, ``template``, ``system``, ``columns``, ``timeout``, ``priority``, ``tenant``, ``retry_failed`` and
             ``resume`` of :class:`~qreward.bulk.settings.BulkSettings`.
@@ -119,17 +117,16 @@ def run(
 
     Args:
         dataset: the ``ray.data.Dataset``.
-        output: folder for results (files such as ``part-00000.jsonl``), failures (files such as ``part-00000.failed.jsonl``) and journals.
-            It is created if it does not exist. It must be on a file system that all workers share.
+        output: folder for results (``part-00000.jsonl``, ...), failures (``part-00000.failed.jsonl``, ...) and journals, on a file system
+            that all workers share. It is created if it does not exist.
         config, judge, reward_model, options: see :class:`BulkRequests`.
         actors: number of workers.
         batch_size: number of rows in a batch. A worker sends several batches at once; see :data:`BATCH`.
         ray_options: further arguments of ``Dataset.map_batches``, such as ``{"num_cpus": 0.5}``.
 
     Returns:
-        The report. ``lines`` is the number of rows. ``done`` is the number of distinct rows that have a result or a failure. If rows have
-        neither a result nor a failure, ``reason`` says why; otherwise it is None. Tokens of earlier runs and of workers that died are not
-        counted.
+        The report. ``lines`` is the number of rows, and ``done`` that of distinct rows with a result or a failure. ``reason`` says why
+        other rows have neither. Tokens of earlier runs and of workers that died are not counted.
 
     Raises:
         ConfigError: a setting is wrong, another run has the same output, or the settings have changed.
@@ -183,21 +180,18 @@ def run(
 
 
 def columns(results: list[RowResult], *, scored: bool) -> dict[str, list[Any]]:
-    """Return the columns of results. ``result`` and ``error`` hold JSON texts, and ``score`` holds numbers."""
+    def answer(line: Mapping[str, msgspec.Raw]) -> str:
+        body = line["verdict"] if "verdict" in line else msgspec.json.decode(line["response"], type=dict[str, msgspec.Raw])["body"]
+        return bytes(body).decode()
+
     raw = [msgspec.json.decode(each.line, type=dict[str, msgspec.Raw]) for each in results]
     found: dict[str, list[Any]] = {
-        RESULT: [_answer(line) if each.ok else None for each, line in zip(results, raw, strict=True)],
+        RESULT: [answer(line) if each.ok else None for each, line in zip(results, raw, strict=True)],
         ERROR: [None if each.ok else bytes(line["error"]).decode() for each, line in zip(results, raw, strict=True)],
     }
     if scored:
         found[SCORE] = [msgspec.json.decode(text)["score"] if text is not None else None for text in found[RESULT]]
     return found
-
-
-def _answer(line: Mapping[str, msgspec.Raw]) -> str:
-    if "verdict" in line:
-        return bytes(line["verdict"]).decode()
-    return bytes(msgspec.json.decode(line["response"], type=dict[str, msgspec.Raw])["body"]).decode()
 
 
 def counts(results: list[RowResult]) -> dict[str, Any]:

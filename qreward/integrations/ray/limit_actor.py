@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from qreward.integrations.ray.backends import is_connected, require_ray
@@ -15,8 +14,7 @@ NAMESPACE = "qreward"
 REPLY_TIMEOUT = 1.0
 """Seconds to wait for an answer of the actor."""
 FIRST_REPLY_TIMEOUT = 15.0
-"""Seconds to wait for the first answer of the actor. The actor may still be starting, and the process has no earlier share that it could
-use."""
+"""The same for the first answer. The actor may still be starting, and the process has no earlier share that it could use."""
 
 
 class LedgerActor:
@@ -57,12 +55,8 @@ class RayLedgerTransport:
         if not is_connected():
             raise ConnectionError("this process is not connected to Ray; call ray.init() first")
         if self._actor is None:
-            ray = require_ray()
-            with suppress(ValueError):
-                self._actor = ray.get_actor(self._name, namespace=NAMESPACE)
-            if self._actor is None:
-                options = {"name": self._name, "namespace": NAMESPACE, "get_if_exists": True, "num_cpus": 0, "max_restarts": 0}
-                self._actor = ray.remote(LedgerActor).options(**options).remote()
+            options = {"name": self._name, "namespace": NAMESPACE, "get_if_exists": True, "num_cpus": 0, "max_restarts": 0}
+            self._actor = require_ray().remote(LedgerActor).options(**options).remote()
         timeout = REPLY_TIMEOUT if self._answered else FIRST_REPLY_TIMEOUT
         reply = getattr(self._actor, method).remote(*arguments)
         try:

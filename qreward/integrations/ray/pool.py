@@ -3,55 +3,64 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Self, Unpack
+from typing import Any, Self, Unpack, get_args
 
 from qreward.batching import BatchQueue
 from qreward.batching.collector import halves
 from qreward.batching.in_flight import isolate
 from qreward.batching.reward_buffer import RewardBuffer
 from qreward.batching.reward_buffer.schemas import InvalidScores, read_scores
-from qreward.batching.settings import Options
+from qreward.batching.settings import Options, check_seconds, check_whole
 from qreward.engine import background
-from qreward.errors import ClientClosed, ConfigError, Rejected, RequestTimeout
-from qreward.integrations.ray.backends import CALL, ActorDied, ActorLost, Backend, PoolConfig, ScorerSpec, check_installed, choose
-from qreward.integrations.ray.supervisor import Supervisor, closed
+from qreward.errors import ClientClosed, ConfigError, ConnectionFailed, Rejected, RequestTimeout
+from qreward.integrations.ray.backends import (
+    CALL,
+    ActorLost,
+    Backend,
+    Kind,
+    LocalBackend,
+    RayBackend,
+    ScorerSpec,
+    check_installed,
+    is_connected,
+)
 
-Columns = tuple[Sequence[Any], ...]
-"""One list for each parameter of the scorer. All lists have the same length."""
+ALONE_AFTER, SPLIT_AFTER = 1, 2
+"""Number of actor deaths after which a batch no longer shares its actor, and after which it is split. The count of a half starts at 1."""
+FIRST_DELAY = 0.1
+"""Seconds before the restart after the second death in a row. The first restart is immediate. With each death after the second, the delay
+doubles until it is ``LONGEST_DELAY``."""
+LONGEST_DELAY = 30.0
+STARTS = 3
+"""Number of attempts to start an actor that fails to start. A constructor that raises will most likely raise again."""
+GRACE = 5.0
+"""Seconds for which an actor may still work on a batch after the timeout of the batch. Then the actor is replaced."""
+CLOSE_TIMEOUT = 5.0
+"""Maximum number of seconds for a scorer's ``close``."""
+_log = logging.getLogger("qreward")
 
 
-def rows_of(results: Any, count: int) -> list[Any]:
-    """Return the results of a part as a list with one entry for each item, so that parts can be joined."""
-    if isinstance(results, Mapping):
-        return [
-            {"reward": one.reward, "error": one.cause or one.error, "meta": dict(one.meta), "next_turn_feedback": one.feedback}
-            for one in read_scores(results, count)
-        ]
-    if isinstance(results, str | bytes) or not (hasattr(results, "__len__") and hasattr(results, "__iter__")):
-        raise InvalidScores(f"a scorer must return a list with one result for each item, not a {type(results).__name__}")
-    rows = list(results)
-    if len(rows) != count:
-        raise InvalidScores(f"the scorer returned {len(rows)} results for {count} item{'s'[: count != 1]}; it must return one for each")
-    return rows
+class ActorDied(ConnectionFailed, ConnectionError):
+    """An item has no score, because actors died while they scored the item, or because no actor is left."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:
     """The state of a pool.
 
-    Args:
+    Attributes:
         backend: ``ray`` or ``local``; None before the first batch.
-        ready: number of actors that can take batches.
-        starting: number of actors that are starting, or wait to be restarted.
-        lost: number of actors that were given up.
-        waiting: number of batches that wait for an actor.
-        in_flight: number of batches that actors work on.
+        ready, starting, lost: number of actors that can take batches, that start or wait to be restarted, and that were given up.
+        waiting, in_flight: number of batches that wait for an actor, and that actors work on.
         batches: number of batches that returned, with results or with an exception of the scorer.
         deaths: number of actors that died or failed to start.
         retried: number of batches that were sent again because their actor died.
@@ -72,38 +81,49 @@ class PoolStats:
     timeouts: int = 0
 
 
-ALONE_AFTER = 1
-"""Number of actor deaths after which a batch no longer shares its actor. If the actor dies again, this batch is the cause."""
-SPLIT_AFTER = 2
-"""Number of actor deaths after which a batch is split. If the batch has only one item, the item fails. The count of each half starts at
-``ALONE_AFTER``."""
-_OURS = ("max_concurrency", "max_restarts", "max_task_retries")
+@dataclass(frozen=True)
+class PoolConfig:
+    actors: int = 1
+    max_concurrent_batches: int = 1
+    backend: Kind = "auto"
+    batch_timeout: float | None = None
+    start_timeout: float | None = 600.0
+    max_restarts: int = 20
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_whole("actors", self.actors)
+        check_whole("max_concurrent_batches", self.max_concurrent_batches)
+        check_whole("max_restarts", self.max_restarts, least=0)
+        check_seconds("batch_timeout", self.batch_timeout)
+        check_seconds("start_timeout", self.start_timeout)
+        if self.backend not in get_args(Kind):
+            raise ConfigError(f"backend must be one of {', '.join(map(repr, get_args(Kind)))}, not {self.backend!r}")
+        if wrong := {"max_concurrency", "max_restarts", "max_task_retries"} & self.options.keys():
+            raise ConfigError(f"{min(wrong)} cannot be set in ray_options; use max_concurrent_batches or max_restarts of the pool")
 
 
 class ScorerPool:
     """Runs a scorer in several Ray actors. Each actor takes one or more batches at once. Without Ray, the scorers run in this process.
 
-    A pool is called with a batch, like a batch function: ``await pool(texts)``. A pool can therefore be the function of a ``BatchQueue`` or
-    the scorer of a ``RewardBuffer``. The method ``queue`` makes such a queue, and ``buffer`` makes such a buffer. Both send as many
-    concurrent batches as the actors can take.
+    A pool is called with a batch: ``await pool(texts)``. It can be the function of a ``BatchQueue`` or the scorer of a ``RewardBuffer``,
+    which ``queue`` and ``buffer`` make. A pool is created without an event loop, and may be used from several loops and threads.
 
     A batch goes to the actor with the fewest batches. If the actor dies, the batch is sent again and a new actor is started. An item that
     kills actors is found by splitting its batch. Only this item fails, and only after an actor that scored nothing else has died. Because
     an item may be scored several times, scoring should be idempotent.
 
-    A pool is created without an event loop, and may be used from several loops and threads.
-
     Args:
-        scorer: a class, a function, an object with ``__call__``, or a factory. A class is instantiated in each actor. A function or an
-            object is sent to the actors. A factory is a function that makes the scorer in the actor. The scorer takes a list, or several
-            lists (completions and metadata), and returns a list with one result for each item. An exception in the list is the error of its
-            item. The scorer may be ``async def``.
+        scorer: a class, which is instantiated in each actor; a function or an object with ``__call__``, which is sent to the actors; or a
+            function that makes the scorer in the actor (``factory=True``). The scorer takes a list, or several lists (completions and
+            metadata), and returns a list with one result for each item. An exception in the list is the error of its item. The scorer may
+            be ``async def``.
         actors: number of actors.
         max_concurrent_batches: number of batches that one actor works on at once. A scorer that is not async runs each batch in a thread.
         backend: ``ray``, ``local`` or ``auto``. ``local`` runs ``actors`` scorers in this process. ``auto`` means ``ray`` if this process
             is connected to Ray (``ray.init()``) when the first batch arrives, and ``local`` otherwise.
-        init_args, init_kwargs: arguments for the class or the factory.
-        factory: whether ``scorer`` is a factory.
+        init_args, init_kwargs: arguments for the class or the function.
+        factory: whether ``scorer`` is a function that makes the scorer.
         method: name of the method that scores.
         batch_timeout: seconds for a batch on an actor. A batch that takes longer fails with ``RequestTimeout`` and is cancelled. If the
             batch still runs 5 seconds later, its actor is killed and replaced. None means no limit.
@@ -135,7 +155,7 @@ class ScorerPool:
         *,
         actors: int = 1,
         max_concurrent_batches: int = 1,
-        backend: Backend = "auto",
+        backend: Kind = "auto",
         init_args: Sequence[Any] = (),
         init_kwargs: Mapping[str, Any] | None = None,
         factory: bool = False,
@@ -151,8 +171,6 @@ class ScorerPool:
     ) -> None:
         named = {"num_cpus": num_cpus, "num_gpus": num_gpus, "resources": resources, "runtime_env": runtime_env}
         options = {name: value for name, value in named.items() if value is not None} | dict(ray_options or {})
-        if wrong := [name for name in _OURS if name in options]:
-            raise ConfigError(f"{wrong[0]} cannot be set in ray_options; use max_concurrent_batches or max_restarts of the pool")
         config = PoolConfig(actors, max_concurrent_batches, backend, batch_timeout, start_timeout, max_restarts, options)
         self.__setstate__((ScorerSpec(scorer, tuple(init_args), dict(init_kwargs or {}), factory, method), config))
 
@@ -162,15 +180,16 @@ class ScorerPool:
     def __setstate__(self, state: tuple[ScorerSpec, PoolConfig]) -> None:
         self._spec, self._config = state
         check_installed(self._config.backend)
-        self._supervisor: Supervisor | None = None
+        self._actors: Actors | None = None
+        self._closing: Future[None] | None = None
         self._closed = False
         self._lock = threading.Lock()
         self.__qualname__ = self._spec.name  # the name in error messages
         background.watch(self, ScorerPool._begin_again)
 
     def _begin_again(self) -> object:
-        """Start anew in a forked child, where the supervisor's thread does not run."""
-        parents, self._supervisor = self._supervisor, None
+        """Start anew in a forked child, where the thread of the actors does not run."""
+        parents, self._actors = self._actors, None
         self._lock = threading.Lock()
         return parents
 
@@ -183,25 +202,12 @@ class ScorerPool:
         """Maximum number of batches that the actors take at once. Further batches wait in the pool."""
         return self._config.actors * self._config.max_concurrent_batches
 
-    def start(self) -> None:
-        """Start the actors now instead of with the first batch. This method does not wait until they have started.
-
-        Raises:
-            ConfigError: ``backend`` is ``ray``, and this process is not connected to Ray.
-            ClientClosed: the pool is closed.
-        """
-        self._opened()
-
     async def __call__(self, *columns: Sequence[Any]) -> Any:
         """Score one batch.
 
-        Args:
-            columns: one list for each parameter of the scorer. All lists have the same length. A scorer with fewer parameters receives only
-                the first lists.
-
-        Returns:
-            The scorer's return value. If actors died while they scored the batch, it may be a list that joins the results of the batch's
-            parts.
+        ``columns`` are one list for each parameter of the scorer, all of the same length. A scorer with fewer parameters receives only the
+        first lists. An empty batch starts the actors and does not wait for them. The result is the scorer's, or, if actors died while they
+        scored the batch, a list that joins the results of its parts.
 
         Raises:
             Exception: any exception of the scorer.
@@ -214,11 +220,13 @@ class ScorerPool:
         lengths = {len(column) for column in columns}
         if len(lengths) != 1:
             raise ConfigError(f"a batch is one list, or several of equal length; got lengths {[len(column) for column in columns]}")
-        supervisor, count = self._opened(), lengths.pop()
-        if not count:
+        count = lengths.pop()
+        with self._lock:  # so that no batch comes after the pool has begun to close
+            actors = self._opened()
+            scoring = asyncio.run_coroutine_threadsafe(actors.score(columns), actors.loop) if count else None
+        if scoring is None:
             return []
-        loop = asyncio.get_running_loop()
-        value = await asyncio.wrap_future(supervisor.submit(partial(self._score, supervisor, loop, columns), loop))
+        value = await asyncio.wrap_future(scoring)
         if not isinstance(value, Mapping):
             rows_of(value, count)
         return value
@@ -228,10 +236,7 @@ class ScorerPool:
         return BatchQueue(self, **Options(max_concurrent_batches=self.slots) | settings)
 
     def buffer(self, **settings: Any) -> RewardBuffer:
-        """Return a buffer with this pool as its scorer; see :class:`~qreward.batching.reward_buffer.RewardBuffer`.
-
-        Close the buffer before the pool.
-        """
+        """Return a :class:`~qreward.batching.reward_buffer.RewardBuffer` with this pool as its scorer. Close the buffer before the pool."""
         return RewardBuffer(self, **{"max_concurrent_batches": self.slots} | settings)
 
     async def close(self, drain: bool = True) -> None:
@@ -243,9 +248,13 @@ class ScorerPool:
         """
         with self._lock:
             self._closed = True
-        if self._supervisor is not None:
-            with suppress(ClientClosed):  # the supervisor is closed already
-                await asyncio.wrap_future(self._supervisor.close(drain, asyncio.get_running_loop()))
+            if self._actors is None:
+                return
+            if self._closing is None:
+                self._closing = asyncio.run_coroutine_threadsafe(self._actors.close(), self._actors.loop)
+            if not drain:
+                self._actors.soon(self._actors.abandon)
+        await asyncio.shield(asyncio.wrap_future(self._closing))
 
     async def __aenter__(self) -> Self:
         return self
@@ -255,46 +264,244 @@ class ScorerPool:
 
     def stats(self) -> PoolStats:
         """Return the current state of the pool."""
-        supervisor = self._supervisor
-        if supervisor is None:
+        actors = self._actors
+        if actors is None:
             return PoolStats()
         return PoolStats(
-            backend=supervisor.backend.name,
-            ready=len(supervisor.ready),
-            starting=self._config.actors - len(supervisor.ready) - supervisor.given_up,
-            lost=supervisor.given_up,
-            waiting=len(supervisor.waiting),
-            **supervisor.counts,
+            backend=actors.backend.name,
+            ready=len(actors.ready),
+            starting=self._config.actors - len(actors.ready) - actors.given_up,
+            lost=actors.given_up,
+            waiting=len(actors.waiting),
+            **actors.counts,
         )
 
-    def _opened(self) -> Supervisor:
-        with self._lock:
-            if self._closed:
-                raise closed()
-            if self._supervisor is None:
-                self._supervisor = Supervisor(choose(self._spec, self._config), self._config, self._spec.name)
-                weakref.finalize(self, self._supervisor.stop).atexit = False
-            return self._supervisor
+    def _opened(self) -> Actors:
+        if self._closed:
+            raise _closed()
+        if self._actors is None:
+            config, backend = self._config, self._config.backend
+            use_ray = backend == "ray" or (backend == "auto" and is_connected())
+            chosen = RayBackend(self._spec, config.max_concurrent_batches, config.options) if use_ray else LocalBackend(self._spec)
+            self._actors = Actors(chosen, config, self._spec.name)
+            weakref.finalize(self, self._actors.soon, self._actors.stopped.set).atexit = False
+        return self._actors
 
-    # called in the supervisor's event loop
 
-    async def _score(self, supervisor: Supervisor, caller: asyncio.AbstractEventLoop, columns: Columns, deaths: int = 0) -> Any:
+@dataclass(eq=False, slots=True)
+class Actor:
+    handle: Any
+    free: int
+    lost: asyncio.Future[ActorLost]
+    finished: bool = False
+
+
+class Actors:
+    """Assigns the batches of one pool to its actors, and keeps the actors running, in an event loop of its own.
+
+    The event loop ends when the pool is closed or freed. ``name`` is that of the scorer, for errors.
+    """
+
+    def __init__(self, backend: Backend, config: PoolConfig, name: str) -> None:
+        self.backend = backend
+        self.ready: list[Actor] = []
+        self.given_up = 0
+        self.counts: Counter[str] = Counter()
+        self.waiting: deque[tuple[asyncio.Future[Actor], int]] = deque()
+        """An entry for each batch that waits for an actor, with the number of slots that the batch needs."""
+        self.loop = asyncio.new_event_loop()
+        self._config, self._name = config, name
+        self._reason = "none was ever started"
+        self._batches: set[asyncio.Task[Any]] = set()
+        self._keepers: list[asyncio.Task[None]] = []
+        self._abandoned = False
+        self.stopped = asyncio.Event()
+        threading.Thread(target=self._run, name="qreward-scorer-pool", daemon=True).start()
+
+    def soon(self, action: Callable[[], object]) -> None:
+        """Run a function in the event loop, if the loop has not ended. This method may be called in any thread."""
+        with suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(action)
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._keepers = [asyncio.create_task(self._keep_running(number)) for number in range(self._config.actors)]
+        await self.stopped.wait()
+        await self._kill_all()
+
+    # the methods below run in the event loop
+
+    async def score(self, columns: tuple[Sequence[Any], ...]) -> Any:
+        """Return the results of a batch."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._batches.add(task)
+        try:
+            return await self._result(columns)
+        except asyncio.CancelledError:
+            if self._abandoned:
+                raise _closed() from None
+            raise
+        finally:
+            self._batches.discard(task)
+
+    async def _result(self, columns: tuple[Sequence[Any], ...], deaths: int = 0) -> Any:
         """Return the results of a batch, even if its actor dies. A batch that repeatedly kills its actor is split into halves."""
         while deaths < SPLIT_AFTER:
             try:
-                return await supervisor.run(columns, deaths >= ALONE_AFTER, caller)
+                return await self._attempt(columns, alone=deaths >= ALONE_AFTER)
             except ActorLost as loss:
                 deaths, died = deaths + (not loss.excused), loss
-            supervisor.counts["retried"] += 1
+            self.counts["retried"] += 1
         if len(columns[0]) == 1:
-            supervisor.counts["poisonous"] += 1
+            self.counts["poisonous"] += 1
             return [ActorDied(f"each actor that scored this item died, the last one with no other item; it is not sent again: {died}")]
 
         async def part(rows: list[Any]) -> list[Any]:
-            return rows_of(await self._score(supervisor, caller, tuple(map(list, zip(*rows, strict=True))), ALONE_AFTER), len(rows))
+            return rows_of(await self._result(tuple(map(list, zip(*rows, strict=True))), ALONE_AFTER), len(rows))
 
         rows = list(zip(*columns, strict=True))
         return [result for half in halves(rows) for result in await isolate(part, half, _results_of)]
+
+    async def _attempt(self, columns: tuple[Sequence[Any], ...], *, alone: bool) -> Any:
+        """Score a batch on an actor, and return what the scorer returned. Raises ``ActorLost`` if the actor died.
+
+        A batch that may have killed an actor must be ``alone``: it goes first, and needs all slots of an actor.
+        """
+        slots = self._config.max_concurrent_batches if alone else 1
+        actor = await self._taken(slots, first=alone)
+        self.counts["in_flight"] += 1
+        reply = asyncio.create_task(self.backend.score(actor.handle, columns))
+        reply.add_done_callback(partial(self._on_reply, actor, slots))
+        try:
+            await asyncio.wait([reply], timeout=self._config.batch_timeout)
+        except asyncio.CancelledError:
+            reply.cancel()
+            raise
+        if not reply.done():
+            reply.cancel()
+            self.loop.call_later(GRACE, self.kill_if_busy, actor, reply)
+            self.counts["timeouts"] += 1
+            limit = f"{self._config.batch_timeout:g} s"
+            raise RequestTimeout(f"{self._name} gave no result within the batch_timeout of {limit}; its batch was cancelled")
+        try:
+            return reply.result()
+        except ActorLost:  # the actor may have been killed because of another batch; the first loss says why
+            raise actor.lost.result() from None
+
+    async def _taken(self, slots: int, *, first: bool) -> Actor:
+        """Wait until an actor has free slots, and take them."""
+        taken: asyncio.Future[Actor] = self.loop.create_future()
+        entry = taken, slots
+        (self.waiting.appendleft if first else self.waiting.append)(entry)
+        self._assign()
+        try:
+            return await taken
+        except asyncio.CancelledError:
+            if entry in self.waiting:
+                self.waiting.remove(entry)
+            elif not taken.cancelled() and taken.exception() is None:
+                taken.result().free += slots
+            self._assign()
+            raise
+
+    def _assign(self) -> None:
+        """Give batches from the head of the queue to actors, each to the actor with the most free slots."""
+        while self.waiting:
+            taken, slots = self.waiting[0]
+            actor = max(self.ready, key=lambda actor: actor.free, default=None)
+            if taken.done():  # it was cancelled
+                pass
+            elif self.given_up == self._config.actors:
+                taken.set_exception(ActorDied(f"no actor is left to score with; the last one was lost: {self._reason}"))
+            elif actor is None or actor.free < slots:
+                return
+            else:
+                actor.free -= slots
+                self.ready.remove(actor)
+                self.ready.append(actor)  # the last of those with as many free slots
+                taken.set_result(actor)
+            self.waiting.popleft()
+
+    def _on_reply(self, actor: Actor, slots: int, reply: asyncio.Task[Any]) -> None:
+        self.counts["in_flight"] -= 1
+        actor.free += slots
+        error = None if reply.cancelled() else reply.exception()
+        if isinstance(error, ActorLost):
+            self._lose(actor, error)
+        else:
+            actor.finished = True
+            self.counts["batches"] += 1
+        self._assign()
+
+    def kill_if_busy(self, actor: Actor, reply: asyncio.Future[Any]) -> None:
+        if not reply.done():
+            self._lose(actor, ActorLost("it was killed, because it still worked on a batch after its batch_timeout", excused=True))
+
+    def _lose(self, actor: Actor, loss: ActorLost) -> None:
+        """Record the death of an actor. Further calls for the same actor do nothing."""
+        if not actor.lost.done():
+            actor.lost.set_result(loss)
+            if actor in self.ready:
+                self.ready.remove(actor)
+
+    async def _keep_running(self, number: int) -> None:
+        """Start an actor, and start it again when it has died, until it is given up."""
+        deaths = failed_starts = 0
+        while deaths <= self._config.max_restarts and failed_starts < STARTS:
+            if deaths > 1:
+                await asyncio.sleep(min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** min(deaths - 2, 100)))
+            limit = asyncio.timeout(self._config.start_timeout)
+            try:
+                async with limit:
+                    handle = await self.backend.start()
+            except Exception as error:
+                failed_starts += getattr(error, "never_started", True)
+                self._reason = str(error) if isinstance(error, ActorLost) else f"{type(error).__name__}: {error}"
+                if limit.expired():
+                    self._reason = f"it was not ready within {self._config.start_timeout:g} s; are there the resources that it asks for?"
+            else:
+                actor = Actor(handle, self._config.max_concurrent_batches, self.loop.create_future())
+                self.ready.append(actor)
+                self._assign()
+                self._reason = str(await actor.lost)
+                self.backend.kill(handle)  # the actor may be unreachable instead of dead
+                if actor.finished:
+                    deaths = failed_starts = 0
+            deaths += 1
+            self.counts["deaths"] += 1
+            _log.warning("actor %d died: %s", number, self._reason)
+        self.given_up += 1
+        self._assign()
+
+    async def close(self) -> None:
+        """Wait for the batches, stop the actors, and end the event loop."""
+        while self._batches:
+            await asyncio.wait(self._batches)
+        ends = (asyncio.wait_for(self.backend.end(actor.handle), CLOSE_TIMEOUT) for actor in self.ready if not self._abandoned)
+        await asyncio.gather(*ends, return_exceptions=True)
+        await self._kill_all()
+        self.stopped.set()
+
+    async def _kill_all(self) -> None:
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.wait(self._keepers)
+        while self.ready:
+            self.backend.kill(self.ready.pop().handle)
+
+    def abandon(self) -> None:
+        """Fail all batches with ``ClientClosed``."""
+        self._abandoned = True
+        for task in self._batches:
+            task.cancel()
+
+
+def _closed() -> ClientClosed:
+    return ClientClosed("the pool of scorers is closed; make a new one")
 
 
 def _results_of(error: BaseException, rows: list[Any]) -> list[Any] | None:
@@ -302,3 +509,18 @@ def _results_of(error: BaseException, rows: list[Any]) -> list[Any] | None:
     if isinstance(error, InvalidScores) or not isinstance(error, Exception):
         raise error
     return [error] * len(rows) if len(rows) == 1 or isinstance(error, ActorDied | RequestTimeout | Rejected) else None
+
+
+def rows_of(results: Any, count: int) -> list[Any]:
+    """Return the results of a part as a list with one entry for each item, so that parts can be joined."""
+    if isinstance(results, Mapping):
+        return [
+            {"reward": one.reward, "error": one.cause or one.error, "meta": dict(one.meta), "next_turn_feedback": one.feedback}
+            for one in read_scores(results, count)
+        ]
+    if isinstance(results, str | bytes) or not (hasattr(results, "__len__") and hasattr(results, "__iter__")):
+        raise InvalidScores(f"a scorer must return a list with one result for each item, not a {type(results).__name__}")
+    rows = list(results)
+    if len(rows) != count:
+        raise InvalidScores(f"the scorer returned {len(rows)} results for {count} item{'s'[: count != 1]}; it must return one for each")
+    return rows

@@ -33,9 +33,8 @@ def deployment(
 ) -> Any:
     """Return an application for ``serve.run`` that scores in batches.
 
-    Over HTTP, the application has the routes of ``qreward serve``, such as ``/get_reward``, ``/classify``, ``/score``, ``/health`` and
-    ``/metrics``. Through a handle, it has two methods: ``handle.score.remote(completions, metadata)`` returns one ``ScoreResult`` for each
-    completion, and ``handle.add_query.remote(query)`` scores the completions of one query.
+    Over HTTP, the application has the routes of ``qreward serve``. Through a handle, ``handle.score.remote(completions, metadata)`` returns
+    one ``ScoreResult`` for each completion, and ``handle.add_query.remote(query)`` scores the completions of one query.
 
     Args:
         scorer, init_args, init_kwargs, factory, method: as for :class:`~qreward.integrations.ray.ScorerPool`. The scorer is made once in
@@ -43,10 +42,9 @@ def deployment(
         name, num_replicas, ray_actor_options, autoscaling_config: as in ``serve.deployment``.
         max_ongoing_requests: maximum number of requests that a replica receives at once. The replica forms batches from these requests. The
             default is twice ``max_batch_size * max_concurrent_batches``, but at least 100.
-        serve_options: other options of ``serve.deployment``.
-        settings: settings of the queue in each replica, and limits on its requests. They have the names of
-            :class:`~qreward.server.ServerConfig`, such as ``max_batch_size``, ``max_concurrent_batches``, ``timeout`` and ``token``. A
-            ``${VAR}`` is resolved in the replica.
+        serve_options: other options of ``serve.deployment``. settings: settings of the queue in each replica, and limits on its requests,
+        as in :class:`~qreward.server.ServerConfig`. A ``${VAR}``
+            is resolved in the replica.
 
     Raises:
         TypeError: the scorer cannot be called.
@@ -56,9 +54,17 @@ def deployment(
     Example:
         serve.run(deployment(RewardModel, num_replicas=2, max_batch_size=32), route_prefix="/")
     """
-    serve = _serve()
+    require_ray()
+    try:
+        serve = importlib.import_module("ray.serve")
+    except ImportError as error:
+        raise ModuleNotFoundError(f"{error}; a deployment needs Ray Serve: {INSTALL}", name="ray.serve") from error
+    from qreward.server.config import ServerConfig  # noqa: PLC0415 - the extra qreward[server] is not needed by a pool
+
     spec = ScorerSpec(scorer, tuple(init_args), dict(init_kwargs or {}), factory, method)
-    config = _checked(settings)
+    if wrong := [name for name in ("host", "port") if name in settings]:
+        raise ConfigError(f"{wrong[0]} cannot be set here; use serve.start(http_options=...)")
+    config = ServerConfig(**{key: value for key, value in settings.items() if key != "token"})  # a token may be known only in the replica
     ongoing = max(100, 2 * config.max_batch_size * config.max_concurrent_batches)
     options = {"name": name, "max_ongoing_requests": max_ongoing_requests or ongoing}
     given = {"num_replicas": num_replicas, "ray_actor_options": ray_actor_options, "autoscaling_config": autoscaling_config}
@@ -68,7 +74,7 @@ def deployment(
 
 
 class AsgiProxy:
-    """An ASGI app that is passed to Serve before the real app exists. It is pickled, sent to the replica, and calls the real app there."""
+    """An ASGI app for Serve, which wants one before the replica exists. It is pickled, and calls the app of its replica there."""
 
     def __init__(self, key: str) -> None:
         self.key = key
@@ -102,20 +108,3 @@ class Replica:
         if message["type"] == "lifespan.shutdown.complete" and (closing := close_scorer(self._made)) is not None:
             await closing
         await send(message)
-
-
-def _checked(settings: Mapping[str, Any]) -> Any:
-    """Validate and return the settings of a replica. ``token`` is left out, because its value may be known only in the replica."""
-    from qreward.server.config import ServerConfig  # noqa: PLC0415 - the extra qreward[server] is not needed by a pool
-
-    if wrong := [name for name in ("host", "port") if name in settings]:
-        raise ConfigError(f"{wrong[0]} cannot be set here; use serve.start(http_options=...)")
-    return ServerConfig(**{key: value for key, value in settings.items() if key != "token"})
-
-
-def _serve() -> Any:
-    require_ray()
-    try:
-        return importlib.import_module("ray.serve")
-    except ImportError as error:
-        raise ModuleNotFoundError(f"{error}; a deployment needs Ray Serve: {INSTALL}", name="ray.serve") from error

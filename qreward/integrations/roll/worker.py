@@ -1,8 +1,4 @@
-"""The reward worker for ROLL's RLVR pipelines. Only this module and ``loop`` import ROLL.
-
-ROLL sends the context of its trace with the data, but attaches this context only in methods that are not async. The worker therefore
-attaches the context.
-"""
+"""The reward worker and the rollout loop for ROLL's RLVR pipelines. In ``qreward.integrations.roll``, only this module imports ROLL."""
 
 from __future__ import annotations
 
@@ -17,10 +13,22 @@ from opentelemetry import context, propagate
 from roll.distributed.executor.worker import Worker
 from roll.distributed.scheduler.decorator import Dispatch, register
 from roll.distributed.scheduler.protocol import DataProto
+from roll.distributed.scheduler.user_defined_rollout_loop import UserDefinedRolloutLoop
 from roll.models.model_providers import default_tokenizer_provider
+from roll.utils.logging import get_logger
 from roll.utils.prompt import prompt_maps
 
-from qreward.integrations.roll.rewards import ADAPTER, PROMPTS, RESPONSES, failure_of, judge_rows, rows_of, settings_of
+from qreward.integrations.roll import (
+    ADAPTER,
+    PROMPTS,
+    RESPONSES,
+    Drops,
+    RewardUnavailable,
+    failure_of,
+    judge_rows,
+    rows_of,
+    settings_of,
+)
 
 CARRIER = "_otel_ctx"
 """Key of ``DataProto.meta_info`` in which ROLL stores W3C ``traceparent`` and ``tracestate``."""
@@ -70,9 +78,12 @@ class JudgeRewardWorker(Worker):  # type: ignore[misc]  # ROLL has no types
         """
         with _continued(data.meta_info):
             rows = await asyncio.get_running_loop().run_in_executor(self._decoding, self._rows, data)
-            step = (data.meta_info or {}).get("global_step")
-            scores, metrics = await judge_rows(self.rewarder, self.reward_config, rows, step)
-        return _output(scores, metrics, data.batch[RESPONSES])
+            rewards, metrics = await judge_rows(self.rewarder, self.reward_config, rows, (data.meta_info or {}).get("global_step"))
+        scores = torch.tensor(rewards, dtype=torch.float16)
+        zeros = torch.zeros_like(data.batch[RESPONSES], dtype=torch.float16)
+        output = DataProto.from_dict(tensors={"token_level_rewards": zeros, "response_level_rewards": scores, "scores": scores.clone()})
+        output.meta_info = {"metrics": metrics}
+        return output
 
     def _rows(self, data: DataProto) -> list[dict[str, Any]]:
         prompts, responses = (
@@ -81,23 +92,47 @@ class JudgeRewardWorker(Worker):  # type: ignore[misc]  # ROLL has no types
         return rows_of(data.non_tensor_batch, prompts, responses)
 
 
-def _output(rewards: list[float], metrics: dict[str, list[float]], responses: torch.Tensor) -> DataProto:
-    scores = torch.tensor(rewards, dtype=torch.float16)
-    zeros = torch.zeros_like(responses, dtype=torch.float16)
-    output = DataProto.from_dict(tensors={"token_level_rewards": zeros, "response_level_rewards": scores, "scores": scores.clone()})
-    output.meta_info = {"metrics": metrics}
-    return output
-
-
 @contextmanager
 def _continued(meta_info: Mapping[str, Any] | None) -> Iterator[None]:
-    """Make spans that start inside the context children of the caller's span. Enter the context in the task that handles the call."""
+    """Make spans that start inside the context children of the caller's span. ROLL does so only in methods that are not async."""
     carrier = (meta_info or {}).get(CARRIER)
-    if not carrier:
-        yield
-        return
-    token = context.attach(propagate.extract(carrier))
+    token = context.attach(propagate.extract(carrier)) if carrier else None
     try:
         yield
     finally:
-        context.detach(token)
+        if token is not None:
+            context.detach(token)
+
+
+class SkippingRolloutLoop(UserDefinedRolloutLoop):  # type: ignore[misc]  # ROLL has no types
+    """ROLL's rollout loop, but a :class:`RewardUnavailable` does not end the run.
+
+    Instead, the loop drops the prompt with all its responses, and ROLL takes another prompt.
+
+    The class is for ``user_defined_rollout_loop_cls`` of a pipeline. A dropped prompt is also replaced in a validation.
+
+    Raises:
+        RewardUnavailable: from ``process_new_prompt``, when ``MOST_DROPPED`` prompts in a row were dropped.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._drops = Drops("prompts")
+        self._reason = ""
+
+    async def process_new_prompt(self, context: Any) -> Any:
+        """Process a prompt as ROLL's loop does, and return its responses. If rewards are missing, return None, which drops the prompt."""
+        responses = await super().process_new_prompt(context)
+        self._drops.check(self._reason)
+        return responses
+
+    async def _generate_and_reward(self, context: Any, req: Any, domain: str) -> Any:
+        try:
+            responses = await super()._generate_and_reward(context=context, req=req, domain=domain)
+        except RewardUnavailable as error:
+            self._drops.in_a_row += 1
+            self._reason = str(error).splitlines()[0]
+            get_logger().warning(f"prompt {context.prompt_id} is dropped: {self._reason}")
+            return None
+        self._drops.in_a_row = 0
+        return responses

@@ -1,13 +1,14 @@
-"""One rewarder per process and settings. A rewarder scores within a deadline, and returns a verdict or an error for each item.
+"""The base of the trainers' adapters. An adapter turns rows of data into items, a rewarder scores them, and both know no trainer.
 
-A rewarder is created without an event loop and may be used from any number of loops and threads. A missing reward becomes a number only if
-the user chose this number. This module is independent of any trainer.
+A process has one rewarder for each settings, and one client for each configuration. They are made without an event loop, may be used from
+any number of loops and threads, and are closed in all loops when the process ends.
 """
 
 from __future__ import annotations
 
 import asyncio
 import atexit
+import dataclasses
 import json
 import logging
 import os
@@ -16,14 +17,16 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass, field
+from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
+from qreward.client import QRewardClient
 from qreward.engine.portal import portal
 from qreward.errors import BadRequest, ConfigError, QRewardError, RequestTimeout
-from qreward.integrations.trainers.clients import close_clients, shared_client
+from qreward.functions.watcher import ConfigWatcher
 from qreward.integrations.trainers.settings import (
+    RESERVED,
     VARIABLE,
     Failure,
     RewardConfig,
@@ -31,31 +34,29 @@ from qreward.integrations.trainers.settings import (
     check,
     load_reward_config,
     name_source_in_errors,
+    prompt_fields,
     template_fields,
 )
 from qreward.integrations.trainers.verdicts import VerdictFile
 from qreward.judge import make_scorer
 from qreward.judge.codec import encoded
-from qreward.judge.prompts import present
+from qreward.judge.prompts import check_columns, column_value, is_absent, present
 from qreward.judge.scorers import check_finite
 from qreward.judge.types import Scorer, Verdict, Vote
 from qreward.reasons import WAITING
 from qreward.results import Usage
 from qreward.runtime import runtime_of
+from qreward.settings.client import CONFIG_VARIABLE, ClientConfig, config_from_env
+from qreward.spelling import TYPO, closest
 
-MOST_MISFITS = 100
-"""Number of items in a row, none of them with a reward, that may lack a field in data with varying fields. After this number, the settings
-count as wrong."""
 LATE = 1.0
 """Seconds that the rewarder waits after the deadline for a scorer that ignores its ``timeout``."""
-
-SPENT = ("tokens", "cost", "unreported")
-"""Names of the metrics that say what an item has used."""
-
+GRACE = 2.0
+"""Seconds to wait, when the process ends, for the event loop of another thread to close its connections."""
 _log = logging.getLogger("qreward.integrations.trainers")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Scored:
     """Holds a reward, or the error that prevented the reward.
 
@@ -69,7 +70,7 @@ class Scored:
     verdict: Verdict | None
     error: QRewardError | None
     seconds: float
-    waiting: Mapping[str, int] = field(default_factory=dict)
+    waiting: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -97,17 +98,18 @@ class Scored:
             return ""
         return _writable(f"{type(self.error).__name__}: {self.error}".splitlines()[0][:300])
 
-    def metrics(self, prefix: str = "judge_", *names: str) -> dict[str, float]:
-        """Return metrics to log, or only the metrics in ``names``: ``ok`` (1.0 or 0.0), ``seconds``, and all of ``SPENT``: ``tokens``,
-        ``cost`` (US dollars; 0.0 if no endpoint has a price) and ``unreported`` (attempts whose cost no server reported).
+    def metrics(self, prefix: str = "judge_", *, waiting: bool = False) -> dict[str, float]:
+        """Return metrics to log, whose names begin with ``prefix``.
 
-        Each name in the result begins with ``prefix``. The name ``waiting`` stands for the numbers of items that wait, by reason.
+        They are ``ok`` (1.0 or 0.0), ``seconds``, ``tokens``, ``cost`` (US dollars; 0.0 if no endpoint has a price) and ``unreported``
+        (attempts whose cost no server reported). With ``waiting``, they are also the numbers of items that wait, by reason.
         """
         used = self.usage
         found = {"ok": float(self.ok), "seconds": self.seconds, "tokens": float(used.tokens)}
         found |= {"cost": used.cost or 0.0, "unreported": float(used.unreported)}
-        waiting = {f"{prefix}waiting_for_{code}": float(self.waiting.get(code, 0)) for code in WAITING if "waiting" in names}
-        return {f"{prefix}{name}": found[name] for name in names or found if name != "waiting"} | waiting
+        if waiting:
+            found |= {f"waiting_for_{code}": float(self.waiting.get(code, 0)) for code in WAITING}
+        return {f"{prefix}{name}": value for name, value in found.items()}
 
 
 def _writable(text: str) -> str:
@@ -134,7 +136,6 @@ class Rewarder:
         self._verdicts = None if self.config.verdicts is None else VerdictFile(self.config.verdicts)
         self._priority = priority
         self._unfits: frozenset[str] = frozenset()
-        self._misfits = 0
         self.waiting: Callable[[], Mapping[str, int]] = dict
 
     async def score(self, prompt: Any, response: Any = None, **fields: Any) -> Scored:
@@ -142,21 +143,19 @@ class Rewarder:
         (scored,) = await self.score_many([{"prompt": prompt, "response": response, **fields}])
         return scored
 
-    async def score_many(self, items: Iterable[Mapping[str, Any]], *, varying: bool = False, step: int | None = None) -> list[Scored]:
+    async def score_many(self, items: Iterable[Mapping[str, Any]], *, step: int | None = None) -> list[Scored]:
         """Score many items concurrently. The results are in the order of the items. If scoring fails, the error is in the result.
 
         An item is a mapping with ``prompt``, ``response`` and the other fields that the data has, also if a field has no value: None, NaN,
-        or a blank reference. If the response has no value, no request is sent, and the error is a ``BadRequest``. If the scorer raises a
-        ``ValueError``, such as the ``UnicodeEncodeError`` of a lone surrogate, this error is logged, and the error in the result is a
-        ``BadRequest``. If it raises a ``ConfigError``, and a field has no value in this item, the ``ConfigError`` is the error in the
-        result. A field that one of the items has is missing in each item that does not have it. If a score is not a finite number, the
-        error is an ``InvalidResponse``.
+        or a blank reference. A field that one of the items has is missing in each item that does not have it. The error is a
+        ``BadRequest`` if the response has no value, or the scorer raised a ``ValueError``; a ``ConfigError`` if the scorer raised it and
+        the item lacks a value; and an ``InvalidResponse`` if a score is not a finite number.
 
         With ``rank`` in the settings, the items that differ only in their responses are a group, whose responses are ranked. If the ranking
         fails, or a group has one response, each item of the group has the error.
 
         Args:
-            varying: True if a field that the prompt names and no item has may be a fault of these items; see :meth:`misfit`.
+            items: the items.
             step: the trainer's step, for the file of verdicts.
 
         Raises:
@@ -174,24 +173,18 @@ class Rewarder:
         found = [Scored(None, BadRequest("there is no response to score: it is None"), 0.0)] * len(rows)
 
         async def judge(places: Sequence[int]) -> None:
-            scored = await self._score([rows[place] for place in places], [filled[place] for place in places], names, varying=varying)
+            scored = await self._score([rows[place] for place in places], [filled[place] for place in places], names)
             for place, each in zip(places, scored, strict=True):
                 found[place] = each
 
         await asyncio.gather(*map(judge, groups.values()))
-        self.record(rows, found, step)
+        if self._verdicts is not None:
+            judged = zip(rows, found, strict=True)
+            self._verdicts.write([(item, each.verdict, each.error, each.usage, each.seconds) for item, each in judged], step)
         return found
 
-    def record(self, items: Iterable[Mapping[str, Any]], scored: Iterable[Scored], step: int | None = None) -> None:
-        """Append judgements to the file of verdicts, if the settings name one."""
-        if self._verdicts is not None:
-            judged = zip(items, scored, strict=True)
-            self._verdicts.write([(item, each.verdict, each.error, each.usage, each.seconds) for item, each in judged], step)
-
-    async def _score(
-        self, items: Sequence[Mapping[str, Any]], filled: Sequence[Mapping[str, Any]], names: frozenset[str], *, varying: bool
-    ) -> list[Scored]:
-        """Score an item, or rank the items of a group."""
+    async def _score(self, items: Sequence[Mapping[str, Any]], filled: Sequence[Mapping[str, Any]], names: frozenset[str]) -> list[Scored]:
+        """Score an item, or rank the items of a group. ``names`` are the fields of all items of the call."""
         begun = monotonic()
         _end_before(asyncio.get_running_loop())
         verdicts: Sequence[Verdict] = ()
@@ -206,11 +199,10 @@ class Rewarder:
                     verdicts = await self._rank([row["response"] for row in filled], given, options)
             for verdict in verdicts:
                 check_finite(verdict)
-            self._misfits = 0
         except ConfigError as failure:
-            lacking = template_fields(self.config) - names
-            is_row = not lacking and not names <= filled[0].keys()
-            error = self.misfit(failure, is_row=is_row, varying=varying and bool(lacking))
+            if template_fields(self.config) - names or names <= filled[0].keys():
+                raise
+            error = failure  # a value is missing in this row
         except QRewardError as failure:
             error = failure
         except TimeoutError:
@@ -237,10 +229,7 @@ class Rewarder:
         return [Verdict(reward, (Vote(reward),), usage=usage, cached=ranking.cached) for reward, usage in pairs]
 
     def _unfit(self, error: ValueError) -> BadRequest:
-        """Return the error of an item that the scorer rejected, and log it.
-
-        The cause may be a bug, so the first error of each class is logged with its traceback.
-        """
+        """Return the error of an item that the scorer rejected. The first of each class, perhaps a bug, is logged with its traceback."""
         kind = type(error).__name__
         first, self._unfits = kind not in self._unfits, self._unfits | {kind}
         failure = BadRequest(f"the scorer could not take the item: {kind}: {_writable(str(error))}")
@@ -248,38 +237,19 @@ class Rewarder:
         _log.warning("no reward: %s", failure, exc_info=error if first else None)
         return failure
 
-    def misfit(self, error: ConfigError, *, is_row: bool, varying: bool) -> ConfigError:
-        """Return the error of an item that does not fit the settings, or raise it because the settings are wrong.
-
-        Args:
-            is_row: True if only this item is known not to fit, because one of its values is missing.
-            varying: True if one item cannot show whether it or the settings are wrong. The error is then raised after ``MOST_MISFITS`` such
-                errors without a reward in between.
-        """
-        if not is_row:
-            self._misfits += 1
-            if not varying or self._misfits > MOST_MISFITS:
-                raise error
-        return error
-
     def score_blocking(self, items: Iterable[Mapping[str, Any]]) -> list[Scored]:
         """Score many items from blocking code, in any thread. The work runs in the event loop that all blocking calls share."""
         return portal().call(self.score_many, list(items))
 
     async def aclose(self) -> None:
-        """Close the scorer.
-
-        A scorer made by :func:`rewarder` shares its client with other rewarders of the process. The client stays open for them until the
-        process ends, and this rewarder may be used again.
-        """
+        """Close the scorer. A client that other rewarders of the process share stays open, and this rewarder may be used again."""
         await self.scorer.aclose()
 
 
 def reward_of(scored: Scored, on_failure: Failure, default: Failure) -> float | None:
-    """Return the reward as a finite float. If the reward is missing, ``on_failure`` decides what happens.
+    """Return the reward. If it is missing, return the number ``on_failure``, or None for ``none``, or raise the error for ``raise``.
 
-    If ``on_failure`` is a number, this number is returned. ``none`` returns None. ``raise`` raises the error of scoring. ``default`` stands
-    for the value of the argument ``default``.
+    ``default`` stands for the value of the argument ``default``.
     """
     if scored.verdict is not None:
         return float(scored.verdict.score)
@@ -291,17 +261,133 @@ def reward_of(scored: Scored, on_failure: Failure, default: Failure) -> float | 
     return float(chosen)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Adapter:
+    """Describes how one trainer differs from other trainers.
+
+    Attributes:
+        trainer: name of the trainer. The logger of the adapter is ``qreward.<trainer>``.
+        deadline: default number of seconds for one reward. The number is below the trainer's own limit.
+        columns: field of an item -> default columns, of which the first that is present fills the field.
+        missing: meaning of ``on_failure: default``.
+        none_unsupported: why ``on_failure: none`` is not possible, and what to use instead; ``""`` if it is possible.
+        no_groups: why the responses to one prompt cannot be ranked, and what to use instead; ``""`` if each call of :meth:`score` has all
+            responses to its prompts.
+    """
+
+    trainer: str
+    deadline: float
+    columns: Mapping[str, tuple[str, ...]]
+    missing: Failure
+    none_unsupported: str = ""
+    no_groups: str = "which does not pass the responses to one prompt together; leave it out"
+
+    def checked(self, config: RewardConfig) -> RewardConfig:
+        """Return the settings unchanged. Raises ``ConfigError`` if this trainer does not support them."""
+        if self.none_unsupported and config.on_failure == "none":
+            raise ConfigError(f"{config.place}: on_failure: none is not possible with {self.trainer}, {self.none_unsupported}")
+        if self.no_groups and config.rank is not None:
+            raise ConfigError(f"{config.place}: rank: {config.rank} is not possible with {self.trainer}, {self.no_groups}")
+        try:
+            check_columns(config.columns, self.columns["response"], self.columns.get("reference", ()))
+        except ConfigError as error:
+            raise ConfigError(f"{config.place}: {error}") from None
+        return config
+
+    def rewarder(self, source: Source = None) -> Rewarder:
+        """Return the rewarder of this process for these settings. Raises ``ConfigError`` if the settings are missing or wrong."""
+        made = rewarder(source, deadline=self.deadline)
+        self.checked(made.config)
+        return made
+
+    def item(self, row: Mapping[str, Any], config: RewardConfig) -> dict[str, Any]:
+        """Return the arguments of ``Rewarder.score`` for a row, which is a mapping column -> value.
+
+        The column of a field is the one that the settings name, else the first default column with a value, else the column with the name
+        of the field. In the settings, ``a.b`` means entry ``b`` of the mapping in column ``a``. A field whose column or entry has no value
+        in this row is in the item as None, so that its value is known to be missing.
+
+        Raises:
+            ConfigError: a configured column does not exist, or no column holds the prompt. The message lists the existing columns.
+
+        Example:
+            >>> adapter = Adapter("mine", 60.0, {"response": ("text",)}, missing="raise")
+            >>> adapter.item({"question": "2 + 2?", "text": "4"}, RewardConfig(reward_model="rm", columns={"prompt": "question"}))
+            {'prompt': '2 + 2?', 'response': '4'}
+        """
+        named, listed = prompt_fields(config), ", ".join(map(repr, sorted(row)))
+        item: dict[str, Any] = {}
+        for field, column in config.columns.items():
+            try:
+                item[field] = column_value(row, column)
+            except KeyError:
+                if isinstance(row.get(column.split(".", maxsplit=1)[0]), Mapping):
+                    item[field] = None  # this row does not have the entry
+                    continue
+                others = row.keys() - ({*self.columns["response"]} if field == "reference" else set())
+                usual = [name for name in self.columns.get(field, ()) if name in others]
+                near = closest(column, sorted(others), cutoff=TYPO) or usual or closest(column, sorted(others))
+                hint = f"did you mean {near[0]!r}?" if near else f"there are {listed}"
+                raise ConfigError(f"columns: {field} is mapped to {column!r}, which the data does not have; {hint}") from None
+        for field, candidates in self.columns.items():
+            values = [row[name] for name in candidates if name in row]
+            if values and field not in item:
+                item[field] = next((value for value in values if not is_absent(field, value)), None)
+        item |= {field: row[field] for field in named - item.keys() - RESERVED if field in row}
+        if "prompt" not in item:
+            if "prompt" in named:
+                raise ConfigError(
+                    f"the data has no column with the prompt; name it in columns, such as {{prompt: question}}. There are {listed}."
+                )
+            item["prompt"] = ""
+        return item
+
+    async def score(
+        self,
+        made: Rewarder,
+        rows: Iterable[Mapping[str, Any]],
+        plain: Callable[[dict[str, Any]], dict[str, Any]] = dict,
+        *,
+        step: int | None = None,
+    ) -> list[Scored]:
+        """Score all rows concurrently, at a ``step`` of the trainer. The results are in the order of the rows.
+
+        ``plain`` converts the values of each item. A row without a value that the settings need is a failure of this row. Raises
+        ``ConfigError`` if a column does not exist.
+        """
+        return await made.score_many([plain(self.item(row, made.config)) for row in rows], step=step)
+
+    async def score_in_portal(self, made: Rewarder, rows: Iterable[Mapping[str, Any]], *, step: int | None = None) -> list[Scored]:
+        """Score rows in the event loop of the portal, for callers whose own loop ends soon. Connections are then kept for the next call."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.score(made, list(rows), step=step), portal().loop))
+
+    def reward(self, scored: Scored, config: RewardConfig, effect: str = "") -> float | None:
+        """Return the reward. A missing reward is logged with its ``effect``, and replaced or raised as the settings say."""
+        if not scored.ok:
+            log = logging.getLogger(f"qreward.{self.trainer}")
+            log.warning("no reward: %s (on_failure: %s)%s", scored.reason, config.on_failure, effect)
+        return reward_of(scored, config.on_failure, self.missing)
+
+
+# what a process shares
+
+
+class _Shared(NamedTuple):
+    config: ClientConfig  # the settings with which the client was made
+    client: QRewardClient
+    watcher: ConfigWatcher | None  # applies changes of the file
+
+
 _MADE: dict[tuple[str, float], tuple[object, Rewarder]] = {}
-"""Text of the settings' source and default deadline -> the source, and the rewarder for it. The source is kept alive, because the key may
-contain its ``id``."""
+"""Text of the settings' source and default deadline -> the source, kept alive because the text may contain its ``id``, and the rewarder."""
+_CLIENTS: list[_Shared] = []
 _INHERITED: list[object] = []
-_LOCK = threading.Lock()
+_LOCK = threading.RLock()
 _LOOPS: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
 
 
 def rewarder(source: Source = None, *, deadline: float) -> Rewarder:
-    """Return the rewarder of this process for these settings. The first call creates the rewarder. The rewarder is closed when the process
-    ends.
+    """Return the rewarder of this process for these settings, which is created by the first call and closed when the process ends.
 
     Args:
         source: the settings, in any form that :func:`~qreward.integrations.trainers.settings.load_reward_config` accepts.
@@ -333,19 +419,61 @@ def _made(config: RewardConfig, deadline: float) -> Rewarder:
     return made
 
 
+def shared_client(config: ClientConfig | None = None, file: str | Path | None = None) -> QRewardClient:
+    """Return the client of this process for a configuration, which is created by the first call. The caller must not close it.
+
+    When the ``file`` of an adapter that contains ``config`` changes, its ``client`` is applied to the client; a fault in the file is
+    logged, and changes nothing. Without ``config``, the settings are those that ``QRewardClient.from_env`` finds, and the file that
+    ``QREWARD_CONFIG`` names is watched. Raises ``ConfigError`` if the environment names no configuration.
+    """
+    wanted = config if config is not None else config_from_env()
+    with _LOCK:
+        for known in _CLIENTS:
+            if wanted in (known.config, known.client.config) and not runtime_of(known.client).closed:
+                return known.client
+        client = QRewardClient.from_config(wanted)
+        watcher: ConfigWatcher | None = None
+        if config is None and (named := os.environ.get(CONFIG_VARIABLE)):
+            watcher = ConfigWatcher(client, file=named)
+        elif config is not None and file is not None and Path(file).is_file():
+            read: Any = lambda: load_reward_config(file).client  # noqa: E731
+            watcher = ConfigWatcher(client, callback=read)
+        if watcher is not None:
+            watcher.start()
+        _CLIENTS.append(_Shared(wanted, client, watcher))
+    return client
+
+
 def close_all() -> None:
     """Close all rewarders and clients, in all event loops that use them, so that no connection stays open when the process ends."""
     with _LOCK:
-        made = [each for _, each in _MADE.values()]
+        made, clients = [each for _, each in _MADE.values()], list(_CLIENTS)
         _MADE.clear()
-    close_clients()
-    for each in made:
+        _CLIENTS.clear()
+    for shared in clients:
         with suppress(Exception):  # the process is ending
+            if shared.watcher is not None:
+                shared.watcher.stop()
+            _close(shared.client)
+    for each in made:
+        with suppress(Exception):
             portal().call(each.aclose)
 
 
+def _close(client: QRewardClient) -> None:
+    """Close a client, and wait until it is closed in the event loops of other threads. ``aclose`` does not wait for these loops."""
+    engine = runtime_of(client).engine
+    for loop in [driver.loop for driver in engine.drivers()]:
+        with suppress(Exception):
+            if loop.is_running():
+                asyncio.run_coroutine_threadsafe(engine.leave(), loop).result(GRACE)
+            elif not loop.is_closed():
+                loop.run_until_complete(asyncio.wait_for(engine.leave(), GRACE))
+    portal().call(client.aclose)
+
+
 def _end_before(loop: asyncio.AbstractEventLoop) -> None:
-    """Register ``close_all`` again for a new event loop. At exit, ``close_all`` then runs before the trainer stops this loop.
+    """Register ``close_all`` again for a new event loop, so that it runs before the trainer stops this loop at exit.
 
     Connections can be closed only while their event loop runs.
     """
@@ -356,9 +484,12 @@ def _end_before(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _after_fork() -> None:
-    global _LOCK, _MADE  # the parent's rewarders may have requests in flight
-    _INHERITED.append(_MADE)
-    _LOCK, _MADE = threading.Lock(), {}
+    global _LOCK, _MADE, _CLIENTS  # the parent's may have requests in flight, and another thread of it may have held the lock
+    for shared in _CLIENTS:
+        if shared.watcher is not None:
+            shared.watcher.stop()  # the child makes clients of its own
+    _INHERITED.append((_MADE, _CLIENTS))
+    _LOCK, _MADE, _CLIENTS = threading.RLock(), {}, []
 
 
 atexit.register(close_all)

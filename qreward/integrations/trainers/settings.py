@@ -1,7 +1,4 @@
-"""The settings of a trainer's adapter: client, scorer, deadline and failure value, read from a file, a mapping or the environment.
-
-This module also checks settings before any request. It is independent of any trainer.
-"""
+"""The settings of a trainer's adapter: client, scorer, deadline and failure value, read from a file, a mapping or the environment."""
 
 from __future__ import annotations
 
@@ -35,8 +32,7 @@ SCORERS = ("judge", "reward_model", "cascade")
 """The settings that name the scorer. Exactly one of them must be set."""
 
 Failure = float | Literal["default", "raise", "none"]
-"""Type of ``on_failure``. A number must be finite. Booleans are rejected, because YAML reads a bare ``no`` as false, which would count as
-0.0."""
+"""Type of ``on_failure``. A number must be finite. Booleans are rejected, because YAML reads a bare ``no`` as false, which would be 0.0."""
 
 RESERVED = frozenset({"timeout", "priority", "tenant"})
 """Parameters of ``Scorer.score`` that no column may fill."""
@@ -46,16 +42,14 @@ class RewardConfig(Policy):
     """Settings of a trainer's adapter.
 
     Args:
-        client: the client's settings, or the path of a file with these settings. A path in a settings file is relative to the folder of the
-            settings file. None takes the settings that ``QRewardClient.from_env`` finds.
+        client: the client's settings, or the path of a file with them. None takes the settings that ``QRewardClient.from_env`` finds.
         judge: settings of an LLM judge; see :class:`~qreward.judge.config.JudgeConfig`.
         reward_model: name of a reward model.
         cascade: settings of several scorers that are tried in order; see :class:`~qreward.judge.cascade.CascadeConfig`. Exactly one of
             ``judge``, ``reward_model`` and ``cascade`` is required.
-        deadline: seconds for one reward, including queueing, retries and hedges. None takes the default of the adapter, which is below the
-            trainer's own limit.
-        on_failure: what happens if a reward is missing. A number replaces the reward. ``none`` replaces the reward by None, if the trainer
-            supports missing rewards. ``raise`` raises the error. ``default`` leaves the choice to the adapter.
+        deadline: seconds for one reward, including queueing, retries and hedges. None takes the default of the adapter.
+        on_failure: what replaces a missing reward: a number; ``none``, if the trainer supports missing rewards; ``raise``, which raises the
+            error; or ``default``, the choice of the adapter.
         columns: field of the item (``prompt``, ``response``, ``reference``, or any field that the judge's prompt names) -> name of the
             trainer's column that holds the field.
         priority: priority of all requests, 0 (most urgent) to 9.
@@ -63,8 +57,9 @@ class RewardConfig(Policy):
             the :class:`~qreward.judge.ranking.Ranking`. It needs a ``judge``, and a trainer that passes the responses to a prompt together.
             None scores each response.
         verdicts: the path of a file to which each judgement is appended as a JSON line, or a mapping with ``path`` and ``contents``; see
-            :class:`~qreward.integrations.trainers.verdicts.VerdictsConfig`. A path in a settings file is relative to the folder of the
-            settings file. None writes nothing.
+            :class:`~qreward.integrations.trainers.verdicts.VerdictsConfig`. None writes nothing.
+
+    A path in a settings file is relative to the folder of the settings file.
 
     Raises:
         ConfigError: a setting is unknown or wrong.
@@ -162,8 +157,7 @@ class RewardConfig(Policy):
 
 
 Source = str | Path | Mapping[str, Any] | RewardConfig | None
-"""Source of settings: a file, a mapping with the content of a file, validated settings, or None for the file that ``QREWARD_REWARD``
-names."""
+"""A file, a mapping with the content of a file, validated settings, or None for the file that ``QREWARD_REWARD`` names."""
 
 
 def load_reward_config(source: Source = None, *, place: str | None = None) -> RewardConfig:
@@ -186,10 +180,7 @@ def load_reward_config(source: Source = None, *, place: str | None = None) -> Re
 
 
 def reward_config_of(content: Mapping[str, Any], place: SettingsLocation) -> RewardConfig:
-    """Return validated settings, from content that :func:`read_reward_settings` has read.
-
-    A wrong setting raises ``ConfigError`` with a message that names the place.
-    """
+    """Validate what :func:`read_reward_settings` has read. A ``ConfigError`` names the place."""
     try:
         return RewardConfig(**content).at(str(place))
     except ConfigError as error:
@@ -200,48 +191,36 @@ _LEAST = f"it must contain at least {', '.join(SCORERS[:-1])} or {SCORERS[-1]}"
 
 
 def read_reward_settings(source: str | Path | Mapping[str, Any], *, empty: str = _LEAST) -> tuple[dict[str, Any], SettingsLocation]:
-    """Read settings without validating them, and return their content and their location.
+    """Read settings without validating them, and return their content and their location. Raises ``ConfigError`` if that fails.
 
-    Paths in a settings file are relative to the folder of the file.
-
-    Args:
-        source: a file, or a mapping with the content of a file.
-        empty: end of the message for an empty file.
-
-    Raises:
-        ConfigError: the settings cannot be read.
+    Paths in a settings file are relative to the folder of the file. ``empty`` is the end of the message for an empty file.
     """
     content, place = read_settings(source, empty=empty)
-    if not isinstance(source, Mapping):
-        folder = Path(source).expanduser().parent
-        if isinstance(client := content.get("client"), str) and client:
-            content["client"] = str(folder / Path(client).expanduser())
-        if isinstance(file := content.get("verdicts"), str) and file:
-            content["verdicts"] = {"path": file}
-        if isinstance(verdicts := content.get("verdicts"), Mapping) and isinstance(file := verdicts.get("path"), str) and file:
-            content["verdicts"] = {**verdicts, "path": str(folder / Path(file).expanduser())}
-        if isinstance(judge := content.get("judge"), Mapping):
-            content["judge"] = _beside(folder, judge)
-        cascade = content.get("cascade")
-        stages = cascade.get("stages") if isinstance(cascade, Mapping) else None
-        if isinstance(cascade, Mapping) and isinstance(stages, Mapping | list):
-            found: Any = (
-                {name: _beside(folder, stage) for name, stage in stages.items()}
-                if isinstance(stages, Mapping)
-                else [_beside(folder, stage) for stage in stages]
-            )
-            content["cascade"] = {**cascade, "stages": found}
+    if isinstance(source, Mapping):
+        return content, place
+    folder = Path(source).expanduser().parent
+
+    def joined(settings: Any, *names: str) -> Any:
+        """Return a mapping with the relative paths of these settings joined to the folder."""
+        if not isinstance(settings, Mapping):
+            return settings
+        files = {name: value for name in names if isinstance(value := settings.get(name), str) and value.strip()}
+        return {**settings, **{name: str(folder / Path(value).expanduser()) for name, value in files.items()}}
+
+    content = joined(content, "client", "verdicts")
+    if isinstance(content.get("verdicts"), Mapping):
+        content["verdicts"] = joined(content["verdicts"], "path")
+    if isinstance(cascade := content.get("cascade"), Mapping) and isinstance(stages := cascade.get("stages"), Mapping | list):
+        named = stages.items() if isinstance(stages, Mapping) else enumerate(stages)
+        found = {name: joined(stage, *_FILES) for name, stage in named}
+        content["cascade"] = {**cascade, "stages": found if isinstance(stages, Mapping) else list(found.values())}
+    if "judge" in content:
+        content["judge"] = joined(content["judge"], *_FILES)
     return content, place
 
 
-def _beside(folder: Path, judge: Any) -> Any:
-    """Return the settings of a judge, with the relative paths of its files joined to ``folder``."""
-    if not isinstance(judge, Mapping):
-        return judge
-    files = {name: value for name in ("calibration", "rubric") if isinstance(value := judge.get(name), str) and value.strip()}
-    return {**judge, **{name: str(folder / Path(value).expanduser()) for name, value in files.items()}}
-
-
+_FILES = ("calibration", "rubric")
+"""The settings of a judge that may be paths of files."""
 ITEM = frozenset({"prompt", "response", "reference"})
 """Fields that every item has."""
 
@@ -251,8 +230,9 @@ def prompt_fields(config: RewardConfig) -> frozenset[str]:
 
     A reward model, and a judge whose settings have no ``prompt``, use the three fields that every item has.
     """
-    has_own = all(isinstance(stage, JudgeConfig) and stage.prompt is not None for stage in config.stages.values())
-    rubrics = frozenset(stage.rubric_column for stage in config.stages.values() if isinstance(stage, JudgeConfig) and stage.rubric_column)
+    judges = [stage for stage in config.stages.values() if isinstance(stage, JudgeConfig)]
+    has_own = len(judges) == len(config.stages) and all(judge.prompt is not None for judge in judges)
+    rubrics = frozenset(judge.rubric_column for judge in judges if judge.rubric_column)
     return template_fields(config) | rubrics | (frozenset() if has_own else ITEM)
 
 
@@ -291,13 +271,18 @@ def check(config: RewardConfig, routes: Iterable[str]) -> None:
         ConfigError: a verdict or a column has an unknown name, a parameter has a reserved name, or no route serves a model. Every reward
             would then fail.
     """
+    known, patterns = ITEM | prompt_fields(config), list(routes)
     for setting, stage in config.stages.items():
-        if isinstance(stage, JudgeConfig):
-            _check_judge(setting, stage)
-    known = ITEM | prompt_fields(config)
+        if not isinstance(stage, JudgeConfig):
+            continue
+        if ":" not in stage.verdict and stage.verdict not in NAMED:
+            hint = did_you_mean(stage.verdict, NAMED)
+            raise ConfigError(f"{setting}.verdict: unknown verdict {stage.verdict!r}; {hint} A verdict of your own is written module:Class")
+        if reserved := sorted(_JUDGES_OWN & stage.params.keys()):
+            what = "is not a parameter of a request; if it is a setting of the judge, write it beside params"
+            raise ConfigError(f"{setting}.params: {reserved[0]!r} {what}")
     for field in config.columns.keys() - known:
         raise ConfigError(f"columns: unknown field {field!r}; {did_you_mean(field, sorted(known), otherwise='the fields are')}")
-    patterns = list(routes)
     for setting, stage in config.stages.items():
         for model in (stage,) if isinstance(stage, str) else stage.model:
             if not any(matches(pattern, model) for pattern in patterns):
@@ -305,13 +290,3 @@ def check(config: RewardConfig, routes: Iterable[str]) -> None:
                 # lower cutoff: a pattern is shorter than the names it matches
                 hint = did_you_mean(model, patterns, cutoff=0.4, otherwise="the routes are")
                 raise ConfigError(f"{where}: no endpoint of the client serves the model {model!r}; {hint}")
-
-
-def _check_judge(setting: str, judge: JudgeConfig) -> None:
-    if ":" not in judge.verdict and judge.verdict not in NAMED:
-        hint = did_you_mean(judge.verdict, NAMED)
-        raise ConfigError(f"{setting}.verdict: unknown verdict {judge.verdict!r}; {hint} A verdict of your own is written module:Class")
-    if reserved := sorted(_JUDGES_OWN & judge.params.keys()):
-        raise ConfigError(
-            f"{setting}.params: {reserved[0]!r} is not a parameter of a request; if it is a setting of the judge, write it beside params"
-        )

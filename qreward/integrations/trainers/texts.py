@@ -1,21 +1,21 @@
-"""Extracts the response from decoded tokens. It removes the prompt before the response and the special tokens after the response.
-
-This module uses no tokenizer.
-"""
+"""What is judged: the last message of a conversation, or the text between the prompt and the special tokens at the end of a query."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from qreward.codecs.chat import is_missing
 
 _END = re.compile(r"(?:<[|\uff5c][^<>|\uff5c\s]{1,40}[|\uff5c]>|</?s>|<(?:eos|pad|end_of_turn|unk)>|\[(?:PAD|EOS|/INST)\])\Z")
-"""Pattern of a special token at the end of a text. It matches tokens of the common model families, such as ``<|im_end|>``, ``</s>``,
-``<end_of_turn>``, and DeepSeek's tokens with full-width bars."""
+"""A special token of a common model family at the end of a text, such as ``<|im_end|>``, ``</s>``, and DeepSeek's with full-width bars."""
 _LONGEST = 44
 """Maximum number of characters of a token that ``_END`` matches."""
-
+_HANDLES = frozenset({"trainer_state", "log_extra", "log_metric", "environments"})
+"""Arguments that TRL passes besides the columns of the dataset."""
 SHORTEST = 16
-"""Minimum number of non-whitespace characters that must be left of a prompt that was truncated on the left. With fewer characters, the
-prompt is not recognised."""
+"""Minimum number of non-whitespace characters that must be left of a prompt that was truncated on the left."""
 
 
 def without_end(text: str) -> str:
@@ -51,20 +51,12 @@ def response_in(query: str, prompt: str) -> str | None:
     if query.startswith(prompt):
         return query[len(prompt) :]
     query = query.lstrip("\ufffd")  # the truncation split a character
-    shown, wanted = _without_spaces(query), _without_spaces(prompt)
-    end = _end_of(shown, wanted)
+    end = _end_of("".join(query.split()), "".join(prompt.split()))
     return None if end is None else _after(query, end).removeprefix(prompt[_text_end(prompt, len(prompt)) :])
 
 
-def _without_spaces(text: str) -> str:
-    return "".join(text.split())
-
-
 def _end_of(shown: str, wanted: str) -> int | None:
-    """Return the index at which the prompt ``wanted`` ends in the query ``shown``. Both texts have no whitespace.
-
-    Return None if the query does not begin with the prompt.
-    """
+    """Return the index at which the prompt ``wanted`` ends in the query ``shown``; None if the query does not begin with the prompt."""
     begin = shown.find(wanted)
     if begin >= 0 and not without_end(shown[:begin]):  # only special tokens stand before the prompt
         return begin + len(wanted)
@@ -86,3 +78,41 @@ def _after(text: str, count: int) -> str:
         if count == 0:
             return text[at + 1 :]
     return ""
+
+
+def rows_of(prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield a row for each completion: its values in the columns, which are lists, and ``prompt`` and ``response``."""
+    lists = {
+        name: values
+        for name, values in columns.items()
+        if name not in _HANDLES and isinstance(values, Sequence) and not isinstance(values, str | bytes)
+    }
+    for at, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+        before, response = conversation(prompt, completion)
+        yield {**{name: values[at] for name, values in lists.items() if at < len(values)}, "prompt": before, "response": response}
+
+
+def conversation(prompt: Any, completion: Any) -> tuple[Any, Any]:
+    """Return the prompt and the last assistant message. Messages in between, such as tool results, join the prompt.
+
+    The message is its text, or a list with the message if it also has tool calls or other parts than texts. It is None if the completion
+    is None or has no assistant message, or if the last assistant message has neither content nor tool calls.
+    """
+    if completion is None or isinstance(completion, str):
+        return prompt, completion
+    messages = list(completion)
+    last = next((at for at in reversed(range(len(messages))) if messages[at].get("role") == "assistant"), None)
+    if last is None:
+        return prompt, None
+    if last:
+        prompt = [*([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt), *messages[:last]]
+    message = messages[last]
+    content: Any = message.get("content")
+    if is_missing(message):
+        return prompt, None
+    if message.get("tool_calls") or message.get("function_call"):
+        return prompt, [message]
+    if isinstance(content, str):
+        return prompt, content
+    texts = [part["text"] for part in content if isinstance(part, Mapping) and isinstance(part.get("text"), str)]
+    return prompt, "\n".join(texts) if len(texts) == len(content) else [message]

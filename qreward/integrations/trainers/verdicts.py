@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from statistics import fmean, median, pstdev
@@ -26,6 +26,9 @@ MOST_PROMPTS = 20
 """Number of prompts that the text of a report shows, those with the lowest mean first."""
 
 
+Judged = tuple[Mapping[str, Any], Verdict | None, QRewardError | None, Usage, float]
+
+
 class VerdictsConfig(Policy):
     """Where the judgements are written.
 
@@ -44,15 +47,29 @@ class VerdictFile:
     def __init__(self, config: VerdictsConfig) -> None:
         self._path, self._contents, self._failed = Path(config.path).expanduser(), config.contents, False
 
-    def write(
-        self, judged: Iterable[tuple[Mapping[str, Any], Verdict | None, QRewardError | None, Usage, float]], step: int | None
-    ) -> None:
+    def write(self, judged: Iterable[Judged], step: int | None) -> None:
         """Append judgements: items, their verdicts or errors, what they used, and seconds. ``step`` is the trainer's step."""
-        text = b"".join(self._line(*each, step) for each in judged)
+        lines = []
+        for item, verdict, error, usage, seconds in judged:
+            line: dict[str, Any] = {"time": round(time(), 3), "process": os.getpid(), "step": step}
+            line |= {name: sha256(encoded(item.get(name))).hexdigest()[:16] for name in ("prompt", "response")}
+            line |= {"score": None if verdict is None else verdict.score, "error": None if error is None else type(error).__name__}
+            if verdict is not None:
+                line["criteria"] = {
+                    name: {"score": each.score, "weight": each.weight, "gate": each.gate, "passed": each.passed}
+                    for name, each in (verdict.criteria or {}).items()
+                }
+                line |= {"confidence": verdict.confidence, "decided_by": verdict.decided_by, "cached": verdict.cached}
+                line["models"] = sorted({vote.model for vote in verdict.votes if vote.model})
+            line |= {"seconds": round(seconds, 3), "tokens": usage.tokens, "cost": usage.cost, "unreported": usage.unreported}
+            if self._contents:
+                answers = [] if verdict is None else [vote.text for vote in verdict.votes]
+                line["contents"] = {**item, "answers": answers, "error": None if error is None else str(error)}
+            lines.append(encoded(line) + b"\n")
         try:
             handle = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             try:
-                os.write(handle, text)  # one call, so that the lines of several processes do not mix
+                os.write(handle, b"".join(lines))  # one call, so that the lines of several processes do not mix
             finally:
                 os.close(handle)
         except OSError as error:
@@ -60,36 +77,22 @@ class VerdictFile:
                 self._failed = True
                 _log.warning("the verdicts cannot be written to %r, and are lost: %s", str(self._path), error.strerror)
 
-    def _line(
-        self, item: Mapping[str, Any], verdict: Verdict | None, error: QRewardError | None, usage: Usage, seconds: float, step: int | None
-    ) -> bytes:
-        line: dict[str, Any] = {"time": round(time(), 3), "process": os.getpid(), "step": step}
-        line |= {name: _hash(item.get(name)) for name in ("prompt", "response")}
-        line["score"] = None if verdict is None else verdict.score
-        line["error"] = None if error is None else type(error).__name__
-        if verdict is not None:
-            criteria = verdict.criteria or {}
-            line["criteria"] = {
-                name: {"score": each.score, "weight": each.weight, "gate": each.gate, "passed": each.passed}
-                for name, each in criteria.items()
-            }
-            line |= {"confidence": verdict.confidence, "decided_by": verdict.decided_by, "cached": verdict.cached}
-            line["models"] = sorted({vote.model for vote in verdict.votes if vote.model})
-        line |= {"seconds": round(seconds, 3), "tokens": usage.tokens, "cost": usage.cost, "unreported": usage.unreported}
-        if self._contents:
-            answers = [] if verdict is None else [vote.text for vote in verdict.votes]
-            line["contents"] = {**item, "answers": answers, "error": None if error is None else str(error)}
-        return encoded(line) + b"\n"
-
-
-def _hash(value: object) -> str:
-    return sha256(encoded(value)).hexdigest()[:16]
-
 
 def read_verdicts(path: str | Path, *, step: int | None = None, last: float | None = None) -> list[dict[str, Any]]:
     """Return the judgements in a file: those of one step, or of the last seconds before the newest one. Raises ``ConfigError``."""
+    found = []
     try:
-        found = [*_lines(Path(path).expanduser())]
+        with Path(path).expanduser().open("rb") as file:
+            for number, text in enumerate(file, 1):
+                try:
+                    line = msgspec.json.decode(text)
+                except msgspec.DecodeError:
+                    line = None
+                if not isinstance(line, dict) or not {"time", "step", "prompt", "score", "error", "tokens"} <= line.keys():
+                    raise ConfigError(
+                        f"{file.name}, line {number}: is no verdict of a trainer; to compare judges on items, name them with --config"
+                    )
+                found.append(line)
     except OSError as error:
         raise ConfigError(f"{str(path)!r} cannot be read: {error.strerror}") from None
     if last is not None and found:
@@ -102,18 +105,6 @@ def read_verdicts(path: str | Path, *, step: int | None = None, last: float | No
             known = f"it has the steps {steps[0]} to {steps[-1]}" if steps else "the trainer did not pass its steps; use --last"
             raise ConfigError(f"{str(path)!r} has no verdict of step {step}; {known}")
     return found
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open("rb") as file:
-        for number, text in enumerate(file, 1):
-            try:
-                line = msgspec.json.decode(text)
-            except msgspec.DecodeError:
-                line = None
-            if not isinstance(line, dict) or not {"time", "step", "prompt", "score", "error", "tokens"} <= line.keys():
-                raise ConfigError(f"{path}, line {number}: is no verdict of a trainer; to compare judges on items, name them with --config")
-            yield line
 
 
 def summary(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

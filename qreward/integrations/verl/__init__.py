@@ -1,21 +1,163 @@
-"""Rewards of a judge or a reward model in verl: a reward function and a reward manager. verl loads them by the name of this package.
+"""Rewards of a judge or a reward model in verl, which loads them by the name of this package.
 
 ``reward.custom_reward_function.path=pkg://qreward.integrations.verl`` uses :func:`compute_score`.
-``reward.reward_manager.source=importlib`` uses ``QRewardManager``. This class is imported on first access, because only this class
-needs verl.
+``reward.reward_manager.source=importlib`` uses ``QRewardManager``, which is imported on first access, because only this class needs verl.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
-from qreward.integrations.verl.function import DEADLINE, compute_score, compute_scores
+from qreward.engine.portal import portal
+from qreward.errors import ConfigError
+from qreward.integrations.trainers import Adapter, RewardConfig, Scored, load_reward_config
+from qreward.integrations.trainers.rewarder import reward_of
+from qreward.integrations.trainers.settings import read_reward_settings
+from qreward.spelling import closest
 
-if TYPE_CHECKING:
-    from qreward.integrations.verl.manager import QRewardManager
+__all__ = ["DEADLINE", "compute_score", "compute_scores"]
 
-__all__ = ["DEADLINE", "QRewardManager", "compute_score", "compute_scores"]
+DEADLINE = 240.0
+"""Default number of seconds for one reward. verl's own managers allow 300 seconds, or have no limit."""
+CONFIG = "config"
+"""Key of ``reward_kwargs`` whose value is the path of a settings file. All other keys are settings of ``RewardConfig``."""
+ROUTER = "reward_router_address"
+HOSTS = frozenset({ROUTER, "reward_model_tokenizer"})
+"""Arguments that verl passes if it serves a reward model itself."""
+NOTE = "A missing reward ends the run. To continue with a number in its place, set on_failure to that number."
+PROMPTS = ("prompt", "question", "problem", "query", "raw_prompt")
+
+ADAPTER = Adapter(
+    trainer="verl",
+    deadline=DEADLINE,
+    columns={"prompt": PROMPTS, "response": ("solution_str",), "reference": ("ground_truth",)},
+    missing="raise",
+    none_unsupported="where one None removes the rewards of its whole batch; use raise (the default) or a number",
+    no_groups="whose compute_score has one sample; use verl's manager batch with the function compute_scores",
+)
+_GROUPS = replace(ADAPTER, no_groups="")
+
+_SETTINGS = [CONFIG, *RewardConfig.model_fields]
+_KNOWN = HOSTS.union(_SETTINGS)
+_log = logging.getLogger(__name__)
+_CONFIGS: dict[str, RewardConfig] = {}
+_WARNED: set[str] = set()
+
+
+async def compute_score(
+    data_source: Any, solution_str: str | None, ground_truth: Any, extra_info: Mapping[str, Any] | None = None, **kwargs: Any
+) -> dict[str, Any]:
+    """Score one response. verl calls this function for each sample.
+
+    Args:
+        data_source: a column for the judge's prompt, like all entries of ``extra_info``.
+        solution_str: the response. None means that there is no response, and therefore no reward.
+        ground_truth: the reference.
+        extra_info: columns that include the question, because verl passes no prompt to a reward function. By default, it is the first of
+            ``prompt``, ``question``, ``problem``, ``query``, ``raw_prompt`` that is present.
+        kwargs: ``reward_kwargs`` of the configuration: ``config``, the path of a settings file, and settings of
+            :class:`~qreward.integrations.trainers.RewardConfig`; and verl's own additions.
+
+    Returns:
+        A dict with ``score``, ``judge_error`` (a text, ``""`` on success), and the metrics of
+        :class:`~qreward.integrations.trainers.Scored`, of which ``judge_ok`` is 0.0 if ``score`` is the number of ``on_failure``.
+
+    Raises:
+        ConfigError: a setting is wrong, or a column does not exist.
+        QRewardError: there is no reward and ``on_failure`` is not a number.
+
+    Example:
+        ``reward.custom_reward_function.path=pkg://qreward.integrations.verl``
+        ``+reward.custom_reward_function.reward_kwargs.config=/path/to/reward.yaml``
+    """
+    return await score_row(ADAPTER, _row(data_source, solution_str, ground_truth, extra_info), settings_of(kwargs))
+
+
+def compute_scores(
+    data_sources: Sequence[Any],
+    solution_strs: Sequence[str | None],
+    ground_truths: Sequence[Any],
+    extra_infos: Sequence[Mapping[str, Any] | None],
+    **kwargs: Any,
+) -> list[dict[str, Any]]:
+    """Score a batch. verl's reward manager ``batch`` calls this function, and waits for it.
+
+    The arguments are lists of those of :func:`compute_score`. With ``rank`` in the settings, the responses to one prompt are ranked. The
+    results and the errors are those of :func:`compute_score`, in the order of the samples.
+
+    Example:
+        ``reward.custom_reward_function.name=compute_scores reward.reward_manager.name=batch``
+    """
+    config = settings_of(kwargs)
+    made = _GROUPS.rewarder(config)
+    rows = [*map(_row, data_sources, solution_strs, ground_truths, extra_infos)]
+    return [result_of(each, config) for each in portal().call(_GROUPS.score, made, rows, plain)]
+
+
+def _row(data_source: Any, solution_str: str | None, ground_truth: Any, extra_info: Mapping[str, Any] | None) -> dict[str, Any]:
+    extra = extra_info or {}
+    return {**extra, "extra_info": extra, "data_source": data_source, "solution_str": solution_str, "ground_truth": ground_truth}
+
+
+async def score_row(adapter: Adapter, row: Mapping[str, Any], config: RewardConfig, step: int | None = None) -> dict[str, Any]:
+    """Score the item in the columns of ``row``, and return the result for verl."""
+    made = adapter.rewarder(config)  # first, because it checks the settings
+    (scored,) = await adapter.score(made, [row], plain, step=step)
+    return result_of(scored, config)
+
+
+def result_of(scored: Scored, config: RewardConfig) -> dict[str, Any]:
+    """Return the result for verl. If scoring failed and ``on_failure`` is not a number, raise the error, because verl needs a number."""
+    if scored.error is not None and NOTE not in getattr(scored.error, "__notes__", ()):  # identical samples may share one error
+        scored.error.add_note(NOTE)
+    score = reward_of(scored, config.on_failure, ADAPTER.missing)
+    return {"score": score, "judge_ok": float(scored.ok), "judge_error": scored.reason, **scored.metrics()}
+
+
+def settings_of(given: Mapping[str, Any], kind: str = "vllm") -> RewardConfig:
+    """Return the settings in the keyword arguments of ``compute_score``. Each combination of arguments is read only once.
+
+    They override the settings of the file that ``config`` names. Without any setting, the file that ``QREWARD_REWARD`` names is read. If
+    the settings configure no client and verl serves a model itself, on servers of this ``kind``, the requests go to that model. An unknown
+    argument whose name resembles the name of a setting raises ``ConfigError``; others are ignored with one warning.
+    """
+    for name in sorted(given.keys() - _KNOWN - _WARNED):
+        if near := closest(name, _SETTINGS, cutoff=0.8):
+            raise ConfigError(f"reward_kwargs: unknown setting {name!r}; did you mean {near[0]!r}?")
+        _WARNED.add(name)
+        _log.warning("reward_kwargs: %r is not a setting of qreward and is ignored", name)
+    ours = {name: plain(value) for name, value in given.items() if name in _SETTINGS and value is not None}
+    router = given.get(ROUTER)
+    key = json.dumps([ours, str(router), kind], sort_keys=True, default=repr)
+    known = _CONFIGS.get(key)
+    if known is None:
+        file = ours.pop(CONFIG, None)
+        if file is not None and ours:
+            known = load_reward_config({**read_reward_settings(file)[0], **ours}, place=f"{file} and reward_kwargs")
+        else:
+            known = load_reward_config(ours or file, place="reward_kwargs" if ours else None)
+        if known.client is None and router:
+            endpoint = {"base_url": f"http://{router}/v1", "name": "verl-router", "kind": kind, "proxy": ""}
+            settings = known.model_dump(exclude_unset=True) | {"client": {"endpoints": [endpoint]}}
+            known = load_reward_config(settings, place=known.place)
+        _CONFIGS[key] = _GROUPS.checked(known)
+    return known
+
+
+def plain(value: Any) -> Any:
+    """Return arrays and OmegaConf containers as lists and dicts, and all other values unchanged."""
+    if isinstance(value, Mapping):
+        return {str(name): plain(inner) for name, inner in value.items()}
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [plain(inner) for inner in value]
+    return value
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,4 @@
-"""A reward manager for verl. It receives the original prompt and all columns of the data.
-
-In ``qreward.integrations.verl``, only this module imports verl.
-"""
+"""A reward manager for verl, which this module imports. It receives the original prompt and all columns of the data."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from qreward.errors import ConfigError
-from qreward.integrations.verl.function import ADAPTER, PROMPTS, ROUTER, score_row, settings_of
+from qreward.integrations.verl import ADAPTER, PROMPTS, ROUTER, score_row, settings_of
 
 HERE = ("pkg://qreward.integrations.verl", "pkg://qreward/integrations/verl")
 
@@ -71,11 +68,7 @@ class QRewardManager(_Base):  # type: ignore[misc]  # verl has no types
 
 
 def row_of(columns: Mapping[str, Any], response: str) -> dict[str, Any]:
-    """Return a mapping that describes a sample.
-
-    It has the columns of the sample, the response, the ground truth in the column ``reward_model``, and the entries of the columns
-    ``extra_info`` and ``tool_extra_fields``. A column takes precedence over an entry with the name of the column.
-    """
+    """Return the columns of a sample: its own, else entries of ``extra_info`` and ``tool_extra_fields``; its truth; and the response."""
     inner = [columns.get(name) for name in ("extra_info", "tool_extra_fields")]
     row = {name: value for mapping in inner if isinstance(mapping, Mapping) for name, value in mapping.items()}
     truth = columns.get("reward_model")

@@ -17,7 +17,7 @@ from ray_scorers import AwaitedNoting, Broken, Noting, noted, workers
 
 from qreward.errors import RequestTimeout
 from qreward.integrations.ray import ActorDied, ScorerPool
-from qreward.integrations.ray import supervisor as supervisor_module
+from qreward.integrations.ray import pool as pool_module
 
 pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.timeout(300), pytest.mark.real_time(240)]
 until = partial(shared_tools.until, seconds=120)
@@ -35,7 +35,7 @@ def kinds(outcomes: list[Any]) -> list[Any]:
 @pytest.mark.parametrize("scorer", [Noting, AwaitedNoting])
 async def test_batches_are_formed_in_the_caller_and_results_are_right_and_in_order(killings: Path, scorer: Any) -> None:
     async with pool_of(scorer, killings, 0.01, actors=2) as pool, pool.queue(max_batch_size=16) as queue:
-        pool.start()
+        await pool([])
         await until(lambda: pool.stats().ready == 2)
         texts = ["x" * (at % 50) for at in range(400)]
         assert await asyncio.gather(*map(queue.submit, texts)) == [at % 50 for at in range(400)]
@@ -106,7 +106,7 @@ async def test_a_caller_that_leaves_has_its_batch_cancelled_in_the_actor(killing
 
 
 async def test_a_batch_that_hangs_fails_for_its_time_and_its_actor_is_killed(killings: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor_module, "GRACE", 0.1)
+    monkeypatch.setattr(pool_module, "GRACE", 0.1)
 
     async with pool_of(Noting, killings, 3600.0, batch_timeout=1.0) as pool:
         with pytest.raises(RequestTimeout, match="batch_timeout of 1 s"):

@@ -20,7 +20,6 @@ from slow_tools import narrow_and_wide, peaks, went_wrong
 from trainers_tools import settings_of
 from verifiers.v1.trace import TraceTask
 
-from qreward.integrations.trainers.clients import close_clients
 from qreward.integrations.trainers.rewarder import close_all
 from qreward.integrations.verifiers import (
     FleetDecisionJudge,
@@ -69,7 +68,6 @@ def fleet() -> Iterator[FakeFleet]:
     with narrow_and_wide(0.5, verdict) as made:
         yield made
     close_all()
-    close_clients()
 
 
 @pytest.fixture
@@ -256,4 +254,3 @@ async def test_the_decision_judge_of_verifiers_has_its_grades_from_every_server_
             assert trace.extra_usage[0].prompt_tokens > 0
             assert await judge.score(TASK, Trace(" ")) == 0.0, "verifiers scores an empty response without asking"
         close_all()
-        close_clients()

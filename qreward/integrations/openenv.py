@@ -1,4 +1,4 @@
-"""The classes for OpenEnv. This module imports OpenEnv."""
+"""Rewards of a judge or a reward model in OpenEnv, which this module imports: a ``Rubric``, and an ``LLMClient`` for other rubrics."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from qreward.codecs.finish_reason import described, ending_of, is_whole
 from qreward.engine.portal import portal
 from qreward.errors import ConfigError, InvalidResponse
 from qreward.integrations.trainers import Adapter
-from qreward.integrations.trainers.clients import shared_client
+from qreward.integrations.trainers.rewarder import shared_client
 from qreward.integrations.trainers.settings import Source
+
+__all__ = ["DEADLINE", "QRewardLLMClient", "QRewardRubric"]
 
 DEADLINE = 50.0
 """Default number of seconds for one reward. A client of OpenEnv waits 60 seconds for a message by default (``message_timeout_s``)."""

@@ -12,9 +12,9 @@ import pytest
 from scale import seeds
 
 from qreward.integrations.ray import ActorDied
-from qreward.integrations.ray import supervisor as supervisor_module
-from qreward.integrations.ray.backends import ActorLost, PoolConfig
-from qreward.integrations.ray.supervisor import STARTS, Actor, Supervisor, delay_of
+from qreward.integrations.ray import pool as pool_module
+from qreward.integrations.ray.backends import ActorLost
+from qreward.integrations.ray.pool import STARTS, Actor, Actors, PoolConfig
 
 
 class Backend:
@@ -32,13 +32,10 @@ class Backend:
         await self.starts[-1]
         return number
 
-    def send(self, *_: Any) -> Any:
+    async def score(self, *_: Any) -> Any:
         raise NotImplementedError
 
-    def read(self, error: BaseException) -> BaseException:
-        return error
-
-    async def close(self, *_: Any) -> None:
+    async def end(self, *_: Any) -> None:
         pass
 
     def kill(self, handle: Any) -> None:
@@ -46,10 +43,10 @@ class Backend:
 
 
 class Stage:
-    """A supervisor whose batches only take and give back their slots."""
+    """Actors whose batches only take and give back their slots."""
 
-    def __init__(self, supervisor: Supervisor, backend: Backend) -> None:
-        self.supervisor, self.backend = supervisor, backend
+    def __init__(self, actors: Actors, backend: Backend) -> None:
+        self.actors, self.backend = actors, backend
 
     async def started(self, count: int) -> None:
         for _ in range(count):
@@ -62,19 +59,22 @@ class Stage:
             await asyncio.sleep(0)
 
     async def ask(self, count: int = 1, alone: bool = False) -> list[asyncio.Task[Actor]]:
-        asked = [asyncio.ensure_future(self.supervisor._assigned(alone)) for _ in range(count)]
+        asked = [asyncio.ensure_future(self.actors._taken(self.slots(alone), first=alone)) for _ in range(count)]
         await self.turns()
         return asked
+
+    def slots(self, alone: bool) -> int:
+        return self.actors._config.max_concurrent_batches if alone else 1
 
     async def done(self, batch: asyncio.Task[Actor], alone: bool = False) -> None:
         actor = batch.result()
         actor.finished = True
-        self.supervisor._release(actor, alone)
-        self.supervisor._assign()
+        actor.free += self.slots(alone)
+        self.actors._assign()
         await self.turns()
 
     async def die(self, actor: Actor) -> None:
-        self.supervisor._on_death(actor, ActorLost("it died"))
+        self.actors._lose(actor, ActorLost("it died"))
         await self.turns()
 
 
@@ -83,17 +83,17 @@ def handles(batches: list[asyncio.Task[Actor]]) -> list[int | None]:
 
 
 def on_stage(**settings: Any) -> Callable[[Callable[[Stage], Coroutine[Any, Any, None]]], Callable[[], None]]:
-    """Run a test in the event loop of a supervisor."""
+    """Run a test in the event loop of a actors."""
 
     def decorated(test: Callable[[Stage], Coroutine[Any, Any, None]]) -> Callable[[], None]:
         def running() -> None:
             backend = Backend()
-            supervisor = Supervisor(backend, PoolConfig(**settings), "scorer")  # type: ignore[arg-type]
+            actors = Actors(backend, PoolConfig(**settings), "scorer")  # type: ignore[arg-type]
             threads = threading.active_count()
             try:
-                supervisor._post(asyncio.wait_for(test(Stage(supervisor, backend)), 60)).result(60)
+                asyncio.run_coroutine_threadsafe(asyncio.wait_for(test(Stage(actors, backend)), 60), actors.loop).result(60)
             finally:
-                supervisor.stop()
+                actors.soon(actors.stopped.set)
             assert threading.active_count() <= threads
 
         return running
@@ -131,39 +131,52 @@ async def test_a_batch_that_must_be_alone_goes_first_and_holds_an_actor_free_for
     assert handles([late, later]) == [0, 0]
 
 
+@on_stage()
+async def test_a_batch_that_must_be_alone_also_goes_first_where_each_batch_is_alone(stage: Stage) -> None:
+    await stage.started(1)
+    one, two = await stage.ask(2)
+    (suspect,) = await stage.ask(alone=True)
+    await stage.done(one)
+    assert handles([suspect, two]) == [0, None]
+
+
 @on_stage(actors=2, max_concurrent_batches=3)
-async def test_others_use_the_other_actors_while_one_is_held_free(stage: Stage) -> None:
+async def test_a_batch_that_must_be_alone_waits_for_an_idle_actor_and_others_wait_behind_it(stage: Stage) -> None:
     await stage.started(2)
-    await stage.ask(3)
+    one, *_ = await stage.ask(3)
     (suspect,) = await stage.ask(alone=True)
     (late,) = await stage.ask()
-    assert handles([suspect, late]) == [None, 0]
+    assert handles([one, suspect, late]) == [0, None, None]
+    await stage.done(_[0])
+    assert handles([suspect, late]) == [1, 0]
 
 
-def test_the_first_death_is_made_good_at_once_and_later_ones_ever_slower() -> None:
-    assert [delay_of(deaths) for deaths in range(1, 5)] == [0.0, 0.1, 0.2, 0.4]
-    assert max(delay_of(deaths) for deaths in range(1, 100)) == 30.0
+def test_restarts_are_ever_slower_until_a_batch_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "LONGEST_DELAY", 0.3)
+    delays: list[float] = []
+    sleep = asyncio.sleep
 
+    async def noted(seconds: float) -> None:
+        if seconds:
+            delays.append(seconds)
+        await sleep(0)
 
-def test_deaths_in_succession_are_counted_until_a_batch_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor_module, "FIRST_DELAY", 0.0)
-    succession: list[int] = []
-    monkeypatch.setattr(supervisor_module, "delay_of", lambda deaths: float(bool(succession.append(deaths))))
+    monkeypatch.setattr(asyncio, "sleep", noted)
 
     async def test(stage: Stage) -> None:
-        for at in range(4):
+        for at in range(8):
             await stage.started(1)
-            if at == 2:
+            if at == 4:
                 (batch,) = await stage.ask()
                 await stage.done(batch)
-            (actor,) = stage.supervisor.ready
+            (actor,) = stage.actors.ready
             await stage.die(actor)
             await stage.die(actor)  # reported twice
-        assert succession == [1, 2, 1, 2]
-        assert stage.supervisor.counts["deaths"] == 4
-        assert stage.backend.killed == [0, 1, 2, 3]
+        assert delays == [0.1, 0.2, 0.3, 0.1, 0.2]
+        assert stage.actors.counts["deaths"] == 8
+        assert stage.backend.killed == list(range(8))
 
-    on_stage(max_restarts=3)(test)
+    on_stage(max_restarts=5)(test)
 
 
 @on_stage(actors=2, max_restarts=0)
@@ -171,22 +184,22 @@ async def test_an_actor_that_dies_too_often_is_given_up_and_with_the_last_all_th
     await stage.started(2)
     batches = await stage.ask(4)
     for _ in range(2):
-        await stage.die(stage.supervisor.ready[0])
-    assert stage.supervisor.given_up == 2
+        await stage.die(stage.actors.ready[0])
+    assert stage.actors.given_up == 2
     batches += await stage.ask()
     assert [type(batch.exception()) for batch in batches] == [type(None)] * 2 + [ActorDied] * 3
     assert str(batches[-1].exception()) == "no actor is left to score with; the last one was lost: it died"
 
 
 def test_an_actor_that_cannot_be_made_is_given_up_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor_module, "FIRST_DELAY", 0.0)
+    monkeypatch.setattr(pool_module, "FIRST_DELAY", 0.0)
 
     async def test(stage: Stage) -> None:
         for _ in range(STARTS):
             await stage.turns()
             stage.backend.starts[-1].set_exception(OSError("no weights"))
             await stage.turns()
-        assert (stage.supervisor.given_up, len(stage.backend.starts)) == (1, STARTS)
+        assert (stage.actors.given_up, len(stage.backend.starts)) == (1, STARTS)
 
     on_stage(max_restarts=100)(test)
 
@@ -212,8 +225,8 @@ class RandomEvents:
             self.rng.choice(starting).set_exception(OSError("no weights"))
 
     async def die(self, stage: Stage) -> None:
-        if stage.supervisor.ready:
-            await stage.die(self.rng.choice(stage.supervisor.ready))
+        if stage.actors.ready:
+            await stage.die(self.rng.choice(stage.actors.ready))
 
     async def finish(self, stage: Stage) -> None:
         if self.on_actors:
@@ -233,24 +246,24 @@ class RandomEvents:
             if not batch.cancelled() and batch.exception() is None:
                 self.on_actors.append((batch, alone))
 
-    def check(self, supervisor: Supervisor) -> None:
-        assert len(supervisor.waiting) == len(self.waiting)
-        assert supervisor.given_up < 3 or not self.waiting
-        for actor in supervisor.ready:
+    def check(self, actors: Actors) -> None:
+        assert len(actors.waiting) == len(self.waiting)
+        assert actors.given_up < 3 or not self.waiting
+        for actor in actors.ready:
             on_it = [alone for batch, alone in self.on_actors if batch.result() is actor]
-            assert actor.load == len(on_it) <= 2
+            assert 2 - actor.free == sum(2 if alone else 1 for alone in on_it) <= 2
             assert not any(on_it) or len(on_it) == 1
-            assert actor.load or not self.waiting  # no batch waits while an actor is idle
+            assert actor.free < 2 or not self.waiting  # no batch waits while an actor is idle
 
 
 @pytest.mark.parametrize("seed", seeds(6))
 def test_whatever_happens_nothing_is_lost_and_no_actor_has_too_much(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor_module, "FIRST_DELAY", 0.0)
+    monkeypatch.setattr(pool_module, "FIRST_DELAY", 0.0)
     events = RandomEvents(seed)
 
     async def test(stage: Stage) -> None:
         for _ in range(200):
             await events.happen(stage)
-            events.check(stage.supervisor)
+            events.check(stage.actors)
 
     on_stage(actors=3, max_concurrent_batches=2, max_restarts=4)(test)

@@ -1,4 +1,4 @@
-"""The environment for SkyRL. This module imports SkyRL-Gym."""
+"""Rewards of a judge or a reward model in SkyRL: an environment of SkyRL-Gym, which this module imports."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from qreward.engine.portal import portal
 from qreward.integrations.trainers import Adapter, Scored
 from qreward.integrations.trainers.settings import Source
 
+__all__ = ["DEADLINE", "QRewardEnv"]
+
 DEADLINE = 300.0
 """Default number of seconds for one reward. SkyRL does not limit the time of a step."""
 
@@ -19,7 +21,6 @@ ADAPTER = Adapter(
     columns={"prompt": ("prompt",), "response": ("response",), "reference": ("ground_truth", "reference", "solution", "answer")},
     missing="raise",
     none_unsupported="which needs a number for each step; use raise (the default) or a number",
-    varying=True,
 )
 
 _Env: Any = importlib.import_module("skyrl_gym.envs.base_text_env").BaseTextEnv

@@ -1,8 +1,6 @@
-"""The judges for verifiers. This module imports verifiers.
+"""Judges for verifiers (v1), which this module imports. Their requests go to the endpoints of a client, which is the fleet.
 
-``FleetJudge`` is a ``vf.Judge`` whose requests go to a fleet, which means the endpoints of a client. The shared client of the process sends
-the requests. Prompts, parsing and records come from verifiers. Each built-in judge of verifiers has a counterpart in this module.
-``RewardJudge`` uses the scorer that the settings of an adapter name.
+Prompts, parsing and records come from verifiers. ``RewardJudge`` uses the scorer that the settings of an adapter name.
 """
 
 from __future__ import annotations
@@ -10,7 +8,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -22,13 +20,26 @@ from qreward.client import QRewardClient
 from qreward.codecs.finish_reason import described, ending_of, is_whole
 from qreward.decisions import MIN_LABEL_MASS, Score
 from qreward.errors import ConfigError, InvalidResponse
-from qreward.integrations.trainers import Adapter, RewardConfig, Scored, load_reward_config
-from qreward.integrations.trainers.clients import shared_client
+from qreward.integrations.trainers import Adapter, load_reward_config
+from qreward.integrations.trainers.rewarder import shared_client
 from qreward.integrations.trainers.settings import VARIABLE
 from qreward.results import Usage
 from qreward.settings.base import default
 from qreward.settings.client import ClientConfig, load_config
 from qreward.settings.policies import Endpoint, Level, Priority
+
+__all__ = [
+    "FleetDecisionJudge",
+    "FleetDecisionJudgeConfig",
+    "FleetJudge",
+    "FleetJudgeConfig",
+    "FleetReferenceJudge",
+    "FleetReferenceJudgeConfig",
+    "FleetRubricJudge",
+    "FleetRubricJudgeConfig",
+    "RewardJudge",
+    "RewardJudgeConfig",
+]
 
 vf: Any = importlib.import_module("verifiers.v1")
 _client: Any = importlib.import_module("verifiers.v1.configs.client")
@@ -54,9 +65,8 @@ class FleetJudgeConfig(vf.JudgeConfig):  # type: ignore[misc]  # no types where 
     """The settings of a verifiers judge, with the settings that say where its requests go.
 
     Attributes:
-        fleet: file with a client's settings. The default is the file that ``QREWARD_CONFIG`` names, if this variable is set. Without a
-            file, ``base_url``, ``api_key_var`` and the headers configure a client with one endpoint. With a file, these settings are not
-            used.
+        fleet: file with a client's settings, by default the one that ``QREWARD_CONFIG`` names. Without a file, ``base_url``,
+            ``api_key_var`` and the headers configure a client with one endpoint.
         deadline: seconds for a call, including queueing, retries and hedges. If ``timeout.scoring`` of the agent is set, choose a lower
             number.
         priority: 0 (most urgent) to 9, or ``"high"``, ``"normal"``, ``"low"``.
@@ -75,8 +85,8 @@ _Judge: Any = vf.Judge[ParsedT, ConfigT]
 class FleetJudge(_Judge):  # type: ignore[misc]
     """A ``vf.Judge`` whose :meth:`complete` sends its requests to a fleet. The features of verifiers' judges are unchanged.
 
-    If this class is the first base class of a judge, requests of the judge's other base classes go to the fleet too, if these classes call
-    ``complete``. ``vf.DecisionJudge`` does not call ``complete``. Use :class:`FleetDecisionJudge` instead.
+    As the first base class of a judge, it also serves the other base classes that call ``complete``. ``vf.DecisionJudge`` does not; use
+    :class:`FleetDecisionJudge` instead.
 
     Example:
         >>> class CorrectnessJudge(FleetJudge[bool]):
@@ -101,7 +111,11 @@ class FleetJudge(_Judge):  # type: ignore[misc]
     @cached_property
     def client(self) -> QRewardClient:
         """The client that all judges with these settings share in this process."""
-        return shared_client(_fleet_of(self.config))
+        config = self.config
+        if config.fleet is not None:
+            return shared_client(_read(config.fleet))
+        key, headers = _client.resolve_api_key(config), _client.resolve_headers(config)
+        return shared_client(ClientConfig(endpoints=(Endpoint(config.base_url, api_key=key, headers=headers),)))
 
     async def complete(
         self,
@@ -125,53 +139,41 @@ class FleetJudge(_Judge):  # type: ignore[misc]
         Raises:
             QRewardError: there is no answer, the answer is not complete, or it does not match ``schema``.
         """
+        model = self.config.model
         sent = [{"role": "user", "content": messages}] if isinstance(messages, str) else [_to_wire(each) for each in messages]
         response = None
         try:
-            completion = await self._completion(sent, schema, sampling)
-            choice = completion.choices[0]
-            response = vf.JudgeResponse(text=choice.message.content or "", usage=_types.Usage.from_openai(completion.usage))
+            choice, usage = await self._choice(sent, schema, sampling)
+            response = vf.JudgeResponse(text=choice.message.content or "", usage=_types.Usage.from_openai(usage))
             ending = ending_of(choice.finish_reason)
             if not is_whole(ending):
-                raise InvalidResponse(f"the judge's answer is not whole: {described(ending)}", model=self.config.model)
+                raise InvalidResponse(f"the judge's answer is not whole: {described(ending)}", model=model)
             if schema is not None:
-                response.parsed = _read_as(schema, choice, self.config.model)
+                if choice.message.refusal:
+                    raise InvalidResponse(f"the judge refused: {choice.message.refusal[:200]}", model=model)
+                try:
+                    response.parsed = schema.model_validate_json(choice.message.content or "")
+                except ValueError as error:
+                    what = f"is not a valid {schema.__name__} (finish_reason {choice.finish_reason}): {str(error).splitlines()[0]}"
+                    raise InvalidResponse(f"the judge's answer {what}", model=model) from error
             if parse is not None:
                 response.parsed = parse(response)
             return response
         finally:
             if trace is not None and response is not None:
-                trace.record_judge_call(name=self.reward_name, request={"model": self.config.model, "messages": sent}, response=response)
+                trace.record_judge_call(name=self.reward_name, request={"model": model, "messages": sent}, response=response)
 
-    async def _completion(self, sent: list[Any], schema: type[BaseModel] | None, sampling: dict[str, Any]) -> Any:
+    async def _choice(self, sent: list[Any], schema: type[BaseModel] | None, sampling: dict[str, Any]) -> tuple[Any, Any]:
         if "extra_query" in sampling:
             raise ConfigError("extra_query cannot be sent with one request; put it into the base_url of the fleet's endpoints")
         timeout, headers = sampling.pop("timeout", self.config.deadline), sampling.pop("extra_headers", None)
         body = _types.SamplingConfig.model_validate(_merged(self.config.sampling, sampling)).model_dump(exclude_none=True)
         if schema is not None:
             body["response_format"] = strict_schema(schema)
-        return await self.client.chat_completion(
+        completion = await self.client.chat_completion(
             sent, self.config.model, timeout=timeout, priority=self.config.priority, extra_headers=headers, extra_body=body
         )
-
-
-def _fleet_of(config: FleetJudgeConfig) -> ClientConfig:
-    if config.fleet is not None:
-        return _read(config.fleet)
-    key, headers = _client.resolve_api_key(config), _client.resolve_headers(config)
-    return ClientConfig(endpoints=(Endpoint(config.base_url, api_key=key, headers=headers),))
-
-
-def _read_as(schema: type[BaseModel], choice: Any, model: str) -> BaseModel:
-    if choice.message.refusal:
-        raise InvalidResponse(f"the judge refused: {choice.message.refusal[:200]}", model=model)
-    try:
-        return schema.model_validate_json(choice.message.content or "")
-    except ValueError as error:
-        raise InvalidResponse(
-            f"the judge's answer is not a valid {schema.__name__} (finish_reason {choice.finish_reason}): {str(error).splitlines()[0]}",
-            model=model,
-        ) from error
+        return completion.choices[0], completion.usage
 
 
 def strict_schema(model: type[BaseModel]) -> dict[str, Any]:
@@ -281,9 +283,6 @@ class RewardJudgeConfig(vf.JudgeConfig):  # type: ignore[misc]
 class RewardJudge(vf.Judge[float, RewardJudgeConfig]):  # type: ignore[misc]
     """Scores a rollout with the scorer that the settings of an adapter name.
 
-    The scorer is a ``Judge`` of qreward, a cascade of several scorers, or a reward model. A ``Judge`` has votes, and repeats requests whose
-    answers cannot be parsed.
-
     Each vote is recorded on the trace as a call. The first call has the tokens of all votes.
     """
 
@@ -297,26 +296,20 @@ class RewardJudge(vf.Judge[float, RewardJudgeConfig]):  # type: ignore[misc]
         made = _ADAPTER.rewarder(self.config.settings)
         row = {**dict(task), "prompt": task.prompt_text, "response": _judge.judge_response(trace, self.config.view)}
         (scored,) = await _ADAPTER.score(made, [row])
-        self._record(trace, row, scored, made.config)
-        found = _ADAPTER.reward(scored, made.config)
-        assert found is not None
-        return found
-
-    def _record(self, trace: Any, row: Mapping[str, Any], scored: Scored, config: RewardConfig) -> None:
-        """Record all answers on the trace, as ``FleetJudge`` does, even if they could not be parsed.
-
-        If there are no answers, record nothing.
-        """
         answers: list[tuple[str, str, float | None]]
         if scored.verdict is not None:
             usage = scored.verdict.usage
             answers = [(vote.model, vote.text, vote.score) for vote in scored.verdict.votes]
-        else:
+        else:  # recorded as well, if there was an answer that could not be parsed
             usage = scored.error.usage if scored.error is not None else None
-            answers = [] if usage is None or not usage.tokens else [(", ".join(config.models), "", None)]
+            answers = [] if usage is None or not usage.tokens else [(", ".join(made.config.models), "", None)]
         for number, (model, text, score) in enumerate(answers):
             response = vf.JudgeResponse(text=text, parsed=score, usage=None if number else _usage(usage))
-            trace.record_judge_call(name=self.reward_name, request={"model": model, **_ADAPTER.item(row, config)}, response=response)
+            request = {"model": model, **_ADAPTER.item(row, made.config)}
+            trace.record_judge_call(name=self.reward_name, request=request, response=response)
+        found = _ADAPTER.reward(scored, made.config)
+        assert found is not None
+        return found
 
 
 def _usage(usage: Usage | None) -> Any:

@@ -135,8 +135,6 @@ def test_alone_a_failed_completion_has_no_reward_and_moves_nothing(fleet: FakeFl
     assert sum(entry["correctness/ok"] for entry in steps) / 2 == pytest.approx(1 - len(failed) / 32)
     assert all(entry["correctness/seconds"] > 0 and entry["correctness/tokens"] > 0 for entry in steps)
     assert [name for name in told["threads"] if "qreward" in name.lower()] == ["qreward-config-watcher"]  # all ran in the trainer's loop
-        "qreward-config-watcher"
-    ]  # all ran in the trainer's own loop
 
 
 def test_two_ranks_train_on_although_one_of_them_has_no_value_of_a_function(fleet: FakeFleet, tmp_path: Path) -> None:
